@@ -1,6 +1,7 @@
 """Headroom: what to run to serve a model, to this traffic, at this latency, and what it costs.
 
-The names below are what a script needs; each is loaded when it is first asked for, so that importing stays quick.
+The names below are what a script needs; each is loaded when it is first asked for, so that
+importing stays quick.
 """
 
 from importlib import import_module

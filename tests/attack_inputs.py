@@ -1,8 +1,8 @@
 """Attacks on what comes in: hostile files, rows and flags, given to the doors that users have.
 
-`python tests/attack_inputs.py --count 100000 --jobs 2` makes so many inputs, always the same of a `--seed`, and prints
-one line per violation: an exception that is no `PlannerError`, a refusal that is no single sentence, a figure of an
-answer that is NaN, negative or infinite, over 10 s or 1 GB.
+`python tests/attack_inputs.py --count 100000 --jobs 2` makes so many inputs, always the same of a
+`--seed`, and prints one line per violation: an exception that is no `PlannerError`, a refusal that
+is no single sentence, a figure of an answer that is NaN, negative or infinite, over 10 s or 1 GB.
 """
 
 import argparse
@@ -65,10 +65,14 @@ SECONDS, BYTES = 10.0, 10**9
 SIGNED = re.compile(r"_lo$|^error|^warnings|^id$|kv_available")
 """Figures that may be negative: the low ends of what does not fit."""
 JUNK: list[Any] = [
-    None, True, False, -1, 0, 1, 2**31, 2**53 + 1, -(2**63), 10**30, 10**400, 1e-300, 1e300, math.nan, math.inf, -0.0,
-    "", " ", "nan", "inf", "-1", "1e400", "9" * 5000, "1:30", "yes", "off", "0x10", "١٢", "²", "a" * 100_000, "../..",
-    "/", ".", "/dev/zero", "/dev/stdin", "\x00", "\ud800", "a\nb", "\x1b[31m", "$(id)", "`id`", "{{x}}", "%s", "**",
-    "[a", "!!python/object:os.system x", "*a", "&a", "<<", [], {}, [[]], {"": None}, [1, "x", None], {"a": {"b": [1]}},
+    None, True, False, -1, 0, 1, 2**31, 2**53 + 1, -(2**63), 10**30, 10**400, 1e-300, 1e300,
+    math.nan, math.inf, -0.0,
+    "", " ", "nan", "inf", "-1", "1e400", "9" * 5000, "1:30", "yes", "off", "0x10", "١٢", "²",
+    "a" * 100_000, "../..",
+    "/", ".", "/dev/zero", "/dev/stdin", "\x00", "\ud800", "a\nb", "\x1b[31m", "$(id)", "`id`",
+    "{{x}}", "%s", "**",
+    "[a", "!!python/object:os.system x", "*a", "&a", "<<", [], {}, [[]], {"": None}, [1, "x", None],
+    {"a": {"b": [1]}},
 ]  # fmt: skip
 TEXT = ["[" * 30_000, "- " * 20_000, '{"a":' * 30_000, "\x00", "\ufeff", "\r", "\n\n", '"', "'", ",", ";", "\t", ":",
         "}", "9" * 6000, "a" * 100_000, "nan", "-1", "inf", "1e999", "&a [*a]", "<<: *a", "\u2028", "# "]  # fmt: skip
@@ -101,10 +105,14 @@ def spoilt(data: Any, rng: random.Random) -> Any:
         elif kind < 0.15:
             del at[key]
         elif kind < 0.4 and type(at[key]) in (int, float):
-            at[key] = scaled(at[key], rng.choice((-1, 0, 0.5, 1e-9, 10, 1000, 10**6, 10**12, 10**20)))
+            at[key] = scaled(
+                at[key], rng.choice((-1, 0, 0.5, 1e-9, 10, 1000, 10**6, 10**12, 10**20))
+            )
         elif kind < 0.5:
             other, name = rng.choice(known)
-            at[key] = copy.deepcopy(other.get(name) if isinstance(other, dict) else other[name : name + 1])
+            at[key] = copy.deepcopy(
+                other.get(name) if isinstance(other, dict) else other[name : name + 1]
+            )
         else:
             at[key] = copy.deepcopy(rng.choice(JUNK))
     return data
@@ -115,10 +123,14 @@ def torn(text: str, rng: random.Random) -> bytes:
     if rng.random() < 0.85:
         return text.encode("utf-8", "surrogatepass" if rng.random() < 0.5 else "replace")
     start, end = sorted(rng.randrange(len(text) + 1) for _ in range(2))
-    middle = rng.choice(("", 2 * text[start:end], rng.choice(TEXT), rng.choice(TEXT) + text[start:end]))
+    middle = rng.choice(
+        ("", 2 * text[start:end], rng.choice(TEXT), rng.choice(TEXT) + text[start:end])
+    )
     raw = (text[:start] + middle + text[end:]).encode("utf-8", "replace")
     return (
-        bytes(byte ^ (rng.random() < 1e-3) * rng.randrange(256) for byte in raw[:50_000]) if rng.random() < 0.2 else raw
+        bytes(byte ^ (rng.random() < 1e-3) * rng.randrange(256) for byte in raw[:50_000])
+        if rng.random() < 0.2
+        else raw
     )
 
 
@@ -135,13 +147,16 @@ def configuration(rng: random.Random, folder: Path) -> Any:
     config = spoilt(_merge_entry_config(rng.choice(list_models())), rng)
     if rng.random() < 0.3:
         patterns = [
-            "re:" * (rng.random() < 0.8) + "".join(rng.choices(ATOMS, k=rng.choice((3, 9, 30)))) for _ in range(3)
+            "re:" * (rng.random() < 0.8) + "".join(rng.choices(ATOMS, k=rng.choice((3, 9, 30))))
+            for _ in range(3)
         ]
         groups = {"a": {"weights": {"num_bits": 8}, "targets": patterns}}
         config["quantization_config"] = {"quant_method": "fp8", "config_groups": rng.choice((None, groups)),
                                          "ignore": patterns}  # fmt: skip
     path = written(folder / "config.json", json.dumps(config), rng)
-    return plan_memory(deploy_on(load_model(path), rng.choice(("H100", "L4", "B200")), tp=rng.choice((1, 2, 8))))
+    return plan_memory(
+        deploy_on(load_model(path), rng.choice(("H100", "L4", "B200")), tp=rng.choice((1, 2, 8)))
+    )
 
 
 ASKED: dict[str, Any] = {
@@ -156,11 +171,18 @@ ASKED: dict[str, Any] = {
 
 
 def question(rng: random.Random, folder: Path) -> Any:
-    written(folder / "day.csv", "arrival,prompt_tokens,output_tokens\n0,9,9\n5,9,9\n86400,9,9\n", rng)
+    written(
+        folder / "day.csv", "arrival,prompt_tokens,output_tokens\n0,9,9\n5,9,9\n86400,9,9\n", rng
+    )
     asked = {**ASKED, "workload.day": rng.choice((ASKED["workload.day"], "campus-rag", "day.csv"))}
     few = {name: asked[name] for name in rng.sample(sorted(ASKED), rng.choice((0, 1, 1, 4)))}
     data = apply_overrides(generate(rng.randrange(300), folder)[1], few, "mine")
-    data = spoilt({name: data[name] for name in few if name in data} if rng.random() < 0.3 else data, rng) or data
+    data = (
+        spoilt(
+            {name: data[name] for name in few if name in data} if rng.random() < 0.3 else data, rng
+        )
+        or data
+    )
     whole = {**apply_overrides(QUESTION, few, "mine"), **data}
     with contextlib.suppress(yaml.YAMLError):
         asked = load_scenario(written(folder / "mine.yaml", yaml.safe_dump(whole), rng))
@@ -172,11 +194,17 @@ def trace(rng: random.Random, folder: Path) -> Any:
     rows = [dict(zip(fields, (i, 100 + i, 20), strict=True)) for i in range(20)]
     if rng.random() < 0.5:
         rows = spoilt([row | {"hash_ids": [1, 2, i]} for i, row in enumerate(rows)], rng)
-        found = read_trace(written(folder / "t.jsonl", "\n".join(json.dumps(row) for row in rows), rng))
+        found = read_trace(
+            written(folder / "t.jsonl", "\n".join(json.dumps(row) for row in rows), rng)
+        )
     else:
         cells = spoilt([list(fields), *(list(row.values()) for row in rows)], rng)
-        lines = [",".join(map(str, row if isinstance(row, list) else [row]))[:200_000] for row in cells]
-        found = read_trace(written(folder / "t.csv", "\n".join(lines) + "\n" * rng.choice((0, 1, 3000)), rng))
+        lines = [
+            ",".join(map(str, row if isinstance(row, list) else [row]))[:200_000] for row in cells
+        ]
+        found = read_trace(
+            written(folder / "t.csv", "\n".join(lines) + "\n" * rng.choice((0, 1, 3000)), rng)
+        )
     workload = Workload.from_trace(found)
     return {
         "rate": found.rate,
@@ -192,17 +220,23 @@ def log(rng: random.Random, folder: Path) -> Any:
         if hits := list(re.finditer(r"(?<=[=: (])[\w.',-]{1,40}", text)):
             hit = rng.choice(hits)
             text = text[: hit.start()] + str(rng.choice(JUNK))[:200_000] + text[hit.end() :]
-    return explain_log_file(written(folder / "vllm.log", text, rng), rng.choice(("H100", "H100", None, "L4")))
+    return explain_log_file(
+        written(folder / "vllm.log", text, rng), rng.choice(("H100", "H100", None, "L4"))
+    )
 
 
 ROW = {"id": "1", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "H100", "tp": "1", "isl": "1000", "osl": "200",
        "concurrency": "8"}  # fmt: skip
 MORE = {"request_rate": "2", "isl_p95": "2000", "max_model_len": "8192", "block_size": "16",
-        "engine_version": "0.19.0", "gpu_memory_utilization": "0.9", "max_num_seqs": "64", "quantization": "fp8",
+        "engine_version": "0.19.0", "gpu_memory_utilization": "0.9", "max_num_seqs": "64",
+        "quantization": "fp8",
         "burstiness": "1", "replicas": "2",
-        "prefix_tokens": "100", "max_num_batched_tokens": "2048", "speculative_method": "ngram", "dtype": "auto",
-        "num_speculative_tokens": "3", "other_tenants_gib": "2", "gpu_total_gib": "79", "weight_bits": "8", "pp": "1",
-        "prefill_tp": "1", "decode_tp": "2", "trace": "t.csv", "model_config": "config.json", "engine": "sglang",
+        "prefix_tokens": "100", "max_num_batched_tokens": "2048", "speculative_method": "ngram",
+        "dtype": "auto",
+        "num_speculative_tokens": "3", "other_tenants_gib": "2", "gpu_total_gib": "79",
+        "weight_bits": "8", "pp": "1",
+        "prefill_tp": "1", "decode_tp": "2", "trace": "t.csv", "model_config": "config.json",
+        "engine": "sglang",
         "num_prompts": "50", "kv_cache_dtype": "fp8", "prefix_hit_rate": "0.5", "interconnect": "pcie"}  # fmt: skip
 
 
@@ -216,14 +250,18 @@ def row(rng: random.Random, folder: Path) -> Any:
 
 
 BENCH = {"model_id": "meta-llama/Llama-3.1-8B-Instruct", "completed": 4, "total_input_tokens": 400, "failed": 0,
-         "total_output_tokens": 80, "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": 4, "mean_ttft_ms": 50.0,
+         "total_output_tokens": 80, "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": 4,
+         "mean_ttft_ms": 50.0,
          "mean_tpot_ms": 8.0, "input_lens": [100] * 4, "output_lens": [20] * 4,
          "start_times": [0, 1, 2, 3]}  # fmt: skip
 
 
 def benchmark(rng: random.Random, folder: Path) -> Any:
     if rng.random() < 0.4:
-        measured = cells(rng) | {"measured_ttft_ms": str(rng.choice([50, *JUNK])), "measured_tpot_ms": "9"}
+        measured = cells(rng) | {
+            "measured_ttft_ms": str(rng.choice([50, *JUNK])),
+            "measured_tpot_ms": "9",
+        }
         file = io.StringIO(newline="")
         csv.writer(file).writerows([measured, measured.values()])
         found = read_benchmark_results([written(folder / "b.csv", file.getvalue(), rng)])
@@ -231,7 +269,11 @@ def benchmark(rng: random.Random, folder: Path) -> Any:
         text = json.dumps(spoilt(rng.choice((BENCH, [BENCH, BENCH])), rng))
         found = read_benchmark_results([written(folder / "b.json", text, rng)], _deployment())
     return [
-        {"rate": p.workload.rate or 0, "tokens": p.workload.mean_decode_context, "ttft": p.ttft or 0}
+        {
+            "rate": p.workload.rate or 0,
+            "tokens": p.workload.mean_decode_context,
+            "ttft": p.ttft or 0,
+        }
         for p in found.points
     ]
 
@@ -240,8 +282,12 @@ def _deployment() -> Deployment:
     return deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")
 
 
-REQUESTS = [{"id": f"r{i}", "arrival_step": i, "output_len": 9, "prompt_len": 30 + i} for i in range(6)]
-REQUESTS.append({"id": "n", "arrival_step": 9, "output_len": 4, "prompt": [["sys", 32], ["out:r1", 5]]})
+REQUESTS = [
+    {"id": f"r{i}", "arrival_step": i, "output_len": 9, "prompt_len": 30 + i} for i in range(6)
+]
+REQUESTS.append(
+    {"id": "n", "arrival_step": 9, "output_len": 4, "prompt": [["sys", 32], ["out:r1", 5]]}
+)
 CASE = {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 40, "block_size": 16,
                    "max_model_len": 400, "groups": [{"type": "full"}]}, "requests": REQUESTS}  # fmt: skip
 
@@ -249,7 +295,9 @@ CASE = {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks"
 def case(rng: random.Random, folder: Path, spoil: Callable[..., Any] = spoilt) -> Any:
     cached = CASE["config"] | {"enable_prefix_caching": rng.random() < 0.5}
     data = spoil({"config": cached, "requests": REQUESTS}, rng)
-    return run_schedule_case(written(folder / "case.json", json.dumps(data), rng), folder / "steps.csv")
+    return run_schedule_case(
+        written(folder / "case.json", json.dumps(data), rng), folder / "steps.csv"
+    )
 
 
 COMMANDS = yaml.safe_load((cli.CLI_TEMPLATE_DIR / "commands.yaml").read_text(encoding="utf-8"))
@@ -273,19 +321,31 @@ def command(rng: random.Random, folder: Path) -> Any:
     """A command of `commands.yaml` with hostile arguments, in a folder of hostile files, none of which may change."""
 
     def any_text() -> str:
-        raw = str(rng.choice(JUNK + TEXT)).replace("\x00", "0")[:120_000].encode("utf-8", "surrogatepass")
+        raw = (
+            str(rng.choice(JUNK + TEXT))
+            .replace("\x00", "0")[:120_000]
+            .encode("utf-8", "surrogatepass")
+        )
         return (
-            os.fsdecode(raw) if rng.random() < 0.5 else os.fsdecode(torn(rng.choice((*FIELDS, "H100", "8")), rng)[:99])
+            os.fsdecode(raw)
+            if rng.random() < 0.5
+            else os.fsdecode(torn(rng.choice((*FIELDS, "H100", "8")), rng)[:99])
         )
 
     def value(argument: str) -> str:
         if argument == "--set":
             return f"{rng.choice((*FIELDS, any_text()))}={any_text()}"
         if argument in ("--out", "--step-log", "--requests", "file"):
-            return rng.choice(("o.yaml", "out", "o.csv", "o" + any_text(), *line[1:2]))  # no name may be nan
+            return rng.choice(
+                ("o.yaml", "out", "o.csv", "o" + any_text(), *line[1:2])
+            )  # no name may be nan
         known = "chat-70b" if argument == "scenario" else rng.choice(list(FILES))
         likely = LIKELY.get(argument, "mine.yaml")
-        return any_text() if line[0] == "report" else rng.choice((likely, likely, known, str(folder), any_text()))
+        return (
+            any_text()
+            if line[0] == "report"
+            else rng.choice((likely, likely, known, str(folder), any_text()))
+        )
 
     before = {name: written(folder / name, text, rng).read_bytes() for name, text in FILES.items()}
     line = [rng.choice(list(COMMANDS))]
@@ -293,10 +353,16 @@ def command(rng: random.Random, folder: Path) -> Any:
         if rng.random() < {"file": 0.3, "--out": 0}.get(argument, 0.6 * argument.startswith("--")):
             continue
         given = value(argument) if how.get("action") != "store_true" else ""
-        line.append(given if not argument.startswith("--") else f"{argument}={given}" if given else argument)
+        line.append(
+            given if not argument.startswith("--") else f"{argument}={given}" if given else argument
+        )
     told, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     try:
-        with contextlib.chdir(folder), contextlib.redirect_stdout(told), contextlib.redirect_stderr(said):
+        with (
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(told),
+            contextlib.redirect_stderr(said),
+        ):
             status = cli.main([part.replace("\x00", "0") for part in line])
     except SystemExit:  # argparse, which has its own sentence
         return None
@@ -309,10 +375,13 @@ def command(rng: random.Random, folder: Path) -> Any:
     return told.read()
 
 
-GUIDES = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
+GUIDES = yaml.safe_load(
+    (Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8")
+)
 TRTLLM = {"kv_cache_config": {"free_gpu_memory_fraction": 0.9, "dtype": "fp8", "enable_block_reuse": True},
           "cuda_graph_config": {"max_batch_size": 64, "enable_padding": True}, "max_batch_size": 64,
-          "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 3}, "max_num_tokens": 8192,
+          "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 3},
+          "max_num_tokens": 8192,
           "enable_attention_dp": True, "enable_chunked_prefill": False}  # fmt: skip
 KINDS = ("serve.txt", "vllm.service", "compose.yaml", "pod.yaml", "serve.sh")
 COMPOSED = "services:\n  vllm:\n    image: vllm/vllm-openai:v0.11.0\n    command: {}\n"
@@ -322,24 +391,43 @@ def served(rng: random.Random, folder: Path) -> Any:
     """A command of a guide with words swapped, doubled, dropped or hostile, as text or in a file."""
     words = rng.choice([*GUIDES["guides"], *GUIDES["current"]])["command"].split()
     for _ in range(rng.choice((0, 1, 3))):
-        at, other = rng.randrange(len(words)), rng.choice((rng.choice(words), str(rng.choice(JUNK))[:50_000]))
-        words[at : at + 1] = rng.choice(([], [other], [words[at], other], [f"{words[at]}={other}"], 2 * [words[at]]))
+        at, other = (
+            rng.randrange(len(words)),
+            rng.choice((rng.choice(words), str(rng.choice(JUNK))[:50_000])),
+        )
+        words[at : at + 1] = rng.choice(
+            ([], [other], [words[at], other], [f"{words[at]}={other}"], 2 * [words[at]])
+        )
     text, kind = " ".join(words or ["vllm"]), rng.choice((None, None, *KINDS))
     if kind == "vllm.service":
         text = f"[Service]\nExecStart={text}\n"
     elif kind and kind.endswith("yaml"):
         text = COMPOSED.format(json.dumps(words))
     elif kind is None and rng.random() < 0.2:
-        settings = rng.choice((yaml.safe_dump(spoilt(TRTLLM, rng)), json.dumps(spoilt(TRTLLM, rng))))
-        text = f"trtllm-serve nvidia/Llama-3.1-8B-Instruct-FP8 --tp_size 2 --extra_llm_api_options {folder}/t.yaml"
+        settings = rng.choice(
+            (yaml.safe_dump(spoilt(TRTLLM, rng)), json.dumps(spoilt(TRTLLM, rng)))
+        )
+        text = (
+            "trtllm-serve nvidia/Llama-3.1-8B-Instruct-FP8 --tp_size 2 --extra_llm_api_options"
+            f" {folder}/t.yaml"
+        )
         if rng.random() < 0.5:
-            text = f"cat <<EOF >{folder}/t.yaml\n{settings}\n{rng.choice(('EOF', 'EOF', 'EO', ''))}\n{text}"
+            text = (
+                "cat <<EOF"
+                f" >{folder}/t.yaml\n{settings}\n{rng.choice(('EOF', 'EOF', 'EO', ''))}\n{text}"
+            )
         else:
             written(folder / "t.yaml", settings, rng)
     what = str(written(folder / kind, text, rng)) if kind else text
-    version, to = rng.choice((None, None, "0.8.5", "0.33.0", "nightly")), rng.choice((None, None, "0.33.0"))
+    version, to = (
+        rng.choice((None, None, "0.8.5", "0.33.0", "nightly")),
+        rng.choice((None, None, "0.33.0")),
+    )
     return lint(
-        what, version, gpu=rng.choice((*4 * [None], "H100", "4xH100", f"{rng.choice(JUNK)}xH100")), to=to
+        what,
+        version,
+        gpu=rng.choice((*4 * [None], "H100", "4xH100", f"{rng.choice(JUNK)}xH100")),
+        to=to,
     ).to_json()
 
 
@@ -352,7 +440,10 @@ def _pages() -> list[str]:
             LengthDistribution.from_public_traces(100, "output"),
             rate=4.0,
         )
-        return [path.read_text() for path in Server(_deployment(), load, requests=100).pages(Path(folder))[0]]
+        return [
+            path.read_text()
+            for path in Server(_deployment(), load, requests=100).pages(Path(folder))[0]
+        ]
 
 
 def _metrics(rng: random.Random, folder: Path) -> list[Path]:
@@ -362,17 +453,27 @@ def _metrics(rng: random.Random, folder: Path) -> list[Path]:
         lines = page.splitlines()
         for _ in range(rng.choice((0, 1, 5, 50))):
             at = rng.randrange(len(lines))
-            given = str(rng.choice(JUNK))[:1000] if rng.random() < 0.05 else str(rng.random() * 10 ** rng.randrange(9))
+            given = (
+                str(rng.choice(JUNK))[:1000]
+                if rng.random() < 0.05
+                else str(rng.random() * 10 ** rng.randrange(9))
+            )
             other = f"{lines[at].rpartition(' ')[0]} {given}"
             twice, earlier = f"{lines[at]}\n{lines[at]}", lines[rng.randrange(at + 1)]
-            lines[at] = rng.choice(("", other, twice, earlier, lines[at].replace('le="', 'le="' + given[:9])))
+            lines[at] = rng.choice(
+                ("", other, twice, earlier, lines[at].replace('le="', 'le="' + given[:9]))
+            )
         found.append(written(folder / f"{n}.txt", "\n".join(lines) + "\n", rng))
     return found
 
 
 def metrics(rng: random.Random, folder: Path) -> Any:
     """What is wrong with a server, by its pages and sometimes its log."""
-    saved = written(folder / "vllm.log", EXAMPLE_LOG.read_text(encoding="utf-8"), rng) if rng.random() < 0.2 else None
+    saved = (
+        written(folder / "vllm.log", EXAMPLE_LOG.read_text(encoding="utf-8"), rng)
+        if rng.random() < 0.2
+        else None
+    )
     return diagnose(_metrics(rng, folder), saved, seconds=rng.choice((None, 60.0))).to_json()
 
 
@@ -385,16 +486,36 @@ def profile(rng: random.Random, folder: Path) -> Any:
 
 def points(rng: random.Random, folder: Path) -> Any:
     """A sweep, and the closed form's answer to its first point."""
-    grid = {"workload.rate": [1, 2], "headroom": {"low": 0, "high": 0.5, "points": 3}, "deployment.tp": [1, 2]}
-    grid |= {name: [value, *([1, *rng.sample(JUNK, 1)] if rng.random() < 0.5 else [])] for name, value in ASKED.items()}
-    data = {"answer": "predict", "scenario": "edge-8b-24gb", "deployment": {"gpu": "L4"}, "set": {"headroom": 0.1}}
+    grid = {
+        "workload.rate": [1, 2],
+        "headroom": {"low": 0, "high": 0.5, "points": 3},
+        "deployment.tp": [1, 2],
+    }
+    grid |= {
+        name: [value, *([1, *rng.sample(JUNK, 1)] if rng.random() < 0.5 else [])]
+        for name, value in ASKED.items()
+    }
+    data = {
+        "answer": "predict",
+        "scenario": "edge-8b-24gb",
+        "deployment": {"gpu": "L4"},
+        "set": {"headroom": 0.1},
+    }
     some = {name: grid[name] for name in rng.sample(sorted(grid), rng.randrange(1, 4))}
     drawn = {
-        "sample": {"points": 5, "seed": 1, "fields": {**some, "headroom": {"low": 0.01, "high": 1, "scale": "log"}}}
+        "sample": {
+            "points": 5,
+            "seed": 1,
+            "fields": {**some, "headroom": {"low": 0.01, "high": 1, "scale": "log"}},
+        }
     }
     whole = {**data, **rng.choice(({"grid": some}, drawn))}
     found = load_sweep_spec(written(folder / "sweep.yaml", yaml.safe_dump(spoilt(whole, rng)), rng))
-    return sweep_answer(found, found.points[0]) if found.answer == "predict" and not found.replay else None
+    return (
+        sweep_answer(found, found.points[0])
+        if found.answer == "predict" and not found.replay
+        else None
+    )
 
 
 def fleet(rng: random.Random, folder: Path) -> Any:
@@ -413,7 +534,8 @@ def fleet(rng: random.Random, folder: Path) -> Any:
 DOORS: dict[str, Door] = {
     door.__name__: door
     for door in (
-        configuration, question, trace, log, row, benchmark, case, command, served, metrics, profile, points, fleet
+        configuration, question, trace, log, row, benchmark, case, command, served, metrics,
+        profile, points, fleet
     )
 }  # fmt: skip
 
@@ -424,9 +546,13 @@ def impossible(answer: Any) -> str:
         if answer.get("status") == "error":
             return complaint(str(answer["error"]))
         for name, value in answer.items():
-            if re.search("tpot|itl", str(name)) and value != value:  # an answer of one token has none
+            if (
+                re.search("tpot|itl", str(name)) and value != value
+            ):  # an answer of one token has none
                 continue
-            if isinstance(value, int | float) and not (math.isfinite(value) and (value >= 0 or SIGNED.search(name))):
+            if isinstance(value, int | float) and not (
+                math.isfinite(value) and (value >= 0 or SIGNED.search(name))
+            ):
                 return f"{name} is {value}"
     elif isinstance(answer, list):
         return next(filter(None, map(impossible, answer)), "")
@@ -438,7 +564,10 @@ def complaint(refusal: str) -> str:
     """What is wrong with a refusal, or nothing."""
     if len(refusal) > 400 or not refusal or not refusal.isprintable():
         return f"a refusal of {len(refusal)} letters: {refusal!r:.300}"
-    if re.search(r"[.!?] [A-Z][a-z]+ ", re.sub(r"'[^']*'|\"[^\"]*\"", "", refusal)) or "cannot be planned (" in refusal:
+    if (
+        re.search(r"[.!?] [A-Z][a-z]+ ", re.sub(r"'[^']*'|\"[^\"]*\"", "", refusal))
+        or "cannot be planned (" in refusal
+    ):
         return f"no one sentence: {refusal}"
     return ""
 
@@ -471,7 +600,10 @@ def attacked(door: str, seed: int) -> tuple[str, str]:
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             wrong, fared = (
-                f"{type(error).__name__}: {error!s:.150} ({Path(where.filename).name}:{where.lineno})",
+                (
+                    f"{type(error).__name__}: {error!s:.150}"
+                    f" ({Path(where.filename).name}:{where.lineno})"
+                ),
                 "broke",
             )
         finally:
@@ -493,7 +625,9 @@ def main() -> int:
     os.environ["HF_HUB_OFFLINE"] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (8 * BYTES, 8 * BYTES))
     turns = (
-        [options.only] if options.only else [*DOORS, *2 * [door for door in DOORS if door not in ("row", "command")]]
+        [options.only]
+        if options.only
+        else [*DOORS, *2 * [door for door in DOORS if door not in ("row", "command")]]
     )
     doors = [turns[number % len(turns)] for number in range(options.count)]
     seeds = range(options.seed * 10**7, options.seed * 10**7 + options.count)
@@ -506,7 +640,10 @@ def main() -> int:
             if wrong:
                 wrongs += 1
                 print(f"{door} {seed}: {wrong}", flush=True)
-    print(f"{options.count:,} inputs, {wrongs} violations: " + ", ".join(f"{k} {n}" for k, n in sorted(fates.items())))
+    print(
+        f"{options.count:,} inputs, {wrongs} violations: "
+        + ", ".join(f"{k} {n}" for k, n in sorted(fates.items()))
+    )
     return int(wrongs > 0)
 
 

@@ -1,9 +1,9 @@
 """Attacks on what is written: commands that are killed, ended or interrupted at random moments.
 
-`python tests/attack_kills.py --count 50` does so many to every command (`--only fleet report` for the slow ones) and
-prints one line per violation: a half file or files of two answers under final names, a changed input, a next run that
-fails or answers otherwise, an answer that `predict --resume` loses or finds again, over 2 s after Ctrl-C, a child left
-running.
+`python tests/attack_kills.py --count 50` does so many to every command (`--only fleet report` for
+the slow ones) and prints one line per violation: a half file or files of two answers under final
+names, a changed input, a next run that fails or answers otherwise, an answer that `predict
+--resume` loses or finds again, over 2 s after Ctrl-C, a child left running.
 """
 
 import argparse
@@ -35,10 +35,14 @@ from planner.ui.cli import main as planner
 ROOT = Path(__file__).parents[1]
 ROW = "{},meta-llama/Llama-3.1-8B-Instruct,H100,{},64,{}\n"
 ROWS = [
-    "id,model,gpu,isl,osl,concurrency\n" + "".join(ROW.format(n, 500 + n, 16) for n in range(many)) for many in (9, 24)
+    "id,model,gpu,isl,osl,concurrency\n" + "".join(ROW.format(n, 500 + n, 16) for n in range(many))
+    for many in (9, 24)
 ]
 CASES = [json.dumps({**CASE, "requests": CASE["requests"][:many]}) for many in (3, 7)]
-QUESTIONS = [yaml.safe_dump({**QUESTION, "workload": {**QUESTION["workload"], "rate": rate}}) for rate in (3, 4)]
+QUESTIONS = [
+    yaml.safe_dump({**QUESTION, "workload": {**QUESTION["workload"], "rate": rate}})
+    for rate in (3, 4)
+]
 STOCKS = [yaml.safe_dump({"scenarios": ["edge-8b-24gb"], "stock": {"L4": many}}) for many in (6, 8)]
 MEASUREMENTS = [MEASURED, MEASURED.replace("60,24", "70,30")]
 COMMANDS = {
@@ -56,21 +60,42 @@ QUICK = ("plan", "predict", "calibrate", "replay")
 
 def contents(folder: Path) -> Mapping[str, bytes]:
     """Path -> what is in it, without what killed writers leave under names of their own."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".part", ".partial")]
-    names = {str(path.relative_to(folder)): path for path in files if "tmp" not in path.relative_to(folder).parts}
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".part", ".partial")
+    ]
+    names = {
+        str(path.relative_to(folder)): path
+        for path in files
+        if "tmp" not in path.relative_to(folder).parts
+    }
     return {name: path.read_bytes() for name, path in names.items()}
 
 
 def undisturbed(folder: Path, line: list[str]) -> tuple[int, str]:
     """How a command ends, and what it says; in this process, which has imported everything."""
-    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said := io.StringIO())
-    with quiet[0], quiet[1], contextlib.chdir(folder), patch.dict(os.environ, {"SOURCE_DATE_EPOCH": "0"}):
+    quiet = (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(said := io.StringIO()),
+    )
+    with (
+        quiet[0],
+        quiet[1],
+        contextlib.chdir(folder),
+        patch.dict(os.environ, {"SOURCE_DATE_EPOCH": "0"}),
+    ):
         return planner(line), said.getvalue()
 
 
 def started(folder: Path, line: list[str]) -> subprocess.Popen[bytes]:
     (folder / "tmp").mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "SOURCE_DATE_EPOCH": "0"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(folder / "tmp"),
+        "SOURCE_DATE_EPOCH": "0",
+    }
     return subprocess.Popen([sys.executable, "-m", "planner", *line], cwd=folder, env=environment, process_group=0,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
 
@@ -112,7 +137,13 @@ class Victim:
         if alive := psutil.wait_procs(children, timeout=10)[1]:
             return fate, f"{len(alive)} children went on"
         if (found := contents(self.folder)) not in (self.old, self.new):
-            return fate, f"neither old nor new: {[name for name in self.new if found.get(name) != self.new[name]]}"
+            return (
+                fate,
+                (
+                    "neither old nor new:"
+                    f" {[name for name in self.new if found.get(name) != self.new[name]]}"
+                ),
+            )
         return fate, self.again()
 
     def again(self) -> str:
@@ -123,7 +154,10 @@ class Victim:
             kept = whole[: whole.rfind(b"\n") + 1].count(b",ok,")
             partial.write_bytes(whole.replace(b",ok,", b",kept,", kept))
         code, said = undisturbed(self.folder, [*self.line, *["--resume"] * bool(partial)])
-        found = {name: text.replace(b",kept,", b",ok,", kept) for name, text in contents(self.folder).items()}
+        found = {
+            name: text.replace(b",kept,", b",ok,", kept)
+            for name, text in contents(self.folder).items()
+        }
         if code or found != self.new or (partial and partial.exists()):
             return f"the next run ends with {code}, or is not as it would have been: {said[-300:]}"
         marked = sum(text.count(b",kept,") for text in contents(self.folder).values())
@@ -133,7 +167,9 @@ class Victim:
 def attacked(name: str, count: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
     """How often a command ended how, of `count` times, and what was wrong."""
     rng, fates, wrongs = random.Random(f"{name} {seed}"), Counter[str](), []
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and their children
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it, and their children
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         victim = Victim(name, Path(folder))
         for turn in range(count):

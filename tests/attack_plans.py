@@ -1,8 +1,9 @@
 """Attacks on the recommendation: two figures for one quantity, impossible figures, a cheaper plan that holds.
 
-`python tests/attack_plans.py --count 60 --seed 0` plans so many random scenarios and prints one line per violation;
-with `--checks brute` small ones, of which everything that costs less is replayed.
-Every `check_*` takes a scenario and its plan and returns sentences; none of them trusts the search that it judges.
+`python tests/attack_plans.py --count 60 --seed 0` plans so many random scenarios and prints one
+line per violation; with `--checks brute` small ones, of which everything that costs less is
+replayed. Every `check_*` takes a scenario and its plan and returns sentences; none of them trusts
+the search that it judges.
 """
 
 import argparse
@@ -100,11 +101,19 @@ def middle(value: Any) -> float:
 
 def check_figures(asked: Scenario, plan: Plan) -> list[str]:
     """No figure is negative, NaN, out of order or beyond what the hardware can do."""
-    return [f"{name}: {text}" for name, candidate in shown(plan) for text in _impossible(asked, candidate)]
+    return [
+        f"{name}: {text}"
+        for name, candidate in shown(plan)
+        for text in _impossible(asked, candidate)
+    ]
 
 
 def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
-    performance, memory, args = candidate.prediction.performance, candidate.prediction.memory, candidate.deployment.args
+    performance, memory, args = (
+        candidate.prediction.performance,
+        candidate.prediction.memory,
+        candidate.deployment.args,
+    )
     layout, outputs = candidate.deployment.layout, asked.workload.output
     if performance is None:
         yield "it is recommended without a performance"
@@ -123,19 +132,48 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
     rented = candidate.deployment.num_gpus_billed
     if rented > (most := next(w.max_gpus for w in asked.gpus if w.gpu == candidate.deployment.gpu)):
         yield f"{rented} GPUs, of which {most} may be had"
-    if sum(memory.bytes_by_part.values()) != memory.total_bytes or min(memory.bytes_by_part.values()) < 0:
+    if (
+        sum(memory.bytes_by_part.values()) != memory.total_bytes
+        or min(memory.bytes_by_part.values()) < 0
+    ):
         yield f"memory parts {memory.bytes_by_part} do not make up {memory.total_bytes} bytes"
-    served, tokens, rate = performance.request_tps.mid, performance.output_tps.mid, asked.workload.rate
-    if asked.workload.trace is None and not math.isclose(tokens, served * outputs.mean, rel_tol=0.05):
+    served, tokens, rate = (
+        performance.request_tps.mid,
+        performance.output_tps.mid,
+        asked.workload.rate,
+    )
+    if asked.workload.trace is None and not math.isclose(
+        tokens, served * outputs.mean, rel_tol=0.05
+    ):
         yield f"{tokens:.4g} output tokens/s are not {served:.4g} requests/s of {outputs.mean:.4g}"
     if performance.decode_batch > (args.max_num_seqs or math.inf) * 1.001:
-        yield f"{performance.decode_batch:.0f} sequences decode at once, above max_num_seqs {args.max_num_seqs}"
-    holding = served * (outputs.mean - 1) * performance.tpot["mean"].mid / layout.replicas / layout.dp
-    if outputs.mean > 20 and holding > 3 and not 0.5 / layout.pp < performance.decode_batch / holding < 1.7:
-        yield f"{performance.decode_batch:.1f} sequences decode at once, and {holding:.1f} by its rate and TPOT"
+        yield (
+            f"{performance.decode_batch:.0f} sequences decode at once, above max_num_seqs"
+            f" {args.max_num_seqs}"
+        )
+    holding = (
+        served * (outputs.mean - 1) * performance.tpot["mean"].mid / layout.replicas / layout.dp
+    )
+    if (
+        outputs.mean > 20
+        and holding > 3
+        and not 0.5 / layout.pp < performance.decode_batch / holding < 1.7
+    ):
+        yield (
+            f"{performance.decode_batch:.1f} sequences decode at once, and {holding:.1f} by its"
+            " rate and TPOT"
+        )
     if (capacity := middle(getattr(performance, "capacity", None))) < served * 0.98:
-        yield f"its capacity, {capacity:.4g} requests/s, is less than the {served:.4g} that it serves"
-    if rate and not asked.offline and asked.workload.trace is None and candidate.is_feasible and served < 0.95 * rate:
+        yield (
+            f"its capacity, {capacity:.4g} requests/s, is less than the {served:.4g} that it serves"
+        )
+    if (
+        rate
+        and not asked.offline
+        and asked.workload.trace is None
+        and candidate.is_feasible
+        and served < 0.95 * rate
+    ):
         yield f"meets, but serves {served:.4g} of {rate:.4g} requests/s"
     yield from _beyond_hardware(asked, candidate.deployment, performance)
 
@@ -145,7 +183,12 @@ def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) 
     gpu, layout, need = deployment.gpu, deployment.layout, count_step_work(deployment)
     cached = asked.workload.mean_cached_tokens if deployment.args.enable_prefix_caching else 0.0
     tokens = performance.total_tps.mid - performance.request_tps.mid * cached
-    busy = tokens / layout.num_gpus * layout.tp * sum(m.flops / gpu.peak_flops[m.dtype] for m in need.matmuls)
+    busy = (
+        tokens
+        / layout.num_gpus
+        * layout.tp
+        * sum(m.flops / gpu.peak_flops[m.dtype] for m in need.matmuls)
+    )
     if busy > 1:  # the stages of a pipeline work side by side
         yield f"{tokens:,.0f} tokens/s take {busy:.2f} x the peak FLOP/s"
     routed = sum(e.layers * e.bytes * e.held * e.active / e.total / layout.ep for e in need.experts)
@@ -154,23 +197,39 @@ def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) 
     for metric, share in (("tpot", drafted), ("itl", 1), ("ttft", 1)):
         seconds = getattr(performance, metric)["p50"].mid
         if asked.workload.output.p50 > drafted and seconds < 0.95 * read / share:
-            yield f"p50 {metric} is {seconds * 1e3:.3f} ms, but reading the weights takes {read / share * 1e3:.3f} ms"
+            yield (
+                f"p50 {metric} is {seconds * 1e3:.3f} ms, but reading the weights takes"
+                f" {read / share * 1e3:.3f} ms"
+            )
 
 
 def stated(candidate: Candidate) -> dict[str, float]:
     """The figures of a candidate by their columns in the batch interface; ms, tokens/s, USD."""
-    performance, per_token = candidate.prediction.performance, candidate.prediction.usd_per_mtok_output
+    performance, per_token = (
+        candidate.prediction.performance,
+        candidate.prediction.usd_per_mtok_output,
+    )
     assert performance
-    found: dict[str, float] = {"kv_available_gib": candidate.prediction.memory.kv_available.mid / GIB}
+    found: dict[str, float] = {
+        "kv_available_gib": candidate.prediction.memory.kv_available.mid / GIB
+    }
     for metric, at in product(METRICS, POINTS):
         value = getattr(performance, metric)[at] * 1e3
-        found |= {f"{metric}_ms_{at}{end}": getattr(value, end[1:] or "mid") for end in ("", "_lo", "_hi")}
+        found |= {
+            f"{metric}_ms_{at}{end}": getattr(value, end[1:] or "mid") for end in ("", "_lo", "_hi")
+        }
     found |= {"output_tps": performance.output_tps.mid, "request_tps": performance.request_tps.mid}
-    found |= {"decode_batch_mean": performance.decode_batch, "preemptions_per_request": performance.preemptions}
+    found |= {
+        "decode_batch_mean": performance.decode_batch,
+        "preemptions_per_request": performance.preemptions,
+    }
     found |= {name: middle(getattr(performance, of, None))
               for name, of in (("capacity_rps", "capacity"), ("kv_usage_p99", "kv_usage_p99"))}  # fmt: skip
     if per_token:
-        found |= {"usd_per_hour": middle(candidate.usd_per_hour), "usd_per_mtok_output": per_token.mid}
+        found |= {
+            "usd_per_hour": middle(candidate.usd_per_hour),
+            "usd_per_mtok_output": per_token.mid,
+        }
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
@@ -188,26 +247,43 @@ def _unlike(where: str, one: Mapping[str, float], other: Mapping[Any, Any]) -> l
 def row_of(plan: Plan) -> dict[str, str]:
     """The chosen deployment of `plan` as a row for `predict_row`, but for its prices, which are the catalog's there."""
     assert plan.chosen is not None
-    deployment, workload, scenario = plan.chosen.deployment, plan.chosen.prediction.workload, plan.scenario
+    deployment, workload, scenario = (
+        plan.chosen.deployment,
+        plan.chosen.prediction.workload,
+        plan.scenario,
+    )
     assert workload is not None
     wanted = next(candidate for candidate in scenario.gpus if candidate.gpu == deployment.gpu)
     layout, args, trace = deployment.layout, deployment.args, scenario.workload.trace
     row: dict[str, object] = {
-        "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name, "engine": deployment.engine.name,
+        "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name,
+        "engine": deployment.engine.name,
         "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
-        "gpus_per_node": wanted.gpus_per_node, "quantization": scenario.quantizations[plan.chosen.preference_key[0]],
+        "gpus_per_node": wanted.gpus_per_node,
+        "quantization": scenario.quantizations[plan.chosen.preference_key[0]],
         **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
-        **{name: getattr(args, name) for name in ENGINE_ARG_COLUMNS}, "other_tenants_gib": deployment.other_tenants_bytes / GIB,
-        "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
+        **{name: getattr(args, name) for name in ENGINE_ARG_COLUMNS},
+        "other_tenants_gib": deployment.other_tenants_bytes / GIB,
+        "request_rate": workload.rate, "concurrency": workload.concurrency,
+        "burstiness": workload.burstiness,
         "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
         "adapters": workload.adapters, "adapter_zipf": workload.adapter_zipf,
         "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
     }  # fmt: skip
-    for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
-        row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.given_figures.items()}
+    for name, lengths in (
+        ("isl", workload.prompt),
+        ("osl", workload.output),
+    ):  # a trace's lengths were not asked for
+        row |= {
+            name if what == "mean" else f"{name}_{what}": value
+            for what, value in lengths.given_figures.items()
+        }
     given = scenario.speculation
     if given and deployment.speculation:
-        row |= {"speculative_method": given.method, "num_speculative_tokens": given.num_speculative_tokens}
+        row |= {
+            "speculative_method": given.method,
+            "num_speculative_tokens": given.num_speculative_tokens,
+        }
         row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
     return {name: str(value) for name, value in row.items() if value is not None}
 
@@ -219,23 +295,36 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     told = stated(plan.chosen)
     assert plan.chosen.prediction.performance
     table = build_latency_table(plan.chosen.prediction.performance).set_index("Latency")
-    cells = {f"{m}_ms_{at}": table.loc[m.upper(), f"{at} (ms)"] for m, at in product(METRICS, POINTS)}
-    asked_for = {f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan) for t in asked.slo_targets}
+    cells = {
+        f"{m}_ms_{at}": table.loc[m.upper(), f"{at} (ms)"] for m, at in product(METRICS, POINTS)
+    }
+    asked_for = {
+        f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan)
+        for t in asked.slo_targets
+    }
     found = _unlike("the summary", told, cells)
     found += [
         f"passed over, yet it holds for less: {other}" for other in explain_alternatives(plan)
         if other.candidate and other.candidate.is_simulated and other.candidate.is_feasible
         and other.candidate.price_key[1] < plan.chosen.price_key[1] * plan.chosen.billed_fraction * (1 - 1e-6)
     ]  # fmt: skip
-    found += _unlike("the table of alternatives", asked_for, summary.build_candidate_table(plan).iloc[0].to_dict())
+    found += _unlike(
+        "the table of alternatives",
+        asked_for,
+        summary.build_candidate_table(plan).iloc[0].to_dict(),
+    )
     answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
-        found.append(f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}")
+        found.append(
+            f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}"
+        )
     other = (
         asked.prices != PriceSelection()
         or plan.chosen.deployment.num_gpus_billed != plan.chosen.deployment.layout.num_gpus
     )
-    unpriced = {name: value for name, value in told.items() if not (other and name.startswith("usd"))}
+    unpriced = {
+        name: value for name, value in told.items() if not (other and name.startswith("usd"))
+    }
     return found + _unlike("planner predict", unpriced, answer) + _texts(asked, plan.chosen, told)
 
 
@@ -248,8 +337,16 @@ def _texts(asked: Scenario, chosen: Candidate, told: Mapping[str, float]) -> lis
     args, texts = chosen.deployment.args, render_artifacts(chosen.prediction, asked.slo_targets)
     others = {name for name in list_models() if name != asked.model}
     named = {file: set(re.findall(r"[\w.-]+/[\w.-]+", text)) for file, text in texts.items()}
-    wrong = [file for file, names in named.items() if others & names or (asked.model not in names and file != CONFIG)]
-    found = [f"{', '.join(wrong)}: asked was {asked.model}, named is {others & named[wrong[0]]}"] if wrong else []
+    wrong = [
+        file
+        for file, names in named.items()
+        if others & names or (asked.model not in names and file != CONFIG)
+    ]
+    found = (
+        [f"{', '.join(wrong)}: asked was {asked.model}, named is {others & named[wrong[0]]}"]
+        if wrong
+        else []
+    )
     figures = (
         ("serve.sh", "tensor-parallel-size ", chosen.deployment.layout.tp),
         ("serve.sh", "max-model-len ", args.max_model_len),
@@ -260,9 +357,9 @@ def _texts(asked: Scenario, chosen: Candidate, told: Mapping[str, float]) -> lis
     )
     for file, before, value in figures:
         for text in re.findall(before + r"([\d,]+\.?\d*)", texts.get(file, "")):
-            if value is not None and abs(float(text.replace(",", "")) - value) > 0.51 * 10.0 ** -len(
-                text.partition(".")[2]
-            ):
+            if value is not None and abs(
+                float(text.replace(",", "")) - value
+            ) > 0.51 * 10.0 ** -len(text.partition(".")[2]):
                 found.append(f"{file} says {before}{text}, the plan {value:.6g}")
     return found
 
@@ -274,18 +371,36 @@ def check_plan_json(plan: Plan, path: Path) -> list[str]:
         try:
             code = cli.main(["plan", str(path), "--json"])
         except SystemExit:
-            return [] if "invalid choice" in err.getvalue() else [f"planner plan: {err.getvalue().strip()}"]
+            return (
+                []
+                if "invalid choice" in err.getvalue()
+                else [f"planner plan: {err.getvalue().strip()}"]
+            )
     answer = json.loads(out.getvalue())
-    wanted = ("nothing_meets", 4) if plan.chosen is None else ("at_risk", 3) if plan.chosen.at_risk else ("holds", 0)
+    wanted = (
+        ("nothing_meets", 4)
+        if plan.chosen is None
+        else ("at_risk", 3)
+        if plan.chosen.at_risk
+        else ("holds", 0)
+    )
     said = (answer["verdict"], code)
     found = [f"plan.json: {said}, the search: {wanted}"] if said != wanted else []
     if plan.chosen is None:
         return found
     flat = {f"{name}_{at}{end}": (ends or [math.nan] * 3)[k] for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
             for at, ends in answer["predicted"][name].items() for k, end in enumerate(("", "_lo", "_hi"))}  # fmt: skip
-    flat |= {name: (answer[name] or [math.nan])[0] for name in ("capacity_rps", "usd_per_hour", "usd_per_mtok_output")}
-    flat |= {"output_tps": answer["predicted"]["output_tps"][0], "kv_usage_p99": answer["predicted"]["kv_usage_p99"]}
-    found += [f"plan.json plans {answer['model']}"] if answer["model"] != plan.scenario.model else []
+    flat |= {
+        name: (answer[name] or [math.nan])[0]
+        for name in ("capacity_rps", "usd_per_hour", "usd_per_mtok_output")
+    }
+    flat |= {
+        "output_tps": answer["predicted"]["output_tps"][0],
+        "kv_usage_p99": answer["predicted"]["kv_usage_p99"],
+    }
+    found += (
+        [f"plan.json plans {answer['model']}"] if answer["model"] != plan.scenario.model else []
+    )
     return found + _unlike("plan.json", stated(plan.chosen), flat)
 
 
@@ -294,31 +409,53 @@ def referee(
 ) -> dict[str, float]:
     """A replay of one's own: the share that each promise takes of its limit, `rate` of the capacity that may be used.
 
-    Beside them the replayed seconds by metric and percentile. Empty where `deployment` cannot start.
+    Beside them the replayed seconds by metric and percentile. Empty where `deployment` cannot
+    start.
     """
-    memory, table, workload = get_memory_plan(deployment), build_step_model(deployment), asked.workload
-    seqs, engines = deployment.args.max_num_seqs or 1, deployment.layout.replicas * deployment.layout.dp
+    memory, table, workload = (
+        get_memory_plan(deployment),
+        build_step_model(deployment),
+        asked.workload,
+    )
+    seqs, engines = (
+        deployment.args.max_num_seqs or 1,
+        deployment.layout.replicas * deployment.layout.dp,
+    )
     longest = workload.prompt.compute_quantile(1 - getattr(asked, "refused_at_most", 0.01))
     if not memory.can_start or longest >= (deployment.args.max_model_len or 0):
         return {}
     many = max(run, WAVES * seqs) * engines
-    slots = seqs * engines * (1 if asked.offline else 2)  # of traffic that comes by itself, others wait for their turn
+    slots = (
+        seqs * engines * (1 if asked.offline else 2)
+    )  # of traffic that comes by itself, others wait for their turn
     crowd = replace(workload, rate=None, concurrency=slots, num_prompts=many, trace=None)
     usual = workload if workload.trace else replace(workload, num_prompts=run * engines)
     try:
         runs = [simulate_workload(deployment, memory.pool, table, crowd, seed=seeds[0])]
         rate = _steady_rate(runs[0])
         if not asked.offline:
-            runs = [simulate_workload(deployment, memory.pool, table, usual, seed=seed) for seed in seeds]
-        elif workload.num_requests < many:  # the first of a short job come at once, and are more of it
+            runs = [
+                simulate_workload(deployment, memory.pool, table, usual, seed=seed)
+                for seed in seeds
+            ]
+        elif (
+            workload.num_requests < many
+        ):  # the first of a short job come at once, and are more of it
             job = replace(crowd, num_prompts=workload.num_requests)
-            runs = [simulate_workload(deployment, memory.pool, table, job, seed=seed) for seed in seeds]
+            runs = [
+                simulate_workload(deployment, memory.pool, table, job, seed=seed) for seed in seeds
+            ]
     except PlannerError:
         return {}
-    found = {f"{m} {at}": float(np.mean([one.summarize(m)[at] for one in runs])) for m, at in product(METRICS, POINTS)}
+    found = {
+        f"{m} {at}": float(np.mean([one.summarize(m)[at] for one in runs]))
+        for m, at in product(METRICS, POINTS)
+    }
     if workload.rate:
         found["rate"] = workload.rate / rate / engines / (1 - getattr(asked, "headroom", 0.0))
-    return found | {target.name: _seconds(found, target) / target.seconds for target in asked.slo_targets}
+    return found | {
+        target.name: _seconds(found, target) / target.seconds for target in asked.slo_targets
+    }
 
 
 def _seconds(found: Mapping[str, float], target: Any) -> float:
@@ -329,14 +466,21 @@ def _steady_rate(run: SimulationResult) -> float:
     """Requests/s between the first and the last quarter of a run: without its filling and its end."""
     done = np.sort(run.sent + run.e2e)
     low, high = len(done) // 4, 3 * len(done) // 4
-    return float((high - low) / max(done[high] - done[low], 1e-9)) if high > low else run.request_tps
+    return (
+        float((high - low) / max(done[high] - done[low], 1e-9)) if high > low else run.request_tps
+    )
 
 
 def worst(asked: Scenario, found: Mapping[str, float]) -> tuple[float, str]:
     """The largest share of any limit, and whose; infinite where it does not start."""
-    shares = [(found[name], name) for name in ("rate", *(t.name for t in asked.slo_targets)) if name in found]
+    shares = [
+        (found[name], name)
+        for name in ("rate", *(t.name for t in asked.slo_targets))
+        if name in found
+    ]
     return max(
-        (share for share in shares if not math.isnan(share[0])), default=(math.inf, "what it can start or serve")
+        (share for share in shares if not math.isnan(share[0])),
+        default=(math.inf, "what it can start or serve"),
     )
 
 
@@ -349,15 +493,23 @@ def check_promises(asked: Scenario, plan: Plan) -> list[str]:
 
 def _broken(asked: Scenario, chosen: Candidate, seeds: tuple[int, ...]) -> list[str]:
     """What replays with `seeds` find otherwise than stated."""
-    truth, said = referee(asked, chosen.deployment, seeds=seeds), "at risk" if chosen.at_risk else "meets"
+    truth, said = (
+        referee(asked, chosen.deployment, seeds=seeds),
+        "at risk" if chosen.at_risk else "meets",
+    )
     assert chosen.prediction.performance
     share, name = worst(asked, truth)
-    found = [f"{said}, but replayed {name} takes {share:.2f} x its limit"] if share > 1 + LUCK else []
+    found = (
+        [f"{said}, but replayed {name} takes {share:.2f} x its limit"] if share > 1 + LUCK else []
+    )
     for target in asked.slo_targets:
         value = getattr(chosen.prediction.performance, target.metric)[target.percentile]
         seconds = _seconds(truth, target)
         if seconds < value.lo * (1 - LUCK) or seconds > value.hi * (1 + LUCK):
-            found.append(f"{target.name} is stated as {value * 1e3:.1f} ms, and replayed {seconds * 1e3:.1f} ms")
+            found.append(
+                f"{target.name} is stated as {value * 1e3:.1f} ms, and replayed"
+                f" {seconds * 1e3:.1f} ms"
+            )
     return found
 
 
@@ -380,23 +532,36 @@ def _cheaper(asked: Scenario, below: Bill) -> list[tuple[float, Callable[..., De
     """Every legal combination with as many replicas as cost less: what it costs, and what deploys it."""
     found: list[tuple[float, Callable[..., Deployment]]] = []
     given, longest = asked.speculation, asked.workload.compute_total_tokens_quantile(0.999)
-    known = [wanted for wanted in asked.gpus if not explain_unsupported_gpu(wanted.gpu, asked.engine)]
+    known = [
+        wanted for wanted in asked.gpus if not explain_unsupported_gpu(wanted.gpu, asked.engine)
+    ]
     for wanted, quantization in product(known, asked.quantizations):
-        served, price = load_model(asked.model, quantization=quantization), look_up_gpu_price(wanted.gpu, asked.prices)
+        served, price = (
+            load_model(asked.model, quantization=quantization),
+            look_up_gpu_price(wanted.gpu, asked.prices),
+        )
         length = min(math.ceil(longest * 1.01), served.architecture.max_position)
-        layouts = list_legal_layouts(served, wanted.gpu, wanted.max_gpus, wanted.max_machine_gpus, asked.engine)
+        layouts = list_legal_layouts(
+            served, wanted.gpu, wanted.max_gpus, wanted.max_machine_gpus, asked.engine
+        )
         speculations = [None, given.to_config()] if given and given.allowed else [None]
         for layout, kv, speculation in product(layouts, asked.kv_cache_dtypes, speculations):
             each = price.median_usd if price else 1.0
-            paid = [paid_gpus(asked, wanted, layout, many) for many in range(1, wanted.max_gpus // layout.num_gpus + 1)]
+            paid = [
+                paid_gpus(asked, wanted, layout, many)
+                for many in range(1, wanted.max_gpus // layout.num_gpus + 1)
+            ]
             least = below[1] / each - 1e-6 if (price is None) == below[0] else math.inf
             replicas = sum(gpus <= wanted.max_gpus and gpus < least for gpus in paid)
             if replicas < 1 or (price is None and not below[0]):
                 continue
             options: dict[str, Any] = {
-                "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "replicas": replicas,
-                "engine": asked.engine, "speculation": speculation, "other_tenants": asked.other_tenants,
-                "interconnect": wanted.interconnect, "gpus_per_node": wanted.max_machine_gpus, "max_model_len": length,
+                "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep,
+                "replicas": replicas,
+                "engine": asked.engine, "speculation": speculation,
+                "other_tenants": asked.other_tenants,
+                "interconnect": wanted.interconnect, "gpus_per_node": wanted.max_machine_gpus,
+                "max_model_len": length,
                 "kv_cache_dtype": kv,
             }  # fmt: skip
             deploy = partial(deploy_on, served, wanted.gpu, **{**options, **asked.engine_args})
@@ -409,9 +574,15 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
     found: list[str] = []
     below, until = bill(plan), time.perf_counter() + PATIENCE
     legal = _cheaper(asked, below)
-    instead = f"{describe_deployment(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
+    instead = (
+        f"{describe_deployment(plan.chosen.deployment) if plan.chosen else 'nothing'},"
+        f" {below[1]:.2f}"
+    )
     tried = {"max_num_seqs": (64, 16), "max_num_batched_tokens": (512, 16384)}
-    sizes = [{}, *({name: size} for name in tried if name not in asked.engine_args for size in tried[name])]
+    sizes = [
+        {},
+        *({name: size} for name in tried if name not in asked.engine_args for size in tried[name]),
+    ]
     for usd, deploy in sorted(legal, key=lambda item: -item[0]) if len(legal) <= BRUTE else ():
         for seqs in sizes:
             if time.perf_counter() > until or len(found) == 3:
@@ -424,8 +595,14 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
                     continue
                 share, name = worst(asked, referee(asked, deployment, seeds=MORE))
                 if share <= 1 - SLACK:
-                    what = f"{describe_deployment(deployment)}, max_num_seqs {deployment.args.max_num_seqs}, {usd:.2f}"
-                    found.append(f"{what}: {share:.0%} of {name} at most when replayed; recommended is {instead}")
+                    what = (
+                        f"{describe_deployment(deployment)}, max_num_seqs"
+                        f" {deployment.args.max_num_seqs}, {usd:.2f}"
+                    )
+                    found.append(
+                        f"{what}: {share:.0%} of {name} at most when replayed; recommended is"
+                        f" {instead}"
+                    )
                     break
     return found
 
@@ -443,8 +620,18 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
     gpus, level = asked.gpus, asked.slo_targets
     slots = load.concurrency and math.ceil(load.concurrency * 1.3)
     harder: list[tuple[str, dict[str, Any]]] = [
-        ("1.3 x the traffic", {"workload": replace(load, rate=load.rate and load.rate * 1.3, concurrency=slots)}),
-        ("limits of 0.8", {"service_level": tuple(replace(target, seconds=0.8 * target.seconds) for target in level)}),
+        (
+            "1.3 x the traffic",
+            {"workload": replace(load, rate=load.rate and load.rate * 1.3, concurrency=slots)},
+        ),
+        (
+            "limits of 0.8",
+            {
+                "service_level": tuple(
+                    replace(target, seconds=0.8 * target.seconds) for target in level
+                )
+            },
+        ),
     ]
     for k, wanted in enumerate(gpus):
         fewer = (replace(wanted, max_gpus=wanted.max_gpus - 1),) if wanted.max_gpus > 1 else ()
@@ -452,26 +639,42 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
         harder += [(f"without {wanted.gpu.name}", {"gpus": gpus[:k] + gpus[k + 1 :]})]
     for name in ("quantizations", "kv_cache_dtypes"):
         options = getattr(asked, name)
-        harder += [(f"without {one}", {name: tuple(o for o in options if o != one)}) for one in options if options[1:]]
+        harder += [
+            (f"without {one}", {name: tuple(o for o in options if o != one)})
+            for one in options
+            if options[1:]
+        ]
     before = bill(plan)
     for what, changes in harder:
         if time.perf_counter() < until and changes.get("gpus", gpus):
             with contextlib.suppress(PlannerError):
                 other = search_deployments(replace(asked, **changes))
-                if bill(other) < before and not math.isclose(bill(other)[1], before[1], rel_tol=1e-6):
-                    found.append(f"{what} costs {bill(other)[1]:.2f}, {before[1]:.2f} before; {other.chosen}")
-    if {fingerprint(search_deployments(asked)), fingerprint(search_deployments(replace(asked, name="b")))} != {
-        fingerprint(plan)
-    }:
+                if bill(other) < before and not math.isclose(
+                    bill(other)[1], before[1], rel_tol=1e-6
+                ):
+                    found.append(
+                        f"{what} costs {bill(other)[1]:.2f}, {before[1]:.2f} before; {other.chosen}"
+                    )
+    if {
+        fingerprint(search_deployments(asked)),
+        fingerprint(search_deployments(replace(asked, name="b"))),
+    } != {fingerprint(plan)}:
         found.append("a second search, or one under another name, says something else")
-    turned = bill(search_deployments(replace(asked, gpus=gpus[::-1], quantizations=asked.quantizations[::-1])))
+    turned = bill(
+        search_deployments(replace(asked, gpus=gpus[::-1], quantizations=asked.quantizations[::-1]))
+    )
     if turned != before:
-        found.append(f"in another order of GPUs and formats it costs {turned[1]:.2f}, {before[1]:.2f} before")
+        found.append(
+            f"in another order of GPUs and formats it costs {turned[1]:.2f}, {before[1]:.2f} before"
+        )
     prices = {wanted.gpu.name: look_up_gpu_price(wanted.gpu, asked.prices) for wanted in gpus}
     if plan.chosen and all(prices.values()):
         twice = search_deployments(
             replace(
-                asked, prices=PriceSelection({name: 2 * price.median_usd for name, price in prices.items() if price})
+                asked,
+                prices=PriceSelection(
+                    {name: 2 * price.median_usd for name, price in prices.items() if price}
+                ),
             )
         )
         same = twice.chosen and describe_deployment(twice.chosen.deployment) == describe_deployment(
@@ -489,20 +692,50 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     cheaper = limit_to_budget(asked, plan.chosen, 0.98) if plan.chosen else asked
     found, below, args = [], bill(plan), plan.best.deployment.args
     usual = resolve_engine_args(
-        {"max_model_len": args.max_model_len}, asked.engine, plan.best.deployment.gpu, load_model(asked.model)
+        {"max_model_len": args.max_model_len},
+        asked.engine,
+        plan.best.deployment.gpu,
+        load_model(asked.model),
     )
-    tokens, seqs, share = args.max_num_batched_tokens, args.max_num_seqs, args.gpu_memory_utilization
-    others = [("max_num_batched_tokens", size) for size in (tokens // 2, 2 * tokens, usual.max_num_batched_tokens)]
-    others += [("max_num_seqs", size) for size in (seqs // 2, seqs - 8, seqs + 8, 2 * seqs, usual.max_num_seqs)]
+    tokens, seqs, share = (
+        args.max_num_batched_tokens,
+        args.max_num_seqs,
+        args.gpu_memory_utilization,
+    )
+    others = [
+        ("max_num_batched_tokens", size)
+        for size in (tokens // 2, 2 * tokens, usual.max_num_batched_tokens)
+    ]
+    others += [
+        ("max_num_seqs", size)
+        for size in (seqs // 2, seqs - 8, seqs + 8, 2 * seqs, usual.max_num_seqs)
+    ]
     others += [("gpu_memory_utilization", round(share + d, 3)) for d in (-0.02, 0.02)]
-    others += [("enable_prefix_caching", not args.enable_prefix_caching), ("enable_chunked_prefill", False)]
-    for name, value in [other for other in others if cheaper.gpus and other[0] not in asked.engine_args]:
+    others += [
+        ("enable_prefix_caching", not args.enable_prefix_caching),
+        ("enable_chunked_prefill", False),
+    ]
+    for name, value in [
+        other for other in others if cheaper.gpus and other[0] not in asked.engine_args
+    ]:
         with contextlib.suppress(PlannerError):
-            other = search_deployments(replace(cheaper, engine_args={**asked.engine_args, name: value}))
-            if other.chosen and other.chosen.cost_key[0] == below[0] and other.chosen.cost_key[1] < 0.98 * below[1]:
-                replays = (worst(asked, referee(asked, other.chosen.deployment, seeds=who)) for who in (SEEDS, MORE))
+            other = search_deployments(
+                replace(cheaper, engine_args={**asked.engine_args, name: value})
+            )
+            if (
+                other.chosen
+                and other.chosen.cost_key[0] == below[0]
+                and other.chosen.cost_key[1] < 0.98 * below[1]
+            ):
+                replays = (
+                    worst(asked, referee(asked, other.chosen.deployment, seeds=who))
+                    for who in (SEEDS, MORE)
+                )
                 if all(used <= 1 - SLACK for used, _ in replays):
-                    found.append(f"{name}={value}: {other.chosen}; recommended is {plan.chosen}, {below[1]:.2f}")
+                    found.append(
+                        f"{name}={value}: {other.chosen}; recommended is {plan.chosen},"
+                        f" {below[1]:.2f}"
+                    )
     return found
 
 
@@ -512,7 +745,10 @@ def check_brute(asked: Scenario, plan: Plan) -> list[str]:
     Of each as many replicas as cost less: with fewer, each of them has more to do.
     """
     below = bill(plan)
-    instead = f"{describe_deployment(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
+    instead = (
+        f"{describe_deployment(plan.chosen.deployment) if plan.chosen else 'nothing'},"
+        f" {below[1]:.2f}"
+    )
     found: list[tuple[float, str]] = []
     for usd, deploy in _cheaper(asked, (below[0], below[1] / 1.02)):
         with contextlib.suppress(PlannerError):
@@ -522,12 +758,21 @@ def check_brute(asked: Scenario, plan: Plan) -> list[str]:
                 find_safe_memory_utilization(usual) or usual.args.gpu_memory_utilization,
             }
             for tokens, seqs, used in product(BATCHED_TOKENS_VALUES, SEQS, sorted(shares)):
-                knobs = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "gpu_memory_utilization": used}
+                knobs = {
+                    "max_num_batched_tokens": tokens,
+                    "max_num_seqs": seqs,
+                    "gpu_memory_utilization": used,
+                }
                 with contextlib.suppress(PlannerError):
                     share, name = _held(asked, deploy(**knobs))
                     if share <= 1 - SLACK:
                         what = f"{describe_deployment(usual)}, {knobs}, {usd:.2f}"
-                        found.append((share, f"{what}: {share:.0%} of {name} at most; recommended is {instead}"))
+                        found.append(
+                            (
+                                share,
+                                f"{what}: {share:.0%} of {name} at most; recommended is {instead}",
+                            )
+                        )
     return [text for _, text in sorted(found)[:3]]
 
 
@@ -537,15 +782,22 @@ def _held(asked: Scenario, deployment: Deployment) -> tuple[float, str]:
     found = found if found[0] > 1.2 else worst(asked, referee(asked, deployment))
     if found[0] > 1 - SLACK:
         return found
-    stated = simulate_candidate(asked, evaluate_candidate(asked, deployment, deployment.layout.replicas))
+    stated = simulate_candidate(
+        asked, evaluate_candidate(asked, deployment, deployment.layout.replicas)
+    )
     return max(
-        found, (stated.limit_utilization, stated.violated_constraints[0] if stated.violated_constraints else found[1])
+        found,
+        (
+            stated.limit_utilization,
+            stated.violated_constraints[0] if stated.violated_constraints else found[1],
+        ),
     )
 
 
 CHECKS: dict[str, Callable[[Scenario, Plan], list[str]]] = {
     "figures": check_figures, "agreement": check_agreement, "promises": check_promises,
-    "cheaper": check_nothing_cheaper, "brute": check_brute, "knobs": check_knobs, "metamorphic": check_metamorphic,
+    "cheaper": check_nothing_cheaper, "brute": check_brute, "knobs": check_knobs,
+    "metamorphic": check_metamorphic,
 }  # fmt: skip
 
 USUAL = tuple(name for name in CHECKS if name != "brute")
@@ -566,29 +818,49 @@ def attack(seed: int, folder: Path, checks: tuple[str, ...] = USUAL) -> tuple[st
         asked = parse_scenario(data, name, folder)
         plan = search_deployments(asked)
         seconds = time.perf_counter() - begun
-        answer = f"{plan.chosen or f'nothing meets it. {plan.binding_constraint}'}\n{fingerprint(plan)}"
+        answer = (
+            f"{plan.chosen or f'nothing meets it. {plan.binding_constraint}'}\n{fingerprint(plan)}"
+        )
         for kind in checks:
             found += [(kind, text) for text in CHECKS[kind](asked, plan)]
-            found += [(kind, text) for text in check_plan_json(plan, path)] if kind == "agreement" else []
+            found += (
+                [(kind, text) for text in check_plan_json(plan, path)]
+                if kind == "agreement"
+                else []
+            )
     except PlannerError as error:
         answer = answer or f"refused: {error}"
         if seconds or "\n" in str(error) or len(str(error)) > 400:
             found.append((kind, f"PlannerError: {error}"))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        found.append((f"{kind}: exception", f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"))
+        found.append(
+            (
+                f"{kind}: exception",
+                f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})",
+            )
+        )
     return answer, seconds or time.perf_counter() - begun, found
 
 
 def main() -> int:
     """Attack so many scenarios, and plan the first ten again in another process; 1 when anything was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0, help="of the first scenario; the next have the next")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first scenario; the next have the next"
+    )
     parser.add_argument("--checks", default=",".join(USUAL),
                         help="which, comma separated, of " + ", ".join(CHECKS) + "; none: whole answers")  # fmt: skip
     options = parser.parse_args()
-    checks, times, kinds, answers = tuple(filter(None, options.checks.split(","))), [], Counter[str](), []
+    checks, times, kinds, answers = (
+        tuple(filter(None, options.checks.split(","))),
+        [],
+        Counter[str](),
+        [],
+    )
     seeds = range(options.seed, options.seed + options.count)
     with tempfile.TemporaryDirectory() as folder:
         search_deployments(load_scenario("edge-8b-24gb"))  # compiles
@@ -598,20 +870,39 @@ def main() -> int:
             answers.append(" ".join(answer.split()))
             kinds.update(kind for kind, _ in found)
             short = f"random-{seed} ({seconds:.1f} s): {answer.splitlines()[0] if answer else ''}"
-            print("\n  ".join([short, *map(": ".join, found)]) if checks else answers[-1], flush=True)
+            print(
+                "\n  ".join([short, *map(": ".join, found)]) if checks else answers[-1], flush=True
+            )
     if not checks:
         return 0
     if "brute" in checks:
-        print("\n".join(f"{count:4} {kind}" for kind, count in kinds.most_common()) or "nothing found")
+        print(
+            "\n".join(f"{count:4} {kind}" for kind, count in kinds.most_common()) or "nothing found"
+        )
         return int(bool(kinds))
-    command = [sys.executable, __file__, "--checks", "", f"--count={min(10, options.count)}", f"--seed={options.seed}"]
+    command = [
+        sys.executable,
+        __file__,
+        "--checks",
+        "",
+        f"--count={min(10, options.count)}",
+        f"--seed={options.seed}",
+    ]
     second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    differing = [seed for seed, one, other in zip(seeds, answers, second, strict=False) if one != other]
+    differing = [
+        seed for seed, one, other in zip(seeds, answers, second, strict=False) if one != other
+    ]
     kinds.update("another process says something else" for _ in differing)
-    refused, nothing = (sum(answer.startswith(word) for answer in answers) for word in ("refused", "nothing"))
+    refused, nothing = (
+        sum(answer.startswith(word) for answer in answers) for word in ("refused", "nothing")
+    )
     print(f"\n{len(seeds)} scenarios: {refused} refused, {nothing} that nothing meets; {median(times):.2f} s median, "
           f"{max(times):.1f} s worst (random-{seeds[int(np.argmax(times))]})")  # fmt: skip
-    print(f"another process says something else of {differing}" if differing else "another process says the same")
+    print(
+        f"another process says something else of {differing}"
+        if differing
+        else "another process says the same"
+    )
     print("\n".join(f"{count:4} {kind}" for kind, count in kinds.most_common()) or "nothing found")
     return int(bool(kinds))
 

@@ -28,7 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XDG_CACHE_HOME"] = config.stash[KEPT] = tempfile.mkdtemp()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         plan = [sys.executable, "-m", "planner", "plan", "edge-8b-24gb"]
-        config.stash[COMPILED] = subprocess.Popen(plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        config.stash[COMPILED] = subprocess.Popen(
+            plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

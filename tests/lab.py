@@ -1,6 +1,7 @@
 """A real JupyterLab in a real browser, for the browser test and for pictures to look at.
 
-Run as a script it saves a picture of every notebook, light and dark: `python tests/lab.py FOLDER [NOTEBOOK ...]`.
+Run as a script it saves a picture of every notebook, light and dark: `python tests/lab.py FOLDER
+[NOTEBOOK ...]`.
 """
 
 import shutil
@@ -23,7 +24,9 @@ CODE = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"
 
 def chromium() -> str | None:
     """The system's own browser."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 @contextmanager
@@ -56,7 +59,9 @@ def run_notebook(page: Page, address: str, notebook: str) -> None:
         *(chapter.name for chapter in list_chapter_notebooks()),
     ):  # those run by themselves
         page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-    page.wait_for_function(f"{CODE}.every(cell => cell.model.executionCount) && {idle}", timeout=600_000)
+    page.wait_for_function(
+        f"{CODE}.every(cell => cell.model.executionCount) && {idle}", timeout=600_000
+    )
     page.wait_for_timeout(1_000)
 
 
@@ -73,8 +78,12 @@ def main(out: Path, names: list[str]) -> None:
             for notebook in notebooks:
                 with browser(height=5000) as page:
                     run_notebook(page, address, notebook.name)
-                    page.evaluate("document.querySelectorAll('details').forEach(answer => answer.open = true)")
-                    if tall := page.evaluate("document.querySelector('.jp-WindowedPanel-outer')?.scrollHeight"):
+                    page.evaluate(
+                        "document.querySelectorAll('details').forEach(answer => answer.open = true)"
+                    )
+                    if tall := page.evaluate(
+                        "document.querySelector('.jp-WindowedPanel-outer')?.scrollHeight"
+                    ):
                         page.set_viewport_size({"width": 1250, "height": min(tall + 200, 16_000)})
                     for theme in ("Light", "Dark"):
                         page.evaluate(THEME, f"JupyterLab {theme}")

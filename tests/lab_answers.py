@@ -19,7 +19,9 @@ from pathlib import Path
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
 SETTINGS = {
-    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},  # cells out of sight too
+    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {
+        "windowingMode": "none"
+    },  # cells out of sight too
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false"},
 }
 
@@ -28,18 +30,24 @@ SETTINGS = {
 def serving(command: Sequence[str] | str, folder: Path) -> Iterator[str]:
     """Run `command` in `folder`, with Jupyter settings of its own; its address once it answers.
 
-    The settings stand for a person at a desk: a port that is free, no password, and a browser that opens by itself.
+    The settings stand for a person at a desk: a port that is free, no password, and a browser that
+    opens by itself.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         _configure(Path(home), port)
-        environment = {**os.environ, "JUPYTER_CONFIG_DIR": home, "JUPYTERLAB_SETTINGS_DIR": f"{home}/user-settings"}
+        environment = {
+            **os.environ,
+            "JUPYTER_CONFIG_DIR": home,
+            "JUPYTERLAB_SETTINGS_DIR": f"{home}/user-settings",
+        }
         environment["BROWSER"] = "true"  # a program that does nothing
         with tempfile.TemporaryFile("w+") as said:
             server = subprocess.Popen(
-                command, cwd=folder, env=environment, shell=isinstance(command, str), stdin=subprocess.DEVNULL,
+                command, cwd=folder, env=environment, shell=isinstance(command, str),
+                stdin=subprocess.DEVNULL,
                 stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
@@ -53,15 +61,26 @@ def serving(command: Sequence[str] | str, folder: Path) -> Iterator[str]:
                 yield f"{address}/lab"
             finally:
                 if server.poll() is None:
-                    os.killpg(server.pid, signal.SIGTERM)  # a group: `make` and a shell are not the server
+                    os.killpg(
+                        server.pid, signal.SIGTERM
+                    )  # a group: `make` and a shell are not the server
                 server.wait(timeout=STOP_TIMEOUT_S)
 
 
 def _configure(home: Path, port: int) -> None:
     """Write the settings of a server on `port`."""
-    server = {"ServerApp": {"port": port, "port_retries": 0, "allow_root": True}, "IdentityProvider": {"token": ""}}
+    server = {
+        "ServerApp": {"port": port, "port_retries": 0, "allow_root": True},
+        "IdentityProvider": {"token": ""},
+    }
     never = "jupyterlab.handlers.announcements.NeverCheckForUpdate"
-    lab = {"LabApp": {"expose_app_in_browser": True, "news_url": None, "check_for_updates_class": never}}
+    lab = {
+        "LabApp": {
+            "expose_app_in_browser": True,
+            "news_url": None,
+            "check_for_updates_class": never,
+        }
+    }
     (home / "jupyter_server_config.json").write_text(json.dumps(server))
     (home / "jupyter_lab_config.json").write_text(json.dumps(server | lab))
     for name, values in SETTINGS.items():

@@ -44,13 +44,16 @@ def drawn(engine: str, draw: random.Random) -> Deployment:
         layout["dcp"] = draw.choice([1, 1, 1, 2])
     name = draw.choice(MODELS)
     args: dict[str, Any] = {
-        "max_model_len": draw.choice([4096, 8192, 20480]), "max_num_seqs": draw.choice([1, 64, 256, 1000]),
-        "max_num_batched_tokens": draw.choice([None, 32768]), "gpu_memory_utilization": draw.choice([None, 0.8, 0.87]),
+        "max_model_len": draw.choice([4096, 8192, 20480]),
+        "max_num_seqs": draw.choice([1, 64, 256, 1000]),
+        "max_num_batched_tokens": draw.choice([None, 32768]),
+        "gpu_memory_utilization": draw.choice([None, 0.8, 0.87]),
         "kv_cache_dtype": draw.choice(["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]),
         "block_size": draw.choice([None, 16, 64]), "enforce_eager": draw.random() < 0.2,
         "enable_prefix_caching": draw.choice([None, True, False]),
         "enable_chunked_prefill": draw.choice([None, None, True, False]),
-        "async_scheduling": draw.choice([None, None, True, False]), "dtype": draw.choice([None, "bfloat16", "float16"]),
+        "async_scheduling": draw.choice([None, None, True, False]),
+        "dtype": draw.choice([None, "bfloat16", "float16"]),
     }  # fmt: skip
     if draw.random() < 0.2:
         args |= {
@@ -73,10 +76,13 @@ def drawn(engine: str, draw: random.Random) -> Deployment:
         method = draw.choice(METHODS[engine])
         draft = load_model("meta-llama/Llama-3.2-1B-Instruct") if method == "draft_model" else None
         head = draw.choice([None, "some/head", "it's $HOME/head"])
-        speculation = SpeculationConfig(method, draw.choice([1, 3, 5]), 0.6, draft, head if draft is None else None)
+        speculation = SpeculationConfig(
+            method, draw.choice([1, 3, 5]), 0.6, draft, head if draft is None else None
+        )
     quantization = draw.choice([None, None, "fp8", "awq"])
     return deploy_on(
-        name, draw.choice(GPUS), **layout, engine=engine, engine_version=draw.choice(VERSIONS[engine]),
+        name, draw.choice(GPUS), **layout, engine=engine,
+        engine_version=draw.choice(VERSIONS[engine]),
         speculation=speculation, quantization=quantization, replicas=draw.choice([1, 4]), **args,
     )  # fmt: skip
 
@@ -89,7 +95,9 @@ def plans(engine: str, many: int, seed: int = 0) -> Iterator[LaunchSpec]:
             return
         try:
             deployment = drawn(engine, random.Random(f"{engine} {seed} {at}"))
-            if explain_illegal_layout(deployment.model, deployment.layout, deployment.gpus_per_node, deployment.engine):
+            if explain_illegal_layout(
+                deployment.model, deployment.layout, deployment.gpus_per_node, deployment.engine
+            ):
                 continue
             made = build_deployment_launch(deployment)
         except PlannerError:
@@ -105,9 +113,12 @@ def planned(deployment: Deployment) -> dict[str, Any]:
         args["max_lora_rank"] = EngineArgs.__dataclass_fields__["max_lora_rank"].default
     drafts, layout = deployment.speculation, replace(deployment.layout, replicas=1)
     if deployment.engine.name == "sglang" and not deployment.model.architecture.is_moe:
-        layout = replace(layout, dp=1, replicas=layout.dp)  # copies of a dense model are whole replicas
+        layout = replace(
+            layout, dp=1, replicas=layout.dp
+        )  # copies of a dense model are whole replicas
     return {
-        "layout": layout, **args, "speculation": drafts and (normalize_method_name(drafts.method), drafts.num_speculative_tokens),
+        "layout": layout, **args,
+        "speculation": drafts and (normalize_method_name(drafts.method), drafts.num_speculative_tokens),
     }  # fmt: skip
 
 
@@ -128,10 +139,13 @@ def arrived(launch: LaunchSpec) -> dict[str, Any]:
         if "speculative_model" in values
         else drafts and normalize_method_name(drafts[0])
     )
-    if values.get("speculative_model") == "[ngram]":  # any other was named by its weights alone before 0.8.5
+    if (
+        values.get("speculative_model") == "[ngram]"
+    ):  # any other was named by its weights alone before 0.8.5
         method = "ngram"
     return {
-        "layout": read_layout(engine.name, values), **_defaults(deployment), **read_engine_args(engine.name, values),
+        "layout": read_layout(engine.name, values), **_defaults(deployment),
+        **read_engine_args(engine.name, values),
         "speculation": drafts and (method, drafts[1]),
     }  # fmt: skip
 
@@ -147,27 +161,41 @@ def _spans(launch: LaunchSpec, values: dict[str, Any]) -> None:
     if launch.nodes == 1:
         return
     if "nnodes" in values:
-        assert values["nnodes"] == launch.nodes and values["nnodes"] * launch.gpus == layout.gpus_per_replica
+        assert (
+            values["nnodes"] == launch.nodes
+            and values["nnodes"] * launch.gpus == layout.gpus_per_replica
+        )
         assert "dist_init_addr" in values or {"master_addr", "master_port"} <= set(values)
         assert "node_rank" in values
     if "data_parallel_size_local" in values:
         assert values["data_parallel_size_local"] * launch.nodes == layout.dp
     if "gpus_per_node" in values:
-        assert launch.command[:3] == ["mpirun", "-n", str(ranks)] and "trtllm-llmapi-launch" in launch.command
+        assert (
+            launch.command[:3] == ["mpirun", "-n", str(ranks)]
+            and "trtllm-llmapi-launch" in launch.command
+        )
         assert values["gpus_per_node"] * launch.nodes == ranks
 
 
 def filled(word: Argument) -> str:
     """An argument where every variable is set."""
     set_to = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
-    return "".join(set_to.get(part.name, "some/head") if isinstance(part, EnvVariable) else str(part) for part in word)
+    return "".join(
+        set_to.get(part.name, "some/head") if isinstance(part, EnvVariable) else str(part)
+        for part in word
+    )
 
 
 def _defaults(deployment: Deployment) -> dict[str, Any]:
     """What the engine starts with where the command says nothing."""
     facts = deployment.engine.facts
-    defaults = {field.name: field.default for field in fields(EngineArgs) if field.default is not MISSING}
-    defaults |= {"enable_chunked_prefill": facts["chunked_prefill"], "async_scheduling": facts["async_scheduling"]}
+    defaults = {
+        field.name: field.default for field in fields(EngineArgs) if field.default is not MISSING
+    }
+    defaults |= {
+        "enable_chunked_prefill": facts["chunked_prefill"],
+        "async_scheduling": facts["async_scheduling"],
+    }
     defaults |= {"enable_prefix_caching": facts["prefix_caching"], "kv_cache_dtype": "auto"}
     if deployment.engine.name == "tgi":  # it has no option for these
         defaults |= {"block_size": deployment.args.block_size, "dtype": deployment.args.dtype}

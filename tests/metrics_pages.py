@@ -33,7 +33,12 @@ class Server:
     def pages(self, folder: Path, name: str = "page") -> tuple[list[Path], float]:
         """Two pages in `folder`, and the seconds between them."""
         run = simulate_once(
-            self.deployment, self.workload, self.requests, step_cost_factor=self.pace, seed=self.seed, gauge_s=1.0
+            self.deployment,
+            self.workload,
+            self.requests,
+            step_cost_factor=self.pace,
+            seed=self.seed,
+            gauge_s=1.0,
         )
         first, last = run.sent[0], float(run.sent[-1])
         moments = first + (last - first) * 0.3, last
@@ -60,7 +65,9 @@ class Server:
         def histogram(role: str, values: np.ndarray, edges: list[float]) -> None:
             if name := names.get(role):
                 for edge in edges:
-                    lines.append(f"{name}_bucket{label(le=float(edge))} {np.count_nonzero(values <= edge)}")
+                    lines.append(
+                        f"{name}_bucket{label(le=float(edge))} {np.count_nonzero(values <= edge)}"
+                    )
                 lines.append(f"{name}_bucket{label(le='+Inf')} {len(values)}")
                 lines.append(f"{name}_sum{label()} {values.sum()}")
                 lines.append(f"{name}_count{label()} {len(values)}")
@@ -69,7 +76,9 @@ class Server:
             if name := names.get(role):
                 lines.append(f"{name}{label(**more)} {value}")
 
-        buckets = {role: list(known.buckets.get(role, ())) for role in ("ttft", "tpot", "e2e", "queue")}
+        buckets = {
+            role: list(known.buckets.get(role, ())) for role in ("ttft", "tpot", "e2e", "queue")
+        }
         histogram("ttft", run.ttft[first], buckets["ttft"])
         histogram("tpot", tpot[done & many], buckets["tpot"])
         histogram("e2e", run.e2e[done], buckets["e2e"])
@@ -85,7 +94,9 @@ class Server:
             )
             counts = outcome.itl * share
             for edge in known.buckets["itl"]:
-                lines.append(f"{name}_bucket{label(le=float(edge))} {counts[gaps <= edge].sum():.0f}")
+                lines.append(
+                    f"{name}_bucket{label(le=float(edge))} {counts[gaps <= edge].sum():.0f}"
+                )
             lines.append(f"{name}_bucket{label(le='+Inf')} {counts.sum():.0f}")
             spent = (outcome.last_token - outcome.first_token).sum() * run.clock_scale * share
             lines.append(f"{name}_sum{label()} {spent}")

@@ -6,7 +6,12 @@ from typing import Any
 
 import yaml
 
-from planner.deploy.alerts import build_slo_alerts, compute_alert_thresholds, get_prometheus_job, quote_promql
+from planner.deploy.alerts import (
+    build_slo_alerts,
+    compute_alert_thresholds,
+    get_prometheus_job,
+    quote_promql,
+)
 from planner.engines.metric_names import get_metric_names
 from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.planning.prediction import Prediction
@@ -40,7 +45,9 @@ class Traffic:
             if name is not None:
                 pairs = {"model_name": self.model, "instance": "a:1", **labels}
                 text = ",".join(f"{key}={quote_promql(shown)}" for key, shown in pairs.items())
-                made[f"{name}{{{text}}}"] = f"0+{value * 120:.6f}x58" if grows else f"{value:.6f}x58"
+                made[f"{name}{{{text}}}"] = (
+                    f"0+{value * 120:.6f}x58" if grows else f"{value:.6f}x58"
+                )
 
         for promise in build_slo_alerts(self.prediction, self.targets):
             if promise.histogram:
@@ -50,13 +57,22 @@ class Traffic:
                 put(f"{promise.histogram}_sum", self.rate * mean, True)
                 if promise.bucket_edge_s:
                     share = 1 - self.late.get(role, 0.0)
-                    put(f"{promise.histogram}_bucket", self.rate * share, True, le=promise.bucket_label)
+                    put(
+                        f"{promise.histogram}_bucket",
+                        self.rate * share,
+                        True,
+                        le=promise.bucket_label,
+                    )
         for role, value in {"success": self.rate, "preemptions": self.rate * self.preempted, "drafted": 100.0,
                             "accepted": 100 * self.accepted, "generation_tokens": self.tokens,
                             "prefix_queries": 100.0, "prefix_hits": 100 * self.hits}.items():  # fmt: skip
             put(self.names[role], value, True)
         put(self.names["kv_usage"], self.kv, False)
-        put(self.names["running"], self.rate * self.prediction.performance.get("e2e", "mean").mid, False)
+        put(
+            self.names["running"],
+            self.rate * self.prediction.performance.get("e2e", "mean").mid,
+            False,
+        )
         put(self.names["waiting"], self.waiting, False)
         for place, value in enumerate(self.up):
             made[
@@ -70,7 +86,9 @@ def spoil(traffic: Traffic, alert: str) -> None:
     for role in ("ttft", "tpot", "itl", "e2e"):
         if alert.startswith(role.capitalize()):
             if alert.endswith("AboveLimit"):
-                traffic.mean[role] = 1.1 * max(t.seconds for t in traffic.targets if t.metric == role)
+                traffic.mean[role] = 1.1 * max(
+                    t.seconds for t in traffic.targets if t.metric == role
+                )
                 return
             times = 4.0 if alert.endswith("AboveServiceLevel") else 100.0
             share = {one.target.metric: one.error_budget for one in build_slo_alerts(traffic.prediction, traffic.targets)
@@ -93,7 +111,12 @@ def spoil(traffic: Traffic, alert: str) -> None:
 
 def rule_tests(prediction: Prediction, targets: Sequence[SloTarget], text: str) -> dict[str, Any]:
     """Tests of the rules in `text` for promtool: no alert when all is as planned, and each when it should."""
-    found = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"] if "alert" in rule]
+    found = [
+        rule
+        for group in yaml.safe_load(text)["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
     names = [rule["alert"] for rule in found]
     assert len(set(names)) == len(names) >= 4
     tests = [case(found, Traffic(prediction, targets), lambda _: False)]
@@ -110,11 +133,19 @@ def case(
     checks = []
     for rule in rules:
         if (fires := expected(rule["alert"])) is not None:
-            labels = rule["labels"] | ({"instance": "a:1"} if rule["alert"] == "KvCacheAbovePlan" else {})
+            labels = rule["labels"] | (
+                {"instance": "a:1"} if rule["alert"] == "KvCacheAbovePlan" else {}
+            )
             if promise := re.search(r'promise="(\w+)"', rule["expr"]):
                 labels = labels | {"promise": promise[1]}
             alert = {"exp_labels": _shown(labels), "exp_annotations": _shown(rule["annotations"])}
-            checks.append({"eval_time": "110m", "alertname": rule["alert"], "exp_alerts": [alert] if fires else []})
+            checks.append(
+                {
+                    "eval_time": "110m",
+                    "alertname": rule["alert"],
+                    "exp_alerts": [alert] if fires else [],
+                }
+            )
     return {"interval": "2m", "input_series": traffic.series(), "alert_rule_test": checks}
 
 

@@ -34,24 +34,44 @@ ODD = (
 
 def _asked(**changes: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
-        "question": "Do its files work?", "model": LLAMA, "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
+        "question": "Do its files work?", "model": LLAMA,
+        "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
         "workload": {
-            "prompt_tokens": {"mean": 900, "p95": 2500}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 2,
+            "prompt_tokens": {"mean": 900, "p95": 2500}, "output_tokens": {"mean": 200, "p95": 500},
+            "rate": 2,
         },
         "service_level": {"ttft": {"p95": 5000}, "tpot": {"p95": 100}},
     }  # fmt: skip
     load = {**base["workload"], **changes.pop("workload", {})}
-    return {**base, **changes, "workload": {name: value for name, value in load.items() if value is not None}}
+    return {
+        **base,
+        **changes,
+        "workload": {name: value for name, value in load.items() if value is not None},
+    }
 
 
 def _drafts(method: str, **more: Any) -> dict[str, Any]:
-    return {"speculation": {"method": method, "num_speculative_tokens": 3, "acceptance_rate": 0.8, **more}}
+    return {
+        "speculation": {
+            "method": method,
+            "num_speculative_tokens": 3,
+            "acceptance_rate": 0.8,
+            **more,
+        }
+    }
 
 
-NODES = {"model": EXPERTS, "gpus": [{"gpu": "H200-SXM", "at_most": 16}], "layout": {"tp": 8, "pp": 2}}
+NODES = {
+    "model": EXPERTS,
+    "gpus": [{"gpu": "H200-SXM", "at_most": 16}],
+    "layout": {"tp": 8, "pp": 2},
+}
 ONE_NODE = {"model": EXPERTS, "gpus": [{"gpu": "H200-SXM", "at_most": 8}]}
 ADAPTERS = {"adapters": {"count": 20, "ranks": [8, 16], "max_loras": 4}}
-DAY = {"day": [1, 1, 1, 1, 1, 2, 6, 12, 25, 40, 50, 55, 60, 55, 50, 45, 40, 30, 20, 12, 6, 3, 2, 1], "rate": 60}
+DAY = {
+    "day": [1, 1, 1, 1, 1, 2, 6, 12, 25, 40, 50, 55, 60, 55, 50, 45, 40, 30, 20, 12, 6, 3, 2, 1],
+    "rate": 60,
+}
 QUESTIONS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "vllm 0.8.5": {"engine_version": "0.8.5"},
@@ -107,7 +127,9 @@ class Written:
 
     def texts(self, *names: str) -> Iterator[str]:
         """Those of the files `names` that this plan has."""
-        yield from ((self.folder / name).read_text() for name in names if (self.folder / name).is_file())
+        yield from (
+            (self.folder / name).read_text() for name in names if (self.folder / name).is_file()
+        )
 
 
 @cache
@@ -118,7 +140,9 @@ def written(name: str) -> Written:
     if asked["model"] in ODD:
         model = folder / asked["model"]
         model.mkdir()
-        (model / "config.json").write_text(json.dumps(_merge_entry_config("meta-llama/Llama-3.1-8B")))
+        (model / "config.json").write_text(
+            json.dumps(_merge_entry_config("meta-llama/Llama-3.1-8B"))
+        )
         asked["model"] = str(model)
     plan = search_deployments(parse_scenario(asked, name))
     assert plan.chosen, plan
@@ -135,5 +159,7 @@ def written(name: str) -> Written:
             render_manifests([kind], started, prediction)
             wanted.append(kind)
     out = folder / "out"
-    write_plan_files(replace(plan, scenario=replace(plan.scenario, output_kinds=tuple(wanted))), out)
+    write_plan_files(
+        replace(plan, scenario=replace(plan.scenario, output_kinds=tuple(wanted))), out
+    )
     return Written(plan, prediction, started, out)

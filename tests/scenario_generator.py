@@ -12,26 +12,45 @@ from planner.models.registry import Model, load_model
 from planner.planning.scenario_schema import LengthsEntry, ScenarioEntry, WorkloadEntry
 
 MODELS = (
-    "meta-llama/Llama-3.2-1B", "google/gemma-3-1b-it", "Qwen/Qwen2.5-1.5B", "ibm-granite/granite-3.3-2b-instruct",
+    "meta-llama/Llama-3.2-1B", "google/gemma-3-1b-it", "Qwen/Qwen2.5-1.5B",
+    "ibm-granite/granite-3.3-2b-instruct",
     "Qwen/Qwen3-4B-Instruct-2507", "google/gemma-3-4b-it", "mistralai/Mistral-7B-Instruct-v0.2",
-    "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
-    "google/gemma-2-9b-it", "allenai/OLMoE-1B-7B-0125", "google/gemma-3-12b-it", "Qwen/Qwen3-14B", "microsoft/phi-4",
-    "deepseek-ai/DeepSeek-V2-Lite", "openai/gpt-oss-20b", "mistralai/Mistral-Small-24B-Instruct-2501",
-    "google/gemma-3-27b-it", "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8",
+    "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B-Instruct",
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+    "google/gemma-2-9b-it", "allenai/OLMoE-1B-7B-0125", "google/gemma-3-12b-it", "Qwen/Qwen3-14B",
+    "microsoft/phi-4",
+    "deepseek-ai/DeepSeek-V2-Lite", "openai/gpt-oss-20b",
+    "mistralai/Mistral-Small-24B-Instruct-2501",
+    "google/gemma-3-27b-it", "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-32B",
+    "Qwen/Qwen3-32B-FP8",
     "ibm-granite/granite-4.0-h-small", "moonshotai/Kimi-Linear-48B-A3B-Instruct",
     "mistralai/Mixtral-8x7B-Instruct-v0.1", "meta-llama/Llama-3.1-70B-Instruct",
     "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen2.5-72B-Instruct",
-    "Qwen/Qwen3-Next-80B-A3B-Instruct", "zai-org/GLM-4.5-Air", "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct", "zai-org/GLM-4.5-Air",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "openai/gpt-oss-120b", "mistralai/Mistral-Large-Instruct-2407", "mistralai/Mixtral-8x22B-v0.1",
-    "Qwen/Qwen3-235B-A22B-FP8", "nvidia/MiniMax-M2.5-NVFP4", "MiniMaxAI/MiniMax-M2", "zai-org/GLM-4.6",
-    "Qwen/Qwen3.5-397B-A17B", "meta-llama/Llama-3.1-405B-Instruct", "Qwen/Qwen3-Coder-480B-A35B-Instruct",
-    "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5-FP8", "moonshotai/Kimi-K2-Instruct",
+    "Qwen/Qwen3-235B-A22B-FP8", "nvidia/MiniMax-M2.5-NVFP4", "MiniMaxAI/MiniMax-M2",
+    "zai-org/GLM-4.6",
+    "Qwen/Qwen3.5-397B-A17B", "meta-llama/Llama-3.1-405B-Instruct",
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+    "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5-FP8",
+    "moonshotai/Kimi-K2-Instruct",
     "moonshotai/Kimi-K2-Thinking",
 )  # fmt: skip
 """From 1 to 1,000 billion parameters: dense, MoE, MLA, hybrid, sliding windows, quantized checkpoints."""
 CONSUMER = ("RTX-3090", "RTX-4090", "RTX-5090", "RTX-A5000")
 WORKSTATION = ("RTX-A6000", "RTX-6000-Ada", "RTX-PRO-6000", "RTX-PRO-6000-Server")
-CLOUD = ("L4", "A10G", "L40S", "A100-SXM-40GB", "A100-PCIE-80GB", "A100-SXM-80GB", "H100-PCIE", "H100-SXM", "H100-NVL")
+CLOUD = (
+    "L4",
+    "A10G",
+    "L40S",
+    "A100-SXM-40GB",
+    "A100-PCIE-80GB",
+    "A100-SXM-80GB",
+    "H100-PCIE",
+    "H100-SXM",
+    "H100-NVL",
+)
 LARGE = ("A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "GB200")
 AMD = ("MI300X", "MI325X", "MI355X")
 VERSIONS: dict[str, tuple[str | None, ...]] = {
@@ -39,8 +58,10 @@ VERSIONS: dict[str, tuple[str | None, ...]] = {
     "sglang": (None, "0.5.4"), "trtllm": (None, "1.0.0"),
 }  # fmt: skip
 TASKS = {
-    "chat": ((200, 3000), (80, 600)), "rag": ((2000, 12_000), (50, 600)), "completion": ((500, 4000), (8, 60)),
-    "reasoning": ((100, 1500), (1500, 8000)), "agent": ((4000, 30_000), (60, 500)), "labels": ((50, 2000), (1, 4)),
+    "chat": ((200, 3000), (80, 600)), "rag": ((2000, 12_000), (50, 600)),
+    "completion": ((500, 4000), (8, 60)),
+    "reasoning": ((100, 1500), (1500, 8000)), "agent": ((4000, 30_000), (60, 500)),
+    "labels": ((50, 2000), (1, 4)),
     "documents": ((15_000, 60_000), (100, 1500)), "writing": ((50, 400), (500, 3000)),
 }  # fmt: skip
 """Mean prompt and output tokens, from and to."""
@@ -76,11 +97,16 @@ def generate(seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
     odd = dice.happens(0.1)
     size = dice.log(1e9, 1.1e12)
     name = dice.of(
-        sorted(MODELS, key=lambda name: abs(math.log(load_model(name).architecture.params_total / size)))[:6]
+        sorted(
+            MODELS,
+            key=lambda name: abs(math.log(load_model(name).architecture.params_total / size)),
+        )[:6]
     )
     served = load_model(name)
     served_by = dice.of(("vllm",) * 7 + ("sglang", "sglang", "trtllm"))
-    tasks = [task for task in TASKS if odd or TASKS[task][0][0] * 3 < served.architecture.max_position]
+    tasks = [
+        task for task in TASKS if odd or TASKS[task][0][0] * 3 < served.architecture.max_position
+    ]
     task = dice.of(tasks + [task for task in tasks if task != "labels"])
     (prompt_low, prompt_high), outputs = TASKS[task]
     longest = served.architecture.max_position / (1.5 if odd else 4)
@@ -93,8 +119,12 @@ def generate(seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
         "question": f"{task}{', odd' if odd else ''}: seed {seed}?",
         "model": name,
         "quantization": _formats(dice, served),
-        "kv_cache_dtype": dice.of((["auto"], ["auto"], ["auto", "fp8_e4m3" if served_by == "sglang" else "fp8"])),
-        "gpus": [{"gpu": card.name, "at_most": _at_most(dice, served, card, busy)} for card in cards],
+        "kv_cache_dtype": dice.of(
+            (["auto"], ["auto"], ["auto", "fp8_e4m3" if served_by == "sglang" else "fp8"])
+        ),
+        "gpus": [
+            {"gpu": card.name, "at_most": _at_most(dice, served, card, busy)} for card in cards
+        ],
         "engine": served_by,
         "workload": _workload(dice, task, prompt, output, rate, seed, folder),
     }
@@ -113,17 +143,26 @@ def small(seed: int) -> tuple[str, dict[str, Any]]:
     prompt, output = (dice.log(*bounds) for bounds in TASKS[task])
     card = get_gpu(dice.of(("L4", "A10G", "L40S", "RTX-4090", "A100-SXM-80GB", "H100-SXM")))
     rate = dice.log(0.5, 3) * _rate_of_one(load_model(name), card, prompt, output)
-    pace = dice.log(1, 4) * 2 * load_model(name).architecture.params_total / card.memory_bandwidth * 1e3
+    pace = (
+        dice.log(1, 4)
+        * 2
+        * load_model(name).architecture.params_total
+        / card.memory_bandwidth
+        * 1e3
+    )
     return f"small-{seed}", {
-        "question": f"{task}: seed {seed}?", "model": name, "quantization": dice.of((["checkpoint"], ["fp8"])),
-        "kv_cache_dtype": dice.of((["auto"], ["auto", "fp8"])), "gpus": [{"gpu": card.name, "at_most": 4}],
+        "question": f"{task}: seed {seed}?", "model": name,
+        "quantization": dice.of((["checkpoint"], ["fp8"])),
+        "kv_cache_dtype": dice.of((["auto"], ["auto", "fp8"])),
+        "gpus": [{"gpu": card.name, "at_most": 4}],
         "workload": {
             "prompt_tokens": {"mean": round(prompt), "p95": round(prompt * dice.log(1.5, 3))},
             "output_tokens": {"mean": round(output), "p95": round(output * dice.log(1.5, 3))},
             "rate": round(rate, 3),
         },
         "service_level": {
-            "ttft": {"p95": round(dice.log(300, 5000))}, dice.of(("tpot", "itl")): {"p95": round(pace + 10)},
+            "ttft": {"p95": round(dice.log(300, 5000))},
+            dice.of(("tpot", "itl")): {"p95": round(pace + 10)},
         },
         "headroom": dice.of((0, 0.2)),
     }  # fmt: skip
@@ -161,7 +200,11 @@ def _at_most(dice: Draw, served: Model, card: Gpu, busy: float) -> int:
 def _formats(dice: Draw, served: Model) -> list[str]:
     if served.quantization.method != "none":
         return ["checkpoint"]
-    return list(dice.of((["checkpoint"], ["checkpoint", "fp8"], ["fp8"], ["checkpoint", "fp8", "awq"], ["awq"])))
+    return list(
+        dice.of(
+            (["checkpoint"], ["checkpoint", "fp8"], ["fp8"], ["checkpoint", "fp8", "awq"], ["awq"])
+        )
+    )
 
 
 def _lengths(dice: Draw, mean: float) -> dict[str, float]:
@@ -181,7 +224,10 @@ def _lengths(dice: Draw, mean: float) -> dict[str, float]:
 def _workload(
     dice: Draw, task: str, prompt: float, output: float, rate: float, seed: int, folder: Path
 ) -> dict[str, Any]:
-    traffic: dict[str, Any] = {"prompt_tokens": _lengths(dice, prompt), "output_tokens": _lengths(dice, output)}
+    traffic: dict[str, Any] = {
+        "prompt_tokens": _lengths(dice, prompt),
+        "output_tokens": _lengths(dice, output),
+    }
     kind = dice.of(("rate",) * 7 + ("offline", "trace", "concurrency"))
     if kind == "trace":
         traffic = {"trace": _trace(dice, prompt, output, rate, seed, folder)}
@@ -197,7 +243,10 @@ def _workload(
         if dice.happens(0.5):
             traffic["burstiness"] = round(dice.log(0.2, 2), 2)
     if task in ("rag", "agent", "chat") and kind != "trace" and dice.happens(0.5):
-        traffic["shared_prefix"] = {"tokens": int(prompt * dice.rng.uniform(0.1, 0.7)), "hit_rate": 0.9}
+        traffic["shared_prefix"] = {
+            "tokens": int(prompt * dice.rng.uniform(0.1, 0.7)),
+            "hit_rate": 0.9,
+        }
     return traffic
 
 
@@ -205,13 +254,24 @@ def _trace(dice: Draw, prompt: float, output: float, rate: float, seed: int, fol
     """Some minutes of traffic as an Azure CSV or a plain one."""
     n = int(np.clip(rate * dice.log(120, 900), 200, 3000))
     arrival = np.cumsum(dice.rng.gamma(0.7, 1 / (0.7 * rate), n))
-    prompts, outputs = (np.maximum(np.rint(mean * dice.rng.lognormal(-0.32, 0.8, n)), 1) for mean in (prompt, output))
-    prompts, outputs = np.minimum(prompts, 4 * prompt).astype(int), np.minimum(outputs, 4 * output).astype(int)
+    prompts, outputs = (
+        np.maximum(np.rint(mean * dice.rng.lognormal(-0.32, 0.8, n)), 1)
+        for mean in (prompt, output)
+    )
+    prompts, outputs = (
+        np.minimum(prompts, 4 * prompt).astype(int),
+        np.minimum(outputs, 4 * output).astype(int),
+    )
     outputs = np.maximum(outputs, 1)
     path = folder / f"trace-{seed}.csv"
     if dice.happens(0.5):
-        stamps = np.datetime64("2023-11-16T18:15:46.000000") + (arrival * 1e6).astype("timedelta64[us]")
-        rows = [f"{str(t).replace('T', ' ')},{p},{o}" for t, p, o in zip(stamps, prompts, outputs, strict=True)]
+        stamps = np.datetime64("2023-11-16T18:15:46.000000") + (arrival * 1e6).astype(
+            "timedelta64[us]"
+        )
+        rows = [
+            f"{str(t).replace('T', ' ')},{p},{o}"
+            for t, p, o in zip(stamps, prompts, outputs, strict=True)
+        ]
         head = "TIMESTAMP,ContextTokens,GeneratedTokens"
     else:
         rows = [f"{t:.4f},{p},{o}" for t, p, o in zip(arrival, prompts, outputs, strict=True)]
@@ -226,9 +286,14 @@ def _level(dice: Draw, prompt: float, output: float) -> dict[str, dict[str, int]
     tpot = dice.log(12, 150)
     usual = {"ttft": ttft, "tpot": tpot, "itl": tpot * 1.5, "e2e": (ttft + tpot * output) * 1.3}
     wider = {"mean": 0.8, "p50": 0.8, "p95": 1.3, "p99": 2.0}
-    metrics = ("ttft", "e2e") if output < 5 else tuple(usual)  # hardly anybody promises a pace for three tokens
+    metrics = (
+        ("ttft", "e2e") if output < 5 else tuple(usual)
+    )  # hardly anybody promises a pace for three tokens
     points = {name: dice.some(list(wider), 2) for name in dice.some(metrics, 3)}
-    return {name: {at: max(round(usual[name] * wider[at]), 5) for at in ats} for name, ats in points.items()}
+    return {
+        name: {at: max(round(usual[name] * wider[at]), 5) for at in ats}
+        for name, ats in points.items()
+    }
 
 
 def _extras(dice: Draw, data: dict[str, Any], served: Model, cards: list[Gpu]) -> None:
@@ -241,16 +306,22 @@ def _extras(dice: Draw, data: dict[str, Any], served: Model, cards: list[Gpu]) -
         data["prices"] = {card.name: round(dice.log(0.3, 8), 2) for card in cards}
     if dice.happens(0.2):
         data["engine_args"] = dice.of((
-            {"max_num_seqs": 64}, {"gpu_memory_utilization": 0.85}, {"max_num_batched_tokens": 4096},
+            {"max_num_seqs": 64}, {"gpu_memory_utilization": 0.85},
+            {"max_num_batched_tokens": 4096},
             {"enable_prefix_caching": False}, {"max_num_seqs": 256, "gpu_memory_utilization": 0.95},
         ))  # fmt: skip
     if dice.happens(0.2):
-        method = "mtp" if served.architecture.is_mla and dice.happens(0.6) else dice.of(("eagle3", "ngram"))
+        method = (
+            "mtp"
+            if served.architecture.is_mla and dice.happens(0.6)
+            else dice.of(("eagle3", "ngram"))
+        )
         rate = round(dice.rng.uniform(0.3, 0.85), 2)
         data["speculation"] = {"method": method, "num_speculative_tokens": dice.of((1, 2, 3, 5)),
                                "acceptance_rate": rate, "allowed": dice.happens(0.7)}  # fmt: skip
     started = get_engine(data["engine"], data.get("engine_version"))
     if all(
-        parse_release(card.supported.get(started.name, ("99.0.0", None))[0]) > started.release_tuple for card in cards
+        parse_release(card.supported.get(started.name, ("99.0.0", None))[0]) > started.release_tuple
+        for card in cards
     ):
         data.pop("engine_version", None)  # nobody asks for GPUs that all came after their engine

@@ -9,7 +9,11 @@ from planner.analysis.adapter_tables import compare_adapter_endpoints
 from planner.core.errors import PlannerError
 from planner.deploy import build_launch, render_artifacts
 from planner.engines.deployment import deploy_on
-from planner.latency.lora_adapters import compute_adapter_bytes, compute_adapter_costs, estimate_distinct_adapters
+from planner.latency.lora_adapters import (
+    compute_adapter_bytes,
+    compute_adapter_costs,
+    estimate_distinct_adapters,
+)
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.prediction import evaluate
@@ -18,7 +22,12 @@ from planner.planning.search import search_deployments
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator.kernel_types import NOTE_ENTRY, EngineRules, RequestBatch, StepCostTable
 from planner.simulator.results import SimulationResult
-from planner.simulator.simulation import build_engine_rules, build_step_cost_table, simulate_requests, simulate_workload
+from planner.simulator.simulation import (
+    build_engine_rules,
+    build_step_cost_table,
+    simulate_requests,
+    simulate_workload,
+)
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.workload import Workload, compute_adapter_popularity
@@ -27,15 +36,25 @@ STEPS = StepCostTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300)
 N, ADAPTERS = 1500, 16
 
 
-def served(slots: int, host: int = ADAPTERS, table: StepCostTable = STEPS, log: bool = False) -> SimulationResult:
+def served(
+    slots: int, host: int = ADAPTERS, table: StepCostTable = STEPS, log: bool = False
+) -> SimulationResult:
     rng = np.random.default_rng(0)
     rules = EngineRules(
-        64, 512, 3000, 1024, False, True, 0, False, False, False, np.array([[0, 16]]), max_loras=slots,
+        64, 512, 3000, 1024, False, True, 0, False, False, False, np.array([[0, 16]]),
+        max_loras=slots,
         max_cpu_loras=host,
     )  # fmt: skip
-    prompt, output, adapter = rng.integers(10, 300, N), rng.integers(1, 200, N), rng.integers(-1, ADAPTERS, N)
+    prompt, output, adapter = (
+        rng.integers(10, 300, N),
+        rng.integers(1, 200, N),
+        rng.integers(-1, ADAPTERS, N),
+    )
     return simulate_requests(
-        rules, table, RequestBatch(sample_arrivals(N, 8.0, 1.0, rng), prompt, output, adapter=adapter), log_steps=log
+        rules,
+        table,
+        RequestBatch(sample_arrivals(N, 8.0, 1.0, rng), prompt, output, adapter=adapter),
+        log_steps=log,
     )
 
 
@@ -51,14 +70,21 @@ def test_a_step_has_at_most_so_many_adapters_and_lets_others_past(slots: int) ->
     order = np.argsort(found.scheduled, kind="stable")
     assert (np.diff(order) < 0).any(), "some are let past others that wait for a slot"
     for a in range(-1, ADAPTERS):
-        assert (np.diff(found.scheduled[adapter == a]) >= 0).all(), "but not past their own adapter's"
+        assert (np.diff(found.scheduled[adapter == a]) >= 0).all(), (
+            "but not past their own adapter's"
+        )
     assert not np.isnan(found.last_token).any()
 
 
 @pytest.mark.parametrize("slots", [1, 4, ADAPTERS])
 def test_many_equal_steps_at_once_are_the_same_steps(slots: int) -> None:
-    table = STEPS._replace(adapter_s=3e-4, adapter_token_s=1e-5, adapter_load_s=0.01, adapter_cold_s=0.05)
-    at_once, one_by_one = served(slots, ADAPTERS, table).outcome, served(slots, ADAPTERS, table, log=True).outcome
+    table = STEPS._replace(
+        adapter_s=3e-4, adapter_token_s=1e-5, adapter_load_s=0.01, adapter_cold_s=0.05
+    )
+    at_once, one_by_one = (
+        served(slots, ADAPTERS, table).outcome,
+        served(slots, ADAPTERS, table, log=True).outcome,
+    )
     assert np.allclose(at_once.last_token, one_by_one.last_token, rtol=0, atol=1e-9)
 
 
@@ -85,13 +111,17 @@ def test_an_hour_with_hundreds_of_adapters(
 ) -> None:
     """Output tokens/s measured on H100 64 GB: arXiv 2508.08343, runs of 2025 (223 / 193 tokens on average)."""
     deployment = deploy_on(
-        model, "H100-SXM-64GB", engine_version="0.9.2", max_num_seqs=2048, max_loras=slots, max_lora_rank=16,
+        model, "H100-SXM-64GB", engine_version="0.9.2", max_num_seqs=2048, max_loras=slots,
+        max_lora_rank=16,
         enable_prefix_caching=False,
     )  # fmt: skip
     rng, seconds, step = np.random.default_rng(0), 3600.0, build_step_model(deployment)
     asked = np.resize(per_adapter, adapters)
     n = int(asked.sum() * seconds)
-    prompt, output = rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1, rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1
+    prompt, output = (
+        rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1,
+        rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1,
+    )
     adapter = rng.choice(adapters, n, p=asked / asked.sum())
     sent = RequestBatch(np.sort(rng.random(n)) * seconds, prompt, output, adapter=adapter)
     rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)._replace(
@@ -107,22 +137,34 @@ def test_an_hour_with_hundreds_of_adapters(
 def test_first_requests_wait_for_adapters_that_come_from_disk() -> None:
     """Llama-3.1-8B, 160 adapters of rank 16, 64 slots, 3.53 requests/s for an hour, measured: arXiv 2508.08343."""
     deployment = deploy_on(
-        "meta-llama/Llama-3.1-8B-Instruct", "H100-SXM-64GB", engine_version="0.9.2", max_num_seqs=2048, max_loras=64,
+        "meta-llama/Llama-3.1-8B-Instruct", "H100-SXM-64GB", engine_version="0.9.2",
+        max_num_seqs=2048, max_loras=64,
         max_lora_rank=16, enable_prefix_caching=False,
     )  # fmt: skip
     rng, n = np.random.default_rng(0), 12_827
-    prompt, output = rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1, rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1
+    prompt, output = (
+        rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1,
+        rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1,
+    )
     asked = np.resize((0.05, 0.0125, 0.003125), 160)
     adapter = rng.choice(160, n, p=asked / asked.sum())
     sent = RequestBatch(np.sort(rng.random(n)) * 3600, prompt, output, adapter=adapter)
-    rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)._replace(max_loras=64, max_cpu_loras=160)
+    rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)._replace(
+        max_loras=64, max_cpu_loras=160
+    )
     costs = compute_adapter_costs(deployment)
-    found = simulate_requests(rules, build_step_cost_table(build_step_model(deployment))._replace(**costs), sent)
+    found = simulate_requests(
+        rules, build_step_cost_table(build_step_model(deployment))._replace(**costs), sent
+    )
     assert found.compute_quantile("ttft", 0.5) * 1e3 == pytest.approx(51.6, rel=0.1)
     assert found.ttft.mean() * 1e3 == pytest.approx(80.0, rel=0.25)
     assert found.compute_quantile("ttft", 0.99) * 1e3 == pytest.approx(423.6, rel=0.2)
     warm = simulate_requests(
-        rules, build_step_cost_table(build_step_model(deployment))._replace(**{**costs, "adapter_cold_s": 0.0}), sent
+        rules,
+        build_step_cost_table(build_step_model(deployment))._replace(
+            **{**costs, "adapter_cold_s": 0.0}
+        ),
+        sent,
     )
     assert warm.compute_quantile("ttft", 0.99) * 1e3 < 0.3 * 423.6
 
@@ -147,22 +189,34 @@ def test_adapters_without_slots_are_refused() -> None:
 
 
 ASKED = {
-    "question": "A customer, an adapter?", "model": "meta-llama/Llama-3.1-8B-Instruct", "engine_version": "0.20.2",
-    "gpus": [{"gpu": "H100-SXM", "at_most": 8}], "adapters": {"count": 40, "ranks": [8, 12], "zipf": 1.0},
+    "question": "A customer, an adapter?", "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "engine_version": "0.20.2",
+    "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
+    "adapters": {"count": 40, "ranks": [8, 12], "zipf": 1.0},
     "workload": {"prompt_tokens": {"mean": 600, "p95": 2000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 6},
     "service_level": {"tpot": {"p95": 40}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("zipf", [0.0, 1.0])
-@pytest.mark.parametrize("load", [{"rate": 2.0}, {"rate": 6.0}, {"concurrency": 64, "num_prompts": 1500}])
+@pytest.mark.parametrize(
+    "load", [{"rate": 2.0}, {"rate": 6.0}, {"concurrency": 64, "num_prompts": 1500}]
+)
 def test_the_closed_form_counts_adapters_as_the_replay_does_where_all_have_a_slot(
     zipf: float, load: dict[str, float]
 ) -> None:
-    deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=64)
-    lengths = LengthDistribution.from_lognormal(600, 2000), LengthDistribution.from_lognormal(200, 500)
+    deployment = deploy_on(
+        "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=64
+    )
+    lengths = (
+        LengthDistribution.from_lognormal(600, 2000),
+        LengthDistribution.from_lognormal(200, 500),
+    )
     workload = Workload(*lengths, adapters=64, adapter_zipf=zipf, **load)  # type: ignore[arg-type]
-    steady, replayed = evaluate(deployment, workload).performance, simulate_once(deployment, workload, 1500)
+    steady, replayed = (
+        evaluate(deployment, workload).performance,
+        simulate_once(deployment, workload, 1500),
+    )
     assert steady is not None
     assert steady.tpot["mean"].mid == pytest.approx(replayed.tpot.mean(), rel=0.06)
     plain = evaluate(deployment, replace(workload, adapters=0)).performance
@@ -172,13 +226,23 @@ def test_the_closed_form_counts_adapters_as_the_replay_does_where_all_have_a_slo
 @pytest.mark.parametrize("slots", [4, 16])
 def test_where_slots_are_scarce_the_closed_form_promises_less_than_the_replay(slots: int) -> None:
     deployment = deploy_on(
-        "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=slots,
+        "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096,
+        max_loras=slots,
         max_cpu_loras=64,
     )  # fmt: skip
-    lengths = LengthDistribution.from_lognormal(600, 2000), LengthDistribution.from_lognormal(200, 500)
+    lengths = (
+        LengthDistribution.from_lognormal(600, 2000),
+        LengthDistribution.from_lognormal(200, 500),
+    )
     workload = Workload(*lengths, concurrency=128, num_prompts=1500, adapters=64, adapter_zipf=1.0)
-    steady, replayed = evaluate(deployment, workload).performance, simulate_once(deployment, workload, 1500)
-    assert steady is not None and 0.4 * replayed.request_tps < steady.request_tps.mid < 1.02 * replayed.request_tps
+    steady, replayed = (
+        evaluate(deployment, workload).performance,
+        simulate_once(deployment, workload, 1500),
+    )
+    assert (
+        steady is not None
+        and 0.4 * replayed.request_tps < steady.request_tps.mid < 1.02 * replayed.request_tps
+    )
 
 
 def test_a_mean_number_of_different_adapters_is_what_chance_makes_of_it() -> None:
@@ -189,7 +253,13 @@ def test_a_mean_number_of_different_adapters_is_what_chance_makes_of_it() -> Non
 
 def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_memory() -> None:
     low, high = (
-        deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_loras=4, max_lora_rank=rank)
+        deploy_on(
+            "meta-llama/Llama-3.1-8B",
+            "H100",
+            engine_version="0.20.2",
+            max_loras=4,
+            max_lora_rank=rank,
+        )
         for rank in (16, 64)
     )
     costs = compute_adapter_costs(low), compute_adapter_costs(high)
@@ -206,24 +276,54 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     args = plan.chosen.deployment.args
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
     started = str(build_launch(plan.chosen.prediction))
-    for flag in ("--enable-lora", f"--max-loras {args.max_loras}", "--max-cpu-loras 40", "--lora-modules", "ADAPTER"):
+    for flag in (
+        "--enable-lora",
+        f"--max-loras {args.max_loras}",
+        "--max-cpu-loras 40",
+        "--lora-modules",
+        "ADAPTER",
+    ):
         assert flag in started
     (rented,) = render_artifacts(plan.chosen.prediction, (), wanted=["runpod"]).values()
-    assert "\n# LORA_MODULES=[" in rented and "$" not in rented, "an environment file fills nothing in"
+    assert "\n# LORA_MODULES=[" in rented and "$" not in rented, (
+        "an environment file fills nothing in"
+    )
     without = search_deployments(parse_scenario({**ASKED, "adapters": None}, "plain"))
-    assert without.chosen is not None and without.chosen.prediction.performance and plan.chosen.prediction.performance
-    assert without.chosen.prediction.performance.tpot["mean"].mid < plan.chosen.prediction.performance.tpot["mean"].mid
+    assert (
+        without.chosen is not None
+        and without.chosen.prediction.performance
+        and plan.chosen.prediction.performance
+    )
+    assert (
+        without.chosen.prediction.performance.tpot["mean"].mid
+        < plan.chosen.prediction.performance.tpot["mean"].mid
+    )
 
 
 @pytest.mark.parametrize(
-    "gpus", [[{"gpu": "H100-SXM", "at_most": 8}], [{"gpu": "L40S", "at_most": 8}, {"gpu": "L4", "at_most": 9}]]
+    "gpus",
+    [
+        [{"gpu": "H100-SXM", "at_most": 8}],
+        [{"gpu": "L40S", "at_most": 8}, {"gpu": "L4", "at_most": 9}],
+    ],
 )
-def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are(gpus: list[dict[str, object]]) -> None:
+def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are(
+    gpus: list[dict[str, object]],
+) -> None:
     found = compare_adapter_endpoints(parse_scenario({**ASKED, "gpus": gpus}, "adapters"))
-    assert found is not None and found.break_even_adapters is not None and found.break_even_adapters > 1
+    assert (
+        found is not None
+        and found.break_even_adapters is not None
+        and found.break_even_adapters > 1
+    )
     costs = found.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
-    assert costs["one for each"].is_monotonic_increasing and costs["one for all"].is_monotonic_increasing
-    assert costs["one for each"][1] <= costs["one for all"][1], "merged into the weights it is no dearer"
+    assert (
+        costs["one for each"].is_monotonic_increasing
+        and costs["one for all"].is_monotonic_increasing
+    )
+    assert costs["one for each"][1] <= costs["one for all"][1], (
+        "merged into the weights it is no dearer"
+    )
     assert costs["one for each"][40] >= 40 * found.dedicated_usd_per_hour > costs["one for all"][40]
 
 
@@ -237,9 +337,14 @@ def test_without_adapters_endpoints_are_not_compared() -> None:
         ({"count": 0}, "adapters.count"),
         ({"count": 4, "ranks": [1024]}, "adapters.ranks"),
         ({"count": 4, "ranks": []}, "adapters.ranks"),
-        ({"count": 9, "max_loras": 8, "max_cpu_loras": 4}, "max_cpu_loras 4 is less than max_loras 8"),
+        (
+            {"count": 9, "max_loras": 8, "max_cpu_loras": 4},
+            "max_cpu_loras 4 is less than max_loras 8",
+        ),
     ],
 )
-def test_adapters_that_no_engine_serves_are_refused(adapters: dict[str, object], message: str) -> None:
+def test_adapters_that_no_engine_serves_are_refused(
+    adapters: dict[str, object], message: str
+) -> None:
     with pytest.raises(PlannerError, match=message):
         parse_scenario({**ASKED, "adapters": adapters}, "wrong")

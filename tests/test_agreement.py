@@ -1,6 +1,7 @@
 """One quantity, one value: wherever a plan is told, in tables, sentences, files, JSON or a batch row, it says the same.
 
-All shipped scenarios, and small ones for what those lack: a trace, users in a closed loop, answers of one token.
+All shipped scenarios, and small ones for what those lack: a trace, users in a closed loop, answers
+of one token.
 """
 
 import json
@@ -45,7 +46,11 @@ SMALL: dict[str, Any] = {
     "question": "?",
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "gpus": [{"gpu": "L40S", "at_most": 2}, {"gpu": "H100-SXM", "at_most": 1}],
-    "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400}, "rate": 2},
+    "workload": {
+        "prompt_tokens": {"mean": 900, "p95": 2200},
+        "output_tokens": {"mean": 150, "p95": 400},
+        "rate": 2,
+    },
     "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
 }
 LENGTHS = {"prompt_tokens": {"mean": 900}, "output_tokens": {"mean": 150}}
@@ -73,7 +78,10 @@ def traced(folder: Path) -> Path:
     """A service of two hundred seconds, ever busier, in `trace.csv`."""
     rng, n = np.random.default_rng(1), 500
     arrival = np.sort(200 * rng.random(n) ** 0.7)
-    prompt, output = rng.lognormal(6.3, 0.7, n).astype(int) + 1, rng.lognormal(4.5, 0.8, n).astype(int) + 1
+    prompt, output = (
+        rng.lognormal(6.3, 0.7, n).astype(int) + 1,
+        rng.lognormal(4.5, 0.8, n).astype(int) + 1,
+    )
     lines = [f"{at:.3f},{p},{o}" for at, p, o in zip(arrival, prompt, output, strict=True)]
     (folder / "trace.csv").write_text("\n".join(("arrival,prompt_tokens,output_tokens", *lines)))
     return folder
@@ -108,7 +116,9 @@ def ends(value: Interval | None) -> list[float] | None:
 def same(one: object, other: Interval) -> bool:
     """Whether a table's cell is that figure; none for none."""
     assert isinstance(one, Interval)
-    return np.allclose((one.lo, one.mid, one.hi), (other.lo, other.mid, other.hi), rtol=1e-9, equal_nan=True)
+    return np.allclose(
+        (one.lo, one.mid, one.hi), (other.lo, other.mid, other.hi), rtol=1e-9, equal_nan=True
+    )
 
 
 def cells(performance: Performance, read: str = "get") -> Iterator[tuple[str, str, Interval]]:
@@ -117,13 +127,20 @@ def cells(performance: Performance, read: str = "get") -> Iterator[tuple[str, st
         yield metric, point, getattr(performance, read)(metric, point) * 1e3
 
 
-def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+def test_figures_rest_on_a_replay_and_hang_together(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
     """What is served is what arrives where the queue does not grow; tokens are requests times their tokens."""
     assert performance.num_simulated_requests > 0 and performance.capacity is not None
     workload = plan.scenario.workload
     if workload.rate is not None and not plan.scenario.offline:
-        assert performance.capacity == estimate_capacity(chosen.deployment, chosen.prediction.workload)
-    assert performance.capacity.mid >= performance.request_tps.mid * (1 - 1e-9) or performance.saturated
+        assert performance.capacity == estimate_capacity(
+            chosen.deployment, chosen.prediction.workload
+        )
+    assert (
+        performance.capacity.mid >= performance.request_tps.mid * (1 - 1e-9)
+        or performance.saturated
+    )
     rate = workload.rate
     if rate is not None and not plan.scenario.offline and workload.trace is None:
         served = rate * (1 - chosen.prediction.rejected_fraction)
@@ -134,7 +151,9 @@ def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidat
     assert 0 < performance.kv_usage <= performance.kv_usage_p99 <= 1
 
 
-def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+def test_the_summary_says_what_the_plan_says(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
     table = tail_latency.build_latency_table(performance).set_index("Latency")
     for metric, point, value in cells(performance, "get_for_display"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
@@ -146,10 +165,15 @@ def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, perf
         assert same(first[f"{target.name} (ms)"], value)
 
 
-def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+def test_promises_are_judged_alike_everywhere(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
     table = layout_study.build_slo_table(plan.scenario, chosen).set_index("Promise")
     drawn = drawn_rows(charts_summary.plot_slos(plan.scenario, chosen), "target")
-    stated = {f"{row['percentile']} {row['metric'].upper()}": row for row in serialize_plan(plan)["service_level"]}
+    stated = {
+        f"{row['percentile']} {row['metric'].upper()}": row
+        for row in serialize_plan(plan)["service_level"]
+    }
     for target in plan.scenario.slo_targets:
         value = performance.get_for_display(target.metric, target.percentile)
         if math.isnan(value.mid):
@@ -157,10 +181,15 @@ def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, per
             continue
         replayed = performance.get(target.metric, target.percentile)
         row, entry, bar = table.loc[f"{target.name} (ms)"], stated[target.name], drawn[str(target)]
-        assert same(row["Predicted"], value * 1e3) and row["Limit"] == pytest.approx(target.seconds * 1e3)
+        assert same(row["Predicted"], value * 1e3) and row["Limit"] == pytest.approx(
+            target.seconds * 1e3
+        )
         assert entry["predicted_ms"] == ends(replayed * 1e3) and entry["limit_ms"] == row["Limit"]
         share = value / target.seconds
-        assert (bar["mid"], bar["hi"]) == (min(share.mid, MAX_DRAWN_UTILIZATION), min(share.hi, MAX_DRAWN_UTILIZATION))
+        assert (bar["mid"], bar["hi"]) == (
+            min(share.mid, MAX_DRAWN_UTILIZATION),
+            min(share.hi, MAX_DRAWN_UTILIZATION),
+        )
         assert bar["further"] == (share.hi > MAX_DRAWN_UTILIZATION)
         assert same(row["Share of the limit (%)"], share * 100)
         broken = any(target.name in miss for miss in chosen.violations)
@@ -175,7 +204,9 @@ def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     found, lines = serialize_plan(plan), format_plan(plan)
-    assert found["planned_rps"] == pytest.approx(compute_offered_rps(plan.scenario, chosen.prediction))
+    assert found["planned_rps"] == pytest.approx(
+        compute_offered_rps(plan.scenario, chosen.prediction)
+    )
     free = compute_free_capacity(plan.scenario, chosen.prediction)
     assert found["headroom"] == pytest.approx(free)
     assert f", {free:.0%} free at {found['planned_rps']:.3g}" in lines
@@ -194,11 +225,16 @@ def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
     for metric, point, value in cells(performance, "get_for_display"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     assert table.loc["Queue", "p99 (ms)"].mid == pytest.approx(performance.queue * 1e3, nan_ok=True)
-    assert found.num_requests == performance.num_simulated_requests and found.preemptions == performance.preemptions
+    assert (
+        found.num_requests == performance.num_simulated_requests
+        and found.preemptions == performance.preemptions
+    )
     assert same(tail_latency.build_tail_row(found)["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
 
 
-def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+def test_plan_json_says_what_the_plan_says(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
     found = serialize_plan(plan)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     for metric, point, value in cells(performance):
@@ -212,13 +248,22 @@ def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, perfor
     assert (found["verdict"], found["reasons"]) == (plan.verdict, list(plan.reasons))
     layout, args = chosen.deployment.layout, chosen.deployment.args
     assert found["model"] == plan.scenario.model and found["gpus"] == layout.num_gpus
-    assert found["layout"]["tp"] * found["layout"]["pp"] * found["layout"]["dp"] * layout.replicas == found["gpus"]
+    assert (
+        found["layout"]["tp"] * found["layout"]["pp"] * found["layout"]["dp"] * layout.replicas
+        == found["gpus"]
+    )
     assert found["engine_args"]["max_num_seqs"] == args.max_num_seqs
     if plan.runner_up:
-        assert found["runner_up"]["usd_per_hour"] == ends(plan.runner_up.prediction.usd_per_hour_interval)
+        assert found["runner_up"]["usd_per_hour"] == ends(
+            plan.runner_up.prediction.usd_per_hour_interval
+        )
     if chosen.usd_per_hour:
         assert found["usd_per_hour"][0] == chosen.usd_per_hour
-        month = None if plan.scenario.offline else [each * 24 * 365.25 / 12 for each in found["usd_per_hour"]]
+        month = (
+            None
+            if plan.scenario.offline
+            else [each * 24 * 365.25 / 12 for each in found["usd_per_hour"]]
+        )
         assert found["usd_per_month"] == (month and pytest.approx(month))
         per_token = chosen.usd_per_hour / 3600 / performance.output_tps.mid * 1e6
         assert found["usd_per_mtok_output"][0] == pytest.approx(per_token)
@@ -226,7 +271,9 @@ def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, perfor
         assert found["headroom"] >= plan.scenario.headroom - 1e-9
 
 
-def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+def test_the_terminal_says_what_the_plan_says(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
     lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in format_plan(plan).splitlines())
     assert lines["Verdict"] == {"holds": "holds", "at_risk": "holds, but at risk"}[plan.verdict]
     assert lines["Run"] == f"{plan.scenario.model} on {describe_deployment(chosen.deployment)}"
@@ -237,22 +284,33 @@ def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, per
     for target in plan.scenario.slo_targets:
         value = performance.get_for_display(target.metric, target.percentile) * 1e3
         if not math.isnan(value.mid):
-            assert lines[target.name].startswith(f"{value:,.0f} ms, promised".replace("inf", "growing"))
+            assert lines[target.name].startswith(
+                f"{value:,.0f} ms, promised".replace("inf", "growing")
+            )
     if per_token := chosen.prediction.usd_per_mtok_output:
         a_month = (
             ""
             if plan.scenario.offline
             else f", ${chosen.prediction.usd_per_hour_interval * 24 * 365.25 / 12:,.0f} a month"
         )
-        said = f"${chosen.prediction.usd_per_hour_interval:,.2f} an hour{a_month}; at the middle price ${per_token:.2f} a million"
+        said = (
+            f"${chosen.prediction.usd_per_hour_interval:,.2f} an hour{a_month}; at the middle price"
+            f" ${per_token:.2f} a million"
+        )
         assert lines["Cost"].startswith(said)
         assert ("for all of it" in lines["Cost"]) == plan.scenario.offline
     assert f"replayed, {performance.num_simulated_requests:,} requests" in lines["How sure"]
 
 
-def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+def test_files_say_what_the_plan_says(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
     texts = render_artifacts(chosen.prediction, plan.scenario.slo_targets)
-    memory, args, layout = chosen.prediction.memory, chosen.deployment.args, chosen.deployment.layout
+    memory, args, layout = (
+        chosen.prediction.memory,
+        chosen.deployment.args,
+        chosen.deployment.layout,
+    )
     checklist = texts["checklist.md"]
     for metric in ("TTFT", "ITL"):
         value = performance.get_for_display(metric.lower(), "p99") * 1e3
@@ -276,25 +334,41 @@ def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance
         assert f"expects {performance.preemptions:.3g} preemptions" in texts["alerts.yml"]
 
 
-def test_the_benchmark_states_what_its_own_runs_are_predicted_to_do(plan: Plan, chosen: Candidate) -> None:
+def test_the_benchmark_states_what_its_own_runs_are_predicted_to_do(
+    plan: Plan, chosen: Candidate
+) -> None:
     script = render_artifacts(chosen.prediction, plan.scenario.slo_targets)["bench.sh"]
     steps = dict(re.findall(r'"([\d.]+) (\d+)"', script))
     for rate, found in predict_benchmark_ramp(chosen.prediction).items():
         (line,) = re.findall(rf"^#   {rate:<12.3g} (.*)$", script, re.MULTILINE)
-        stated = " ".join(f"{getattr(found, metric)['p99'] * 1e3:.0f}" for metric in ("ttft", "itl"))
+        stated = " ".join(
+            f"{getattr(found, metric)['p99'] * 1e3:.0f}" for metric in ("ttft", "itl")
+        )
         assert " ".join(line.split()) == stated or found.saturated
         assert int(steps[f"{rate:.3g}"]) == count_benchmark_prompts(rate)
 
 
-def test_a_row_of_the_plan_predicts_the_plan(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+def test_a_row_of_the_plan_predicts_the_plan(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
     found = predict_row(attacks.row_of(plan))
     assert found["status"] == "ok", found.get("error")
     for metric, point, value in cells(performance):
         name = f"{metric}_ms_{point}"
-        stated = [found[name], *(found[f"{name}{end}"] for end in ("_lo", "_hi") if f"{name}{end}" in found)]
-        assert stated == pytest.approx([value.mid, value.lo, value.hi][: len(stated)], nan_ok=True), name
-    for name, value in (("capacity_rps", performance.capacity), ("output_tps", performance.output_tps)):
-        assert [found[name], found[f"{name}_lo"], found[f"{name}_hi"]] == pytest.approx([value.mid, value.lo, value.hi])
+        stated = [
+            found[name],
+            *(found[f"{name}{end}"] for end in ("_lo", "_hi") if f"{name}{end}" in found),
+        ]
+        assert stated == pytest.approx(
+            [value.mid, value.lo, value.hi][: len(stated)], nan_ok=True
+        ), name
+    for name, value in (
+        ("capacity_rps", performance.capacity),
+        ("output_tps", performance.output_tps),
+    ):
+        assert [found[name], found[f"{name}_lo"], found[f"{name}_hi"]] == pytest.approx(
+            [value.mid, value.lo, value.hi]
+        )
     assert found["kv_usage_p99"] == performance.kv_usage_p99
     assert found["queue_ms_p99"] == pytest.approx(performance.queue * 1e3)
     assert found["decode_batch_mean"] == performance.decode_batch
@@ -305,10 +379,16 @@ def test_a_row_of_the_plan_predicts_the_plan(plan: Plan, chosen: Candidate, perf
 
 
 def test_an_adversary_finds_no_second_value(plan: Plan) -> None:
-    assert attacks.check_agreement(plan.scenario, plan) + attacks.check_figures(plan.scenario, plan) == []
+    assert (
+        attacks.check_agreement(plan.scenario, plan) + attacks.check_figures(plan.scenario, plan)
+        == []
+    )
 
 
 def test_every_candidate_shown_first_is_the_chosen_one(plan: Plan, chosen: Candidate) -> None:
     """The first of every table is the plan, and no other row holds for less."""
     assert plan.best is chosen
-    assert min(candidate.cost_key for candidate in plan.candidates if candidate.is_feasible) == chosen.cost_key
+    assert (
+        min(candidate.cost_key for candidate in plan.candidates if candidate.is_feasible)
+        == chosen.cost_key
+    )

@@ -15,7 +15,12 @@ import yaml
 from prometheus_series import Traffic, case, rule_tests
 
 from planner.deploy import render_artifacts
-from planner.deploy.alerts import build_slo_alerts, compute_alert_thresholds, get_prometheus_job, list_metrics_endpoints
+from planner.deploy.alerts import (
+    build_slo_alerts,
+    compute_alert_thresholds,
+    get_prometheus_job,
+    list_metrics_endpoints,
+)
 from planner.engines.deployment import SpeculationConfig, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.metric_names import get_metric_names
@@ -26,7 +31,9 @@ from planner.workload.workload import Workload
 
 SEEN = yaml.safe_load((Path(__file__).parent / "data" / "metric_names.yaml").read_text())
 PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed"
+)
 TARGETS = (SloTarget("ttft", "p99", 0.8), SloTarget("tpot", "p95", 0.04), SloTarget("itl", "p95", 0.05),
            SloTarget("e2e", "p50", 20.0), SloTarget("tpot", "mean", 0.03))  # fmt: skip
 WORKLOAD = Workload(LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(200, 500), rate=4.0, prefix_tokens=400,
@@ -38,14 +45,27 @@ OFFLINE = replace(WORKLOAD, rate=None, concurrency=256, num_prompts=5000, prefix
 def planned(kind: str) -> tuple[Prediction, tuple[SloTarget, ...]]:
     name, _, version = kind.partition(" ")
     offline = version == "offline"
-    base: dict[str, Any] = {"replicas": 2, "max_model_len": 8192, "max_num_seqs": 64, "engine": name}
+    base: dict[str, Any] = {
+        "replicas": 2,
+        "max_model_len": 8192,
+        "max_num_seqs": 64,
+        "engine": name,
+    }
     base |= {"engine_version": version or None} if not offline else {}
     drafting = SpeculationConfig("ngram", 4, 0.5) if version == "0.33.0" else None
     served = deploy_on("meta-llama/Llama-3.1-8B", "H100", **base, speculation=drafting)
     return evaluate(served, OFFLINE if offline else WORKLOAD), () if offline else TARGETS
 
 
-KINDS = ["vllm 0.20.2", "vllm 0.33.0", "vllm 0.10.0", "vllm 0.8.5", "sglang 0.5.23", "sglang 0.5.4", "vllm offline"]
+KINDS = [
+    "vllm 0.20.2",
+    "vllm 0.33.0",
+    "vllm 0.10.0",
+    "vllm 0.8.5",
+    "sglang 0.5.23",
+    "sglang 0.5.4",
+    "vllm offline",
+]
 
 
 @cache
@@ -54,20 +74,28 @@ def files(kind: str) -> dict[str, str]:
 
 
 def rules(kind: str) -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(files(kind)["alerts.yml"])["groups"] for rule in group["rules"]]
+    return [
+        rule
+        for group in yaml.safe_load(files(kind)["alerts.yml"])["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def passes(folder: Path, alerts: str, tests: Mapping[str, Any]) -> None:
     """promtool finds that these rules pass their tests."""
     (folder / "alerts.yml").write_text(alerts)
     (folder / "test.yml").write_text(yaml.safe_dump(tests))
-    done = subprocess.run([PROMTOOL, "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @needs_promtool
 @pytest.mark.parametrize("kind", ["vllm 0.33.0", "sglang 0.5.23", "vllm offline"])
-def test_each_alert_fires_when_it_should_and_none_when_all_is_as_planned(tmp_path: Path, kind: str) -> None:
+def test_each_alert_fires_when_it_should_and_none_when_all_is_as_planned(
+    tmp_path: Path, kind: str
+) -> None:
     text = files(kind)["alerts.yml"]
     passes(tmp_path, text, rule_tests(*planned(kind), text))
 
@@ -79,7 +107,9 @@ def test_a_pace_between_two_edges_is_not_taken_for_one_beyond_the_limit(tmp_path
     def all_at(seconds: float, expected: Mapping[str, bool]) -> dict[str, Any]:
         traffic = Traffic(*planned("vllm 0.20.2"))
         traffic.mean["tpot"] = seconds
-        return case([rule for rule in rules("vllm 0.20.2") if "alert" in rule], traffic, expected.get)
+        return case(
+            [rule for rule in rules("vllm 0.20.2") if "alert" in rule], traffic, expected.get
+        )
 
     silent = {"TpotP95AboveServiceLevel": False, "TpotP95BurnsItsBudget": False}
     tests = [all_at(0.0299, {**silent, "TpotP95MeanAboveLimit": False}),
@@ -100,27 +130,43 @@ def test_replicas_that_come_and_go_with_the_traffic_are_counted_against_it(tmp_p
     def at(up: int, busy: float) -> dict[str, Any]:
         model = prediction.deployment.model.name
         labels = f'{{model_name="{model}", instance="a:1"}}'
-        series = [f'up{{job="{get_prometheus_job(prediction.deployment)}", instance="a:1"}} {up}x60']
+        series = [
+            f'up{{job="{get_prometheus_job(prediction.deployment)}", instance="a:1"}} {up}x60'
+        ]
         if up:
-            running, waiting = f"vllm:num_requests_running{labels}", f"vllm:num_requests_waiting{labels}"
+            running, waiting = (
+                f"vllm:num_requests_running{labels}",
+                f"vllm:num_requests_waiting{labels}",
+            )
             series = [*series, f"{running} {busy}x60", f"{waiting} 0x60"]
         made = [
-            {"series": one.rpartition(" ")[0], "values": one.rpartition(" ")[2].replace("x", "+0x")} for one in series
+            {"series": one.rpartition(" ")[0], "values": one.rpartition(" ")[2].replace("x", "+0x")}
+            for one in series
         ]
         rule = next(one for group in yaml.safe_load(found["alerts.yml"])["groups"] for one in group["rules"]
                     if one.get("alert") == "ReplicasMissing")  # fmt: skip
         alarm = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
         fires = up == 0 or busy > each
-        check = {"eval_time": "110m", "alertname": "ReplicasMissing", "exp_alerts": [alarm] if fires else []}
+        check = {
+            "eval_time": "110m",
+            "alertname": "ReplicasMissing",
+            "exp_alerts": [alarm] if fires else [],
+        }
         return {"interval": "2m", "input_series": made, "alert_rule_test": [check]}
 
     tests = [at(1, each / 2), at(1, 3 * each), at(0, 0.0)]
-    passes(tmp_path, found["alerts.yml"], {"rule_files": ["alerts.yml"], "evaluation_interval": "5m", "tests": tests})
+    passes(
+        tmp_path,
+        found["alerts.yml"],
+        {"rule_files": ["alerts.yml"], "evaluation_interval": "5m", "tests": tests},
+    )
 
 
 @pytest.mark.parametrize("kind", ["vllm 0.33.0", "sglang 0.5.23"])
 def test_what_is_scraped_has_the_name_that_alerts_and_dashboard_count(kind: str) -> None:
-    found = render_artifacts(*planned(kind), wanted=("alerts", "dashboard", "kubernetes", "compose"))
+    found = render_artifacts(
+        *planned(kind), wanted=("alerts", "dashboard", "kubernetes", "compose")
+    )
     asked = {json.loads(name) for file in ("alerts.yml", "grafana.json")
              for name in re.findall(r'job=("(?:[^"\\]|\\.)*")', found[file].replace('\\"', '"'))}  # fmt: skip
     (scraped,) = yaml.safe_load(found["prometheus.yml"])["scrape_configs"]
@@ -128,10 +174,14 @@ def test_what_is_scraped_has_the_name_that_alerts_and_dashboard_count(kind: str)
     assert ruled["spec"]["groups"] == yaml.safe_load(found["alerts.yml"])["groups"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     (relabelled,) = endpoint["relabelings"]
-    assert relabelled["targetLabel"] == "job" and asked == {scraped["job_name"]} == {relabelled["replacement"]}
+    assert relabelled["targetLabel"] == "job" and asked == {scraped["job_name"]} == {
+        relabelled["replacement"]
+    }
     services = yaml.safe_load(found["compose.yaml"])["services"].values()
     ports = {f"localhost:{service['ports'][0].split(':')[0]}" for service in services}
-    assert ports == set(scraped["static_configs"][0]["targets"])  # where compose puts them, Prometheus looks
+    assert ports == set(
+        scraped["static_configs"][0]["targets"]
+    )  # where compose puts them, Prometheus looks
 
 
 def test_spares_run_and_are_scraped_and_an_alert_waits_for_what_the_traffic_needs() -> None:
@@ -149,12 +199,23 @@ def test_spares_run_and_are_scraped_and_an_alert_waits_for_what_the_traffic_need
     panel = next(one for one in board["panels"] if one["title"] == "Replicas that answer")
     assert panel["description"] == "The plan has 2 and 1 to spare."
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 2
-    assert len(yaml.safe_load(found["prometheus.yml"])["scrape_configs"][0]["static_configs"][0]["targets"]) == 3
+    assert (
+        len(
+            yaml.safe_load(found["prometheus.yml"])["scrape_configs"][0]["static_configs"][0][
+                "targets"
+            ]
+        )
+        == 3
+    )
     assert "2 and 1 to spare" in found["runbook.md"]
 
 
 def test_an_alert_on_an_edge_says_which(tmp_path: Path) -> None:
-    said = {rule["alert"]: rule["annotations"]["summary"] for rule in rules("vllm 0.20.2") if "alert" in rule}
+    said = {
+        rule["alert"]: rule["annotations"]["summary"]
+        for rule in rules("vllm 0.20.2")
+        if "alert" in rule
+    }
     assert said["TtftP99AboveServiceLevel"].endswith(
         "late is what took over 1000 ms, the nearest edge of the histogram"
     )
@@ -167,7 +228,9 @@ def test_prometheus_reads_rules_and_configuration(tmp_path: Path, kind: str) -> 
     for name in ("alerts.yml", "prometheus.yml"):
         (tmp_path / name).write_text(files(kind)[name])
     for what, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
-        done = subprocess.run([PROMTOOL, "check", what, tmp_path / name], capture_output=True, text=True)
+        done = subprocess.run(
+            [PROMTOOL, "check", what, tmp_path / name], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -183,23 +246,33 @@ def test_every_name_is_on_that_versions_page(kind: str) -> None:
 
 def test_late_is_what_is_above_an_edge_that_lies_at_or_above_the_limit() -> None:
     by_key = {promise.key: promise for promise in build_slo_alerts(*planned("vllm 0.20.2"))}
-    assert (by_key["tpot_p95"].bucket_edge_s, by_key["itl_p95"].bucket_edge_s, by_key["ttft_p99"].bucket_edge_s) == (
+    assert (
+        by_key["tpot_p95"].bucket_edge_s,
+        by_key["itl_p95"].bucket_edge_s,
+        by_key["ttft_p99"].bucket_edge_s,
+    ) == (
         0.05,
         0.05,
         1.0,
     )
     assert by_key["tpot_mean"].bucket_edge_s is None
-    assert {promise.key: promise.bucket_edge_s for promise in build_slo_alerts(*planned("sglang 0.5.4"))}[
-        "itl_p95"
-    ] == 0.06
+    assert {
+        promise.key: promise.bucket_edge_s for promise in build_slo_alerts(*planned("sglang 0.5.4"))
+    }["itl_p95"] == 0.06
     text = files("vllm 0.20.2")["alerts.yml"]
-    assert "p95 TPOT of at most 40 ms: the histogram has no edge there. Late is what took over 50 ms" in text
+    assert (
+        "p95 TPOT of at most 40 ms: the histogram has no edge there. Late is what took over 50 ms"
+        in text
+    )
     assert "p95 ITL of at most 50 ms" not in text.split("groups:")[0]
     assert "histogram_quantile" not in text
 
 
 def test_what_a_version_lacks_is_said() -> None:
-    assert "p95 TPOT of at most 40 ms: this version has no such histogram" in files("vllm 0.10.0")["alerts.yml"]
+    assert (
+        "p95 TPOT of at most 40 ms: this version has no such histogram"
+        in files("vllm 0.10.0")["alerts.yml"]
+    )
     assert "reports no preemptions" in files("sglang 0.5.4")["alerts.yml"]
     assert "alerts.yml" not in files("tgi") and "runbook.md" not in files("tgi")
     assert "gateway" in get_metric_names(get_engine("tgi")).without
@@ -208,7 +281,9 @@ def test_what_a_version_lacks_is_said() -> None:
 def test_no_budget_is_burnt_at_a_rate_that_cannot_be() -> None:
     """14.4 times the budget of a p50 would be more than all requests: such an alert would never fire."""
     for at in ("p50", "p95", "p99"):
-        promise = replace(build_slo_alerts(*planned("vllm 0.20.2"))[0], target=SloTarget("ttft", at, 0.8))
+        promise = replace(
+            build_slo_alerts(*planned("vllm 0.20.2"))[0], target=SloTarget("ttft", at, 0.8)
+        )
         assert all(promise.error_budget < share < 1 for share, _, _ in promise.burn_rate_rules)
 
 
@@ -247,11 +322,19 @@ def test_the_dashboard_asks_for_what_the_engine_reports_and_draws_the_plan(kind:
     assert replicas["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 2
     requests = next(panel for panel in board["panels"] if panel["title"] == "Requests")
     colors = [step["color"] for step in requests["fieldConfig"]["defaults"]["thresholds"]["steps"]]
-    assert colors == ("red green" if kind == "vllm offline" else "green yellow red").split()  # jobs want to be fast
+    assert (
+        colors == ("red green" if kind == "vllm offline" else "green yellow red").split()
+    )  # jobs want to be fast
 
 
 def test_grafana_takes_the_dashboard() -> None:
-    schema = Path(__file__).parents[2] / "shared" / "schemas" / "builtin" / "grafana-dashboard.schema.json"
+    schema = (
+        Path(__file__).parents[2]
+        / "shared"
+        / "schemas"
+        / "builtin"
+        / "grafana-dashboard.schema.json"
+    )
     if not schema.is_file():
         pytest.skip("Grafana's dashboard schema is not at hand")
     jsonschema = pytest.importorskip("jsonschema")
@@ -261,6 +344,10 @@ def test_grafana_takes_the_dashboard() -> None:
 
 def test_every_runbook_link_leads_to_a_heading() -> None:
     for kind in KINDS:
-        anchors = {line.split('"')[1] for line in files(kind)["runbook.md"].splitlines() if line.startswith("<a id=")}
+        anchors = {
+            line.split('"')[1]
+            for line in files(kind)["runbook.md"].splitlines()
+            if line.startswith("<a id=")
+        }
         links = [rule["annotations"]["runbook_url"] for rule in rules(kind) if "alert" in rule]
         assert {link.removeprefix("runbook.md#") for link in links} <= anchors

@@ -40,8 +40,12 @@ def test_the_columns_of_the_interface_are_there(tmp_path: Path) -> None:
 
 def test_no_more_is_served_than_the_capacity() -> None:
     """32 in flight on 256 slots are far from it; 2,000 are at it."""
-    few, many = (predict_row({**CHAT, "concurrency": load, "max_num_seqs": "256"}) for load in ("32", "1000"))
-    assert few["capacity_rps"] == pytest.approx(many["capacity_rps"], rel=0.06)  # which a burst may exceed a little
+    few, many = (
+        predict_row({**CHAT, "concurrency": load, "max_num_seqs": "256"}) for load in ("32", "1000")
+    )
+    assert few["capacity_rps"] == pytest.approx(
+        many["capacity_rps"], rel=0.06
+    )  # which a burst may exceed a little
     assert few["request_tps"] < 0.6 * few["capacity_rps"]
     assert many["request_tps"] == pytest.approx(many["capacity_rps"], rel=0.1)
 
@@ -55,7 +59,9 @@ def test_no_more_is_served_than_the_capacity() -> None:
         ("nvidia/MiniMax-M2.5-NVFP4", "4", None),
     ],
 )
-def test_bits_that_the_checkpoint_has_already_change_nothing(model: str, bits: str, gib: float | None) -> None:
+def test_bits_that_the_checkpoint_has_already_change_nothing(
+    model: str, bits: str, gib: float | None
+) -> None:
     row = {"model": model, "gpu": "B200", "engine_version": "0.20.2"}
     plain, said = predict_row(row), predict_row({**row, "weight_bits": bits})
     assert said["weights_gib"] == plain["weights_gib"]
@@ -65,7 +71,9 @@ def test_bits_that_the_checkpoint_has_already_change_nothing(model: str, bits: s
 def test_other_bits_are_another_checkpoint() -> None:
     """4 bits are about a quarter of 16, embeddings apart; what is stored in MXFP4 is not served in 8 bits."""
     row = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100", "engine_version": "0.20.2"}
-    half, quarter = (predict_row({**row, "weight_bits": bits})["weights_gib"] for bits in ("8", "4"))
+    half, quarter = (
+        predict_row({**row, "weight_bits": bits})["weights_gib"] for bits in ("8", "4")
+    )
     assert 14.99 / 2 < half < 9 and 14.99 / 4 < quarter < 6
     refused = predict_row({**row, "model": "openai/gpt-oss-120b", "weight_bits": "8"})
     assert refused["status"] == "error" and "mxfp4" in refused["error"]
@@ -80,15 +88,27 @@ def test_rows_come_out_in_order_with_one_sentence_per_failure(tmp_path: Path) ->
         "c,meta-llama/Llama-3.1-8B,l40s,100,50,4",
     )
     assert code == 1
-    assert [(row["id"], row["status"]) for row in rows] == [("a", "ok"), ("b", "error"), ("c", "ok")]
+    assert [(row["id"], row["status"]) for row in rows] == [
+        ("a", "ok"),
+        ("b", "error"),
+        ("c", "ok"),
+    ]
     assert "H1000" in rows[1]["error"] and rows[1]["tpot_ms_mean"] == ""
-    assert float(rows[0]["tpot_ms_mean"]) < float(rows[2]["tpot_ms_mean"])  # 3,350 GB/s against 864 GB/s
-    assert float(rows[0]["tpot_ms_mean_lo"]) < float(rows[0]["tpot_ms_mean"]) < float(rows[0]["tpot_ms_mean_hi"])
+    assert float(rows[0]["tpot_ms_mean"]) < float(
+        rows[2]["tpot_ms_mean"]
+    )  # 3,350 GB/s against 864 GB/s
+    assert (
+        float(rows[0]["tpot_ms_mean_lo"])
+        < float(rows[0]["tpot_ms_mean"])
+        < float(rows[0]["tpot_ms_mean_hi"])
+    )
 
 
 def test_a_row_without_traffic_is_a_memory_plan(tmp_path: Path) -> None:
     code, (row,) = predicted(
-        tmp_path, "model,gpu,gpu_memory_utilization,max_model_len", "meta-llama/Llama-3.1-8B,A100 80GB,0.9,8192"
+        tmp_path,
+        "model,gpu,gpu_memory_utilization,max_model_len",
+        "meta-llama/Llama-3.1-8B,A100 80GB,0.9,8192",
     )
     assert code == 0 and row["status"] == "ok" and row["ttft_ms_mean"] == ""
     assert int(row["params_total"]) == 8_030_261_248  # counted on the model's own checkpoint
@@ -99,19 +119,28 @@ def test_a_row_without_traffic_is_a_memory_plan(tmp_path: Path) -> None:
 
 def test_one_more_token_costs_nothing_in_layers_whose_window_is_full() -> None:
     """gemma-3-27b: 10 of 62 layers attend to everything, with 16 KV heads of 128 + 128 in BF16."""
-    answer = predict_row({"model": "google/gemma-3-27b-it", "gpu": "H100", "engine_version": "0.19.0"})
+    answer = predict_row(
+        {"model": "google/gemma-3-27b-it", "gpu": "H100", "engine_version": "0.19.0"}
+    )
     assert answer["kv_bytes_per_token"] == 10 * 16 * (128 + 128) * 2
 
 
 def test_what_does_not_fit_still_has_its_memory_and_a_way_out(tmp_path: Path) -> None:
-    code, (row,) = predicted(tmp_path, "model,gpu,isl,osl,concurrency", "meta-llama/Meta-Llama-3.1-70B,L40S,100,50,4")
+    code, (row,) = predicted(
+        tmp_path, "model,gpu,isl,osl,concurrency", "meta-llama/Meta-Llama-3.1-70B,L40S,100,50,4"
+    )
     assert code == 0 and row["status"] == "does_not_fit"
-    assert float(row["weights_gib"]) == pytest.approx(131.4, abs=0.5) and float(row["kv_available_gib"]) < 0
+    assert (
+        float(row["weights_gib"]) == pytest.approx(131.4, abs=0.5)
+        and float(row["kv_available_gib"]) < 0
+    )
     assert "GiB" in row["error"] and row["ttft_ms_mean"] == ""
 
 
 def test_a_context_that_fits_the_traffic_stands_in_for_the_models_own(tmp_path: Path) -> None:
-    _, (row,) = predicted(tmp_path, "model,gpu,isl,osl,concurrency", "meta-llama/Llama-3.1-8B,RTX 4090,100,50,4")
+    _, (row,) = predicted(
+        tmp_path, "model,gpu,isl,osl,concurrency", "meta-llama/Llama-3.1-8B,RTX 4090,100,50,4"
+    )
     assert row["status"] == "ok" and "max_model_len 131,072 does not fit" in row["warnings"]
 
 
@@ -150,7 +179,10 @@ def test_a_bad_cell_is_one_sentence(cells: dict[str, str], message: str) -> None
 
 
 @settings(max_examples=60, deadline=None)
-@given(column=st.sampled_from(sorted(set(INPUT_COLUMNS) - {"id", "model", "draft_model"})), cell=st.text(max_size=8))
+@given(
+    column=st.sampled_from(sorted(set(INPUT_COLUMNS) - {"id", "model", "draft_model"})),
+    cell=st.text(max_size=8),
+)
 def test_no_cell_ends_in_a_traceback(column: str, cell: str) -> None:
     assert predict_row({**CHAT, column: cell})["status"] in ("ok", "error", "does_not_fit")
 
@@ -158,7 +190,11 @@ def test_no_cell_ends_in_a_traceback(column: str, cell: str) -> None:
 def test_unusable_files(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="cannot read"):
         predict_file(tmp_path / "absent.csv", tmp_path / "out.csv")
-    for text, message in (("", "line 1"), ("a,b\n1,2\n", "line 1"), ("gpu,model,gpu\n", "occurs twice")):
+    for text, message in (
+        ("", "line 1"),
+        ("a,b\n1,2\n", "line 1"),
+        ("gpu,model,gpu\n", "occurs twice"),
+    ):
         (tmp_path / "rows.csv").write_text(text)
         with pytest.raises(PlannerError, match=message):
             predict_file(tmp_path / "rows.csv", tmp_path / "out.csv")
@@ -183,7 +219,12 @@ def test_an_interrupted_batch_goes_on_where_it_was(tmp_path: Path) -> None:
         partial.write_bytes(whole[:cut])
         out.unlink()
         counted: list[int] = []
-        assert predict_file(rows, out, resume=True, progress=lambda done, _, to=counted: to.append(done)) == 0
+        assert (
+            predict_file(
+                rows, out, resume=True, progress=lambda done, _, to=counted: to.append(done)
+            )
+            == 0
+        )
         assert out.read_bytes() == whole and not partial.exists()
         assert counted == list(range(max(sum(end <= cut for end in ends), 1), len(names) + 1))
     partial.write_bytes(whole.replace(b"3, ", b"4, "))
@@ -192,21 +233,34 @@ def test_an_interrupted_batch_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
-    code, rows = predicted(tmp_path, "model,gpu,max_num_seq", "meta-llama/Llama-3.1-8B,H100,8", "x,H100,1,2,3")
-    assert code == 1 and rows[0]["status"] == "ok" and "did you mean max_num_seqs?" in rows[0]["warnings"]
+    code, rows = predicted(
+        tmp_path, "model,gpu,max_num_seq", "meta-llama/Llama-3.1-8B,H100,8", "x,H100,1,2,3"
+    )
+    assert (
+        code == 1
+        and rows[0]["status"] == "ok"
+        and "did you mean max_num_seqs?" in rows[0]["warnings"]
+    )
     assert "2 more cells" in rows[1]["error"]
-    _, rows = predicted(tmp_path, "model,gpu,rate,prompt_tokens,concurrency", "meta-llama/Llama-3.1-8B,H100,8,900,")
+    _, rows = predicted(
+        tmp_path, "model,gpu,rate,prompt_tokens,concurrency", "meta-llama/Llama-3.1-8B,H100,8,900,"
+    )
     assert all(f"did you mean {meant}?" in rows[0]["warnings"] for meant in ("request_rate", "isl"))
     _, rows = predicted(tmp_path, "model,gpu,request_rate", "meta-llama/Llama-3.1-8B,H100,8")
     assert "request_rate without isl and osl" in rows[0]["warnings"] and not rows[0]["ttft_ms_mean"]
 
 
-def test_the_terminal_says_what_is_ignored_and_why_nothing_is_planned(tmp_path: Path, capsys) -> None:
+def test_the_terminal_says_what_is_ignored_and_why_nothing_is_planned(
+    tmp_path: Path, capsys
+) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("model,gpu,colour,max_num_seq\nmeta-llama/Llama-3.1-8B,H100,red,8\n")
     assert main(["predict", str(rows), "--out", str(tmp_path / "out.csv")]) == 0
     told = capsys.readouterr().err
-    assert "column colour is ignored\n" in told and "max_num_seq is ignored, did you mean max_num_seqs?" in told
+    assert (
+        "column colour is ignored\n" in told
+        and "max_num_seq is ignored, did you mean max_num_seqs?" in told
+    )
     rows.write_text("model,gpu\nmeta-llama/Llama-3.1-8B,H1O0\nmeta-llama/Llama-3.1-8B,\n")
     assert main(["predict", str(rows), "--out", str(tmp_path / "out.csv")]) == 1
     assert "no row can be planned; the first: unknown GPU 'H1O0'" in capsys.readouterr().err
@@ -237,7 +291,8 @@ def test_a_rate_that_the_concurrency_caps_is_a_closed_loop() -> None:
 
 def test_a_trace_brings_lengths_and_rate(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
-        "arrival,prompt_tokens,output_tokens\n" + "".join(f"{i / 2},{100 + i},{20 + i}\n" for i in range(100))
+        "arrival,prompt_tokens,output_tokens\n"
+        + "".join(f"{i / 2},{100 + i},{20 + i}\n" for i in range(100))
     )
     code, rows = predicted(
         tmp_path,
@@ -246,7 +301,9 @@ def test_a_trace_brings_lengths_and_rate(tmp_path: Path) -> None:
         "meta-llama/Llama-3.1-8B,H100,t.csv,4",
     )
     assert code == 0
-    assert [float(row["request_tps"]) for row in rows] == pytest.approx([2, 4], rel=0.04)  # and the last one's answer
+    assert [float(row["request_tps"]) for row in rows] == pytest.approx(
+        [2, 4], rel=0.04
+    )  # and the last one's answer
 
 
 def test_of_a_trace_of_hours_the_busiest_is_predicted_as_it_is_planned(tmp_path: Path) -> None:
@@ -277,4 +334,6 @@ def test_speculation_changes_tpot_by_the_speedup_it_states() -> None:
     }
     with_it, without = predict_row(drafted), predict_row({**CHAT, "concurrency": "1"})
     assert with_it["spec_speedup"] > 1
-    assert without["tpot_ms_mean"] / with_it["tpot_ms_mean"] == pytest.approx(with_it["spec_speedup"], rel=0.05)
+    assert without["tpot_ms_mean"] / with_it["tpot_ms_mean"] == pytest.approx(
+        with_it["spec_speedup"], rel=0.05
+    )

@@ -12,7 +12,9 @@ from planner.ui.pdf_report import NOTEBOOK_DIR
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed on this machine"),
+    pytest.mark.skipif(
+        chromium() is None, reason="no Chromium or Chrome is installed on this machine"
+    ),
 ]
 
 
@@ -27,12 +29,20 @@ def test_a_slider_redraws_its_chart(tmp_path):
         page.locator(".widget-slider .noUi-handle").first.focus()
         page.keyboard.press("PageDown")
         page.wait_for_function(
-            "before => document.querySelector('.widget-html svg').innerHTML !== before", arg=before, timeout=15_000
+            "before => document.querySelector('.widget-html svg').innerHTML !== before",
+            arg=before,
+            timeout=15_000,
         )
-        page.get_by_role("button", name="Carry on with this").first.click()  # the whole chapter runs again
+        page.get_by_role(
+            "button", name="Carry on with this"
+        ).first.click()  # the whole chapter runs again
         page.get_by_role("button", name="Back to the plan").wait_for(timeout=60_000)
         assert "Error" not in page.locator(".jp-OutputArea").all_inner_texts()
-        elsewhere = [url for url in requests if not url.startswith((address.removesuffix("/lab"), "data:", "blob:"))]
+        elsewhere = [
+            url
+            for url in requests
+            if not url.startswith((address.removesuffix("/lab"), "data:", "blob:"))
+        ]
         assert elsewhere == []  # works with no network
 
 
@@ -54,14 +64,17 @@ def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
         _after(page, lambda: _slide(page, "requests/s", "PageUp"), "at most")
         _slide(page, "prompt tokens", "PageDown")
         _slide(page, "output tokens", "PageDown")
-        page.wait_for_function("document.querySelector('.headroom').innerText.includes('replayed:')", timeout=240_000)
+        page.wait_for_function(
+            "document.querySelector('.headroom').innerText.includes('replayed:')", timeout=240_000
+        )
         page.get_by_role("button", name="Save as scenario").click()
         page.wait_for_selector(".headroom a[href='2-vram.ipynb']", timeout=15_000)
         saved = (tmp_path / "my-question.yaml").read_text(encoding="utf-8")
         assert "Qwen/Qwen3-8B" in saved and "L40S" in saved and "H100-SXM" not in saved
         page.locator(".headroom a[href='2-vram.ipynb']").click()
         page.wait_for_function(
-            "[...document.querySelectorAll('.jp-OutputArea')].some(it => /Qwen3-8B.* on .*L40S/.test(it.innerText))",
+            "[...document.querySelectorAll('.jp-OutputArea')].some(it => /Qwen3-8B.* on"
+            " .*L40S/.test(it.innerText))",
             timeout=240_000,
         )
 
@@ -88,7 +101,12 @@ def _stranger(cells: list[dict], marker: Path) -> dict:
         {"cell_type": "markdown", "id": "prose", "metadata": {}, "source": RUNS_ALL},
     ]
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    return {"cells": [*cells, *mine], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return {
+        "cells": [*cells, *mine],
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 def test_a_strangers_notebook_does_not_run_by_itself(tmp_path):
@@ -102,7 +120,9 @@ def test_a_strangers_notebook_does_not_run_by_itself(tmp_path):
     with jupyterlab(tmp_path) as address, browser() as page:
         for name in strangers:
             page.goto(f"{address}/tree/{name}?reset")
-            page.wait_for_function(f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000)
+            page.wait_for_function(
+                f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000
+            )
             for place in ("", ".jp-MarkdownCell", ".jp-CodeCell .jp-OutputArea"):
                 if place:
                     page.locator(f"{place} .headroom-runs-all").last.click()
@@ -123,7 +143,9 @@ def test_the_cockpit_imports_no_module_of_the_notebooks_folder(tmp_path, monkeyp
         (place / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})")
     with jupyterlab(tmp_path) as address, browser(width=1400, height=1400) as page:
         page.goto(f"{address}/tree/theirs/start.ipynb?reset")
-        page.wait_for_function("document.querySelector('.headroom')?.innerText.includes('replayed:')", timeout=240_000)
+        page.wait_for_function(
+            "document.querySelector('.headroom')?.innerText.includes('replayed:')", timeout=240_000
+        )
         assert not (tmp_path / "ran").exists()
 
 
@@ -134,7 +156,9 @@ def _fill(page: Page, label: str, value: str) -> None:
 
 def _slide(page: Page, label: str, key: str) -> None:
     """Press a key on the slider with this label."""
-    row = page.locator(".headroom .widget-inline-hbox", has=page.get_by_text(label, exact=True)).first
+    row = page.locator(
+        ".headroom .widget-inline-hbox", has=page.get_by_text(label, exact=True)
+    ).first
     row.locator(".noUi-handle").focus()
     page.keyboard.press(key)
 

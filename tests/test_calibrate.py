@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.calibration.benchmark_results import plan_benchmarked_deployment, read_benchmark_results
+from planner.calibration.benchmark_results import (
+    plan_benchmarked_deployment,
+    read_benchmark_results,
+)
 from planner.calibration.user_fit import (
     REPEAT_SIGMA_TTFT_TPOT,
     BenchmarkPoint,
@@ -32,7 +35,9 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import Trace
 from planner.workload.workload import Workload
 
-DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", max_model_len=8192, enable_prefix_caching=False)
+DEPLOYMENT = deploy_on(
+    "meta-llama/Llama-3.1-8B-Instruct", "L40S", max_model_len=8192, enable_prefix_caching=False
+)
 KNOWN = get_deployment_coefficients(DEPLOYMENT).coefficients
 BENCH = {
     "completed": 20, "total_input_tokens": 640, "total_output_tokens": 320, "request_rate": "inf",
@@ -44,16 +49,22 @@ def machine(seed: int) -> StepCoefficients:
     """A made-up L40S, each of whose coefficients lies 25% above or below what the catalog says."""
     sides = np.random.default_rng(seed).choice([-1, 1], len(list_coefficient_names()))
     changed = {
-        name: getattr(KNOWN, name) * 1.25**side for name, side in zip(list_coefficient_names(), sides, strict=True)
+        name: getattr(KNOWN, name) * 1.25**side
+        for name, side in zip(list_coefficient_names(), sides, strict=True)
     }
     return replace(KNOWN, **changed)
 
 
-def measure(c: StepCoefficients, concurrency: int, rate: float = np.inf, isl: int = 800, osl: int = 150) -> dict:
+def measure(
+    c: StepCoefficients, concurrency: int, rate: float = np.inf, isl: int = 800, osl: int = 150
+) -> dict:
     """What `vllm bench serve --save-result --save-detailed` would write of such a machine; 2% of noise."""
     rng = np.random.default_rng(int(concurrency + 10 * min(rate, 10)))
     n = 10 * concurrency
-    prompt, output = rng.integers(isl // 2, isl * 3 // 2, n), rng.integers(osl // 2, osl * 3 // 2, n)
+    prompt, output = (
+        rng.integers(isl // 2, isl * 3 // 2, n),
+        rng.integers(osl // 2, osl * 3 // 2, n),
+    )
     arrival = np.zeros(n) if np.isinf(rate) else np.cumsum(rng.exponential(1 / rate, n))
     trace = Trace(Path(), arrival - arrival[0], prompt, output)
     load = {"concurrency": concurrency} if np.isinf(rate) else {"rate": trace.rate}
@@ -68,13 +79,17 @@ def measure(c: StepCoefficients, concurrency: int, rate: float = np.inf, isl: in
         DEPLOYMENT, get_memory_plan(DEPLOYMENT).pool, build_target_step_model(DEPLOYMENT, c), work
     )
     ttft, tpot = (
-        found.summarize(metric)["mean"] * 1e3 * np.exp(0.02 * rng.standard_normal()) for metric in ("ttft", "tpot")
+        found.summarize(metric)["mean"] * 1e3 * np.exp(0.02 * rng.standard_normal())
+        for metric in ("ttft", "tpot")
     )
     return {
-        "completed": n, "total_input_tokens": int(prompt.sum()), "total_output_tokens": int(output.sum()),
+        "completed": n, "total_input_tokens": int(prompt.sum()),
+        "total_output_tokens": int(output.sum()),
         "request_rate": rate if np.isfinite(rate) else "inf", "burstiness": 1.0,
-        "max_concurrency": concurrency if np.isinf(rate) else None, "mean_ttft_ms": ttft, "mean_tpot_ms": tpot,
-        "input_lens": prompt.tolist(), "output_lens": output.tolist(), "start_times": (found.sent + 5172.9).tolist(),
+        "max_concurrency": concurrency if np.isinf(rate) else None, "mean_ttft_ms": ttft,
+        "mean_tpot_ms": tpot,
+        "input_lens": prompt.tolist(), "output_lens": output.tolist(),
+        "start_times": (found.sent + 5172.9).tolist(),
     }  # fmt: skip
 
 
@@ -90,27 +105,40 @@ def runs(c: StepCoefficients, folder: Path) -> list[BenchmarkPoint]:
 def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_path):
     """After seven runs, so are loads that were not among them, and the intervals hold them."""
     truth = machine(seed)
-    found = fit_calibration(runs(truth, tmp_path), means=simulate_means, noise=REPEAT_SIGMA_TTFT_TPOT)
+    found = fit_calibration(
+        runs(truth, tmp_path), means=simulate_means, noise=REPEAT_SIGMA_TTFT_TPOT
+    )
     before, after = (np.median(np.abs(found.errors[:, index]), axis=0) for index in (0, 1))
     assert (before > 0.06).all()
     assert (after < 0.04).all()
     unseen = tmp_path / "unseen.json"
-    loads = [measure(truth, 32), measure(truth, 96, isl=3000, osl=100), measure(truth, 40, 2.0, isl=500, osl=400)]
+    loads = [
+        measure(truth, 32),
+        measure(truth, 96, isl=3000, osl=100),
+        measure(truth, 40, 2.0, isl=500, osl=400),
+    ]
     unseen.write_text(json.dumps(loads))
     for point in read_benchmark_results([unseen], DEPLOYMENT).points:
-        found_s, measured = np.array(simulate_means(point, found.after)), np.array([point.ttft, point.tpot])
+        found_s, measured = (
+            np.array(simulate_means(point, found.after)),
+            np.array([point.ttft, point.tpot]),
+        )
         assert found_s == pytest.approx(measured, rel=0.08)
         assert (
             np.abs(np.log(found_s / measured))
             < Z_SCORE_80PCT * np.array([found.estimate_sigma(0), found.estimate_sigma(1)])
         ).all()
-        assert predict_means(point, found.after)[1] == pytest.approx(point.tpot, rel=0.12), "in closed form as well"
+        assert predict_means(point, found.after)[1] == pytest.approx(point.tpot, rel=0.12), (
+            "in closed form as well"
+        )
 
 
 def test_more_runs_narrow_the_interval_and_never_below_what_repeats_differ_by(tmp_path):
     points = runs(machine(1), tmp_path)
     known = get_deployment_coefficients(DEPLOYMENT)
-    few, some, many = (fit_calibration(chosen, rounds=6) for chosen in (points[1:3], points, points * 2))
+    few, some, many = (
+        fit_calibration(chosen, rounds=6) for chosen in (points[1:3], points, points * 2)
+    )
     for column, prior in ((0, known.sigma_ttft), (1, known.sigma_tpot)):
         assert (
             prior
@@ -125,7 +153,9 @@ def test_one_bad_run_does_no_harm(tmp_path):
     """Another process had the GPU in one of seven runs: it took three times as long."""
     points = runs(machine(1), tmp_path)
     good = fit_calibration(points)
-    points[2] = replace(points[2], name="disturbed", ttft=3 * points[2].ttft, tpot=3 * points[2].tpot)
+    points[2] = replace(
+        points[2], name="disturbed", ttft=3 * points[2].ttft, tpot=3 * points[2].tpot
+    )
     found = fit_calibration(points)
     others = np.delete(np.arange(len(points)), 2)
     assert np.abs(found.errors[others, 1, 1] - good.errors[others, 1, 1]).max() < 0.03
@@ -139,16 +169,25 @@ def test_what_is_held_back_is_what_a_fit_without_that_run_misses(tmp_path):
     found = fit_calibration(points, rounds=30)
     for index in (0, 3, 6):
         without = fit_calibration(points[:index] + points[index + 1 :], rounds=30)
-        missed = np.log(predict_means(points[index], without.after)) - np.log([points[index].ttft, points[index].tpot])
+        missed = np.log(predict_means(points[index], without.after)) - np.log(
+            [points[index].ttft, points[index].tpot]
+        )
         assert found.held_out_errors[index] == pytest.approx(missed, abs=0.06)
 
 
 def test_one_run_as_predicted_hardly_narrows_the_interval():
     """It says nothing of other loads."""
-    work = Workload(LengthDistribution.from_constant(512), LengthDistribution.from_constant(256), concurrency=8)
+    work = Workload(
+        LengthDistribution.from_constant(512), LengthDistribution.from_constant(256), concurrency=8
+    )
     bare = BenchmarkPoint("only", DEPLOYMENT, work, None, None)
     ttft, tpot = predict_means(bare, KNOWN)
-    assert fit_calibration([replace(bare, ttft=ttft, tpot=tpot)], noise=REPEAT_SIGMA_TTFT_TPOT).estimate_sigma(1) > 0.07
+    assert (
+        fit_calibration(
+            [replace(bare, ttft=ttft, tpot=tpot)], noise=REPEAT_SIGMA_TTFT_TPOT
+        ).estimate_sigma(1)
+        > 0.07
+    )
 
 
 def test_what_changed_is_told_in_words():
@@ -158,16 +197,23 @@ def test_what_changed_is_told_in_words():
         bare = BenchmarkPoint(
             f"c{many}",
             DEPLOYMENT,
-            Workload(LengthDistribution.from_constant(512), LengthDistribution.from_constant(256), concurrency=many),
+            Workload(
+                LengthDistribution.from_constant(512),
+                LengthDistribution.from_constant(256),
+                concurrency=many,
+            ),
             None,
             None,
         )
-        points.append(replace(bare, **dict(zip(("ttft", "tpot"), predict_means(bare, truth), strict=True))))
+        points.append(
+            replace(bare, **dict(zip(("ttft", "tpot"), predict_means(bare, truth), strict=True)))
+        )
     told = str(fit_calibration(points, noise=REPEAT_SIGMA_TTFT_TPOT))
     assert "5 runs of meta-llama/Llama-3.1-8B" in told
     assert "median error of mean TPOT: 1" in told
     slower = (
-        r"weights are read at \d+% of the memory bandwidth, before|a step takes \d+% of what all this gives, before"
+        r"weights are read at \d+% of the memory bandwidth, before|a step takes \d+% of what all"
+        r" this gives, before"
     )
     assert re.search(slower, told), "while it decodes the two are one"
     assert f"ms per request, before {KNOWN.request_s * 1e3:.3g} ms" in told
@@ -181,23 +227,33 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
     found.save(mine, "2026-11-21")
     engine = apply_user_calibrations(DEPLOYMENT.engine, load_user_calibrations(mine))
     own = get_deployment_coefficients(replace(DEPLOYMENT, engine=engine))
-    assert own.basis == "measured" and own.sigma_tpot == pytest.approx(found.estimate_sigma(1), abs=1e-3)
+    assert own.basis == "measured" and own.sigma_tpot == pytest.approx(
+        found.estimate_sigma(1), abs=1e-3
+    )
     assert own.coefficients.memory == pytest.approx(found.after.memory, rel=0.01)
     planned_step, catalog_step = (
         build_target_step_model(replace(DEPLOYMENT, engine=e)) for e in (engine, DEPLOYMENT.engine)
     )
     assert planned_step.sigma_tpot < catalog_step.sigma_tpot
     other = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")
-    assert get_deployment_coefficients(replace(other, engine=engine)) == get_deployment_coefficients(other)
+    assert get_deployment_coefficients(
+        replace(other, engine=engine)
+    ) == get_deployment_coefficients(other)
     entry = load_user_calibrations(mine)["L40S"]
-    assert (entry.points, entry.models, entry.versions) == (4, ("llama",), (DEPLOYMENT.engine.version,))
+    assert (entry.points, entry.models, entry.versions) == (
+        4,
+        ("llama",),
+        (DEPLOYMENT.engine.version,),
+    )
     assert entry.source == "planner calibrate on closed.json" and entry.date == "2026-11-21"
 
 
 def test_a_release_with_an_entry_of_its_own_is_replaced_by_the_owners():
     """The catalog knows older releases on H100 apart; who measured one means it for what they run."""
     old = deploy_on("Qwen/Qwen3-32B", "H100", engine_version="0.12.0")
-    measured = UserCalibration(coefficients={"memory": 0.5}, engine="vllm", source="mine", date="2026-11-21")
+    measured = UserCalibration(
+        coefficients={"memory": 0.5}, engine="vllm", source="mine", date="2026-11-21"
+    )
     engine = apply_user_calibrations(old.engine, {"H100-SXM": measured})
     assert get_deployment_coefficients(replace(old, engine=engine)).coefficients.memory == 0.5
 
@@ -217,7 +273,9 @@ def test_files_that_cannot_be_written_or_hold_something_else_are_told(tmp_path):
     with pytest.raises(PlannerError, match=r"cannot write the calibration .*--out"):
         found.save(tmp_path / "no" / "such.yaml", "2026-11")
     other = tmp_path / "other.yaml"
-    other.write_text("L40S: {coefficients: {memory: 0.7}, engine: sglang, source: mine, date: '2026-11'}")
+    other.write_text(
+        "L40S: {coefficients: {memory: 0.7}, engine: sglang, source: mine, date: '2026-11'}"
+    )
     with pytest.raises(PlannerError, match="L40S under sglang; keep vllm in another file"):
         found.save(other, "2026-11")
     other.write_text("L4OS: {coefficients: {memory: 0.7}, source: mine, date: '2026-11'}")
@@ -239,7 +297,9 @@ def test_a_result_of_vllm_bench_serve_is_read(tmp_path):
     assert closed.workload.concurrency == 8 and closed.workload.rate is None
     assert closed.workload.prompt.mean == 32 and closed.tpot == pytest.approx(0.007)
     assert opened.workload.rate == 2.0
-    assert len(exact.workload.trace.prompt) == 19, "a request without output failed, and its prompt does not count"
+    assert len(exact.workload.trace.prompt) == 19, (
+        "a request without output failed, and its prompt does not count"
+    )
     assert not exact.workload.trace.arrival.any()
     assert sent.workload.trace.arrival[-1] == 18.0
 
@@ -257,8 +317,14 @@ def test_a_table_names_what_ran(tmp_path):
         "gpu_memory_utilization,enable_prefix_caching,measured_ttft_ms,measured_tpot_ms\n"
         "fp8,vllm,0.19.0,MiniMaxAI/MiniMax-M2.5,h200_sxm,1024,1024,0.8,4,4,64,640,256,0.9,false,200.5,17.75\n"
     )
-    (one,), (other,) = read_benchmark_results([theirs]).points, read_benchmark_results([ours]).points
-    assert (one.deployment.layout, one.deployment.args) == (other.deployment.layout, other.deployment.args)
+    (one,), (other,) = (
+        read_benchmark_results([theirs]).points,
+        read_benchmark_results([ours]).points,
+    )
+    assert (one.deployment.layout, one.deployment.args) == (
+        other.deployment.layout,
+        other.deployment.args,
+    )
     assert one.deployment.model.quantization == other.deployment.model.quantization
     assert one.deployment.engine == other.deployment.engine and one.workload == other.workload
     assert (one.ttft, one.tpot) == (0.2005, 0.01775)
@@ -271,18 +337,27 @@ ROW = "meta-llama/Llama-3.1-8B-Instruct,L40S,512,256,8,vllm,,60,24\n"
 def test_rows_of_other_machines_are_left_out_and_counted(tmp_path):
     path = tmp_path / "points.csv"
     path.write_text(
-        HEAD + ROW + ROW.replace("L40S", "L4") + ROW.replace("vllm", "sglang") + ROW.replace("vllm,", "vllm,eagle")
+        HEAD
+        + ROW
+        + ROW.replace("L40S", "L4")
+        + ROW.replace("vllm", "sglang")
+        + ROW.replace("vllm,", "vllm,eagle")
     )
     found = read_benchmark_results([path], DEPLOYMENT)
     assert len(found.points) == 1
-    assert all(told in found.notes[0] for told in ("1 of L4 under vllm", "1 of L40S under sglang", "with speculative"))
+    assert all(
+        told in found.notes[0]
+        for told in ("1 of L4 under vllm", "1 of L40S under sglang", "with speculative")
+    )
     with pytest.raises(
-        PlannerError, match=r"line 3: one GPU and engine at a time, got L40S under vllm and L4 under vllm"
+        PlannerError,
+        match=r"line 3: one GPU and engine at a time, got L40S under vllm and L4 under vllm",
     ):
         read_benchmark_results([path])
     path.write_text(HEAD + ROW.replace("L40S", "L4"))
     with pytest.raises(
-        PlannerError, match=r"no run to calibrate with\. points\.csv: rows left out: 1 of L4 under vllm"
+        PlannerError,
+        match=r"no run to calibrate with\. points\.csv: rows left out: 1 of L4 under vllm",
     ):
         read_benchmark_results([path], DEPLOYMENT)
 
@@ -319,11 +394,14 @@ def test_a_run_that_the_deployment_could_not_have_done_is_named(tmp_path):
     path = tmp_path / "long.json"
     path.write_text(json.dumps(BENCH | {"input_lens": [9000] * 20, "output_lens": [16] * 20}))
     with pytest.raises(
-        PlannerError, match=r"long\.json: a request has 9,016 tokens, over the plan's max_model_len 8,192"
+        PlannerError,
+        match=r"long\.json: a request has 9,016 tokens, over the plan's max_model_len 8,192",
     ):
         read_benchmark_results([path], DEPLOYMENT)
     path.write_text(json.dumps(BENCH | {"input_lens": [32] * 20, "output_lens": [1] * 20}))
-    with pytest.raises(PlannerError, match=r"long\.json: a TPOT of 7 ms was measured, but it can have none"):
+    with pytest.raises(
+        PlannerError, match=r"long\.json: a TPOT of 7 ms was measured, but it can have none"
+    ):
         fit_calibration(read_benchmark_results([path], DEPLOYMENT).points, means=simulate_means)
     with pytest.raises(PlannerError, match="one GPU and engine"):
         fit_calibration([])
@@ -336,7 +414,9 @@ def test_a_json_says_only_how_it_went(tmp_path):
     with pytest.raises(PlannerError, match="without speculation"):
         from planner.engines.deployment import SpeculationConfig
 
-        read_benchmark_results([tmp_path / "x.json"], replace(DEPLOYMENT, speculation=SpeculationConfig("eagle3", 3)))
+        read_benchmark_results(
+            [tmp_path / "x.json"], replace(DEPLOYMENT, speculation=SpeculationConfig("eagle3", 3))
+        )
 
 
 def test_what_a_scenario_s_benchmark_ran_on_is_one_replica_as_the_catalog_knows_it():

@@ -32,10 +32,16 @@ CHAT: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "gpus": [{"gpu": "L40S", "at_most": 4}],
     "engine_version": "0.20.2",
-    "workload": {"prompt_tokens": {"mean": 500, "p95": 1200}, "output_tokens": {"mean": 100, "p95": 260}, "rate": 4},
+    "workload": {
+        "prompt_tokens": {"mean": 500, "p95": 1200},
+        "output_tokens": {"mean": 100, "p95": 260},
+        "rate": 4,
+    },
     "service_level": {"ttft": {"p95": 4000}, "tpot": {"p95": 120}},
 }
-CARD = deploy_on(CHAT["model"], "L40S", engine_version="0.20.2", max_model_len=4096, max_num_seqs=32)
+CARD = deploy_on(
+    CHAT["model"], "L40S", engine_version="0.20.2", max_model_len=4096, max_num_seqs=32
+)
 
 
 def asked(**changes: Any) -> Scenario:
@@ -77,7 +83,10 @@ def test_what_is_loaded_beyond_the_pessimistic_end_of_its_capacity_is_at_risk() 
 def test_overload_misses_however_loose_the_limits() -> None:
     """In closed form as well: a queue that grows has no mean."""
     over = at(1.3 * most().mid, headroom=0.0, service_level={"ttft": {"mean": 1e6}})
-    for candidate in (evaluate_candidate(over, CARD, 1), simulate_candidate(over, evaluate_candidate(over, CARD, 1))):
+    for candidate in (
+        evaluate_candidate(over, CARD, 1),
+        simulate_candidate(over, evaluate_candidate(over, CARD, 1)),
+    ):
         assert not candidate.is_feasible and candidate.violated_constraints[0] == "capacity"
         assert candidate.limit_utilization == pytest.approx(1.3, rel=0.1)
     assert evaluate_candidate(over, CARD, 2).is_feasible
@@ -87,7 +96,8 @@ def test_a_target_between_the_middle_and_the_pessimistic_end_is_a_risk() -> None
     performance = found(0.5).prediction.performance
     tpot = performance.tpot["p95"]
     for limit, meets, risky in (
-        (1.01 * tpot.hi, True, False), ((tpot.mid + tpot.hi) / 2, True, True), (0.99 * tpot.mid, False, False)
+        (1.01 * tpot.hi, True, False), ((tpot.mid + tpot.hi) / 2, True, True),
+        (0.99 * tpot.mid, False, False)
     ):  # fmt: skip
         asking = at(0.5 * most().mid, service_level={"tpot": {"p95": limit * 1e3}}, headroom=0.0)
         candidate = check_against_slos(asking, found(0.5).prediction, ())
@@ -105,21 +115,30 @@ def test_refused_prompts_may_be_so_many_and_no_more() -> None:
 
 def test_an_offline_plan_must_serve_in_time_with_room_to_spare() -> None:
     done = {"prompt_tokens": {"mean": 500, "p95": 1200}, "output_tokens": {"mean": 100, "p95": 260}}
-    full = evaluate_candidate(asked(workload={**done, "requests": 1000, "within_hours": 1}, service_level={}), CARD, 1)
+    full = evaluate_candidate(
+        asked(workload={**done, "requests": 1000, "within_hours": 1}, service_level={}), CARD, 1
+    )
     served = full.prediction.performance.request_tps.mid
     for share, meets in ((0.75, True), (0.85, False)):
         hours = 200_000 / 3600 / (share * served)
-        asking = asked(workload={**done, "requests": 200_000, "within_hours": hours}, service_level={})
+        asking = asked(
+            workload={**done, "requests": 200_000, "within_hours": hours}, service_level={}
+        )
         assert evaluate_candidate(asking, CARD, 1).is_feasible == meets
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rate=st.floats(0.1, 40), factor=st.floats(1.0, 3.0), replicas=st.integers(1, 4))
-def test_more_traffic_or_fewer_replicas_never_take_a_smaller_share(rate: float, factor: float, replicas: int) -> None:
+def test_more_traffic_or_fewer_replicas_never_take_a_smaller_share(
+    rate: float, factor: float, replicas: int
+) -> None:
     """In closed form, of which the share of the capacity is part."""
     one, more = (evaluate_candidate(at(r), CARD, replicas) for r in (rate, rate * factor))
     assert more.limit_utilization >= one.limit_utilization * 0.999
-    assert evaluate_candidate(at(rate), CARD, replicas + 1).limit_utilization <= one.limit_utilization * 1.001
+    assert (
+        evaluate_candidate(at(rate), CARD, replicas + 1).limit_utilization
+        <= one.limit_utilization * 1.001
+    )
 
 
 @given(seconds=st.floats(1e-4, 100), limit=st.floats(1e-4, 100))
@@ -129,12 +148,15 @@ def test_a_sentence_tells_a_figure_from_its_limit(seconds: float, limit: float) 
         assert format_latency(seconds, limit) != format_latency(limit)
 
 
-# --------------------------------------------------------------------------------------------------- the confirmation
+# ---------------------------------------------------------------------------------------------------
+# the confirmation
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return search_deployments(asked(gpus=[{"gpu": "L40S", "at_most": 4}, {"gpu": "L4", "at_most": 4}]))
+    return search_deployments(
+        asked(gpus=[{"gpu": "L40S", "at_most": 4}, {"gpu": "L4", "at_most": 4}])
+    )
 
 
 def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds(plan) -> None:
@@ -147,7 +169,9 @@ def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds
 def test_a_replica_less_does_not_hold(plan) -> None:
     replicas = plan.chosen.deployment.layout.replicas
     if replicas > 1:
-        less = tune_and_simulate(plan.scenario, evaluate_candidate(plan.scenario, plan.chosen.deployment, replicas - 1))
+        less = tune_and_simulate(
+            plan.scenario, evaluate_candidate(plan.scenario, plan.chosen.deployment, replicas - 1)
+        )
         assert not less.is_feasible
 
 
@@ -160,7 +184,9 @@ def test_no_gpu_alone_holds_for_less(plan) -> None:
 
 def test_confirming_what_fails_rules_nothing_out() -> None:
     """A cheap candidate that only the closed form believes in, and the dearer one that holds."""
-    tight = at(0.75 * most().mid, headroom=0.0, service_level={"ttft": {"p99": 700}, "tpot": {"p95": 200}})
+    tight = at(
+        0.75 * most().mid, headroom=0.0, service_level={"ttft": {"p99": 700}, "tpot": {"p95": 200}}
+    )
     cases = [evaluate_candidate(tight, CARD, replicas) for replicas in (1, 2, 3)]
     found = verify_candidates(tight, [case for case in cases if may_be_feasible(tight, case)])
     assert (
@@ -199,13 +225,21 @@ def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_lo
 
 
 def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with() -> None:
-    long = asked(workload={**CHAT["workload"], "output_tokens": {"exactly": 100_000}, "rate": 0.1}).workload
+    long = asked(
+        workload={**CHAT["workload"], "output_tokens": {"exactly": 100_000}, "rate": 0.1}
+    ).workload
     roomy = CARD.with_args(max_model_len=102_400)
-    assert count_requests_to_simulate(roomy, long) == MAX_OUTPUT_TOKENS_PER_RUN / 100_000 == MIN_REQUESTS_PER_RUN
+    assert (
+        count_requests_to_simulate(roomy, long)
+        == MAX_OUTPUT_TOKENS_PER_RUN / 100_000
+        == MIN_REQUESTS_PER_RUN
+    )
     assert count_requests_to_simulate(roomy, long, quick=True) == SCREENING_REQUEST_BOUNDS[1]
 
 
-def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are_forgotten(monkeypatch) -> None:
+def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are_forgotten(
+    monkeypatch,
+) -> None:
     """A search of large MoE models replays more deployments than schedules are kept, and then most of them again."""
     asking = at(2)
     first = simulate_candidate(asking, evaluate_candidate(asking, CARD, 1), quick=True)
@@ -232,8 +266,18 @@ def test_waits_that_grow_are_no_figure() -> None:
         and over.violations[1] == "p95 TTFT grows for as long as it runs"
     )
     seen = over.prediction.performance
-    assert seen is not None and math.isinf(seen.get_for_display("e2e", "mean").mid) and seen.queue_growth == "yes"
+    assert (
+        seen is not None
+        and math.isinf(seen.get_for_display("e2e", "mean").mid)
+        and seen.queue_growth == "yes"
+    )
     assert math.isfinite(seen.get_for_display("tpot", "p95").hi)
-    ended = replace(flood, workload=replace(flood.workload, num_prompts=1000))  # a run that ends has its figure
+    ended = replace(
+        flood, workload=replace(flood.workload, num_prompts=1000)
+    )  # a run that ends has its figure
     last = simulate_candidate(ended, evaluate_candidate(ended, CARD, 1)).prediction.performance
-    assert last is not None and last.saturated and math.isfinite(last.get_for_display("ttft", "p95").mid)
+    assert (
+        last is not None
+        and last.saturated
+        and math.isfinite(last.get_for_display("ttft", "p95").mid)
+    )

@@ -42,7 +42,8 @@ def nothing(plan: Plan) -> Plan:
     return search_deployments(replace(plan.scenario, slo_targets=(SloTarget("ttft", "p95", 1e-4),)))
 
 
-# ------------------------------------------------------------------------------------------------------------- tables
+# -------------------------------------------------------------------------------------------------------------
+# tables
 
 
 def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -> None:
@@ -50,21 +51,38 @@ def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -
     states = list(table["service level"])
     order = [state == "misses" for state in states]
     assert order == sorted(order) and states[0] == layout_study.get_slo_label(plan.chosen)
-    assert list(table["deployment"]) == [describe_deployment(c.deployment) for c in plan.candidates[: len(table)]]
-    held = [float(usd) for usd, state in zip(table["USD per hour"], states, strict=True) if state != "misses"]
+    assert list(table["deployment"]) == [
+        describe_deployment(c.deployment) for c in plan.candidates[: len(table)]
+    ]
+    held = [
+        float(usd)
+        for usd, state in zip(table["USD per hour"], states, strict=True)
+        if state != "misses"
+    ]
     assert held == sorted(held)
 
 
 def test_the_counts_add_up(plan: Plan) -> None:
-    evaluated, closer, meeting, *ruled_out = map(int, re.findall(r"\d+", summary.describe_search_effort(plan)))
-    assert (evaluated, meeting) == (len(plan.candidates), sum(c.is_feasible for c in plan.candidates))
-    assert 0 < closer == sum(c.prediction.performance.num_simulated_requests > 0 for c in plan.candidates)
+    evaluated, closer, meeting, *ruled_out = map(
+        int, re.findall(r"\d+", summary.describe_search_effort(plan))
+    )
+    assert (evaluated, meeting) == (
+        len(plan.candidates),
+        sum(c.is_feasible for c in plan.candidates),
+    )
+    assert (
+        0
+        < closer
+        == sum(c.prediction.performance.num_simulated_requests > 0 for c in plan.candidates)
+    )
     assert sum(ruled_out[1:]) == (ruled_out[0] if ruled_out else 0) == len(plan.rejected)
 
 
 def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
     assert nothing.chosen is None and nothing.best is not None
-    assert summary.summarize_plan(nothing).startswith("Nothing that was allowed meets the service level.")
+    assert summary.summarize_plan(nothing).startswith(
+        "Nothing that was allowed meets the service level."
+    )
     first = summary.build_candidate_table(nothing).iloc[0]
     (promise,) = nothing.scenario.slo_targets
     over = nothing.best.prediction.performance.ttft["p95"].mid / promise.seconds
@@ -80,24 +98,33 @@ def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
 
 def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
     dearer = search_deployments(
-        replace(plan.scenario, prices=PriceSelection({"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9}))
+        replace(
+            plan.scenario,
+            prices=PriceSelection({"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9}),
+        )
     )
     row = summary.build_what_if_table(plan, (WhatIf("dearer", dearer),)).iloc[0]
     assert (row["USD per hour"], row["plan"]) == ("0.94", "the same")
-    assert describe_deployment(dearer.chosen.deployment) == describe_deployment(plan.chosen.deployment)
+    assert describe_deployment(dearer.chosen.deployment) == describe_deployment(
+        plan.chosen.deployment
+    )
     assert row["cost change (%)"] == f"{(0.94 / plan.chosen.usd_per_hour - 1) * 100:+.0f}"
 
 
 def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
     row = summary.build_ramp_table({0.5: found}).iloc[0]
-    assert row["requests/s"] == "0.5" and row["TTFT p99 (ms)"].mid == pytest.approx(found.ttft["p99"].mid * 1e3)
+    assert row["requests/s"] == "0.5" and row["TTFT p99 (ms)"].mid == pytest.approx(
+        found.ttft["p99"].mid * 1e3
+    )
 
 
 def test_every_promise_is_told_with_its_share(plan: Plan) -> None:
     *targets, capacity = layout_study.build_slo_table(plan.scenario, plan.chosen).to_dict("records")
     assert capacity["Limit"] == plan.scenario.workload.rate
-    assert capacity["Predicted"].mid == pytest.approx(plan.chosen.prediction.performance.capacity.mid)
+    assert capacity["Predicted"].mid == pytest.approx(
+        plan.chosen.prediction.performance.capacity.mid
+    )
     for target, row in zip(plan.scenario.slo_targets, targets, strict=True):
         value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
         assert row["Predicted"].mid == pytest.approx(1e3 * value.mid)
@@ -120,7 +147,9 @@ def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
 
 def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:
     """GPipe (arXiv 1811.06965): the bubble is (p - 1) / (m + p - 1)."""
-    found = layout_study.build_bubble_table((4,), most=12).set_index("Micro-batches in a row")["Idle (% of GPU time)"]
+    found = layout_study.build_bubble_table((4,), most=12).set_index("Micro-batches in a row")[
+        "Idle (% of GPU time)"
+    ]
     assert found[1] == pytest.approx(75) and found[12] == pytest.approx(100 * 3 / 15)
 
 
@@ -128,7 +157,9 @@ def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
     asked, alone = replace(plan.scenario, headroom=0.0), plan.chosen.deployment.with_replicas(1)
     rate = layout_study.estimate_max_rps(asked, alone)
     meets = [
-        evaluate_candidate(replace(asked, workload=asked.workload.with_rate(share * rate)), alone, 1).is_feasible
+        evaluate_candidate(
+            replace(asked, workload=asked.workload.with_rate(share * rate)), alone, 1
+        ).is_feasible
         for share in (0.97, 1.03)
     ]
     assert meets == [True, False]
@@ -140,7 +171,8 @@ def test_littles_law_counts_who_is_there(plan: Plan) -> None:
     assert simulate_candidate(plan.scenario, plan.chosen).prediction.performance == found
 
 
-# ------------------------------------------------------------------------------------------------------------- charts
+# -------------------------------------------------------------------------------------------------------------
+# charts
 
 
 def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
@@ -154,7 +186,9 @@ def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
     rows = drawn_rows(charts_summary.plot_prices(plan), "deployment")
     for candidate in plan.candidates[:6]:
         assert rows[describe_deployment(candidate.deployment)]["cost"] == candidate.usd_per_hour
-    assert rows[describe_deployment(plan.chosen.deployment)]["state"] == layout_study.get_slo_label(plan.chosen)
+    assert rows[describe_deployment(plan.chosen.deployment)]["state"] == layout_study.get_slo_label(
+        plan.chosen
+    )
 
 
 def test_the_framework_chart_draws_its_points() -> None:
@@ -173,20 +207,29 @@ def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
     ):
         (rows,) = chart.to_dict()["datasets"].values()
         assert sum(row["gib"] for row in rows) == pytest.approx(memory.total_bytes / GIB)
-        assert {row["part"]: row["gib"] for row in rows}["weights"] == pytest.approx(memory.weights.mid / GIB, rel=1e-6)
+        assert {row["part"]: row["gib"] for row in rows}["weights"] == pytest.approx(
+            memory.weights.mid / GIB, rel=1e-6
+        )
 
 
 def test_a_line_has_its_interval_and_its_limit() -> None:
     data = pd.DataFrame({"load": [1, 2], "ms": [Interval(1, 2, 4), Interval(2, 3, 5)]})
     chart = charts.plot_lines(data, "load", "ms", limit=4.5)
     rows = drawn_rows(chart, "load")
-    assert [(rows[n]["lo"], rows[n]["mid"], rows[n]["hi"]) for n in (1, 2)] == [(1, 2, 4), (2, 3, 5)]
+    assert [(rows[n]["lo"], rows[n]["mid"], rows[n]["hi"]) for n in (1, 2)] == [
+        (1, 2, 4),
+        (2, 3, 5),
+    ]
     assert 4.5 in drawn_rows(chart, "limit")
 
 
 def test_a_sweep_marks_what_does_not_fit() -> None:
     data = pd.DataFrame(
-        {"share": [0.5, 0.9], "KV (GiB)": [Interval(0, 0, 0), Interval(1, 2, 3)], "status": ["does_not_fit", "ok"]}
+        {
+            "share": [0.5, 0.9],
+            "KV (GiB)": [Interval(0, 0, 0), Interval(1, 2, 3)],
+            "status": ["does_not_fit", "ok"],
+        }
     )
     rows = drawn_rows(charts_memory.plot_memory_sweep(data, chosen=0.9), "status")
     assert rows["does not fit"]["mid"] == 0 and rows["ok"]["share"] == 0.9
@@ -204,7 +247,10 @@ def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
     found = run_simulation(plan.chosen.deployment, plan.chosen.prediction.workload)
     data = tail_latency.build_tail_curve(found, "ttft", plan.chosen.prediction.performance)
     drawn = charts_replay.plot_tails({"TTFT": data}, {"TTFT": [("p95", 1000.0)]})
-    rows, (label,) = drawn_rows(drawn, "name"), (one for one in drawn.hconcat[0].layer if "text" in str(one.mark))
+    rows, (label,) = (
+        drawn_rows(drawn, "name"),
+        (one for one in drawn.hconcat[0].layer if "text" in str(one.mark)),
+    )
     assert label.encoding.x.shorthand == "from:Q"  # where the curve is lowest
     stated = plan.chosen.prediction.performance.ttft
     for point in ("p50", "p95", "p99"):
@@ -213,7 +259,9 @@ def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
 
 
 def test_the_chosen_one_is_drawn_where_it_stands(plan: Plan) -> None:
-    data = layout_study.build_candidate_frame(plan, [c for c in plan.candidates if c.prediction.can_start])
+    data = layout_study.build_candidate_frame(
+        plan, [c for c in plan.candidates if c.prediction.can_start]
+    )
     row = drawn_rows(charts_layout.plot_pareto_front(data, "p95 TTFT (ms)"), "chosen")[True]
     assert row["cost"] == plan.chosen.usd_per_hour
     assert row["mid"] == pytest.approx(plan.chosen.prediction.performance.ttft["p95"].mid * 1e3)
@@ -230,6 +278,10 @@ def test_a_crowd_is_drawn_with_all_its_samples() -> None:
 def test_labels_have_room_for_a_wider_font():
     """DejaVu Sans takes 246 px at 11 px where Liberation Sans takes 224 (measured in Chromium)."""
     label = "TP4 x 2 replicas, 8 x H100-SXM, FP8 weights"
-    drawn = charts.render_svg(alt.Chart(pd.DataFrame({"what": [label], "v": [1]})).mark_bar().encode(x="v", y="what"))
-    width, left, across = re.search(r'width="([\d.]+)".*?viewBox="(-?\d+) 0 ([\d.]+)', drawn).groups()
+    drawn = charts.render_svg(
+        alt.Chart(pd.DataFrame({"what": [label], "v": [1]})).mark_bar().encode(x="v", y="what")
+    )
+    width, left, across = re.search(
+        r'width="([\d.]+)".*?viewBox="(-?\d+) 0 ([\d.]+)', drawn
+    ).groups()
     assert int(left) <= 224 - 246 and width == across

@@ -34,7 +34,10 @@ service_level: {ttft: {p99: 2000}}
         (GOOD + "engin: vllm", ["engin", "unknown field", "did you mean engine"]),
         (GOOD.replace("gpu: L4", "gpu: H1000"), ["H1000", "did you mean"]),
         (GOOD.replace("rate: 1", "rate: 0"), ["workload.rate", "above 0"]),
-        (GOOD.replace("Llama-3.1-8B-Instruct", "Llama-3.1-9B-Instruct"), ["Llama-3.1-9B", "did you mean"]),
+        (
+            GOOD.replace("Llama-3.1-8B-Instruct", "Llama-3.1-9B-Instruct"),
+            ["Llama-3.1-9B", "did you mean"],
+        ),
         ("question: [", ["not valid YAML"]),
     ],
 )
@@ -82,13 +85,20 @@ def test_benchmarks_of_a_slow_machine_change_the_plan(tmp_path, capsys):
     """An L4 takes 85 ms per token, where reading 16 GB at 300 GB/s takes 53: what is saved, the scenario plans with."""
     (tmp_path / "mine.yaml").write_text(GOOD)
     run = {
-        "completed": 100, "total_input_tokens": 50_000, "total_output_tokens": 10_000, "request_rate": "inf",
+        "completed": 100, "total_input_tokens": 50_000, "total_output_tokens": 10_000,
+        "request_rate": "inf",
         "burstiness": 1.0, "mean_ttft_ms": 300.0,
     }  # fmt: skip
     loads = [run | {"max_concurrency": many, "mean_tpot_ms": 85.0 + many} for many in (1, 2, 4, 8)]
     (tmp_path / "bench.json").write_text("\n".join(map(json.dumps, loads)))
     own = tmp_path / "own.yaml"
-    arguments = [str(tmp_path / "bench.json"), "--scenario", str(tmp_path / "mine.yaml"), "--out", str(own)]
+    arguments = [
+        str(tmp_path / "bench.json"),
+        "--scenario",
+        str(tmp_path / "mine.yaml"),
+        "--out",
+        str(own),
+    ]
     assert main(["calibrate", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "L4 under vllm: 4 runs of meta-llama/Llama-3.1-8B" in printed
@@ -102,7 +112,9 @@ def test_benchmarks_of_a_slow_machine_change_the_plan(tmp_path, capsys):
     assert now.basis == "measured" != was.basis
     assert now.tpot["mean"].mid > 1.1 * was.tpot["mean"].mid
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
-    rows.write_text("model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L4,500,100,4\n")
+    rows.write_text(
+        "model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L4,500,100,4\n"
+    )
     assert main(["predict", str(rows), "--out", str(out), "--calibration", str(own)]) == 0
     assert ",measured," in out.read_text()
 
@@ -114,11 +126,18 @@ def test_a_calibration_of_another_engine_is_refused(tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(GOOD + "calibration: own.yaml")
     assert main(["report", str(tmp_path / "mine.yaml")]) == 2
     assert "own.yaml was measured under sglang, not vllm" in capsys.readouterr().err
-    assert main(["predict", "rows.csv", "--out", "x.csv", "--calibration", str(tmp_path / "none.yaml")]) == 2
+    assert (
+        main(
+            ["predict", "rows.csv", "--out", "x.csv", "--calibration", str(tmp_path / "none.yaml")]
+        )
+        == 2
+    )
     assert "none.yaml" in capsys.readouterr().err
 
 
-def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(tmp_path, capsys, monkeypatch):
+def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert main(["init"]) == 0 and main(["check", "scenario.yaml"]) == 0
     found = load_scenario("scenario.yaml")
@@ -127,23 +146,33 @@ def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(tmp_
     assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
     assert "scenario.yaml exists" in capsys.readouterr().err
     assert main(["init", "$(id) my.yaml"]) == 0
-    assert capsys.readouterr().out.endswith("next: planner check '$(id) my.yaml'\n"), "a line to be pasted"
+    assert capsys.readouterr().out.endswith("next: planner check '$(id) my.yaml'\n"), (
+        "a line to be pasted"
+    )
 
 
 def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "sweep.yaml", "--kind", "sweep"]) == main(["init", "fleet.yaml", "--kind", "fleet"]) == 0
+    assert (
+        main(["init", "sweep.yaml", "--kind", "sweep"])
+        == main(["init", "fleet.yaml", "--kind", "fleet"])
+        == 0
+    )
     assert "planner fleet fleet.yaml" in capsys.readouterr().out
     text = Path("sweep.yaml").read_text()
     assert len(load_sweep_spec(Path("sweep.yaml")).points) == 14
     grid, sample = text.split("grid:")[0], re.sub(r"(?m)^# ", "", text[text.index("# sample:") :])
     Path("sweep.yaml").write_text(grid + sample)
     drawn = load_sweep_spec(Path("sweep.yaml"))
-    assert len(drawn.points) == 1000 and {answer_point(drawn, point)["status"] for point in drawn.points[:6]} == {"ok"}
+    assert len(drawn.points) == 1000 and {
+        answer_point(drawn, point)["status"] for point in drawn.points[:6]
+    } == {"ok"}
     whole = re.sub(r"(?m)^# (usd|power)", r"\1", Path("fleet.yaml").read_text())
     fleet = validate_entry(FleetEntry, yaml.safe_load(whole), "fleet.yaml")
     assert (
-        {*fleet.scenarios} <= {*list_scenarios()} and all(get_gpu(name) for name in fleet.stock) and fleet.power_at_most
+        {*fleet.scenarios} <= {*list_scenarios()}
+        and all(get_gpu(name) for name in fleet.stock)
+        and fleet.power_at_most
     )
 
 
@@ -169,11 +198,25 @@ def test_init_names_fields_that_exist(tmp_path, monkeypatch):
 def test_check_says_what_was_understood(tmp_path, capsys):
     """70.6 billion parameters and 131,072 tokens: the model card of Llama 3.1 70B."""
     before = set(Path().iterdir())
-    assert main(["check", "chat-70b", "--set", "gpus.0.at_most=8", "--set", "workload.prompt_tokens={mean: 700}"]) == 0
+    assert (
+        main(
+            [
+                "check",
+                "chat-70b",
+                "--set",
+                "gpus.0.at_most=8",
+                "--set",
+                "workload.prompt_tokens={mean: 700}",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     for words in (
-        "meta-llama/Llama-3.1-70B-Instruct: 70.55 B parameters, context 131,072", "up to 8 x H100-SXM (79.2 GiB",
-        "5.53 requests/s, burstiness 0.84", "p95 TPOT of at most 40 ms", "20% of the capacity stays free",
+        "meta-llama/Llama-3.1-70B-Instruct: 70.55 B parameters, context 131,072",
+        "up to 8 x H100-SXM (79.2 GiB",
+        "5.53 requests/s, burstiness 0.84", "p95 TPOT of at most 40 ms",
+        "20% of the capacity stays free",
         "Of the prompt lengths only the mean is given",
     ):  # fmt: skip
         assert words in printed
@@ -199,7 +242,9 @@ def test_catalogs_are_listed_and_searched(capsys):
     assert header.index("USD/h") == small.index("2.90") == large.index("2.30")
     assert main(["models"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 150
-    assert main(["gpus", "Tesla T4"]) == 0 and capsys.readouterr().out.splitlines()[1].startswith("T4 ")
+    assert main(["gpus", "Tesla T4"]) == 0 and capsys.readouterr().out.splitlines()[1].startswith(
+        "T4 "
+    )
 
 
 def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(capsys):
@@ -215,7 +260,11 @@ def test_a_day_is_said_to_take_a_while_on_a_terminal(capsys, monkeypatch):
 
     monkeypatch.setattr("planner.planning.search.search_deployments", stopped)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main(["plan", "chat-70b", "--set", "workload.day=campus-rag"]) == main(["plan", "chat-70b"]) == 2
+    assert (
+        main(["plan", "chat-70b", "--set", "workload.day=campus-rag"])
+        == main(["plan", "chat-70b"])
+        == 2
+    )
     assert capsys.readouterr().err.splitlines()[1:] == ["planner: stopped"] * 2
 
 
@@ -232,7 +281,10 @@ def test_scenarios_are_listed_with_their_questions(capsys):
 
 
 def test_help_needs_none_of_the_heavy_libraries():
-    script = "import sys, planner.ui.cli as cli; cli._build_parser(); print({'pandas', 'numpy', 'pydantic'} & set(sys.modules))"
+    script = (
+        "import sys, planner.ui.cli as cli; cli._build_parser(); print({'pandas', 'numpy',"
+        " 'pydantic'} & set(sys.modules))"
+    )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 

@@ -65,8 +65,10 @@ PROMPTS = st.one_of(LENGTHS, st.sampled_from([8_000, 16_000]).map(LengthDistribu
 RATES = st.floats(-3, 3).map(lambda power: 10**power)
 NUMBERS = st.one_of(st.integers(1, 20), st.integers(1, 5000))
 WORKLOADS = st.builds(
-    Workload, prompt=PROMPTS, output=LENGTHS, rate=RATES, concurrency=NUMBERS, burstiness=st.floats(0.2, 5),
-    prefix_hit_rate=st.sampled_from([0.0, 0.0, 0.5, 1.0]), num_prompts=st.none() | st.integers(1, 50_000),
+    Workload, prompt=PROMPTS, output=LENGTHS, rate=RATES, concurrency=NUMBERS,
+    burstiness=st.floats(0.2, 5),
+    prefix_hit_rate=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    num_prompts=st.none() | st.integers(1, 50_000),
 )  # fmt: skip
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
@@ -110,7 +112,9 @@ def test_nothing_beats_the_gpu(engine, workload):
         build_step_model(deployment),
     )
     shape = deployment.model.architecture
-    multiplied = 2 * (shape.params_active - 2 * shape.vocab * shape.hidden)  # looked up: one, the head: rarely
+    multiplied = 2 * (
+        shape.params_active - 2 * shape.vocab * shape.hidden
+    )  # looked up: one, the head: rarely
     least = sum(m.bytes for m in counted.matmuls) + sum(
         e.layers * e.bytes * e.held * e.active / e.total for e in counted.experts
     )
@@ -118,9 +122,13 @@ def test_nothing_beats_the_gpu(engine, workload):
     for found in both(deployment, memory, workload):
         served, later = found.request_tps.mid, workload.output.mean - 1
         assert served * (computed + later) * multiplied <= layout.gpus * max(gpu.flops.values())
-        steps = served * later / step.tokens_per_step / (deployment.args.max_num_seqs * layout.replicas)
+        steps = (
+            served * later / step.tokens_per_step / (deployment.args.max_num_seqs * layout.replicas)
+        )
         assert steps * least <= gpu.memory_bandwidth * layout.pp
-        read = sum(k.bytes * min(workload.prompt.mean, k.window or math.inf) for k in counted.contexts)
+        read = sum(
+            k.bytes * min(workload.prompt.mean, k.window or math.inf) for k in counted.contexts
+        )
         per_engine = served / (layout.replicas * layout.dp) * later / step.tokens_per_step
         assert per_engine * read <= gpu.memory_bandwidth * layout.pp
         if workload.output.max_tokens >= 1.5:
@@ -137,7 +145,9 @@ def test_throughput_times_stay_is_what_is_in_flight(engine, workload):
     engines = layout.replicas * layout.dp
     closed, opened = (loop(deployment, memory, workload) for loop in (closed_loop, open_loop))
     sent = workload.num_prompts or 10 * workload.concurrency
-    in_flight = min(workload.concurrency, sent)  # the last ones are replaced by none: a queue empties as they end
+    in_flight = min(
+        workload.concurrency, sent
+    )  # the last ones are replaced by none: a queue empties as they end
     least = in_flight * max(1 - 0.5 * in_flight / sent, 0.5)
     assert least * 0.97 <= closed.request_tps.mid * closed.e2e["mean"].mid <= in_flight * 1.03
     for found in (closed, opened):
@@ -151,7 +161,9 @@ def test_throughput_times_stay_is_what_is_in_flight(engine, workload):
 
 
 CROWDED = deployed(
-    LLAMA_8B, "H100", (("pp", 2), ("max_num_seqs", 1024), ("max_num_batched_tokens", 2048), ("speculation", EAGLE))
+    LLAMA_8B,
+    "H100",
+    (("pp", 2), ("max_num_seqs", 1024), ("max_num_batched_tokens", 2048), ("speculation", EAGLE)),
 )
 """All its sequences together verify more tokens than a step holds."""
 
@@ -162,10 +174,14 @@ CROWDED = deployed(
 def test_more_load_never_lowers_throughput(engine, prompt, output):
     """In open loops; in closed ones not by more than the closed form is off where one regime ends (two fifths)."""
     base = Workload(prompt, output, rate=1.0)
-    found = solve_open_loops([LoadCase(*engine, base.with_rate(rate)) for rate in np.geomspace(1e-3, 1e3, 25)])
+    found = solve_open_loops(
+        [LoadCase(*engine, base.with_rate(rate)) for rate in np.geomspace(1e-3, 1e3, 25)]
+    )
     assert (np.diff(found.request_tps) >= -1e-9 * found.request_tps[1:]).all()
     ladder = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
-    found = solve_closed_loops([LoadCase(*engine, replace(base, rate=None, concurrency=n)) for n in ladder])
+    found = solve_closed_loops(
+        [LoadCase(*engine, replace(base, rate=None, concurrency=n)) for n in ladder]
+    )
     assert (np.diff(found.request_tps) >= -0.2 * found.request_tps[1:]).all()
 
 
@@ -173,28 +189,40 @@ def test_requests_of_one_token_have_no_gaps():
     """No second token, no time between two: neither TPOT nor ITL is a number, and everything else is."""
     engine = deployed(LLAMA_8B, "H100", ())
     workload = Workload(
-        LengthDistribution.from_constant(500), LengthDistribution.from_uniform(1.4, 0.7), rate=2.0, concurrency=8
+        LengthDistribution.from_constant(500),
+        LengthDistribution.from_uniform(1.4, 0.7),
+        rate=2.0,
+        concurrency=8,
     )
     for found in both(*engine, workload):
         for name in ("tpot", "itl"):
-            ends = [end for value in getattr(found, name).values() for end in (value.lo, value.mid, value.hi)]
+            ends = [
+                end
+                for value in getattr(found, name).values()
+                for end in (value.lo, value.mid, value.hi)
+            ]
             assert np.isnan(ends).all()
         assert np.isfinite(numbers_of(found, ("ttft", "e2e"))).all()
         assert found.e2e["mean"].mid == pytest.approx(found.ttft["mean"].mid, rel=0.03)
 
 
 PIPELINES = (
-    (LLAMA_8B, "L40S", {"pp": 4, "max_num_seqs": 64}), (LLAMA_8B, "H100", {"pp": 8, "max_num_seqs": 256}),
+    (LLAMA_8B, "L40S", {"pp": 4, "max_num_seqs": 64}),
+    (LLAMA_8B, "H100", {"pp": 8, "max_num_seqs": 256}),
     (LLAMA_70B, "H100", {"pp": 4, "tp": 2, "max_num_seqs": 256, "max_num_batched_tokens": 8192}),
     (LLAMA_70B, "A100-80GB", {"pp": 3, "tp": 2, "max_num_seqs": 128}),
-    (QWEN, "H100", {"pp": 6, "max_num_seqs": 64, "replicas": 2}), (QWEN, "A100-80GB", {"pp": 2, "max_num_seqs": 256}),
+    (QWEN, "H100", {"pp": 6, "max_num_seqs": 64, "replicas": 2}),
+    (QWEN, "A100-80GB", {"pp": 2, "max_num_seqs": 256}),
     (GPT_OSS, "H200", {"pp": 8, "tp": 4, "max_num_seqs": 128, "max_num_batched_tokens": 16384}),
     (R1, "B200", {"pp": 2, "tp": 4, "max_num_seqs": 512, "max_num_batched_tokens": 8192}),
 )  # fmt: skip
 SHORT = (
-    (LengthDistribution.from_constant(300), LengthDistribution.from_constant(1)), (LengthDistribution.from_lognormal(150, 330), LengthDistribution.from_lognormal(8, 18)),
-    (LengthDistribution.from_uniform(1000, 0.5), LengthDistribution.from_uniform(20, 0.5)), (LengthDistribution.from_constant(400), LengthDistribution.from_uniform(4, 0.5)),
-    (LengthDistribution.from_lognormal(3000, 6500), LengthDistribution.from_constant(40)), (LengthDistribution.from_uniform(6000, 0.5), LengthDistribution.from_lognormal(60, 130)),
+    (LengthDistribution.from_constant(300), LengthDistribution.from_constant(1)),
+    (LengthDistribution.from_lognormal(150, 330), LengthDistribution.from_lognormal(8, 18)),
+    (LengthDistribution.from_uniform(1000, 0.5), LengthDistribution.from_uniform(20, 0.5)),
+    (LengthDistribution.from_constant(400), LengthDistribution.from_uniform(4, 0.5)),
+    (LengthDistribution.from_lognormal(3000, 6500), LengthDistribution.from_constant(40)),
+    (LengthDistribution.from_uniform(6000, 0.5), LengthDistribution.from_lognormal(60, 130)),
 )  # fmt: skip
 
 
@@ -203,22 +231,63 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
     off = []
     for k, (model, gpu, how) in enumerate(PIPELINES):
         deployment, memory = deployed(model, gpu, tuple(how.items()))
-        engines, step = deployment.layout.replicas * deployment.layout.dp, build_step_model(deployment)
+        engines, step = (
+            deployment.layout.replicas * deployment.layout.dp,
+            build_step_model(deployment),
+        )
         for prompt, output in (SHORT[k % 6], SHORT[(k + 1) % 6], SHORT[(k + 3) % 6]):
             workload = Workload(prompt, output, concurrency=how["max_num_seqs"] * engines)
             run = simulate_workload(deployment, memory.pool, step, workload)
-            off.append(closed_loop(deployment, memory, workload).request_tps.mid / (run.request_tps * engines))
+            off.append(
+                closed_loop(deployment, memory, workload).request_tps.mid
+                / (run.request_tps * engines)
+            )
     assert max(off) < 1.35
     assert np.median(np.abs(np.log(off))) < 0.08
 
 
 DRAFTING = (
     # budget, drafted, accepted, prompts, outputs, in flight
-    (2048, 4, 0.9, LengthDistribution.from_uniform(20, 0.5), LengthDistribution.from_constant(2), 400),
-    (1024, 5, 0.3, LengthDistribution.from_constant(4), LengthDistribution.from_lognormal(90, 180), 1024),
-    (2048, 3, 0.72, LengthDistribution.from_lognormal(12, 24), LengthDistribution.from_lognormal(22, 44), 1500),
-    (2048, 5, 0.6, LengthDistribution.from_constant(300), LengthDistribution.from_constant(40), 1024),
-    (8192, 5, 0.4, LengthDistribution.from_constant(16), LengthDistribution.from_lognormal(3, 5), 140),
+    (
+        2048,
+        4,
+        0.9,
+        LengthDistribution.from_uniform(20, 0.5),
+        LengthDistribution.from_constant(2),
+        400,
+    ),
+    (
+        1024,
+        5,
+        0.3,
+        LengthDistribution.from_constant(4),
+        LengthDistribution.from_lognormal(90, 180),
+        1024,
+    ),
+    (
+        2048,
+        3,
+        0.72,
+        LengthDistribution.from_lognormal(12, 24),
+        LengthDistribution.from_lognormal(22, 44),
+        1500,
+    ),
+    (
+        2048,
+        5,
+        0.6,
+        LengthDistribution.from_constant(300),
+        LengthDistribution.from_constant(40),
+        1024,
+    ),
+    (
+        8192,
+        5,
+        0.4,
+        LengthDistribution.from_constant(16),
+        LengthDistribution.from_lognormal(3, 5),
+        140,
+    ),
 )
 
 
@@ -233,7 +302,9 @@ def test_speculation_serves_what_the_replay_does(budget, k, accepted, prompt, ou
     deployment, memory = deployed(LLAMA_8B, "H100", tuple(how.items()))
     workload = Workload(prompt, output, concurrency=in_flight, num_prompts=6 * in_flight)
     run = simulate_workload(deployment, memory.pool, build_step_model(deployment), workload)
-    assert closed_loop(deployment, memory, workload).request_tps.mid == pytest.approx(run.request_tps, rel=0.25)
+    assert closed_loop(deployment, memory, workload).request_tps.mid == pytest.approx(
+        run.request_tps, rel=0.25
+    )
 
 
 def test_two_tokens_are_one_gap():
@@ -242,6 +313,11 @@ def test_two_tokens_are_one_gap():
     for found in both(
         deployment,
         memory,
-        Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(2), rate=1.0, concurrency=8),
+        Workload(
+            LengthDistribution.from_constant(500),
+            LengthDistribution.from_constant(2),
+            rate=1.0,
+            concurrency=8,
+        ),
     ):
         assert found.tpot["mean"].mid == pytest.approx(found.itl["mean"].mid)

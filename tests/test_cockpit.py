@@ -18,7 +18,14 @@ from planner.planning.search import search_analytically, search_deployments
 from planner.ui import notebook_session as chapter
 from planner.ui.charts import cockpit as charts_cockpit
 from planner.ui.cockpit import FIGURE_NAMES, Cockpit
-from planner.ui.notebook_widgets import MultiSelect, build_choice, build_slider, explore, render_changes, show_note
+from planner.ui.notebook_widgets import (
+    MultiSelect,
+    build_choice,
+    build_slider,
+    explore,
+    render_changes,
+    show_note,
+)
 from planner.ui.plan_panel import render_figures
 from planner.ui.scenario_form import (
     METRIC_CHOICES,
@@ -34,15 +41,23 @@ from planner.ui.scenario_form import (
 
 SMALL = "edge-8b-24gb"
 MOVES = [
-    ("rate", 1.1), ("prompt", 430.0), ("output", 240.0), ("reuse", 30.0), ("headroom", 5.0), ("ttft p95", "400"),
-    ("itl p99", "90"), ("gpus", ["L4"]), ("at_most", 3), ("model", "Qwen/Qwen3-4B"), ("quantization", ["fp8"]),
-    ("kv_cache_dtype", ["fp8"]), ("engine_version", "0.23.0"), ("preset", "RAG"), ("load", "concurrency"),
-    ("concurrency", 12.0), ("load", "requests"), ("requests", 40_000), ("within_hours", 6.0), ("load", "rate"),
-    ("kv_cache_dtype", ["auto"]), ("day", "campus-rag"), ("day", ", ".join(["1"] * 8 + ["4"] * 16)), ("adapters", 12),
-    ("rank", 64), ("zipf", 1.2), ("adapters", 0), ("day", ""), ("engine", "sglang"), ("trace", "requests.csv"),
+    ("rate", 1.1), ("prompt", 430.0), ("output", 240.0), ("reuse", 30.0), ("headroom", 5.0),
+    ("ttft p95", "400"),
+    ("itl p99", "90"), ("gpus", ["L4"]), ("at_most", 3), ("model", "Qwen/Qwen3-4B"),
+    ("quantization", ["fp8"]),
+    ("kv_cache_dtype", ["fp8"]), ("engine_version", "0.23.0"), ("preset", "RAG"),
+    ("load", "concurrency"),
+    ("concurrency", 12.0), ("load", "requests"), ("requests", 40_000), ("within_hours", 6.0),
+    ("load", "rate"),
+    ("kv_cache_dtype", ["auto"]), ("day", "campus-rag"), ("day", ", ".join(["1"] * 8 + ["4"] * 16)),
+    ("adapters", 12),
+    ("rank", 64), ("zipf", 1.2), ("adapters", 0), ("day", ""), ("engine", "sglang"),
+    ("trace", "requests.csv"),
     ("config", json.dumps({
-        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 128256, "torch_dtype": "bfloat16",
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 128256,
+        "torch_dtype": "bfloat16",
         "max_position_embeddings": 131072, "tie_word_embeddings": True,
     })),
     *((f"{metric} {percentile}", str(limit)) for metric, limit in zip(METRIC_CHOICES, (2500, 75, 95, 40_000), strict=True)
@@ -71,7 +86,9 @@ def shown(cockpit: Cockpit) -> dict[str, str]:
 
 def test_after_each_control_every_figure_is_a_fresh_computation(cockpit, folder):
     assert {name for name, _ in MOVES} == set(cockpit.controls)
-    rows = "".join(f"{second / 2},{300 + second % 90},{40 + second % 60}\n" for second in range(400))
+    rows = "".join(
+        f"{second / 2},{300 + second % 90},{40 + second % 60}\n" for second in range(400)
+    )
     (folder / "requests.csv").write_text(f"timestamp,prompt_tokens,output_tokens\n{rows}")
     seen = [shown(cockpit)]
     for name, value in MOVES:
@@ -89,7 +106,10 @@ def test_after_each_control_every_figure_is_a_fresh_computation(cockpit, folder)
 def test_the_replay_replaces_the_closed_form(folder, monkeypatch):
     monkeypatch.setattr("planner.ui.cockpit.DEBOUNCE_S", 0.0)
     cockpit = Cockpit(SMALL, ThreadPoolExecutor(1))
-    assert "closed form" in cockpit.places["badge"].value or "replayed" in cockpit.places["badge"].value
+    assert (
+        "closed form" in cockpit.places["badge"].value
+        or "replayed" in cockpit.places["badge"].value
+    )
     cockpit.wait_for_simulation()
     assert "replayed" in cockpit.places["badge"].value
     wanted = render_figures(search_deployments(load_scenario(SMALL)))
@@ -123,7 +143,10 @@ def test_opening_the_controls_changes_nothing_of_what_was_asked():
 def test_a_kind_of_work_has_the_lengths_of_its_trace(kind):
     fields = read_scenario_fields("chat-70b")
     found = parse_scenario(
-        apply_control(fields, "preset", kind, read_control_values(fields, load_scenario("chat-70b"))), "x"
+        apply_control(
+            fields, "preset", kind, read_control_values(fields, load_scenario("chat-70b"))
+        ),
+        "x",
     ).workload
     told = load_presets()[kind]
     for asked, lengths in ((told.prompt_tokens, found.prompt), (told.output_tokens, found.output)):
@@ -136,10 +159,14 @@ def test_a_kind_of_work_has_the_lengths_of_its_trace(kind):
 def test_a_longer_mean_keeps_the_spread():
     fields = read_scenario_fields("chat-70b")
     was = load_scenario("chat-70b")
-    longer = apply_control(fields, "output", 2 * was.workload.output.mean, read_control_values(fields, was))
+    longer = apply_control(
+        fields, "output", 2 * was.workload.output.mean, read_control_values(fields, was)
+    )
     now = parse_scenario(longer, "x").workload.output
     assert now.mean == pytest.approx(2 * was.workload.output.mean, rel=1e-4)
-    assert now.p95 / now.p50 == pytest.approx(was.workload.output.p95 / was.workload.output.p50, rel=1e-3)
+    assert now.p95 / now.p50 == pytest.approx(
+        was.workload.output.p95 / was.workload.output.p50, rel=1e-3
+    )
 
 
 def test_what_is_saved_is_what_was_asked_and_what_chapters_open(cockpit, folder):
@@ -148,8 +175,12 @@ def test_what_is_saved_is_what_was_asked_and_what_chapters_open(cockpit, folder)
     cockpit._name.value = "office"
     cockpit.save()
     for path in (Path("office.yaml"), chapter.CURRENT_SCENARIO_FILE):
-        assert replace(load_scenario(path), files=(), name=SMALL) == replace(cockpit.scenario, files=())
-    assert replace(chapter.load_current_scenario(), files=(), name=SMALL) == replace(cockpit.scenario, files=())
+        assert replace(load_scenario(path), files=(), name=SMALL) == replace(
+            cockpit.scenario, files=()
+        )
+    assert replace(chapter.load_current_scenario(), files=(), name=SMALL) == replace(
+        cockpit.scenario, files=()
+    )
 
 
 def test_files_of_others_stay_as_they_are(folder):
@@ -164,7 +195,8 @@ def test_files_of_others_stay_as_they_are(folder):
 
 def test_a_pasted_configuration_is_a_model(folder, cockpit):
     config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
-              "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 128256, "torch_dtype": "bfloat16",
+              "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 128256,
+              "torch_dtype": "bfloat16",
               "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
     cockpit.controls["config"].value = yaml.safe_dump(config, default_flow_style=True, width=10_000)
     assert "config.json" in cockpit.places["said"].value  # YAML is no JSON
@@ -178,7 +210,9 @@ def test_an_answer_is_kept_for_the_same_question_alone(folder, monkeypatch):
     asked = load_scenario(SMALL)
     first = chapter.search_cached(asked)
     monkeypatch.setattr(chapter, "search_deployments", lambda _: pytest.fail("searched again"))
-    again = chapter.search_cached(replace(asked, name="another name", question="the same in other words"))
+    again = chapter.search_cached(
+        replace(asked, name="another name", question="the same in other words")
+    )
     assert again.scenario.name == "another name"
     assert render_figures(replace(again, scenario=asked)) == render_figures(first)
     with pytest.raises(pytest.fail.Exception):
@@ -193,7 +227,9 @@ def test_costs_of_other_loads_agree_with_the_search():
     assert data[usd].is_monotonic_increasing
     for factor in (0.5, 1.0, 2.0):
         rate = asked.workload.rate * factor
-        wanted = search_analytically(replace(asked, workload=asked.workload.with_rate(rate))).chosen.usd_per_hour
+        wanted = search_analytically(
+            replace(asked, workload=asked.workload.with_rate(rate))
+        ).chosen.usd_per_hour
         near = data.iloc[(data[load] - rate).abs().argmin()]
         assert near[usd] == pytest.approx(wanted, rel=0.01), factor
 
@@ -214,8 +250,12 @@ def test_one_replica_carries_what_the_rule_says():
     best = search_analytically(asked).chosen
     (most,) = find_max_loads(asked, [best])
     one = best.deployment.with_replicas(1)
-    assert evaluate_candidate(replace(asked, workload=asked.workload.with_rate(most * 0.99)), one, 1).is_feasible
-    assert not evaluate_candidate(replace(asked, workload=asked.workload.with_rate(most * 1.03)), one, 1).is_feasible
+    assert evaluate_candidate(
+        replace(asked, workload=asked.workload.with_rate(most * 0.99)), one, 1
+    ).is_feasible
+    assert not evaluate_candidate(
+        replace(asked, workload=asked.workload.with_rate(most * 1.03)), one, 1
+    ).is_feasible
 
 
 def test_two_questions_stand_side_by_side(folder, monkeypatch):
@@ -225,14 +265,19 @@ def test_two_questions_stand_side_by_side(folder, monkeypatch):
     cockpit.controls["rate"].value = 1.6
     cockpit.wait_for_simulation()
     told = cockpit.places["compared"].value
-    assert "0.55 requests" in told.replace("<wbr>", "") and "1.6 requests" in told.replace("<wbr>", "")
+    assert "0.55 requests" in told.replace("<wbr>", "") and "1.6 requests" in told.replace(
+        "<wbr>", ""
+    )
     cockpit.unpin()
     assert not cockpit.places["compared"].value
     cockpit.stop()
 
 
 def test_every_control_can_be_reached_and_is_named(cockpit):
-    plain = (ipywidgets.Textarea, MultiSelect)  # under a label of its own; with a field that has one
+    plain = (
+        ipywidgets.Textarea,
+        MultiSelect,
+    )  # under a label of its own; with a field that has one
     for name, control in cockpit.controls.items():
         assert isinstance(control, plain) or control.description or control.tooltip, name
 
@@ -252,7 +297,9 @@ def test_of_several_each_can_be_added_and_taken_out():
 def test_a_choice_in_a_chapter_is_carried_on(folder):
     drawn = explore(
         lambda tp, size: show_note(f"TP{tp}, {size}"),
-        carry=chapter.filter_carried_fields("current", {"layout": ("tp",), "engine_args.max_num_seqs": "size"}),
+        carry=chapter.filter_carried_fields(
+            "current", {"layout": ("tp",), "engine_args.max_num_seqs": "size"}
+        ),
         tp=build_choice([1, 2], 1),
         size=build_slider(1, 100, 64),
     )
@@ -272,7 +319,8 @@ def test_a_choice_in_a_chapter_is_carried_on(folder):
     render_changes("current", plan).children[1].click()  # back to the plan
     assert chapter.load_changes() == {} and render_changes("current", plan) is None
     assert (
-        render_changes("chat-70b", plan) is None and chapter.filter_carried_fields("chat-70b", {"layout": "tp"}) == {}
+        render_changes("chat-70b", plan) is None
+        and chapter.filter_carried_fields("chat-70b", {"layout": "tp"}) == {}
     )
 
 

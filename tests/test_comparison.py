@@ -23,7 +23,8 @@ SMALL = "edge-8b-24gb"
 @pytest.fixture(scope="module")
 def plans():
     return [
-        search_deployments(load_scenario(SMALL, changed)) for changed in ({}, {"gpus": [{"gpu": "L4", "at_most": 8}]})
+        search_deployments(load_scenario(SMALL, changed))
+        for changed in ({}, {"gpus": [{"gpu": "L4", "at_most": 8}]})
     ]
 
 
@@ -56,11 +57,17 @@ def test_the_cheapest_that_keeps_its_promises_is_named(plans):
 def test_cheaper_at_the_middle_price_alone_is_told(plans):
     def quoted(name, usd):
         plan = plans[0]
-        chosen = replace(plan.chosen, prediction=replace(plan.chosen.prediction, usd_per_hour_interval=usd))
+        chosen = replace(
+            plan.chosen, prediction=replace(plan.chosen.prediction, usd_per_hour_interval=usd)
+        )
         return replace(plan, chosen=chosen, scenario=replace(plan.scenario, name=name))
 
-    said = describe_cheapest_plan([quoted("h100", Interval(4, 8, 20)), quoted("b200", Interval(5, 7, 9))])
-    assert said.startswith("b200 costs least") and said.endswith("quotes h100 does, $4.00 against $5.00.")
+    said = describe_cheapest_plan(
+        [quoted("h100", Interval(4, 8, 20)), quoted("b200", Interval(5, 7, 9))]
+    )
+    assert said.startswith("b200 costs least") and said.endswith(
+        "quotes h100 does, $4.00 against $5.00."
+    )
     assert "quotes" not in describe_cheapest_plan(
         [quoted("h100", Interval(6, 8, 20)), quoted("b200", Interval(5, 7, 9))]
     )
@@ -84,5 +91,11 @@ def test_of_equal_prices_the_safe_one_is_named(plans):
 def test_a_pdf_holds_them_side_by_side(tmp_path):
     pdf = write_comparison_report([SMALL, "chat-70b"], tmp_path, progress=str)
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
-    for said in (f"{SMALL} against chat-70b", "Side by side", "USD per hour", "costs least", "Figure 3"):
+    for said in (
+        f"{SMALL} against chat-70b",
+        "Side by side",
+        "USD per hour",
+        "costs least",
+        "Figure 3",
+    ):
         assert said in text

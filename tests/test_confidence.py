@@ -23,27 +23,44 @@ CHAT = {
     "engine_version": "0.33.0",
     "quantization": ["checkpoint", "fp8"],
     "gpus": [{"gpu": "L40S", "at_most": 4}],
-    "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400}, "rate": 9},
+    "workload": {
+        "prompt_tokens": {"mean": 900, "p95": 2200},
+        "output_tokens": {"mean": 150, "p95": 400},
+        "rate": 9,
+    },
     "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
 }
 
 
 @cache
 def searched(rate: float = 9) -> Plan:
-    return search_deployments(parse_scenario({**CHAT, "workload": {**CHAT["workload"], "rate": rate}}, "s"))  # type: ignore[dict-item]
+    return search_deployments(
+        parse_scenario({**CHAT, "workload": {**CHAT["workload"], "rate": rate}}, "s")
+    )  # type: ignore[dict-item]
 
 
-def planted(candidate: Candidate, capacity: float, usd: float, sigma: float = 0.1, **layout: int) -> Candidate:
+def planted(
+    candidate: Candidate, capacity: float, usd: float, sigma: float = 0.1, **layout: int
+) -> Candidate:
     """`candidate` that is fast enough, and serves `capacity` requests/s at most for `usd` an hour."""
     prediction = candidate.prediction
     assert prediction.performance
     fast = dict.fromkeys(prediction.performance.ttft, Interval.from_lognormal(0.01, sigma))
     served = replace(
-        prediction.performance, ttft=fast, tpot=fast, capacity=Interval.from_lognormal(capacity, sigma), saturated=False
+        prediction.performance,
+        ttft=fast,
+        tpot=fast,
+        capacity=Interval.from_lognormal(capacity, sigma),
+        saturated=False,
     )
-    deployment = replace(candidate.deployment, layout=replace(candidate.deployment.layout, **layout))
+    deployment = replace(
+        candidate.deployment, layout=replace(candidate.deployment.layout, **layout)
+    )
     found = replace(
-        prediction, deployment=deployment, performance=served, usd_per_hour_interval=Interval.from_value(usd)
+        prediction,
+        deployment=deployment,
+        performance=served,
+        usd_per_hour_interval=Interval.from_value(usd),
     )
     return check_against_slos(searched().scenario, found, candidate.preference_key)
 
@@ -68,16 +85,18 @@ ENOUGH = 9 / 0.8  # requests/s that leave the asked fifth free
 
 def test_without_a_rival_near_the_choice_is_certain() -> None:
     found = sure(
-        planted(like(), 3 * ENOUGH, 1.0), planted(like(), ENOUGH / 3, 0.5, tp=2), planted(like(), 99, 9.0, tp=4)
+        planted(like(), 3 * ENOUGH, 1.0),
+        planted(like(), ENOUGH / 3, 0.5, tp=2),
+        planted(like(), 99, 9.0, tp=4),
     )
     assert found.p_unchanged == 1.0 and found.best_benchmark is None and found.alternatives == ()
 
 
 def test_two_of_one_price_and_one_capacity_share_the_draws() -> None:
     found = sure(planted(like(), 2 * ENOUGH, 1.0, tp=1), planted(like(), 2 * ENOUGH, 1.0, tp=2))
-    assert found.p_unchanged == pytest.approx(0.5, abs=0.05) and found.p_equal_cost == pytest.approx(
-        1 - found.p_unchanged
-    )
+    assert found.p_unchanged == pytest.approx(
+        0.5, abs=0.05
+    ) and found.p_equal_cost == pytest.approx(1 - found.p_unchanged)
 
 
 def test_at_the_edge_of_its_capacity_it_holds_in_half_of_the_draws() -> None:
@@ -122,7 +141,9 @@ def test_errors_that_two_layouts_share_do_not_part_them() -> None:
 
 def test_prices_of_all_times_two_change_nothing() -> None:
     plan = searched()
-    prices = PriceSelection({"L40S": 2 * (plan.chosen.usd_per_hour or 0) / plan.chosen.deployment.num_gpus_billed})  # type: ignore[union-attr]
+    prices = PriceSelection(
+        {"L40S": 2 * (plan.chosen.usd_per_hour or 0) / plan.chosen.deployment.num_gpus_billed}
+    )  # type: ignore[union-attr]
     twice = estimate_choice_confidence(search_deployments(replace(plan.scenario, prices=prices)))
     once = estimate_choice_confidence(plan)
     assert (
@@ -146,7 +167,9 @@ def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> 
     write_plan_files(measured, tmp_path)
     assert all((tmp_path / name).exists() for name in first["files"]) and first["files"]
     runner_up = plan.runner_up
-    assert runner_up and runner_up.deployment.gpu.name in (tmp_path / "measure/bench.sh").read_text()
+    assert (
+        runner_up and runner_up.deployment.gpu.name in (tmp_path / "measure/bench.sh").read_text()
+    )
     write_plan_files(search_deployments(replace(plan.scenario, slo_targets=())), tmp_path)
     assert not (tmp_path / "measure").exists()
 

@@ -44,7 +44,9 @@ def run(folder: Path, command: list[str]) -> str:
     """What a `planner` command says in that copy."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
     call = [sys.executable, "-m", *command]
-    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        call, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.stdout + done.stderr
 
 
@@ -52,12 +54,24 @@ def run(folder: Path, command: list[str]) -> str:
     ("recipe", "said"),
     [
         (GPU, [r"TEST-GPU-48GB +44.4 +864 .* vllm 0.8.0\+"]),
-        (MODEL, [r"acme/New-8B +8.03 B +131,072 +bfloat16", r"model +acme/New-8B: 8.03 B parameters, context 131,072"]),
+        (
+            MODEL,
+            [
+                r"acme/New-8B +8.03 B +131,072 +bfloat16",
+                r"model +acme/New-8B: 8.03 B parameters, context 131,072",
+            ],
+        ),
         (VERSION, [r"engine +vllm 0.99.0\n"]),
     ],
 )
-def test_the_commands_of_a_recipe_show_its_entry(recipe: str, said: list[str], tmp_path: Path) -> None:
-    looks = [c for c in COMMANDS if c[:2] in (["planner", "gpus"], ["planner", "models"], ["planner", "check"])]
+def test_the_commands_of_a_recipe_show_its_entry(
+    recipe: str, said: list[str], tmp_path: Path
+) -> None:
+    looks = [
+        c
+        for c in COMMANDS
+        if c[:2] in (["planner", "gpus"], ["planner", "models"], ["planner", "check"])
+    ]
     before = [c for c in looks if shlex.join(c) in RECIPES[recipe]]
     house(tmp_path, recipe)
     assert len(before) == len(said)
@@ -70,9 +84,19 @@ def test_the_commands_of_a_recipe_show_its_entry(recipe: str, said: list[str], t
 @pytest.mark.parametrize(
     ("recipe", "file", "missing", "command"),
     [
-        (GPU, "gpus.yaml", "  tflops: {fp32: 91.6, fp16: 362, bf16: 362, fp8: 733}\n", "planner gpus TEST-GPU"),
+        (
+            GPU,
+            "gpus.yaml",
+            "  tflops: {fp32: 91.6, fp16: 362, bf16: 362, fp8: 733}\n",
+            "planner gpus TEST-GPU",
+        ),
         (MODEL, "models.yaml", "hidden_size: 4096, ", "planner models acme"),
-        (VERSION, "engines.yaml", '    upto: "0.99.0"\n', "planner check chat-70b --set engine_version=0.99.0"),
+        (
+            VERSION,
+            "engines.yaml",
+            '    upto: "0.99.0"\n',
+            "planner check chat-70b --set engine_version=0.99.0",
+        ),
         (VERSION, "engines.yaml", '  source: "vLLM 0.99.0 ', "planner check chat-70b"),
     ],
 )
@@ -82,7 +106,9 @@ def test_what_is_missing_is_said_in_the_recipes_words(
     path = house(tmp_path, recipe)[file]
     before, found, after = path.read_text(encoding="utf-8").rpartition(missing)
     assert found
-    path.write_text(before + (after.partition("\n")[2] if "source" in missing else after), encoding="utf-8")
+    path.write_text(
+        before + (after.partition("\n")[2] if "source" in missing else after), encoding="utf-8"
+    )
     shown = run(tmp_path, command.split())
     told = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", RECIPES[recipe], flags=re.DOTALL))
     assert any(sentence in shown for sentence in told if len(sentence) > 40), shown
@@ -106,9 +132,16 @@ def test_the_table_of_runs_can_be_fitted_to(tmp_path: Path) -> None:
 
 def test_every_file_and_test_that_is_named_exists() -> None:
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
-    words = {word for span in re.findall(r"`([^`]+)`|\]\(([^)#]+)", prose) for part in span for word in part.split()}
+    words = {
+        word
+        for span in re.findall(r"`([^`]+)`|\]\(([^)#]+)", prose)
+        for part in span
+        for word in part.split()
+    }
     words |= {word for command in COMMANDS for word in command}
-    files = {word for word in words if re.fullmatch(r"[\w./-]+/[\w./-]*|[\w.-]+\.(md|yaml|toml)", word)}
+    files = {
+        word for word in words if re.fullmatch(r"[\w./-]+/[\w./-]*|[\w.-]+\.(md|yaml|toml)", word)
+    }
     files -= {word for word in files if re.search(r"VERSION|PATH|^(acme|mine|v1)\b", word)}
     assert len(files) > 20
     assert [name for name in files if not (ROOT / name).exists()] == []
@@ -123,9 +156,14 @@ def test_every_file_and_test_that_is_named_exists() -> None:
 
 def test_every_command_that_is_named_exists() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    known = {"make": targets, "planner": re.findall(r"^ +([a-z-]+)\b", run(ROOT, ["planner", "--help"]), re.MULTILINE)}
+    known = {
+        "make": targets,
+        "planner": re.findall(r"^ +([a-z-]+)\b", run(ROOT, ["planner", "--help"]), re.MULTILINE),
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    tools = " ".join(project["optional-dependencies"]["dev"]).replace("import-linter", "lint-imports")
+    tools = " ".join(project["optional-dependencies"]["dev"]).replace(
+        "import-linter", "lint-imports"
+    )
     for program, *arguments in COMMANDS:
         assert arguments[0] in known[program] if program in known else program in tools, program
 

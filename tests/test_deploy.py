@@ -42,13 +42,21 @@ WORKLOAD = Workload(
 
 
 def deployment(version: str = "0.20.2", engine_name: str = "vllm", **changes: object) -> Deployment:
-    known = {"tp": 2, "max_model_len": 8192, "max_num_seqs": 64, "engine": engine_name, "engine_version": version}
+    known = {
+        "tp": 2,
+        "max_model_len": 8192,
+        "max_num_seqs": 64,
+        "engine": engine_name,
+        "engine_version": version,
+    }
     named = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100"}
     return deploy_on(**{**named, **known, **changes})
 
 
 def documents(served: Deployment) -> dict[str, str]:
-    return deploy.render_artifacts(evaluate(served, WORKLOAD, PriceSelection({served.gpu.name: 4.0})), TARGETS)
+    return deploy.render_artifacts(
+        evaluate(served, WORKLOAD, PriceSelection({served.gpu.name: 4.0})), TARGETS
+    )
 
 
 def command(served: Deployment) -> LaunchSpec:
@@ -58,7 +66,11 @@ def command(served: Deployment) -> LaunchSpec:
 VARIANTS = [
     {},
     {"pp": 2, "kv_cache_dtype": "fp8", "enforce_eager": True},
-    {"enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
+    {
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 8192,
+    },
     {"speculation": SpeculationConfig("eagle3", 3, 0.7)},
     {"quantization": "fp8", "block_size": 32},
 ]
@@ -71,9 +83,14 @@ def test_every_flag_is_an_option_of_that_version_with_a_reason(version: str, cha
     known = get_cli_options("vllm", version).spellings
     assert {flag.name for flag in found.flags} <= known
     assert all(len(flag.reason) > 10 for flag in found.flags)
-    # what argparse does: an exact option wins over any it is a prefix of, and no flag is given twice
+    # what argparse does: an exact option wins over any it is a prefix of, and no flag is given
+    # twice
     assert len({flag.name for flag in found.flags}) == len(found.flags)
-    assert shlex.split(str(found).replace("\\\n", " "))[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
+    assert shlex.split(str(found).replace("\\\n", " "))[:3] == [
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-8B",
+    ]
 
 
 def test_flags_that_guides_still_name_are_gone() -> None:
@@ -91,7 +108,9 @@ def test_flags_that_guides_still_name_are_gone() -> None:
 
 def test_switching_a_default_off_is_spelled_as_the_version_spells_it() -> None:
     def off(version: str) -> str:
-        names = [flag.name for flag in command(deployment(version, enable_prefix_caching=False)).flags]
+        names = [
+            flag.name for flag in command(deployment(version, enable_prefix_caching=False)).flags
+        ]
         return next(name for name in names if "prefix-caching" in name)
 
     assert off("0.20.2") == "--no-enable-prefix-caching"
@@ -127,7 +146,9 @@ def test_scripts_parse(tmp_path: Path, changes: dict) -> None:
 
 
 @pytest.mark.parametrize(("replica", "gpus", "port"), [("0", "0,1", "8000"), ("3", "6,7", "8003")])
-def test_a_replica_starts_on_its_own_gpus_and_port(tmp_path: Path, replica: str, gpus: str, port: str) -> None:
+def test_a_replica_starts_on_its_own_gpus_and_port(
+    tmp_path: Path, replica: str, gpus: str, port: str
+) -> None:
     (tmp_path / "vllm").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES"\nprintf "%s\\n" "$@"\n')
     (tmp_path / "vllm").chmod(0o755)
     (tmp_path / "serve.sh").write_text(documents(deployment(replicas=4))["serve.sh"])
@@ -141,11 +162,15 @@ def test_a_replica_starts_on_its_own_gpus_and_port(tmp_path: Path, replica: str,
     assert lines[lines.index("--max-num-seqs") + 1] == "64"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
 def test_the_unit_passes_systemd_analyze(tmp_path: Path) -> None:
     path = tmp_path / "headroom@.service"
     path.write_text(documents(deployment())["headroom@.service"])
-    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", path], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -162,15 +187,21 @@ def test_the_benchmark_states_what_to_compare_with() -> None:
 def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() -> None:
     """A trace shares no one prefix: what its prompts find on average is what all of the benchmark's begin with."""
     reused = replace(WORKLOAD, prefix_tokens=0, prefix_hit_rate=0.4)
-    prediction, cold = (evaluate(deployment(), load) for load in (reused, replace(reused, prefix_hit_rate=0.0)))
-    assert 380 < prediction.effective_workload.mean_cached_tokens < 400  # without those that are too long
+    prediction, cold = (
+        evaluate(deployment(), load) for load in (reused, replace(reused, prefix_hit_rate=0.0))
+    )
+    assert (
+        380 < prediction.effective_workload.mean_cached_tokens < 400
+    )  # without those that are too long
     text = deploy.render_artifacts(prediction, TARGETS)["bench.sh"]
     prefix = int(prediction.effective_workload.mean_cached_tokens)
     assert f"--random-prefix-len {prefix} " in text
     (rest,) = re.findall(r"--random-input-len (\d+)", text)
     assert int(rest) + prefix == pytest.approx(reused.prompt.mean, abs=1)
     pairs = zip(
-        deploy.predict_benchmark_ramp(prediction).values(), deploy.predict_benchmark_ramp(cold).values(), strict=True
+        deploy.predict_benchmark_ramp(prediction).values(),
+        deploy.predict_benchmark_ramp(cold).values(),
+        strict=True,
     )
     assert all(warm.get("ttft", "p50").mid < other.get("ttft", "p50").mid for warm, other in pairs)
 
@@ -183,12 +214,22 @@ def test_an_overloaded_step_of_the_ramp_says_so() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "words"),
     [
-        ("sglang", None, ["sglang.launch_server", "--tp-size", "--context-length", "--mem-fraction-static"]),
+        (
+            "sglang",
+            None,
+            ["sglang.launch_server", "--tp-size", "--context-length", "--mem-fraction-static"],
+        ),
         ("trtllm", None, ["trtllm-serve", "--tp_size", "--max_seq_len", "--config"]),
-        ("tgi", None, ["text-generation-launcher", "--num-shard", "--max-total-tokens", "--max-input-tokens"]),
+        (
+            "tgi",
+            None,
+            ["text-generation-launcher", "--num-shard", "--max-total-tokens", "--max-input-tokens"],
+        ),
     ],
 )
-def test_other_engines_get_their_own_command(name: str, version: str | None, words: list[str]) -> None:
+def test_other_engines_get_their_own_command(
+    name: str, version: str | None, words: list[str]
+) -> None:
     served = deployment(version, engine_name=name)
     text = documents(served)["serve.sh"]
     assert all(word in text for word in words)
@@ -196,7 +237,9 @@ def test_other_engines_get_their_own_command(name: str, version: str | None, wor
 
 
 def test_a_version_without_the_option_is_one_clear_sentence() -> None:
-    with pytest.raises(PlannerError, match=r"vllm 0\.10\.0 has no option --decode-context-parallel-size"):
+    with pytest.raises(
+        PlannerError, match=r"vllm 0\.10\.0 has no option --decode-context-parallel-size"
+    ):
         command(deployment("0.10.0", tp=8, dcp=2, model="deepseek-ai/DeepSeek-V3"))
 
 
@@ -218,7 +261,9 @@ def test_a_short_name_is_served_under_itself_from_its_repository() -> None:
 def test_the_line_that_is_printed_expands_the_variable_that_it_asks_for() -> None:
     """A checkpoint that has yet to be named: single quotes would hand the shell's own text to the engine."""
     found = command(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", quantization="awq"))
-    said = subprocess.run(["bash", "-c", found.shell_line], capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        ["bash", "-c", found.shell_line], capture_output=True, text=True, check=False
+    )
     assert said.returncode != 0 and "MODEL: name its checkpoint" in said.stderr
 
 
@@ -233,7 +278,12 @@ NAMES = [
     "--option=1 ; touch ran",
     "9\u2029no\x85more  ",
 ]
-ENGINES = {"vllm": "vllm", "sglang": "python", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher"}
+ENGINES = {
+    "vllm": "vllm",
+    "sglang": "python",
+    "trtllm": "trtllm-serve",
+    "tgi": "text-generation-launcher",
+}
 
 
 @cache
@@ -263,22 +313,35 @@ def started(script: list[str], folder: Path, program: str) -> list[str]:
     return (folder / "given").read_bytes().decode().split("\0")[:-1]
 
 
-CASES = [*(("vllm", name) for name in NAMES), *((other, "".join(NAMES)) for other in list(ENGINES)[1:])]
+CASES = [
+    *(("vllm", name) for name in NAMES),
+    *((other, "".join(NAMES)) for other in list(ENGINES)[1:]),
+]
 
 
 @pytest.mark.parametrize(("engine_name", "name"), CASES)
-def test_the_engine_is_started_with_exactly_the_name(tmp_path: Path, engine_name: str, name: str) -> None:
+def test_the_engine_is_started_with_exactly_the_name(
+    tmp_path: Path, engine_name: str, name: str
+) -> None:
     written = named(name, engine_name)
     (tmp_path / "serve.sh").write_text(written["serve.sh"])
     execs = [line for line in written["headroom@.service"].splitlines() if line.startswith("Exec")]
     assert len(execs) == 1
-    command = execs[0].removeprefix("ExecStart=").replace(deploy.INSTALL_DIR, str(tmp_path)).replace("%i", "0").split()
+    command = (
+        execs[0]
+        .removeprefix("ExecStart=")
+        .replace(deploy.INSTALL_DIR, str(tmp_path))
+        .replace("%i", "0")
+        .split()
+    )
     checkpoint = f"./{name}" if name.startswith("-") else name
     for script in ([str(tmp_path / "serve.sh")], command[1:]):
         arguments = started(script, tmp_path, ENGINES[engine_name])
         assert checkpoint in arguments
         if engine_name in ("vllm", "sglang"):
-            place = [i for i, given in enumerate(arguments) if given.startswith("--served-model-name")]
+            place = [
+                i for i, given in enumerate(arguments) if given.startswith("--served-model-name")
+            ]
             served = arguments[place[0]].partition("=")[2] or arguments[place[0] + 1]
             assert (len(place), served) == (1, name)
 
@@ -287,7 +350,10 @@ def test_the_engine_is_started_with_exactly_the_name(tmp_path: Path, engine_name
 def test_the_benchmark_asks_for_exactly_the_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "bench.sh").write_text(named(name)["bench.sh"])
     arguments = started([str(tmp_path / "bench.sh")], tmp_path, "vllm")
-    assert f"--model={'./' * name.startswith('-')}{name}" in arguments and f"--served-model-name={name}" in arguments
+    assert (
+        f"--model={'./' * name.startswith('-')}{name}" in arguments
+        and f"--served-model-name={name}" in arguments
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -302,10 +368,15 @@ def test_alerts_ask_for_exactly_the_name(tmp_path: Path, name: str) -> None:
         assert parts or json.JSONDecoder().raw_decode(job[0])[0] == f"headroom/{name}"
     board = json.loads(named(name)["grafana.json"])
     assert board["title"].startswith(f"Headroom: {name} on TP2")
-    assert yaml.safe_load(named(name)["prometheus.yml"])["scrape_configs"][0]["job_name"] == f"headroom/{name}"
+    assert (
+        yaml.safe_load(named(name)["prometheus.yml"])["scrape_configs"][0]["job_name"]
+        == f"headroom/{name}"
+    )
     (tmp_path / "alerts.yml").write_text(text)
     if promtool := shutil.which("promtool"):
-        done = subprocess.run([promtool, "check", "rules", tmp_path / "alerts.yml"], capture_output=True, text=True)
+        done = subprocess.run(
+            [promtool, "check", "rules", tmp_path / "alerts.yml"], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -324,20 +395,28 @@ def test_the_checklist_shows_the_name_as_text(name: str) -> None:
 def test_scripts_pass_shellcheck(tmp_path: Path, name: str) -> None:
     for file in ("serve.sh", "bench.sh"):
         (tmp_path / file).write_text(named(name)[file])
-        done = subprocess.run(["shellcheck", tmp_path / file], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["shellcheck", tmp_path / file], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_unit_is_read_without_complaint(tmp_path: Path, name: str) -> None:
     path = tmp_path / "headroom@.service"
     path.write_text(named(name)["headroom@.service"])
-    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", path], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
 @pytest.mark.parametrize("card", ["H100", "MI300X"])
 def test_the_unit_is_little_exposed_and_sees_the_gpus(tmp_path: Path, card: str) -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B", card, max_model_len=8192)
@@ -348,21 +427,36 @@ def test_the_unit_is_little_exposed_and_sees_the_gpus(tmp_path: Path, card: str)
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] not in "#[")
-    # each of these shuts /dev or /proc to what a GPU's runtime opens, or forbids the code that engines compile
-    assert not {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "ProcSubset"} & settings.keys()
+    settings = dict(
+        line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] not in "#["
+    )
+    # each of these shuts /dev or /proc to what a GPU's runtime opens, or forbids the code that
+    # engines compile
+    assert (
+        not {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "ProcSubset"}
+        & settings.keys()
+    )
     assert "MemoryDenyWriteExecute" not in settings and "PrivateNetwork" not in settings
-    assert ("render" in settings.get("SupplementaryGroups", "")) == (card == "MI300X")  # /dev/kfd is that group's
+    assert ("render" in settings.get("SupplementaryGroups", "")) == (
+        card == "MI300X"
+    )  # /dev/kfd is that group's
     assert settings["Environment"].count("%C/" + settings["CacheDirectory"]) == 2
 
 
 def test_the_checklist_names_only_files_that_are_written_and_the_engine_to_install() -> None:
     found = evaluate(deployment(), WORKLOAD)
     kinds = deploy.DEFAULT_ARTIFACTS, ("checklist",)
-    whole, alone = (deploy.render_artifacts(found, TARGETS, wanted=wanted)["checklist.md"] for wanted in kinds)
+    whole, alone = (
+        deploy.render_artifacts(found, TARGETS, wanted=wanted)["checklist.md"] for wanted in kinds
+    )
     for name in ("bench.sh", "alerts.yml", "runbook.md", "grafana.json"):
         assert name in whole and name not in alone
     assert "the server is vllm 0.20.2, installed" in alone and alone.endswith("inference\n")
-    assert "`systemctl daemon-reload`, `systemctl enable --now headroom@0`" in whole and "systemctl" not in alone
-    held = deploy.render_artifacts(found, TARGETS, wanted=("checklist", "kubernetes"))["checklist.md"]
+    assert (
+        "`systemctl daemon-reload`, `systemctl enable --now headroom@0`" in whole
+        and "systemctl" not in alone
+    )
+    held = deploy.render_artifacts(found, TARGETS, wanted=("checklist", "kubernetes"))[
+        "checklist.md"
+    ]
     assert "kubectl get crd scaledobjects.keda.sh" in held and "KEDA" not in whole

@@ -22,7 +22,11 @@ from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import search_deployments
 from planner.tools.batch import predict_row
 
-CHAT = {"prompt_tokens": {"mean": 1000, "p95": 3000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 1}
+CHAT = {
+    "prompt_tokens": {"mean": 1000, "p95": 3000},
+    "output_tokens": {"mean": 200, "p95": 500},
+    "rate": 1,
+}
 
 
 def asked(served: str, gpu: str, **changes: Any) -> Scenario:
@@ -46,7 +50,9 @@ STARTS = [
 
 @pytest.mark.parametrize("tenants", [0, 6])
 @pytest.mark.parametrize(("served", "gpu", "quantization"), STARTS)
-def test_what_people_serve_on_one_card_starts(served: str, gpu: str, quantization: str, tenants: int) -> None:
+def test_what_people_serve_on_one_card_starts(
+    served: str, gpu: str, quantization: str, tenants: int
+) -> None:
     """Also beside 6 GiB of other processes: with less gpu_memory_utilization and fewer sequences there is room."""
     found = deployed(asked(served, gpu, quantization=[quantization], other_tenants_gib=tenants))
     memory = get_memory_plan(found)
@@ -60,7 +66,9 @@ def test_what_people_serve_on_one_card_starts(served: str, gpu: str, quantizatio
 @pytest.mark.parametrize("tenants", [0.5, 3, 6, 20])
 def test_others_on_the_card_lower_the_utilization_and_no_more_than_needed(tenants: float) -> None:
     """vLLM refuses to start with less free memory than gpu_memory_utilization asks for (worker/utils.py)."""
-    found = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", other_tenants_gib=tenants))
+    found = deployed(
+        asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", other_tenants_gib=tenants)
+    )
     alone = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM"))
     share, total = found.args.gpu_memory_utilization, found.gpu_total_bytes / GIB
     assert share <= 1 - tenants / total
@@ -69,15 +77,24 @@ def test_others_on_the_card_lower_the_utilization_and_no_more_than_needed(tenant
 
 
 def test_what_the_owner_sets_stays_set() -> None:
-    given_args = {"gpu_memory_utilization": 0.8, "max_num_seqs": 7, "max_model_len": 5000, "kv_cache_dtype": "fp8"}
+    given_args = {
+        "gpu_memory_utilization": 0.8,
+        "max_num_seqs": 7,
+        "max_model_len": 5000,
+        "kv_cache_dtype": "fp8",
+    }
     found = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", engine_args=given_args))
     assert {name: getattr(found.args, name) for name in given_args} == given_args
 
 
 def test_a_memory_calibration_reaches_the_plan() -> None:
     plain = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM"))
-    own = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", memory_calibration={"non_torch": 1.5}))
-    assert get_memory_plan(own).non_torch.mid - get_memory_plan(plain).non_torch.mid == pytest.approx(1.5 * GIB)
+    own = deployed(
+        asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", memory_calibration={"non_torch": 1.5})
+    )
+    assert get_memory_plan(own).non_torch.mid - get_memory_plan(
+        plain
+    ).non_torch.mid == pytest.approx(1.5 * GIB)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -85,10 +102,14 @@ def test_a_memory_calibration_reaches_the_plan() -> None:
     mean=st.floats(50, 20_000), output=st.floats(10, 3000), gpu=st.sampled_from(["H100-SXM", "L40S", "RTX-4090"]),
     tenants=st.floats(0, 8),
 )  # fmt: skip
-def test_so_many_sequences_seldom_outgrow_the_pool(mean: float, output: float, gpu: str, tenants: float) -> None:
+def test_so_many_sequences_seldom_outgrow_the_pool(
+    mean: float, output: float, gpu: str, tenants: float
+) -> None:
     """In at most 5% of moments, where the pool and not the engine's own limit decides."""
     lengths = {"prompt_tokens": {"mean": mean}, "output_tokens": {"mean": output}, "rate": 1}
-    found = asked("meta-llama/Llama-3.1-8B-Instruct", gpu, workload=lengths, other_tenants_gib=tenants)
+    found = asked(
+        "meta-llama/Llama-3.1-8B-Instruct", gpu, workload=lengths, other_tenants_gib=tenants
+    )
     made = deployed(found)
     memory, seqs = get_memory_plan(made), made.args.max_num_seqs
     if memory.can_start and seqs > 8:
@@ -111,14 +132,20 @@ def test_a_small_pool_is_filled_beside_its_own_sequences_and_not_the_default(
     more = made.with_args(max_num_seqs=seqs + 2 * NUM_SEQS_STEP)
     assert estimate_preemption_risk(get_memory_plan(made), found.workload, seqs) <= 0.05
     assert (
-        seqs == 256 or estimate_preemption_risk(get_memory_plan(more), found.workload, seqs + 2 * NUM_SEQS_STEP) > 0.05
+        seqs == 256
+        or estimate_preemption_risk(get_memory_plan(more), found.workload, seqs + 2 * NUM_SEQS_STEP)
+        > 0.05
     )
 
 
 def test_the_context_holds_the_p99_and_never_more_than_the_model() -> None:
     found = asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM")
     tokens = found.workload.compute_total_tokens_quantile(0.99)
-    assert 1.1 * tokens <= choose_max_model_len(found.workload, 0.1, 131072) < 1.1 * tokens + MODEL_LEN_STEP_TOKENS
+    assert (
+        1.1 * tokens
+        <= choose_max_model_len(found.workload, 0.1, 131072)
+        < 1.1 * tokens + MODEL_LEN_STEP_TOKENS
+    )
     assert choose_max_model_len(found.workload, 0.1, 2048) == 2048
 
 
@@ -130,18 +157,37 @@ def test_a_card_that_a_version_no_longer_runs_on_is_told_alike() -> None:
     assert search_deployments(old).chosen is not None
     plan = search_deployments(new)
     (rejection,) = plan.rejected
-    assert plan.chosen is None and rejection.bottleneck == "engine" and "up to 0.19" in rejection.reason
+    assert (
+        plan.chosen is None
+        and rejection.bottleneck == "engine"
+        and "up to 0.19" in rejection.reason
+    )
     row = {"model": new.model, "gpu": "V100 32GB", "isl": "100", "osl": "10", "concurrency": "1"}
-    told = [predict_row({**row, "engine_version": version})["warnings"] for version in ("0.19.0", "0.20.2")]
+    told = [
+        predict_row({**row, "engine_version": version})["warnings"]
+        for version in ("0.19.0", "0.20.2")
+    ]
     assert rejection.reason not in told[0] and rejection.reason in told[1]
 
 
 def test_what_the_engine_refuses_is_refused() -> None:
     with pytest.raises(PlannerError, match="neither fcfs nor priority"):
-        deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", engine_args={"scheduling_policy": "lifo"}))
+        deployed(
+            asked(
+                "meta-llama/Llama-3.1-8B-Instruct",
+                "H100-SXM",
+                engine_args={"scheduling_policy": "lifo"},
+            )
+        )
 
 
 def test_a_small_token_budget_is_judged_with_the_sequences_that_will_be_set() -> None:
     """vLLM refuses max_num_batched_tokens below max_num_seqs: 512 below its default of 1,024, not below what is set."""
-    found = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", engine_args={"max_num_batched_tokens": 512}))
+    found = deployed(
+        asked(
+            "meta-llama/Llama-3.1-8B-Instruct",
+            "H100-SXM",
+            engine_args={"max_num_batched_tokens": 512},
+        )
+    )
     assert found.args.max_num_seqs <= found.args.max_num_batched_tokens == 512

@@ -24,7 +24,12 @@ from planner.planning.slo import SloTarget
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.diagnosis import Diagnosis
 from planner.tools.diagnostics.failure_detection import DiagnosisCase, find_failure_modes
-from planner.tools.diagnostics.metrics_pages import MetricsHistogram, ReplicaMetrics, measure_replica, read_metrics_page
+from planner.tools.diagnostics.metrics_pages import (
+    MetricsHistogram,
+    ReplicaMetrics,
+    measure_replica,
+    read_metrics_page,
+)
 from planner.tools.diagnostics.planned_replica import PlannedReplica, load_planned_replica
 from planner.tools.diagnostics.startup_errors import ErrorPhrase, find_startup_errors
 from planner.ui.cli import main
@@ -38,13 +43,19 @@ SERVED = {
     "32B on 2 H100": ("Qwen/Qwen3-32B", "H100", 2, "0.33.0"),
 }
 PROMISES = (SloTarget("ttft", "p95", 5.0), SloTarget("tpot", "p95", 0.2))
-CHAT = Workload(LengthDistribution.from_lognormal(1000, 2500), LengthDistribution.from_lognormal(200, 500), rate=1.0)
+CHAT = Workload(
+    LengthDistribution.from_lognormal(1000, 2500),
+    LengthDistribution.from_lognormal(200, 500),
+    rate=1.0,
+)
 
 
 @cache
 def deployed(name: str) -> Deployment:
     model, gpu, tp, version = SERVED[name]
-    return deploy_on(model, gpu, tp=tp, engine_version=version, max_model_len=16384, max_num_seqs=128)
+    return deploy_on(
+        model, gpu, tp=tp, engine_version=version, max_model_len=16384, max_num_seqs=128
+    )
 
 
 @cache
@@ -60,28 +71,36 @@ def played(name: str, mode: str) -> tuple[Server, PlannedReplica]:
     few = base.with_args(max_num_seqs=8)
     if mode in ("oversubscribed", "adapter_starvation"):
         load = rated(few, CHAT, 1.3)
-        return Server(few, load, deferred=0.9 * (mode == "adapter_starvation")), PlannedReplica.from_deployment(
-            few, load
-        )
+        return Server(
+            few, load, deferred=0.9 * (mode == "adapter_starvation")
+        ), PlannedReplica.from_deployment(few, load)
     if mode in ("tp_communication", "host_bound", "slow_gpu"):
         load, cpu = rated(base, CHAT, 0.2), 1.1 if mode == "host_bound" else 0.4
-        return Server(base, load, pace=2.0, cpu=cpu, requests=600), PlannedReplica.from_deployment(base, load, PROMISES)
+        return Server(base, load, pace=2.0, cpu=cpu, requests=600), PlannedReplica.from_deployment(
+            base, load, PROMISES
+        )
     if mode == "cold_prefix_cache":
         warm = replace(usual, prefix_tokens=800, prefix_hit_rate=0.9)
         return Server(base, usual), PlannedReplica.from_deployment(base, warm, PROMISES)
     if mode == "drafts_rejected":
-        good, bad = (replace(base, speculation=SpeculationConfig("ngram", 4, a)) for a in (0.7, 0.3))
+        good, bad = (
+            replace(base, speculation=SpeculationConfig("ngram", 4, a)) for a in (0.7, 0.3)
+        )
         return Server(bad, usual), PlannedReplica.from_deployment(good, usual, PROMISES)
     if mode == "more requests":
-        return Server(base, usual.with_rate(1.6 * (usual.rate or 0))), PlannedReplica.from_deployment(
-            base, usual, PROMISES
-        )
+        return Server(
+            base, usual.with_rate(1.6 * (usual.rate or 0))
+        ), PlannedReplica.from_deployment(base, usual, PROMISES)
     if mode == "longer answers":
         return Server(
             base, replace(usual, output=LengthDistribution.from_lognormal(350, 900))
         ), PlannedReplica.from_deployment(base, usual, PROMISES)
     if mode == "prefill_contention":
-        load = rated(base, replace(CHAT, prompt=LengthDistribution.from_lognormal(6000, 12000, largest=15000)), 0.6)
+        load = rated(
+            base,
+            replace(CHAT, prompt=LengthDistribution.from_lognormal(6000, 12000, largest=15000)),
+            0.6,
+        )
         alone = float(build_step_model(base).estimate_decode_step_s(4.0, load.mean_decode_context))
         return Server(base, load, requests=500), PlannedReplica.from_deployment(
             base, load, (SloTarget("tpot", "p95", 1.3 * alone),)
@@ -114,12 +133,17 @@ def squeezed(deployment: Deployment, tokens: int) -> float:
     for _ in range(14):
         middle = (low + high) / 2
         memory = get_memory_plan(deployment.with_args(gpu_memory_utilization=middle))
-        low, high = (low, middle) if memory.can_start and memory.pool.reported_tokens > tokens else (middle, high)
+        low, high = (
+            (low, middle)
+            if memory.can_start and memory.pool.reported_tokens > tokens
+            else (middle, high)
+        )
     return high
 
 
 MODES = ["kv_preemption", "oom_admission", "oversubscribed", "adapter_starvation", "prefill_contention",
-         "tp_communication", "host_bound", "slow_gpu", "cold_prefix_cache", "drafts_rejected", "more requests",
+         "tp_communication", "host_bound", "slow_gpu", "cold_prefix_cache", "drafts_rejected",
+         "more requests",
          "longer answers"]  # fmt: skip
 EXPECTED = {"more requests": "assumption", "longer answers": "assumption"}
 
@@ -127,14 +151,21 @@ EXPECTED = {"more requests": "assumption", "longer answers": "assumption"}
 def found(server: Server, planned: PlannedReplica | None, folder: Path) -> list[str]:
     pages, seconds = server.pages(folder)
     version = server.deployment.engine.version
-    case = DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned)
+    case = DiagnosisCase(
+        measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned
+    )
     return [finding.mode for finding in find_failure_modes(case)]
 
 
 def test_nine_of_ten_failures_are_named_first(tmp_path: Path) -> None:
     wrong = []
     cases = [(name, mode) for name in SERVED for mode in MODES]
-    for name, (_, _, tp, _) in SERVED.items():  # whom there is nobody to talk to, and who may be waited for
+    for name, (
+        _,
+        _,
+        tp,
+        _,
+    ) in SERVED.items():  # whom there is nobody to talk to, and who may be waited for
         cases.remove((name, "tp_communication" if tp == 1 else "slow_gpu"))
     for name, mode in cases:
         modes = found(*played(name, mode), tmp_path)
@@ -148,11 +179,18 @@ def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
     alarms = []
     for name in SERVED:
         base = deployed(name)
-        for share, load in ((0.2, CHAT), (0.5, CHAT), (0.75, CHAT), (0.5, replace(CHAT, output=CHAT.prompt))):
+        for share, load in (
+            (0.2, CHAT),
+            (0.5, CHAT),
+            (0.75, CHAT),
+            (0.5, replace(CHAT, output=CHAT.prompt)),
+        ):
             traffic = rated(base, load, share)
             for pace in (1.0,) if share != 0.5 else (1.0, 0.9):
                 server = Server(base, traffic, pace=pace, seed=11, requests=800)
-                if modes := found(server, PlannedReplica.from_deployment(base, traffic, PROMISES), tmp_path):
+                if modes := found(
+                    server, PlannedReplica.from_deployment(base, traffic, PROMISES), tmp_path
+                ):
                     alarms.append((name, share, pace, modes))
     assert not alarms
 
@@ -161,7 +199,11 @@ def test_a_replay_of_what_was_measured_keeps_within_max_model_len(tmp_path: Path
     """Prompts of 1,900 tokens and answers of 140 in 2,048: the edges of their buckets, 2,000 and 200, do not fit."""
     base = deployed("8B on H100").with_args(max_model_len=2048)
     load = rated(
-        base, Workload(LengthDistribution.from_constant(1900), LengthDistribution.from_constant(140), rate=1.0), 0.3
+        base,
+        Workload(
+            LengthDistribution.from_constant(1900), LengthDistribution.from_constant(140), rate=1.0
+        ),
+        0.3,
     )
     pages, seconds = Server(base, load).pages(tmp_path)
     case = DiagnosisCase(
@@ -176,7 +218,12 @@ def test_a_replay_of_what_was_measured_keeps_within_max_model_len(tmp_path: Path
 def test_a_page_alone_tells_preemption_and_queues(tmp_path: Path) -> None:
     assert found(played("8B on L40S", "kv_preemption")[0], None, tmp_path)[0] == "kv_preemption"
     assert found(played("8B on L40S", "oversubscribed")[0], None, tmp_path)[0] == "oversubscribed"
-    assert found(Server(deployed("8B on L40S"), rated(deployed("8B on L40S"), CHAT, 0.4)), None, tmp_path) == []
+    assert (
+        found(
+            Server(deployed("8B on L40S"), rated(deployed("8B on L40S"), CHAT, 0.4)), None, tmp_path
+        )
+        == []
+    )
 
 
 def test_a_full_cache_is_no_lack_of_places(tmp_path: Path) -> None:
@@ -187,9 +234,22 @@ def test_a_full_cache_is_no_lack_of_places(tmp_path: Path) -> None:
         for role, (mean, n) in times.items()
     }
     gauges = {"running": 94.0, "waiting": 5.0, "kv_usage": 0.96}
-    page = ReplicaMetrics("vllm", get_metric_names(get_engine("vllm")), 60.0, 100.0, seen, gauges, {"preemptions": 5.0})
+    page = ReplicaMetrics(
+        "vllm",
+        get_metric_names(get_engine("vllm")),
+        60.0,
+        100.0,
+        seen,
+        gauges,
+        {"preemptions": 5.0},
+    )
     modes = [
-        [one.mode for one in find_failure_modes(DiagnosisCase(replace(page, gauges=gauges | {"kv_usage": full})))]
+        [
+            one.mode
+            for one in find_failure_modes(
+                DiagnosisCase(replace(page, gauges=gauges | {"kv_usage": full}))
+            )
+        ]
         for full in (0.96, 0.5)
     ]
     assert [first for first, *_ in modes] == ["kv_preemption", "oversubscribed"]
@@ -199,11 +259,18 @@ def spent(**means: float) -> ReplicaMetrics:
     """A vLLM page of 100 requests, one a second, by what each of them took of every role's seconds."""
     edges = np.array([0.1, 1.0, 5.0, np.inf])
     seen = {
-        role: MetricsHistogram(edges, 100.0 * (np.arange(4) == np.searchsorted(edges, mean)), mean * 100, 100)
+        role: MetricsHistogram(
+            edges, 100.0 * (np.arange(4) == np.searchsorted(edges, mean)), mean * 100, 100
+        )
         for role, mean in means.items()
     }
     return ReplicaMetrics(
-        "vllm", get_metric_names(get_engine("vllm")), 100.0, 100.0, seen, {"running": 4.0, "waiting": 0.0}
+        "vllm",
+        get_metric_names(get_engine("vllm")),
+        100.0,
+        100.0,
+        seen,
+        {"running": 4.0, "waiting": 0.0},
     )
 
 
@@ -211,10 +278,15 @@ def test_what_is_neither_queue_nor_prefill_is_the_front_end() -> None:
     """1,017 ms to the first token, 1 ms of it in the queue and 94.5 in prefill: the engine is not what is late."""
     page = spent(ttft=1.017, queue=0.001, prefill=0.0945)
     served = deployed("8B on H100")
-    for planned in (None, PlannedReplica.from_deployment(served, CHAT, (SloTarget("ttft", "p95", 0.5),))):
+    for planned in (
+        None,
+        PlannedReplica.from_deployment(served, CHAT, (SloTarget("ttft", "p95", 0.5),)),
+    ):
         told = Diagnosis(DiagnosisCase(page, planned), planned)
         assert [one.mode for one in told.findings] == ["front_end"]
-        assert "neither queue (1) nor prefill (94)" in str(told) and "--api-server-count" in str(told)
+        assert "neither queue (1) nor prefill (94)" in str(told) and "--api-server-count" in str(
+            told
+        )
     in_prefill = spent(ttft=1.017, queue=0.001, prefill=0.95)
     assert not find_failure_modes(DiagnosisCase(in_prefill))
 
@@ -236,7 +308,10 @@ def test_a_server_with_fewer_places_than_planned_is_told_so(tmp_path: Path) -> N
     server, plan = Server(fewer, load), PlannedReplica.from_deployment(planned, load, PROMISES)
     pages, seconds = server.pages(tmp_path)
     told = Diagnosis(
-        DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), plan), plan
+        DiagnosisCase(
+            measure_replica([read_metrics_page(page) for page in pages], None, seconds), plan
+        ),
+        plan,
     )
     assert [one.mode for one in told.findings] == ["other_settings"]
     assert "of at most 64" in str(told) and "max_num_seqs 128" not in str(told)
@@ -244,7 +319,10 @@ def test_a_server_with_fewer_places_than_planned_is_told_so(tmp_path: Path) -> N
 
 def test_another_server_than_the_planned_one_is_told_before_all_else(tmp_path: Path) -> None:
     """One GPU's server held against a plan of four: its steps are longer, but no link is to blame."""
-    planned, runs = (deploy_on(*SERVED["8B on H100"][:2], tp=n, max_model_len=16384, max_num_seqs=48) for n in (4, 1))
+    planned, runs = (
+        deploy_on(*SERVED["8B on H100"][:2], tp=n, max_model_len=16384, max_num_seqs=48)
+        for n in (4, 1)
+    )
     load = rated(runs, CHAT, 0.5)
     pages, seconds = Server(runs, load).pages(tmp_path)
     pool = get_memory_plan(runs).pool
@@ -255,7 +333,9 @@ def test_another_server_than_the_planned_one_is_told_before_all_else(tmp_path: P
     for name, deployment in (("planned", planned), ("runs", runs)):
         plan = PlannedReplica.from_deployment(deployment, load, PROMISES)
         told = Diagnosis(DiagnosisCase(page, plan), plan)
-        assert str(told).startswith(f"Held against one replica of the plan: {deployment}, max_num_seqs 48")
+        assert str(told).startswith(
+            f"Held against one replica of the plan: {deployment}, max_num_seqs 48"
+        )
         first[name] = [one.mode for one in told.findings][:1]
     assert first == {"planned": ["other_settings"], "runs": []}
 
@@ -270,7 +350,10 @@ def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
     )
     planned = PlannedReplica.from_deployment(served, load, (SloTarget("ttft", "p99", 2.0),))
     modes = [
-        [one.mode for one in find_failure_modes(DiagnosisCase(replace(page, most_running=most), planned))]
+        [
+            one.mode
+            for one in find_failure_modes(DiagnosisCase(replace(page, most_running=most), planned))
+        ]
         for most in (40.0, 70.0)
     ]
     assert modes[0][0] == "kv_preemption" and modes[0][-1] == "assumption"
@@ -278,7 +361,10 @@ def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
     late = PlannedReplica.from_deployment(
         served, load, (SloTarget("ttft", "p99", 0.001),)
     )  # not borne: the traffic is the cause
-    assert find_failure_modes(DiagnosisCase(replace(page, most_running=40.0), late))[0].mode == "assumption"
+    assert (
+        find_failure_modes(DiagnosisCase(replace(page, most_running=40.0), late))[0].mode
+        == "assumption"
+    )
 
 
 def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) -> None:
@@ -290,23 +376,39 @@ def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) 
     pages, seconds = server.pages(tmp_path)
     told = str(
         Diagnosis(
-            DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned), planned
+            DiagnosisCase(
+                measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned
+            ),
+            planned,
         )
     )
     assert re.search(r"^TTFT .* a replay of this traffic [\d.,]+", told, re.MULTILINE)
-    assert re.search(r"^QUEUE ", told, re.MULTILINE) and told.endswith("what the plan promises is kept.")
+    assert re.search(r"^QUEUE ", told, re.MULTILINE) and told.endswith(
+        "what the plan promises is kept."
+    )
 
 
 def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
-    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", engine="sglang", max_model_len=16384, max_num_seqs=8)
+    served = deploy_on(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "H100",
+        engine="sglang",
+        max_model_len=16384,
+        max_num_seqs=8,
+    )
     load = rated(served, CHAT, 1.3)
-    assert found(Server(served, load), PlannedReplica.from_deployment(served, load), tmp_path)[0] == "oversubscribed"
+    assert (
+        found(Server(served, load), PlannedReplica.from_deployment(served, load), tmp_path)[0]
+        == "oversubscribed"
+    )
 
 
 def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
     server, planned = played("8B on L40S", "kv_preemption")
     pages, seconds = server.pages(tmp_path)
-    case = DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned)
+    case = DiagnosisCase(
+        measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned
+    )
     told = Diagnosis(case, planned)
     before = case.simulated
     assert before is not None and before.preemptions > 0.1
@@ -325,20 +427,26 @@ def test_every_phrase_matches_the_line_that_it_is_for_and_in_no_time(key: str) -
     assert "{" not in errors[0].remedy
     assert phrase.mode is None or phrase.mode in load_catalog("failure_modes.yaml", FailureMode)
     start = time.perf_counter()
-    find_startup_errors("\n".join(part * 400 for part in (phrase.like[:40], "(1", "max seq len (", " ", "GiB ")))
+    find_startup_errors(
+        "\n".join(part * 400 for part in (phrase.like[:40], "(1", "max seq len (", " ", "GiB "))
+    )
     assert time.perf_counter() - start < 1
 
 
 def test_a_log_says_what_would_start(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
-    log.write_text(load_catalog("startup_errors.yaml", ErrorPhrase)["max_model_len_above_pool"].like)
+    log.write_text(
+        load_catalog("startup_errors.yaml", ErrorPhrase)["max_model_len_above_pool"].like
+    )
     told = diagnose(log=log)
     assert told.has_findings and "--max-model-len 62336 starts" in str(told)
     assert told.to_json()["errors"][0]["figures"]["needed_gib"] == "16.00"
 
 
 def test_histograms_keep_their_mean_and_order() -> None:
-    seen = MetricsHistogram(np.array([100.0, 200.0, 500.0, np.inf]), np.array([50.0, 30.0, 15.0, 5.0]), 16_000.0, 100.0)
+    seen = MetricsHistogram(
+        np.array([100.0, 200.0, 500.0, np.inf]), np.array([50.0, 30.0, 15.0, 5.0]), 16_000.0, 100.0
+    )
     lengths = seen.estimate_lengths()
     assert lengths.mean == pytest.approx(160, rel=0.01)
     assert lengths.p50 <= 115 and 300 < lengths.p95 < 600
@@ -348,7 +456,10 @@ def test_histograms_keep_their_mean_and_order() -> None:
 def test_nothing_is_made_up_within_the_first_bucket() -> None:
     """Queues of 1 ms in a first bucket of 300 ms: interpolated, their p99 would read 297 ms."""
     seen = MetricsHistogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 0.1, 100.0)
-    assert (seen.format_quantile_bounds(0.95), seen.format_quantile_bounds(0.99)) == ("under 300", "300 to 500")
+    assert (seen.format_quantile_bounds(0.95), seen.format_quantile_bounds(0.99)) == (
+        "under 300",
+        "300 to 500",
+    )
 
 
 def test_a_promise_whose_limit_lies_within_a_bucket_is_left_open() -> None:
@@ -365,7 +476,9 @@ def test_a_promise_whose_limit_lies_within_a_bucket_is_left_open() -> None:
     assert said[3:] == ["3% of requests miss it", "the mean is 200 ms"]
 
 
-def test_what_cannot_be_judged_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_judged_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.txt"
     for text, said in (
         ("# nothing\n", "no metrics of vLLM or SGLang"),
@@ -401,30 +514,44 @@ def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
     own = plan.chosen.deployment.with_replicas(1)
     assert get_memory_plan(planned.deployment).pool == get_memory_plan(own).pool
     assert planned.targets == plan.scenario.slo_targets
-    assert planned.rate == pytest.approx((plan.scenario.workload.rate or 0) / plan.chosen.deployment.layout.replicas)
+    assert planned.rate == pytest.approx(
+        (plan.scenario.workload.rate or 0) / plan.chosen.deployment.layout.replicas
+    )
 
 
 @pytest.mark.parametrize("line", ["vllm:num_requests_running 1e400", "vllm:num_requests_waiting NaN",
                                   'vllm:time_to_first_token_seconds_bucket{le="NaN"} 3'])  # fmt: skip
 def test_a_page_of_what_is_no_number_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "page").write_text(f"python_gc NaN\nvllm:prompt_tokens_total 5\n{line}\n")
-    with pytest.raises(PlannerError, match=r"page is not a /metrics page: vllm:\w+ is .* finite number below 1e\+15"):
+    with pytest.raises(
+        PlannerError,
+        match=r"page is not a /metrics page: vllm:\w+ is .* finite number below 1e\+15",
+    ):
         read_metrics_page(tmp_path / "page")
 
 
 def test_a_page_of_a_restarted_server_counts_from_its_start(tmp_path: Path) -> None:
     server, _ = played("8B on L40S", "more requests")
     pages, _ = server.pages(tmp_path)
-    late, early = (measure_replica([read_metrics_page(page)], None, 60.0) for page in reversed(pages))
-    for start in ("process_start_time_seconds 1.79e9", ""):  # many servers that share a registry do not say it
+    late, early = (
+        measure_replica([read_metrics_page(page)], None, 60.0) for page in reversed(pages)
+    )
+    for start in (
+        "process_start_time_seconds 1.79e9",
+        "",
+    ):  # many servers that share a registry do not say it
         for page in reversed(pages):  # the files' own times say nothing against it
             page.write_text(page.read_text().replace("process_start_time_seconds 1.79e9", start))
-        with pytest.raises(PlannerError, match=r"the earlier page comes first: .*page-0.txt was saved before"):
+        with pytest.raises(
+            PlannerError, match=r"the earlier page comes first: .*page-0.txt was saved before"
+        ):
             measure_replica([read_metrics_page(page) for page in reversed(pages)], None, 60.0)
     pages, _ = server.pages(tmp_path)
     again = pages[0].with_name("again.txt")
     again.write_text(
-        pages[0].read_text().replace("process_start_time_seconds 1.79e9", "process_start_time_seconds 1.8e9")
+        pages[0]
+        .read_text()
+        .replace("process_start_time_seconds 1.79e9", "process_start_time_seconds 1.8e9")
     )
     restarted = measure_replica([read_metrics_page(pages[1]), read_metrics_page(again)], None, 60.0)
     assert restarted.requests == early.requests < late.requests

@@ -36,7 +36,14 @@ WORKERS = st.integers(1, 4)
 
 
 def pool(workers: int, tp: int = 1, **args: object) -> Deployment:
-    return deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=tp, replicas=workers, max_model_len=16384, **args)
+    return deploy_on(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "H100",
+        tp=tp,
+        replicas=workers,
+        max_model_len=16384,
+        **args,
+    )
 
 
 def closed(concurrency: int, isl: int = 2048, osl: int = 256, runs: int = 10) -> Workload:
@@ -51,7 +58,8 @@ def served(prefill: int, decode: int, workload: Workload, **args: object) -> Per
 
 
 def by_hand(
-    concurrency: int, requests: int, prefill_s: float, step_s: float, steps: int, seats: int = 9, workers: int = 1,
+    concurrency: int, requests: int, prefill_s: float, step_s: float, steps: int, seats: int = 9,
+    workers: int = 1,
     decoders: int = 1, handover: float = 0.0,
 ) -> PoolTimeline:  # fmt: skip
     """Prompts of 10 tokens, of which a worker computes one at a time, and decode steps of one length."""
@@ -59,7 +67,9 @@ def by_hand(
     rest = DecodeWorkerPool(decoders, np.full(seats + 1, step_s), handover)
     same = np.ones(requests)
     return PoolTimeline(
-        *simulate_tandem_pools(first, rest, 0 * same, concurrency, 10 * same, 0 * same, 0 * same, float(steps) * same)
+        *simulate_tandem_pools(
+            first, rest, 0 * same, concurrency, 10 * same, 0 * same, 0 * same, float(steps) * same
+        )
     )
 
 
@@ -80,14 +90,20 @@ def test_who_finds_no_seat_waits_for_one() -> None:
 
 def test_requests_are_dealt_in_turn_not_to_the_freest_worker() -> None:
     """Two decode workers of one seat, prompts of no time: the third follows the first, where a seat is free again."""
-    run = by_hand(concurrency=3, requests=4, prefill_s=0.0, step_s=0.5, steps=10, seats=1, decoders=2)
+    run = by_hand(
+        concurrency=3, requests=4, prefill_s=0.0, step_s=0.5, steps=10, seats=1, decoders=2
+    )
     assert run.joined == pytest.approx([0, 0, 5, 5])
     assert run.sent == pytest.approx([0, 0, 0, 5])
 
 
 def test_the_first_token_follows_the_steps_of_the_handover() -> None:
     run = by_hand(concurrency=1, requests=1, prefill_s=1.0, step_s=0.5, steps=10, handover=2.0)
-    assert run.prefilled == pytest.approx([1]) and run.joined == pytest.approx([2]) and run.ended == pytest.approx([7])
+    assert (
+        run.prefilled == pytest.approx([1])
+        and run.joined == pytest.approx([2])
+        and run.ended == pytest.approx([7])
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -116,14 +132,18 @@ def test_littles_law_holds_over_both_pools(concurrency: int, prefill: int, decod
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 600), WORKERS, WORKERS)
-def test_a_further_decode_worker_never_raises_tpot(concurrency: int, prefill: int, decode: int) -> None:
+def test_a_further_decode_worker_never_raises_tpot(
+    concurrency: int, prefill: int, decode: int
+) -> None:
     fewer, more = (served(prefill, n, closed(concurrency)) for n in (decode, decode + 1))
     assert more.tpot["mean"].mid <= fewer.tpot["mean"].mid * 1.001
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 600), WORKERS, WORKERS)
-def test_a_further_prefill_worker_never_raises_ttft(concurrency: int, prefill: int, decode: int) -> None:
+def test_a_further_prefill_worker_never_raises_ttft(
+    concurrency: int, prefill: int, decode: int
+) -> None:
     fewer, more = (served(n, decode, closed(concurrency)) for n in (prefill, prefill + 1))
     assert more.ttft["mean"].mid <= fewer.ttft["mean"].mid * 1.01
 
@@ -134,7 +154,9 @@ def test_where_prefill_is_the_bottleneck_more_requests_only_wait_longer() -> Non
     assert many.bottleneck == some.bottleneck == "compute"
     assert many.tpot["mean"].mid == pytest.approx(some.tpot["mean"].mid, rel=0.03)
     assert many.request_tps.mid == pytest.approx(some.request_tps.mid, rel=0.03)
-    assert many.ttft["mean"].mid - some.ttft["mean"].mid == pytest.approx(192 / some.request_tps.mid, rel=0.05)
+    assert many.ttft["mean"].mid - some.ttft["mean"].mid == pytest.approx(
+        192 / some.request_tps.mid, rel=0.05
+    )
 
 
 def test_a_cap_on_the_decode_batch_is_waited_for_before_the_first_token() -> None:
@@ -147,7 +169,9 @@ def test_a_cap_on_the_decode_batch_is_waited_for_before_the_first_token() -> Non
 
 def test_an_offered_rate_is_served_until_a_pool_is_full() -> None:
     lengths = LengthDistribution.from_constant(2048), LengthDistribution.from_constant(256)
-    light, heavy = (served(1, 1, Workload(*lengths, rate=rate, num_prompts=2000)) for rate in (2.0, 200.0))
+    light, heavy = (
+        served(1, 1, Workload(*lengths, rate=rate, num_prompts=2000)) for rate in (2.0, 200.0)
+    )
     assert light.request_tps.mid == pytest.approx(2.0, rel=0.1) and not light.saturated
     assert heavy.saturated and heavy.request_tps.mid < 100
     assert heavy.ttft["mean"].mid > 10 * light.ttft["mean"].mid
@@ -172,7 +196,14 @@ def test_dynamos_version_stands_for_the_engine_that_it_ships() -> None:
     """NVIDIA Dynamo's support matrix: 0.8.1 comes with TensorRT-LLM 1.2.0rc6; SGLang's tables give SGLang's own."""
     assert resolve_dynamo_version("trtllm", "0.8.1.post2") == "1.2.0rc6"
     assert resolve_dynamo_version("TensorRT-LLM", "0.7.0.post2") == "1.2.0rc2"
-    pairs = {"0.9.1": "rc3", "1.1.1": "rc11", "1.2.2": "rc14", "1.3.1": "rc19", "1.4.2": "rc22", "1.5.1": "rc25"}
+    pairs = {
+        "0.9.1": "rc3",
+        "1.1.1": "rc11",
+        "1.2.2": "rc14",
+        "1.3.1": "rc19",
+        "1.4.2": "rc22",
+        "1.5.1": "rc25",
+    }
     assert {release: resolve_dynamo_version("trtllm", release) for release in pairs} == {
         release: f"1.3.0{candidate}" for release, candidate in pairs.items()
     }
@@ -180,14 +211,21 @@ def test_dynamos_version_stands_for_the_engine_that_it_ships() -> None:
         resolve_dynamo_version("trtllm", "1.3.0rc5") == "1.3.0rc5"
         and resolve_dynamo_version("trtllm", "1.2.1") == "1.2.1"
     )
-    assert resolve_dynamo_version("trtllm", "1.1.0") == "1.1.0" and resolve_dynamo_version("sglang", "0.5.8") == "0.5.8"
+    assert (
+        resolve_dynamo_version("trtllm", "1.1.0") == "1.1.0"
+        and resolve_dynamo_version("sglang", "0.5.8") == "0.5.8"
+    )
 
 
 def test_the_exchange_of_experts_takes_what_deepep_measured() -> None:
     """DeepEP, docs/legacy.md: 128 tokens a rank on 8 H800 are dispatched in 77 us and combined in 114 us."""
     decode = deploy_on("deepseek-ai/DeepSeek-V3", "H200", dp=8, ep=8, engine="sglang")
     coefficients = get_deployment_coefficients(decode).coefficients
-    (exchange,) = (c for c in estimate_collectives(decode, np.array([128.0]), coefficients) if "dispatch" in c.name)
+    (exchange,) = (
+        c
+        for c in estimate_collectives(decode, np.array([128.0]), coefficients)
+        if "dispatch" in c.name
+    )
     assert 0.5 < exchange.seconds[0] / exchange.count / 191e-6 < 2
 
 
@@ -197,10 +235,18 @@ def measured() -> list[MeasuredPoolRun]:
     return load_pool_runs()
 
 
-@pytest.mark.parametrize(("engine", "ttft", "tpot"), [("sglang", 0.25, 0.09), ("trtllm", 0.22, 0.09)])
-def test_measured_pools_are_predicted(measured: list[MeasuredPoolRun], engine: str, ttft: float, tpot: float) -> None:
+@pytest.mark.parametrize(
+    ("engine", "ttft", "tpot"), [("sglang", 0.25, 0.09), ("trtllm", 0.22, 0.09)]
+)
+def test_measured_pools_are_predicted(
+    measured: list[MeasuredPoolRun], engine: str, ttft: float, tpot: float
+) -> None:
     """Median errors on the runs with at most 600 requests in flight; up to 2.5 s of replay."""
-    runs = [run for run in measured if run.decode.engine.name == engine and (run.workload.concurrency or 0) <= 600]
+    runs = [
+        run
+        for run in measured
+        if run.decode.engine.name == engine and (run.workload.concurrency or 0) <= 600
+    ]
     costs = get_pool_costs(runs[0].decode.engine)
     off = np.abs([np.array(run.simulate(costs)) / (run.ttft, run.tpot) - 1 for run in runs])
     assert len(runs) > 60
@@ -222,7 +268,9 @@ def test_decoding_in_pools_carries_over_to_a_gpu_that_was_left_out(
         4,
     )
     costs = build_pool_costs(base, found.x)
-    off = [abs(run.predict_tpot(costs) / run.tpot - 1) for run in runs if run.decode.gpu.name == gpu]
+    off = [
+        abs(run.predict_tpot(costs) / run.tpot - 1) for run in runs if run.decode.gpu.name == gpu
+    ]
     assert len(off) >= 11 and np.median(off) < most
 
 
@@ -245,7 +293,8 @@ RUNS = {  # InferenceX (SemiAnalysis, Apache-2.0), DeepSeek-R1, ms
     ),
     "TensorRT-LLM, five decode workers": (
         {"gpu": "B200", "engine": "trtllm", "quantization": "nvfp4", "isl": "1024", "concurrency": "45",
-         "prefill_workers": "1", "prefill_dp": "4", "decode_workers": "5", "decode_tp": "8"}, 249, 7.9,
+         "prefill_workers": "1", "prefill_dp": "4", "decode_workers": "5",
+         "decode_tp": "8"}, 249, 7.9,
     ),
 }  # fmt: skip
 
@@ -253,7 +302,10 @@ RUNS = {  # InferenceX (SemiAnalysis, Apache-2.0), DeepSeek-R1, ms
 @pytest.mark.parametrize("name", RUNS)
 def test_published_runs_lie_in_their_intervals(name: str) -> None:
     row, ttft, tpot = RUNS[name]
-    gpus = {side: int(row.get(f"{side}_tp", 1)) * int(row.get(f"{side}_dp", 1)) for side in ("prefill", "decode")}
+    gpus = {
+        side: int(row.get(f"{side}_tp", 1)) * int(row.get(f"{side}_dp", 1))
+        for side in ("prefill", "decode")
+    }
     experts = {f"{side}_ep": str(count) for side, count in gpus.items()}
     common = {"model": "deepseek-ai/DeepSeek-R1", "osl": "1024", "length_range_ratio": "0.8"}
     answer = predict_row(common | experts | row)

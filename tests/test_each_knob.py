@@ -36,7 +36,9 @@ def test_figures_are_those_of_the_changed_deployment(plan, turned):
     found = evaluate_candidate(plan.scenario, half, half.layout.replicas).prediction.performance
     row = turned.loc[("max_num_seqs", f"{half.args.max_num_seqs}")]
     assert row["p95 TTFT (ms)"] == pytest.approx(found.ttft["p95"].mid * 1e3)
-    assert row["output tokens/s at most"] == pytest.approx(found.capacity.mid * plan.scenario.workload.output.mean)
+    assert row["output tokens/s at most"] == pytest.approx(
+        found.capacity.mid * plan.scenario.workload.output.mean
+    )
 
 
 def test_directions_are_those_of_the_physics(turned):
@@ -89,7 +91,11 @@ def test_effects_say_what_helps(plan, turned):
 def test_nothing_turned_is_the_engines_own():
     asked = load_scenario("long-documents")
     plain = reset_tuning(asked)
-    assert plain.quantizations == (None,) and plain.kv_cache_dtypes == ("auto",) and plain.speculation is None
+    assert (
+        plain.quantizations == (None,)
+        and plain.kv_cache_dtypes == ("auto",)
+        and plain.speculation is None
+    )
     best = search_analytically(replace(plain, gpus=asked.gpus)).best
     assert best.deployment.args.kv_cache_dtype in (None, "auto")
     assert get_memory_plan(best.deployment).can_start

@@ -10,7 +10,13 @@ import pytest
 from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
 from planner.engines import engine as engines
-from planner.engines.engine import EngineEntry, explain_unsupported_gpu, find_required_plugin, get_engine, parse_release
+from planner.engines.engine import (
+    EngineEntry,
+    explain_unsupported_gpu,
+    find_required_plugin,
+    get_engine,
+    parse_release,
+)
 from planner.engines.engine_args import EngineArgs, list_cudagraph_sizes, resolve_engine_args
 from planner.engines.metric_names import get_metric_names
 from planner.engines.speculation_methods import explain_unsupported_method
@@ -53,14 +59,18 @@ def test_default_batch_limits(version: str, card: str, tokens: int, seqs: int) -
     assert (args.max_num_batched_tokens, args.max_num_seqs) == (tokens, seqs)
 
 
-@pytest.mark.parametrize(("version", "share"), [("0.8.5", 0.90), ("0.19.0", 0.90), ("0.20.2", 0.92), ("0.33.0", 0.92)])
+@pytest.mark.parametrize(
+    ("version", "share"), [("0.8.5", 0.90), ("0.19.0", 0.90), ("0.20.2", 0.92), ("0.33.0", 0.92)]
+)
 def test_default_utilization(version: str, share: float) -> None:
     assert defaults(version, "H100").gpu_memory_utilization == share
 
 
 @pytest.mark.parametrize(("version", "cached"), [("0.20.2", False), ("0.33.0", True)])
 def test_prefix_caching_of_hybrids(version: str, cached: bool) -> None:
-    args = resolve_engine_args({}, get_engine("vllm", version), get_gpu("H100"), served(hybrid=True))
+    args = resolve_engine_args(
+        {}, get_engine("vllm", version), get_gpu("H100"), served(hybrid=True)
+    )
     assert args.enable_prefix_caching is cached
     assert defaults(version, "H100").enable_prefix_caching is True
 
@@ -80,13 +90,19 @@ def test_prefix_caching_of_hybrids(version: str, cached: bool) -> None:
         ("0.20.2", "H100", {"max_num_batched_tokens": 100, "max_num_seqs": 100}, 0, 15, 96),
     ],
 )
-def test_cudagraph_sizes(version: str, card: str, given: dict[str, Any], k: int, count: int, largest: int) -> None:
-    sizes = list_cudagraph_sizes(get_engine("vllm", version), defaults(version, card, **given), get_gpu(card), k)
+def test_cudagraph_sizes(
+    version: str, card: str, given: dict[str, Any], k: int, count: int, largest: int
+) -> None:
+    sizes = list_cudagraph_sizes(
+        get_engine("vllm", version), defaults(version, card, **given), get_gpu(card), k
+    )
     assert (len(sizes), max(sizes, default=0)) == (count, largest)
 
 
 @pytest.mark.parametrize("card", ["T4", "RTX 2080 Ti"])
-@pytest.mark.parametrize(("version", "runs"), [("0.23.0", True), ("0.24.0", False), ("0.33.0", False)])
+@pytest.mark.parametrize(
+    ("version", "runs"), [("0.23.0", True), ("0.24.0", False), ("0.33.0", False)]
+)
 def test_turing_refuses_an_fp8_kv_cache_from_0_24_on(card: str, version: str, runs: bool) -> None:
     """Vllm issue 47549: the backend that was left asks for compute capability 8 and up."""
     assert defaults(version, card, kv_cache_dtype="auto").kv_cache_dtype == "auto"
@@ -95,13 +111,15 @@ def test_turing_refuses_an_fp8_kv_cache_from_0_24_on(card: str, version: str, ru
         assert defaults(version, card, kv_cache_dtype="fp8").kv_cache_dtype == "fp8"
     else:
         with pytest.raises(
-            PlannerError, match=r"kv_cache_dtype fp8 does not run on .*compute capability 7\.5.*use auto"
+            PlannerError,
+            match=r"kv_cache_dtype fp8 does not run on .*compute capability 7\.5.*use auto",
         ):
             defaults(version, card, kv_cache_dtype="fp8")
 
 
 @pytest.mark.parametrize(
-    ("version", "package"), [("0.27.1", None), ("0.28.0", "vllm-bnb-plugin"), ("0.33.0", "vllm-bnb-plugin")]
+    ("version", "package"),
+    [("0.27.1", None), ("0.28.0", "vllm-bnb-plugin"), ("0.33.0", "vllm-bnb-plugin")],
 )
 def test_bitsandbytes_left_the_tree_at_0_28(version: str, package: str | None) -> None:
     assert find_required_plugin(get_engine("vllm", version), "bitsandbytes") == package
@@ -118,12 +136,17 @@ def test_heads_that_0_33_no_longer_drafts_with(method: str) -> None:
 
 def test_the_newest_known_releases() -> None:
     assert get_engine("vllm").version == "0.33.0"
-    assert get_engine("sglang").version == "0.5.23" and get_engine("sglang", "0.5.23").substitution_note == ""
+    assert (
+        get_engine("sglang").version == "0.5.23"
+        and get_engine("sglang", "0.5.23").substitution_note == ""
+    )
     assert (
         get_engine("trtllm", "1.2.1").substitution_note == ""
         and get_engine("trtllm", "1.3.0rc25").facts_version == "1.3.0"
     )
-    assert "mxfp8" in get_engine("sglang").facts["kv_cache_dtypes"]  # declared by 0.5.23, not by 0.5.10
+    assert (
+        "mxfp8" in get_engine("sglang").facts["kv_cache_dtypes"]
+    )  # declared by 0.5.23, not by 0.5.10
     assert "mxfp8" not in get_engine("sglang", "0.5.10").facts["kv_cache_dtypes"]
 
 
@@ -138,7 +161,10 @@ def test_hybrids_cache_prefixes_from_0_28_on(version: str, cached: bool) -> None
 
 def test_no_default_exceeds_what_the_model_can_use() -> None:
     args = resolve_engine_args(
-        {"max_num_seqs": 4}, get_engine("vllm", "0.20.2"), get_gpu("H100"), served(max_position=1024)
+        {"max_num_seqs": 4},
+        get_engine("vllm", "0.20.2"),
+        get_gpu("H100"),
+        served(max_position=1024),
     )
     assert args.max_num_batched_tokens == 4 * 1024
     assert defaults("0.20.2", "H100", max_num_batched_tokens=512).max_num_seqs == 512
@@ -154,8 +180,14 @@ def test_gpus_without_bfloat16_get_float16() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_num_batched_tokens": 128, "max_num_seqs": 256}, "greater than or equal to max_num_seqs"),
-        ({"max_num_batched_tokens": 4096, "enable_chunked_prefill": False}, "smaller than max_model_len"),
+        (
+            {"max_num_batched_tokens": 128, "max_num_seqs": 256},
+            "greater than or equal to max_num_seqs",
+        ),
+        (
+            {"max_num_batched_tokens": 4096, "enable_chunked_prefill": False},
+            "smaller than max_model_len",
+        ),
         ({"max_model_len": 200_000}, "more than the 131072 tokens"),
         ({"gpu_memory_utilization": 92.0}, "at most 1"),
         ({"max_num_seqs": 0}, "at least 1"),
@@ -210,7 +242,9 @@ def test_versions_outside_are_refused() -> None:
         get_engine("vllm", "newest")
 
 
-def test_versions_inherit_from_the_version_before_in_whatever_order_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_inherit_from_the_version_before_in_whatever_order_they_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backwards = dict(reversed(load_catalog("engines.yaml", EngineEntry).items()))
     expected = engines._load_engine_catalog()
     monkeypatch.setattr(engines, "load_catalog", lambda *_: backwards)
@@ -219,7 +253,12 @@ def test_versions_inherit_from_the_version_before_in_whatever_order_they_stand(m
 
 @pytest.mark.parametrize(
     ("version", "recent"),
-    [("0.20.2rc1", False), ("0.21.0.dev12+gabc", False), ("0.33.0rc2", True), ("nightly-5b8c30d62b754b57", True)],
+    [
+        ("0.20.2rc1", False),
+        ("0.21.0.dev12+gabc", False),
+        ("0.33.0rc2", True),
+        ("nightly-5b8c30d62b754b57", True),
+    ],
 )
 def test_builds_between_releases_schedule_as_their_release(version: str, recent: bool) -> None:
     assert uses_v033_scheduler(version) is recent
@@ -232,15 +271,24 @@ def test_unknown_engine() -> None:
 
 
 def test_facts_that_changed_what_logs_mean() -> None:
-    old, graphs, new, last = (get_engine("vllm", version).facts for version in ("0.19.0", "0.20.0", "0.20.2", "0.33.0"))
-    assert (old["kv_tokens"], graphs["kv_tokens"], new["kv_tokens"]) == ("blocks", "blocks", "concurrency")
+    old, graphs, new, last = (
+        get_engine("vllm", version).facts for version in ("0.19.0", "0.20.0", "0.20.2", "0.33.0")
+    )
+    assert (old["kv_tokens"], graphs["kv_tokens"], new["kv_tokens"]) == (
+        "blocks",
+        "blocks",
+        "concurrency",
+    )
     assert (old["cudagraph_memory"], graphs["cudagraph_memory"]) == ("outside", "estimated")
     assert (new["window_batches"], last["window_batches"]) == ("one", "concurrent")
     assert (new["null_block_reserved"], last["null_block_reserved"]) == (False, True)
 
 
 def test_metric_names_follow_the_version() -> None:
-    assert get_metric_names(get_engine("vllm", "0.8.5")).names["kv_usage"] == "vllm:gpu_cache_usage_perc"
+    assert (
+        get_metric_names(get_engine("vllm", "0.8.5")).names["kv_usage"]
+        == "vllm:gpu_cache_usage_perc"
+    )
     for version in ("0.20.2", "0.33.0"):  # read from the running engines
         metrics = get_metric_names(get_engine("vllm", version)).names
         assert metrics["kv_usage"] == "vllm:kv_cache_usage_perc"
@@ -253,12 +301,19 @@ def test_support_begins_and_ends() -> None:
     assert "up to 0.19" in (
         explain_unsupported_gpu(get_gpu("V100"), get_engine("vllm", "0.20.2")) or ""
     )  # CUDA 13 wheels lack sm_70
-    assert "from 0.9.0 on" in (explain_unsupported_gpu(get_gpu("B200"), get_engine("vllm", "0.8.5")) or "")
-    assert "does not support" in (explain_unsupported_gpu(get_gpu("MI300X"), get_engine("trtllm")) or "")
+    assert "from 0.9.0 on" in (
+        explain_unsupported_gpu(get_gpu("B200"), get_engine("vllm", "0.8.5")) or ""
+    )
+    assert "does not support" in (
+        explain_unsupported_gpu(get_gpu("MI300X"), get_engine("trtllm")) or ""
+    )
     assert explain_unsupported_gpu(get_gpu("MI300X"), get_engine("sglang")) is None
 
 
 def test_resolving_twice_changes_nothing() -> None:
     once = defaults("0.33.0", "B200", max_model_len=8192)
-    assert resolve_engine_args(vars(once), get_engine("vllm", "0.33.0"), get_gpu("B200"), served()) == once
+    assert (
+        resolve_engine_args(vars(once), get_engine("vllm", "0.33.0"), get_gpu("B200"), served())
+        == once
+    )
     assert replace(once, block_size=None) == once  # block sizes belong to the KV layout

@@ -24,7 +24,9 @@ from planner.engines.cli_options import (
 from planner.engines.metric_names import get_metric_names
 
 LISTED = [
-    (engine, version) for engine in ("vllm", "sglang", "trtllm", "tgi") for version in load_flag_lists(engine).versions
+    (engine, version)
+    for engine in ("vllm", "sglang", "trtllm", "tgi")
+    for version in load_flag_lists(engine).versions
 ]
 COUNTS = {"?": {"nargs": "?"}, "+": {"nargs": "+"}, "*": {"nargs": "*"}, "": {}}
 
@@ -35,9 +37,17 @@ def reference(engine: str, version: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(add_help=False)
     made.add_argument("model_tag", nargs="?")
     kinds = {"int": int, "float": float, "json": json.loads}
-    for option in {option.name: option for option in get_cli_options(engine, version).by_spelling.values()}.values():
+    for option in {
+        option.name: option for option in get_cli_options(engine, version).by_spelling.values()
+    }.values():
         if option.kind == "nothing":
-            made.add_argument(option.name, *option.aliases, dest=option.argument, action="store_true", default=None)
+            made.add_argument(
+                option.name,
+                *option.aliases,
+                dest=option.argument,
+                action="store_true",
+                default=None,
+            )
             for name in option.negations:
                 made.add_argument(name, dest=option.argument, action="store_false", default=None)
         else:
@@ -55,7 +65,11 @@ def judged(engine: str, version: str, words: list[str]) -> dict[str, object] | N
     except SystemExit:
         return None
     refused = any(word.startswith("-") for word in rest)
-    known = {name: value for name, value in vars(found).items() if value is not None and name != "model_tag"}
+    known = {
+        name: value
+        for name, value in vars(found).items()
+        if value is not None and name != "model_tag"
+    }
     return None if refused else known
 
 
@@ -67,8 +81,12 @@ def command_lines(draw: st.DrawFn) -> tuple[str, str, list[str]]:
     words = []
     for _ in range(draw(st.integers(0, 5))):
         name = draw(st.sampled_from(names))
-        name = draw(st.sampled_from([name, name, name, name[: draw(st.integers(4, 40))], name + "x"]))
-        value = draw(st.sampled_from(["", "4", "0.9", "auto", "fp8", '{"a": 1}', "-1", "a b", "x=y", "on"]))
+        name = draw(
+            st.sampled_from([name, name, name, name[: draw(st.integers(4, 40))], name + "x"])
+        )
+        value = draw(
+            st.sampled_from(["", "4", "0.9", "auto", "fp8", '{"a": 1}', "-1", "a b", "x=y", "on"])
+        )
         words += draw(st.sampled_from([[name], [name, value], [f"{name}={value}"]]))
     return engine, version, [word for word in words if word]
 
@@ -77,16 +95,24 @@ def command_lines(draw: st.DrawFn) -> tuple[str, str, list[str]]:
 @settings(max_examples=400, deadline=None)
 def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[str]]) -> None:
     engine, version, words = line
-    kinds = {option.argument: option for option in get_cli_options(engine, version).by_spelling.values()}
+    kinds = {
+        option.argument: option for option in get_cli_options(engine, version).by_spelling.values()
+    }
     read, wanted = get_cli_options(engine, version).parse(words), judged(engine, version, words)
     loose = any(
-        g.option and g.option.kind in ("bool", "size", "size or auto", "json or text", "json") for g in read.options
+        g.option and g.option.kind in ("bool", "size", "size or auto", "json or text", "json")
+        for g in read.options
     )
     negatives = engine == "vllm" and any(g.written.startswith("--no-") for g in read.options)
     spaced = any(
         g.option is None and " " in " ".join(g.words) for g in read.options
     )  # which argparse takes for a model
-    if loose or negatives or spaced or any(kinds[name].count == "*" for name in read.values if name in kinds):
+    if (
+        loose
+        or negatives
+        or spaced
+        or any(kinds[name].count == "*" for name in read.values if name in kinds)
+    ):
         return  # kinds that only the engines have; argparse is no reference for them
     if wanted is None:
         assert read.errors
@@ -96,7 +122,9 @@ def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[
 
 
 @pytest.mark.parametrize(("engine", "version"), LISTED)
-def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(engine: str, version: str) -> None:
+def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(
+    engine: str, version: str
+) -> None:
     known = get_cli_options(engine, version)
     right = {
         "bool": "true",
@@ -111,7 +139,9 @@ def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(engi
     for spelling in known.spellings:
         option = known[spelling]
         if option.kind == "nothing":
-            assert known.parse([spelling]).values == {option.argument: spelling not in option.negations}
+            assert known.parse([spelling]).values == {
+                option.argument: spelling not in option.negations
+            }
             assert known.parse([f"{spelling}=1"]).errors
             continue
         value = option.choices[0] if option.choices else right[option.kind]
@@ -129,25 +159,36 @@ def test_what_vllm_reads_differently_from_argparse() -> None:
     assert read(["--max-model-len", "1.5k"]).values == {"max_model_len": 1500}
     assert read(["--max-model-len", "1.5K"]).errors
     assert read(["--max-model-len", "-1"]).values == {"max_model_len": "-1"}
-    assert read(["-sc.method", "ngram", "--speculative-config.num_speculative_tokens", "4"]).values == {
-        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}
-    }
+    assert read(
+        ["-sc.method", "ngram", "--speculative-config.num_speculative_tokens", "4"]
+    ).values == {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
     assert read(["-cc.cudagraph_capture_sizes+", "1", "-cc.cudagraph_capture_sizes+=2"]).values == {
         "compilation_config": {"cudagraph_capture_sizes": [1, 2]}
     }
-    assert read(["-O3"]).values == read(["-O=3"]).values == read(["-O", "3"]).values == {"optimization_level": "3"}
+    assert (
+        read(["-O3"]).values
+        == read(["-O=3"]).values
+        == read(["-O", "3"]).values
+        == {"optimization_level": "3"}
+    )
     assert get_cli_options("vllm", "0.10.0").parse(["-O3"]).values == {"compilation_config": 3}
-    assert not get_cli_options("vllm", "0.33.0").parse(["--no-enable-prefix-caching"]).errors  # hidden, still taken
+    assert (
+        not get_cli_options("vllm", "0.33.0").parse(["--no-enable-prefix-caching"]).errors
+    )  # hidden, still taken
     assert get_cli_options("vllm", "0.33.0").parse(["--device", "cuda"]).errors == (
         "--device may be --device-ids or --device-memory-utilization",
     )
 
 
 def test_other_launchers_take_no_beginnings_and_no_other_dashes() -> None:
-    assert get_cli_options("trtllm", "1.2.0").parse(["model", "--tp_size", "8"]).values == {"tensor_parallel_size": 8}
+    assert get_cli_options("trtllm", "1.2.0").parse(["model", "--tp_size", "8"]).values == {
+        "tensor_parallel_size": 8
+    }
     assert get_cli_options("trtllm", "1.2.0").parse(["model", "--tp-size", "8"]).errors
     assert get_cli_options("tgi", "3.1.0").parse(["--num-shar", "2"]).errors
-    assert get_cli_options("sglang", "0.5.10").parse(["--tp", "8"]).errors == ()  # argparse: a unique beginning
+    assert (
+        get_cli_options("sglang", "0.5.10").parse(["--tp", "8"]).errors == ()
+    )  # argparse: a unique beginning
     assert get_cli_options("sglang", "0.5.10").parse(["--tp_size", "8"]).errors
 
 
@@ -174,13 +215,33 @@ def test_when_options_came_and_went() -> None:
     ]
     assert list_versions_with_spelling("vllm", "--speculative-model") == ["0.5.4", "0.6.6", "0.7.3"]
     assert list_versions_with_spelling("vllm", "--worker-use-ray") == ["0.5.4", "0.6.6"]
-    assert list_versions_with_spelling("vllm", "--num-scheduler-steps") == ["0.6.6", "0.7.3", "0.8.5", "0.10.0"]
-    spelt = [len(get_cli_options("vllm", version).by_spelling) for version in load_flag_lists("vllm").versions[3:]]
-    assert spelt == [157, 214, 262, 283, 294, 310, 328, 435]  # counted in the running parsers, and --config of 0.8.5
+    assert list_versions_with_spelling("vllm", "--num-scheduler-steps") == [
+        "0.6.6",
+        "0.7.3",
+        "0.8.5",
+        "0.10.0",
+    ]
+    spelt = [
+        len(get_cli_options("vllm", version).by_spelling)
+        for version in load_flag_lists("vllm").versions[3:]
+    ]
+    assert spelt == [
+        157,
+        214,
+        262,
+        283,
+        294,
+        310,
+        328,
+        435,
+    ]  # counted in the running parsers, and --config of 0.8.5
 
 
 def test_what_the_environment_and_metrics_pages_had() -> None:
-    environment, metrics = load_recorded_names("environment", "vllm"), load_recorded_names("metrics", "vllm")
+    environment, metrics = (
+        load_recorded_names("environment", "vllm"),
+        load_recorded_names("metrics", "vllm"),
+    )
     assert environment["VLLM_USE_V1"] == ("0.6.6", "0.7.3", "0.8.5", "0.10.0")
     assert environment["VLLM_ATTENTION_BACKEND"][-1] == "0.14.1"
     assert metrics["vllm:gpu_cache_usage_perc"][-1] == "0.10.0"
@@ -189,13 +250,20 @@ def test_what_the_environment_and_metrics_pages_had() -> None:
     for engine in ("vllm", "sglang"):  # what the plan's alerts ask for is there
         for version in load_flag_lists(engine).versions[-2:]:
             asked = get_metric_names(engines.get_engine(engine, version)).names
-            assert {name for name in asked.values() if name} <= set(load_recorded_names("metrics", engine)), version
+            assert {name for name in asked.values() if name} <= set(
+                load_recorded_names("metrics", engine)
+            ), version
 
 
-def test_a_list_with_a_mistake_names_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_list_with_a_mistake_names_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(flags, "FLAGS_DIR", tmp_path)
     for line, told in (
-        ("--a,,,number,,,3.1.0,3.1.0", "tgi.csv, line 2: --a takes 'number'; accepted: nothing, bool"),
+        (
+            "--a,,,number,,,3.1.0,3.1.0",
+            "tgi.csv, line 2: --a takes 'number'; accepted: nothing, bool",
+        ),
         ("--a,,,int,,,3.1.0,3.2.0", "tgi.csv, line 2: expected 8 cells"),
     ):
         (tmp_path / "tgi.csv").write_text(",".join(flags.FLAG_COLUMNS) + f"\n{line}\n")

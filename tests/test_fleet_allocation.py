@@ -38,9 +38,19 @@ def random_fleet(seed: int) -> Fleet:
     def option(k: int) -> FleetOption:
         gpus = int(rng.choice([1, 2]))
         usd = round(gpus * float(rng.uniform(0.5, 3)), 2)
-        return FleetOption(f"option {k}", str(rng.choice(KINDS)), gpus, usd, 300.0 * gpus, float(rng.uniform(0.3, 1.2)))
+        return FleetOption(
+            f"option {k}",
+            str(rng.choice(KINDS)),
+            gpus,
+            usd,
+            300.0 * gpus,
+            float(rng.uniform(0.3, 1.2)),
+        )
 
-    options = {f"scenario {k}": [option(j) for j in range(rng.integers(2, 4))] for k in range(rng.integers(2, 4))}
+    options = {
+        f"scenario {k}": [option(j) for j in range(rng.integers(2, 4))]
+        for k in range(rng.integers(2, 4))
+    }
     stock = {kind: int(rng.integers(2, 7)) for kind in KINDS}
     budget = float(rng.uniform(5, 15)) if rng.random() < 0.4 else math.inf
     power = float(rng.uniform(1000, 3000)) if rng.random() < 0.4 else math.inf
@@ -55,9 +65,15 @@ def cheapest(fleet: Fleet) -> float:
         for _, option in flat
     ]
     counts = np.array(list(product(*sizes)))
-    served = [counts @ [o.load_fraction * (name == one) for name, o in flat] >= 1 for one in fleet.options]
-    stocked = [counts @ [o.gpus * (o.gpu == kind) for _, o in flat] <= fleet.stock[kind] for kind in KINDS]
-    cost, watts = (counts @ [getattr(o, field) for _, o in flat] for field in ("usd_per_hour", "watts"))
+    served = [
+        counts @ [o.load_fraction * (name == one) for name, o in flat] >= 1 for one in fleet.options
+    ]
+    stocked = [
+        counts @ [o.gpus * (o.gpu == kind) for _, o in flat] <= fleet.stock[kind] for kind in KINDS
+    ]
+    cost, watts = (
+        counts @ [getattr(o, field) for _, o in flat] for field in ("usd_per_hour", "watts")
+    )
     legal = np.all([*served, *stocked, cost <= fleet.budget, watts <= fleet.power], axis=0)
     return float(cost[legal].min()) if legal.any() else math.inf
 
@@ -78,7 +94,10 @@ def test_no_combination_is_cheaper(seed: int) -> None:
             assert sum(option.load_fraction * many for option, many in some.items()) >= 1 - 1e-6
         now = cheapest(fleet)
         assert compute_shadow_prices(fleet, found) == pytest.approx(
-            {kind: now - cheapest(fleet.with_gpus(kind, 1)) for kind in compute_shadow_prices(fleet, found)}
+            {
+                kind: now - cheapest(fleet.with_gpus(kind, 1))
+                for kind in compute_shadow_prices(fleet, found)
+            }
         )
 
 
@@ -88,7 +107,10 @@ def test_random_fleets_are_of_both_kinds() -> None:
 
 
 def test_a_scenario_is_split_over_kinds_where_one_runs_out() -> None:
-    cheap, dear = FleetOption("a", "L4", 1, 1.0, 70.0, 0.25), FleetOption("b", "H100-SXM", 1, 3.0, 500.0, 0.5)
+    cheap, dear = (
+        FleetOption("a", "L4", 1, 1.0, 70.0, 0.25),
+        FleetOption("b", "H100-SXM", 1, 3.0, 500.0, 0.5),
+    )
     fleet = Fleet({"chat": [cheap, dear]}, {"L4": 2, "H100-SXM": 2})
     found = allocate_replicas(fleet)
     assert found and found.replicas == {"chat": {cheap: 2, dear: 1}}
@@ -107,7 +129,10 @@ def test_replicas_that_could_do_more_draw_what_their_load_asks_for() -> None:
 
 
 def test_of_options_at_one_price_the_first_runs() -> None:
-    same = [FleetOption(what, "L4", 1, 0.84, 70.0, share) for what, share in (("bfloat16", 1.0), ("awq", 3.0))]
+    same = [
+        FleetOption(what, "L4", 1, 0.84, 70.0, share)
+        for what, share in (("bfloat16", 1.0), ("awq", 3.0))
+    ]
     for options in (same, same[::-1]):
         found = allocate_replicas(Fleet({"chat": options}, {"L4": 4}))
         assert found and found.replicas == {"chat": {options[0]: 1}}
@@ -130,10 +155,12 @@ def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     assert plan.chosen
     found = plan_fleet(path)
     assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in format_fleet_plan(found)
-    assert found.current_allocation and found.grown_allocation and plan.chosen.prediction.total_power_w
-    assert found.current_allocation.watts == pytest.approx(plan.chosen.prediction.total_power_w.mid, rel=0.01), (
-        "today's load, not a grown one"
+    assert (
+        found.current_allocation and found.grown_allocation and plan.chosen.prediction.total_power_w
     )
+    assert found.current_allocation.watts == pytest.approx(
+        plan.chosen.prediction.total_power_w.mid, rel=0.01
+    ), "today's load, not a grown one"
     assert found.current_allocation.watts < found.grown_allocation.watts
     for factor in (2.0, 4.0):  # a load that no search was asked about
         busier, grown = (
@@ -173,7 +200,9 @@ def test_loads_grow_as_far_as_no_combination_fails(seed: int) -> None:
     elif math.isinf(most):
         assert math.isfinite(cheapest(fleet.with_growth(4)))
     else:
-        assert math.isfinite(cheapest(fleet.with_growth(most))) and math.isinf(cheapest(fleet.with_growth(most + 0.01)))
+        assert math.isfinite(cheapest(fleet.with_growth(most))) and math.isinf(
+            cheapest(fleet.with_growth(most + 0.01))
+        )
         assert min(find_max_growth(fleet, {name}, most=4) for name in fleet.options) >= most
 
 
@@ -186,20 +215,31 @@ def shared_stock() -> FleetPlan:
 
 def test_what_breaks_first_is_told() -> None:
     plan = shared_stock()
-    assert plan.current_allocation and plan.current_allocation.usd_per_hour == pytest.approx(2 * 0.84 + 2 * 3.0)
+    assert plan.current_allocation and plan.current_allocation.usd_per_hour == pytest.approx(
+        2 * 0.84 + 2 * 3.0
+    )
     said = format_fleet_plan(plan)
-    assert "With 1.3 times every load: not served. It breaks above 1.00 times; in the way: stock of H100-SXM." in said
+    assert (
+        "With 1.3 times every load: not served. It breaks above 1.00 times; in the way: stock of"
+        " H100-SXM." in said
+    )
     assert "At risk at the pessimistic end of an interval: code-completion" in said
     assert plan.max_growth_alone == pytest.approx({"edge-8b-24gb": 2.4, "code-completion": 1.0})
     assert fleet_tables.build_growth_limit_table(plan)["scenario"][0] == "code-completion"
-    more = fleet_tables.build_shadow_price_table(plan).set_index("GPU")["and every load may grow to"]
+    more = fleet_tables.build_shadow_price_table(plan).set_index("GPU")[
+        "and every load may grow to"
+    ]
     assert more.to_dict() == {"L4": "not at all", "H100-SXM": "1.50 times"}
     used = fleet_tables.build_gpu_usage_table(plan).groupby("GPU")["GPUs"].sum()
     assert used.to_dict() == dict(plan.fleet.stock)
     (bars,) = charts.plot_fleet_stock(plan).to_dict()["datasets"].values()
     assert {(row["GPU"], row["who"]): row["GPUs"] for row in bars}["L4", "edge-8b-24gb"] == 2
-    costs = fleet_tables.sweep_fleet_growth(replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2)))["USD per hour"]
-    assert costs.is_monotonic_increasing and costs[0] == pytest.approx(plan.current_allocation.usd_per_hour)
+    costs = fleet_tables.sweep_fleet_growth(
+        replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2))
+    )["USD per hour"]
+    assert costs.is_monotonic_increasing and costs[0] == pytest.approx(
+        plan.current_allocation.usd_per_hour
+    )
 
 
 @pytest.mark.slow

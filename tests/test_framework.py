@@ -23,7 +23,11 @@ H100, MI300X = "H100 SXM", "MI300X"
         (WorkloadTraits(fixed_shapes=True, rebuild_acceptable=True), [MI300X], "vllm"),
         (WorkloadTraits(hugging_face_stack=True), [H100], "tgi"),
         (WorkloadTraits(portability=True), [H100], "vllm"),
-        (WorkloadTraits(portability=True, structured_or_agentic=True, prefix_reuse=True), [MI300X], "vllm"),
+        (
+            WorkloadTraits(portability=True, structured_or_agentic=True, prefix_reuse=True),
+            [MI300X],
+            "vllm",
+        ),
     ],
 )
 def test_advice(traits: WorkloadTraits, gpus: list[str], chosen: str) -> None:
@@ -31,18 +35,27 @@ def test_advice(traits: WorkloadTraits, gpus: list[str], chosen: str) -> None:
 
 
 def test_tensorrt_llm_is_ruled_out_on_amd() -> None:
-    scores = {score.name: score for score in choose_framework(WorkloadTraits(), [get_gpu(MI300X)]).ranked}
+    scores = {
+        score.name: score for score in choose_framework(WorkloadTraits(), [get_gpu(MI300X)]).ranked
+    }
     assert "does not serve" in scores["trtllm"].ruled_out
 
 
 def points(name: str, traits: WorkloadTraits, *cards: str) -> int:
-    return next(score.points for score in choose_framework(traits, map(get_gpu, cards)).ranked if score.name == name)
+    return next(
+        score.points
+        for score in choose_framework(traits, map(get_gpu, cards)).ranked
+        if score.name == name
+    )
 
 
 def test_sglang_is_portable_too_and_on_less_hardware_than_vllm() -> None:
     for cards in ((H100, MI300X), (MI300X,), (H100, "Arc Pro B60")):
         gained = {
-            name: points(name, WorkloadTraits(portability=True), *cards) - points(name, WorkloadTraits(), H100)
+            name: (
+                points(name, WorkloadTraits(portability=True), *cards)
+                - points(name, WorkloadTraits(), H100)
+            )
             for name in ("vllm", "sglang")
         }
         assert 0 < gained["sglang"] < gained["vllm"]
@@ -50,7 +63,9 @@ def test_sglang_is_portable_too_and_on_less_hardware_than_vllm() -> None:
 
 def test_reused_prefixes_speak_for_every_engine_that_caches_them_by_default() -> None:
     for name in ("vllm", "sglang", "trtllm"):
-        assert points(name, WorkloadTraits(prefix_reuse=True), H100) > points(name, WorkloadTraits(), H100)
+        assert points(name, WorkloadTraits(prefix_reuse=True), H100) > points(
+            name, WorkloadTraits(), H100
+        )
     assert any("0.28" in rule.fact for rule in load_frameworks()["vllm"].rules)
 
 
@@ -60,7 +75,9 @@ def test_tgi_never_hides_its_maintenance_status() -> None:
 
 
 def test_every_fact_has_a_source_and_reaches_the_table() -> None:
-    assert all(rule.source and rule.date for known in load_frameworks().values() for rule in known.rules)
+    assert all(
+        rule.source and rule.date for known in load_frameworks().values() for rule in known.rules
+    )
     frame = choose_framework(WorkloadTraits(), [get_gpu(H100)]).to_frame()
     assert set(frame["framework"]) == {known.title for known in load_frameworks().values()}
 

@@ -82,7 +82,9 @@ def test_every_gpu_obeys_what_holds_for_all(card: hardware.Gpu) -> None:
     assert peaks.get("fp4", 0) == 0 or peaks["fp4"] >= 2 * peaks["bf16"]
     assert card.link_bandwidth >= min(card.pcie_bandwidth, 25 * GB)
     assert card.vendor != "nvidia" or ("fp8" in peaks) == ((card.compute_capability or 0) >= 8.9)
-    assert ("fp4" in peaks) == ((card.compute_capability or 0) >= 10 or card.architecture == "cdna4")
+    assert ("fp4" in peaks) == (
+        (card.compute_capability or 0) >= 10 or card.architecture == "cdna4"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,11 @@ def test_boards_draw_up_to(name: str, watts: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fp4_sparse"),
-    [("RTX PRO 5000", 2064), ("RTX 5070", 988), ("Jetson Thor", 2070)],  # TOPS as NVIDIA advertises them
+    [
+        ("RTX PRO 5000", 2064),
+        ("RTX 5070", 988),
+        ("Jetson Thor", 2070),
+    ],  # TOPS as NVIDIA advertises them
 )
 def test_advertised_fp4_is_twice_the_dense_peak(name: str, fp4_sparse: float) -> None:
     assert get_gpu(name).peak_flops["fp4"] == pytest.approx(fp4_sparse / 2 * 1e12, rel=0.001)
@@ -177,7 +183,9 @@ def test_advertised_fp4_is_twice_the_dense_peak(name: str, fp4_sparse: float) ->
 def test_what_runs_where(name: str, engines: set[str]) -> None:
     assert set(get_gpu(name).supported) == engines
     if not engines:
-        assert "no engine that is known here does" in (explain_unsupported_gpu(get_gpu(name), get_engine("vllm")) or "")
+        assert "no engine that is known here does" in (
+            explain_unsupported_gpu(get_gpu(name), get_engine("vllm")) or ""
+        )
 
 
 MEMORY = {"basis": "reported", "marketed_gb": 24, "gbs": 300, "source": "a log"}
@@ -194,7 +202,9 @@ MEMORY = {"basis": "reported", "marketed_gb": 24, "gbs": 300, "source": "a log"}
         ({"source": None}, "gpus.yaml, entry L4, field source"),
     ],
 )
-def test_errors_name_file_entry_and_field(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_errors_name_file_entry_and_field(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
     entry = yaml.safe_load((CATALOG_DIR / "gpus.yaml").read_text())["L4"]
     (tmp_path / "gpus.yaml").write_text(yaml.safe_dump({"L4": entry | change}))
     with pytest.raises(PlannerError, match=message):

@@ -37,7 +37,14 @@ def test_hostile_inputs_are_answered_or_refused(door: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "read"),
-    [("1:30", "1:30"), ("yes", "yes"), ("off", "off"), ("010", 10), ("1e3", 1000.0), ("2024-01-01", "2024-01-01")],
+    [
+        ("1:30", "1:30"),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("010", 10),
+        ("1e3", 1000.0),
+        ("2024-01-01", "2024-01-01"),
+    ],
 )
 def test_scalars_are_read_as_written(text: str, read: object) -> None:
     assert parse_yaml(text, "x") == read
@@ -46,7 +53,9 @@ def test_scalars_are_read_as_written(text: str, read: object) -> None:
 @pytest.mark.parametrize("text", ["[" * 30_000, "- " * 30_000, "{a: " * 30_000, '{"a":' * 30_000])
 def test_nesting_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
     for parse in (parse_yaml, parse_json):
-        with pytest.raises(PlannerError, match=r"nested deeper than 100 levels|not JSON: Expecting"):
+        with pytest.raises(
+            PlannerError, match=r"nested deeper than 100 levels|not JSON: Expecting"
+        ):
             parse(text, "x")
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(PlannerError):
@@ -100,7 +109,15 @@ def test_half_characters_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["re:(a+)+$", "re:" + "e?" * 30 + "e" * 30, "re:" + "(e|e|.)" * 20 + "Z", "*e" * 8, "re:[(", "re:(e)\\1"]
+    "pattern",
+    [
+        "re:(a+)+$",
+        "re:" + "e?" * 30 + "e" * 30,
+        "re:" + "(e|e|.)" * 20 + "Z",
+        "*e" * 8,
+        "re:[(",
+        "re:(e)\\1",
+    ],
 )
 def test_expressions_of_module_names_that_may_take_hours_are_refused(pattern: str) -> None:
     config = {
@@ -152,9 +169,13 @@ def test_only_regular_files_of_bounded_size_and_utf_8_are_read(tmp_path: Path) -
             read_text(path, 100)
 
 
-def test_a_packed_trace_is_bounded_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_trace_is_bounded_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(traces, "MAX_TRACE_BYTES", 2**20)
-    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"arrival,prompt_tokens,output_tokens\n" + b"1,1,1\n" * 2**18))
+    (tmp_path / "t.csv.gz").write_bytes(
+        gzip.compress(b"arrival,prompt_tokens,output_tokens\n" + b"1,1,1\n" * 2**18)
+    )
     with pytest.raises(PlannerError, match="unpacks to more than 1 MiB"):
         read_trace(tmp_path / "t.csv.gz")
 
@@ -180,7 +201,9 @@ def test_one_long_line_of_a_log_takes_no_time(text: str) -> None:
 
 def test_a_pattern_of_a_million_layers_is_refused() -> None:
     config = _merge_entry_config(list_models()[0]) | {"hybrid_override_pattern": "*" * 10**6}
-    with pytest.raises(PlannerError, match="hybrid_override_pattern: expected at most 2,000 entries"):
+    with pytest.raises(
+        PlannerError, match="hybrid_override_pattern: expected at most 2,000 entries"
+    ):
         parse_hf_config(config)
 
 
@@ -205,7 +228,9 @@ def test_a_case_that_would_take_hours_is_refused(tmp_path: Path) -> None:
 def test_a_number_where_a_log_names_a_format_or_gpu_is_refused() -> None:
     for named in ("quantization=8, device_name=H100", "device_name=8"):
         with pytest.raises(PlannerError, match=r"does not name its GPU|quantization"):
-            infer_deployment(parse_startup_log(f"{KV}model='meta-llama/Llama-3.1-8B-Instruct', {named}"))
+            infer_deployment(
+                parse_startup_log(f"{KV}model='meta-llama/Llama-3.1-8B-Instruct', {named}")
+            )
 
 
 def test_a_cell_of_two_hundred_thousand_letters_is_refused(tmp_path: Path) -> None:
@@ -215,14 +240,20 @@ def test_a_cell_of_two_hundred_thousand_letters_is_refused(tmp_path: Path) -> No
 
 
 def test_a_misspelt_measured_column_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "b.csv").write_text("gpu,model,concurrency,isl,osl,measured_ttft_ms,measured_tpot\n")
-    with pytest.raises(PlannerError, match="unknown column measured_tpot; did you mean measured_tpot_ms"):
+    (tmp_path / "b.csv").write_text(
+        "gpu,model,concurrency,isl,osl,measured_ttft_ms,measured_tpot\n"
+    )
+    with pytest.raises(
+        PlannerError, match="unknown column measured_tpot; did you mean measured_tpot_ms"
+    ):
         read_benchmark_results([tmp_path / "b.csv"])
 
 
 def test_a_batch_whose_answer_was_cut_within_a_cell_of_two_lines_resumes(tmp_path: Path) -> None:
     with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["id", "model", "gpu"], ["a", "x", "y"], ["b\nc", "x", "y"], ["d", "x", "y"]])
+        csv.writer(file).writerows(
+            [["id", "model", "gpu"], ["a", "x", "y"], ["b\nc", "x", "y"], ["d", "x", "y"]]
+        )
     predict_file(tmp_path / "rows.csv", tmp_path / "out.csv")
     whole = (tmp_path / "out.csv").read_bytes()
     for end in range(0, len(whole), 7):
@@ -236,7 +267,9 @@ def test_a_batch_whose_answer_was_cut_within_a_cell_of_two_lines_resumes(tmp_pat
 
 
 @pytest.mark.parametrize("most", ["MOST_REQUESTS", "MOST_BLOCKS"])
-def test_a_trace_has_so_many_requests(most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_has_so_many_requests(
+    most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(traces, most, 3)
     line = '{"timestamp": %d, "input_length": 600, "output_length": 1, "hash_ids": [1, %d]}\n'
     (tmp_path / "t.jsonl").write_text("".join(line % (n, n) for n in range(5)))
@@ -267,7 +300,9 @@ def test_a_name_is_no_glob_pattern() -> None:
         load_model("**")
 
 
-def test_a_file_name_longer_than_names_may_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_name_longer_than_names_may_be_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "runs.csv").write_text(
         "gpu,model,concurrency,isl,osl,measured_ttft_ms,measured_tpot_ms\nH100,Qwen/Qwen3-8B,1,100,10,20,8\n"
     )

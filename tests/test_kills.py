@@ -38,5 +38,7 @@ print("well")
 
 def test_a_replay_is_interrupted_at_any_moment() -> None:
     """Numba 0.68 hands results over in Python code that an exception leaves with a segmentation fault."""
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr[-300:]

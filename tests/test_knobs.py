@@ -7,13 +7,16 @@ from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 
 
-def asked(model: str, level: dict[str, dict[str, float]], gpu: str = "H200", **fields: object) -> Scenario:
+def asked(
+    model: str, level: dict[str, dict[str, float]], gpu: str = "H200", **fields: object
+) -> Scenario:
     """16 requests/s of 1,000/1,000 tokens, p95 twice that, on up to 64 GPUs, all of whose capacity may be used."""
     lengths = {"mean": 1000, "p95": 2000}
     return parse_scenario(
         {
             "question": "?", "model": model, "gpus": [{"gpu": gpu, "at_most": 64}], "headroom": 0.0,
-            "workload": {"prompt_tokens": lengths, "output_tokens": lengths, "rate": 16}, "service_level": level,
+            "workload": {"prompt_tokens": lengths, "output_tokens": lengths, "rate": 16},
+            "service_level": level,
             **fields,
         },
         "s",
@@ -37,25 +40,41 @@ def test_attention_data_parallelism_serves_a_large_expert_model_on_half_the_gpus
 
 def test_qwen_235b_needs_twelve_gpus() -> None:
     limits = {"ttft": {"p95": 5000.0}, "tpot": {"p95": 60.0}}
-    assert gpus(search_deployments(asked("Qwen/Qwen3-235B-A22B", limits, quantization=["fp8"]))) <= 12
+    assert (
+        gpus(search_deployments(asked("Qwen/Qwen3-235B-A22B", limits, quantization=["fp8"]))) <= 12
+    )
 
 
 @pytest.mark.parametrize("limit", (100.0, 60.0))
 def test_shorter_chunks_keep_a_p99_itl_at_a_quarter_of_the_gpus(limit: float) -> None:
     """With the engine's own max_num_batched_tokens a prompt's chunk alone takes longer than 60 ms."""
-    traffic = {"prompt_tokens": {"mean": 1200, "p95": 3600}, "output_tokens": {"mean": 250, "p95": 700}, "rate": 5.5}
+    traffic = {
+        "prompt_tokens": {"mean": 1200, "p95": 3600},
+        "output_tokens": {"mean": 250, "p95": 700},
+        "rate": 5.5,
+    }
     level = {"itl": {"p99": limit}}
     model = "meta-llama/Llama-3.3-70B-Instruct"
-    plan = search_deployments(asked(model, level, "H100", quantization=["fp8"], headroom=0.2, workload=traffic))
+    plan = search_deployments(
+        asked(model, level, "H100", quantization=["fp8"], headroom=0.2, workload=traffic)
+    )
     assert gpus(plan) <= 4
     assert plan.chosen is not None and plan.chosen.deployment.args.max_num_batched_tokens < 8192
 
 
 def test_chunks_are_shortened_where_the_engines_own_miss_by_far() -> None:
     """Prompts of 4,000 tokens: in chunks of 8,192 the slowest steps are 5 to 10 times too long, in 512 they hold."""
-    traffic = {"prompt_tokens": {"mean": 4047, "p95": 8766}, "output_tokens": {"mean": 63, "p95": 171}, "rate": 1.98}
+    traffic = {
+        "prompt_tokens": {"mean": 4047, "p95": 8766},
+        "output_tokens": {"mean": 63, "p95": 171},
+        "rate": 1.98,
+    }
     level = {"itl": {"p50": 41.0, "p99": 103.0}}
-    given = {"gpus": [{"gpu": "RTX-PRO-6000-Server", "at_most": 2}], "workload": traffic, "headroom": 0.2}
+    given = {
+        "gpus": [{"gpu": "RTX-PRO-6000-Server", "at_most": 2}],
+        "workload": traffic,
+        "headroom": 0.2,
+    }
     plan = search_deployments(asked("microsoft/phi-4", level, **given))
     assert gpus(plan) == 2
     assert plan.chosen is not None and plan.chosen.deployment.args.max_num_batched_tokens == 512

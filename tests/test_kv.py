@@ -17,12 +17,26 @@ from planner.models.registry import Model, load_model
 
 def llama(**fields: Any) -> Model:
     """A Llama-shaped model: 64 layers, 2 KV heads of 128 unless told otherwise."""
-    shape = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 64, "num_attention_heads": 32}
-    rest = {"num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 8192, "vocab_size": 32000}
-    return load_model({**shape, **rest, "max_position_embeddings": 131072, "torch_dtype": "bfloat16", **fields})
+    shape = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 32,
+    }
+    rest = {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "intermediate_size": 8192,
+        "vocab_size": 32000,
+    }
+    return load_model(
+        {**shape, **rest, "max_position_embeddings": 131072, "torch_dtype": "bfloat16", **fields}
+    )
 
 
-def layout(served: str | Model, version: str = "0.20.2", gpu: str = "H100", **args: Any) -> KvCacheLayout:
+def layout(
+    served: str | Model, version: str = "0.20.2", gpu: str = "H100", **args: Any
+) -> KvCacheLayout:
     return build_kv_layout(deploy_on(served, gpu, engine_version=version, **args))
 
 
@@ -30,24 +44,38 @@ def layout(served: str | Model, version: str = "0.20.2", gpu: str = "H100", **ar
 def test_plain_attention_pool_as_vllm_computed_it(version: str) -> None:
     """vLLM 0.20.2 and 0.33.0, driven with 40 GB for the cache: 38,146 blocks, 37.25x, 610,336 tokens."""
     pool = layout(llama(), version, max_model_len=16384).build_pool([40e9])
-    assert (pool.num_blocks, pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (38146, 610336, 37.25)
+    assert (pool.num_blocks, pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (
+        38146,
+        610336,
+        37.25,
+    )
 
 
 @pytest.mark.parametrize(("version", "concurrency"), [("0.20.2", 3.93), ("0.33.0", 3.11)])
 def test_sliding_windows_reserve_the_batch_in_flight(version: str, concurrency: float) -> None:
     """gemma-3-27b's layers at 8 KV heads, 30 GB: 7 groups, 45,776 blocks; 0.33 reserves two batches per window."""
-    found = layout("google/gemma-3-27b-it", version, tp=2, max_model_len=131072, max_num_batched_tokens=8192)
+    found = layout(
+        "google/gemma-3-27b-it", version, tp=2, max_model_len=131072, max_num_batched_tokens=8192
+    )
     pool = found.build_pool([30e9])
-    assert (len(found.groups), pool.num_blocks, round(pool.max_concurrency_x, 2)) == (7, 45776, concurrency)
+    assert (len(found.groups), pool.num_blocks, round(pool.max_concurrency_x, 2)) == (
+        7,
+        45776,
+        concurrency,
+    )
 
 
 def test_hybrid_pool_against_windows_stored_in_full() -> None:
     """vLLM 0.33.0, gemma-3-27b on two GPUs with 50 GiB each: 5.56x."""
-    found = layout("google/gemma-3-27b-it", "0.33.0", tp=2, max_model_len=131072, max_num_batched_tokens=8192)
+    found = layout(
+        "google/gemma-3-27b-it", "0.33.0", tp=2, max_model_len=131072, max_num_batched_tokens=8192
+    )
     assert round(found.build_pool([50 * GIB]).max_concurrency_x, 2) == 5.56
 
 
-RANKS = [  # vLLM's own classes: model, tp, version, block size, bytes per block, groups, KV bytes/token with windows
+# vLLM's own classes: model, tp, version, block size, bytes per block, groups, KV bytes/token with
+# windows
+RANKS = [
     ("meta-llama/Llama-3.1-8B", 1, "0.20.2", 16, 2097152, 1, 131072),
     ("meta-llama/Llama-3.1-8B", 8, "0.33.0", 16, 262144, 1, 16384),
     ("Qwen/Qwen3-30B-A3B", 4, "0.20.2", 16, 393216, 1, 24576),
@@ -80,15 +108,22 @@ def test_layout_is_what_vllm_creates(
 
 def test_fp8_halves_the_cache_and_checkpoints_ask_for_it() -> None:
     """vLLM 0.20.2: --kv-cache-dtype fp8 gives 1,048,576 bytes per block; so does a checkpoint with FP8 KV scales."""
-    assert layout("meta-llama/Llama-3.1-8B", kv_cache_dtype="fp8").stage_bytes_per_block == (1048576,)
-    scheme = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    assert layout("meta-llama/Llama-3.1-8B", kv_cache_dtype="fp8").stage_bytes_per_block == (
+        1048576,
+    )
+    scheme = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+    }
     plain, scaled = layout(llama()), layout(llama(quantization_config=scheme))
     assert scaled.kv_bytes_per_token == plain.kv_bytes_per_token / 2
 
 
 def test_a_hybrids_states_with_speculation_and_prefix_caching() -> None:
     """Qwen3.6-27B with 3 MTP tokens, FP8 KV, prefix caching, vLLM 0.20.2 on two RTX PRO 4000: log says 347,625
-    tokens at 196,608 and, in another run, 335,111 tokens, 2.56x at 131,072 (public start-up logs)."""
+    tokens at 196,608 and, in another run, 335,111 tokens, 2.56x at 131,072 (public start-up
+    logs)."""
     spec = SpeculationConfig("mtp", 3)
     common = {"tp": 2, "kv_cache_dtype": "fp8", "enable_prefix_caching": True, "speculation": spec}
     found = layout("Qwen/Qwen3.6-27B", gpu="L40S", max_model_len=196608, max_num_seqs=10, **common)
@@ -101,9 +136,15 @@ def test_a_hybrids_states_with_speculation_and_prefix_caching() -> None:
 
 def test_a_hybrid_without_prefix_caching_holds_one_state() -> None:
     """Qwen3.8-27B's shape on an L40S, vLLM 0.26.0: 184 blocks (the log's "Mamba cache blocks"), 141,036 tokens."""
-    found = layout("Qwen/Qwen3.6-27B", "0.26.0", "L40S", max_model_len=131072, enable_prefix_caching=False)
+    found = layout(
+        "Qwen/Qwen3.6-27B", "0.26.0", "L40S", max_model_len=131072, enable_prefix_caching=False
+    )
     pool = found.build_pool([8.82 * GIB])
-    assert (pool.num_blocks, pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (184, 141036, 1.08)
+    assert (pool.num_blocks, pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (
+        184,
+        141036,
+        1.08,
+    )
 
 
 def test_old_meaning_of_kv_cache_size() -> None:
@@ -115,17 +156,30 @@ def test_old_meaning_of_kv_cache_size() -> None:
 
 def test_compressed_attention_needs_states_for_every_token_in_flight() -> None:
     """DeepSeek-V4-Flash: 0.27.1 with 65,536 batched tokens needs 52.66 GiB for 131,072 tokens and could hold 58,148
-    in 23.37 GiB; with 8,192 it needs 6.66 GiB for 30,000 and could hold 13,528 in 5.44 GiB (public start-up logs)."""
+    in 23.37 GiB; with 8,192 it needs 6.66 GiB for 30,000 and could hold 13,528 in 5.44 GiB (public
+    start-up logs)."""
     wide = layout(
-        "deepseek-ai/DeepSeek-V4-Flash", "0.27.1", "H200", tp=2, max_model_len=131072, max_num_batched_tokens=65536
+        "deepseek-ai/DeepSeek-V4-Flash",
+        "0.27.1",
+        "H200",
+        tp=2,
+        max_model_len=131072,
+        max_num_batched_tokens=65536,
     )
     narrow = layout(
-        "deepseek-ai/DeepSeek-V4-Flash", "0.27.1", "H200", tp=2, max_model_len=30000, max_num_batched_tokens=8192
+        "deepseek-ai/DeepSeek-V4-Flash",
+        "0.27.1",
+        "H200",
+        tp=2,
+        max_model_len=30000,
+        max_num_batched_tokens=8192,
     )
     for found, need, have, longest in ((wide, 52.66, 23.37, 58148), (narrow, 6.66, 5.44, 13528)):
         page = found.stage_bytes_per_block[0]
         assert found.max_blocks_per_request * page / GIB == pytest.approx(need, abs=0.006)
-        assert found.compute_max_model_len(math.floor(have * GIB / page)) == pytest.approx(longest, rel=0.005)
+        assert found.compute_max_model_len(math.floor(have * GIB / page)) == pytest.approx(
+            longest, rel=0.005
+        )
 
 
 def test_the_null_block_shortens_auto_fit() -> None:
@@ -140,7 +194,9 @@ def test_kv_heads_are_replicated_past_one_per_rank() -> None:
     assert four == eight
 
 
-@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "google/gemma-3-27b-it", "deepseek-ai/DeepSeek-R1"])
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.1-8B", "google/gemma-3-27b-it", "deepseek-ai/DeepSeek-R1"]
+)
 @given(pp=st.integers(1, 8))
 def test_pipeline_stages_add_up(name: str, pp: int) -> None:
     """However many stages, their layers' caches sum to the whole model's, up to group padding."""
@@ -152,7 +208,12 @@ def test_pipeline_stages_add_up(name: str, pp: int) -> None:
 
 
 def deployments() -> list[Deployment]:
-    names = ["meta-llama/Llama-3.1-8B", "google/gemma-3-27b-it", "Qwen/Qwen3.5-27B", "deepseek-ai/DeepSeek-V4-Flash"]
+    names = [
+        "meta-llama/Llama-3.1-8B",
+        "google/gemma-3-27b-it",
+        "Qwen/Qwen3.5-27B",
+        "deepseek-ai/DeepSeek-V4-Flash",
+    ]
     return [deploy_on(name, "H200", engine_version="0.20.2", max_model_len=32768) for name in names]
 
 
@@ -166,9 +227,9 @@ def test_more_tokens_never_hold_fewer_blocks_and_pools_fit(
     pool = found.build_pool([available])
     assert pool.num_blocks * pool.bytes_per_block <= available
     assert 0 <= pool.layout.padding < 1
-    assert found.count_request_blocks(found.compute_max_model_len(pool.num_blocks), found.in_flight) <= max(
-        pool.num_blocks, found.count_request_blocks(0, 0)
-    )
+    assert found.count_request_blocks(
+        found.compute_max_model_len(pool.num_blocks), found.in_flight
+    ) <= max(pool.num_blocks, found.count_request_blocks(0, 0))
 
 
 def test_a_draft_with_a_plain_cache_has_no_place_among_compressed_ones() -> None:

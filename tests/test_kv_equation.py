@@ -10,11 +10,35 @@ from planner.memory.memory_plan import plan_memory
 
 KINDS = [  # model, GPU, tp, bytes per token on one GPU, kinds of layers
     ("meta-llama/Llama-3.1-70B", "H100", 4, 80 * 2 * 256 * 2, ["full attention"]),
-    ("google/gemma-3-27b-it", "H100", 1, 10 * 16 * 256 * 2, ["full attention", "sliding window of 1,024"]),
-    ("openai/gpt-oss-120b", "H100", 1, 18 * 8 * 128 * 2, ["full attention", "sliding window of 128"]),
-    ("Qwen/Qwen3-Next-80B-A3B-Instruct", "H100", 4, 12 * 512 * 2, ["full attention", "gated delta rule"]),
+    (
+        "google/gemma-3-27b-it",
+        "H100",
+        1,
+        10 * 16 * 256 * 2,
+        ["full attention", "sliding window of 1,024"],
+    ),
+    (
+        "openai/gpt-oss-120b",
+        "H100",
+        1,
+        18 * 8 * 128 * 2,
+        ["full attention", "sliding window of 128"],
+    ),
+    (
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "H100",
+        4,
+        12 * 512 * 2,
+        ["full attention", "gated delta rule"],
+    ),
     ("deepseek-ai/DeepSeek-V3", "H200", 8, 61 * 576 * 2, ["latent attention (MLA)"]),
-    ("deepseek-ai/DeepSeek-V3.2", "H200", 8, 78324, ["latent attention (MLA) with an indexer"]),  # vLLM 0.33.0 itself
+    (
+        "deepseek-ai/DeepSeek-V3.2",
+        "H200",
+        8,
+        78324,
+        ["latent attention (MLA) with an indexer"],
+    ),  # vLLM 0.33.0 itself
 ]
 
 
@@ -26,7 +50,9 @@ def evaluated(printed: str) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize(("name", "gpu", "tp", "token", "kinds"), KINDS)
-def test_the_equation_printed_gives_its_own_result(name: str, gpu: str, tp: int, token: int, kinds: list[str]) -> None:
+def test_the_equation_printed_gives_its_own_result(
+    name: str, gpu: str, tp: int, token: int, kinds: list[str]
+) -> None:
     found = plan_memory(deploy_on(name, gpu, tp=tp, max_model_len=8192))
     table = build_kv_table(found)
     assert sorted(table["kind of layer"]) == kinds
@@ -42,14 +68,23 @@ def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
     third = plan_memory(
         deploy_on("google/gemma-3-27b-it", "L40S", tp=2, pp=3)
     )  # stages hold 3, 3 and 4 of 10 full layers
-    assert evaluated(derive_kv_equation(third)) == (4 * 8 * 256 * 2, third.pool.layout.kv_bytes_per_token)
-    shared = build_kv_table(plan_memory(deploy_on("google/gemma-4-E4B", "H100"))).set_index("one layer keeps")["layers"]
+    assert evaluated(derive_kv_equation(third)) == (
+        4 * 8 * 256 * 2,
+        third.pool.layout.kv_bytes_per_token,
+    )
+    shared = build_kv_table(plan_memory(deploy_on("google/gemma-4-E4B", "H100"))).set_index(
+        "one layer keeps"
+    )["layers"]
     assert shared["nothing"] == 18 and shared.sum() == 42
 
 
 def test_a_sequence_holds_windows_and_states_once() -> None:
     """gemma-3-27b: 1,024 tokens of 52 windowed layers are all that they ever take; Qwen3-Next's state never grows."""
-    table = build_kv_table(plan_memory(deploy_on("google/gemma-3-27b-it", "H100"))).set_index("kind of layer")
+    table = build_kv_table(plan_memory(deploy_on("google/gemma-3-27b-it", "H100"))).set_index(
+        "kind of layer"
+    )
     assert table.loc["sliding window of 1,024", "bytes per sequence"] == 1024 * 52 * 16 * 256 * 2
     found = plan_memory(deploy_on("Qwen/Qwen3-Next-80B-A3B-Instruct", "H100", tp=4))
-    assert build_kv_table(found)["bytes per sequence"].sum() == found.pool.layout.state_bytes_per_seq
+    assert (
+        build_kv_table(found)["bytes per sequence"].sum() == found.pool.layout.state_bytes_per_seq
+    )

@@ -18,10 +18,15 @@ def test_the_script_holds_the_code_of_every_shipped_notebook(tmp_path):
     script = (made / package["jupyterlab"]["_build"]["load"]).read_text(encoding="utf-8")
     shipped = json.loads(re.search(r"const SHIPPED = (\[.+\]);\n", script)[1])
     by_code = {json.dumps(one["code"]): one["runsWhenOpened"] for one in shipped}
-    notebooks = [path for path in NOTEBOOK_DIR.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts]
+    notebooks = [
+        path for path in NOTEBOOK_DIR.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
+    ]
     assert len(shipped) == len(notebooks) > 20
     assert all(json.dumps(read_code(path)) in by_code for path in notebooks)
-    opened = {json.dumps(read_code(path)) for path in (NOTEBOOK_DIR / "start.ipynb", *list_chapter_notebooks())}
+    opened = {
+        json.dumps(read_code(path))
+        for path in (NOTEBOOK_DIR / "start.ipynb", *list_chapter_notebooks())
+    }
     assert {code for code, opens in by_code.items() if opens} == opened
 
 
@@ -36,8 +41,15 @@ def test_the_scripts_name_changes_with_its_content(tmp_path, monkeypatch):
 
 def test_a_copy_keeps_what_is_there(tmp_path):
     assert copy_notebooks(tmp_path) == []
-    copied = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"start.ipynb", "2-vram.ipynb", "learn/practice.ipynb", "learn/data/llama-4-scout.json"} <= copied
+    copied = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert {
+        "start.ipynb",
+        "2-vram.ipynb",
+        "learn/practice.ipynb",
+        "learn/data/llama-4-scout.json",
+    } <= copied
     assert not any(name.endswith(".yaml") for name in copied)
     (tmp_path / "2-vram.ipynb").write_text("mine", encoding="utf-8")
     (tmp_path / "README.md").write_text("mine too", encoding="utf-8")

@@ -36,7 +36,9 @@ def deployed(model=LLAMA_8B, gpu="H100", **how):
 def inferencex(isl, osl, concurrency):
     """The public InferenceX benchmark: lengths uniform in 0.8 to 1.0 of nominal, 10 prompts per unit of concurrency."""
     return Workload(
-        LengthDistribution.from_uniform(isl, 0.8), LengthDistribution.from_uniform(osl, 0.8), concurrency=concurrency
+        LengthDistribution.from_uniform(isl, 0.8),
+        LengthDistribution.from_uniform(osl, 0.8),
+        concurrency=concurrency,
     )
 
 
@@ -48,7 +50,9 @@ def test_decode_of_llama_8b_cannot_beat_reading_its_weights():
 
 def test_prefill_of_llama_70b_cannot_beat_the_peak():
     """2 x 69.5e9 FLOP per token (no embedding) over 8 x 989 TFLOP/s."""
-    seconds = build_target_step_model(deployed(LLAMA_70B, tp=8)[0]).estimate_step([(8192, 0)], []).seconds
+    seconds = (
+        build_target_step_model(deployed(LLAMA_70B, tp=8)[0]).estimate_step([(8192, 0)], []).seconds
+    )
     least = 2 * 69.5e9 * 8192 / (8 * 989e12)
     assert least < seconds < 4 * least
 
@@ -73,7 +77,10 @@ def test_a_mixture_reads_all_experts_only_for_many_tokens():
 
 def test_latent_cache_costs_the_same_on_every_tensor_parallel_rank():
     """MLA caches one latent for all heads, so TP does not divide it (vLLM 0.33)."""
-    one, eight = (count_step_work(deployed("deepseek-ai/DeepSeek-R1", "B200", tp=tp)[0]).contexts[0] for tp in (4, 8))
+    one, eight = (
+        count_step_work(deployed("deepseek-ai/DeepSeek-R1", "B200", tp=tp)[0]).contexts[0]
+        for tp in (4, 8)
+    )
     assert one.bytes == eight.bytes
     assert one.decode_flops == 2 * eight.decode_flops
 
@@ -84,9 +91,9 @@ def test_a_window_caps_what_decode_reads():
     short, long = (float(step.estimate_decode_attention_s(context)) for context in (8192, 131072))
     assert step.decode_windows[0][0] == 1024
     assert long < 16 * short
-    assert step.estimate_decode_attention_s(131072) - step.estimate_decode_attention_s(131071) == pytest.approx(
-        step.decode_context_s, rel=1e-6
-    )
+    assert step.estimate_decode_attention_s(131072) - step.estimate_decode_attention_s(
+        131071
+    ) == pytest.approx(step.decode_context_s, rel=1e-6)
 
 
 def test_eager_mode_waits_for_the_host():
@@ -96,14 +103,21 @@ def test_eager_mode_waits_for_the_host():
     """
     graphs, eager = (
         build_target_step_model(
-            deploy_on("Qwen/Qwen2.5-7B-Instruct", "A100-SXM-80GB", max_model_len=4096, enforce_eager=flag)
+            deploy_on(
+                "Qwen/Qwen2.5-7B-Instruct", "A100-SXM-80GB", max_model_len=4096, enforce_eager=flag
+            )
         )
         for flag in (False, True)
     )
     times = eager.estimate_step([], [500]).seconds / graphs.estimate_step([], [500]).seconds
     assert times == pytest.approx(1.75, rel=0.35)
-    assert eager.estimate_step([(8000, 0)], []).seconds < 1.1 * graphs.estimate_step([(8000, 0)], []).seconds
-    small = deploy_on("Qwen/Qwen2.5-0.5B", "A100-SXM-80GB", max_model_len=4096, enforce_eager=True)  # 24 layers
+    assert (
+        eager.estimate_step([(8000, 0)], []).seconds
+        < 1.1 * graphs.estimate_step([(8000, 0)], []).seconds
+    )
+    small = deploy_on(
+        "Qwen/Qwen2.5-0.5B", "A100-SXM-80GB", max_model_len=4096, enforce_eager=True
+    )  # 24 layers
     assert build_target_step_model(small).estimate_step([], [500]).seconds == pytest.approx(
         19.5e-3, rel=0.15
     )  # as the talker's
@@ -120,11 +134,20 @@ MEASURED = (
 """InferenceX (SemiAnalysis, Apache-2.0), public runs of 2025-10 to 2026-04."""
 
 
-@pytest.mark.parametrize("model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms", MEASURED)
-def test_public_points_lie_near_the_prediction(model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms):
+@pytest.mark.parametrize(
+    "model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms", MEASURED
+)
+def test_public_points_lie_near_the_prediction(
+    model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms
+):
     """Within twice the stated 80% interval (in logarithms), which one point in a hundred may miss."""
     deployment, memory = deployed(
-        model, gpu, engine_version=version, enable_prefix_caching=False, gpu_memory_utilization=0.9, **how
+        model,
+        gpu,
+        engine_version=version,
+        enable_prefix_caching=False,
+        gpu_memory_utilization=0.9,
+        **how,
     )
     found = closed_loop(deployment, memory, inferencex(isl, osl, concurrency))
     for predicted, measured in ((found.ttft["mean"], ttft_ms), (found.tpot["mean"], tpot_ms)):
@@ -134,7 +157,9 @@ def test_public_points_lie_near_the_prediction(model, gpu, version, how, isl, os
 
 
 def test_a_gpu_that_nobody_measured_says_so_and_is_less_certain():
-    known, unknown = (build_target_step_model(deployed(gpu=gpu)[0]) for gpu in ("H100", "V100-SXM-32GB"))
+    known, unknown = (
+        build_target_step_model(deployed(gpu=gpu)[0]) for gpu in ("H100", "V100-SXM-32GB")
+    )
     assert known.basis == "measured"
     assert unknown.basis in ("prior", "gpu-transfer")
     assert unknown.sigma_tpot > 1.5 * known.sigma_tpot
@@ -144,7 +169,13 @@ LOADS = st.floats(0.05, 40)
 
 
 @settings(deadline=None, max_examples=60)
-@given(LOADS, st.floats(1.01, 3), st.sampled_from([1, 2, 4]), st.integers(50, 6000), st.integers(20, 800))
+@given(
+    LOADS,
+    st.floats(1.01, 3),
+    st.sampled_from([1, 2, 4]),
+    st.integers(50, 6000),
+    st.integers(20, 800),
+)
 def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
     deployment, memory = deployed(tp=tp)
     base = Workload(
@@ -169,9 +200,14 @@ def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt
         LengthDistribution.from_uniform(output, 0.8),
         concurrency=concurrency,
     )
-    few, many = (closed_loop(deployment, memory, w) for w in (base, replace(base, concurrency=concurrency + more)))
+    few, many = (
+        closed_loop(deployment, memory, w)
+        for w in (base, replace(base, concurrency=concurrency + more))
+    )
     assert many.tpot["mean"].mid >= few.tpot["mean"].mid * (1 - 1e-6)
-    assert many.ttft["mean"].mid >= few.ttft["mean"].mid * 0.9  # bunches of prompts come and go with the concurrency
+    assert (
+        many.ttft["mean"].mid >= few.ttft["mean"].mid * 0.9
+    )  # bunches of prompts come and go with the concurrency
 
 
 @settings(deadline=None, max_examples=60)
@@ -189,7 +225,9 @@ def test_no_token_is_free(tokens, decoding, context):
 def test_pairs_are_what_a_loop_counts(tokens, context, window):
     counted = sum(min(context + i, window) for i in range(1, tokens + 1))
     assert count_attention_pairs(tokens, context, window) == pytest.approx(counted)
-    assert count_attention_pairs(tokens, context) == pytest.approx(sum(context + i for i in range(1, tokens + 1)))
+    assert count_attention_pairs(tokens, context) == pytest.approx(
+        sum(context + i for i in range(1, tokens + 1))
+    )
 
 
 def test_littles_law_holds():
@@ -198,7 +236,9 @@ def test_littles_law_holds():
     found = open_loop(
         deployment,
         memory,
-        Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(250), rate=4),
+        Workload(
+            LengthDistribution.from_constant(1000), LengthDistribution.from_constant(250), rate=4
+        ),
     )
     assert found.decode_batch == pytest.approx(4 * 250 * found.tpot["mean"].mid, rel=0.1)
 
@@ -208,7 +248,9 @@ def test_an_overload_is_told_and_serves_its_capacity():
     found = open_loop(
         deployment,
         memory,
-        Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(500), rate=500),
+        Workload(
+            LengthDistribution.from_constant(1000), LengthDistribution.from_constant(500), rate=500
+        ),
     )
     assert found.saturated
     assert found.request_tps.mid < 500
@@ -223,7 +265,9 @@ def test_loops_ask_for_their_load():
         closed_loop(
             deployment,
             memory,
-            Workload(LengthDistribution.from_constant(100), LengthDistribution.from_constant(100), rate=1),
+            Workload(
+                LengthDistribution.from_constant(100), LengthDistribution.from_constant(100), rate=1
+            ),
         )
 
 
@@ -244,8 +288,10 @@ LENGTHS = st.one_of(
     st.floats(2, 2000).map(lambda most: LengthDistribution.from_uniform(most, 0.5)),
 )
 LOADED = st.builds(
-    Workload, prompt=LENGTHS, output=LENGTHS, rate=st.floats(0.01, 300), concurrency=st.integers(1, 2000),
-    burstiness=st.floats(0.2, 5), prefix_hit_rate=st.floats(0, 1), num_prompts=st.none() | st.integers(1, 5000),
+    Workload, prompt=LENGTHS, output=LENGTHS, rate=st.floats(0.01, 300),
+    concurrency=st.integers(1, 2000),
+    burstiness=st.floats(0.2, 5), prefix_hit_rate=st.floats(0, 1),
+    num_prompts=st.none() | st.integers(1, 5000),
 )  # fmt: skip
 
 
@@ -267,7 +313,9 @@ def test_deployments_together_do_what_each_does_alone(asked):
         assert len(found) == len(cases)
         for k, case in enumerate(cases):
             single = alone(case.deployment, case.plan, case.workload)
-            assert figures_of(found[k]) == pytest.approx(figures_of(single), rel=1e-9, abs=1e-15, nan_ok=True)
+            assert figures_of(found[k]) == pytest.approx(
+                figures_of(single), rel=1e-9, abs=1e-15, nan_ok=True
+            )
             assert (found[k].bottleneck, found[k].basis, found[k].warnings) == (
                 single.bottleneck,
                 single.basis,
@@ -279,21 +327,32 @@ def test_many_cases_come_in_order():
     """More than are evaluated at once, of one deployment: throughput follows the rate up to saturation."""
     deployment, memory = deployed()
     rates = np.geomspace(0.1, 10, 300)
-    base = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), rate=1)
+    base = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), rate=1
+    )
     found = solve_open_loops([LoadCase(deployment, memory, base.with_rate(rate)) for rate in rates])
     assert found.request_tps == pytest.approx(rates) and not found.saturated.any()
     assert (np.diff(found.tpot[:, 0]) >= 0).all()
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(LAYOUTS), st.floats(0, 20_000), st.floats(0, 20_000)), min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(LAYOUTS), st.floats(0, 20_000), st.floats(0, 20_000)), min_size=1
+    )
+)
 def test_stacked_step_costs_are_each_ones_own(asked):
     steps = [build_step_model(deployed(**layout)[0]) for layout, _, _ in asked]
     counts, contexts = (np.array([row[k] for row in asked])[:, None, None] for k in (1, 2))
     stacked = batch_step_models(steps)
     for name in ("tokens", "rows", "sequences", "decode_attention"):
-        own = [float(getattr(step, name)(count)) for step, count in zip(steps, counts.ravel(), strict=True)]
-        assert np.broadcast_to(getattr(stacked, name)(counts), counts.shape).ravel() == pytest.approx(own, rel=1e-9)
+        own = [
+            float(getattr(step, name)(count))
+            for step, count in zip(steps, counts.ravel(), strict=True)
+        ]
+        assert np.broadcast_to(
+            getattr(stacked, name)(counts), counts.shape
+        ).ravel() == pytest.approx(own, rel=1e-9)
     for name in ("decode_step", "prefill_attention"):
         both = zip(steps, counts.ravel(), contexts.ravel(), strict=True)
         own = [float(getattr(step, name)(count, context)) for step, count, context in both]
@@ -302,13 +361,21 @@ def test_stacked_step_costs_are_each_ones_own(asked):
 
 CHECKED = (
     {}, {"engine_version": "0.11.0", "max_num_batched_tokens": 2048}, {"async_scheduling": False},
-    {"model": LLAMA_70B, "tp": 4, "quantization": "fp8"}, {"model": "openai/gpt-oss-120b", "gpu": "H200", "tp": 4},
-    {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8}, {"speculation": SpeculationConfig("eagle3", 3, 0.62)},
+    {"model": LLAMA_70B, "tp": 4, "quantization": "fp8"},
+    {"model": "openai/gpt-oss-120b", "gpu": "H200", "tp": 4},
+    {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8},
+    {"speculation": SpeculationConfig("eagle3", 3, 0.62)},
 )  # fmt: skip
-PIPELINES = ({"gpu": "L40S", "pp": 4}, {"gpu": "L40S", "tp": 2, "pp": 2}, {"model": LLAMA_70B, "tp": 2, "pp": 2})
+PIPELINES = (
+    {"gpu": "L40S", "pp": 4},
+    {"gpu": "L40S", "tp": 2, "pp": 2},
+    {"model": LLAMA_70B, "tp": 2, "pp": 2},
+)
 SHAPES = (
-    (LengthDistribution.from_uniform(1024, 0.8), LengthDistribution.from_uniform(1024, 0.8)), (LengthDistribution.from_uniform(8192, 0.8), LengthDistribution.from_uniform(512, 0.8)),
-    (LengthDistribution.from_constant(300), LengthDistribution.from_lognormal(200, 500)), (LengthDistribution.from_lognormal(1500, 4000), LengthDistribution.from_constant(60)),
+    (LengthDistribution.from_uniform(1024, 0.8), LengthDistribution.from_uniform(1024, 0.8)),
+    (LengthDistribution.from_uniform(8192, 0.8), LengthDistribution.from_uniform(512, 0.8)),
+    (LengthDistribution.from_constant(300), LengthDistribution.from_lognormal(200, 500)),
+    (LengthDistribution.from_lognormal(1500, 4000), LengthDistribution.from_constant(60)),
 )  # fmt: skip
 
 
@@ -332,7 +399,8 @@ def against_the_replay(layouts, loads, closed):
 
 
 HOW_CLOSE = (
-    # what, loads, closed, most that the median of |ln(closed form / replay)| may be: TTFT mean, p95, TPOT mean, p95
+    # what, loads, closed, most that the median of |ln(closed form / replay)| may be: TTFT mean,
+    # p95, TPOT mean, p95
     (CHECKED, (1, 6, 30, 150, 400), True, 0.03, 0.04, 0.025, 0.04),
     (CHECKED, (0.2, 0.4, 0.6, 0.8), False, 0.05, 0.20, 0.05, 0.10),
     (PIPELINES, (2, 20, 100), True, 0.05, 0.2, 0.04, 0.05),
@@ -344,7 +412,12 @@ HOW_CLOSE = (
 def test_the_closed_form_is_near_the_replay(layouts, loads, closed, ttft, ttft_p95, tpot, tpot_p95):
     """The replay follows vLLM's schedule step by step with the same step cost, so it is what the closed form is for."""
     found = against_the_replay(layouts, loads, closed)
-    allowed = {("ttft", "mean"): ttft, ("ttft", "p95"): ttft_p95, ("tpot", "mean"): tpot, ("tpot", "p95"): tpot_p95}
+    allowed = {
+        ("ttft", "mean"): ttft,
+        ("ttft", "p95"): ttft_p95,
+        ("tpot", "mean"): tpot,
+        ("tpot", "p95"): tpot_p95,
+    }
     for what, most in allowed.items():
         assert np.median(np.abs(found[what])) < most, what
         assert abs(np.median(found[what])) < most / 1.5, what

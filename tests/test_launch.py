@@ -29,22 +29,46 @@ def test_every_planned_value_arrives(engine: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"engine": "tgi", "pp": 2}, "tgi 3.3.7 runs in tensor parallel on one node alone, not in pp 2"),
-        ({"engine": "tgi", "speculation": SpeculationConfig("eagle3", 3)}, "tgi has no speculative method eagle3"),
+        (
+            {"engine": "tgi", "pp": 2},
+            "tgi 3.3.7 runs in tensor parallel on one node alone, not in pp 2",
+        ),
+        (
+            {"engine": "tgi", "speculation": SpeculationConfig("eagle3", 3)},
+            "tgi has no speculative method eagle3",
+        ),
         ({"engine": "tgi", "max_loras": 2}, "names its adapters at the start"),
-        ({"engine": "trtllm", "speculation": SpeculationConfig("eagle3", 3)}, "name the eagle3 head"),
+        (
+            {"engine": "trtllm", "speculation": SpeculationConfig("eagle3", 3)},
+            "name the eagle3 head",
+        ),
         ({"engine": "trtllm", "limit_mm_per_prompt": "image=2"}, "has no limit_mm_per_prompt"),
         ({"limit_mm_per_prompt": "pictures=2"}, "expected such as image=2,video=0"),
         ({"revision": "main; id"}, "expected a branch, tag or commit"),
-        ({"revision": "main", "quantization": "awq"}, "revision main is not one of a checkpoint quantised with awq"),
-        ({"engine": "trtllm", "scheduling_policy": "priority"}, "has no scheduling policy priority"),
-        ({"engine": "sglang", "long_prefill_token_threshold": 9}, "has no long_prefill_token_threshold"),
-        ({"engine_version": "0.8.5", "async_scheduling": True}, "vllm 0.8.5 has no option --async-scheduling"),
+        (
+            {"revision": "main", "quantization": "awq"},
+            "revision main is not one of a checkpoint quantised with awq",
+        ),
+        (
+            {"engine": "trtllm", "scheduling_policy": "priority"},
+            "has no scheduling policy priority",
+        ),
+        (
+            {"engine": "sglang", "long_prefill_token_threshold": 9},
+            "has no long_prefill_token_threshold",
+        ),
+        (
+            {"engine_version": "0.8.5", "async_scheduling": True},
+            "vllm 0.8.5 has no option --async-scheduling",
+        ),
         (
             {"engine_version": "0.16.0", "block_size": 48},
             "--block-size: takes one of 1, 8, 16, 32, 64, 128, 256, got",
         ),
-        ({"engine_version": "0.8.5", "dp": 16}, "vllm 0.8.5 has no option --data-parallel-size-local"),
+        (
+            {"engine_version": "0.8.5", "dp": 16},
+            "vllm 0.8.5 has no option --data-parallel-size-local",
+        ),
     ],
 )
 def test_what_cannot_be_said_is_refused_in_a_sentence(changes: dict, what: str) -> None:
@@ -61,12 +85,20 @@ def test_a_tensor_parallel_group_stays_within_a_node() -> None:
 
 
 def test_sglang_counts_all_gpus_of_a_stage() -> None:
-    asked = {"dp": 8, "ep": 8, "engine": "sglang", "max_num_seqs": 64, "max_num_batched_tokens": 8192}
+    asked = {
+        "dp": 8,
+        "ep": 8,
+        "engine": "sglang",
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 8192,
+    }
     old, new = (build_deployment_launch(deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)).shell_line
                 for version in ("0.5.10", "0.5.23"))  # fmt: skip
     assert "--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8" in old
     assert "--tp-size 8 --attn-dp-size 8 --ep-size 8" in new and "--enable-dp-attention" not in new
-    assert "--max-running-requests 512 --chunked-prefill-size 65536" in old  # it divides both by its copies
+    assert (
+        "--max-running-requests 512 --chunked-prefill-size 65536" in old
+    )  # it divides both by its copies
 
 
 @pytest.mark.slow
@@ -78,9 +110,20 @@ def test_every_planned_value_of_300_plans_arrives(engine: str) -> None:
 def test_a_head_that_nothing_can_ask_for_later_is_refused_before_the_search() -> None:
     drafts = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance_rate": 0.7}
     for engines in ("trtllm", ["vllm", "trtllm"]):
-        with pytest.raises(PlannerError, match="speculation, field head: trtllm reads what drafts from a file"):
-            load_scenario("chat-70b", {"engine": engines, "engine_version": None, "speculation": drafts})
+        with pytest.raises(
+            PlannerError, match="speculation, field head: trtllm reads what drafts from a file"
+        ):
+            load_scenario(
+                "chat-70b", {"engine": engines, "engine_version": None, "speculation": drafts}
+            )
     for head in ({"head": "some/head"}, {"allowed": False}):
-        load_scenario("chat-70b", {"engine": "trtllm", "engine_version": None, "speculation": {**drafts, **head}})
-    with pytest.raises(PlannerError, match="speculation, field method: tgi has no speculative method eagle3"):
-        load_scenario("chat-70b", {"engine": ["vllm", "tgi"], "engine_version": None, "speculation": drafts})
+        load_scenario(
+            "chat-70b",
+            {"engine": "trtllm", "engine_version": None, "speculation": {**drafts, **head}},
+        )
+    with pytest.raises(
+        PlannerError, match="speculation, field method: tgi has no speculative method eagle3"
+    ):
+        load_scenario(
+            "chat-70b", {"engine": ["vllm", "tgi"], "engine_version": None, "speculation": drafts}
+        )

@@ -61,15 +61,21 @@ def test_capacity_is_where_the_promises_begin_to_break(plan):
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30))
 def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(points):
-    data = pd.DataFrame({"cost": [c for c, _ in points], "ms": [Interval.from_value(v) for _, v in points]})
-    for (cost, ms), kept in zip(points, layout_study.find_pareto_front(data, "cost", "ms"), strict=True):
+    data = pd.DataFrame(
+        {"cost": [c for c, _ in points], "ms": [Interval.from_value(v) for _, v in points]}
+    )
+    for (cost, ms), kept in zip(
+        points, layout_study.find_pareto_front(data, "cost", "ms"), strict=True
+    ):
         beaten = any((c <= cost and v <= ms) and (c, v) != (cost, ms) for c, v in points)
         assert kept != beaten
 
 
 def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
     """80 layers, attention and MLP each: 160 all-reduces of 8,192 bf16 values; a stage sends hidden and residual."""
-    llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
+    llama = deploy_on(
+        "meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2"
+    )
     sends = layout_study.build_collectives_table(llama, batch=32, context=1000)
     first = sends.drop_duplicates("Layout").set_index("Layout")
     assert first.loc["TP4", "Messages"] == 160
@@ -78,10 +84,12 @@ def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
 
 
 def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
-    llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
-    spent = layout_study.build_collectives_table(llama, batch=32, context=1000).set_index(["Layout", "Link", "Step"])[
-        "Messages (ms)"
-    ]
+    llama = deploy_on(
+        "meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2"
+    )
+    spent = layout_study.build_collectives_table(llama, batch=32, context=1000).set_index(
+        ["Layout", "Link", "Step"]
+    )["Messages (ms)"]
     nvlink, pcie = "NVLink 4 (450 GB/s)", "PCIe (64 GB/s)"
     for step in ("decode", "prompt"):
         assert spent["TP4", pcie, step] > 2 * spent["TP4", nvlink, step]
@@ -98,5 +106,10 @@ def test_where_nothing_fits_the_chapter_says_so_and_goes_on_with_a_change():
 
 
 def test_a_refused_layout_is_told_in_the_engines_words(plan):
-    with pytest.raises(PlannerError, match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)"):
-        layout_study.relayout_candidate(plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3))
+    with pytest.raises(
+        PlannerError,
+        match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)",
+    ):
+        layout_study.relayout_candidate(
+            plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3)
+        )

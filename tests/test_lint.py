@@ -26,7 +26,9 @@ from planner.tools.lint.shell_parser import parse_statements
 from planner.tools.lint.source_reader import read_source
 from planner.ui.cli import main
 
-COMMANDS = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
+COMMANDS = yaml.safe_load(
+    (Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8")
+)
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -37,12 +39,17 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def verdicts(text: str, version: str | None = None, **asked: Any) -> dict[str, str]:
     """Name -> verdict, of what is not simply right."""
-    return {found.name: found.verdict for found in lint(text, version, **asked).findings if found.verdict != "ok"}
+    return {
+        found.name: found.verdict
+        for found in lint(text, version, **asked).findings
+        if found.verdict != "ok"
+    }
 
 
 def test_forty_commands_of_guides_and_forty_current_ones_are_judged() -> None:
     found = [
-        [read_source(one["command"]).commands[0].engine for one in COMMANDS[kind]] for kind in ("guides", "current")
+        [read_source(one["command"]).commands[0].engine for one in COMMANDS[kind]]
+        for kind in ("guides", "current")
     ]
     assert all(len(engines) >= 40 for engines in found)
     assert {"vllm", "sglang", "tgi"} <= {*found[0]} and {"vllm", "sglang", "trtllm"} <= {*found[1]}
@@ -50,7 +57,9 @@ def test_forty_commands_of_guides_and_forty_current_ones_are_judged() -> None:
     assert sum(verdict in ("removed", "renamed") for verdict in gone) >= 60
 
 
-@pytest.mark.parametrize("guide", COMMANDS["guides"], ids=lambda guide: guide["source"].rpartition("/")[2])
+@pytest.mark.parametrize(
+    "guide", COMMANDS["guides"], ids=lambda guide: guide["source"].rpartition("/")[2]
+)
 def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
     found = lint(guide["command"], guide.get("version"))
     assert {one.name: one.verdict for one in found.findings if one.needs_fix} == guide["finds"]
@@ -60,12 +69,16 @@ def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
         again = judged.options.parse(fix_command(judged).command.argv)
         left = {one.written for one in again.options if one.error}
         open_ = {
-            name for name, verdict in guide["finds"].items() if verdict in ("unknown", "wrong value", "contradicts")
+            name
+            for name, verdict in guide["finds"].items()
+            if verdict in ("unknown", "wrong value", "contradicts")
         }
         assert left <= open_  # what only its author can say
 
 
-@pytest.mark.parametrize("command", COMMANDS["current"], ids=lambda command: command["source"].rpartition("/")[2])
+@pytest.mark.parametrize(
+    "command", COMMANDS["current"], ids=lambda command: command["source"].rpartition("/")[2]
+)
 def test_no_false_alarm_on_current_commands(command: dict[str, Any]) -> None:
     found = lint(command["command"], command.get("version"))
     assert len(found.commands) == 1 and len(found.findings) >= 1
@@ -77,7 +90,10 @@ def test_no_false_alarm_on_current_commands(command: dict[str, Any]) -> None:
 def test_no_false_alarm_on_what_we_emit(engine: str) -> None:
     for launch in plans(engine, 10, seed=1):
         found = lint(launch.shell_line, launch.deployment.engine.version)
-        assert {one.name for one in found.findings if one.needs_fix} <= {"--enforce-eager", "--disable-cuda-graph"}
+        assert {one.name for one in found.findings if one.needs_fix} <= {
+            "--enforce-eager",
+            "--disable-cuda-graph",
+        }
         assert len(found.commands) == 1
 
 
@@ -88,23 +104,43 @@ def test_the_flags_of_old_guides_all_get_their_answer() -> None:
         for flag in flags:
             found = lint(f"vllm serve m {flag}", version).findings[0]
             assert found.verdict in ("removed", "renamed") and found.why and found.instead
-    assert verdicts("vllm serve m --disable-log-requests", "0.20.2") == {"--disable-log-requests": "removed"}
-    assert verdicts("vllm serve m --disable-log-requests", "0.33.0") == {"--disable-log-requests": "useless"}
-    both = "VLLM_USE_V1=1 VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve m"
-    assert verdicts(both, "0.20.2") == {"VLLM_USE_V1": "removed", "VLLM_ATTENTION_BACKEND": "renamed"}
+    assert verdicts("vllm serve m --disable-log-requests", "0.20.2") == {
+        "--disable-log-requests": "removed"
+    }
+    assert verdicts("vllm serve m --disable-log-requests", "0.33.0") == {
+        "--disable-log-requests": "useless"
+    }
+    both = (
+        "VLLM_USE_V1=1 VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_WORKER_MULTIPROC_METHOD=spawn vllm"
+        " serve m"
+    )
+    assert verdicts(both, "0.20.2") == {
+        "VLLM_USE_V1": "removed",
+        "VLLM_ATTENTION_BACKEND": "renamed",
+    }
     assert verdicts(both, "0.10.0") == {"VLLM_USE_V1": "useless"}
     assert verdicts("VLLM_USE_V1=0 vllm serve m", "0.8.5") == {"VLLM_USE_V1": "risky"}
 
 
 def test_metrics_by_version() -> None:
-    alerts = "expr: vllm:gpu_cache_usage_perc > 0.9 and rate(vllm:time_per_output_token_seconds_bucket[5m]) > 0"
+    alerts = (
+        "expr: vllm:gpu_cache_usage_perc > 0.9 and"
+        " rate(vllm:time_per_output_token_seconds_bucket[5m]) > 0"
+    )
     for version, verdict in (("0.8.5", []), ("0.20.2", ["renamed", "renamed"])):
-        assert [one.verdict for one in lint(alerts, version).metrics if one.verdict != "ok"] == verdict
-    (hit, _) = lint(alerts, "0.33.0").metrics
+        assert [
+            one.verdict for one in lint(alerts, version).metrics if one.verdict != "ok"
+        ] == verdict
+    hit, _ = lint(alerts, "0.33.0").metrics
     assert hit.instead == "vllm:kv_cache_usage_perc"
-    assert [one.verdict for one in lint("sglang:token_usage sglang:tokn_usage").metrics] == ["ok", "unknown"]
+    assert [one.verdict for one in lint("sglang:token_usage sglang:tokn_usage").metrics] == [
+        "ok",
+        "unknown",
+    ]
     silent = "python -m sglang.launch_server --model-path m # sglang:token_usage"
-    assert lint(silent, "0.5.23").metrics[0].verdict == "contradicts"  # --enable-metrics is not given
+    assert (
+        lint(silent, "0.5.23").metrics[0].verdict == "contradicts"
+    )  # --enable-metrics is not given
     assert lint(silent.replace(" #", " --enable-metrics #"), "0.5.23").metrics[0].verdict == "ok"
 
 
@@ -116,8 +152,14 @@ CONTRADICTIONS = [
     (f"vllm serve {LLAMA} -tp 3", "--tensor-parallel-size"),
     (f"vllm serve {LLAMA} --quantization awq", "--quantization"),
     (f"vllm serve {LLAMA} --max-model-len 200000", "--max-model-len"),
-    (f"vllm serve {LLAMA} --max-num-batched-tokens 64 --max-num-seqs 128", "--max-num-batched-tokens"),
-    (f"vllm serve {LLAMA} --no-enable-chunked-prefill --max-num-batched-tokens 2048", "--max-num-batched-tokens"),
+    (
+        f"vllm serve {LLAMA} --max-num-batched-tokens 64 --max-num-seqs 128",
+        "--max-num-batched-tokens",
+    ),
+    (
+        f"vllm serve {LLAMA} --no-enable-chunked-prefill --max-num-batched-tokens 2048",
+        "--max-num-batched-tokens",
+    ),
     ("text-generation-launcher --model-id m --quantize awq --dtype float16", "--dtype"),
 ]
 
@@ -128,25 +170,46 @@ def test_contradictions(command: str, name: str) -> None:
 
 
 def test_what_is_useless_or_risky() -> None:
-    assert verdicts("vllm serve m --gpu-memory-utilization 0.98", "0.20.2") == {"--gpu-memory-utilization": "risky"}
-    assert verdicts("vllm serve m --gpu-memory-utilization 0.92", "0.20.2") == {"--gpu-memory-utilization": "useless"}
-    assert verdicts("vllm serve m --enable-prefix-caching", "0.6.6") == {}
-    assert verdicts("vllm serve m --enable-prefix-caching", "0.10.0") == {"--enable-prefix-caching": "useless"}
-    assert verdicts("vllm serve m --api-key sk-123456789", "0.20.2") == {"--api-key": "risky"}
-    assert verdicts("docker run -e HF_TOKEN=hf_abcdefgh12 vllm/vllm-openai:v0.20.2 --model m") == {"HF_TOKEN": "risky"}
-    assert verdicts("docker run lmsysorg/sglang:v0.5.10 python -m sglang.launch_server --model-path m") == {
-        "--host": "risky"
+    assert verdicts("vllm serve m --gpu-memory-utilization 0.98", "0.20.2") == {
+        "--gpu-memory-utilization": "risky"
     }
+    assert verdicts("vllm serve m --gpu-memory-utilization 0.92", "0.20.2") == {
+        "--gpu-memory-utilization": "useless"
+    }
+    assert verdicts("vllm serve m --enable-prefix-caching", "0.6.6") == {}
+    assert verdicts("vllm serve m --enable-prefix-caching", "0.10.0") == {
+        "--enable-prefix-caching": "useless"
+    }
+    assert verdicts("vllm serve m --api-key sk-123456789", "0.20.2") == {"--api-key": "risky"}
+    assert verdicts("docker run -e HF_TOKEN=hf_abcdefgh12 vllm/vllm-openai:v0.20.2 --model m") == {
+        "HF_TOKEN": "risky"
+    }
+    assert verdicts(
+        "docker run lmsysorg/sglang:v0.5.10 python -m sglang.launch_server --model-path m"
+    ) == {"--host": "risky"}
     assert "sk-123456789" not in str(lint("vllm serve m --api-key sk-123456789", "0.20.2"))
-    for launcher in ("vllm serve m", "trtllm-serve m", "text-generation-launcher --model-id m"):  # two do not take it
-        for option in ("--api-key sk-123456789", "--api_key=sk-123456789", "--hf_token sk-123456789"):
+    for launcher in (
+        "vllm serve m",
+        "trtllm-serve m",
+        "text-generation-launcher --model-id m",
+    ):  # two do not take it
+        for option in (
+            "--api-key sk-123456789",
+            "--api_key=sk-123456789",
+            "--hf_token sk-123456789",
+        ):
             found = lint(f"{launcher} {option}")
             assert "sk-123456789" not in f"{found}{json.dumps(found.to_json())}"
 
 
 def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
-    found = lint("vllm serve m --gpu-memory-utilization 0.98 --max-model-len 4096", "0.20.2").commands[0]
-    assert found.fixed.command.line == "vllm serve m --gpu-memory-utilization 0.95 --max-model-len 4096"
+    found = lint(
+        "vllm serve m --gpu-memory-utilization 0.98 --max-model-len 4096", "0.20.2"
+    ).commands[0]
+    assert (
+        found.fixed.command.line
+        == "vllm serve m --gpu-memory-utilization 0.95 --max-model-len 4096"
+    )
     wide = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --gpu-memory-utilization 0.977"
     edge = lint(wide, "0.20.2", gpu="H100").commands[0]
     assert edge.plan and edge.plan.memory.status == "at_risk" and edge.plan.loads
@@ -157,20 +220,35 @@ def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
 @pytest.mark.parametrize("share", ["1.2", "0", "-0.5", "nan"])
 def test_a_share_of_memory_beyond_all_or_of_nothing_never_starts(share: str) -> None:
     """vLLM 0.20.2, CacheConfig: Field(gt=0, le=1)."""
-    found = lint(f"vllm serve m --gpu-memory-utilization {share} --enable-chunked-prefill", "0.20.2")
+    found = lint(
+        f"vllm serve m --gpu-memory-utilization {share} --enable-chunked-prefill", "0.20.2"
+    )
     assert found.verdict == "mend" and found.findings[0].refused
     assert found.commands[0].fixed.command.line == "vllm serve m --gpu-memory-utilization 0.95"
 
 
 def test_a_quantization_that_vllm_does_not_have_never_starts() -> None:
     """`Unknown quantization method: fp9. Must be one of [...]`, config/model.py; its parser takes any word."""
-    for method, refused in {"fp9": True, "fp8": False, "FP8": False, "torchao": False, "${METHOD}": False}.items():
-        assert lint(f"vllm serve {LLAMA} --quantization {method}", "0.33.0").commands[0].refuses_to_start == refused
+    for method, refused in {
+        "fp9": True,
+        "fp8": False,
+        "FP8": False,
+        "torchao": False,
+        "${METHOD}": False,
+    }.items():
+        assert (
+            lint(f"vllm serve {LLAMA} --quantization {method}", "0.33.0")
+            .commands[0]
+            .refuses_to_start
+            == refused
+        )
 
 
 def test_a_misspelt_option_is_spelt_right_in_what_is_better() -> None:
     (found,) = lint(f"vllm serve {LLAMA} --max-num-batchd-tokens 2048", "0.33.0").commands
-    assert found.refuses_to_start and found.fixed.command.line.endswith("--max-num-batched-tokens 2048")
+    assert found.refuses_to_start and found.fixed.command.line.endswith(
+        "--max-num-batched-tokens 2048"
+    )
 
 
 def test_slots_that_only_the_machine_fills_in_are_planned_as_vllm_has_them() -> None:
@@ -182,7 +260,10 @@ def test_slots_that_only_the_machine_fills_in_are_planned_as_vllm_has_them() -> 
 
 
 def test_a_group_of_no_ranks_is_no_layout() -> None:
-    none = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --dp 0 --enable-dp-attention"
+    none = (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --dp 0"
+        " --enable-dp-attention"
+    )
     assert lint(none, gpu="H200").commands[0].plan is None
 
 
@@ -247,27 +328,51 @@ def test_files_of_every_kind_say_the_same(name: str, text: str, tmp_path: Path) 
 
 
 WRITTEN = {
-    "PowerShell": "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B --swap-space 4",
-    "cmd": "docker run --gpus all ^\r\n  vllm/vllm-openai:v0.20.2 ^\r\n  --model Qwen/Qwen3-8B --swap-space 4",
+    "PowerShell": (
+        "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B"
+        " --swap-space 4"
+    ),
+    "cmd": (
+        "docker run --gpus all ^\r\n  vllm/vllm-openai:v0.20.2 ^\r\n  --model Qwen/Qwen3-8B"
+        " --swap-space 4"
+    ),
     "tmux": "tmux new-session -d -s x 'vllm serve Qwen/Qwen3-8B --swap-space 4'",
     "ssh": "ssh gpu1 \"vllm serve 'Qwen/Qwen3-8B' --swap-space 4\"",
     "uv": "uv run --with vllm==0.20.2 vllm serve Qwen/Qwen3-8B --swap-space 4",
-    "numactl": "sudo numactl -N 0 python -m vllm.entrypoints.api_server --model=Qwen/Qwen3-8B --swap-space=4",
+    "numactl": (
+        "sudo numactl -N 0 python -m vllm.entrypoints.api_server --model=Qwen/Qwen3-8B"
+        " --swap-space=4"
+    ),
     "argument": 'M="${1:-Qwen/Qwen3-8B}"\nvllm serve "$M" --swap-space 4',
-    "supervisord": "[program:x]\ncommand=/opt/v/bin/vllm serve Qwen/Qwen3-8B --swap-space 4\nautostart=true\n",
-    "srun": "srun -N1 --container-image=vllm/vllm-openai:v0.20.2 --container-mounts=/a:/b vllm serve Qwen/Qwen3-8B "
-    "--swap-space 4",
-    "dynamo": "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --disaggregation-mode prefill "
-    "--dyn-tool-call-parser hermes --swap-space 4",
-    "dynamo's image": "docker run nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.2.0 python3 -m dynamo.vllm "
-    "--model=Qwen/Qwen3-8B --is-decode-worker --swap-space=4",
-    "kserve": "kind: InferenceService\nspec: {predictor: {model: {modelFormat: {name: huggingface}, args: "
-    "[--model_name=q, --model_id=Qwen/Qwen3-8B, --backend=vllm, --swap-space=4]}}}\n",
-    "nomad": 'job "a" {\n task "b" {\n  env {\n   HF_HOME = "/c"\n  }\n  config {\n   '
-    'image = "vllm/vllm-openai:v0.20.2"\n   args = ["--model", "Qwen/Qwen3-8B",\n    "--swap-space", "4",\n   ]\n  '
-    "}\n }\n}\n",
-    "production-stack": "servingEngineSpec:\n  modelSpec:\n  - {modelURL: Qwen/Qwen3-8B, repository: vllm/vllm-openai, "
-    "tag: v0.20.2, vllmConfig: {maxModelLen: 4096, extraArgs: [--swap-space, '4']}}\n",
+    "supervisord": (
+        "[program:x]\ncommand=/opt/v/bin/vllm serve Qwen/Qwen3-8B --swap-space 4\nautostart=true\n"
+    ),
+    "srun": (
+        "srun -N1 --container-image=vllm/vllm-openai:v0.20.2 --container-mounts=/a:/b vllm serve"
+        " Qwen/Qwen3-8B --swap-space 4"
+    ),
+    "dynamo": (
+        "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --disaggregation-mode prefill "
+        "--dyn-tool-call-parser hermes --swap-space 4"
+    ),
+    "dynamo's image": (
+        "docker run nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.2.0 python3 -m dynamo.vllm "
+        "--model=Qwen/Qwen3-8B --is-decode-worker --swap-space=4"
+    ),
+    "kserve": (
+        "kind: InferenceService\nspec: {predictor: {model: {modelFormat: {name: huggingface}, args:"
+        " [--model_name=q, --model_id=Qwen/Qwen3-8B, --backend=vllm, --swap-space=4]}}}\n"
+    ),
+    "nomad": (
+        'job "a" {\n task "b" {\n  env {\n   HF_HOME = "/c"\n  }\n  config {\n   image ='
+        ' "vllm/vllm-openai:v0.20.2"\n   args = ["--model", "Qwen/Qwen3-8B",\n    "--swap-space",'
+        ' "4",\n   ]\n  }\n }\n}\n'
+    ),
+    "production-stack": (
+        "servingEngineSpec:\n  modelSpec:\n  - {modelURL: Qwen/Qwen3-8B, repository:"
+        " vllm/vllm-openai, tag: v0.20.2, vllmConfig: {maxModelLen: 4096, extraArgs: [--swap-space,"
+        " '4']}}\n"
+    ),
 }
 
 
@@ -281,7 +386,10 @@ def test_commands_are_found_however_people_start_them(text: str, tmp_path: Path)
 
 def test_programs_around_an_engine_keep_what_is_theirs() -> None:
     (worker,) = lint(WRITTEN["dynamo"]).commands
-    line = "python -m dynamo.vllm --disaggregation-mode prefill --dyn-tool-call-parser hermes --model Qwen/Qwen3-8B"
+    line = (
+        "python -m dynamo.vllm --disaggregation-mode prefill --dyn-tool-call-parser hermes --model"
+        " Qwen/Qwen3-8B"
+    )
     assert worker.fixed.command.line == line
     assert lint(WRITTEN["dynamo's image"]).commands[0].checked.version == "0.20.1"
     assert lint(WRITTEN["srun"]).commands[0].checked.version == "0.20.2"
@@ -289,9 +397,14 @@ def test_programs_around_an_engine_keep_what_is_theirs() -> None:
     assert "left to KServe: --model_name, --model_id, --backend" in lint(WRITTEN["kserve"]).notes
     with pytest.raises(PlannerError, match="no server starts"):
         lint(WRITTEN["kserve"].replace("--backend=vllm", "--backend=huggingface"))
-    slurm = "srun --container-image nvcr.io#nvidia/tensorrt-llm/release:1.2.0 trtllm-serve Qwen/Qwen3-8B"
+    slurm = (
+        "srun --container-image nvcr.io#nvidia/tensorrt-llm/release:1.2.0 trtllm-serve"
+        " Qwen/Qwen3-8B"
+    )
     (served,) = lint(slurm).commands  # which shares its host's network
-    assert served.checked.version == "1.2.0" and not [one for one in served.checked.findings if one.needs_fix]
+    assert served.checked.version == "1.2.0" and not [
+        one for one in served.checked.findings if one.needs_fix
+    ]
 
 
 def test_words_that_only_the_machine_fills_in_are_no_unknown_options() -> None:
@@ -304,7 +417,9 @@ def test_a_version_that_the_command_pins_is_its_version() -> None:
 
 
 def test_two_hyphens_that_a_word_processor_joined_are_told_apart() -> None:
-    (found,) = [one for one in lint("vllm serve m \u2014max-num-seqs=8", "0.20.2").findings if one.needs_fix]
+    (found,) = [
+        one for one in lint("vllm serve m \u2014max-num-seqs=8", "0.20.2").findings if one.needs_fix
+    ]
     assert found.instead == "--max-num-seqs=8" and "no hyphen" in found.why
 
 
@@ -334,37 +449,58 @@ def test_the_version_is_that_of_the_image_unless_another_is_asked_for() -> None:
 def test_script_and_unit_of_a_plan_are_read_at_its_version(tmp_path: Path) -> None:
     """The unit starts the script that lies beside it."""
     asked = load_scenario("edge-8b-24gb")
-    for name, text in render_artifacts(search_deployments(asked).best.prediction, asked.slo_targets).items():
+    for name, text in render_artifacts(
+        search_deployments(asked).best.prediction, asked.slo_targets
+    ).items():
         (tmp_path / name).write_text(text)
     for name in ("serve.sh", "headroom@.service"):
         found = lint(str(tmp_path / name))
-        assert [one.checked.version for one in found.commands] == [asked.engine.version] and not found.notes
+        assert [one.checked.version for one in found.commands] == [
+            asked.engine.version
+        ] and not found.notes
         assert found.verdict == "ok"
 
 
 def test_a_file_of_a_plan_is_judged_on_the_gpu_that_heads_it(tmp_path: Path) -> None:
     """A share of memory that is safe on its GPU is none to mend, and nothing is proposed for other traffic.
 
-    An L40S keeps 0.9 GiB outside of 0.98, more than vLLM takes there without NCCL; an RTX 4090 0.5 GiB.
+    An L40S keeps 0.9 GiB outside of 0.98, more than vLLM takes there without NCCL; an RTX 4090 0.5
+    GiB.
     """
-    command = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 32 --gpu-memory-utilization 0.98"
-    for gpu, layout, verdict in (("L40S", "TP1 of ", "ok"), ("L40S", "", "ok"), ("RTX-4090", "TP1 of ", "at_risk")):
-        (tmp_path / "serve.sh").write_text(f"# {LLAMA} on {layout}{gpu}, vllm 0.33.0\nexec {command}\n")
+    command = (
+        f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 32 --gpu-memory-utilization 0.98"
+    )
+    for gpu, layout, verdict in (
+        ("L40S", "TP1 of ", "ok"),
+        ("L40S", "", "ok"),
+        ("RTX-4090", "TP1 of ", "at_risk"),
+    ):
+        (tmp_path / "serve.sh").write_text(
+            f"# {LLAMA} on {layout}{gpu}, vllm 0.33.0\nexec {command}\n"
+        )
         found = lint(str(tmp_path / "serve.sh"))
         assert found.verdict == verdict and f"on 1 x {gpu}" in str(found)
         assert (found.commands[0].fixed.diff == ()) == (verdict == "ok")
 
 
-def test_an_option_that_went_between_two_lists_is_a_risk_and_a_wrong_value_is_no_unknown_option() -> None:
+def test_an_option_that_went_between_two_lists_is_a_risk_and_a_wrong_value_is_no_unknown_option() -> (
+    None
+):
     """Engine V0, and with it several steps at once, left vLLM with 0.11, between the lists of 0.10 and 0.12."""
     steps = "vllm serve m --num-scheduler-steps 8"
-    assert verdicts(steps, "0.11.0") == {"--num-scheduler-steps": "risky"} and "of 0.10.0" in str(lint(steps, "0.11.0"))
+    assert verdicts(steps, "0.11.0") == {"--num-scheduler-steps": "risky"} and "of 0.10.0" in str(
+        lint(steps, "0.11.0")
+    )
     assert verdicts(steps, "0.12.0") == {"--num-scheduler-steps": "removed"}
-    assert verdicts("vllm serve m --max-num-seqs many", "0.20.2") == {"--max-num-seqs": "wrong value"}
+    assert verdicts("vllm serve m --max-num-seqs many", "0.20.2") == {
+        "--max-num-seqs": "wrong value"
+    }
 
 
 def test_drift_between_two_versions() -> None:
-    found = lint("vllm serve m --swap-space 4 -tp 2 --disable-custom-all-reduce", "0.10.0", to="0.33.0")
+    found = lint(
+        "vllm serve m --swap-space 4 -tp 2 --disable-custom-all-reduce", "0.10.0", to="0.33.0"
+    )
     drift = {one.name: (one.verdict, one.instead) for one in found.upgrade_findings}
     assert drift["--swap-space"][0] == "removed"
     assert drift["--gpu-memory-utilization"] == ("default changed", "--gpu-memory-utilization 0.9")
@@ -390,17 +526,32 @@ def test_what_is_filled_in_where_it_runs_still_is_in_what_is_better(tmp_path: Pa
 
 
 def test_old_drafting_becomes_one_json() -> None:
-    text = "vllm serve m --speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4"
+    text = (
+        "vllm serve m --speculative-model [ngram] --num-speculative-tokens 5"
+        " --ngram-prompt-lookup-max 4"
+    )
     better = lint(text, "0.20.2").commands[0].fixed.command
     values = get_cli_options("vllm", "0.20.2").parse(better.argv).values
-    assert values == {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}}
-    moved = lint("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "0.20.2").commands[0].fixed.command
+    assert values == {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 5,
+            "prompt_lookup_max": 4,
+        }
+    }
+    moved = (
+        lint("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "0.20.2")
+        .commands[0]
+        .fixed.command
+    )
     assert moved.argv == ("m", "--attention-backend", "TRITON_ATTN") and not moved.environment
 
 
 @pytest.mark.slow
 def test_on_a_gpu_it_is_planned_and_a_better_command_proposed() -> None:
-    found = lint(f"vllm serve {LLAMA} --enforce-eager --max-num-seqs 64", "0.20.2", gpu="H100").commands[0]
+    found = lint(
+        f"vllm serve {LLAMA} --enforce-eager --max-num-seqs 64", "0.20.2", gpu="H100"
+    ).commands[0]
     assert found.plan and found.plan.memory.status == "ok"
     tpot = [one.performance.get("tpot", "mean").mid for one in found.plan.loads if one.performance]
     assert tpot == sorted(tpot) and len(tpot) == 3
@@ -418,12 +569,16 @@ def test_on_a_gpu_it_is_planned_and_a_better_command_proposed() -> None:
     assert after.commands[0].plan.sequences > better.plan.sequences
     assert "gpu_memory_utilization" not in {one.argument for one in after.commands[0].plan.steps}
 
-    full = lint("vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.99", "0.33.0", gpu="RTX-4090").commands[0]
+    full = lint(
+        "vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.99", "0.33.0", gpu="RTX-4090"
+    ).commands[0]
     assert full.plan and not full.plan.memory.can_start
     assert lint(full.fixed.command.line, "0.33.0", gpu="RTX-4090").verdict == "ok"
 
     small = lint(f"vllm serve {LLAMA}", "0.20.2", gpu="L4")
-    assert small.needs_fix and small.commands[0].plan and not small.commands[0].plan.memory.can_start
+    assert (
+        small.needs_fix and small.commands[0].plan and not small.commands[0].plan.memory.can_start
+    )
     assert small.commands[0].fixed.command.argv != (LLAMA,)
     again = lint(small.commands[0].fixed.command.line, "0.20.2", gpu="L4").commands[0]
     assert again.plan and again.plan.memory.can_start
@@ -466,8 +621,14 @@ def test_a_number_of_gpus() -> None:
         (found,) = lint(f"vllm serve {LLAMA} -tp 4", "0.33.0", gpu=name).commands
         assert found.plan and found.plan.deployment.gpus_per_node == 4
     (small,) = lint(f"vllm serve {LLAMA} -tp 4", "0.33.0", gpu="2xH100").commands
-    assert small.plan is None and small.not_planned_reason.endswith("takes 4 GPUs, and --gpu says 2")
-    wide = lint("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2", "0.33.0", gpu="2xL40S").commands[0].plan
+    assert small.plan is None and small.not_planned_reason.endswith(
+        "takes 4 GPUs, and --gpu says 2"
+    )
+    wide = (
+        lint("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2", "0.33.0", gpu="2xL40S")
+        .commands[0]
+        .plan
+    )
     assert wide and "tensor_parallel_size" not in {step.argument for step in wide.steps}
     for name in ("0xH100", "4xH100:2", "4x", "H100:"):
         with pytest.raises(PlannerError, match=r"4xH100 for four|unknown GPU"):
@@ -480,7 +641,10 @@ kv_cache_config: {free_gpu_memory_fraction: 0.8, dtype: fp8, enable_block_reuse:
 cuda_graph_config:
 speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}
 """
-TRTLLM = "trtllm-serve deepseek-ai/DeepSeek-R1 --tp_size 8 --ep_size 8 --max_batch_size 128 --{} extra.yaml"
+TRTLLM = (
+    "trtllm-serve deepseek-ai/DeepSeek-R1 --tp_size 8 --ep_size 8 --max_batch_size 128 --{}"
+    " extra.yaml"
+)
 
 
 @pytest.mark.parametrize("kind", ["here-document", "tee", "beside", "config map"])
@@ -491,7 +655,10 @@ def test_the_file_of_tensorrt_llm_is_read(kind: str, tmp_path: Path) -> None:
         pod = {"kind": "Pod", "spec": {"containers": [container]}}
         text = yaml.safe_dump_all([{"kind": "ConfigMap", "data": {"extra.yaml": CONFIG}}, pod])
     else:
-        written = {"here-document": "cat > /tmp/extra.yaml << 'EOF'\n{}EOF\n", "tee": "tee extra.yaml <<-EOF\n{}EOF\n"}
+        written = {
+            "here-document": "cat > /tmp/extra.yaml << 'EOF'\n{}EOF\n",
+            "tee": "tee extra.yaml <<-EOF\n{}EOF\n",
+        }
         text = written.get(kind, "").format(CONFIG) + command
     if kind == "beside":
         (tmp_path / "extra.yaml").write_text(CONFIG)
@@ -503,15 +670,22 @@ def test_the_file_of_tensorrt_llm_is_read(kind: str, tmp_path: Path) -> None:
     assert (deployment.layout.tp, deployment.layout.dp, deployment.layout.ep) == (1, 8, 8)
     assert (deployment.args.gpu_memory_utilization, deployment.args.kv_cache_dtype) == (0.8, "fp8")
     assert deployment.args.enforce_eager and not deployment.args.enable_prefix_caching
-    assert deployment.speculation and (deployment.speculation.method, deployment.num_draft_tokens) == ("mtp", 3)
+    assert deployment.speculation and (
+        deployment.speculation.method,
+        deployment.num_draft_tokens,
+    ) == ("mtp", 3)
 
 
 def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) -> None:
-    (tmp_path / "options.yaml").write_text(f"model: {LLAMA}\nmax-num-seqs: 64\nswap-space: 4\nmax_model_len: 8192\n")
+    (tmp_path / "options.yaml").write_text(
+        f"model: {LLAMA}\nmax-num-seqs: 64\nswap-space: 4\nmax_model_len: 8192\n"
+    )
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve --config options.yaml --max-num-seqs 32\n")
     (found,) = lint(str(script), "0.33.0", gpu="H100").commands
-    assert {one.name: one.verdict for one in found.checked.findings if one.needs_fix} == {"--swap-space": "removed"}
+    assert {one.name: one.verdict for one in found.checked.findings if one.needs_fix} == {
+        "--swap-space": "removed"
+    }
     assert found.plan
     args = found.plan.deployment.args
     assert (args.max_num_seqs, args.max_model_len) == (32, 8192)
@@ -522,21 +696,32 @@ def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) ->
 def test_the_fewest_requests_in_flight_are_one_in_every_engine() -> None:
     command = "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel"
     (found,) = lint(command, "0.33.0", gpu="H200").commands
-    assert found.plan and next(one.workload.concurrency for one in found.plan.loads if one.workload) == 8
+    assert (
+        found.plan
+        and next(one.workload.concurrency for one in found.plan.loads if one.workload) == 8
+    )
 
 
 def test_the_exit_says_fine_at_risk_or_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
     narrow = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --gpu-memory-utilization 0.977"
-    assert lint(narrow, "0.20.2", gpu="H100").verdict == "at_risk" and lint(narrow, "0.20.2").verdict == "ok"
+    assert (
+        lint(narrow, "0.20.2", gpu="H100").verdict == "at_risk"
+        and lint(narrow, "0.20.2").verdict == "ok"
+    )
     assert main(["lint", narrow, "--engine-version", "0.20.2", "--gpu", "H100"]) == 3
     assert main(["lint", "vllm serve m --enforce-eager", "--engine-version", "0.20.2"]) == 3
-    assert main(["lint", "vllm serve m --enforce-eager --swap-space 4", "--engine-version", "0.20.2"]) == 1
+    assert (
+        main(["lint", "vllm serve m --enforce-eager --swap-space 4", "--engine-version", "0.20.2"])
+        == 1
+    )
     assert main(["lint", "vllm serve m", "--engine-version", "0.20.2"]) == 0
     assert main(["lint", f"vllm serve {LLAMA}", "--engine-version", "0.20.2", "--gpu", "L4"]) == 1
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lint", "vllm", "serve", "m", "--swap-space", "8", "--engine-version", "0.20.2"]) == 1
+    assert (
+        main(["lint", "vllm", "serve", "m", "--swap-space", "8", "--engine-version", "0.20.2"]) == 1
+    )
     with pytest.raises(SystemExit):
         main(["lint", "vllm serve m", "--engine-verison", "0.20.2"])
     with pytest.raises(PlannerError, match="no server starts in ''"):
@@ -582,9 +767,12 @@ def _watch(event: str, _arguments: tuple[object, ...]) -> None:
 sys.addaudithook(_watch)
 
 WORDS = st.sampled_from([
-    "vllm serve ", "$(rm -rf ~)", "`id`", "'", '"', "\\", "\n", " --swap-space", "=4", "${A:-", "}", "$A", "A=$A$A;",
-    "services:\n", "- ", ": ", "{", "[", "&x", "*x", "<<EOF\n", "EOF\n", "[Service]\nExecStart=", "FROM x\nCMD [",
-    "]", "docker run ", "vllm/vllm-openai:v0.8.5 ", "--", "-O3 ", "{{", "\0", "\u202e", "\ud800", "#", "-e A ",
+    "vllm serve ", "$(rm -rf ~)", "`id`", "'", '"', "\\", "\n", " --swap-space", "=4", "${A:-", "}",
+    "$A", "A=$A$A;",
+    "services:\n", "- ", ": ", "{", "[", "&x", "*x", "<<EOF\n", "EOF\n", "[Service]\nExecStart=",
+    "FROM x\nCMD [",
+    "]", "docker run ", "vllm/vllm-openai:v0.8.5 ", "--", "-O3 ", "{{", "\0", "\u202e", "\ud800",
+    "#", "-e A ",
     "bash -c ", "vllm:gpu_cache_usage_perc ", " --max-num-seqs 99999999999999999999",
 ])  # fmt: skip
 
@@ -627,7 +815,9 @@ def test_the_catalogs_speak_of_names_that_were_there() -> None:
                 assert name.startswith("--")
         arguments = {option.argument for option in newest.by_spelling.values()}
         for version in load_flag_lists(engine).versions:
-            arguments |= {option.argument for option in get_cli_options(engine, version).by_spelling.values()}
+            arguments |= {
+                option.argument for option in get_cli_options(engine, version).by_spelling.values()
+            }
         for rule in load_option_rules(engine):
             for name in rule.when:
                 assert name.isupper() or name in ("container", "role") or name in arguments, name
@@ -640,7 +830,10 @@ def test_the_catalogs_speak_of_names_that_were_there() -> None:
         (f"lora_config: {{max_loras: '{'9' * 5000}'}}", "max_loras"),
         ("kv_cache_config: {tokens_per_block: [1]}", "block_size"),
         ("kv_cache_config: {free_gpu_memory_fraction: all}", "gpu_memory_utilization"),
-        ("speculative_config: {decoding_type: MTP, num_nextn_predict_layers: three}", "num_speculative_tokens"),
+        (
+            "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: three}",
+            "num_speculative_tokens",
+        ),
     ],
 )
 def test_settings_of_another_type_are_told(tmp_path: Path, settings: str, told: str) -> None:
@@ -652,19 +845,29 @@ def test_settings_of_another_type_are_told(tmp_path: Path, settings: str, told: 
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("--speculative-algorithm EAGLE3 --speculative-num-draft-tokens '$(nproc)'", "num_speculative_tokens"),
+        (
+            "--speculative-algorithm EAGLE3 --speculative-num-draft-tokens '$(nproc)'",
+            "num_speculative_tokens",
+        ),
         ("--chunked-prefill-size 2147483648", "at most 16777216 are planned"),
     ],
 )
 def test_no_figure_of_a_command_is_too_large_or_too_odd(option: str, told: str) -> None:
-    (one,) = lint(f"python -m sglang.launch_server --model-path {LLAMA} {option}", gpu="H100").commands
+    (one,) = lint(
+        f"python -m sglang.launch_server --model-path {LLAMA} {option}", gpu="H100"
+    ).commands
     assert told in one.not_planned_reason
 
 
 def test_three_ranks_are_mended_by_two_or_four_and_what_still_does_not_start_says_so():
     """64 heads are cut over 2 or 4 GPUs; 141 GB of weights leave only the latter room on 80 GB cards."""
-    found = lint("vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 3 --swap-space 16", "0.33.0")
-    three = next(one for one in found.commands[0].checked.findings if one.name == "--tensor-parallel-size")
+    found = lint(
+        "vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 3 --swap-space 16",
+        "0.33.0",
+    )
+    three = next(
+        one for one in found.commands[0].checked.findings if one.name == "--tensor-parallel-size"
+    )
     assert three.instead == "--tensor-parallel-size 2 or --tensor-parallel-size 4"
     assert "Better, but it starts only once" in str(found)
 
@@ -673,22 +876,34 @@ def test_workers_of_pools_are_not_told_what_servers_are() -> None:
     served = "--model-path Qwen/Qwen3-8B --host 0.0.0.0 --disable-cuda-graph"
     mode = "--disaggregation-mode"
     for module in ("sglang.launch_server", "dynamo.sglang"):
-        alarmed = [verdicts(f"python -m {module} {served} {mode} {role}", "0.5.10") for role in ("prefill", "decode")]
+        alarmed = [
+            verdicts(f"python -m {module} {served} {mode} {role}", "0.5.10")
+            for role in ("prefill", "decode")
+        ]
         assert alarmed == [{}, {"--disable-cuda-graph": "risky"}]
     worker = "python -m dynamo.vllm --model Qwen/Qwen3-8B --enforce-eager --namespace a {}"
     assert verdicts(worker.format("--is-prefill-worker"), "0.20.2") == {}
     assert verdicts(worker.format("--is-decode-worker"), "0.20.2") == {"--enforce-eager": "risky"}
     found = lint(worker.format("--is-prefill-worker"), "0.20.2", gpu="H100")
     assert found.commands[0].plan and not found.commands[0].plan.steps
-    assert any("a prefill worker of pools is planned as a server of its own" in note for note in found.notes)
+    assert any(
+        "a prefill worker of pools is planned as a server of its own" in note
+        for note in found.notes
+    )
 
 
 def test_sglangs_router_starts_so_many_replicas() -> None:
-    text = "python3 -m sglang_router.launch_server --model-path Qwen/Qwen3-8B --dp-size 4 --router-policy round_robin"
+    text = (
+        "python3 -m sglang_router.launch_server --model-path Qwen/Qwen3-8B --dp-size 4"
+        " --router-policy round_robin"
+    )
     (found,) = lint(text, "0.5.10", gpu="4xH100").commands
     assert not [one for one in found.checked.findings if one.needs_fix]
     assert found.plan and found.plan.deployment.layout.replicas == 4
-    assert "python -m sglang_router.launch_server --router-policy round_robin" in found.checked.command.line
+    assert (
+        "python -m sglang_router.launch_server --router-policy round_robin"
+        in found.checked.command.line
+    )
 
 
 def test_a_dynamo_worker_of_tensorrt_llm_is_read_and_written_by_its_own_names() -> None:
@@ -696,15 +911,26 @@ def test_a_dynamo_worker_of_tensorrt_llm_is_read_and_written_by_its_own_names() 
             "DeepSeek-R1 --served-model-name r --tensor-parallel-size 8 --enable-attention-dp --max-batch-size=64 "
             "--free-gpu-memory-fraction 0.98 --extra-engine-args e.yaml --modality text --namespace n")  # fmt: skip
     (found,) = lint(text, "1.2.0", gpu="8xH200").commands
-    assert {one.name for one in found.checked.findings if one.needs_fix} == {"--free_gpu_memory_fraction"}
+    assert {one.name for one in found.checked.findings if one.needs_fix} == {
+        "--free_gpu_memory_fraction"
+    }
     assert found.plan
     served = found.plan.deployment
     assert (served.layout.tp, served.layout.dp, served.args.max_num_seqs) == (1, 8, 64)
     assert served.args.kv_cache_dtype == "fp8"
     line = found.fixed.command.line
-    assert line.startswith("python -m dynamo.trtllm --model deepseek-ai/DeepSeek-R1 --served-model-name r")
-    assert "--free-gpu-memory-fraction 0.9 " in line and "--extra-engine-args e.yaml" in line and "_" not in line
-    image = "docker run nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.2.0 python3 -m dynamo.trtllm --model-path m"
+    assert line.startswith(
+        "python -m dynamo.trtllm --model deepseek-ai/DeepSeek-R1 --served-model-name r"
+    )
+    assert (
+        "--free-gpu-memory-fraction 0.9 " in line
+        and "--extra-engine-args e.yaml" in line
+        and "_" not in line
+    )
+    image = (
+        "docker run nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.2.0 python3 -m dynamo.trtllm"
+        " --model-path m"
+    )
     assert lint(image).commands[0].checked.version == "1.3.0rc14"
 
 
@@ -718,7 +944,10 @@ enable_attention_dp: true
 
 
 def test_settings_that_tensorrt_llm_no_longer_reads_get_their_answer() -> None:
-    text = f"cat > e.yaml <<EOF\n{OLD_SETTINGS}EOF\ntrtllm-serve m --host 0.0.0.0 --extra_llm_api_options e.yaml"
+    text = (
+        f"cat > e.yaml <<EOF\n{OLD_SETTINGS}EOF\ntrtllm-serve m --host 0.0.0.0"
+        " --extra_llm_api_options e.yaml"
+    )
     gone = {"use_cuda_graph": "removed", "cuda_graph_batch_sizes": "removed", "moe_backend": "removed",
             "kv_cache_dtype": "removed", "cuda_graph_config.padding_enabled": "renamed"}  # fmt: skip
     assert verdicts(text, "1.2.0") == gone
@@ -729,18 +958,24 @@ def test_settings_that_tensorrt_llm_no_longer_reads_get_their_answer() -> None:
 def test_a_model_that_may_see_nothing_is_loaded_without_eyes() -> None:
     seeing, blind, alone = (
         lint(f"vllm serve Qwen/Qwen3-VL-32B-Instruct{more}", version, gpu="H200").commands[0].plan
-        for more, version in (("", "0.20.2"), (" --limit-mm-per-prompt '{\"image\": 0, \"video\": 0}'", "0.20.2"),
+        for more,
+        version in (("", "0.20.2"), (" --limit-mm-per-prompt '{\"image\": 0, \"video\": 0}'", "0.20.2"),
                               (" --language-model-only", "0.20.2"))
     )  # fmt: skip
     assert seeing and blind and alone and blind.memory == alone.memory
-    eyes = sum(weight.num_elements for weight in seeing.deployment.model.architecture.vision_towers) * 2
+    eyes = (
+        sum(weight.num_elements for weight in seeing.deployment.model.architecture.vision_towers)
+        * 2
+    )
     assert seeing.memory.weights.mid - blind.memory.weights.mid == pytest.approx(eyes, rel=0.02)
     assert seeing.memory.activation.mid >= blind.memory.activation.mid
 
 
 def test_a_large_share_of_memory_is_judged_by_the_gpu_where_one_is_named() -> None:
     """An L40S keeps 0.9 GiB outside of 0.98, more than vLLM takes there without NCCL; an RTX 4090 0.5 GiB."""
-    command = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 32 --gpu-memory-utilization 0.98"
+    command = (
+        f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 32 --gpu-memory-utilization 0.98"
+    )
     assert {gpu: lint(command, "0.33.0", gpu=gpu).verdict for gpu in (None, "L40S", "RTX-4090")} == {
         None: "at_risk", "L40S": "ok", "RTX-4090": "at_risk",
     }  # fmt: skip
@@ -748,7 +983,10 @@ def test_a_large_share_of_memory_is_judged_by_the_gpu_where_one_is_named() -> No
 
 def test_awq_that_is_asked_for_by_name_is_slow_and_of_a_bf16_checkpoint_refused() -> None:
     """vLLM logs `you specified quantization=awq explicitly, so forcing awq`."""
-    for model, verdict in (("casperhansen/llama-3.3-70b-instruct-awq", "risky"), (LLAMA, "contradicts")):
+    for model, verdict in (
+        ("casperhansen/llama-3.3-70b-instruct-awq", "risky"),
+        (LLAMA, "contradicts"),
+    ):
         found = lint(f"vllm serve {model} --quantization awq", "0.20.2").commands[0]
         assert [one.verdict for one in found.checked.findings] == [verdict]
         assert ("--quantization" in found.fixed.command.argv) == (verdict == "contradicts")

@@ -40,13 +40,36 @@ from planner.ui.plan_files import write_plan_files
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "shared" / "schemas"
 CASES: dict[str, dict[str, Any]] = {
-    "one": {"tp": 2, "replicas": 3, "engine_version": "0.20.2", "speculation": SpeculationConfig("ngram", 3)},
-    "nodes": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "tp": 8, "pp": 2, "engine_version": "0.20.2"},
-    "copies": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "dp": 16, "ep": 16, "engine_version": "0.20.2"},
+    "one": {
+        "tp": 2,
+        "replicas": 3,
+        "engine_version": "0.20.2",
+        "speculation": SpeculationConfig("ngram", 3),
+    },
+    "nodes": {
+        "model": "deepseek-ai/DeepSeek-V3",
+        "gpu": "H200",
+        "tp": 8,
+        "pp": 2,
+        "engine_version": "0.20.2",
+    },
+    "copies": {
+        "model": "deepseek-ai/DeepSeek-V3",
+        "gpu": "H200",
+        "dp": 16,
+        "ep": 16,
+        "engine_version": "0.20.2",
+    },
     "head": {"speculation": SpeculationConfig("eagle3", 3), "max_loras": 4},
     "amd": {"gpu": "MI300X", "replicas": 2},
     "sglang": {"engine": "sglang", "engine_version": "0.5.10", "tp": 2},
-    "sglang nodes": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "tp": 8, "pp": 2, "engine": "sglang"},
+    "sglang nodes": {
+        "model": "deepseek-ai/DeepSeek-V3",
+        "gpu": "H200",
+        "tp": 8,
+        "pp": 2,
+        "engine": "sglang",
+    },
     "trtllm": {"engine": "trtllm", "engine_version": "1.2.0", "tp": 2},
     "tgi": {"engine": "tgi", "enable_prefix_caching": False},
 }
@@ -54,7 +77,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 @cache
 def predicted(case: str) -> Prediction:
-    known = {"model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "H100", "max_model_len": 8192, "max_num_seqs": 64}
+    known = {
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "gpu": "H100",
+        "max_model_len": 8192,
+        "max_num_seqs": 64,
+    }
     return evaluate(deploy_on(**{**known, **CASES[case]}), WORKLOAD)
 
 
@@ -64,7 +92,9 @@ def written(case: str, name: str = "") -> tuple[LaunchSpec, dict[str, str]]:
     prediction = predicted(case)
     if name:
         served = prediction.deployment
-        prediction = replace(prediction, deployment=replace(served, model=replace(served.model, name=name)))
+        prediction = replace(
+            prediction, deployment=replace(served, model=replace(served.model, name=name))
+        )
     started, found = build_launch(prediction), {}
     for kind in MANIFEST_FILES:
         try:
@@ -86,17 +116,24 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 def in_pod(words: list[str], **known: str) -> list[str]:
     """Arguments as the kubelet expands them: $(NAME), and $$(NAME) for the text itself."""
-    return [re.sub(r"\$\$|\$\((\w+)\)", lambda m: known[m[1]] if m[1] else "$", word) for word in words]
+    return [
+        re.sub(r"\$\$|\$\((\w+)\)", lambda m: known[m[1]] if m[1] else "$", word) for word in words
+    ]
 
 
 def in_compose(words: list[str], **known: str) -> list[str]:
     """Arguments as compose interpolates them."""
-    return [re.sub(r"\$\$|\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]] if m[1] else "$", word) for word in words]
+    return [
+        re.sub(r"\$\$|\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]] if m[1] else "$", word)
+        for word in words
+    ]
 
 
 def given(started: LaunchSpec, **known: str) -> list[str]:
     """The planned command with its variables set, as an image runs it."""
-    words = [re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]], word) for word in started.command]
+    words = [
+        re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]], word) for word in started.command
+    ]
     words = ["python3" if word == "python" else word for word in words]
     return ["/headroom/trtllm.yaml" if word == "trtllm.yaml" else word for word in words]
 
@@ -117,7 +154,11 @@ def test_pods_start_what_is_planned(case: str) -> None:
     started, found = written(case)
     workload, service, budget, *_ = parsed(found["k8s/serve.yaml"])
     group = workload["spec"].get("leaderWorkerTemplate")
-    pods = [group["leaderTemplate"], group["workerTemplate"]] if group else [workload["spec"]["template"]]
+    pods = (
+        [group["leaderTemplate"], group["workerTemplate"]]
+        if group
+        else [workload["spec"]["template"]]
+    )
     assert workload["spec"]["replicas"] == started.deployment.layout.replicas
     assert (group["size"] if group else 1) == started.nodes
     for pod, extra in zip(pods, ([], list(started.worker_arguments)), strict=False):
@@ -127,7 +168,9 @@ def test_pods_start_what_is_planned(case: str) -> None:
         assert container["resources"]["limits"] == {started.device.resource: started.gpus}
         assert pod["spec"]["terminationGracePeriodSeconds"] > started.drain_s
         assert any(
-            volume["emptyDir"].get("medium") == "Memory" for volume in pod["spec"]["volumes"] if "emptyDir" in volume
+            volume["emptyDir"].get("medium") == "Memory"
+            for volume in pod["spec"]["volumes"]
+            if "emptyDir" in volume
         )
         assert service["spec"]["selector"].items() <= pods[0]["metadata"]["labels"].items()
     probe = pods[0]["spec"]["containers"][0]["startupProbe"]
@@ -160,19 +203,28 @@ def test_what_scales_asks_for_the_plans_own_traffic() -> None:
     assert scaled["spec"]["maxReplicaCount"] == 3
     name = '{model_name="meta-llama/Llama-3.1-8B-Instruct"}'
     assert (
-        trigger["metadata"]["query"] == f"sum(vllm:num_requests_running{name}) + sum(vllm:num_requests_waiting{name})"
+        trigger["metadata"]["query"]
+        == f"sum(vllm:num_requests_running{name}) + sum(vllm:num_requests_waiting{name})"
     )
 
 
-@pytest.mark.parametrize("name", ["9", "no", "Y", "0x10", "4-bit", "模型", "a/Qwen3-8B.Q4_K_M", "-" * 99])
+@pytest.mark.parametrize(
+    "name", ["9", "no", "Y", "0x10", "4-bit", "模型", "a/Qwen3-8B.Q4_K_M", "-" * 99]
+)
 def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
     """A label of RFC 1035, as a Service is named, and text to YAML."""
-    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", build_slug(name)) and len(build_slug(name)) < 50
+    assert (
+        re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", build_slug(name)) and len(build_slug(name)) < 50
+    )
     assert yaml.safe_load(build_slug(name)) == build_slug(name)
 
 
 def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
-    settings = dict(line.split("=", 1) for line in written("one")[1]["runpod.env"].splitlines() if line[0] != "#")
+    settings = dict(
+        line.split("=", 1)
+        for line in written("one")[1]["runpod.env"].splitlines()
+        if line[0] != "#"
+    )
     assert settings["TENSOR_PARALLEL_SIZE"] == "2" and settings["MAX_NUM_SEQS"] == "64"
     assert int(settings["MAX_CONCURRENCY"]) >= 64 and settings["ENABLE_PREFIX_CACHING"] == "true"
     assert json.loads(settings["SPECULATIVE_CONFIG"])["method"] == "ngram"
@@ -181,7 +233,9 @@ def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
         render_manifests(["runpod"], build_launch(predicted("head")), predicted("head"))
     off = predicted("one").deployment.with_args(enable_prefix_caching=False)
     for version in ("0.20.2", "0.33.0"):
-        changed = replace(off, engine=deploy_on("facebook/opt-125m", "H100", engine_version=version).engine)
+        changed = replace(
+            off, engine=deploy_on("facebook/opt-125m", "H100", engine_version=version).engine
+        )
         prediction = replace(predicted("one"), deployment=changed)
         assert (
             "\nENABLE_PREFIX_CACHING=false\n"
@@ -201,11 +255,20 @@ def test_the_chart_gets_the_options_that_are_not_its_own() -> None:
 def test_sky_runs_the_command(case: str, tmp_path: Path) -> None:
     started, found = written(case)
     task = yaml.safe_load(found["sky.yaml"])
-    assert task["num_nodes"] == started.nodes and task["service"]["replicas"] == started.deployment.layout.replicas
+    assert (
+        task["num_nodes"] == started.nodes
+        and task["service"]["replicas"] == started.deployment.layout.replicas
+    )
     (tmp_path / "vllm").write_text('#!/bin/sh\nprintf "%s\\n" vllm "$@"\n')
     (tmp_path / "vllm").chmod(0o755)
-    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "lead\nother"}
-    done = subprocess.run(["bash", "-c", task["run"]], env=path, capture_output=True, text=True, check=True)
+    path = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NODE_IPS": "lead\nother",
+    }
+    done = subprocess.run(
+        ["bash", "-c", task["run"]], env=path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == given(started, **KNOWN) + list(started.worker_arguments)
 
 
@@ -215,27 +278,44 @@ def test_any_name_reaches_every_file_as_it_is(name: str) -> None:
     started, found = written("one", name)
     plain = written("one")[1]
     for file in found.keys() - {"runpod.env"}:
-        assert [sorted(part) for part in parsed(found[file])] == [sorted(part) for part in parsed(plain[file])]
+        assert [sorted(part) for part in parsed(found[file])] == [
+            sorted(part) for part in parsed(plain[file])
+        ]
     container = parsed(found["k8s/serve.yaml"])[0]["spec"]["template"]["spec"]["containers"][0]
     assert in_pod([*container["command"], *container["args"]]) == given(started)
-    assert in_compose(yaml.safe_load(found["compose.yaml"])["services"]["serve-0"]["command"]) == given(started)
+    assert in_compose(
+        yaml.safe_load(found["compose.yaml"])["services"]["serve-0"]["command"]
+    ) == given(started)
     assert yaml.safe_load(found["kserve.yaml"])["spec"]["model"]["name"] == name
     query = parsed(found["k8s/scale.yaml"])[0]["spec"]["triggers"][0]["metadata"]["query"]
     assert json.JSONDecoder().raw_decode(query.split("model_name=")[1])[0] == name
 
 
-@pytest.mark.skipif(not SCHEMAS.is_dir(), reason="the schemas of custom resources are not beside this checkout")
+@pytest.mark.skipif(
+    not SCHEMAS.is_dir(), reason="the schemas of custom resources are not beside this checkout"
+)
 def test_custom_resources_and_values_follow_their_schemas() -> None:
     found = [json.loads(path.read_text()) for path in (SCHEMAS / "crd").glob("*.json")]
-    known = {tuple(one["properties"][key]["const"] for key in ("apiVersion", "kind")): one for one in found}
+    known = {
+        tuple(one["properties"][key]["const"] for key in ("apiVersion", "kind")): one
+        for one in found
+    }
     checked = set()
-    for _, text in every("k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml", "kserve.yaml", "dynamo.yaml"):
+    for _, text in every(
+        "k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml", "kserve.yaml", "dynamo.yaml"
+    ):
         for document in parsed(text):
             kind = document["apiVersion"], document["kind"]
             if kind in known:
                 jsonschema.Draft202012Validator(known[kind]).validate(document)
                 checked.add(document["kind"])
-    every_kind = {"LeaderWorkerSet", "ScaledObject", "PodMonitor", "LLMInferenceService", "DynamoGraphDeployment"}
+    every_kind = {
+        "LeaderWorkerSet",
+        "ScaledObject",
+        "PodMonitor",
+        "LLMInferenceService",
+        "DynamoGraphDeployment",
+    }
     assert checked == every_kind
     for file, schema in {
         "production-stack.yaml": "production-stack.values.strict",
@@ -248,18 +328,27 @@ def test_custom_resources_and_values_follow_their_schemas() -> None:
 
 
 def test_kubernetes_own_kinds_follow_its_schemas() -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
     for _, text in every("k8s/serve.yaml"):
         for document in parsed(text):
             if document["kind"] != "LeaderWorkerSet":
                 validate.validate(document, "1.34", strict=True)
 
 
-@pytest.mark.skipif(shutil.which("check-jsonschema") is None, reason="check-jsonschema is not installed")
+@pytest.mark.skipif(
+    shutil.which("check-jsonschema") is None, reason="check-jsonschema is not installed"
+)
 def test_compose_files_follow_its_schema(tmp_path: Path) -> None:
     for at, (_, text) in enumerate(every("compose.yaml")):
         (tmp_path / f"{at}.yaml").write_text(text)
-    command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", *tmp_path.glob("*.yaml")]
+    command = [
+        "check-jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        *tmp_path.glob("*.yaml"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -278,14 +367,29 @@ def test_the_script_runs_the_printed_command(engine: str, tmp_path: Path) -> Non
         script = tmp_path / f"{at}.sh"
         script.write_text(script_of(started))
         for rank in ("0", "1") if started.nodes > 1 else ("0",):
-            env = {**KNOWN, "NODE_RANK": rank, "HOSTFILE": "hosts", "PATH": f"{tmp_path}:/usr/bin:/bin"}
-            ran = subprocess.run(["bash", script], env=env, capture_output=True, check=True).stdout.decode().split("\0")
-            shown = subprocess.run(["bash", "-c", started.shell_line], env=env, capture_output=True, check=True)
-            printed = shown.stdout.decode().replace("trtllm.yaml", f"{tmp_path}/trtllm.yaml").split("\0")
+            env = {
+                **KNOWN,
+                "NODE_RANK": rank,
+                "HOSTFILE": "hosts",
+                "PATH": f"{tmp_path}:/usr/bin:/bin",
+            }
+            ran = (
+                subprocess.run(["bash", script], env=env, capture_output=True, check=True)
+                .stdout.decode()
+                .split("\0")
+            )
+            shown = subprocess.run(
+                ["bash", "-c", started.shell_line], env=env, capture_output=True, check=True
+            )
+            printed = (
+                shown.stdout.decode().replace("trtllm.yaml", f"{tmp_path}/trtllm.yaml").split("\0")
+            )
             extra = list(started.worker_arguments) if rank == "1" else []
             assert ran[:-1] == printed[:-1] + extra
         if shutil.which("shellcheck"):
-            done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["shellcheck", script], capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, done.stdout
 
 
@@ -294,7 +398,12 @@ def script_of(started: LaunchSpec) -> str:
 
     deployment: Deployment = started.deployment
     return render_template(
-        "serve.sh", title="t", launch=started, d=deployment, layout=deployment.layout, script=format_for_script
+        "serve.sh",
+        title="t",
+        launch=started,
+        d=deployment,
+        layout=deployment.layout,
+        script=format_for_script,
     )
 
 
@@ -303,7 +412,8 @@ def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> Non
     (tmp_path / "serve.sh").write_text(script_of(written("one")[0]))
     for replica, status in (("2", 0), ("3", 2), ("one", 2), ("-1", 2)):
         done = subprocess.run(
-            ["bash", tmp_path / "serve.sh", replica], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True,
+            ["bash", tmp_path / "serve.sh", replica], env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         assert done.returncode == status, done
@@ -312,7 +422,9 @@ def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> Non
 
 def test_a_script_starts_no_more_than_the_rented_machine_holds() -> None:
     """Eight TP2 replicas on machines of four GPUs: two a machine, on four machines."""
-    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=2, replicas=8, max_model_len=8192)
+    served = deploy_on(
+        "meta-llama/Llama-3.1-8B-Instruct", "H100", tp=2, replicas=8, max_model_len=8192
+    )
     started = build_launch(evaluate(replace(served, machine_sizes=(2, 4)), WORKLOAD))
     assert started.deployment.machines == (4, 4, 4, 4) and started.replicas_per_node == 2
 
@@ -324,7 +436,10 @@ def test_variables_are_read_by_the_versions_that_are_said_to() -> None:
     for name, entry in known.items():
         if entry.engine == "vllm":
             assert read[name] == (entry.first, entry.last or "0.33.0"), name
-            assert not entry.flag or entry.flag.split()[0] in get_cli_options("vllm", "0.33.0").spellings
+            assert (
+                not entry.flag
+                or entry.flag.split()[0] in get_cli_options("vllm", "0.33.0").spellings
+            )
     shown = (
         load_environment_variables(get_engine("vllm", "0.10.0")),
         load_environment_variables(get_engine("vllm", "0.20.2")),
@@ -342,8 +457,12 @@ def test_variables_are_read_by_the_versions_that_are_said_to() -> None:
         ("Gaudi-3", "0.10.0", None),
     ],
 )
-def test_an_image_is_named_where_one_is_published(card: str, version: str, image: str | None) -> None:
-    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", card, engine_version=version, max_model_len=8192)
+def test_an_image_is_named_where_one_is_published(
+    card: str, version: str, image: str | None
+) -> None:
+    served = deploy_on(
+        "meta-llama/Llama-3.1-8B-Instruct", card, engine_version=version, max_model_len=8192
+    )
     assert build_deployment_launch(served).image == image
 
 
@@ -358,11 +477,24 @@ def test_keys_are_the_owners_alone_and_survive_the_next_plan(tmp_path: Path) -> 
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(question))
     out = tmp_path / "out"
     names = write_plan_files(search_deployments(load_scenario(tmp_path / "mine.yaml")), out)
-    assert {"serve.sh", "serve.env", "k8s/serve.yaml", "plan.json"} <= set(names) and "bench.sh" not in names
+    assert {"serve.sh", "serve.env", "k8s/serve.yaml", "plan.json"} <= set(
+        names
+    ) and "bench.sh" not in names
     assert stat.S_IMODE((out / "serve.env").stat().st_mode) == 0o600
     (out / "serve.env").write_text("HF_TOKEN=mine\n")
-    write_plan_files(search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit", "script"]})), out)
-    assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "k8s" / "serve.yaml").exists()
-    assert json.loads((out / "plan.json").read_text())["files"] == ["headroom@.service", "serve.sh", "serve.env"]
-    write_plan_files(search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]})), out)
+    write_plan_files(
+        search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit", "script"]})),
+        out,
+    )
+    assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (
+        out / "k8s" / "serve.yaml"
+    ).exists()
+    assert json.loads((out / "plan.json").read_text())["files"] == [
+        "headroom@.service",
+        "serve.sh",
+        "serve.env",
+    ]
+    write_plan_files(
+        search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]})), out
+    )
     assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "serve.sh").exists()

@@ -31,7 +31,9 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 H100 = int(79.19 * GIB)
-LOGS = [  # llm-d-planner accuracy runs (Apache-2.0), vLLM 0.19.0 on H100: activation peak, non-torch, available KV; GiB
+# llm-d-planner accuracy runs (Apache-2.0), vLLM 0.19.0 on H100: activation peak, non-torch,
+# available KV; GiB
+LOGS = [
     ("deepseek-ai/DeepSeek-V2-Lite", 1, 8192, 1.93, 0.26, 43.61, 183.78),
     ("google/gemma-2-9b-it", 1, 8192, 3.65, 0.25, 54.12, 20.60),
     ("google/gemma-7b", 1, 8192, 3.63, 0.25, 55.44, 15.84),
@@ -39,34 +41,58 @@ LOGS = [  # llm-d-planner accuracy runs (Apache-2.0), vLLM 0.19.0 on H100: activ
     ("mistralai/Mixtral-8x7B-v0.1", 2, 8192, 1.21, 2.07, 28.44, 56.88),
     ("Qwen/Qwen3-30B-A3B", 1, 8192, 2.68, 0.27, 15.41, 20.54),
 ]
-CONSUMER = [  # kyuz0/amd-r9700-vllm-toolboxes, vLLM 0.12.0, max_num_seqs 64, 2048 batched tokens: available KV in GiB
+# kyuz0/amd-r9700-vllm-toolboxes, vLLM 0.12.0, max_num_seqs 64, 2048 batched tokens: available KV in
+# GiB
+CONSUMER = [
     ("RTX 4090", 31800, 6.93, 1.79),
     ("RTX 5090", 65536, 14.31, 1.79),
     ("RTX 5000 Ada", 65536, 14.46, 1.81),
 ]
 
 
-def on_h100(name: str = "meta-llama/Llama-3.1-8B", version: str = "0.19.0", **args: Any) -> Deployment:
+def on_h100(
+    name: str = "meta-llama/Llama-3.1-8B", version: str = "0.19.0", **args: Any
+) -> Deployment:
     return deploy_on(name, "H100", engine_version=version, gpu_total=H100, **args)
 
 
-@pytest.mark.parametrize(("name", "tp", "length", "activation", "non_torch", "kv", "concurrency"), LOGS)
+@pytest.mark.parametrize(
+    ("name", "tp", "length", "activation", "non_torch", "kv", "concurrency"), LOGS
+)
 def test_against_logs_on_h100(
-    name: str, tp: int, length: int, activation: float, non_torch: float, kv: float, concurrency: float
+    name: str,
+    tp: int,
+    length: int,
+    activation: float,
+    non_torch: float,
+    kv: float,
+    concurrency: float,
 ) -> None:
     found = plan_memory(
-        on_h100(name, tp=tp, max_model_len=length, gpu_memory_utilization=0.95, enable_prefix_caching=False)
+        on_h100(
+            name,
+            tp=tp,
+            max_model_len=length,
+            gpu_memory_utilization=0.95,
+            enable_prefix_caching=False,
+        )
     )
-    assert (found.activation + found.non_torch).mid / GIB == pytest.approx(activation + non_torch, rel=0.10)
+    assert (found.activation + found.non_torch).mid / GIB == pytest.approx(
+        activation + non_torch, rel=0.10
+    )
     assert found.kv_available.mid / GIB == pytest.approx(kv, rel=0.025)
     assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.04)
 
 
 @pytest.mark.parametrize(("gpu", "length", "kv", "concurrency"), CONSUMER)
-def test_against_logs_on_consumer_cards(gpu: str, length: int, kv: float, concurrency: float) -> None:
+def test_against_logs_on_consumer_cards(
+    gpu: str, length: int, kv: float, concurrency: float
+) -> None:
     args = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.95}
     found = plan_memory(
-        deploy_on("meta-llama/Llama-3.1-8B", gpu, engine_version="0.12.0", max_model_len=length, **args)
+        deploy_on(
+            "meta-llama/Llama-3.1-8B", gpu, engine_version="0.12.0", max_model_len=length, **args
+        )
     )
     assert found.kv_available.mid == pytest.approx(kv * GIB, abs=0.02 * found.budget_bytes)
     assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.03)
@@ -74,10 +100,12 @@ def test_against_logs_on_consumer_cards(gpu: str, length: int, kv: float, concur
 
 def test_before_0_17_the_sampler_took_far_more() -> None:
     """Qwen3-0.6B's vocabulary and Llama-3.1-8B's on an H100, vLLM 0.11.0: 5.56 and 4.76 GiB of activation."""
-    assert plan_memory(on_h100(version="0.11.0", max_model_len=16000)).activation.mid / GIB == pytest.approx(
-        4.76, rel=0.01
+    assert plan_memory(
+        on_h100(version="0.11.0", max_model_len=16000)
+    ).activation.mid / GIB == pytest.approx(4.76, rel=0.01)
+    assert plan_memory(on_h100("Qwen/Qwen3-1.7B", "0.11.0")).activation.mid / GIB == pytest.approx(
+        5.56, rel=0.01
     )
-    assert plan_memory(on_h100("Qwen/Qwen3-1.7B", "0.11.0")).activation.mid / GIB == pytest.approx(5.56, rel=0.01)
 
 
 def test_the_second_model_runner_profiles_less_and_keeps_nothing_for_graphs() -> None:
@@ -99,7 +127,14 @@ def test_the_second_model_runner_profiles_less_and_keeps_nothing_for_graphs() ->
         ("meta-llama/Llama-2-7b-hf", 1, 8, 50, 5619, True),
         ("meta-llama/Llama-2-7b-hf", 80, 16, 4096, 4275, True),
         ("meta-llama/Llama-2-7b-hf", 192, 32, 4096, 1166, True),
-        ("meta-llama/Llama-2-7b-hf", 448, 16, 4096, 212, False),  # a request of 4,096 tokens needs 256
+        (
+            "meta-llama/Llama-2-7b-hf",
+            448,
+            16,
+            4096,
+            212,
+            False,
+        ),  # a request of 4,096 tokens needs 256
         ("meta-llama/Llama-2-13b-hf", 32, 16, 4096, 1991, True),
         ("meta-llama/Llama-2-13b-hf", 384, 8, 4096, 117, False),
     ],
@@ -122,7 +157,9 @@ def test_whether_servers_with_adapter_slots_start() -> None:
         limits = {name: int(row[name]) for name in ("max_loras", "max_lora_rank", "max_num_seqs")}
         off = {} if row["engine_version"] == "0.5.0" else {"enable_prefix_caching": False}
         found = plan_memory(
-            deploy_on(row["model"], "H100-SXM-64GB", engine_version=row["engine_version"], **limits, **off)
+            deploy_on(
+                row["model"], "H100-SXM-64GB", engine_version=row["engine_version"], **limits, **off
+            )
         )
         started, failed = int(row["started"]), int(row["failed"])
         right, runs = right + (started if found.can_start else failed), runs + started + failed
@@ -137,7 +174,12 @@ def test_whether_servers_with_adapter_slots_start() -> None:
 def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
     """Llama-3.3-70B FP8 on one H100 at 0.90, vLLM 0.11.0: the log says -1.44 GiB."""
     found = plan_memory(
-        on_h100("meta-llama/Meta-Llama-3.1-70B", "0.11.0", quantization="fp8-dynamic", max_model_len=16000)
+        on_h100(
+            "meta-llama/Meta-Llama-3.1-70B",
+            "0.11.0",
+            quantization="fp8-dynamic",
+            max_model_len=16000,
+        )
     )
     assert found.kv_available.mid / GIB == pytest.approx(-1.44, abs=0.1)
     assert (found.status, found.pool.num_blocks) == ("does_not_fit", 0)
@@ -150,7 +192,9 @@ def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
 def test_mistral_7b_on_three_cards(gpu: str, total: float, kv: float) -> None:
     """Mistral-7B-v0.3 in BF16 is 13.5 GiB; what 90% of the card leaves after the engine's overheads is the pool."""
     found = plan_memory(
-        deploy_on("mistralai/Mistral-7B-v0.3", gpu, engine_version="0.20.2", gpu_memory_utilization=0.9)
+        deploy_on(
+            "mistralai/Mistral-7B-v0.3", gpu, engine_version="0.20.2", gpu_memory_utilization=0.9
+        )
     )
     assert found.weights.mid / GIB == pytest.approx(13.5, abs=0.02)
     assert found.total_bytes / GIB == pytest.approx(total, abs=0.02)
@@ -171,7 +215,9 @@ def test_a_foreign_process_stops_the_start() -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_warming_up_after_the_pool_can_kill(tp: int) -> None:
     """gpt-oss-20b at 0.95 on H100s died while the sampler was warmed up on 1024 rows; at 0.90 it started."""
-    deployment = on_h100("openai/gpt-oss-120b", tp=2 * tp, gpu_memory_utilization=0.95, max_model_len=8192)
+    deployment = on_h100(
+        "openai/gpt-oss-120b", tp=2 * tp, gpu_memory_utilization=0.95, max_model_len=8192
+    )
     found = plan_memory(deployment)
     assert found.status == "at_risk" and "warm-up on 1024 rows" in found.reason
     assert plan_memory(deployment.with_args(gpu_memory_utilization=0.9)).status == "ok"
@@ -185,15 +231,22 @@ def test_graphs_move_into_the_budget() -> None:
         plan_memory(on_h100(version="0.20.2", gpu_memory_utilization=0.9)),
     )
     assert "cudagraph" not in before.budgeted_terms and "cudagraph" in after.budgeted_terms
-    assert before.kv_available.mid - after.kv_available.mid == pytest.approx(after.cudagraph.mid, rel=0.01)
+    assert before.kv_available.mid - after.kv_available.mid == pytest.approx(
+        after.cudagraph.mid, rel=0.01
+    )
     assert plan_memory(on_h100(enforce_eager=True)).cudagraph.mid == 0
 
 
 def test_other_engines_budget_otherwise() -> None:
     """SGLang's static fraction holds weights and cache alone; TensorRT-LLM takes a share of what is left."""
-    static, free = (plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine=e)) for e in ("sglang", "trtllm"))
+    static, free = (
+        plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine=e))
+        for e in ("sglang", "trtllm")
+    )
     assert static.weights.mid + static.kv_available.mid == pytest.approx(static.budget_bytes, abs=2)
-    left = free.total_bytes - free.context.mid - sum(getattr(free, term).mid for term in MEMORY_TERMS)
+    left = (
+        free.total_bytes - free.context.mid - sum(getattr(free, term).mid for term in MEMORY_TERMS)
+    )
     assert free.kv_available.mid == pytest.approx(0.9 * left, rel=1e-6)
 
 
@@ -203,7 +256,11 @@ def test_the_remedy_works_and_is_the_smallest() -> None:
     assert found.remedy.startswith("set max_model_len to ")
     length = int(found.remedy.split()[-1])
     assert (
-        plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=length)).status
+        plan_memory(
+            deploy_on(
+                "meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=length
+            )
+        ).status
         == "ok"
     )
 
@@ -216,7 +273,10 @@ def followed(found: MemoryPlan) -> Deployment:
         values = {name: float(value) if "." in value else int(value) for name, value in pairs}
         return deployment.with_args(**values)
     if told.startswith("spread the model over "):
-        sizes = {part[:2].lower(): int(part[2:]) for part in told.removeprefix("spread the model over ").split(" x ")}
+        sizes = {
+            part[:2].lower(): int(part[2:])
+            for part in told.removeprefix("spread the model over ").split(" x ")
+        }
         return replace(deployment, layout=replace(deployment.layout, **sizes))
     assert told.startswith("use GPUs with "), told
     return replace(deployment, gpu_total_bytes=int(told.split()[3]) * GIB)
@@ -235,7 +295,9 @@ def followed(found: MemoryPlan) -> Deployment:
     ],
 )
 def test_after_the_remedy_it_fits(model: str, gpu: str, tp: int, share: float) -> None:
-    found = plan_memory(deploy_on(model, gpu, tp=tp, engine_version="0.20.2", gpu_memory_utilization=share))
+    found = plan_memory(
+        deploy_on(model, gpu, tp=tp, engine_version="0.20.2", gpu_memory_utilization=share)
+    )
     if found.status == "ok":
         assert found.remedy == ""
     else:
@@ -244,10 +306,14 @@ def test_after_the_remedy_it_fits(model: str, gpu: str, tp: int, share: float) -
 
 
 def test_the_remedy_takes_no_more_of_the_card_than_it_needs() -> None:
-    deployment = deploy_on("mistralai/Mistral-7B-v0.3", "L4", engine_version="0.20.2", gpu_memory_utilization=0.5)
+    deployment = deploy_on(
+        "mistralai/Mistral-7B-v0.3", "L4", engine_version="0.20.2", gpu_memory_utilization=0.5
+    )
     share = followed(plan_memory(deployment)).args.gpu_memory_utilization or 0
     less = deployment.with_args(gpu_memory_utilization=share - 0.01)
-    assert 0.5 < share < find_safe_memory_utilization(deployment) and plan_memory(less).status != "ok"
+    assert (
+        0.5 < share < find_safe_memory_utilization(deployment) and plan_memory(less).status != "ok"
+    )
 
 
 def test_calibration_moves_a_term_and_narrows_it() -> None:
@@ -255,7 +321,10 @@ def test_calibration_moves_a_term_and_narrows_it() -> None:
     plain = plan_memory(deployment)
     moved = plan_memory(on_h100(max_model_len=8192, memory_calibration={"non_torch": 0.2 * GIB}))
     assert moved.kv_available.mid == pytest.approx(plain.kv_available.mid - 0.2 * GIB, abs=2)
-    assert moved.kv_available.hi - moved.kv_available.lo < plain.kv_available.hi - plain.kv_available.lo
+    assert (
+        moved.kv_available.hi - moved.kv_available.lo
+        < plain.kv_available.hi - plain.kv_available.lo
+    )
     with pytest.raises(PlannerError, match="unknown term nccl; known: weights"):
         plan_memory(on_h100(memory_calibration={"nccl": 1.0}))
 
@@ -263,14 +332,24 @@ def test_calibration_moves_a_term_and_narrows_it() -> None:
 def args(**changed: Any) -> MemoryPlan:
     """A plan on an H100 with some engine arguments changed."""
     base = on_h100(version="0.20.2")
-    free = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 8192, "gpu_memory_utilization": 0.9}
+    free = {
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 256,
+        "max_model_len": 8192,
+        "gpu_memory_utilization": 0.9,
+    }
     given_args = replace(base.args, **{**free, **changed})
-    return plan_memory(replace(base, args=resolve_engine_args(vars(given_args), base.engine, base.gpu, base.model)))
+    return plan_memory(
+        replace(base, args=resolve_engine_args(vars(given_args), base.engine, base.gpu, base.model))
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seqs=st.integers(1, 2048), tokens=st.integers(2048, 32768), share=st.floats(0.1, 0.99), more=st.integers(0, 4096)
+    seqs=st.integers(1, 2048),
+    tokens=st.integers(2048, 32768),
+    share=st.floats(0.1, 0.99),
+    more=st.integers(0, 4096),
 )
 def test_parts_sum_to_the_byte_and_every_input_pushes_the_right_way(
     seqs: int, tokens: int, share: float, more: int
@@ -281,8 +360,14 @@ def test_parts_sum_to_the_byte_and_every_input_pushes_the_right_way(
     assert inside + round(found.kv_available.mid) == found.budget_bytes
     assert found.kv_available.lo <= found.kv_available.mid <= found.kv_available.hi
     same = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "gpu_memory_utilization": share}
-    assert args(**{**same, "max_num_batched_tokens": tokens + more}).kv_available.mid <= found.kv_available.mid
-    assert args(**{**same, "max_num_seqs": min(tokens, seqs + more)}).kv_available.mid <= found.kv_available.mid
+    assert (
+        args(**{**same, "max_num_batched_tokens": tokens + more}).kv_available.mid
+        <= found.kv_available.mid
+    )
+    assert (
+        args(**{**same, "max_num_seqs": min(tokens, seqs + more)}).kv_available.mid
+        <= found.kv_available.mid
+    )
     assert (
         args(**{**same, "gpu_memory_utilization": min(1.0, share + more / 8192)}).kv_available.mid
         >= found.kv_available.mid
@@ -295,29 +380,50 @@ def test_tenants_and_totals(tenants: int) -> None:
     assert sum(found.bytes_by_part.values()) == found.total_bytes
     if tenants > found.bytes_outside_budget:
         assert found.status == "does_not_fit"
-    assert find_safe_memory_utilization(found.deployment) * found.total_bytes <= found.total_bytes - tenants
+    assert (
+        find_safe_memory_utilization(found.deployment) * found.total_bytes
+        <= found.total_bytes - tenants
+    )
 
 
 WORKLOAD = Workload(
-    LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(300, 900), rate=1.0
+    LengthDistribution.from_lognormal(1000, 3000),
+    LengthDistribution.from_lognormal(300, 900),
+    rate=1.0,
 )
 
 
 def test_advice_agrees_with_the_plan() -> None:
-    found = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
+    found = plan_memory(
+        deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384)
+    )
     safe, likely = find_max_model_len(found)
     assert 16384 < safe < likely < 131072
     table = build_sequence_table(found, WORKLOAD).set_index("length")
-    assert table.loc["p50", "sequences"] > table.loc["p95", "sequences"] > table.loc["max_model_len", "sequences"]
+    assert (
+        table.loc["p50", "sequences"]
+        > table.loc["p95", "sequences"]
+        > table.loc["max_model_len", "sequences"]
+    )
     assert table.loc["p50", "preemption risk"] > table.loc["p95", "preemption risk"]
     most = find_safe_max_num_seqs(found, WORKLOAD, 0.05)
-    assert estimate_preemption_risk(found, WORKLOAD, most) <= 0.05 < estimate_preemption_risk(found, WORKLOAD, most + 1)
+    assert (
+        estimate_preemption_risk(found, WORKLOAD, most)
+        <= 0.05
+        < estimate_preemption_risk(found, WORKLOAD, most + 1)
+    )
 
 
 def test_gains_are_worth_what_they_cost() -> None:
-    found = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
+    found = plan_memory(
+        deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384)
+    )
     bought = estimate_memory_gains(found, 1300).set_index("change")
-    assert bought.loc["one more GiB", "KV cache (GiB)"] == pytest.approx(found.kv_available.mid / GIB + 1, abs=0.01)
-    assert bought.loc["FP8 KV cache", "sequences"] == pytest.approx(2 * found.pool.count_sequences(1300), abs=1)
+    assert bought.loc["one more GiB", "KV cache (GiB)"] == pytest.approx(
+        found.kv_available.mid / GIB + 1, abs=0.01
+    )
+    assert bought.loc["FP8 KV cache", "sequences"] == pytest.approx(
+        2 * found.pool.count_sequences(1300), abs=1
+    )
     assert bought.loc["4-bit weights (AWQ)", "sequences"] > bought.loc["FP8 weights", "sequences"]
     assert (bought["more than now"] > 0).all()

@@ -23,14 +23,27 @@ def stored_gib(served: Model) -> float:
     alone = ParallelLayout()
     layers = zip(served.layer_prefixes, served.architecture.layers, strict=True)
     held = [(weight, prefix) for prefix, layer in layers for weight in layer.weights]
-    held += [(weight, "") for weight in (*served.architecture.embedding_and_head, *served.architecture.vision_towers)]
-    return sum(compute_weight_bytes(served, weight, alone, at) for weight, at in held if weight.part != "engine") / GIB
+    held += [
+        (weight, "")
+        for weight in (*served.architecture.embedding_and_head, *served.architecture.vision_towers)
+    ]
+    return (
+        sum(
+            compute_weight_bytes(served, weight, alone, at)
+            for weight, at in held
+            if weight.part != "engine"
+        )
+        / GIB
+    )
 
 
 def facts(served: Model) -> tuple[Any, ...]:
     """Everything of a model that a plan rests on."""
     a = served.architecture
-    kinds = tuple((layer.mixer, layer.mlp, layer.num_parameters, times) for layer, times in a.distinct_layers.items())
+    kinds = tuple(
+        (layer.mixer, layer.mlp, layer.num_parameters, times)
+        for layer, times in a.distinct_layers.items()
+    )
     return (a.max_position, a.vocab, a.params_total, kinds, served.quantization, served.dtype)
 
 
@@ -57,7 +70,9 @@ def test_the_size_in_a_name_is_the_models() -> None:
         size = re.search(r"-(\d+(?:\.\d+)?)([BM])(?=-|$)", name.split("/")[-1], re.IGNORECASE)
         if size and not any(word in name for word in active):
             told = float(size[1]) * (1e9 if size[2] in "bB" else 1e6)
-            assert load_model(name).architecture.params_total == pytest.approx(told, rel=0.25, abs=1e9), name
+            assert load_model(name).architecture.params_total == pytest.approx(
+                told, rel=0.25, abs=1e9
+            ), name
 
 
 @pytest.mark.parametrize(("name", "total"), PUBLISHED["totals"].items())
@@ -78,13 +93,19 @@ def test_a_checkpoint_weighs_what_is_published(name: str, gib: float) -> None:
 
 
 def test_an_alias_is_not_the_entry_that_it_shares_shapes_with() -> None:
-    for name in ("meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-R1", "unsloth/Qwen3-8B-bnb-4bit"):
+    for name in (
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "deepseek-ai/DeepSeek-R1",
+        "unsloth/Qwen3-8B-bnb-4bit",
+    ):
         assert str(deploy_on(name, "H200", tp=8)).startswith(f"{name} on")
 
 
 def test_what_a_name_alone_says_is_said_to_be_inferred() -> None:
     inferred = load_model("someone/Qwen2.5-14B-Instruct-FP8-dynamic")
-    assert "not in the catalog; planned as Qwen/Qwen2.5-14B-Instruct with fp8" in inferred.warnings[-1]
+    assert (
+        "not in the catalog; planned as Qwen/Qwen2.5-14B-Instruct with fp8" in inferred.warnings[-1]
+    )
     assert inferred.architecture.max_position == 32_768
     assert "read as Qwen/Qwen3-32B" in load_model("qwen3 32b").warnings[-1]
 
@@ -94,7 +115,9 @@ def test_what_a_name_alone_says_is_said_to_be_inferred() -> None:
     ["deepseek-ai/DeepSeek-V9", "mistralai/Mistral-7B-v0.9", "x/Llama-3.1-8B-EAGLE3", "x/Qwen3-8B-Embedding",
      "x/Qwen3-8B-VL"],
 )  # fmt: skip
-def test_another_model_with_a_similar_name_is_not_given_a_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_with_a_similar_name_is_not_given_a_shape(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
     with pytest.raises(PlannerError, match="unknown model"):
         load_model(name)
@@ -109,7 +132,9 @@ def test_another_model_with_a_similar_name_is_not_given_a_shape(name: str, monke
     ],
 )  # fmt: skip
 def test_a_format_that_contradicts_the_checkpoint_is_refused(name: str, wanted: str) -> None:
-    with pytest.raises(PlannerError, match=rf"^{name} is stored in .*{wanted} would be another checkpoint"):
+    with pytest.raises(
+        PlannerError, match=rf"^{name} is stored in .*{wanted} would be another checkpoint"
+    ):
         load_model(name, quantization=wanted)
 
 
@@ -148,7 +173,8 @@ def test_a_format_is_never_ignored(wanted: str) -> None:
 
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "vocab_size": 1024,
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
+    "vocab_size": 1024,
     "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 2048,
 }  # fmt: skip
 MOE = LLAMA | {"model_type": "qwen3_moe", "head_dim": 128, "num_experts": 8, "num_experts_per_tok": 2,
@@ -170,9 +196,16 @@ def test_a_name_that_says_a_format_and_a_configuration_that_does_not(tmp_path: P
 
 def test_a_group_without_targets_means_every_linear_layer() -> None:
     """Qwen3-32B-FP8-Static-PerTensor: ModelOpt wrote neither targets nor a mapping for the cache."""
-    group = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
+    group = {
+        "weights": {"num_bits": 8, "type": "float"},
+        "input_activations": {"num_bits": 8, "type": "float"},
+    }
     for targets in ({}, {"targets": None}):
-        stated = {"config_groups": {"group_0": group | targets}, "ignore": ["lm_head"], "kv_cache_scheme": "FP8"}
+        stated = {
+            "config_groups": {"group_0": group | targets},
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": "FP8",
+        }
         found = load_model(LLAMA | {"quantization_config": stated}).quantization
         assert (found.method, found.kv_cache_dtype) == ("fp8", "fp8")
 
@@ -183,7 +216,11 @@ def test_a_format_for_every_layer() -> None:
               for layer in range(2) for expert in range(8) for part in (1, 2, 3)}  # fmt: skip
     layers |= {f"model.layers.{layer}.self_attn.{part}_proj": {"quant_algo": "MXFP8"} for layer in range(2)
                for part in "qkvo"}  # fmt: skip
-    stated = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    stated = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": layers,
+    }
     served = load_model(MOE | {"quantization_config": stated})
     methods = {weight.name: served.quantization.get_weight_format(weight, "layers.1.")
                for weight in served.architecture.layers[1].weights}  # fmt: skip
@@ -192,33 +229,51 @@ def test_a_format_for_every_layer() -> None:
         and methods["mlp.experts.down_proj"] is WEIGHT_FORMATS["nvfp4"]
     )
     assert methods["self_attn.o_proj"] is WEIGHT_FORMATS["mxfp8"] and methods["mlp.gate"] is None
-    assert load_model(MOE | {"quantization_config": stated}, quantization="nvfp4").quantization == served.quantization
+    assert (
+        load_model(MOE | {"quantization_config": stated}, quantization="nvfp4").quantization
+        == served.quantization
+    )
 
 
 def test_minimax_m3_from_its_configuration() -> None:
     """427,040,140,160 stored elements; the sparse attention's index keys are said to be left out of the cache."""
     text = {"hidden_size": 6144, "intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64,
-            "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 200064, "max_position_embeddings": 1048576,
-            "rotary_dim": 64, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072, "n_shared_experts": 1,
-            "num_local_experts": 128, "num_experts_per_tok": 4, "moe_layer_freq": [0] * 3 + [1] * 57,
+            "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 200064,
+            "max_position_embeddings": 1048576,
+            "rotary_dim": 64, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072,
+            "n_shared_experts": 1,
+            "num_local_experts": 128, "num_experts_per_tok": 4,
+            "moe_layer_freq": [0] * 3 + [1] * 57,
             "sparse_attention_config": {"sparse_index_dim": 128, "sparse_num_index_heads": 4,
                                         "sparse_attention_freq": [0] * 3 + [1] * 57}}  # fmt: skip
-    vision = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "patch_size": 14}
-    served = load_model({"model_type": "minimax_m3_vl", "text_config": text, "vision_config": vision})
+    vision = {
+        "hidden_size": 1280,
+        "num_hidden_layers": 32,
+        "intermediate_size": 5120,
+        "patch_size": 14,
+    }
+    served = load_model(
+        {"model_type": "minimax_m3_vl", "text_config": text, "vision_config": vision}
+    )
     assert served.architecture.params_stored == 427_040_140_160
     assert "index keys is not counted" in served.warnings[-1]
 
 
 def test_cross_attention_is_refused_rather_than_planned_as_self_attention() -> None:
-    with pytest.raises(PlannerError, match=r"cross-attention layers \(Llama 3\.2 Vision\) are not planned for"):
-        load_model({"model_type": "mllama", "text_config": LLAMA | {"model_type": "mllama_text_model"}})
+    with pytest.raises(
+        PlannerError, match=r"cross-attention layers \(Llama 3\.2 Vision\) are not planned for"
+    ):
+        load_model(
+            {"model_type": "mllama", "text_config": LLAMA | {"model_type": "mllama_text_model"}}
+        )
 
 
 def test_fields_with_one_value_a_layer() -> None:
     """Hunyuan-A13B states experts per token, widths and shared experts as lists of 32."""
     catalog = load_model("tencent/Hunyuan-A13B-Instruct").architecture
     config = {"model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072, "num_hidden_layers": 32,
-              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128167, "tie_word_embeddings": True,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128167,
+              "tie_word_embeddings": True,
               "max_position_embeddings": 32768, "num_experts": 64, "num_experts_per_tok": [8] * 32,
               "moe_topk": [8] * 32, "moe_intermediate_size": [3072] * 32, "num_shared_expert": [1] * 32}  # fmt: skip
     assert load_model(config).architecture.params_by_part == catalog.params_by_part
@@ -238,9 +293,12 @@ def test_exclusions_name_modules_as_the_checkpoint_does() -> None:
         routed = next(weight for weight in weights if weight.part == "routed_experts")
         assert (served.quantization.get_weight_format(routed, "layers.1.") is None) is kept
         beside = [weight for weight in weights if weight.part == "shared_experts"]
-        assert all(served.quantization.get_weight_format(weight, "layers.1.") is None for weight in beside)
+        assert all(
+            served.quantization.get_weight_format(weight, "layers.1.") is None for weight in beside
+        )
     nemotron = load_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4")
     attention = nemotron.architecture.layers[5].weights[0]
     assert (
-        attention.name == "self_attn.q_proj" and nemotron.quantization.get_weight_format(attention, "layers.5.") is None
+        attention.name == "self_attn.q_proj"
+        and nemotron.quantization.get_weight_format(attention, "layers.5.") is None
     )

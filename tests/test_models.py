@@ -29,7 +29,9 @@ def test_parameters_are_the_published_ones(name: str, total: int) -> None:
 
 @pytest.mark.parametrize(("name", "held"), PUBLISHED["caches"].items())
 def test_caches_are_the_engines(name: str, held: list[float]) -> None:
-    assert list(sum_cache_bytes(count_caches(load_model(name).architecture.layers, 1, "auto"))) == held
+    assert (
+        list(sum_cache_bytes(count_caches(load_model(name).architecture.layers, 1, "auto"))) == held
+    )
 
 
 @pytest.mark.parametrize(("name", "billions"), PUBLISHED["active"].items())
@@ -41,7 +43,9 @@ def test_deepseek_v3_with_routing_biases_and_its_mtp_layer() -> None:
     """671,026,419,200 stored elements, and 11.6 B more in the MTP layer (deepseek-ai/DeepSeek-V3 README)."""
     a = load_model("deepseek-ai/DeepSeek-V3").architecture
     assert a.params_stored == 671_026_419_200
-    assert sum(layer.num_parameters for layer in a.mtp_layers) / 1e9 == pytest.approx(11.6, abs=0.05)
+    assert sum(layer.num_parameters for layer in a.mtp_layers) / 1e9 == pytest.approx(
+        11.6, abs=0.05
+    )
 
 
 def test_mtp_layers_of_other_families() -> None:
@@ -49,9 +53,9 @@ def test_mtp_layers_of_other_families() -> None:
     sizes = {"zai-org/GLM-5.2": 9.953, "Qwen/Qwen3.5-27B": 0.4247, "deepseek-ai/DeepSeek-V4-Flash": 6.610,
              "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B": 2.942}  # fmt: skip
     for name, billions in sizes.items():
-        assert sum(layer.num_parameters for layer in load_model(name).architecture.mtp_layers) / 1e9 == pytest.approx(
-            billions, rel=1e-3
-        )
+        assert sum(
+            layer.num_parameters for layer in load_model(name).architecture.mtp_layers
+        ) / 1e9 == pytest.approx(billions, rel=1e-3)
 
 
 def test_layers_are_of_their_kind() -> None:
@@ -68,7 +72,13 @@ def test_layers_are_of_their_kind() -> None:
         for layer in load_model(name).architecture.layers:
             kind = "none"
             if isinstance(layer.mixer, GroupedQueryAttention):
-                kind = "chunked" if layer.mixer.chunked else "window" if layer.mixer.window else "attention"
+                kind = (
+                    "chunked"
+                    if layer.mixer.chunked
+                    else "window"
+                    if layer.mixer.window
+                    else "attention"
+                )
             elif isinstance(layer.mixer, LatentAttention):
                 kind = "latent"
             elif isinstance(layer.mixer, RecurrentMixer):
@@ -90,7 +100,11 @@ def test_every_catalog_model_is_read_without_a_warning() -> None:
     [
         ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B", "none"),
         ("qwen3 32b", "Qwen/Qwen3-32B", "none"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "meta-llama/Meta-Llama-3.1-8B-Instruct", "fp8"),
+        (
+            "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic",
+            "meta-llama/Meta-Llama-3.1-8B-Instruct",
+            "fp8",
+        ),
         ("Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-14B", "awq"),
         ("Qwen/Qwen2.5-14B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-14B-Instruct", "gptq"),
         (
@@ -100,7 +114,11 @@ def test_every_catalog_model_is_read_without_a_warning() -> None:
         ),
         ("Qwen/Qwen3-30B-A3B-FP8", "Qwen/Qwen3-30B-A3B", "fp8_block"),
         ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-ai/DeepSeek-R1-0528", "nvfp4"),
-        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "meta-llama/Meta-Llama-3.1-8B-Instruct", "bitsandbytes"),
+        (
+            "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit",
+            "meta-llama/Meta-Llama-3.1-8B-Instruct",
+            "bitsandbytes",
+        ),
     ],
 )
 def test_variants_resolve_to_base_and_format(name: str, base: str, method: str) -> None:
@@ -152,7 +170,9 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+)
 def test_a_missing_field_is_named(field: str) -> None:
     with pytest.raises(PlannerError, match=field):
         load_model({key: value for key, value in TINY.items() if key != field})
@@ -200,17 +220,25 @@ def test_mutated_configurations_are_refused_or_planned_never_a_traceback() -> No
             refused += 1
             assert "config.json" in str(error) or "rope" in str(error), str(error)
         else:
-            figures = (a.params_total, a.params_active, *sum_cache_bytes(count_caches(a.layers, 1, "auto")))
+            figures = (
+                a.params_total,
+                a.params_active,
+                *sum_cache_bytes(count_caches(a.layers, 1, "auto")),
+            )
             assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
     assert refused > 250
 
 
-@pytest.mark.parametrize("fact", [{"qk_nrom": "head"}, {"defaults": {"head_dimm": 128}}, {"norms": "two"}])
+@pytest.mark.parametrize(
+    "fact", [{"qk_nrom": "head"}, {"defaults": {"head_dimm": 128}}, {"norms": "two"}]
+)
 def test_a_misspelt_fact_of_a_family_is_refused(fact: dict[str, object]) -> None:
     with pytest.raises(PlannerError, match=r"families\.yaml, entry new, field"):
         validate_entry(ModelFamily, fact, "families.yaml, entry new")
 
 
 def test_every_fact_that_a_family_may_state_is_read() -> None:
-    code = "".join(path.read_text(encoding="utf-8") for path in Path(from_config.__file__).parent.glob("*.py"))
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in Path(from_config.__file__).parent.glob("*.py")
+    )
     assert [name for name in ModelFamily.model_fields if f'"{name}"' not in code] == []

@@ -23,8 +23,27 @@ from planner.workload.workload import Workload
 
 pytestmark = pytest.mark.slow
 
-WRONG: list[Any] = [None, -7, 0, 1, 37, 65536, 10**18, 1.5, math.nan, math.inf, "banana", True, [1, "x"], {"a": 1}]
-CHAT = Workload(LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(200, 600), rate=1.0)
+WRONG: list[Any] = [
+    None,
+    -7,
+    0,
+    1,
+    37,
+    65536,
+    10**18,
+    1.5,
+    math.nan,
+    math.inf,
+    "banana",
+    True,
+    [1, "x"],
+    {"a": 1},
+]
+CHAT = Workload(
+    LengthDistribution.from_lognormal(1000, 3000),
+    LengthDistribution.from_lognormal(200, 600),
+    rate=1.0,
+)
 
 
 def places(data: Any) -> Iterator[tuple[Any, Any]]:
@@ -56,7 +75,9 @@ def finite(found: MemoryPlan) -> None:
         assert -math.inf < interval.lo <= interval.mid <= interval.hi < math.inf, name
     find_safe_max_num_seqs(found, CHAT)
     find_max_model_len(found)
-    printed = str(found) + found.remedy + build_kv_table(found).to_string() + derive_kv_equation(found)
+    printed = (
+        str(found) + found.remedy + build_kv_table(found).to_string() + derive_kv_equation(found)
+    )
     assert not re.search(r"\b(nan|inf)\b", printed)
 
 
@@ -73,7 +94,11 @@ def test_a_mutated_configuration_is_planned_or_refused() -> None:
         mutate(config, rng)
         try:
             found = plan_memory(
-                deploy_on(load_model(config), rng.choice(["H200", "L4", "MI300X"]), tp=rng.choice([1, 2, 8]))
+                deploy_on(
+                    load_model(config),
+                    rng.choice(["H200", "L4", "MI300X"]),
+                    tp=rng.choice([1, 2, 8]),
+                )
             )
         except PlannerError as error:
             assert told(error)
@@ -85,7 +110,11 @@ def test_a_mutated_configuration_is_planned_or_refused() -> None:
 
 def test_a_mutated_scenario_is_answered_or_refused() -> None:
     rng, answered = random.Random(2), 0
-    extras = {"memory_calibration": {"weights": 0.1}, "engine_args": {"max_num_seqs": 64}, "other_tenants_gib": 1}
+    extras = {
+        "memory_calibration": {"weights": 0.1},
+        "engine_args": {"max_num_seqs": 64},
+        "other_tenants_gib": 1,
+    }
     for _ in range(60):
         data = {**extras, **read_yaml(find_scenario_file("edge-8b-24gb"))}
         data["gpus"] = data["gpus"][:1]

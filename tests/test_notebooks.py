@@ -1,6 +1,7 @@
 """Every notebook runs from top to bottom; lessons also reproduce their committed outputs.
 
-The walk runs in one IPython, which imports everything once; reports run it in kernels, as JupyterLab does.
+The walk runs in one IPython, which imports everything once; reports run it in kernels, as
+JupyterLab does.
 """
 
 import os
@@ -39,7 +40,9 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 @pytest.fixture
-def run(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Iterator[tuple[Any, CapturedIO]]]:
+def run(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], Iterator[tuple[Any, CapturedIO]]]:
     """Runs a notebook, in a folder and with names of its own: each code cell and what it shows."""
 
     def cells(notebook: Path, folder: Path) -> Iterator[tuple[Any, CapturedIO]]:
@@ -67,17 +70,24 @@ def values(control: ipywidgets.Widget) -> list[Any]:
     if isinstance(control, ipywidgets.Text):
         return ["no-such.log", str(EXAMPLE_LOG), control.value]
     if isinstance(control, ipywidgets.Dropdown):
-        return [*[value for _, value in control._options_full if value != control.value][:3], control.value]
+        return [
+            *[value for _, value in control._options_full if value != control.value][:3],
+            control.value,
+        ]
     return [control.min, control.max, control.value]
 
 
 TOGETHER = {"fixed_shapes", "rebuild_acceptable", "hugging_face_stack"}
 """Traits that speak for a framework beside others only, or for one that does not serve on the question's GPU."""
-EXPLORED = [path for path in list_chapter_notebooks() if "explore(" in path.read_text(encoding="utf-8")]
+EXPLORED = [
+    path for path in list_chapter_notebooks() if "explore(" in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.parametrize("notebook", EXPLORED, ids=lambda path: path.stem)
-def test_after_each_control_a_chapter_shows_a_fresh_computation(notebook, run, tmp_path, monkeypatch):
+def test_after_each_control_a_chapter_shows_a_fresh_computation(
+    notebook, run, tmp_path, monkeypatch
+):
     """What moved controls show is what the chapter opened anew computes of these values, without any widget."""
     shutil.copy(SCENARIO_DIR / "edge-8b-24gb.yaml", tmp_path / CURRENT_SCENARIO_FILE)
     made: list[InteractiveView] = []
@@ -98,12 +108,20 @@ def test_after_each_control_a_chapter_shows_a_fresh_computation(notebook, run, t
             screens = set()
             for value in values(control):
                 control.value = value
-                seen.append((place, {each: one.value for each, one in moved._controls.items()}, moved._screen.value))
+                seen.append(
+                    (
+                        place,
+                        {each: one.value for each, one in moved._controls.items()},
+                        moved._screen.value,
+                    )
+                )
                 screens.add(moved._screen.value)
             idle += [name] * (len(screens) == 1)
     assert set(idle) <= TOGETHER  # each control changes something
     fresh = opened()
-    for place, at, screen in reversed(seen):  # in another order: nothing is left over from the value before
+    for place, at, screen in reversed(
+        seen
+    ):  # in another order: nothing is left over from the value before
         fresh[place]._controls = {name: ipywidgets.fixed(value) for name, value in at.items()}
         assert fresh[place]._render_html() == screen, (place, at)
 
@@ -111,12 +129,16 @@ def test_after_each_control_a_chapter_shows_a_fresh_computation(notebook, run, t
 def test_the_chapter_on_pools(run, tmp_path):
     """Of a question that does not allow them: what they would be."""
     question = (
-        "{question: '?', model: meta-llama/Llama-3.1-8B-Instruct, gpus: {gpu: H100-SXM, at_most: 4}, workload: "
-        "{prompt_tokens: {mean: 5000, p95: 7500}, output_tokens: {mean: 150, p95: 300}, rate: 4}, "
-        "service_level: {ttft: {p95: 4000}, itl: {p99: 22}}}"
+        "{question: '?', model: meta-llama/Llama-3.1-8B-Instruct, gpus: {gpu: H100-SXM, at_most:"
+        " 4}, workload: {prompt_tokens: {mean: 5000, p95: 7500}, output_tokens: {mean: 150, p95:"
+        " 300}, rate: 4}, service_level: {ttft: {p95: 4000}, itl: {p99: 22}}}"
     )
     (tmp_path / CURRENT_SCENARIO_FILE).write_text(question)
-    shown = [str(output.data) for _, one in run(DISAGGREGATION_NOTEBOOK, tmp_path) for output in one.outputs]
+    shown = [
+        str(output.data)
+        for _, one in run(DISAGGREGATION_NOTEBOOK, tmp_path)
+        for output in one.outputs
+    ]
     assert len(shown) == 9 and "does not allow pools" in shown[0] and "vllm-router" in shown[-2]
 
 
@@ -129,11 +151,21 @@ def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
 
 def test_lessons_reproduce_their_outputs():
     """All of them in one run of nbval, in one kernel."""
-    options = ["-p", "no:cacheprovider", "-p", "one_kernel", "--override-ini=addopts=", "-q", "--nbval"]
+    options = [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "one_kernel",
+        "--override-ini=addopts=",
+        "-q",
+        "--nbval",
+    ]
     command = [sys.executable, "-m", "pytest", *options, *map(str, LESSONS)]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
-    run = subprocess.run(command, capture_output=True, text=True, cwd=NOTEBOOK_DIR, env=environment, check=False)
+    run = subprocess.run(
+        command, capture_output=True, text=True, cwd=NOTEBOOK_DIR, env=environment, check=False
+    )
     assert run.returncode == 0, run.stdout[-4000:]
 
 
@@ -147,7 +179,9 @@ def test_walk_is_committed_without_outputs_and_takes_a_scenario(notebook):
 
 
 @pytest.mark.parametrize(
-    "notebook", [*ASIDE, DISAGGREGATION_NOTEBOOK, *list_chapter_notebooks(), *LESSONS], ids=lambda path: path.stem
+    "notebook",
+    [*ASIDE, DISAGGREGATION_NOTEBOOK, *list_chapter_notebooks(), *LESSONS],
+    ids=lambda path: path.stem,
 )
 def test_notebook_has_one_title_and_cell_ids(notebook):
     found = nbformat.read(notebook, as_version=4)

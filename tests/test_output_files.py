@@ -106,7 +106,11 @@ def full_disk(size: int) -> Iterator[None]:
 
 def contents(folder: Path) -> Mapping[str, bytes]:
     """File name -> what is in it, without what a killed writer left under a name of its own."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.suffix != ".part"}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix != ".part"
+    }
 
 
 @pytest.fixture
@@ -116,9 +120,13 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_read_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_read_is_never_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace, rows = tmp_path / "bench.sh", tmp_path / "rows.csv"
-    trace.write_text("arrival,prompt_tokens,output_tokens\n" + "".join(f"{n},512,64\n" for n in range(20)))
+    trace.write_text(
+        "arrival,prompt_tokens,output_tokens\n" + "".join(f"{n},512,64\n" for n in range(20))
+    )
     rows.write_text(MEASURED)
     for name, changes in (("alerts.yml", {}), ("mine.yaml", {"workload": {"trace": "bench.sh"}})):
         (tmp_path / name).write_text(yaml.safe_dump({**QUESTION, **changes}))
@@ -141,7 +149,10 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_what_must_be_new_is_not_written_over_however_late_another_comes(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError, match="File exists"), replace_atomically(tmp_path / "a", new=True) as (part,):
+    with (
+        pytest.raises(PlannerError, match="File exists"),
+        replace_atomically(tmp_path / "a", new=True) as (part,),
+    ):
         part.write_text("mine")
         (tmp_path / "a").write_text("another's")
     assert contents(tmp_path) == {"a": b"another's"} and len(list(tmp_path.iterdir())) == 1
@@ -151,7 +162,10 @@ def test_a_full_disk_leaves_the_earlier_plan(mine: Path, tmp_path: Path) -> None
     out = tmp_path / "out"
     write_plan_files(search_deployments(load_scenario(mine)), out)
     before, another = contents(out), search_deployments(load_scenario(mine, {"workload.rate": 3}))
-    with full_disk(1500), pytest.raises(PlannerError, match=r"^cannot write .*out: File too large$"):
+    with (
+        full_disk(1500),
+        pytest.raises(PlannerError, match=r"^cannot write .*out: File too large$"),
+    ):
         write_plan_files(another, out)
     assert contents(out) == before
     write_plan_files(another, out)
@@ -173,7 +187,9 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
         with replace_atomically(path) as (part,):
             part.write_text("new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
-    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o640 and Path("/dev/null").is_char_device()
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o640 and Path(
+        "/dev/null"
+    ).is_char_device()
     assert {path.name for path in tmp_path.iterdir()} == {"real", "link"}
 
 
@@ -182,7 +198,10 @@ def test_a_full_disk_leaves_what_commands_wrote_before(
 ) -> None:
     measured, own, out = tmp_path / "runs.csv", tmp_path / "own.yaml", tmp_path / "out"
     measured.write_text(MEASURED)
-    commands = (["plan", str(mine), "--out", str(out)], ["calibrate", str(measured), "--out", str(own)])
+    commands = (
+        ["plan", str(mine), "--out", str(out)],
+        ["calibrate", str(measured), "--out", str(own)],
+    )
     assert [main(command) for command in commands] == [0, 0]
     before = (contents(tmp_path), contents(out))
     with full_disk(100):
@@ -200,7 +219,9 @@ def test_the_date_is_that_of_source_date_epoch(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("question", ["".join(NAMES)])
-def test_a_question_is_told_in_one_line(mine: Path, capsys: pytest.CaptureFixture[str], question: str) -> None:
+def test_a_question_is_told_in_one_line(
+    mine: Path, capsys: pytest.CaptureFixture[str], question: str
+) -> None:
     mine.write_text(yaml.safe_dump({**QUESTION, "question": question + "\x1b[2J"}))
     assert main(["plan", str(mine)]) == 0
     told = capsys.readouterr().out

@@ -23,7 +23,9 @@ PRIOR = StepCoefficients(**load_calibration_catalog("vllm").common.coefficients)
 def test_llama_70b_takes_tp_8_but_not_tp_3_nor_tp_across_nodes():
     llama = load_model(LLAMA_70B)  # 64 heads, 8 KV heads
     assert explain_illegal_layout(llama, ParallelLayout(tp=8), 8) is None
-    assert "must be divisible by tensor parallel size (3)" in explain_illegal_layout(llama, ParallelLayout(tp=3), 8)
+    assert "must be divisible by tensor parallel size (3)" in explain_illegal_layout(
+        llama, ParallelLayout(tp=3), 8
+    )
     assert "node boundary" in explain_illegal_layout(llama, ParallelLayout(tp=16), 8)
     assert "81 exceeds the 80 layers" in explain_illegal_layout(llama, ParallelLayout(pp=81), 8)
 
@@ -31,7 +33,9 @@ def test_llama_70b_takes_tp_8_but_not_tp_3_nor_tp_across_nodes():
 def test_block_fp8_refuses_the_tp_that_cuts_through_a_block():
     """Qwen3-235B-A22B-FP8: experts of 1536, and 1536 / 8 is no multiple of 128 (vLLM's refusal); EP is the way out."""
     qwen = load_model("Qwen/Qwen3-235B-A22B", quantization="fp8_block")
-    assert "not divisible by weight quantization block_n = 128" in explain_illegal_layout(qwen, ParallelLayout(tp=8), 8)
+    assert "not divisible by weight quantization block_n = 128" in explain_illegal_layout(
+        qwen, ParallelLayout(tp=8), 8
+    )
     assert explain_illegal_layout(qwen, ParallelLayout(tp=4), 8) is None
     assert explain_illegal_layout(qwen, ParallelLayout(tp=8, ep=8), 8) is None
 
@@ -48,7 +52,10 @@ def test_every_layout_listed_is_accepted_and_fits_the_gpus():
     layouts = list_legal_layouts(llama, h100, 16)
     assert {layout.tp for layout in layouts} == {1, 2, 4, 8}
     assert ParallelLayout(tp=8, pp=2) in layouts
-    assert all(layout.num_gpus <= 16 and explain_illegal_layout(llama, layout, 8) is None for layout in layouts)
+    assert all(
+        layout.num_gpus <= 16 and explain_illegal_layout(llama, layout, 8) is None
+        for layout in layouts
+    )
     assert all(layout.ep == 1 for layout in layouts)
 
 
@@ -67,9 +74,14 @@ def test_allreduce_near_nccl_measurements():
 
 @given(st.integers(1, 8192), st.sampled_from([2, 4, 8]))
 def test_messages_grow_with_tokens_and_pcie_is_slower(tokens, tp):
-    nvlink, pcie = (deploy_on(LLAMA_70B, "H100", tp=tp, interconnect=link) for link in ("nvlink", "pcie5"))
+    nvlink, pcie = (
+        deploy_on(LLAMA_70B, "H100", tp=tp, interconnect=link) for link in ("nvlink", "pcie5")
+    )
     cost = [
-        sum(part.seconds for part in estimate_collectives(d, np.array([tokens, tokens + 1.0]), PRIOR))
+        sum(
+            part.seconds
+            for part in estimate_collectives(d, np.array([tokens, tokens + 1.0]), PRIOR)
+        )
         for d in (nvlink, pcie)
     ]
     assert cost[0][0] < cost[0][1]
@@ -85,7 +97,9 @@ def test_llama_70b_reduces_twice_a_layer():
 def test_when_experts_must_stay_whole_blocks() -> None:
     """vLLM 0.20.2 refuses MiniMax-M2 at TP8 (1,536 / 8 = 192), 0.33.0 loads it (run with their own model classes)."""
     minimax, layout = load_model("MiniMaxAI/MiniMax-M2"), ParallelLayout(tp=8)
-    assert "192 is not divisible" in str(explain_illegal_layout(minimax, layout, 8, get_engine("vllm", "0.20.2")))
+    assert "192 is not divisible" in str(
+        explain_illegal_layout(minimax, layout, 8, get_engine("vllm", "0.20.2"))
+    )
     assert explain_illegal_layout(minimax, layout, 8, get_engine("vllm", "0.33.0")) is None
 
 
@@ -94,11 +108,17 @@ def test_decode_context_parallelism_reads_a_share_and_pays_for_merging() -> None
     whole, cut = (deploy_on("moonshotai/Kimi-K2-Instruct", "B200", tp=8, dcp=dcp) for dcp in (1, 8))
     (merge,) = (
         c
-        for c in estimate_collectives(cut, np.array([32.0]), get_deployment_coefficients(cut).coefficients)
+        for c in estimate_collectives(
+            cut, np.array([32.0]), get_deployment_coefficients(cut).coefficients
+        )
         if "DCP" in c.name
     )
     assert merge.seconds[0] == pytest.approx(5.0e-3, rel=0.15)
-    for one, other in zip(count_step_work(whole).contexts, count_step_work(cut).contexts, strict=True):
+    for one, other in zip(
+        count_step_work(whole).contexts, count_step_work(cut).contexts, strict=True
+    ):
         assert other.bytes == one.bytes / 8
         assert other.query_flops == one.query_flops and other.prefill_flops == one.prefill_flops
-        assert other.decode_flops <= one.decode_flops  # rows of the matrix units that a rank's few heads leave empty
+        assert (
+            other.decode_flops <= one.decode_flops
+        )  # rows of the matrix units that a rank's few heads leave empty

@@ -28,14 +28,41 @@ PREDICTED = {
     *("output_tps", "kv_usage_p99", "preemptions_per_request"),
 }
 CANDIDATE = {
-    *("model", "quantization", "kv_cache_dtype", "engine", "engine_version", "gpu", "gpus", "gpus_rented", "layout"),
-    *("pools", "engine_args", "speculation", "usd_per_hour", "price_tier", "price_source", "usd_per_mtok_output"),
+    *(
+        "model",
+        "quantization",
+        "kv_cache_dtype",
+        "engine",
+        "engine_version",
+        "gpu",
+        "gpus",
+        "gpus_rented",
+        "layout",
+    ),
+    *(
+        "pools",
+        "engine_args",
+        "speculation",
+        "usd_per_hour",
+        "price_tier",
+        "price_source",
+        "usd_per_mtok_output",
+    ),
     "power_w",
     *("predicted", "service_level", "capacity_rps"),
 }
 ANSWER = {
     *CANDIDATE,
-    *("scenario", "verdict", "reasons", "planned_rps", "headroom", "binding", "runner_up", "rejected"),
+    *(
+        "scenario",
+        "verdict",
+        "reasons",
+        "planned_rps",
+        "headroom",
+        "binding",
+        "runner_up",
+        "rejected",
+    ),
     *("command", "files"),
 }
 """The keys that the interface fixes; more may be there."""
@@ -53,7 +80,9 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, 
     return code, json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
-def test_a_plan_that_holds_ends_with_0_and_has_every_key(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_holds_ends_with_0_and_has_every_key(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, found = asked(capsys, mine)
     assert (code, found["verdict"]) == (0, "holds")
     assert set(found) >= ANSWER and set(found["predicted"]) >= PREDICTED
@@ -65,7 +94,11 @@ def test_a_plan_that_holds_ends_with_0_and_has_every_key(mine: Path, capsys: pyt
         assert set(found["runner_up"]) >= CANDIDATE
     for level, asked_for in zip(found["service_level"], (5000, 100), strict=True):
         assert set(level) >= {"metric", "percentile", "limit_ms", "predicted_ms", "holds"}
-        assert level["limit_ms"] == asked_for and level["holds"] and level["predicted_ms"][2] <= asked_for
+        assert (
+            level["limit_ms"] == asked_for
+            and level["holds"]
+            and level["predicted_ms"][2] <= asked_for
+        )
     assert found["command"][:2] == ["vllm", "serve"] and QUESTION["model"] in found["command"]
     mid, low, high = found["capacity_rps"]
     assert found["planned_rps"] == 4 < low <= mid <= high
@@ -84,7 +117,9 @@ def intervals(found: Any, where: str = "") -> Iterator[tuple[str, list[float]]]:
             yield from intervals(part, where)
 
 
-def test_every_figure_is_a_middle_within_its_interval(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_figure_is_a_middle_within_its_interval(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, found = asked(capsys, mine)
     stated = dict(intervals(found))
     assert len(stated) > 20
@@ -96,7 +131,9 @@ def test_every_figure_is_a_middle_within_its_interval(mine: Path, capsys: pytest
         assert points["p50"][0] <= points["p95"][0] <= points["p99"][0]
 
 
-def test_a_plan_at_risk_ends_with_3_and_says_why(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_at_risk_ends_with_3_and_says_why(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A limit between the middle and the pessimistic end of what it does."""
     _, found = asked(capsys, mine, "--set", "headroom=0", "--set", "gpus.0.at_most=1")
     mid, _, high = found["predicted"]["tpot_ms"]["p95"]
@@ -107,7 +144,9 @@ def test_a_plan_at_risk_ends_with_3_and_says_why(mine: Path, capsys: pytest.Capt
     assert any("p95 TPOT may reach" in reason for reason in risky["reasons"])
 
 
-def test_nothing_that_meets_ends_with_4_and_the_nearest(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_that_meets_ends_with_4_and_the_nearest(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, found = asked(capsys, mine, "--set", f"service_level={json.dumps(TIGHT)}")
     assert (code, found["verdict"]) == (4, "nothing_meets")
     assert found["predicted"]["ttft_ms"]["p95"][0] > 0.1 and found["reasons"]
@@ -118,23 +157,39 @@ def test_nothing_that_meets_ends_with_4_and_the_nearest(mine: Path, capsys: pyte
     assert "nothing meets the service level" in told and "\nCommand" not in told
 
 
-def test_a_model_that_fits_nowhere_ends_with_4(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_fits_nowhere_ends_with_4(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, found = asked(capsys, mine, "--set", "gpus=[{gpu: L4, at_most: 1}]",
                         "--set", "model=meta-llama/Llama-3.1-70B-Instruct")  # fmt: skip
-    assert (code, found["verdict"], found["binding"]["constraint"]) == (4, "nothing_meets", "memory")
+    assert (code, found["verdict"], found["binding"]["constraint"]) == (
+        4,
+        "nothing_meets",
+        "memory",
+    )
     assert found["rejected"]["memory"] >= 1 and "GiB" in found["binding"]["sentence"]
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["no/such.yaml"], ["mine", "--set", "rate"], ["mine", "--set", "workload.rate=-1"], ["mine", "--set", "modle=x"]],
+    [
+        ["no/such.yaml"],
+        ["mine", "--set", "rate"],
+        ["mine", "--set", "workload.rate=-1"],
+        ["mine", "--set", "modle=x"],
+    ],
 )
 def test_bad_input_ends_with_2_and_one_sentence(
     arguments: list[str], mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", *(str(mine) if word == "mine" else word for word in arguments), "--json"]) == 2
+    assert (
+        main(["plan", *(str(mine) if word == "mine" else word for word in arguments), "--json"])
+        == 2
+    )
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("planner: ") and printed.err.count("\n") == 1
+    assert (
+        printed.out == "" and printed.err.startswith("planner: ") and printed.err.count("\n") == 1
+    )
 
 
 def test_a_person_gets_a_dozen_lines(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,9 +197,21 @@ def test_a_person_gets_a_dozen_lines(mine: Path, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert 10 <= len(lines) <= 18
     told = {line.split("  ")[0]: line for line in lines}
-    assert {"Question", "Verdict", "Run", "Command", "Cost", "p95 TTFT", "p95 TPOT", "Capacity"} <= set(told)
+    assert {
+        "Question",
+        "Verdict",
+        "Run",
+        "Command",
+        "Cost",
+        "p95 TTFT",
+        "p95 TPOT",
+        "Capacity",
+    } <= set(told)
     mid, low, high = asked(capsys, mine)[1]["predicted"]["e2e_ms"]["p95"]
-    assert told["p95 E2E"].split("  ", 1)[1].strip() == f"{mid:,.0f} ({low:,.0f} to {high:,.0f}) ms, not promised"
+    assert (
+        told["p95 E2E"].split("  ", 1)[1].strip()
+        == f"{mid:,.0f} ({low:,.0f} to {high:,.0f}) ms, not promised"
+    )
     assert not any(word in " ".join(lines) for word in ("nan", "None", "Interval(", "inf "))
 
 
@@ -161,7 +228,9 @@ def test_files_are_written_whole_and_old_ones_leave(mine: Path, tmp_path: Path, 
     assert json.loads((out / "plan.json").read_text()) == nothing
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(mine: Path, tmp_path: Path, capsys) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    mine: Path, tmp_path: Path, capsys
+) -> None:
     (tmp_path / "taken").write_text("a file")
     assert main(["plan", str(mine), "--out", str(tmp_path / "taken")]) == 2
     assert capsys.readouterr().err.startswith("planner: ")
@@ -174,7 +243,9 @@ def test_what_is_set_leaves_the_file_as_it_was(mine: Path, tmp_path: Path, capsy
     assert (hashlib.sha256(mine.read_bytes()).hexdigest(), sorted(tmp_path.iterdir())) == before
 
 
-def test_the_same_question_has_the_same_answer(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_question_has_the_same_answer(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from planner.planning import capacity
     from planner.planning import simulation_runs as benchmark_run
 
@@ -187,7 +258,9 @@ def test_the_same_question_has_the_same_answer(mine: Path, capsys: pytest.Captur
     assert answers[0] == answers[1]
 
 
-def test_shared_gpus_are_used_and_not_refused(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shared_gpus_are_used_and_not_refused(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """6 GiB of 79.2 taken by others leave 0.92 of all to nobody, but 0.84 to vLLM."""
     code, found = asked(capsys, mine, "--set", "other_tenants_gib=6")
     assert code == 0

@@ -43,23 +43,32 @@ def asked(prompt: int, output: int, rate: float, level: dict[str, Any], **more: 
 
 @cache
 def plan_of(prompt: int, output: int, rate: float, ttft: float, itl: float) -> Plan:
-    return search_deployments(asked(prompt, output, rate, {"ttft": {"p95": ttft}, "itl": {"p99": itl}}))
+    return search_deployments(
+        asked(prompt, output, rate, {"ttft": {"p95": ttft}, "itl": {"p99": itl}})
+    )
 
 
 @pytest.mark.parametrize("case", CHEAPER)
-def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(case: tuple[int, ...]) -> None:
+def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(
+    case: tuple[int, ...],
+) -> None:
     """Both replayed: the pools keep every promise at the pessimistic end, and the best without them costs more."""
     plan = plan_of(*case)
     best, whole = plan.chosen, plan.without_disaggregation.chosen
     assert best and best.is_disaggregated and best.is_simulated and plan.verdict == "holds"
     assert whole is None or (best.cost_key < whole.cost_key and whole is plan.runner_up)
     first, rest = best.prediction.pools
-    again = evaluate_disaggregated(first, rest, plan.scenario.workload, plan.scenario.prices).performance
+    again = evaluate_disaggregated(
+        first, rest, plan.scenario.workload, plan.scenario.prices
+    ).performance
     assert again == best.prediction.performance
     for target in plan.scenario.slo_targets:
-        assert again is not None and again.get(target.metric, target.percentile).hi <= target.seconds
+        assert (
+            again is not None and again.get(target.metric, target.percentile).hi <= target.seconds
+        )
     fewer = [
-        (first.with_replicas(n), rest.with_replicas(m)) for n, m in _one_less(first.num_replicas, rest.num_replicas)
+        (first.with_replicas(n), rest.with_replicas(m))
+        for n, m in _one_less(first.num_replicas, rest.num_replicas)
     ]
     found = [evaluate_pools(plan.scenario, *pools, plan.scenario.workload) for pools in fewer]
     assert not any(one and one.is_feasible and not one.at_risk for one in found)
@@ -75,7 +84,11 @@ def _one_less(first: int, rest: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("prompt", "output", "rate"), DEARER)
 def test_short_prompts_and_an_easy_pace_are_not(prompt: int, output: int, rate: float) -> None:
     plan = search_deployments(asked(prompt, output, rate, EASY))
-    assert plan.chosen and not plan.chosen.is_disaggregated and plan.chosen is plan.without_disaggregation.chosen
+    assert (
+        plan.chosen
+        and not plan.chosen.is_disaggregated
+        and plan.chosen is plan.without_disaggregation.chosen
+    )
     assert (
         plan.best_disaggregated
         and plan.best_disaggregated.is_simulated
@@ -93,11 +106,16 @@ def test_allowing_pools_never_costs_more(
 ) -> None:
     level = {"ttft": {"p95": ttft}, "itl": {"p99": itl}}
     question = asked(prompt, output, rate, level, gpus=[{"gpu": "H100-SXM", "at_most": gpus}])
-    plan, without = search_deployments(question), search_deployments(replace(question, allow_disaggregation=False))
+    plan, without = (
+        search_deployments(question),
+        search_deployments(replace(question, allow_disaggregation=False)),
+    )
     if without.chosen:
         assert plan.chosen and plan.chosen.cost_key <= without.chosen.cost_key
     if plan.chosen and plan.chosen.is_disaggregated:
-        assert without.chosen is None or (plan.chosen.cost_key < without.chosen.cost_key and not plan.chosen.at_risk)
+        assert without.chosen is None or (
+            plan.chosen.cost_key < without.chosen.cost_key and not plan.chosen.at_risk
+        )
         assert plan.chosen.prediction.num_gpus_billed <= gpus
 
 
@@ -111,7 +129,9 @@ def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
     """Near its capacity a slower step means a queue, not a TTFT that is longer by the factor of the step."""
     first, rest = plan_of(*CHEAPER[0]).chosen.prediction.pools  # type: ignore[union-attr]
     load = plan_of(*CHEAPER[0]).scenario.workload
-    calm, busy = (evaluate_disaggregated(first, rest, load.with_rate(rate)).performance for rate in (2.0, 9.5))
+    calm, busy = (
+        evaluate_disaggregated(first, rest, load.with_rate(rate)).performance for rate in (2.0, 9.5)
+    )
     assert calm and busy
     reach = [found.ttft["mean"].hi / found.ttft["mean"].mid for found in (calm, busy)]
     assert reach[1] > 2 * reach[0]
@@ -119,7 +139,11 @@ def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
 
 @pytest.mark.parametrize(
     ("more", "why"),
-    (({"engine_version": "0.8.5"}, "vllm 0.8.5"), ({"engine": "tgi"}, "tgi"), ({"adapters": {"count": 8}}, "adapters")),
+    (
+        ({"engine_version": "0.8.5"}, "vllm 0.8.5"),
+        ({"engine": "tgi"}, "tgi"),
+        ({"adapters": {"count": 8}}, "adapters"),
+    ),
 )
 def test_what_cannot_be_in_pools_is_said(more: dict[str, Any], why: str) -> None:
     plan = search_deployments(asked(500, 200, 2, EASY, **more))
@@ -149,7 +173,9 @@ def test_an_early_connector_takes_the_same_tensor_parallel_size() -> None:
     (("vllm", "0.20.2", "--kv-transfer-config"), ("vllm", "0.33.0", "--kv-transfer-config"),
      ("sglang", "0.5.10", "--disaggregation-mode"), ("sglang", "0.5.23", "--disaggregation-mode")),
 )  # fmt: skip
-def test_both_workers_start_as_planned_by_the_engines_own_parser(engine: str, version: str, wanted: str) -> None:
+def test_both_workers_start_as_planned_by_the_engines_own_parser(
+    engine: str, version: str, wanted: str
+) -> None:
     """Every planned value is in the command, as this version's options take it."""
     question = asked(6000, 150, 3, EASY, engine=engine, engine_version=version)
     best = search_pools(question)[0]
@@ -158,7 +184,9 @@ def test_both_workers_start_as_planned_by_the_engines_own_parser(engine: str, ve
     for start in (first, rest):
         words, args = start.command, start.deployment.args
         known = get_cli_options(engine, version)
-        assert not known.parse(words[words.index(question.model) + 1 :] if engine == "vllm" else words[5:]).errors
+        assert not known.parse(
+            words[words.index(question.model) + 1 :] if engine == "vllm" else words[5:]
+        ).errors
         flags = {flag.name: flag.value for flag in start.flags}
         assert wanted in flags
         seqs, length = ("--max-num-seqs", "--max-model-len") if engine == "vllm" else ("--max-running-requests",
@@ -183,20 +211,33 @@ def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
     names = write_plan_files(plan, tmp_path)
     assert {"prefill.sh", "decode.sh", "router.sh", "bench.sh"} <= set(names)
     for program in ("vllm", "vllm-router"):
-        (tmp_path / program).write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $VLLM_NIXL_SIDE_CHANNEL_PORT $@"\n')
+        (tmp_path / program).write_text(
+            '#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $VLLM_NIXL_SIDE_CHANNEL_PORT $@"\n'
+        )
         (tmp_path / program).chmod(0o755)
-    base = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1"}
+    base = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
+    }
 
     def run(name: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = ["bash", str(tmp_path / name), *args]
-        return subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env={**base, **environment}, capture_output=True, text=True, check=False
+        )
 
     second = run("prefill.sh", "1", FIRST_GPU="4").stdout
-    assert second.startswith("5 5601 serve") and "--port 8001" in second and "NixlConnector" in second
+    assert (
+        second.startswith("5 5601 serve") and "--port 8001" in second and "NixlConnector" in second
+    )
     assert run("decode.sh").stdout.startswith("0 5700 serve")
     urls = ["http://a:8000", "http://a:8001"]
     routed = run("router.sh", PREFILL=" ".join(urls), DECODE="http://b:8100").stdout
-    assert f"--prefill {urls[0]} --prefill {urls[1]} --decode http://b:8100" in routed and "round_robin" in routed
+    assert (
+        f"--prefill {urls[0]} --prefill {urls[1]} --decode http://b:8100" in routed
+        and "round_robin" in routed
+    )
     assert run("router.sh", PREFILL=urls[0], DECODE="http://b:8100").returncode == 2
 
 
@@ -220,7 +261,9 @@ def test_more_workers_of_either_pool_never_bring_it_nearer_to_a_limit() -> None:
     grid = pool_tables.sweep_pool_sizes(plan, plan.chosen).pivot(
         index="prefill workers", columns="decode workers", values="share of the tightest limit"
     )
-    assert (grid.diff().dropna() < 0.02).all(axis=None) and (grid.T.diff().dropna() < 0.02).all(axis=None)
+    assert (grid.diff().dropna() < 0.02).all(axis=None) and (grid.T.diff().dropna() < 0.02).all(
+        axis=None
+    )
     assert grid.loc[1].min() > 1
 
 
@@ -228,7 +271,11 @@ def test_plan_json_has_both_pools_and_their_sum() -> None:
     plan = plan_of(*CHEAPER[0])
     found = serialize_plan(plan)
     pools = found["pools"]
-    assert found["gpus"] == pools["prefill"]["gpus"] + pools["decode"]["gpus"] == plan.chosen.prediction.num_gpus  # type: ignore[union-attr]
+    assert (
+        found["gpus"]
+        == pools["prefill"]["gpus"] + pools["decode"]["gpus"]
+        == plan.chosen.prediction.num_gpus
+    )  # type: ignore[union-attr]
     assert set(found["commands"]) == {"prefill", "decode"} and found["command"] is None
     assert found["runner_up"]["pools"] is None and found["verdict"] == "holds"
     # 2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes a token over 50 GB/s (400 Gbit/s)

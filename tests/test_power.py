@@ -25,7 +25,9 @@ from planner.planning.prediction import evaluate
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
-CHAT = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(300), concurrency=64)
+CHAT = Workload(
+    LengthDistribution.from_constant(500), LengthDistribution.from_constant(300), concurrency=64
+)
 DONE = st.builds(
     GpuActivity,
     bytes=st.floats(0, 8e12),
@@ -48,9 +50,13 @@ GPUS = st.sampled_from(list_gpus())
 )
 def test_measured_boards(model, gpu, tp, seqs, prompt, output, batch, tps, measured):
     """At the rate that was measured, from a GPU that mostly waits to one at its limit."""
-    deployment = deploy_on(model, gpu, tp=tp, engine_version="0.11.1", max_num_seqs=seqs, max_model_len=20480)
+    deployment = deploy_on(
+        model, gpu, tp=tp, engine_version="0.11.1", max_num_seqs=seqs, max_model_len=20480
+    )
     load = Workload(
-        LengthDistribution.from_constant(prompt), LengthDistribution.from_constant(output), concurrency=seqs
+        LengthDistribution.from_constant(prompt),
+        LengthDistribution.from_constant(output),
+        concurrency=seqs,
     )
     done = replace(estimate_gpu_activity(deployment, load, tps / output, batch), busy=1.0)
     assert estimate_board_power(deployment.gpu, done).mid == pytest.approx(measured, rel=0.2)
@@ -58,9 +64,15 @@ def test_measured_boards(model, gpu, tp, seqs, prompt, output, batch, tps, measu
 
 def test_a_gpu_that_nobody_fitted():
     """RTX 4090 decoding Qwen3-4B in FP8 at batch 1: 246 W at 138 tokens/s, whatever its limit (club-3090 issue 697)."""
-    deployment = deploy_on("Qwen/Qwen3-4B-Instruct-2507", "RTX-4090", quantization="fp8", max_model_len=4096)
-    load = Workload(LengthDistribution.from_constant(100), LengthDistribution.from_constant(1000), concurrency=1)
-    drawn = estimate_board_power(deployment.gpu, estimate_gpu_activity(deployment, load, 138 / 1000, 1.0))
+    deployment = deploy_on(
+        "Qwen/Qwen3-4B-Instruct-2507", "RTX-4090", quantization="fp8", max_model_len=4096
+    )
+    load = Workload(
+        LengthDistribution.from_constant(100), LengthDistribution.from_constant(1000), concurrency=1
+    )
+    drawn = estimate_board_power(
+        deployment.gpu, estimate_gpu_activity(deployment, load, 138 / 1000, 1.0)
+    )
     assert drawn.lo <= 246 <= drawn.hi
 
 
@@ -70,20 +82,32 @@ def test_prompts_take_the_limit_and_tokens_do_not(gpu):
     deployment = deploy_on("meta-llama/Llama-2-70b-hf", gpu, tp=8)
     prompts = evaluate(
         deployment,
-        Workload(LengthDistribution.from_constant(3000), LengthDistribution.from_constant(1), concurrency=32),
+        Workload(
+            LengthDistribution.from_constant(3000),
+            LengthDistribution.from_constant(1),
+            concurrency=32,
+        ),
     ).gpu_power_w
     tokens = evaluate(
         deployment,
-        Workload(LengthDistribution.from_constant(100), LengthDistribution.from_constant(1000), concurrency=1),
+        Workload(
+            LengthDistribution.from_constant(100),
+            LengthDistribution.from_constant(1000),
+            concurrency=1,
+        ),
     ).gpu_power_w
-    assert prompts.mid > 0.8 * deployment.gpu.board_limit_w and tokens.mid < 0.65 * deployment.gpu.board_limit_w
+    assert (
+        prompts.mid > 0.8 * deployment.gpu.board_limit_w
+        and tokens.mid < 0.65 * deployment.gpu.board_limit_w
+    )
 
 
 def test_fp8_saves_joules_not_watts():
     """H200: 663 W in BF16, 662 W in FP8 at 1.68 times the throughput (serialalice.pt, 2026-06)."""
     load = replace(CHAT, concurrency=128)
     wide, narrow = (
-        evaluate(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H200", quantization=q), load) for q in ("none", "fp8")
+        evaluate(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H200", quantization=q), load)
+        for q in ("none", "fp8")
     )
     assert narrow.gpu_power_w.mid == pytest.approx(wide.gpu_power_w.mid, rel=0.1)
     assert narrow.joules_per_output_token.mid < 0.8 * wide.joules_per_output_token.mid
@@ -106,7 +130,9 @@ def test_more_done_never_draws_less(one, more, gpu):
         one.prompts,
     )
     energy = get_gpu_energy(gpu)
-    assert compute_board_watts(both, gpu.power, energy) >= compute_board_watts(one, gpu.power, energy) * (1 - 1e-12)
+    assert compute_board_watts(both, gpu.power, energy) >= compute_board_watts(
+        one, gpu.power, energy
+    ) * (1 - 1e-12)
 
 
 @given(DONE, GPUS)
@@ -120,14 +146,18 @@ def test_between_idle_and_the_limit(done, gpu):
 def test_a_lower_limit_never_draws_more(done, limit, times):
     energy = get_gpu_energy(list_gpus()[0])
     same = energy.model_copy(update={"idle": energy.idle / times})  # W when idle
-    assert compute_board_watts(done, limit, energy) <= compute_board_watts(done, limit * times, same) * (1 + 1e-9)
+    assert compute_board_watts(done, limit, energy) <= compute_board_watts(
+        done, limit * times, same
+    ) * (1 + 1e-9)
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.01, 3), st.floats(1.1, 3), st.sampled_from(["H100", "L40S", "MI300X", "B200"]))
 def test_more_traffic_never_draws_less(rate, times, gpu):
     deployment = deploy_on("meta-llama/Llama-3.1-8B-Instruct", gpu)
-    few, many = (evaluate(deployment, replace(CHAT, concurrency=None, rate=r)) for r in (rate, rate * times))
+    few, many = (
+        evaluate(deployment, replace(CHAT, concurrency=None, rate=r)) for r in (rate, rate * times)
+    )
     assert many.gpu_power_w.mid >= few.gpu_power_w.mid * 0.999
     assert (
         many.joules_per_output_token.mid <= few.joules_per_output_token.mid * 1.001
@@ -138,9 +168,9 @@ def test_more_traffic_never_draws_less(rate, times, gpu):
 def test_without_traffic_it_idles(gpu, idle):
     """A request an hour: what is drawn with a model loaded. H200: measured; the others: what the fit leaves."""
     load = replace(CHAT, concurrency=None, rate=1 / 3600)
-    assert evaluate(deploy_on("meta-llama/Llama-3.1-8B-Instruct", gpu), load).gpu_power_w.mid == pytest.approx(
-        idle, rel=0.05
-    )
+    assert evaluate(
+        deploy_on("meta-llama/Llama-3.1-8B-Instruct", gpu), load
+    ).gpu_power_w.mid == pytest.approx(idle, rel=0.05)
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"tp": 2, "replicas": 2}])
@@ -149,30 +179,46 @@ def test_joules_are_watts_of_all_gpus_per_token(layout):
     assert found.joules_per_output_token.mid == pytest.approx(
         found.gpu_power_w.mid * found.num_gpus / found.performance.output_tps.mid
     )
-    assert found.joules_per_output_token.lo < found.joules_per_output_token.mid < found.joules_per_output_token.hi
+    assert (
+        found.joules_per_output_token.lo
+        < found.joules_per_output_token.mid
+        < found.joules_per_output_token.hi
+    )
 
 
 def test_replicas_draw_alike():
     """Twice the replicas under twice the load: the same W each."""
-    alone, both = (deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 2))
+    alone, both = (
+        deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 2)
+    )
     twice = replace(CHAT, concurrency=128)
-    assert evaluate(both, twice).gpu_power_w.mid == pytest.approx(evaluate(alone, CHAT).gpu_power_w.mid, rel=0.02)
+    assert evaluate(both, twice).gpu_power_w.mid == pytest.approx(
+        evaluate(alone, CHAT).gpu_power_w.mid, rel=0.02
+    )
 
 
 def test_pools_lie_between_their_parts():
     """Prefill and decode pools: one W each, over the GPUs of both."""
-    prefill, decode = (deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 3))
+    prefill, decode = (
+        deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 3)
+    )
     found = evaluate_disaggregated(
         prefill,
         decode,
-        Workload(LengthDistribution.from_constant(2000), LengthDistribution.from_constant(200), concurrency=32),
+        Workload(
+            LengthDistribution.from_constant(2000),
+            LengthDistribution.from_constant(200),
+            concurrency=32,
+        ),
     )
     rate, batch = found.performance.request_tps.mid, found.performance.decode_batch
     first = estimate_board_power(
-        prefill.gpu, estimate_gpu_activity(prefill, found.effective_workload, rate, batch, decodes=False)
+        prefill.gpu,
+        estimate_gpu_activity(prefill, found.effective_workload, rate, batch, decodes=False),
     ).mid
     rest = estimate_board_power(
-        decode.gpu, estimate_gpu_activity(decode, found.effective_workload, rate, batch, prefills=False)
+        decode.gpu,
+        estimate_gpu_activity(decode, found.effective_workload, rate, batch, prefills=False),
     ).mid
     assert found.gpu_power_w.mid == pytest.approx((first + 3 * rest) / 4)
     assert found.joules_per_output_token.mid == pytest.approx(
@@ -189,8 +235,14 @@ def test_what_does_not_run_has_no_power():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda found: {**found, "hoper": found["hopper"]}, "entry hoper: no GPU and no architecture"),
-        (lambda found: {name: entry for name, entry in found.items() if name != "prior"}, "entry prior is missing"),
+        (
+            lambda found: {**found, "hoper": found["hopper"]},
+            "entry hoper: no GPU and no architecture",
+        ),
+        (
+            lambda found: {name: entry for name, entry in found.items() if name != "prior"},
+            "entry prior is missing",
+        ),
     ],
 )
 def test_a_wrong_catalog_is_refused(monkeypatch, change, said):

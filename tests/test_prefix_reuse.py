@@ -28,7 +28,12 @@ from planner.simulator.kernel_types import (
     StepCostTable,
 )
 from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
-from planner.simulator.simulation import build_engine_rules, build_step_cost_table, simulate_requests, simulate_workload
+from planner.simulator.simulation import (
+    build_engine_rules,
+    build_step_cost_table,
+    simulate_requests,
+    simulate_workload,
+)
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
@@ -46,7 +51,9 @@ def conversations(requests: int = 2_400, rate: float = 2.0) -> Trace:
         texts[k] = (*texts[k], *range(fresh, fresh + more)) if len(texts[k]) < 60 else (0, 1, 2)
         fresh += more
         hashes.append(texts[k])
-        prompts.append(len(texts[k]) * TRACE_BLOCK_TOKENS - int(rng.integers(0, TRACE_BLOCK_TOKENS)))
+        prompts.append(
+            len(texts[k]) * TRACE_BLOCK_TOKENS - int(rng.integers(0, TRACE_BLOCK_TOKENS))
+        )
         outputs.append(int(rng.integers(20, 600)))
     return Trace(
         Path("made.jsonl"),
@@ -62,7 +69,8 @@ TRACE = conversations()
 
 def on_h100(replicas: int) -> Deployment:
     return deploy_on(
-        "meta-llama/Llama-3.1-8B", "H100", replicas=replicas, engine_version="0.20.2", max_model_len=65536,
+        "meta-llama/Llama-3.1-8B", "H100", replicas=replicas, engine_version="0.20.2",
+        max_model_len=65536,
         gpu_memory_utilization=0.6,
     )  # fmt: skip
 
@@ -72,7 +80,9 @@ def plain_lru(trace: Trace, engines: int, blocks: int) -> float:
     hits = 0
     for engine in range(engines):
         cache: OrderedDict[int, None] = OrderedDict()
-        for ids, tokens in list(zip(trace.hash_ids or (), trace.prompt, strict=True))[engine::engines]:
+        for ids, tokens in list(zip(trace.hash_ids or (), trace.prompt, strict=True))[
+            engine::engines
+        ]:
             run = next((k for k, block in enumerate(ids) if block not in cache), len(ids))
             hits += min(run * TRACE_BLOCK_TOKENS, int(tokens))
             for block in reversed(ids):
@@ -88,10 +98,16 @@ def test_replicas_find_what_a_plain_cache_of_their_size_finds(replicas: int) -> 
     deployment, workload = on_h100(replicas), Workload.from_trace(TRACE)
     memory = get_memory_plan(deployment)
     step, tokens = build_step_model(deployment), memory.pool.reported_tokens
-    runs = [simulate_workload(deployment, memory.pool, step, workload, seed=k) for k in range(replicas)]
+    runs = [
+        simulate_workload(deployment, memory.pool, step, workload, seed=k) for k in range(replicas)
+    ]
     found = sum(run.outcome.cached.sum() for run in runs) / TRACE.prompt.sum()
     together = simulate_workload(
-        deployment, memory.pool, step, workload, router=RouterConfig(deployment.num_engine_instances, ROUTE_ROUND_ROBIN)
+        deployment,
+        memory.pool,
+        step,
+        workload,
+        router=RouterConfig(deployment.num_engine_instances, ROUTE_ROUND_ROBIN),
     ).outcome
     expected = plain_lru(TRACE, replicas, tokens // TRACE_BLOCK_TOKENS)
     assert found == pytest.approx(expected, abs=0.03)
@@ -104,8 +120,16 @@ def test_a_plan_rests_on_the_hit_rate_of_its_own_replicas() -> None:
     workload = Workload.from_trace(TRACE)
     four = on_h100(4)
     assert 0 < derive_effective_workload(four, workload).prefix_hit_rate < workload.prefix_hit_rate
-    assert derive_effective_workload(four.with_args(enable_prefix_caching=False), workload).prefix_hit_rate == 0
-    assert estimate_capacity(four, workload).mid < 0.9 * estimate_capacity(four, replace(workload, trace=None)).mid
+    assert (
+        derive_effective_workload(
+            four.with_args(enable_prefix_caching=False), workload
+        ).prefix_hit_rate
+        == 0
+    )
+    assert (
+        estimate_capacity(four, workload).mid
+        < 0.9 * estimate_capacity(four, replace(workload, trace=None)).mid
+    )
     affine = simulate_workload(
         four,
         get_memory_plan(four).pool,
@@ -147,15 +171,27 @@ def test_host_memory_finds_what_a_plain_cache_of_its_size_finds(gib: float) -> N
 
 @pytest.mark.parametrize(("engine", "version"), [("vllm", "0.11.0"), ("sglang", "0.5.10")])
 def test_what_has_no_such_tier_is_refused(engine: str, version: str) -> None:
-    with pytest.raises(PlannerError, match=r"has no kv_offloading_size; vllm has it from 0\.12\.0 on"):
-        deploy_on("Qwen/Qwen3-32B", "H100", tp=2, engine=engine, engine_version=version, kv_offloading_size=100)
+    with pytest.raises(
+        PlannerError, match=r"has no kv_offloading_size; vllm has it from 0\.12\.0 on"
+    ):
+        deploy_on(
+            "Qwen/Qwen3-32B",
+            "H100",
+            tp=2,
+            engine=engine,
+            engine_version=version,
+            kv_offloading_size=100,
+        )
 
 
 def test_the_command_asks_for_host_memory() -> None:
     one = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, engine_version="0.20.2", kv_offloading_size=100)
-    load = Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(100), rate=1.0)
+    load = Workload(
+        LengthDistribution.from_constant(1000), LengthDistribution.from_constant(100), rate=1.0
+    )
     command, plain = (
-        " ".join(build_launch(predict(d, load)).command) for d in (one, one.with_args(kv_offloading_size=0))
+        " ".join(build_launch(predict(d, load)).command)
+        for d in (one, one.with_args(kv_offloading_size=0))
     )
     assert "--kv-offloading-size 100 --kv-offloading-backend native" in command
     assert "--kv-offloading" not in plain
@@ -164,15 +200,22 @@ def test_the_command_asks_for_host_memory() -> None:
 def test_a_measured_tier_of_host_memory() -> None:
     """llm-d's comparison within 25% in every figure, and in direction: the mean over four orders of its prompts.
 
-    Behind the router that the guide installs: it goes by where it sent a prompt's first 4,096 tokens before, and weighs
-    that like queue and free cache (defaults before 1.2). The client's prompts were 5% longer than asked for: random
-    tokens, written as text and read again (kubernetes-sigs/inference-perf, issue 230); by throughput and E2E more than
-    45 would be in flight else. How many requests is not told; of 1,350 as many are in flight. The mean of the TTFT is
-    without the first 45, that the engines cannot have begun cold: at once they alone would add 0.08 s to it.
+    Behind the router that the guide installs: it goes by where it sent a prompt's first 4,096
+    tokens before, and weighs that like queue and free cache (defaults before 1.2). The client's
+    prompts were 5% longer than asked for: random tokens, written as text and read again
+    (kubernetes-sigs/inference-perf, issue 230); by throughput and E2E more than 45 would be in
+    flight else. How many requests is not told; of 1,350 as many are in flight. The mean of the TTFT
+    is without the first 45, that the engines cannot have begun cold: at once they alone would add
+    0.08 s to it.
     """
     router, found = RouterConfig(8, ROUTE_PREFIX_AFFINITY, 1.0, 1.0, 1.0, precise=False), {}
     one = deploy_on(
-        "Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.11.0", gpu_memory_utilization=0.65
+        "Qwen/Qwen3-32B",
+        "H100",
+        tp=2,
+        replicas=8,
+        engine_version="0.11.0",
+        gpu_memory_utilization=0.65,
     )  # the newest when it was published
     pool, step, n, size, longer = (
         replace(get_memory_plan(one).pool, num_blocks=9_271),
@@ -188,23 +231,31 @@ def test_a_measured_tier_of_host_memory() -> None:
         host_block_s=block_s * size / 16, together=count_concurrent_readers(one)
     )
     storing = plain._replace(tokens_s=plain.tokens_s + token_s * np.arange(len(plain.tokens_s)))
-    rules = build_engine_rules(one, pool)._replace(num_blocks=9_271 * 16 // size, groups=np.array([[0, size]]))
+    rules = build_engine_rules(one, pool)._replace(
+        num_blocks=9_271 * 16 // size, groups=np.array([[0, size]])
+    )
     for row in rows_of("kv_offload.csv"):
         asked_for, offloads = int(row["system_prompt_len"]), row["host_gib"] > 0
         system, question = round(asked_for * longer), round(256 * longer)
-        own, table = rules._replace(host_blocks=kept * 16 // size * offloads), storing if offloads else plain
+        own, table = (
+            rules._replace(host_blocks=kept * 16 // size * offloads),
+            storing if offloads else plain,
+        )
         orders = []
         for seed in range(4):
             who = np.random.default_rng(seed).permutation(450)[np.arange(n) % 450]
             content, start = asked(who, 10, system, question, 1024, size)
             sent = RequestBatch(
-                np.zeros(n), np.full(n, system + question), np.full(n, 1024), content, start, concurrency=45,
+                np.zeros(n), np.full(n, system + question), np.full(n, 1024), content, start,
+                concurrency=45,
                 request_s=step.request_s, prompt_token_s=step.prompt_token_s,
             )  # fmt: skip
             outcome = simulate_requests(own, table, sent, router=router).outcome
             e2e, ttft = outcome.last_token - outcome.sent, (outcome.first_token - outcome.sent)[45:]
             tps = n * (system + question + 1024) / (outcome.last_token.max() - outcome.sent.min())
-            orders.append((tps, e2e.mean(), np.quantile(e2e, 0.9), ttft.mean(), np.quantile(ttft, 0.9)))
+            orders.append(
+                (tps, e2e.mean(), np.quantile(e2e, 0.9), ttft.mean(), np.quantile(ttft, 0.9))
+            )
         names = ("total_tok_s", "mean_e2e_s", "p90_e2e_s", "mean_ttft_s", "p90_ttft_s")
         figures = dict(zip(names, np.mean(orders, axis=0), strict=True))
         assert figures == pytest.approx({name: row[name] for name in names}, rel=0.25)
@@ -214,13 +265,19 @@ def test_a_measured_tier_of_host_memory() -> None:
     with_host, without = found[30_000, True], found[30_000, False]
     assert with_host["total_tok_s"] > 1.1 * without["total_tok_s"]
     assert with_host["mean_ttft_s"] < 0.85 * without["mean_ttft_s"]
-    assert found[8_000, True]["total_tok_s"] == pytest.approx(found[8_000, False]["total_tok_s"], rel=0.02)
+    assert found[8_000, True]["total_tok_s"] == pytest.approx(
+        found[8_000, False]["total_tok_s"], rel=0.02
+    )
 
 
 def test_a_router_that_is_told_nothing_sends_prompts_where_their_blocks_have_gone() -> None:
     """Groups by turns on a pool that has room for few: it finds less than one that hears of what leaves."""
-    table = StepCostTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300), decode_context_s=1e-8)
-    rules = EngineRules(32, 2048, 400, 4096, True, True, 0, False, False, False, np.array([[0, 16]]))
+    table = StepCostTable(
+        np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300), decode_context_s=1e-8
+    )
+    rules = EngineRules(
+        32, 2048, 400, 4096, True, True, 0, False, False, False, np.array([[0, 16]])
+    )
     n = 1200
     content, start = asked(np.random.default_rng(1).integers(0, 96, n), 4, 1600, 64, 64, 16)
     arrival = sample_arrivals(n, 15.0, 1.0, np.random.default_rng(2))
@@ -231,7 +288,9 @@ def test_a_router_that_is_told_nothing_sends_prompts_where_their_blocks_have_gon
         ).outcome.cached.mean()
         for precise in (True, False)
     )
-    in_turn = simulate_requests(rules, table, sent, router=RouterConfig(4, ROUTE_ROUND_ROBIN)).outcome.cached.mean()
+    in_turn = simulate_requests(
+        rules, table, sent, router=RouterConfig(4, ROUTE_ROUND_ROBIN)
+    ).outcome.cached.mean()
     assert told > 1.05 * guessed > 1.05 * in_turn
 
 
@@ -240,8 +299,16 @@ def asked(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of requests of so many users, of whom `each` share a system prompt, and where each request's begin."""
     n, users = len(who), int(who.max()) + 1
-    full, common, prompt = (system + question + output) // size, system // size, (system + question) // size
-    content = np.arange(n * full).reshape(n, full) + -(-users // each) * common + users * (prompt - common)
+    full, common, prompt = (
+        (system + question + output) // size,
+        system // size,
+        (system + question) // size,
+    )
+    content = (
+        np.arange(n * full).reshape(n, full)
+        + -(-users // each) * common
+        + users * (prompt - common)
+    )
     content[:, :common] = (who // each)[:, None] * common + np.arange(common)
     content[:, common:prompt] = (
         -(-users // each) * common + who[:, None] * (prompt - common) + np.arange(prompt - common)
@@ -251,25 +318,31 @@ def asked(
 
 def rows_of(name: str) -> list[dict[str, float]]:
     lines = (Path(__file__).parent / "data" / name).read_text().splitlines()
-    return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(line for line in lines if line[0] != "#")]
+    return [
+        {k: float(v) for k, v in row.items()}
+        for row in csv.DictReader(line for line in lines if line[0] != "#")
+    ]
 
 
 def test_a_measured_fleet_under_two_routers() -> None:
     """llm-d's ladder: throughput within 26% at every rate, 16% of its three runs' median, in direction and order.
 
-    At 20 requests/s the newest run dips in both columns, below what the same machines did at 15 and 22: its 760
-    requests took 47 and 45 s longer than the 748 at 22 did, though these came faster. With the pause of the other
-    column the replay has each within 6%; the other two runs have none. At 15, with affinity, it is 25% off the newest
-    run and 5% off the other two: to end its 300 requests when it did took 13 ms a token, and it says 30 to 45. Measured
-    TTFT contradicts itself: in turn its median is 18 s at 22 requests/s, 0.4 at 25 and 21 at 35, where by the
-    throughput as many wait.
+    At 20 requests/s the newest run dips in both columns, below what the same machines did at 15 and
+    22: its 760 requests took 47 and 45 s longer than the 748 at 22 did, though these came faster.
+    With the pause of the other column the replay has each within 6%; the other two runs have none.
+    At 15, with affinity, it is 25% off the newest run and 5% off the other two: to end its 300
+    requests when it did took 13 ms a token, and it says 30 to 45. Measured TTFT contradicts itself:
+    in turn its median is 18 s at 22 requests/s, 0.4 at 25 and 21 at 35, where by the throughput as
+    many wait.
     """
     deployment = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2")
     rows, rng, step = rows_of("routing.csv"), np.random.default_rng(0), build_step_model(deployment)
     stages = [(15.0, 50.0), *((row["rate"], row["seconds"]) for row in rows)]
     counts = [round(rate * seconds) for rate, seconds in stages]
     stage = np.repeat(np.arange(len(stages)), counts)
-    arrival = np.concatenate([sample_arrivals(n, rate, 1.0, rng) for n, (rate, _) in zip(counts, stages, strict=True)])
+    arrival = np.concatenate(
+        [sample_arrivals(n, rate, 1.0, rng) for n, (rate, _) in zip(counts, stages, strict=True)]
+    )
     n, size = len(stage), 128
     content, start = asked(rng.permutation(750)[np.arange(n) % 750], 5, 6000, 1200, 1000, size)
     rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)
@@ -291,11 +364,16 @@ def test_a_measured_fleet_under_two_routers() -> None:
     (in_turn, late), (affine, soon) = served(ROUTE_ROUND_ROBIN), served(ROUTE_PREFIX_AFFINITY)
     measured = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     tokens, slow = 1000 * measured["rate"] * measured["seconds"], measured["rate"] == 20
-    for found, policy, other in ((in_turn, "round_robin", "affinity"), (affine, "affinity", "round_robin")):
+    for found, policy, other in (
+        (in_turn, "round_robin", "affinity"),
+        (affine, "affinity", "round_robin"),
+    ):
         newest, *earlier = (measured[f"{run}{policy}_tok_s"] for run in ("", "earlier_", "sglang_"))
         took = tokens / measured[f"{other}_tok_s"]
         paused = tokens / (tokens / found + slow * (took[3] - took[4]))
-        assert paused == pytest.approx(newest, rel=0.26) and paused[slow] == pytest.approx(newest[slow], rel=0.06)
+        assert paused == pytest.approx(newest, rel=0.26) and paused[slow] == pytest.approx(
+            newest[slow], rel=0.06
+        )
         assert found == pytest.approx(np.median([newest, *earlier], axis=0), rel=0.16)
     for run, most in (("", 0.12), ("earlier_", 0.25), ("sglang_", 0.15)):
         for found, policy in ((in_turn, "round_robin"), (affine, "affinity")):
@@ -309,10 +387,14 @@ def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> No
     table = StepCostTable(np.zeros(1), np.zeros(1), decode_context_s=1e-6)
     rules = EngineRules(8, 8192, 400, 2048, True, True, 0, False, False, False, np.array([[0, 16]]))
     content, start = asked(np.arange(9), 9, 512, 32, 100, 16)
-    sent = RequestBatch(np.r_[0.0, np.full(8, 1.0)], np.full(9, 544), np.full(9, 100), content, start)
+    sent = RequestBatch(
+        np.r_[0.0, np.full(8, 1.0)], np.full(9, 544), np.full(9, 100), content, start
+    )
 
     def seconds(together: float, log: bool = False) -> float:
-        outcome = simulate_requests(rules, table._replace(together=together), sent, log_steps=log).outcome
+        outcome = simulate_requests(
+            rules, table._replace(together=together), sent, log_steps=log
+        ).outcome
         assert (outcome.cached[1:] == 512).all()
         return float(outcome.last_token.max() - 1)
 
@@ -320,30 +402,43 @@ def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> No
     assert seconds(1) == pytest.approx(alone), "a round for each"
     assert seconds(8) == pytest.approx(alone / L2_BANDWIDTH_FACTOR)
     assert alone / L2_BANDWIDTH_FACTOR < seconds(3) < 0.95 * alone
-    assert seconds(3, log=True) == pytest.approx(seconds(3)), "many steps at once are the same steps"
+    assert seconds(3, log=True) == pytest.approx(seconds(3)), (
+        "many steps at once are the same steps"
+    )
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(4, 32), (1, 32), (8, 8)])
-def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_does(count: int, blocks: int) -> None:
+def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_does(
+    count: int, blocks: int
+) -> None:
     one, asked_about = (
         on_h100(1).with_args(gpu_memory_utilization=0.9),
         build_document_workload(count, blocks, 2.0, 1_000),
     )
-    closed, replayed = evaluate(one, asked_about).performance, simulate_once(one, asked_about, 1_000)
+    closed, replayed = (
+        evaluate(one, asked_about).performance,
+        simulate_once(one, asked_about, 1_000),
+    )
     assert closed is not None
     assert closed.ttft["p50"].mid == pytest.approx(replayed.compute_quantile("ttft", 0.5), rel=0.12)
-    assert closed.ttft["p95"].mid == pytest.approx(replayed.compute_quantile("ttft", 0.95), rel=0.12)
+    assert closed.ttft["p95"].mid == pytest.approx(
+        replayed.compute_quantile("ttft", 0.95), rel=0.12
+    )
 
 
 @pytest.mark.parametrize(("count", "rate"), [(1, 2.8), (4, 2.8), (16, 2.8), (1000, 1.2)])
-def test_the_closed_form_knows_what_decoding_sequences_read_together(count: int, rate: float) -> None:
+def test_the_closed_form_knows_what_decoding_sequences_read_together(
+    count: int, rate: float
+) -> None:
     """Questions about so many documents of 8,192 tokens, 500 tokens out: TPOT as the replay has it."""
     one, asked_about = (
         on_h100(1).with_args(gpu_memory_utilization=0.9),
         build_document_workload(count, 16, rate, 800, output=500),
     )
     closed, replayed = evaluate(one, asked_about).performance, simulate_once(one, asked_about, 800)
-    assert closed is not None and closed.tpot["mean"].mid == pytest.approx(replayed.tpot.mean(), rel=0.08)
+    assert closed is not None and closed.tpot["mean"].mid == pytest.approx(
+        replayed.tpot.mean(), rel=0.08
+    )
     apart = evaluate(one, replace(derive_effective_workload(one, asked_about), trace=None))
     assert apart.performance is not None
     assert (apart.performance.tpot["mean"].mid > 1.4 * closed.tpot["mean"].mid) == (count < 1000)

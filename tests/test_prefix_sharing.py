@@ -16,7 +16,9 @@ from planner.planning.simulation_runs import simulate_once
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
-L40S = deploy_on("meta-llama/Llama-3.1-8B", "L40S", engine_version="0.20.2", max_model_len=16384, max_num_seqs=64)
+L40S = deploy_on(
+    "meta-llama/Llama-3.1-8B", "L40S", engine_version="0.20.2", max_model_len=16384, max_num_seqs=64
+)
 POOL = get_memory_plan(L40S).pool.reported_tokens
 
 
@@ -35,12 +37,20 @@ def test_of_documents_that_are_all_alike_a_cache_finds_the_part_that_it_holds():
 def test_what_stands_first_decides_what_is_shared():
     dated = build_document_workload(20, 12, rate=0.5, requests=300, question_first=True)
     assert get_hit_percent(simulate_routed(L40S, dated)) == 0
-    assert get_hit_percent(simulate_routed(L40S, build_document_workload(20, 12, rate=0.5, requests=300))) > 80
+    assert (
+        get_hit_percent(
+            simulate_routed(L40S, build_document_workload(20, 12, rate=0.5, requests=300))
+        )
+        > 80
+    )
 
 
 def test_replicas_add_their_caches_up_only_if_requests_go_by_prefix():
     found_by = sweep_routing(
-        L40S, build_document_workload(60, 12, rate=2.0, requests=2000), (1, 4), ("in turn", "to who has the prefix")
+        L40S,
+        build_document_workload(60, 12, rate=2.0, requests=2000),
+        (1, 4),
+        ("in turn", "to who has the prefix"),
     )["found (%)"]
     alone, turn, prefix = found_by[[0, 2, 3]]
     assert turn < alone < 55
@@ -51,7 +61,10 @@ def test_replicas_add_their_caches_up_only_if_requests_go_by_prefix():
 def test_favourites_are_found_more_often_and_crowd_one_replica():
     even, favourites = (
         sweep_routing(
-            L40S, build_document_workload(60, 12, rate=2.0, requests=2000, zipf=zipf), (4,), ("to who has the prefix",)
+            L40S,
+            build_document_workload(60, 12, rate=2.0, requests=2000, zipf=zipf),
+            (4,),
+            ("to who has the prefix",),
         ).iloc[0]
         for zipf in (0.0, 1.2)
     )

@@ -8,7 +8,12 @@ import yaml
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.hardware.gpus import get_gpu, list_gpus
-from planner.hardware.prices import SCENARIO_PRICE_SOURCE, GpuPrice, PriceSelection, look_up_gpu_price
+from planner.hardware.prices import (
+    SCENARIO_PRICE_SOURCE,
+    GpuPrice,
+    PriceSelection,
+    look_up_gpu_price,
+)
 
 QUOTED = yaml.safe_load((CATALOG_DIR / "prices.yaml").read_text())
 ROWS = [(name, tier, quotes) for name, tiers in QUOTED.items() for tier, quotes in tiers.items()]
@@ -21,10 +26,16 @@ def price(name: str, prices: PriceSelection | None = None) -> GpuPrice:
     return found
 
 
-@pytest.mark.parametrize(("name", "tier", "quotes"), ROWS, ids=[f"{name}-{tier}" for name, tier, _ in ROWS])
+@pytest.mark.parametrize(
+    ("name", "tier", "quotes"), ROWS, ids=[f"{name}-{tier}" for name, tier, _ in ROWS]
+)
 def test_a_price_is_the_median_of_its_quotes(name: str, tier: str, quotes: list[dict]) -> None:
     found, asked = price(name, PriceSelection(tier=tier)), [quote["usd"] for quote in quotes]
-    assert (found.median_usd, found.min_usd, found.max_usd) == (median(asked), min(asked), max(asked))
+    assert (found.median_usd, found.min_usd, found.max_usd) == (
+        median(asked),
+        min(asked),
+        max(asked),
+    )
     assert all(quote["source"].partition(": ")[2] and quote["date"][:2] == "20" for quote in quotes)
     assert all(quote.seller in found.source for quote in found.quotes)
     assert (
@@ -41,7 +52,8 @@ def test_what_may_be_taken_away_or_is_let_by_the_second_is_no_price_of_a_machine
 
 
 @pytest.mark.parametrize(
-    "name", ["B200", "B300", "GB300", "MI300X", "MI355X", "GH200", "T4", "A10", "A10G", "L4", "L40S"]
+    "name",
+    ["B200", "B300", "GB300", "MI300X", "MI355X", "GH200", "T4", "A10", "A10G", "L4", "L40S"],
 )
 def test_what_clouds_rent_is_priced_on_demand(name: str) -> None:
     assert 0.1 < price(name).median_usd < 20
@@ -74,7 +86,9 @@ def test_a_scenario_overrides_by_any_name_in_any_tier() -> None:
 
 
 def test_bad_overrides_are_refused() -> None:
-    with pytest.raises(PlannerError, match="price of H100: expected USD per GPU-hour above 0, got -1"):
+    with pytest.raises(
+        PlannerError, match="price of H100: expected USD per GPU-hour above 0, got -1"
+    ):
         look_up_gpu_price(get_gpu("H100"), PriceSelection({"H100": -1}))
     with pytest.raises(PlannerError, match="unknown GPU"):
         look_up_gpu_price(get_gpu("H100"), PriceSelection({"H1OO0": 1}))

@@ -19,13 +19,19 @@ CHAT = {
     "question": "?",
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "gpus": [{"gpu": "L40S", "at_most": 4}],
-    "workload": {"prompt_tokens": {"mean": 800, "p95": 2000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 4},
+    "workload": {
+        "prompt_tokens": {"mean": 800, "p95": 2000},
+        "output_tokens": {"mean": 200, "p95": 500},
+        "rate": 4,
+    },
     "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 60}},
 }
 
 
 @pytest.mark.parametrize("seed", (2, 8, 14, 15, 24, 30))
-def test_a_random_scenario_withstands_every_attack_on_its_figures(seed: int, tmp_path: Path) -> None:
+def test_a_random_scenario_withstands_every_attack_on_its_figures(
+    seed: int, tmp_path: Path
+) -> None:
     _, seconds, found = attacks.attack(seed, tmp_path, ("figures", "agreement", "promises"))
     assert found == [] and seconds < 30
 
@@ -41,15 +47,24 @@ def test_steps_that_the_closed_form_likes_less_are_replayed(tmp_path: Path) -> N
     """Steps of 4,096 tokens do with 10 A100 at 0.35 USD, of 512 with 13; the closed form likes those better."""
     plan = search_deployments(parse_scenario(generate(9019, tmp_path)[1], "closed loop"))
     assert plan.chosen and plan.chosen.cost_key[1] <= 3.51
-    assert attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0] <= 1
+    assert (
+        attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0] <= 1
+    )
 
 
-def test_fewer_replicas_are_tried_with_other_steps_than_as_many_as_are_enough(tmp_path: Path) -> None:
+def test_fewer_replicas_are_tried_with_other_steps_than_as_many_as_are_enough(
+    tmp_path: Path,
+) -> None:
     """One RTX 6000 Ada with an FP8 cache does in short steps; the closed form takes two, whose best steps are long."""
     asked = generate(21031, tmp_path)[1]
-    plan = search_deployments(parse_scenario({**asked, "workload": {**asked["workload"], "rate": 0.827}}, "agent"))
+    plan = search_deployments(
+        parse_scenario({**asked, "workload": {**asked["workload"], "rate": 0.827}}, "agent")
+    )
     assert plan.chosen and plan.chosen.deployment.layout.num_gpus == 1
-    assert attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0] <= 1.02
+    assert (
+        attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0]
+        <= 1.02
+    )
 
 
 def test_nothing_cheaper_holds_and_nothing_harder_costs_less() -> None:
@@ -63,15 +78,21 @@ def test_the_referee_fills_the_slots_that_short_answers_leave(tokens: int) -> No
     """As many users as slots leave some of eight empty, a fifth of the time; traffic that comes by itself does not."""
     lengths = {"prompt_tokens": {"exactly": 60}, "output_tokens": {"exactly": tokens}}
     card = deploy_on(CHAT["model"], "L40S", max_model_len=2048, max_num_seqs=8)
-    most = estimate_capacity(card, parse_scenario({**CHAT, "workload": {**lengths, "rate": 1}}, "short").workload).mid
-    asked = parse_scenario({**CHAT, "workload": {**lengths, "rate": 0.9 * most}, "headroom": 0}, "short")
+    most = estimate_capacity(
+        card, parse_scenario({**CHAT, "workload": {**lengths, "rate": 1}}, "short").workload
+    ).mid
+    asked = parse_scenario(
+        {**CHAT, "workload": {**lengths, "rate": 0.9 * most}, "headroom": 0}, "short"
+    )
     assert attacks.referee(asked, card)["rate"] == pytest.approx(0.9, rel=0.03)
 
 
 def test_the_same_seed_is_the_same_scenario_and_others_are_not(tmp_path: Path) -> None:
     assert generate(7, tmp_path) == generate(7, tmp_path)
     drawn = [generate(seed, tmp_path)[1] for seed in range(40)]
-    assert len({data["model"] for data in drawn}) > 15 and len({data["engine"] for data in drawn}) == 3
+    assert (
+        len({data["model"] for data in drawn}) > 15 and len({data["engine"] for data in drawn}) == 3
+    )
     assert {"trace", "requests", "rate"} <= {field for data in drawn for field in data["workload"]}
 
 
@@ -93,14 +114,23 @@ def test_the_attacks_find_what_is_planted() -> None:
     fast = {"output_tps": performance.output_tps * 1e4, "total_tps": performance.total_tps * 1e4}
     assert any("peak FLOP/s" in text for text in attacks.check_figures(asked, _with(plan, **fast)))
     slow = {at: value * 20 for at, value in performance.ttft.items()}
-    assert any("planner predict" in text for text in attacks.check_agreement(asked, _with(plan, ttft=slow)))
-    assert any("TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow)))
-    four = replace(deployment, layout=replace(deployment.layout, replicas=4 // deployment.layout.gpus_per_replica))
+    assert any(
+        "planner predict" in text for text in attacks.check_agreement(asked, _with(plan, ttft=slow))
+    )
+    assert any(
+        "TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow))
+    )
+    four = replace(
+        deployment,
+        layout=replace(deployment.layout, replicas=4 // deployment.layout.gpus_per_replica),
+    )
     dear = replace(
         plan.chosen,
         deployment=four,
         prediction=replace(plan.chosen.prediction, usd_per_hour_interval=Interval.from_value(9.99)),
     )
-    assert deployment.layout.num_gpus < 4 and attacks.check_nothing_cheaper(asked, replace(plan, chosen=dear))
+    assert deployment.layout.num_gpus < 4 and attacks.check_nothing_cheaper(
+        asked, replace(plan, chosen=dear)
+    )
     busy = replace(asked, workload=asked.workload.with_rate(60.0))
     assert any("takes" in text for text in attacks.check_promises(busy, plan))

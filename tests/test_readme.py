@@ -36,7 +36,8 @@ PLANNER = [command for command in COMMANDS if command.startswith("planner ")]
 EXIT_CODES = {"plan": {0, 3, 4}, "lint": {0, 3, 1}, "explain-log": {0, 1}, "diagnose": {0, 1}}
 """What README.md says besides 0, by command."""
 RUN_AS_THEY_ARE = {
-    "init", "check", "plan", "report", "models", "gpus", "scenarios", "predict", "sweep", "fleet", "calibrate",
+    "init", "check", "plan", "report", "models", "gpus", "scenarios", "predict", "sweep", "fleet",
+    "calibrate",
     "explain-log", "diagnose", "profile", "lint", "replay",
 }  # fmt: skip
 LAB = "lab"
@@ -58,7 +59,8 @@ def write_requests(path: Path, head: str) -> None:
 def write_benchmark(path: Path, concurrency: int) -> None:
     """Write what `vllm bench serve --save-result` saves."""
     run = {
-        "completed": 100, "total_input_tokens": 120_000, "total_output_tokens": 25_000, "request_rate": "inf",
+        "completed": 100, "total_input_tokens": 120_000, "total_output_tokens": 25_000,
+        "request_rate": "inf",
         "burstiness": 1.0, "max_concurrency": concurrency, "mean_ttft_ms": 150.0 + 5 * concurrency,
         "mean_tpot_ms": 22.0 + concurrency / 4,
     }  # fmt: skip
@@ -69,10 +71,14 @@ def write_pages(folder: Path) -> None:
     """Write two /metrics pages of a server of that scenario, as far apart as their times say."""
     served = deploy_on(MODEL, "L40S", engine_version="0.33.0", max_model_len=16384)
     load = Workload(
-        LengthDistribution.from_lognormal(1200, 3500), LengthDistribution.from_lognormal(250, 600), rate=2.0
+        LengthDistribution.from_lognormal(1200, 3500),
+        LengthDistribution.from_lognormal(250, 600),
+        rate=2.0,
     )
     pages, seconds = Server(served, load, requests=300).pages(folder)
-    for path, name, at_s in zip(pages, ("before.txt", "after.txt"), (1.8e9, 1.8e9 + seconds), strict=True):
+    for path, name, at_s in zip(
+        pages, ("before.txt", "after.txt"), (1.8e9, 1.8e9 + seconds), strict=True
+    ):
         os.utime(path.rename(folder / name), (at_s, at_s))
 
 
@@ -86,9 +92,13 @@ FILES: dict[str, Callable[[Path], object]] = {
     "SWEEP.yaml": copy(CLI_TEMPLATE_DIR / "sweep.yaml"),
     "FLEET.yaml": copy(CLI_TEMPLATE_DIR / "fleet.yaml"),
     "vllm.log": copy(EXAMPLE_LOG),
-    "requests.csv": lambda path: write_requests(path, "arrived_at,num_prefill_tokens,completion_tokens"),
+    "requests.csv": lambda path: write_requests(
+        path, "arrived_at,num_prefill_tokens,completion_tokens"
+    ),
     "access.csv": lambda path: write_requests(path, "time,prompt_tokens,completion_tokens"),
-    "ROWS.csv": lambda path: path.write_text(f"model,gpu,isl,osl,concurrency\n{MODEL},L40S,500,100,4\n"),
+    "ROWS.csv": lambda path: path.write_text(
+        f"model,gpu,isl,osl,concurrency\n{MODEL},L40S,500,100,4\n"
+    ),
     "bench-1.json": lambda path: write_benchmark(path, 1),
     "bench-2.json": lambda path: write_benchmark(path, 16),
     "before.txt": lambda path: write_pages(path.parent),
@@ -100,7 +110,9 @@ FILES: dict[str, Callable[[Path], object]] = {
 def read_files(command: str) -> list[str]:
     """List the names of the files that a command reads, as it writes them."""
     words = shlex.split(command)
-    written = {words[place + 1] for place, word in enumerate(words[:-1]) if word in ("--out", "init")}
+    written = {
+        words[place + 1] for place, word in enumerate(words[:-1]) if word in ("--out", "init")
+    }
     names = re.findall(r"[\w*.-]+\.(?:yaml|csv|json|log|txt)\b", " ".join(words))
     return [name for name in dict.fromkeys(names) if name not in written]
 
@@ -135,7 +147,9 @@ def test_each_command_is_one_that_is_run() -> None:
     for command in COMMANDS:
         words = shlex.split(command)
         if words[0] == "make":
-            assert re.search(rf"^check (.*\s)?{re.escape(command)}$", ci, re.MULTILINE), f"{command}: not in .ci/run"
+            assert re.search(rf"^check (.*\s)?{re.escape(command)}$", ci, re.MULTILINE), (
+                f"{command}: not in .ci/run"
+            )
         else:
             assert words[0] == "planner" and words[1] in known, f"{command}: nobody runs it"
     assert {shlex.split(command)[1] for command in PLANNER} == known
@@ -144,9 +158,9 @@ def test_each_command_is_one_that_is_run() -> None:
 def test_the_exit_codes_are_those_that_are_documented() -> None:
     prose = " ".join(TEXT.split())
     for name, codes in EXIT_CODES.items():
-        (sentence,) = re.findall(rf"`planner {name}`(?: and `planner [a-z]+`)? (?:ends )?with [^;]+?[;.] ", prose) or [
-            ""
-        ]
+        (sentence,) = re.findall(
+            rf"`planner {name}`(?: and `planner [a-z]+`)? (?:ends )?with [^;]+?[;.] ", prose
+        ) or [""]
         if name != "diagnose":
             assert all(f" {code} when" in sentence for code in codes - {0}), name
     assert "`planner explain-log` and `planner diagnose` with 1 when" in prose
@@ -154,7 +168,9 @@ def test_the_exit_codes_are_those_that_are_documented() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [one for one in PLANNER if one.split()[1] != LAB])
-def test_a_command_runs_as_it_is_written(command: str, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_command_runs_as_it_is_written(
+    command: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     make_files(command, folder)

@@ -28,7 +28,9 @@ NOBODY = 65534
 
 
 def needs(program: str, package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} ({package}) is not installed")
+    return pytest.mark.skipif(
+        shutil.which(program) is None, reason=f"{program} ({package}) is not installed"
+    )
 
 
 def accepted(*command: str | Path, **how: Any) -> str:
@@ -94,7 +96,9 @@ def test_systemd_takes_the_unit(name: str) -> None:
     not Path(SYSTEMD).exists() or os.geteuid() != 0,
     reason="no systemd, or no root to run it as nobody",
 )
-@pytest.mark.parametrize("name", ["as it comes", "two nodes", *[name for name in QUESTIONS if "odd" in name]])
+@pytest.mark.parametrize(
+    "name", ["as it comes", "two nodes", *[name for name in QUESTIONS if "odd" in name]]
+)
 def test_systemd_reads_the_command_and_the_description_as_they_are_meant(name: str) -> None:
     plan = written(name)
     folder = Path(mkdtemp(prefix="headroom-"))  # pytest's own are closed to nobody
@@ -117,7 +121,10 @@ def test_prometheus_takes_rules_and_configuration_and_each_alert_fires_when_it_s
 ) -> None:
     plan = written(name)
     if not (plan.folder / "alerts.yml").exists():
-        assert plan.prediction.deployment.engine.name in ("trtllm", "tgi")  # no metrics that are known
+        assert plan.prediction.deployment.engine.name in (
+            "trtllm",
+            "tgi",
+        )  # no metrics that are known
         return
     for what, file in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
         accepted("promtool", "check", what, plan.folder / file)
@@ -148,33 +155,54 @@ def test_docker_compose_reads_the_planned_command(name: str) -> None:
     if not (plan.folder / "compose.yaml").exists():
         assert plan.launch.nodes > 1 or plan.launch.image is None
         return
-    env = {"PATH": os.environ["PATH"], "HOME": "/tmp", **KNOWN, "ADAPTER": "a=b", "IMAGE": "some/image:1"}
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/tmp",
+        **KNOWN,
+        "ADAPTER": "a=b",
+        "IMAGE": "some/image:1",
+    }
     command = ["docker-compose", "--project-name", "x", "config", "--format", "json"]
     said = accepted(*command, env=env, cwd=plan.folder)
     services = json.loads(said.replace("$$", "$"))["services"]
     assert len(services) == plan.launch.replicas_per_node <= plan.prediction.deployment.num_replicas
     for service in services.values():
-        words = [re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: env[m[1]], word) for word in plan.launch.command]
+        words = [
+            re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: env[m[1]], word)
+            for word in plan.launch.command
+        ]
         words = ["python3" if word == "python" else word for word in words]
-        assert service["command"] == ["/headroom/trtllm.yaml" if word == "trtllm.yaml" else word for word in words]
+        assert service["command"] == [
+            "/headroom/trtllm.yaml" if word == "trtllm.yaml" else word for word in words
+        ]
         assert service["environment"].items() >= dict(plan.launch.environment).items()
         assert not service["entrypoint"]
     if missing := set(plan.launch.variables):
         env = {key: value for key, value in env.items() if key not in missing}
-        done = subprocess.run(command, env=env, cwd=plan.folder, capture_output=True, text=True, check=False)
-        assert not done.stdout and any(f"required variable {name} is missing" in done.stderr for name in missing)
+        done = subprocess.run(
+            command, env=env, cwd=plan.folder, capture_output=True, text=True, check=False
+        )
+        assert not done.stdout and any(
+            f"required variable {name} is missing" in done.stderr for name in missing
+        )
 
 
 @every_plan
 def test_kubernetes_takes_its_own_kinds_and_pods_start_what_is_planned(name: str) -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
     plan = written(name)
     for text in plan.texts("k8s/serve.yaml"):
         workload, *others = parsed(text)
         for document in [workload, *others] if workload["kind"] == "Deployment" else others:
             validate.validate(document, "1.34", strict=True)
         group = workload["spec"].get("leaderWorkerTemplate", {})
-        pods = [group["leaderTemplate"], group["workerTemplate"]] if group else [workload["spec"]["template"]]
+        pods = (
+            [group["leaderTemplate"], group["workerTemplate"]]
+            if group
+            else [workload["spec"]["template"]]
+        )
         for pod, extra in zip(pods, ([], list(plan.launch.worker_arguments)), strict=False):
             (container,) = pod["spec"]["containers"]
             ran = in_pod([*container["command"], *container["args"]], **IN_GROUP, ADAPTER="a=b")
@@ -191,7 +219,9 @@ def test_custom_resources_values_and_the_dashboard_follow_their_schemas() -> Non
              "sky.yaml": "skypilot-task"}  # fmt: skip
     seen: dict[str, int] = {}
     for plan in map(written, QUESTIONS):
-        for text in plan.texts("k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml", "kserve.yaml", "dynamo.yaml"):
+        for text in plan.texts(
+            "k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml", "kserve.yaml", "dynamo.yaml"
+        ):
             for document in parsed(text):
                 if rules := known.get((document["apiVersion"], document["kind"])):
                     jsonschema.Draft202012Validator(rules).validate(document)
@@ -218,4 +248,11 @@ def test_the_environment_of_runpod_is_of_names_that_its_worker_reads(name: str) 
 
 
 def test_odd_names_are_in_the_plans() -> None:
-    assert sum(written(name).prediction.deployment.model.name.endswith(odd) for name in QUESTIONS for odd in ODD) == 4
+    assert (
+        sum(
+            written(name).prediction.deployment.model.name.endswith(odd)
+            for name in QUESTIONS
+            for odd in ODD
+        )
+        == 4
+    )

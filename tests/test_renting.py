@@ -35,7 +35,9 @@ UNITS = st.sampled_from([[1, 2, 4, 8], [1], [2], [4, 8], [8], [1, 8]])
 
 def small(rate: float = 20.0, sold_in: list[int] | None = None, **fields: object) -> Scenario:
     card = {"gpu": "L40S", "at_most": 16} | ({"sold_in": sold_in} if sold_in else {})
-    return parse_scenario({**SMALL, "gpus": [card], "workload": {**SMALL["workload"], "rate": rate}, **fields}, "s")
+    return parse_scenario(
+        {**SMALL, "gpus": [card], "workload": {**SMALL["workload"], "rate": rate}, **fields}, "s"
+    )
 
 
 @cache
@@ -52,9 +54,13 @@ def usd(**fields: object) -> float:
 @given(
     replicas=st.integers(1, 40),
     each=st.integers(1, 16),
-    sold_in=st.sets(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1).map(lambda sizes: tuple(sorted(sizes))),
+    sold_in=st.sets(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1).map(
+        lambda sizes: tuple(sorted(sizes))
+    ),
 )
-def test_whole_machines_hold_every_replica(replicas: int, each: int, sold_in: tuple[int, ...]) -> None:
+def test_whole_machines_hold_every_replica(
+    replicas: int, each: int, sold_in: tuple[int, ...]
+) -> None:
     found = choose_machines(replicas, each, sold_in)
     assert {*found} <= {*sold_in} and sum(found) >= replicas * each
     if each <= sold_in[-1]:
@@ -77,13 +83,17 @@ def test_whole_machines_hold_every_replica(replicas: int, each: int, sold_in: tu
         (2, 12, (4, 8), (8, 8, 8, 8)),
     ],
 )
-def test_machines_by_hand(replicas: int, each: int, sold_in: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def test_machines_by_hand(
+    replicas: int, each: int, sold_in: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
     assert choose_machines(replicas, each, sold_in) == expected
 
 
 @QUICK
 @given(rate=RATES, sold_in=UNITS, spare=st.integers(0, 2))
-def test_the_bill_is_what_is_rented_times_its_price(rate: float, sold_in: list[int], spare: int) -> None:
+def test_the_bill_is_what_is_rented_times_its_price(
+    rate: float, sold_in: list[int], spare: int
+) -> None:
     plan = planned(json.dumps({"rate": rate, "sold_in": sold_in, "spare_replicas": spare}))
     each = look_up_gpu_price(get_gpu("L40S"))
     assert each and plan.candidates
@@ -91,13 +101,18 @@ def test_the_bill_is_what_is_rented_times_its_price(rate: float, sold_in: list[i
         deployment = candidate.deployment
         assert candidate.usd_per_hour == pytest.approx(each.median_usd * deployment.num_gpus_billed)
         assert deployment.num_gpus <= deployment.num_gpus_billed == sum(deployment.machines) <= 16
-        assert deployment.num_gpus == (deployment.layout.replicas + spare) * deployment.layout.gpus_per_replica
+        assert (
+            deployment.num_gpus
+            == (deployment.layout.replicas + spare) * deployment.layout.gpus_per_replica
+        )
         assert {*deployment.machines} <= {*sold_in} and deployment.layout.tp <= max(sold_in)
 
 
 @QUICK
 @given(rate=RATES, sold_in=UNITS, spare=st.integers(0, 2))
-def test_a_spare_replica_never_costs_less_and_serves_nothing(rate: float, sold_in: list[int], spare: int) -> None:
+def test_a_spare_replica_never_costs_less_and_serves_nothing(
+    rate: float, sold_in: list[int], spare: int
+) -> None:
     fields = {"rate": rate, "sold_in": sold_in}
     assert usd(**fields, spare_replicas=spare) <= usd(**fields, spare_replicas=spare + 1)
     some, none = (planned(json.dumps({**fields, "spare_replicas": many})) for many in (spare, 0))
@@ -111,7 +126,11 @@ def test_a_spare_replica_never_costs_less_and_serves_nothing(rate: float, sold_i
 @given(rate=RATES, factor=st.sampled_from([1.0, 1.3, 2.0, 4.0]))
 def test_a_tighter_limit_never_costs_less(rate: float, factor: float) -> None:
     for name, limit in (("start_up_at_most", 60.0), ("power_at_most", 300.0)):
-        assert usd(rate=rate) <= usd(rate=rate, **{name: limit * factor}) <= usd(rate=rate, **{name: limit})
+        assert (
+            usd(rate=rate)
+            <= usd(rate=rate, **{name: limit * factor})
+            <= usd(rate=rate, **{name: limit})
+        )
 
 
 @QUICK
@@ -120,11 +139,16 @@ def test_scaling_every_price_scales_only_the_bill(rate: float, times: float) -> 
     asked = small(rate)
     before, price = search_analytically(asked), look_up_gpu_price(get_gpu("L40S"))
     assert price
-    after = search_analytically(replace(asked, prices=PriceSelection({"L40S": price.median_usd * times})))
+    after = search_analytically(
+        replace(asked, prices=PriceSelection({"L40S": price.median_usd * times}))
+    )
     assert [c.identity_key for c in before.candidates] == [c.identity_key for c in after.candidates]
     for old, new in zip(before.candidates, after.candidates, strict=True):
         assert old.usd_per_hour and new.usd_per_hour == pytest.approx(times * old.usd_per_hour)
-        assert old.prediction.performance == new.prediction.performance and old.violations == new.violations
+        assert (
+            old.prediction.performance == new.prediction.performance
+            and old.violations == new.violations
+        )
 
 
 def test_larger_machines_never_cost_less() -> None:
@@ -133,7 +157,11 @@ def test_larger_machines_never_cost_less() -> None:
 
 
 def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
-    few = {**SMALL, "gpus": [{"gpu": "L40S", "at_most": 2, "sold_in": [1]}], "quantization": ["fp8"]}
+    few = {
+        **SMALL,
+        "gpus": [{"gpu": "L40S", "at_most": 2, "sold_in": [1]}],
+        "quantization": ["fp8"],
+    }
     few |= {"workload": {**SMALL["workload"], "rate": 6}}
     plain, spared = (
         search_deployments(parse_scenario(few, "s")).chosen,
@@ -143,15 +171,33 @@ def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
     assert spared.chosen.usd_per_hour > plain.usd_per_hour
     assert "+ 1 spare" in str(spared.chosen)
     told = serialize_plan(spared)
-    assert told["gpus"] == told["layout"]["replicas"] + 1 <= told["gpus_rented"] and told["machines"]
-    assert told["power_w"][0] > spared.chosen.prediction.gpu_power_w.mid * spared.chosen.prediction.num_gpus
+    assert (
+        told["gpus"] == told["layout"]["replicas"] + 1 <= told["gpus_rented"] and told["machines"]
+    )
+    assert (
+        told["power_w"][0]
+        > spared.chosen.prediction.gpu_power_w.mid * spared.chosen.prediction.num_gpus
+    )
 
 
 def test_a_start_or_a_power_limit_that_nothing_keeps_is_what_binds() -> None:
-    slow, hungry = search_analytically(small(start_up_at_most=5)), search_analytically(small(power_at_most=40))
-    assert slow.chosen is None and slow.binding_constraint.constraint == "start-up" and "above 5 s" in str(slow)
-    assert hungry.chosen is None and "the mean power of all GPUs is" in str(hungry) and "above 40 W" in str(hungry)
-    unknown = search_analytically(small(engine="sglang", engine_version=None, start_up_at_most=5)).best
+    slow, hungry = (
+        search_analytically(small(start_up_at_most=5)),
+        search_analytically(small(power_at_most=40)),
+    )
+    assert (
+        slow.chosen is None
+        and slow.binding_constraint.constraint == "start-up"
+        and "above 5 s" in str(slow)
+    )
+    assert (
+        hungry.chosen is None
+        and "the mean power of all GPUs is" in str(hungry)
+        and "above 40 W" in str(hungry)
+    )
+    unknown = search_analytically(
+        small(engine="sglang", engine_version=None, start_up_at_most=5)
+    ).best
     assert unknown and any("start-up of a replica is not known" in risk for risk in unknown.risks)
 
 
@@ -165,7 +211,8 @@ def test_a_stock_that_holds_no_replica_with_its_spare_is_a_rejection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sold_in", "message"), [([16], "machines of at most 8 GPUs"), ([0], "greater than 0"), ("all", "valid")]
+    ("sold_in", "message"),
+    [([16], "machines of at most 8 GPUs"), ([0], "greater than 0"), ("all", "valid")],
 )
 def test_units_that_cannot_be_are_refused(sold_in: object, message: str) -> None:
     with pytest.raises(PlannerError, match=message):
@@ -174,14 +221,23 @@ def test_units_that_cannot_be_are_refused(sold_in: object, message: str) -> None
 
 def test_one_number_is_a_unit_and_a_node_of_ones_own_is_one_too() -> None:
     assert small(sold_in=8).gpus[0].machine_sizes == (8,)
-    wide = parse_scenario({**SMALL, "gpus": [{"gpu": "H100-SXM", "at_most": 16, "gpus_per_node": 16}]}, "s").gpus[0]
+    wide = parse_scenario(
+        {**SMALL, "gpus": [{"gpu": "H100-SXM", "at_most": 16, "gpus_per_node": 16}]}, "s"
+    ).gpus[0]
     assert wide.machine_sizes == (1, 2, 4, 8, 16) and wide.max_machine_gpus == 16
-    assert parse_scenario({**SMALL, "gpus": [{"gpu": "A10", "at_most": 16}]}, "s").gpus[0].max_machine_gpus == 4
+    assert (
+        parse_scenario({**SMALL, "gpus": [{"gpu": "A10", "at_most": 16}]}, "s")
+        .gpus[0]
+        .max_machine_gpus
+        == 4
+    )
 
 
 @pytest.mark.parametrize("node", [1, 2, 4, 8])
 def test_no_layout_that_nobody_would_build_is_offered(node: int) -> None:
-    for layout in list_legal_layouts(load_model("meta-llama/Llama-3.1-70B"), get_gpu("H100-SXM"), 512, node):
+    for layout in list_legal_layouts(
+        load_model("meta-llama/Llama-3.1-70B"), get_gpu("H100-SXM"), 512, node
+    ):
         nodes = math.ceil(layout.num_gpus / node)
         assert layout.tp <= node and layout.pp <= 8 and layout.pp % nodes == 0
         assert layout.tp * layout.pp // nodes <= node

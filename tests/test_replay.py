@@ -30,13 +30,17 @@ from planner.workload.request_generator import (
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"
 VERSIONS = ("0.20.2", "0.33.0")
-LINEAR = StepCostTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(257), 1e-3, 1e-6, 5e-8, 2e-10)
+LINEAR = StepCostTable(
+    5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(257), 1e-3, 1e-6, 5e-8, 2e-10
+)
 """About an 8B model on an H100."""
 
 
 def rules(**changes: object) -> EngineRules:
     """A small engine: 256 sequences, 2,048 tokens a step, 16-token blocks."""
-    base = EngineRules(256, 2048, 3001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
+    base = EngineRules(
+        256, 2048, 3001, 8192, False, True, 0, False, False, False, np.array([[0, 16]])
+    )
     return base._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -48,7 +52,10 @@ def test_schedule_is_vllms_step_for_step(case: Path, version: str, tmp_path: Pat
     copy, log = tmp_path / "CASE.json", tmp_path / "STEPS.csv"
     copy.write_text(json.dumps(data))
     run_schedule_case(copy, log)
-    assert log.read_text().splitlines() == (SCHEDULES / f"{case.stem}.vllm-{version}.csv").read_text().splitlines()
+    assert (
+        log.read_text().splitlines()
+        == (SCHEDULES / f"{case.stem}.vllm-{version}.csv").read_text().splitlines()
+    )
 
 
 @st.composite
@@ -61,15 +68,22 @@ def cases(draw: st.DrawFn) -> dict:
     for i in range(draw(st.integers(1, 12))):
         request = {
             "id": f"r{i}",
-            "arrival_step": (requests[-1]["arrival_step"] if requests else 0) + draw(st.integers(0, 5)),
+            "arrival_step": (
+                (requests[-1]["arrival_step"] if requests else 0) + draw(st.integers(0, 5))
+            ),
             "output_len": draw(st.integers(1, 40)),
             "priority": draw(st.integers(0, 2)),
         }
         names = st.sampled_from(["a", "b", *(f"out:{other['id']}" for other in requests)])
         pieces = draw(st.lists(st.tuples(names, st.integers(1, 24)), min_size=1, max_size=3))
-        fits = [piece for k, piece in enumerate(pieces) if sum(t for _, t in pieces[: k + 1]) < length]
+        fits = [
+            piece for k, piece in enumerate(pieces) if sum(t for _, t in pieces[: k + 1]) < length
+        ]
         requests.append(request | {"prompt": fits or [["a", 1]]})
-    most = max(-(-min(sum(t for _, t in r["prompt"]) + r["output_len"], length) // size) + 1 for r in requests)
+    most = max(
+        -(-min(sum(t for _, t in r["prompt"]) + r["output_len"], length) // size) + 1
+        for r in requests
+    )
     return {
         "config": {
             "max_num_seqs": draw(st.integers(1, 8)),
@@ -97,13 +111,17 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, case: dict) -
     outcome, config = result.outcome, case["config"]
     assert np.isfinite(outcome.last_token).all(), "every request ends"
     assert outcome.totals[5] == config["num_blocks"] - 1, "every block taken is given back"
-    assert (outcome.sent <= outcome.scheduled).all() and (outcome.scheduled < outcome.first_token).all()
+    assert (outcome.sent <= outcome.scheduled).all() and (
+        outcome.scheduled < outcome.first_token
+    ).all()
     made = np.minimum(result.output, config["max_model_len"] - result.prompt)
     computed = np.zeros(len(made))
     entries = outcome.get_notes(NOTE_ENTRY, 3).astype(int)
     np.add.at(computed, entries[:, 1], entries[:, 2])
     once = outcome.preemptions == 0
-    assert (computed + outcome.cached == result.prompt + made - 1)[once].all(), "each token is computed once"
+    assert (computed + outcome.cached == result.prompt + made - 1)[once].all(), (
+        "each token is computed once"
+    )
     assert (computed[~once] > 0).all()
     assert outcome.itl.sum() == (made - 1).sum(), "each token but the first ends one gap"
 
@@ -111,7 +129,9 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, case: dict) -
 def alike(one: SimulationResult, other: SimulationResult) -> bool:
     """Equal to the last bit, request by request."""
     fields = ("sent", "scheduled", "first_token", "last_token", "preemptions", "itl")
-    return all(np.array_equal(getattr(one.outcome, name), getattr(other.outcome, name)) for name in fields)
+    return all(
+        np.array_equal(getattr(one.outcome, name), getattr(other.outcome, name)) for name in fields
+    )
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -124,10 +144,13 @@ def test_shortcuts_change_nothing(overlap: bool, num_blocks: int, concurrency: i
     arrival = sample_arrivals(200, 6.0, 1.0, rng)
     traffic = RequestBatch(arrival, prompt, output, concurrency=concurrency)
     fast = simulate_requests(engine, LINEAR, traffic)
-    # sampling gauges rules out skipping over equal steps, naming blocks rules out only counting them
+    # sampling gauges rules out skipping over equal steps, naming blocks rules out only counting
+    # them
     assert alike(fast, simulate_requests(engine, LINEAR, traffic, gauge_s=0.1))
     own, start = build_shared_prefix_blocks(prompt, output, np.zeros_like(prompt), 16)
-    assert alike(fast, simulate_requests(engine, LINEAR, traffic._replace(content=own, content_start=start)))
+    assert alike(
+        fast, simulate_requests(engine, LINEAR, traffic._replace(content=own, content_start=start))
+    )
     assert (fast.preemptions.sum() > 0) == (num_blocks == 160)
 
 
@@ -136,7 +159,9 @@ def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
     service, load, n = 0.1, 0.7, 200_000
     table = StepCostTable(np.full(2, service), np.zeros(2))
     arrival = sample_arrivals(n, load / service, 1.0, np.random.default_rng(1))
-    result = simulate_requests(rules(max_num_seqs=1), table, RequestBatch(arrival, np.full(n, 10), np.ones(n)))
+    result = simulate_requests(
+        rules(max_num_seqs=1), table, RequestBatch(arrival, np.full(n, 10), np.ones(n))
+    )
     assert result.queue.mean() == pytest.approx(load * service / (2 * (1 - load)), rel=0.03)
     assert result.ttft.mean() == pytest.approx(result.queue.mean() + service)
 
@@ -144,7 +169,9 @@ def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
 def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
     rng = np.random.default_rng(3)
     n, flight = 600, 24
-    traffic = RequestBatch(np.zeros(n), rng.integers(50, 500, n), rng.integers(20, 200, n), concurrency=flight)
+    traffic = RequestBatch(
+        np.zeros(n), rng.integers(50, 500, n), rng.integers(20, 200, n), concurrency=flight
+    )
     result = simulate_requests(rules(), LINEAR, traffic)
     changes = np.concatenate([result.sent, result.outcome.last_token])
     in_flight = np.cumsum(np.repeat([1, -1], n)[np.lexsort((np.repeat([1, -1], n), changes))])
@@ -154,10 +181,14 @@ def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
 
 def test_latency_adds_up() -> None:
     """One request alone: a prefill step, then a decode step per token, each as long as the table says."""
-    traffic = RequestBatch(np.zeros(1), np.array([100]), np.array([4]), request_s=0.02, prompt_token_s=1e-5)
+    traffic = RequestBatch(
+        np.zeros(1), np.array([100]), np.array([4]), request_s=0.02, prompt_token_s=1e-5
+    )
     result = simulate_requests(rules(), LINEAR, traffic)
     one = 1e-3 + 1e-6 + 4e-6
-    steps = [one + 5e-3 + 2e-5 * 100 + 2e-10 * 100 * 101 / 2] + [one + 5e-3 + 2e-5 + 5e-8 * c for c in (100, 101, 102)]
+    steps = [one + 5e-3 + 2e-5 * 100 + 2e-10 * 100 * 101 / 2] + [
+        one + 5e-3 + 2e-5 + 5e-8 * c for c in (100, 101, 102)
+    ]
     assert result.ttft[0] == pytest.approx(0.021 + steps[0])
     assert result.tpot[0] == pytest.approx(np.mean(steps[1:]))
     assert result.summarize("itl")["mean"] == pytest.approx(np.mean(steps[1:]))
@@ -170,7 +201,9 @@ def test_the_front_end_takes_by_the_tokens_that_are_not_cached() -> None:
     content, start = build_shared_prefix_blocks(prompt, output, np.array([64, 64]), 16)
     sent = RequestBatch(np.array([0.0, 9.0]), prompt, output, content, start)
     free, slow = (
-        simulate_requests(rules(enable_prefix_caching=True), LINEAR, sent._replace(prompt_token_s=each))
+        simulate_requests(
+            rules(enable_prefix_caching=True), LINEAR, sent._replace(prompt_token_s=each)
+        )
         for each in (0.0, 1e-3)
     )
     assert slow.outcome.cached.tolist() == [0, 64]
@@ -179,9 +212,14 @@ def test_the_front_end_takes_by_the_tokens_that_are_not_cached() -> None:
 
 def test_windows_cap_what_attention_reads() -> None:
     window = StepCostTable(
-        np.zeros(1), np.zeros(1), decode_windows=np.array([[64, 1.0]]), prefill_windows=np.array([[64, 1.0]])
+        np.zeros(1),
+        np.zeros(1),
+        decode_windows=np.array([[64, 1.0]]),
+        prefill_windows=np.array([[64, 1.0]]),
     )
-    result = simulate_requests(rules(), window, RequestBatch(np.zeros(1), np.array([100]), np.array([2])))
+    result = simulate_requests(
+        rules(), window, RequestBatch(np.zeros(1), np.array([100]), np.array([2]))
+    )
     assert result.ttft[0] == sum(min(query + 1, 64) for query in range(100))
     assert result.tpot[0] == 64
 
@@ -189,7 +227,10 @@ def test_windows_cap_what_attention_reads() -> None:
 def test_pipeline_overlaps_steps() -> None:
     """Steps of one token each, for two requests: two pipeline stages serve both in the time that one takes for one."""
     table = StepCostTable(np.full(2, 0.1), np.zeros(2), stages=2)
-    narrow, traffic = rules(max_num_batched_tokens=1), RequestBatch(np.zeros(2), np.ones(2), np.full(2, 50))
+    narrow, traffic = (
+        rules(max_num_batched_tokens=1),
+        RequestBatch(np.zeros(2), np.ones(2), np.full(2, 50)),
+    )
     piped = simulate_requests(narrow, table, traffic)
     assert piped.tpot == pytest.approx([0.1, 0.1])
     alone = simulate_requests(narrow, table._replace(stages=1), traffic)
@@ -212,7 +253,9 @@ def test_shared_prefix_is_computed_once() -> None:
     prompt, output = np.full(5, 200), np.full(5, 10)
     content = build_shared_prefix_blocks(prompt, output, np.array([150, 150, 0, 150, 7]), 16)
     engine = rules(enable_prefix_caching=True)
-    result = simulate_requests(engine, LINEAR, RequestBatch(np.arange(5.0), prompt, output, *content))
+    result = simulate_requests(
+        engine, LINEAR, RequestBatch(np.arange(5.0), prompt, output, *content)
+    )
     assert result.outcome.cached.tolist() == [0, 144, 0, 144, 0], "whole blocks of 16"
     assert result.ttft[1] < result.ttft[0]
 
@@ -223,9 +266,17 @@ def test_groups_with_blocks_of_two_sizes_share_prefixes_and_a_pool(prefix: int) 
     groups = np.array([(64, 16), (64, 16), (0, 32)], np.int64)
     prompt, output = np.full(60, 400), np.full(60, 200)
     content = build_shared_prefix_blocks(prompt, output, np.full(60, prefix), 16)
-    both = rules(enable_prefix_caching=True, max_num_seqs=60, max_num_batched_tokens=512, num_blocks=500, groups=groups)
+    both = rules(
+        enable_prefix_caching=True,
+        max_num_seqs=60,
+        max_num_batched_tokens=512,
+        num_blocks=500,
+        groups=groups,
+    )
     found = simulate_requests(
-        both, StepCostTable(np.ones(1), np.zeros(1)), RequestBatch(np.zeros(60), prompt, output, *content)
+        both,
+        StepCostTable(np.ones(1), np.zeros(1)),
+        RequestBatch(np.zeros(60), prompt, output, *content),
     )
     assert found.outcome.preemptions.sum() > 0 and found.outcome.totals[5] == 499
     assert np.isfinite(found.outcome.last_token).all()
@@ -234,24 +285,38 @@ def test_groups_with_blocks_of_two_sizes_share_prefixes_and_a_pool(prefix: int) 
 
 
 def test_blocks_are_equal_where_all_before_is() -> None:
-    texts = [[("a", 20), ("b", 30)], [("a", 20), ("b", 12)], [("b", 32)], [("a", 16), ("b", 16)], [("c", 32)]]
+    texts = [
+        [("a", 20), ("b", 30)],
+        [("a", 20), ("b", 12)],
+        [("b", 32)],
+        [("a", 16), ("b", 16)],
+        [("c", 32)],
+    ]
     numbers, start = build_segment_blocks(texts, 16)
     rows = [numbers[s:e].tolist() for s, e in zip(start, [*start[1:], None], strict=True)]
     assert rows[1] == rows[0][:2] and len(rows[0]) == 3
     assert rows[3][0] == rows[0][0] and rows[3][1] != rows[0][1], (
         "b from its start, where the first has a's last 4 tokens"
     )
-    assert not set(rows[2]) & set(rows[0]) and not set(rows[4]) & {n for row in rows[:4] for n in row}
+    assert not set(rows[2]) & set(rows[0]) and not set(rows[4]) & {
+        n for row in rows[:4] for n in row
+    }
 
 
 def test_requests_wait_until_the_scheduler_looks_for_them() -> None:
     """SGLang's --scheduler-recv-interval: every so many decode steps, after every prompt, and whenever it is idle."""
     second = StepCostTable(np.ones(10), np.zeros(10))  # every step takes 1 s
-    arrival, prompt, output = np.array([0.0, 1.5, 1.5, 30.0]), np.array([10, 10, 10, 10]), np.array([20, 2, 2, 2])
+    arrival, prompt, output = (
+        np.array([0.0, 1.5, 1.5, 30.0]),
+        np.array([10, 10, 10, 10]),
+        np.array([20, 2, 2, 2]),
+    )
     traffic = RequestBatch(arrival, prompt, output)
     found = {n: simulate_requests(rules(recv_interval=n), second, traffic).outcome for n in (1, 8)}
     np.testing.assert_allclose(found[1].first_token, [1, 3, 3, 31])
-    np.testing.assert_allclose(found[8].first_token, [1, 10, 10, 31])  # looks at 0, 1 and 9 s, and is idle at 30 s
+    np.testing.assert_allclose(
+        found[8].first_token, [1, 10, 10, 31]
+    )  # looks at 0, 1 and 9 s, and is idle at 30 s
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, math.inf])
@@ -274,7 +339,9 @@ def test_same_seed_same_bits() -> None:
         rng = np.random.default_rng(11)
         engine = rules(num_speculative_tokens=2, acceptance_rate=0.5, seed=5)
         lengths = rng.integers(1, 400, 300), rng.integers(1, 99, 300)
-        return simulate_requests(engine, LINEAR, RequestBatch(sample_arrivals(300, 9.0, 0.5, rng), *lengths))
+        return simulate_requests(
+            engine, LINEAR, RequestBatch(sample_arrivals(300, 9.0, 0.5, rng), *lengths)
+        )
 
     assert alike(once(), once())
 
@@ -291,9 +358,18 @@ def test_gauges_follow_the_load() -> None:
 
 def case(request: dict | None = None, **config: object) -> dict:
     """A sound case of two requests, changed."""
-    base = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 20, "block_size": 16, "max_model_len": 512}
+    base = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "num_blocks": 20,
+        "block_size": 16,
+        "max_model_len": 512,
+    }
     first = {"id": "first", "arrival_step": 3, "prompt_len": 20, "output_len": 5}
-    return {"config": base | config, "requests": [first, first | {"id": "second"} | (request or {})]}
+    return {
+        "config": base | config,
+        "requests": [first, first | {"id": "second"} | (request or {})],
+    }
 
 
 @pytest.mark.parametrize(
@@ -327,7 +403,9 @@ def test_bad_cases_are_told_in_one_sentence(bad: object, words: list[str], tmp_p
     with pytest.raises(PlannerError) as error:
         run_schedule_case(path)
     message = str(error.value)
-    assert "\n" not in message and all(word.casefold() in message.casefold() for word in words), message
+    assert "\n" not in message and all(word.casefold() in message.casefold() for word in words), (
+        message
+    )
 
 
 @pytest.mark.parametrize(
@@ -343,16 +421,28 @@ def test_bad_cases_are_told_in_one_sentence(bad: object, words: list[str], tmp_p
         ([], [], [], ["no requests"]),
     ],
 )
-def test_bad_arrays_name_request_and_field(arrival: list, prompt: list, output: list, words: list[str]) -> None:
+def test_bad_arrays_name_request_and_field(
+    arrival: list, prompt: list, output: list, words: list[str]
+) -> None:
     with pytest.raises(PlannerError) as error:
-        simulate_requests(rules(), LINEAR, RequestBatch(np.array(arrival, float), np.array(prompt), np.array(output)))
+        simulate_requests(
+            rules(),
+            LINEAR,
+            RequestBatch(np.array(arrival, float), np.array(prompt), np.array(output)),
+        )
     assert all(word in str(error.value) for word in words), error.value
 
 
-@pytest.mark.parametrize("broken", [{"fixed_s": math.nan}, {"tokens_s": np.array([0.0, math.inf])}, {"fixed_s": -1.0}])
+@pytest.mark.parametrize(
+    "broken", [{"fixed_s": math.nan}, {"tokens_s": np.array([0.0, math.inf])}, {"fixed_s": -1.0}]
+)
 def test_a_step_that_takes_no_time_known_is_refused(broken: dict) -> None:
     with pytest.raises(PlannerError, match=f"field {next(iter(broken))}"):
-        simulate_requests(rules(), LINEAR._replace(**broken), RequestBatch(np.zeros(1), np.full(1, 16), np.full(1, 4)))
+        simulate_requests(
+            rules(),
+            LINEAR._replace(**broken),
+            RequestBatch(np.zeros(1), np.full(1, 16), np.full(1, 4)),
+        )
 
 
 def crowd(seed: int) -> tuple[EngineRules, StepCostTable, RequestBatch, RouterConfig]:
@@ -374,15 +464,27 @@ def crowd(seed: int) -> tuple[EngineRules, StepCostTable, RequestBatch, RouterCo
         int(rng.choice(4, p=[0.8, 0.1, 0.05, 0.05]))
     ]
     groups = groups + [[one(8, 32, 64, 100), size]] * one(0, 0, 0, 1, 2)
-    least, long = len(groups) * (int((prompt + output).max()) // size + 3), int((prompt + output).max())
+    least, long = (
+        len(groups) * (int((prompt + output).max()) // size + 3),
+        int((prompt + output).max()),
+    )
     caching, many = bool(rng.random() < 0.5), one(0, 2, least, 4 * least, 30 * least)
     engine = EngineRules(
-        seats, budget, least + many, one(4096, max(long - 3, prompt.max() + 1)), caching, True, one(0, 0, 5, 50),
+        seats, budget, least + many, one(4096, max(long - 3, prompt.max() + 1)), caching, True,
+        one(0, 0, 5, 50),
         bool(rng.random() < 0.5), False, bool(rng.random() < 0.5), np.array(groups),
     )  # fmt: skip
     windows = np.array([[one(8, 32, 100), 2e-7]] * one(0, 0, 1, 2), float).reshape(-1, 2)
     table = StepCostTable(
-        np.linspace(1e-3, 5e-3, 700), np.linspace(0, 1e-3, 64), 1e-3, 1e-6, 1e-7, 1e-8, 1e-4, windows, windows[:1]
+        np.linspace(1e-3, 5e-3, 700),
+        np.linspace(0, 1e-3, 64),
+        1e-3,
+        1e-6,
+        1e-7,
+        1e-8,
+        1e-4,
+        windows,
+        windows[:1],
     )
     content, start = build_shared_prefix_blocks(
         prompt, output, np.where(rng.random(n) < 0.7, rng.integers(0, 100), 0), size
@@ -394,7 +496,9 @@ def crowd(seed: int) -> tuple[EngineRules, StepCostTable, RequestBatch, RouterCo
     told = {"content": content, "content_start": start} if rng.random() < 0.7 else {}
     arrival = np.sort(rng.random(n)) * rng.choice([0.0, 0.02, 0.2, 1.0, 5.0])
     flight = 0 if rng.random() < 0.6 else int(rng.integers(1, 2 * seats + 2))
-    sent = RequestBatch(arrival, prompt, output, concurrency=flight, request_s=1e-3, prompt_token_s=1e-6, **told)
+    sent = RequestBatch(
+        arrival, prompt, output, concurrency=flight, request_s=1e-3, prompt_token_s=1e-6, **told
+    )
     return engine, table, sent, RouterConfig(one(1, 1, 1, 2, 3), ROUTE_LEAST_LOADED)
 
 
@@ -410,5 +514,15 @@ def test_who_drifts_fares_as_if_looked_at_in_every_step(seed: int) -> None:
             simulate_requests(engine, table, sent, router=router, log_steps=True)
         return
     apart = simulate_requests(engine, table, sent, router=router, log_steps=True).outcome
-    for name in ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached", "itl", "totals", "usage"):
+    for name in (
+        "sent",
+        "scheduled",
+        "first_token",
+        "last_token",
+        "preemptions",
+        "cached",
+        "itl",
+        "totals",
+        "usage",
+    ):
         np.testing.assert_array_equal(getattr(drifted, name), getattr(apart, name), name)

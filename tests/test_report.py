@@ -47,7 +47,9 @@ def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(folder: Path, source: str) -> Path:
     """A notebook that shows what `source` does."""
     parameters = new_code_cell('scenario: str = ""', metadata={"tags": ["parameters"]})
-    nb = new_notebook(cells=[new_markdown_cell("# A title\n\n## A section"), parameters, new_code_cell(source)])
+    nb = new_notebook(
+        cells=[new_markdown_cell("# A title\n\n## A section"), parameters, new_code_cell(source)]
+    )
     nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(nb, path := folder / "1-made.ipynb")
     return path
@@ -58,7 +60,10 @@ def notebook(tmp_path):
     return partial(made, tmp_path)
 
 
-HOSTILE = 'It\'s "5 $x$" `a` $(b) #c {{d}} 100 % \\e *f* _g_ <b>h</b> ![i](none.png) #panic() @j\nnext \u2028 end'
+HOSTILE = (
+    'It\'s "5 $x$" `a` $(b) #c {{d}} 100 % \\e *f* _g_ <b>h</b> ![i](none.png) #panic() @j\nnext'
+    " \u2028 end"
+)
 
 
 class Written:
@@ -68,13 +73,20 @@ class Written:
         path = folder / "it's #1 $x$ *bold* \\ [a](b).yaml"
         path.write_bytes(find_scenario_file(NAME).read_bytes())
         columns = {
-            f"gpu_memory_utilization {i}": ["some words", "meta-llama/Llama-3.1-70B-Instruct"] for i in range(14)
+            f"gpu_memory_utilization {i}": ["some words", "meta-llama/Llama-3.1-70B-Instruct"]
+            for i in range(14)
         }
-        shown = f"text = {HOSTILE!r}\ndisplay(note(text), table(pd.DataFrame({{text: [text]}}), text), code(text))\n"
+        shown = (
+            f"text = {HOSTILE!r}\ndisplay(note(text), table(pd.DataFrame({{text: [text]}}), text),"
+            " code(text))\n"
+        )
         shown += f"display(Markdown(f'**{{text}}**'), table(pd.DataFrame({columns}), 'Wide.'))"
         self.said: list[str] = []
         self.again = partial(
-            write_report, path, overrides={"question": HOSTILE}, notebooks=[made(folder, CONTENT + shown)]
+            write_report,
+            path,
+            overrides={"question": HOSTILE},
+            notebooks=[made(folder, CONTENT + shown)],
         )
         self.pdf = self.again(folder / "a", progress=self.said.append)
         self.pages, self.name = PdfReader(self.pdf).pages, path.stem
@@ -93,13 +105,29 @@ def test_every_kind_of_content_reaches_the_page(written):
     charts = ["Figure 1", "Scaled by 2.", "Drawn for scale 2", "Concurrency"]
     tables = ["Table 1", "412 (300 to 550)", "Costs $3 or $4."]
     product = "6 \N{MULTIPLICATION SIGN} 7"
-    for expected in ["A title", "A section", *charts, *tables, "A note.", "--option value", product]:
+    for expected in [
+        "A title",
+        "A section",
+        *charts,
+        *tables,
+        "A note.",
+        "--option value",
+        product,
+    ]:
         assert expected in written.text
-    assert "import altair" not in written.text and "VBox" not in written.text  # neither code nor a widget's name
-    assert len(written.said) == 2 and written.said[0].startswith("Question") and "1-made" in written.said[1]
+    assert (
+        "import altair" not in written.text and "VBox" not in written.text
+    )  # neither code nor a widget's name
+    assert (
+        len(written.said) == 2
+        and written.said[0].startswith("Question")
+        and "1-made" in written.said[1]
+    )
 
 
-def test_a_chart_is_drawn_with_the_names_that_svg_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_chart_is_drawn_with_the_names_that_svg_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     drawn: list[str] = []
     monkeypatch.setattr("vl_convert.svg_to_pdf", lambda svg: drawn.append(svg) or b"")
     svg = '<svg width="9" height="9" viewBox="-1 0 9 9"><clipPath id="a"></clipPath></svg>'
@@ -145,7 +173,9 @@ def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):
 
 
 def test_any_other_error_names_the_notebook(notebook, tmp_path):
-    with pytest.raises(PlannerError, match=r"^notebook 1-made failed: ZeroDivisionError: division by zero$"):
+    with pytest.raises(
+        PlannerError, match=r"^notebook 1-made failed: ZeroDivisionError: division by zero$"
+    ):
         write_report(NAME, tmp_path, notebooks=[notebook("1 / 0")], progress=str)
 
 
@@ -154,7 +184,11 @@ def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
     overrides = {"workload.rate": 0.25, "prices": {"RTX-3090": 0.01}}
     write_report(NAME, tmp_path, overrides, [notebook("scenario")], progress=str)
     found = json.loads((tmp_path / "plan.json").read_text())
-    assert (found["planned_rps"], found["gpu"], found["usd_per_hour"][0]) == (0.25, "RTX-3090", 0.01)
+    assert (found["planned_rps"], found["gpu"], found["usd_per_hour"][0]) == (
+        0.25,
+        "RTX-3090",
+        0.01,
+    )
     assert found["model"] == "meta-llama/Llama-3.1-8B-Instruct"
     assert find_scenario_file(NAME).read_bytes() == before
 
@@ -187,7 +221,9 @@ def test_the_default_walk(tmp_path):
     assert "Traceback" not in text and "object at 0x" not in text
 
 
-def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 

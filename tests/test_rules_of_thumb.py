@@ -12,16 +12,23 @@ LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-70B"
 
 
 def test_a_bf16_parameter_takes_two_bytes_and_an_int4_one_more_than_half_a_byte():
-    assert rules_of_thumb.compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100")) == pytest.approx(2, rel=5e-3)
-    # groups of 128 with a scale of 2 bytes and a zero point of half a byte; embedding and head in BF16
+    assert rules_of_thumb.compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100")) == pytest.approx(
+        2, rel=5e-3
+    )
+    # groups of 128 with a scale of 2 bytes and a zero point of half a byte; embedding and head in
+    # BF16
     plain = 2 * 128_256 * 4096 / 8.03e9
-    stored = rules_of_thumb.compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100", quantization="awq"))
+    stored = rules_of_thumb.compute_bytes_per_parameter(
+        deploy_on(LLAMA_8B, "H100", quantization="awq")
+    )
     assert stored == pytest.approx((1 - plain) * (0.5 + 2.5 / 128) + plain * 2, rel=0.01)
 
 
 def test_a_single_gpu_exchanges_nothing_and_more_gpus_more_of_the_step():
     cases = {f"{tp}": deploy_on(LLAMA_70B, "B200", tp=tp) for tp in (1, 2, 4, 8)}
-    shares = rules_of_thumb.build_communication_table(cases, 64, 8192, 1000)["prefill (% of the step)"]
+    shares = rules_of_thumb.build_communication_table(cases, 64, 8192, 1000)[
+        "prefill (% of the step)"
+    ]
     assert shares[0] == 0
     assert shares.is_monotonic_increasing
 
@@ -30,7 +37,9 @@ def test_nothing_is_faster_than_itself_and_longer_requests_leave_room_for_fewer(
     served = {"BF16": deploy_on(LLAMA_8B, "L4", max_model_len=4096)}
     assert (rules_of_thumb.compare_step_speed(served, (1, 64), 2000, 1000).iloc[0, 1:] == 1).all()
     traffics = {
-        f"{n}": Workload(LengthDistribution.from_constant(n), LengthDistribution.from_constant(50), rate=1)
+        f"{n}": Workload(
+            LengthDistribution.from_constant(n), LengthDistribution.from_constant(50), rate=1
+        )
         for n in (500, 1000, 2000)
     }
     held = rules_of_thumb.build_sequence_capacity_table(served, traffics).iloc[0, 2:]
@@ -39,15 +48,23 @@ def test_nothing_is_faster_than_itself_and_longer_requests_leave_room_for_fewer(
 
 
 def test_what_does_not_start_carries_and_serves_nothing():
-    load = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(50), rate=1)
+    load = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(50), rate=1
+    )
     none = {"70B on one L4": deploy_on(LLAMA_70B, "L4")}
     assert rules_of_thumb.build_sequence_capacity_table(none, {"chat": load})["chat"].item() == 0
     assert rules_of_thumb.sweep_throughput(none, load, (1,)).isna().all(axis=None)
 
 
 def test_mean_ttft_of_closed_form_and_replay_agree_below_saturation_and_both_grow_with_load():
-    load = Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(100), rate=1)
-    found = sweep_utilization(deploy_on(LLAMA_8B, "H100", max_model_len=4096), load, (0.2, 0.5, 0.8))
-    assert found["mean, replayed"].to_numpy() == pytest.approx(found["mean, closed form"].to_numpy(), rel=0.15)
+    load = Workload(
+        LengthDistribution.from_constant(1000), LengthDistribution.from_constant(100), rate=1
+    )
+    found = sweep_utilization(
+        deploy_on(LLAMA_8B, "H100", max_model_len=4096), load, (0.2, 0.5, 0.8)
+    )
+    assert found["mean, replayed"].to_numpy() == pytest.approx(
+        found["mean, closed form"].to_numpy(), rel=0.15
+    )
     assert found["mean, replayed"].is_monotonic_increasing
     assert (found["p99, replayed"] > found["mean, replayed"]).all()

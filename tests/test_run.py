@@ -29,9 +29,15 @@ from planner.workload.traces import Trace
 from planner.workload.workload import Workload
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
-L40S = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=4096)
+L40S = deploy_on(
+    "meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=4096
+)
 CARD = L40S.with_args(max_num_seqs=32)
-CHAT = Workload(LengthDistribution.from_lognormal(500, 1200), LengthDistribution.from_lognormal(100, 260), rate=2.0)
+CHAT = Workload(
+    LengthDistribution.from_lognormal(500, 1200),
+    LengthDistribution.from_lognormal(100, 260),
+    rate=2.0,
+)
 STEP = 0.02
 
 
@@ -45,9 +51,12 @@ def even(monkeypatch: pytest.MonkeyPatch) -> StepModel:
     """Every step takes 20 ms, whatever is in it, and may take a quarter more or less."""
     known = build_step_model(CARD)
     flat = replace(
-        known, parts={"all": np.zeros_like(known.grid)}, rows_s=np.zeros(33), fixed_s=STEP, decode_context_s=0.0,
-        decode_windows=(), prefill_pair_s=0.0, prefill_windows=(), state_s=0.0, prefill_step_s=0.0, prompt_s=0.0,
-        request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z_SCORE_80PCT, sigma_ttft=0.0, sigma_output_tps=0.0,
+        known, parts={"all": np.zeros_like(known.grid)}, rows_s=np.zeros(33), fixed_s=STEP,
+        decode_context_s=0.0,
+        decode_windows=(), prefill_pair_s=0.0, prefill_windows=(), state_s=0.0, prefill_step_s=0.0,
+        prompt_s=0.0,
+        request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z_SCORE_80PCT,
+        sigma_ttft=0.0, sigma_output_tps=0.0,
     )  # fmt: skip
     for module in (runs, limits):
         monkeypatch.setattr(module, "step_of", lambda deployment: flat)
@@ -66,7 +75,9 @@ def fresh_capacity(deployment: Deployment, load: Workload) -> Interval:
 
 def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel) -> None:
     """32 slots, 50 tokens of 20 ms each: 32 requests a second; a quarter slower or faster at the ends."""
-    load = Workload(LengthDistribution.from_constant(16), LengthDistribution.from_constant(50), rate=1.0)
+    load = Workload(
+        LengthDistribution.from_constant(16), LengthDistribution.from_constant(50), rate=1.0
+    )
     found = fresh_capacity(CARD, load)
     assert found.mid == pytest.approx(32 / (50 * STEP), rel=0.02)
     assert (found.lo / found.mid, found.hi / found.mid) == (pytest.approx(0.8), pytest.approx(1.25))
@@ -74,23 +85,38 @@ def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel
     assert three.mid == pytest.approx(3 * found.mid)
 
 
-def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kv_pool_that_holds_few_bounds_the_capacity(
+    even: StepModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """8 sequences of 160 + 160 tokens fill 160 blocks of 16: a quarter of the 32 slots, a quarter of the capacity."""
-    load = Workload(LengthDistribution.from_constant(160), LengthDistribution.from_constant(160), rate=1.0)
+    load = Workload(
+        LengthDistribution.from_constant(160), LengthDistribution.from_constant(160), rate=1.0
+    )
     memory = get_memory_plan(CARD)
     small = replace(memory, pool=replace(memory.pool, num_blocks=1 + 8 * 20))
     ample = fresh_capacity(CARD, load).mid
     monkeypatch.setattr(limits, "get_memory_plan", lambda deployment: small)
     tight = fresh_capacity(CARD, load).mid
     assert ample == pytest.approx(32 / (160 * STEP), rel=0.02)
-    assert 8 / (160 * STEP) * 0.95 < tight < 13 / (160 * STEP)  # half of an answer is not there yet, on average
+    assert (
+        8 / (160 * STEP) * 0.95 < tight < 13 / (160 * STEP)
+    )  # half of an answer is not there yet, on average
 
 
 LENGTHS = {
-    "spread": (LengthDistribution.from_lognormal(500, 1200), LengthDistribution.from_lognormal(100, 260)),
-    "narrow": (LengthDistribution.from_uniform(922, 0.8), LengthDistribution.from_uniform(922, 0.8)),
+    "spread": (
+        LengthDistribution.from_lognormal(500, 1200),
+        LengthDistribution.from_lognormal(100, 260),
+    ),
+    "narrow": (
+        LengthDistribution.from_uniform(922, 0.8),
+        LengthDistribution.from_uniform(922, 0.8),
+    ),
     "alike": (LengthDistribution.from_constant(500), LengthDistribution.from_constant(300)),
-    "few long": (LengthDistribution.from_lognormal(1500, 5000), LengthDistribution.from_lognormal(28, 90)),
+    "few long": (
+        LengthDistribution.from_lognormal(1500, 5000),
+        LengthDistribution.from_lognormal(28, 90),
+    ),
 }
 
 
@@ -108,15 +134,25 @@ def test_capacity_is_what_a_long_crowded_run_serves(name: str, slots: int) -> No
 
 def test_capacity_where_more_begin_than_the_pool_holds() -> None:
     """All answers are alike, so that they grow together until half of them are preempted."""
-    card = deploy_on("allenai/OLMoE-1B-7B-0125", "A100-SXM-80GB", quantization="fp8", max_num_seqs=1008)
-    load = Workload(LengthDistribution.from_constant(356), LengthDistribution.from_constant(1024), rate=1.0)
+    card = deploy_on(
+        "allenai/OLMoE-1B-7B-0125", "A100-SXM-80GB", quantization="fp8", max_num_seqs=1008
+    )
+    load = Workload(
+        LengthDistribution.from_constant(356), LengthDistribution.from_constant(1024), rate=1.0
+    )
     found = simulate_once(card, replace(load, rate=None, concurrency=1120), 20 * 1008, seed=5)
     assert found.preemptions.any()
-    assert estimate_capacity(card, load).mid == pytest.approx(len(found.output) / found.duration, rel=0.06)
+    assert estimate_capacity(card, load).mid == pytest.approx(
+        len(found.output) / found.duration, rel=0.06
+    )
 
 
 def test_capacity_does_not_depend_on_what_arrives(most: float) -> None:
-    for other in (CHAT.with_rate(9.0), replace(CHAT, burstiness=0.2), replace(CHAT, rate=None, concurrency=5)):
+    for other in (
+        CHAT.with_rate(9.0),
+        replace(CHAT, burstiness=0.2),
+        replace(CHAT, rate=None, concurrency=5),
+    ):
         assert estimate_capacity(CARD, other).mid == pytest.approx(most)
 
 
@@ -131,9 +167,13 @@ def test_queues_grow_beyond_the_capacity_and_not_below_it(most: float) -> None:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(share=st.floats(0.1, 1.3), burstiness=st.floats(0.2, 4), tokens=st.integers(1, 300))
-def test_percentiles_rise_and_lie_within_their_intervals(most: float, share: float, burstiness: float, tokens: int):
+def test_percentiles_rise_and_lie_within_their_intervals(
+    most: float, share: float, burstiness: float, tokens: int
+):
     load = replace(
-        CHAT.with_rate(share * most), output=LengthDistribution.from_uniform(tokens, 0.5), burstiness=burstiness
+        CHAT.with_rate(share * most),
+        output=LengthDistribution.from_uniform(tokens, 0.5),
+        burstiness=burstiness,
     )
     found = run_short_simulation(CARD, load, 400)
     for metric in METRICS:
@@ -147,20 +187,30 @@ def test_percentiles_rise_and_lie_within_their_intervals(most: float, share: flo
 
 
 @pytest.mark.parametrize("share", [0.5, 0.85])
-def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: float, share: float) -> None:
+def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(
+    most: float, share: float
+) -> None:
     """Its queue included: close to the capacity, steps that take half as long again make everybody wait."""
     found = run_simulation(CARD, CHAT.with_rate(share * most))
     for metric in ("ttft", "tpot", "itl", "e2e"):
         for point in LATENCY_STATISTICS:
             stated = found.get(metric, point)
-            assert found.interval_ends[1].summarize(metric)[point] <= 1.03 * stated.hi, (metric, point)
-            assert 0.97 * stated.lo <= found.interval_ends[0].summarize(metric)[point], (metric, point)
+            assert found.interval_ends[1].summarize(metric)[point] <= 1.03 * stated.hi, (
+                metric,
+                point,
+            )
+            assert 0.97 * stated.lo <= found.interval_ends[0].summarize(metric)[point], (
+                metric,
+                point,
+            )
 
 
 def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
     """Thrice as many requests with other seeds: within 3%, or within what the interval says that luck moves."""
     found = run_simulation(CARD, CHAT.with_rate(0.75 * most))
-    others = [simulate_once(CARD, found.workload, 4000, seed=seed).trim(100, 50) for seed in range(70, 73)]
+    others = [
+        simulate_once(CARD, found.workload, 4000, seed=seed).trim(100, 50) for seed in range(70, 73)
+    ]
     other = SimulationResult.concatenate(others)
     for metric in ("ttft", "tpot", "e2e"):
         for point in LATENCY_STATISTICS:
@@ -168,13 +218,19 @@ def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
                 found.get(metric, point).mid,
                 found.estimate_seed_noise(lambda seed, m=metric, p=point: seed.summarize(m)[p]),
             )
-            assert other.summarize(metric)[point] == pytest.approx(mid, rel=0.03 + 2 * luck), (metric, point)
+            assert other.summarize(metric)[point] == pytest.approx(mid, rel=0.03 + 2 * luck), (
+                metric,
+                point,
+            )
 
 
 def test_a_slower_step_costs_a_closed_loop_that_much_longer(even: StepModel) -> None:
     """10 tokens of 20 ms, alone: 200 ms, and a quarter more or less."""
     load = Workload(
-        LengthDistribution.from_constant(16), LengthDistribution.from_constant(10), concurrency=1, num_prompts=20
+        LengthDistribution.from_constant(16),
+        LengthDistribution.from_constant(10),
+        concurrency=1,
+        num_prompts=20,
     )
     found = run_simulation.__wrapped__(CARD, load)
     e2e = found.get("e2e", "p50")
@@ -187,13 +243,17 @@ def test_pooled_runs_are_their_requests_one_after_the_other() -> None:
     one, other = (simulate_once(CARD, CHAT, 300, seed=seed) for seed in (0, 1))
     both = SimulationResult.concatenate([one, other])
     for name in ("ttft", "tpot", "e2e", "queue", "preemptions", "prompt", "output"):
-        assert np.allclose(getattr(both, name), np.concatenate([getattr(one, name), getattr(other, name)])), name
+        assert np.allclose(
+            getattr(both, name), np.concatenate([getattr(one, name), getattr(other, name)])
+        ), name
     assert both.duration == pytest.approx(one.duration + other.duration)
     assert (both.outcome.itl == one.outcome.itl + other.outcome.itl).all()
     least, largest = sorted((one.summarize("itl")["p99"], other.summarize("itl")["p99"]))
     assert least <= both.summarize("itl")["p99"] <= largest
     busy = [found.outcome.totals[1] for found in (one, other)]
-    assert both.decode_batch == pytest.approx(np.average([one.decode_batch, other.decode_batch], weights=busy))
+    assert both.decode_batch == pytest.approx(
+        np.average([one.decode_batch, other.decode_batch], weights=busy)
+    )
     assert SimulationResult.concatenate([one]) is one
 
 
@@ -220,7 +280,9 @@ def test_refused_prompts_are_counted_and_only_the_others_served() -> None:
     finite = refusing(1200, num_prompts=2000, rate=None, concurrency=16)
     served = run_simulation(finite.deployment, finite.workload)
     each = served.num_requests / len(served.seeds)
-    assert each == pytest.approx(2000 * (1 - found.rejected_fraction), abs=4 * math.sqrt(2000 * 0.05))
+    assert each == pytest.approx(
+        2000 * (1 - found.rejected_fraction), abs=4 * math.sqrt(2000 * 0.05)
+    )
     assert found.effective_workload.prompt.max_tokens < 1200 <= CHAT.prompt.max_tokens
     assert found.effective_workload.rate == pytest.approx(2.0 * (1 - found.rejected_fraction))
 
@@ -232,7 +294,9 @@ def test_an_engine_that_refuses_everything_is_an_error_and_not_a_plan() -> None:
 
 @pytest.mark.parametrize("load", [{}, {"rate": None, "concurrency": 8}])
 def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
-    found = predict(CARD, replace(CHAT, output=LengthDistribution.from_constant(1), **load)).performance
+    found = predict(
+        CARD, replace(CHAT, output=LengthDistribution.from_constant(1), **load)
+    ).performance
     assert found is not None
     for point in LATENCY_STATISTICS:
         assert math.isnan(found.tpot[point].mid), point
@@ -244,7 +308,9 @@ def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
 def test_cells_of_one_token_stay_empty(tmp_path: Path) -> None:
     from planner.tools.batch import predict_file
 
-    (tmp_path / "rows.csv").write_text("model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L40S,500,1,4\n")
+    (tmp_path / "rows.csv").write_text(
+        "model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L40S,500,1,4\n"
+    )
     assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0
     header, line = (tmp_path / "out.csv").read_text().splitlines()
     row = dict(zip(header.split(","), line.split(","), strict=False))
@@ -260,12 +326,18 @@ def test_a_trace_is_replayed_whole_and_as_it_came() -> None:
     prompt, output = rng.integers(50, 500, n), rng.integers(1, 60, n)
     found = run_simulation(CARD, recorded(arrival, prompt, output))
     assert found.num_requests == n
-    unsaid = run_simulation(CARD, replace(recorded(arrival, prompt, output), num_prompts=None))  # as scenarios have it
+    unsaid = run_simulation(
+        CARD, replace(recorded(arrival, prompt, output), num_prompts=None)
+    )  # as scenarios have it
     assert unsaid.num_requests == n
     assert (found.mid.prompt == prompt).all() and (found.mid.output == output).all()
     assert found.mid.sent == pytest.approx(arrival)
-    served = predict(CARD, replace(recorded(arrival, prompt, output), num_prompts=None)).performance.request_tps
-    assert served.mid == pytest.approx(n / arrival[-1], rel=0.02)  # it keeps up, so that is what it serves
+    served = predict(
+        CARD, replace(recorded(arrival, prompt, output), num_prompts=None)
+    ).performance.request_tps
+    assert served.mid == pytest.approx(
+        n / arrival[-1], rel=0.02
+    )  # it keeps up, so that is what it serves
 
 
 def test_lengths_beside_a_trace_win_over_its_own() -> None:
@@ -315,7 +387,9 @@ def test_a_benchmark_of_few_requests_is_that_run() -> None:
     """From the first request to the last token, with the idle end that every closed run has."""
     few = replace(CHAT, rate=None, concurrency=16, num_prompts=64)
     found, seeds = predict(CARD, few).performance, run_simulation(CARD, few).seeds
-    assert {len(seed.output) for seed in seeds} == {64} and found.num_simulated_requests == 64 * len(seeds)
+    assert {len(seed.output) for seed in seeds} == {
+        64
+    } and found.num_simulated_requests == 64 * len(seeds)
     assert found.request_tps.mid == pytest.approx(64 / np.mean([seed.duration for seed in seeds]))
     row = {"model": CARD.model.name, "gpu": "L40S", "engine_version": "0.20.2", "max_model_len": "4096",
            "max_num_seqs": "32", "isl": "500", "isl_p95": "1200", "osl": "100", "osl_p95": "260",

@@ -63,7 +63,11 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(**workload: object) -> Scenario:
-    changed = {name: value for name, value in {**SMALL["workload"], **workload}.items() if value is not None}
+    changed = {
+        name: value
+        for name, value in {**SMALL["workload"], **workload}.items()
+        if value is not None
+    }
     return parse_scenario({**SMALL, "workload": changed}, "office")
 
 
@@ -72,7 +76,9 @@ def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
     fixed = plan.chosen.deployment.layout.replicas
     assert fixed >= 3 and found.violated_hours == () and len(found.replicas) == 24
     assert max(found.replicas) <= fixed and min(found.replicas) < fixed / 2
-    assert [found.replicas[k] for k in np.argsort(HOURS)] == sorted(found.replicas), "more traffic, not fewer replicas"
+    assert [found.replicas[k] for k in np.argsort(HOURS)] == sorted(found.replicas), (
+        "more traffic, not fewer replicas"
+    )
     hours = sum(found.replicas) * plan.chosen.deployment.layout.gpus_per_replica
     changing = found.num_starts * (found.lead_s + found.stabilization_s + found.drain_s) / 3600
     assert found.gpu_hours == pytest.approx(hours + changing)
@@ -89,7 +95,9 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     moment = search_deployments(replace(parse_scenario(office, "office"), daily_profile=None))
     plan = search_deployments(parse_scenario(office, "office"))
     assert moment.chosen is not None and moment.chosen.description.startswith("2 x L4, TP2,")
-    assert plan.chosen is not None and plan.chosen.description.startswith("2 x L4, TP1 x 2 replicas,")
+    assert plan.chosen is not None and plan.chosen.description.startswith(
+        "2 x L4, TP1 x 2 replicas,"
+    )
     assert plan.chosen.usd_per_hour == moment.chosen.usd_per_hour
     assert (
         plan.autoscaling is not None
@@ -99,7 +107,10 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     assert plan.chosen.cost_key[1] == pytest.approx(plan.billing.usd["scaled by the hour"] / 24)
     whole = plan_autoscaling(plan.scenario, moment.chosen)
     assert whole is not None and whole.saved_fraction == 0
-    assert "for its day: scaled by the hour it takes 67% of its price, the runner-up 100%" in format_plan(plan)
+    assert (
+        "for its day: scaled by the hour it takes 67% of its price, the runner-up 100%"
+        in format_plan(plan)
+    )
 
 
 def spiky(seed: int) -> list[float]:
@@ -107,11 +118,15 @@ def spiky(seed: int) -> list[float]:
     return list(np.random.default_rng(seed).gamma(1.0, size=24) + 0.05)
 
 
-@pytest.mark.parametrize("hours", ["campus-rag", [1.0] * 23 + [8.0], spiky(0), spiky(1)], ids="abcd")
+@pytest.mark.parametrize(
+    "hours", ["campus-rag", [1.0] * 23 + [8.0], spiky(0), spiky(1)], ids="abcd"
+)
 def test_other_days_hold_their_level_too(hours: str | list[float]) -> None:
     plan, _ = planned()
     assert plan.chosen is not None
-    found = plan_autoscaling(replace(plan.scenario, daily_profile=build_daily_profile(hours, Path())), plan.chosen)
+    found = plan_autoscaling(
+        replace(plan.scenario, daily_profile=build_daily_profile(hours, Path())), plan.chosen
+    )
     assert found is not None and found.violated_hours == ()
     assert not missed_on_other_days(plan.scenario, found).any()
     assert 0 <= found.saved_fraction < 1 and found.gpu_hours <= found.fixed_gpu_hours
@@ -120,8 +135,17 @@ def test_other_days_hold_their_level_too(hours: str | list[float]) -> None:
 def missed_on_other_days(asked: Scenario, found: AutoscalingPlan) -> np.ndarray:
     """[hours] whether a promise is broken on days that the plan has not seen."""
     load = derive_effective_workload(found.deployment, asked.workload)
-    days = [simulate_day(found.deployment, load, found.rates, found.replicas, seed=100 + seed) for seed in range(4)]
-    return np.max([compute_hourly_utilization(day, found.rates, asked.slo_targets) for day in days], axis=0) > 1
+    days = [
+        simulate_day(found.deployment, load, found.rates, found.replicas, seed=100 + seed)
+        for seed in range(4)
+    ]
+    return (
+        np.max(
+            [compute_hourly_utilization(day, found.rates, asked.slo_targets) for day in days],
+            axis=0,
+        )
+        > 1
+    )
 
 
 @pytest.mark.parametrize("burstiness", [0.1, 0.3])
@@ -132,22 +156,34 @@ def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> 
     found = plan.autoscaling
     assert found is not None
     assert {*np.flatnonzero(missed_on_other_days(plan.scenario, found))} <= {*found.violated_hours}
-    assert all(found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours)
+    assert all(
+        found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours
+    )
     assert ("every hour holds on 5 days" in format_plan(plan)) == (not found.violated_hours)
 
 
 def test_fewer_replicas_and_late_ones_break_the_level() -> None:
     """What the replay is for: it does not hold by itself."""
     plan, found = planned()
-    load, level = derive_effective_workload(found.deployment, plan.scenario.workload), plan.scenario.slo_targets
+    load, level = (
+        derive_effective_workload(found.deployment, plan.scenario.workload),
+        plan.scenario.slo_targets,
+    )
     fewer = np.maximum(np.array(found.replicas) - 1, 1)
-    short = compute_hourly_utilization(simulate_day(found.deployment, load, found.rates, fewer), found.rates, level)
+    short = compute_hourly_utilization(
+        simulate_day(found.deployment, load, found.rates, fewer), found.rates, level
+    )
     first = np.flatnonzero(fewer < found.replicas)[0]
     assert (short[:first] <= 1).all() and (short[first:] > 1).any()
     late = simulate_day(found.deployment, load, found.rates, found.replicas, late_s=found.lead_s)
-    assert (compute_hourly_utilization(late, found.rates, level) > 1).any(), "started on the hour they come too late"
+    assert (compute_hourly_utilization(late, found.rates, level) > 1).any(), (
+        "started on the hour they come too late"
+    )
     grown = np.flatnonzero(np.diff(found.replicas) > 0) + 1
-    assert set(np.flatnonzero(compute_hourly_utilization(late, found.rates, level) > 1)) <= {*grown, *grown + 1}
+    assert set(np.flatnonzero(compute_hourly_utilization(late, found.rates, level) > 1)) <= {
+        *grown,
+        *grown + 1,
+    }
 
 
 def test_a_replayed_day_has_the_days_traffic_and_its_replicas() -> None:
@@ -155,8 +191,12 @@ def test_a_replayed_day_has_the_days_traffic_and_its_replicas() -> None:
     load = derive_effective_workload(found.deployment, plan.scenario.workload)
     replayed = simulate_day(found.deployment, load, found.rates, found.replicas)
     hour = (replayed.sent // (scaling.MAX_REQUESTS_PER_DAY / sum(found.rates))).astype(int)
-    assert np.bincount(hour, minlength=24)[:24] / len(hour) == pytest.approx(np.array(HOURS) / sum(HOURS), abs=5e-3)
-    assert [replayed.outcome.replica[hour == k].max() + 1 for k in range(24)] == list(found.replicas)
+    assert np.bincount(hour, minlength=24)[:24] / len(hour) == pytest.approx(
+        np.array(HOURS) / sum(HOURS), abs=5e-3
+    )
+    assert [replayed.outcome.replica[hour == k].max() + 1 for k in range(24)] == list(
+        found.replicas
+    )
 
 
 def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
@@ -164,7 +204,9 @@ def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
     plan, found = planned()
     rate = found.max_load_replica.workload.rate
     assert rate >= plan.scenario.workload.rate / plan.chosen.deployment.layout.replicas
-    assert found.scale_up_in_flight == pytest.approx(rate * found.max_load_replica.performance.e2e["mean"].mid)
+    assert found.scale_up_in_flight == pytest.approx(
+        rate * found.max_load_replica.performance.e2e["mean"].mid
+    )
     assert (
         found.max_load_replica.performance.ttft["p95"].mid <= 1.5
         and found.max_load_replica.performance.tpot["p95"].mid <= 0.09
@@ -184,7 +226,9 @@ def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
         ([2, 2, 2], 3, [2, 2, 2]),
     ],
 )
-def test_lulls_too_short_for_a_start_are_kept(counts: list[int], hours: float, kept: list[int]) -> None:
+def test_lulls_too_short_for_a_start_are_kept(
+    counts: list[int], hours: float, kept: list[int]
+) -> None:
     assert fill_short_lulls(np.array(counts), hours).tolist() == kept
 
 
@@ -204,10 +248,16 @@ def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
         and named.peak_rps is None
     )
     assert all(len(profile.hours) == 24 for profile in load_daily_profiles().values())
-    rows = [f"{hour * 3600 + k},100,10" for hour in range(25) for k in range(2 if hour % 24 > 1 else 1)]
+    rows = [
+        f"{hour * 3600 + k},100,10" for hour in range(25) for k in range(2 if hour % 24 > 1 else 1)
+    ]
     (tmp_path / "day.csv").write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]))
     counted = build_daily_profile("day.csv", tmp_path / "day.csv")
-    assert counted.hourly_fractions == (0.5, 0.5, *[1.0] * 22), "the hour that had only begun is left out"
+    assert counted.hourly_fractions == (
+        0.5,
+        0.5,
+        *[1.0] * 22,
+    ), "the hour that had only begun is left out"
     path = tmp_path / "mine.yaml"
     counted_in = {name: value for name, value in SMALL["workload"].items() if name != "rate"}
     path.write_text(yaml.safe_dump({**SMALL, "workload": {**counted_in, "day": "day.csv"}}))
@@ -219,10 +269,15 @@ def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [0.2, 1.0])
 def test_a_days_trace_says_how_its_requests_bunch(tmp_path: Path, shape: float) -> None:
     """Within the hours: that they rise and fall is no burst."""
-    turns, sums = np.cumsum(np.random.default_rng(0).gamma(shape, 1 / shape, 200 * sum(HOURS))), np.cumsum((0, *HOURS))
+    turns, sums = (
+        np.cumsum(np.random.default_rng(0).gamma(shape, 1 / shape, 200 * sum(HOURS))),
+        np.cumsum((0, *HOURS)),
+    )
     seconds = np.interp(turns, sums * 200, np.arange(25) * 3600)[turns < sums[-1] * 200]
     path = tmp_path / "day.csv"
-    path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *(f"{at:.6f},400,60" for at in seconds)]))
+    path.write_text(
+        "\n".join(["arrival,prompt_tokens,output_tokens", *(f"{at:.6f},400,60" for at in seconds)])
+    )
     assert build_daily_profile("day.csv", path).burstiness == pytest.approx(shape, rel=0.1)
     assert asked(day=str(path)).workload.burstiness == pytest.approx(shape, rel=0.1)
     assert asked(day=str(path), burstiness=0.5).workload.burstiness == 0.5
@@ -260,13 +315,18 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
     assert paid.usd["fixed fleet"] == pytest.approx(4 * 24 * found.usd_per_gpu_hour)
     assert paid.usd["scaled by the hour"] == pytest.approx(found.gpu_hours * found.usd_per_gpu_hour)
     busy = sum(found.compute_replicas_needed(1.0)) * 3600 * 0.0004
-    assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, "somebody always asks"
+    assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, (
+        "somebody always asks"
+    )
     times = paid.break_even_requests["API", "scaled by the hour"] / requests
     api, scaled = (
         compare_billing(replace(plan.scenario, billing_alternatives=instead), busier(found, more))
         for more in (times, times * 1.05)
     )
-    assert api.usd["API"] < api.usd["scaled by the hour"] and scaled.usd["API"] > scaled.usd["scaled by the hour"]
+    assert (
+        api.usd["API"] < api.usd["scaled by the hour"]
+        and scaled.usd["API"] > scaled.usd["scaled by the hour"]
+    )
 
 
 def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:
@@ -277,7 +337,9 @@ def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:
 
 
 @pytest.mark.parametrize("rate, idle, start", [(0.01, 60.0, 30.0), (0.002, 0.0, 100.0)])
-def test_a_serverless_replica_is_paid_as_a_simulation_says(rate: float, idle: float, start: float) -> None:
+def test_a_serverless_replica_is_paid_as_a_simulation_says(
+    rate: float, idle: float, start: float
+) -> None:
     """Requests at random: the first starts a replica, which stays until `idle` after the last answer."""
     _, found = planned()
     stay, rng = found.max_load_replica.performance.e2e["mean"].mid + idle, np.random.default_rng(1)
@@ -324,9 +386,13 @@ def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
         assert (np.roll(asked, ahead) >= np.repeat(found.replicas, 60)).all()
     assert asked.sum() <= 60 * sum(found.replicas) + 5 * found.num_starts, "and no more than that"
     weekly = replace(found, replicas=(1,) * 8 + (2,) * 2 + (1,) * 158, rates=(1.0,) * 168)
-    assert build_cron_schedule(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], "a week begins on Monday"
+    assert build_cron_schedule(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], (
+        "a week begins on Monday"
+    )
     long = replace(found, replicas=(1,) + (2,) * 23, rates=(1.0,) * 24)
-    assert build_cron_schedule(long, 4000.0) == [("1 0 * * *", "0 0 * * *", 2)], "a start never passes the end before"
+    assert build_cron_schedule(long, 4000.0) == [("1 0 * * *", "0 0 * * *", 2)], (
+        "a start never passes the end before"
+    )
     assert build_cron_schedule(replace(found, starts_at_midnight=False), 90.0) == []
 
 
@@ -336,9 +402,9 @@ def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
     deployment = replace(plan.chosen.deployment, spare_replicas=2)
     prediction = replace(plan.chosen.prediction, deployment=deployment)
     for followed in (None, replace(found, deployment=deployment)):
-        (text,) = render_artifacts(prediction, (), wanted=["kubernetes"], scaling=followed)["k8s/scale.yaml"].split(
-            "---"
-        )
+        (text,) = render_artifacts(prediction, (), wanted=["kubernetes"], scaling=followed)[
+            "k8s/scale.yaml"
+        ].split("---")
         spec = yaml.safe_load(text)["spec"]
         watched = spec["triggers"][-1]["metadata"]
         assert spec["minReplicaCount"] == 3
@@ -348,15 +414,26 @@ def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
 def test_the_answer_tells_the_day() -> None:
     plan, found = planned()
     told_json, text = serialize_plan(plan)["day"], format_plan(plan)
-    assert told_json["replicas"] == list(found.replicas) and told_json["threshold"] == found.scale_up_in_flight
-    assert f"over {found.scale_up_in_flight:.3g} requests in flight" in text and f"({found.saved_fraction:.0%})" in text
+    assert (
+        told_json["replicas"] == list(found.replicas)
+        and told_json["threshold"] == found.scale_up_in_flight
+    )
+    assert (
+        f"over {found.scale_up_in_flight:.3g} requests in flight" in text
+        and f"({found.saved_fraction:.0%})" in text
+    )
     quiet = replace(plan, scenario=replace(plan.scenario, daily_profile=None))
     assert serialize_plan(quiet)["day"] is None and "Day " not in format_plan(quiet)
 
 
 def test_the_chart_draws_the_hours_below_what_their_replicas_may_take() -> None:
     _, found = planned()
-    rows = [row for rows in plot_day(found).to_dict()["datasets"].values() for row in rows if "rate" in row]
+    rows = [
+        row
+        for rows in plot_day(found).to_dict()["datasets"].values()
+        for row in rows
+        if "rate" in row
+    ]
     bars = {row["hour"]: row for row in rows if row["what"] == "comes"}
     assert [bars[k]["rate"] for k in range(24)] == list(found.rates)
     assert [bars[k]["replicas"] for k in range(24)] == list(found.replicas)

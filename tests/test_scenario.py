@@ -21,7 +21,11 @@ SMALL = {
     "question": "?",
     "model": "meta-llama/Llama-3.1-8B",
     "gpus": [{"gpu": "h100 sxm", "at_most": 4}],
-    "workload": {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 100, "p95": 200}, "rate": 2},
+    "workload": {
+        "prompt_tokens": {"mean": 500},
+        "output_tokens": {"mean": 100, "p95": 200},
+        "rate": 2,
+    },
     "service_level": {"ttft": {"p95": 500}},
 }
 
@@ -36,17 +40,30 @@ def test_at_least_six_scenarios_load_and_cite_their_traffic() -> None:
 def test_the_default_has_the_azure_traces_figures() -> None:
     workload = load_scenario("chat-70b").workload
     assert workload.rate == 5.53
-    assert (workload.prompt.mean, workload.output.mean) == (pytest.approx(1154.7), pytest.approx(211.1))
-    assert (workload.prompt.p95, workload.output.p50) == (pytest.approx(4083, rel=0.02), pytest.approx(129, rel=0.02))
+    assert (workload.prompt.mean, workload.output.mean) == (
+        pytest.approx(1154.7),
+        pytest.approx(211.1),
+    )
+    assert (workload.prompt.p95, workload.output.p50) == (
+        pytest.approx(4083, rel=0.02),
+        pytest.approx(129, rel=0.02),
+    )
 
 
 def test_units_are_taken_in_at_the_edge() -> None:
-    changes = {"other_tenants_gib": 2, "prices": {"H100 SXM": 2.5}, "memory_calibration": {"non_torch": -0.5}}
+    changes = {
+        "other_tenants_gib": 2,
+        "prices": {"H100 SXM": 2.5},
+        "memory_calibration": {"non_torch": -0.5},
+    }
     found = parse_scenario({**SMALL, **changes}, "mine")
     assert found.memory_calibration == {"non_torch": -0.5 * GIB}
     assert found.other_tenants == 2 * GIB
     assert found.prices.user_prices == {"H100-SXM": 2.5}
-    assert found.slo_targets[0].seconds == 0.5 and str(found.slo_targets[0]) == "p95 TTFT of at most 500 ms"
+    assert (
+        found.slo_targets[0].seconds == 0.5
+        and str(found.slo_targets[0]) == "p95 TTFT of at most 500 ms"
+    )
 
 
 def test_a_fifth_of_the_capacity_stays_free_and_one_request_in_a_hundred_may_be_refused() -> None:
@@ -69,10 +86,15 @@ def test_one_item_needs_no_list() -> None:
             "no known release of Dynamo ships vllm 0.10.0; known: 0.11.0,",
         ),
         ({"files": "runpod", "engine": "sglang"}, "files: runpod serves vLLM alone, not sglang"),
-        ({"files": ["script", "production-stack"], "engine": ["vllm", "sglang"]}, "serves vLLM alone, not sglang"),
+        (
+            {"files": ["script", "production-stack"], "engine": ["vllm", "sglang"]},
+            "serves vLLM alone, not sglang",
+        ),
     ],
 )
-def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_planned(asked: dict, why: str) -> None:
+def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_planned(
+    asked: dict, why: str
+) -> None:
     with pytest.raises(PlannerError, match=re.escape(why)):
         load_scenario("chat-70b", {"engine_version": None, **asked})
 
@@ -85,11 +107,19 @@ def test_requests_within_hours_are_a_rate() -> None:
 
 
 def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Path) -> None:
-    (tmp_path / "day.csv").write_text("arrival,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n2,300,30\n")
+    (tmp_path / "day.csv").write_text(
+        "arrival,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n2,300,30\n"
+    )
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({**SMALL, "workload": {"trace": "day.csv", "output_tokens": {"mean": 50}}}))
+    path.write_text(
+        yaml.safe_dump({**SMALL, "workload": {"trace": "day.csv", "output_tokens": {"mean": 50}}})
+    )
     workload = load_scenario(path).workload
-    assert (workload.prompt.mean, workload.output.mean, workload.rate) == (200, pytest.approx(50), 1)
+    assert (workload.prompt.mean, workload.output.mean, workload.rate) == (
+        200,
+        pytest.approx(50),
+        1,
+    )
 
 
 def test_a_config_json_lies_beside_the_scenario_and_its_folder_is_served(tmp_path: Path) -> None:
@@ -108,15 +138,25 @@ def test_a_config_json_lies_beside_the_scenario_and_its_folder_is_served(tmp_pat
 
 def served(**workload: object) -> Workload:
     """SMALL's workload, with other fields; None takes one out."""
-    changed = {name: value for name, value in {**SMALL["workload"], **workload}.items() if value is not None}
+    changed = {
+        name: value
+        for name, value in {**SMALL["workload"], **workload}.items()
+        if value is not None
+    }
     return parse_scenario({**SMALL, "workload": changed}, "mine").workload
 
 
 def test_a_mean_alone_is_spread_as_in_public_traffic_and_exactly_is_not() -> None:
     """Azure's conversations (2023) again from their mean: p95 3.5 x, p99 3.6 x the mean of prompts."""
-    told, known = served(prompt_tokens={"mean": 1154.7}), LengthDistribution.from_lognormal(1154.7, 4083, 1020, 4142)
+    told, known = (
+        served(prompt_tokens={"mean": 1154.7}),
+        LengthDistribution.from_lognormal(1154.7, 4083, 1020, 4142),
+    )
     assert np.allclose(told.prompt.values, known.values, rtol=1e-3)
-    assert "Azure conversation 2023" in told.assumptions[0] and "{exactly: 1154.7}" in told.assumptions[0]
+    assert (
+        "Azure conversation 2023" in told.assumptions[0]
+        and "{exactly: 1154.7}" in told.assumptions[0]
+    )
     constant = served(prompt_tokens={"exactly": 1154.7}, output_tokens={"exactly": 211.1})
     assert constant.prompt.p99 == 1154.7 and constant.assumptions == ()
     assert parse_scenario(
@@ -127,7 +167,10 @@ def test_a_mean_alone_is_spread_as_in_public_traffic_and_exactly_is_not() -> Non
 def test_assumed_lengths_stay_within_the_context() -> None:
     """Llama-3.1-8B takes 131,072 tokens of prompt and output: a mean alone must not ask for more."""
     long = served(prompt_tokens={"mean": 60_000}, output_tokens={"mean": 1000})
-    assert long.prompt.mean == pytest.approx(60_000, rel=2e-3) and long.prompt.max_tokens <= 131_072 - 1000 + 1
+    assert (
+        long.prompt.mean == pytest.approx(60_000, rel=2e-3)
+        and long.prompt.max_tokens <= 131_072 - 1000 + 1
+    )
     limited = served(prompt_tokens={"mean": 500, "max": 700})
     assert limited.prompt.mean == pytest.approx(500, rel=2e-3) and limited.prompt.max_tokens <= 701
     shorter = {
@@ -154,21 +197,32 @@ def test_a_row_of_the_batch_interface_repeats_assumed_lengths() -> None:
     assert again is not None and again.assumptions == ()
     assert np.array_equal(again.prompt.values, found.prompt.values)
     assert np.array_equal(again.output.values, found.output.values)
-    alone = parse_row_workload(parse_cells({"isl": "700", "osl": "80", "request_rate": "2"})[0], Path(), [])
+    alone = parse_row_workload(
+        parse_cells({"isl": "700", "osl": "80", "request_rate": "2"})[0], Path(), []
+    )
     assert alone is not None and alone.prompt.p99 == 700
 
 
-def test_overrides_reach_fields_and_items_and_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overrides_reach_fields_and_items_and_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "prices": None}))
     before = path.read_text()
-    changes = {"workload.rate": 12, "gpus.0.at_most": 8, "prices.L40S": 1.5, "workload.shared_prefix.tokens": 7}
+    changes = {
+        "workload.rate": 12,
+        "gpus.0.at_most": 8,
+        "prices.L40S": 1.5,
+        "workload.shared_prefix.tokens": 7,
+    }
     found = load_scenario(path, changes)
     assert (found.workload.rate, found.gpus[0].max_gpus, found.workload.prefix_tokens) == (12, 8, 7)
     assert found.prices.user_prices == {"L40S": 1.5}
     assert path.read_text() == before and [*tmp_path.iterdir()] == [path]
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "day.csv").write_text("arrival,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n")
+    (tmp_path / "elsewhere" / "day.csv").write_text(
+        "arrival,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n"
+    )
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert load_scenario(path, {"workload": {"trace": "day.csv"}}).workload.prompt.mean == 150
 
@@ -176,7 +230,10 @@ def test_overrides_reach_fields_and_items_and_write_nothing(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("gpus.3.at_most", "cannot set gpus.3.at_most: mine.yaml has 1 items there, numbered from 0, not 3"),
+        (
+            "gpus.3.at_most",
+            "cannot set gpus.3.at_most: mine.yaml has 1 items there, numbered from 0, not 3",
+        ),
         ("gpus.at_most", "numbered from 0, not at_most"),
         ("question.short", "cannot set question.short: mine.yaml has '[?]' there"),
         ("workload.think_time", "rate is N / T, on the safe side"),
@@ -198,40 +255,82 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
     [
         ({"modle": "x"}, "mine, field modle: unknown field; did you mean model"),
         ({"model": "meta-llama/Llama-3.1-8"}, "did you mean meta-llama/Llama-3.1-8B"),
-        ({"gpus": [{"gpu": "H1000-SXM", "at_most": 1}]}, "unknown GPU 'H1000-SXM'; did you mean .*H100-SXM"),
+        (
+            {"gpus": [{"gpu": "H1000-SXM", "at_most": 1}]},
+            "unknown GPU 'H1000-SXM'; did you mean .*H100-SXM",
+        ),
         ({"gpus": []}, "at least one candidate GPU"),
         ({"gpus": [{"gpu": "L40S", "at_most": 0}]}, r"gpus\.0\.at_most: .*greater than 0, got 0"),
-        ({"gpus": [{"gpu": "L40S", "at_most": 2, "interconnect": "nvlink"}]}, "L40S has no (?i:nvlink)"),
-        ({"workload": {**SMALL["workload"], "rate": 0}}, r"workload\.rate: .*above 0 .* give concurrency\), got 0"),
+        (
+            {"gpus": [{"gpu": "L40S", "at_most": 2, "interconnect": "nvlink"}]},
+            "L40S has no (?i:nvlink)",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "rate": 0}},
+            r"workload\.rate: .*above 0 .* give concurrency\), got 0",
+        ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": {"exactly": 200_000}}},
-            r"prompt_tokens and output_tokens, .* do not fit into the model's context length \(131,072 tokens\)",
+            (
+                r"prompt_tokens and output_tokens, .* do not fit into the model's context length"
+                r" \(131,072 tokens\)"
+            ),
         ),
         (
             {"engine_args": {"max_model_len": 500}},
             r"do not fit into engine_args, field max_model_len \(500 tokens\)",
         ),
         ({"workload": {"rate": 1, "output_tokens": {"mean": 9}}}, "needs prompt_tokens"),
-        ({"workload": {**SMALL["workload"], "requests": 10}}, "requests and within_hours go together"),
-        ({"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "p95": 8}}}, "prompt_tokens: no lognormal"),
+        (
+            {"workload": {**SMALL["workload"], "requests": 10}},
+            "requests and within_hours go together",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "p95": 8}}},
+            "prompt_tokens: no lognormal",
+        ),
         ({"workload": {"trace": "no-such.csv"}}, f"no trace no-such.csv in {Path.cwd()}"),
         ({"service_level": {}}, "service_level: state at least one limit"),
-        ({"service_level": {"latency": {"p95": 3}}}, r"service_level\.latency.*'ttft', 'itl', 'tpot' or 'e2e'"),
-        ({"service_level": {"ttft": {"p42": 3}}}, r"service_level\.ttft\.p42.*'mean', 'p50', 'p95' or 'p99'"),
+        (
+            {"service_level": {"latency": {"p95": 3}}},
+            r"service_level\.latency.*'ttft', 'itl', 'tpot' or 'e2e'",
+        ),
+        (
+            {"service_level": {"ttft": {"p42": 3}}},
+            r"service_level\.ttft\.p42.*'mean', 'p50', 'p95' or 'p99'",
+        ),
         ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
         ({"engine_version": "9.9"}, "engine_version 9.9"),
-        ({"engine_args": {"max_num_seq": 4}}, "unknown engine argument 'max_num_seq'; did you mean max_num_seqs"),
+        (
+            {"engine_args": {"max_num_seq": 4}},
+            "unknown engine argument 'max_num_seq'; did you mean max_num_seqs",
+        ),
         (
             {"engine_args": {"max_num_seqs": 64000}},
             "max_num_batched_tokens .* must be greater than",
         ),
-        ({"engine_version": "0.20.2", "kv_cache_dtype": ["fp9"]}, "mine: kv_cache_dtype 'fp9' is none of auto"),
-        ({"engine_version": "0.33.0", "kv_cache_dtype": ["fp9"]}, "mine: kv_cache_dtype 'fp9' is none of auto"),
-        ({"engine_args": {"max_num_seqs": 6.4}}, "engine_args, field max_num_seqs: .*integer.*, got 6.4"),
-        ({"engine_args": {"enforce_eager": "banana"}}, "engine_args, field enforce_eager: .*boolean.*, got 'banana'"),
+        (
+            {"engine_version": "0.20.2", "kv_cache_dtype": ["fp9"]},
+            "mine: kv_cache_dtype 'fp9' is none of auto",
+        ),
+        (
+            {"engine_version": "0.33.0", "kv_cache_dtype": ["fp9"]},
+            "mine: kv_cache_dtype 'fp9' is none of auto",
+        ),
+        (
+            {"engine_args": {"max_num_seqs": 6.4}},
+            "engine_args, field max_num_seqs: .*integer.*, got 6.4",
+        ),
+        (
+            {"engine_args": {"enforce_eager": "banana"}},
+            "engine_args, field enforce_eager: .*boolean.*, got 'banana'",
+        ),
         ({"quantization": ["fp7"]}, "unknown quantization 'fp7'"),
         ({"prices": {"H100": 0}}, r"prices\.H100: .*greater than 0"),
-        ({"memory_calibration": {"nccl": 1}}, "memory_calibration.nccl.*'weights', 'activation', 'non_torch' or 'cuda"),
+        (
+            {"memory_calibration": {"nccl": 1}},
+            "memory_calibration.nccl.*'weights', 'activation', 'non_torch' or 'cuda",
+        ),
         (
             {"memory_calibration": {"weights": 1e9}},
             r"memory_calibration\.weights: .*less than or equal to 10000, got 1000000000",
@@ -240,7 +339,10 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ({"headroom": -0.1}, "field headroom: .*greater than or equal to 0"),
         ({"refused_at_most": float("nan")}, "field refused_at_most: .*got nan"),
         ({"quantization": []}, "field quantization: .*at least 1 item"),
-        ({"other_tenants_gib": 1e300}, "other_tenants_gib: .*less than or equal to 1000000, got 1e"),
+        (
+            {"other_tenants_gib": 1e300},
+            "other_tenants_gib: .*less than or equal to 1000000, got 1e",
+        ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": 1000}},
             r"prompt_tokens: Input should be \{mean: tokens.* or \{exactly: tokens\}, got 1000",
@@ -249,11 +351,26 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ({"gpus": [{"gpu": "L40S", "at_most": True}]}, r"gpus\.0\.at_most: .*got True"),
         ({"engine_args": {"max_num_seqs": True}}, "engine_args, field max_num_seqs: .*got True"),
         ({"workload": {**SMALL["workload"], "rate": True}}, r"workload\.rate: .*got True"),
-        ({"workload": {**SMALL["workload"], "rate": "60/24"}}, r"a number, worked out \(2\.5 for 60/24\), got '60/24'"),
-        ({"workload": {**SMALL["workload"], "burstiness": 0}}, r"workload\.burstiness: .*greater than 0, got 0"),
-        ({"workload": {**SMALL["workload"], "burstiness": float("nan")}}, r"workload\.burstiness: .*got nan"),
-        ({"workload": {**SMALL["workload"], "concurrency": 8}}, "workload: with a concurrency .* leave out rate"),
-        ({"workload": {**SMALL["workload"], "rate": None, "concurrency": 2.5}}, r"workload\.concurrency: .*integer"),
+        (
+            {"workload": {**SMALL["workload"], "rate": "60/24"}},
+            r"a number, worked out \(2\.5 for 60/24\), got '60/24'",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "burstiness": 0}},
+            r"workload\.burstiness: .*greater than 0, got 0",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "burstiness": float("nan")}},
+            r"workload\.burstiness: .*got nan",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "concurrency": 8}},
+            "workload: with a concurrency .* leave out rate",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "rate": None, "concurrency": 2.5}},
+            r"workload\.concurrency: .*integer",
+        ),
         ({"workload": {"concurrency": 8, "trace": "day.csv"}}, "leave out trace"),
         ({"workload": {"concurrency": 8, "requests": 9, "within_hours": 1}}, "leave out requests"),
         ({"workload": {**SMALL["workload"], "rate": None}}, "needs a rate .*, a concurrency"),
@@ -261,13 +378,27 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
             {"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "exactly": 9}}},
             "prompt_tokens: exactly says .* leave out mean",
         ),
-        ({"workload": {**SMALL["workload"], "prompt_tokens": {"p95": 9}}}, "prompt_tokens: needs the mean"),
-        ({"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "max": 8}}}, "prompt_tokens: max must not be"),
-        ({"workload": {**SMALL["workload"], "output_tokens": {"mean": 0.5}}}, "output_tokens: .*at least 1 token"),
-        ({"traits": {"agentic": True}}, "unknown trait 'agentic'; did you mean structured_or_agentic"),
+        (
+            {"workload": {**SMALL["workload"], "prompt_tokens": {"p95": 9}}},
+            "prompt_tokens: needs the mean",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "max": 8}}},
+            "prompt_tokens: max must not be",
+        ),
+        (
+            {"workload": {**SMALL["workload"], "output_tokens": {"mean": 0.5}}},
+            "output_tokens: .*at least 1 token",
+        ),
+        (
+            {"traits": {"agentic": True}},
+            "unknown trait 'agentic'; did you mean structured_or_agentic",
+        ),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_field(changes: dict[str, object], message: str) -> None:
+def test_a_mistake_is_one_sentence_that_names_the_field(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(PlannerError, match=message) as caught:
         parse_scenario({**SMALL, **changes}, "mine")
     assert str(caught.value).startswith("mine") and "\n" not in str(caught.value)

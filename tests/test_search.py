@@ -38,7 +38,9 @@ CHAT_8B = {
 
 def asked(rate: float = 20.0, slack: float = 1.0) -> Scenario:
     limits = {"ttft": {"p95": 1500 * slack}, "tpot": {"p95": 60 * slack}}
-    return parse_scenario({**CHAT_8B, "workload": {**CHAT_8B["workload"], "rate": rate}, "service_level": limits}, "s")
+    return parse_scenario(
+        {**CHAT_8B, "workload": {**CHAT_8B["workload"], "rate": rate}, "service_level": limits}, "s"
+    )
 
 
 @cache
@@ -54,23 +56,37 @@ def legal_and_cheaper(asked: Scenario, below: float) -> list[Candidate]:
     """Every legal deployment under `below` USD per hour, by plain enumeration, in closed form."""
     cases = []
     for wanted, quantization, kv in product(asked.gpus, asked.quantizations, asked.kv_cache_dtypes):
-        served, price = load_model(asked.model, quantization=quantization), look_up_gpu_price(wanted.gpu, asked.prices)
-        speculations = (
-            [None, asked.speculation.to_config()] if asked.speculation and asked.speculation.allowed else [None]
+        served, price = (
+            load_model(asked.model, quantization=quantization),
+            look_up_gpu_price(wanted.gpu, asked.prices),
         )
-        for layout in list_legal_layouts(served, wanted.gpu, wanted.max_gpus, wanted.max_machine_gpus):
+        speculations = (
+            [None, asked.speculation.to_config()]
+            if asked.speculation and asked.speculation.allowed
+            else [None]
+        )
+        for layout in list_legal_layouts(
+            served, wanted.gpu, wanted.max_gpus, wanted.max_machine_gpus
+        ):
             assert price is not None
             most = min(
-                wanted.max_gpus // layout.num_gpus, math.ceil(below / price.median_usd / layout.num_gpus - 1e-9) - 1
+                wanted.max_gpus // layout.num_gpus,
+                math.ceil(below / price.median_usd / layout.num_gpus - 1e-9) - 1,
             )
             for speculation in speculations if most else []:
                 with suppress(PlannerError):
                     deployment = build_deployment(asked, wanted, served, layout, kv, speculation)
-                    cases += [(deployment, replicas, ()) for replicas in range(max(1, most - 1), most + 1)]
+                    cases += [
+                        (deployment, replicas, ()) for replicas in range(max(1, most - 1), most + 1)
+                    ]
     rented = [
-        case for case in cases if estimate_hourly_cost(case[0].with_replicas(case[1]), asked.prices).mid < below - 1e-9
+        case
+        for case in cases
+        if estimate_hourly_cost(case[0].with_replicas(case[1]), asked.prices).mid < below - 1e-9
     ]
-    return evaluate_candidates(asked, [case for case in rented if get_memory_plan(case[0]).can_start])
+    return evaluate_candidates(
+        asked, [case for case in rented if get_memory_plan(case[0]).can_start]
+    )
 
 
 @pytest.mark.parametrize("name", list_scenarios())
@@ -79,10 +95,15 @@ def test_nothing_cheaper_meets_the_service_level(name: str) -> None:
     assert plan.chosen is not None and plan.chosen.is_feasible
     if (other := plan.runner_up) is not None:
         assert other.is_feasible
-        assert (other.deployment.gpu, other.replica_shape) != (plan.chosen.deployment.gpu, plan.chosen.replica_shape)
+        assert (other.deployment.gpu, other.replica_shape) != (
+            plan.chosen.deployment.gpu,
+            plan.chosen.replica_shape,
+        )
     assert plan.binding_constraint.constraint and plan.binding_constraint.sentence.endswith(".")
     assert not plan.chosen.at_risk or plan.safer is None or not plan.safer.at_risk
-    cheaper = sorted(legal_and_cheaper(asked, usd(plan)), key=lambda candidate: candidate.limit_utilization)
+    cheaper = sorted(
+        legal_and_cheaper(asked, usd(plan)), key=lambda candidate: candidate.limit_utilization
+    )
     for candidate in cheaper[:6]:
         assert not (
             simulate_candidate(asked, candidate, quick=True).is_feasible
@@ -90,7 +111,9 @@ def test_nothing_cheaper_meets_the_service_level(name: str) -> None:
         ), str(candidate)
 
 
-@pytest.mark.parametrize("name", [name for name in list_scenarios() if load_scenario(name).slo_targets])
+@pytest.mark.parametrize(
+    "name", [name for name in list_scenarios() if load_scenario(name).slo_targets]
+)
 def test_the_plan_keeps_its_promises_in_the_engines_own_schedule(name: str) -> None:
     """With other random arrivals than those that confirmed it, so with some room for their luck.
 
@@ -98,7 +121,9 @@ def test_the_plan_keeps_its_promises_in_the_engines_own_schedule(name: str) -> N
     """
     chosen = plan_of(name).chosen
     assert chosen is not None and chosen.prediction.performance is not None
-    run = simulate_once(chosen.deployment, chosen.prediction.effective_workload, 4000, seed=901).trim(200, 100)
+    run = simulate_once(
+        chosen.deployment, chosen.prediction.effective_workload, 4000, seed=901
+    ).trim(200, 100)
     for target in load_scenario(name).slo_targets:
         told = chosen.prediction.performance.get(target.metric, target.percentile)
         most = max(1.1 * target.seconds, told.hi) if chosen.at_risk else 1.1 * target.seconds
@@ -110,9 +135,15 @@ def test_what_only_the_closed_form_believes_in_is_passed_over() -> None:
     found = []
     for name in ("long-documents", "chatbot-throughput", "code-completion"):
         asked, plan = load_scenario(name), plan_of(name)
-        failed = [c for c in plan.candidates if not c.is_feasible and c.prediction.performance.num_simulated_requests]
+        failed = [
+            c
+            for c in plan.candidates
+            if not c.is_feasible and c.prediction.performance.num_simulated_requests
+        ]
         passed_over = [
-            c for c in failed if evaluate_candidate(asked, c.deployment, c.deployment.layout.replicas).is_feasible
+            c
+            for c in failed
+            if evaluate_candidate(asked, c.deployment, c.deployment.layout.replicas).is_feasible
         ]
         assert plan.chosen is not None
         found += [c for c in passed_over if c.cost_key <= plan.chosen.cost_key]
@@ -135,8 +166,13 @@ def test_replicas_follow_from_the_rate() -> None:
     few, many = small(5.0).chosen, small(100.0).chosen
     assert few and many
     assert few.deployment.layout.num_gpus < many.deployment.layout.num_gpus
-    assert many.prediction.performance and many.prediction.performance.request_tps.mid == pytest.approx(100, rel=1e-6)
-    one_less = evaluate_candidate(asked(100.0), many.deployment, many.deployment.layout.replicas - 1)
+    assert (
+        many.prediction.performance
+        and many.prediction.performance.request_tps.mid == pytest.approx(100, rel=1e-6)
+    )
+    one_less = evaluate_candidate(
+        asked(100.0), many.deployment, many.deployment.layout.replicas - 1
+    )
     assert not simulate_candidate(asked(100.0), one_less).is_feasible
 
 
@@ -146,7 +182,9 @@ def test_what_was_chosen_is_within_its_own_limits() -> None:
     assert 0 < chosen.limit_utilization <= 1
     assert chosen.deployment.args.max_num_seqs % 8 == 0
     assert chosen.prediction.performance.decode_batch <= chosen.deployment.args.max_num_seqs
-    assert chosen.deployment.args.max_model_len == 1280  # 1.1 x 1000 tokens, rounded up to a multiple of 256
+    assert (
+        chosen.deployment.args.max_model_len == 1280
+    )  # 1.1 x 1000 tokens, rounded up to a multiple of 256
 
 
 @pytest.mark.parametrize("name", list_scenarios())
@@ -158,13 +196,19 @@ def test_a_deployment_is_listed_once_whatever_its_arguments(name: str) -> None:
 
 def test_your_own_prices_change_the_answer() -> None:
     cheap = search_deployments(parse_scenario({**CHAT_8B, "prices": {"H100-SXM": 0.1}}, "s")).chosen
-    dear = search_deployments(parse_scenario({**CHAT_8B, "prices": {"H100-SXM": 100.0}}, "s")).chosen
+    dear = search_deployments(
+        parse_scenario({**CHAT_8B, "prices": {"H100-SXM": 100.0}}, "s")
+    ).chosen
     assert cheap and dear
     assert (cheap.deployment.gpu.name, dear.deployment.gpu.name) == ("H100-SXM", "L40S")
 
 
 def test_a_model_that_fits_nowhere_says_why() -> None:
-    edge = {**CHAT_8B, "model": "meta-llama/Meta-Llama-3.1-70B", "gpus": [{"gpu": "RTX-4090", "at_most": 4}]}
+    edge = {
+        **CHAT_8B,
+        "model": "meta-llama/Meta-Llama-3.1-70B",
+        "gpus": [{"gpu": "RTX-4090", "at_most": 4}],
+    }
     plan = search_deployments(parse_scenario({**edge, "quantization": ["checkpoint"]}, "s"))
     assert plan.chosen is None and plan.binding_constraint.constraint == "memory"
     assert "fits nowhere" in str(plan) and "GiB" in str(plan)
@@ -177,7 +221,9 @@ def test_an_impossible_latency_names_the_nearest() -> None:
 
 def test_a_gpu_that_the_engine_does_not_run_on_is_rejected_with_the_reason() -> None:
     plan = search_deployments(
-        parse_scenario({**CHAT_8B, "gpus": [{"gpu": "B300", "at_most": 8}], "engine_version": "0.8.0"}, "s")
+        parse_scenario(
+            {**CHAT_8B, "gpus": [{"gpu": "B300", "at_most": 8}], "engine_version": "0.8.0"}, "s"
+        )
     )
     assert plan.chosen is None and {r.bottleneck for r in plan.rejected} == {"engine"}
     assert "B300" in plan.binding_constraint.sentence
@@ -196,7 +242,10 @@ def test_other_tenants_take_their_memory() -> None:
 def test_max_model_len_is_p99_plus_the_buffer() -> None:
     workload = load_scenario("chat-70b").workload
     length = choose_max_model_len(workload, 0.1, 131072)
-    assert length % 256 == 0 and length >= 1.1 * workload.compute_total_tokens_quantile(0.99) > length - 256
+    assert (
+        length % 256 == 0
+        and length >= 1.1 * workload.compute_total_tokens_quantile(0.99) > length - 256
+    )
     assert choose_max_model_len(workload, 0.1, 4096) == 4096
 
 
@@ -220,8 +269,14 @@ def test_slots_and_memory_that_nothing_takes_change_next_to_nothing() -> None:
     assert chosen is not None
     found = simulate_candidate(asked(), chosen)
     seen = found.prediction.performance
-    assert seen is not None and 0 < seen.max_running < chosen.deployment.args.max_num_seqs and seen.kv_usage_p99 < 0.9
-    other = chosen.deployment.with_args(max_num_seqs=seen.max_running + 1, gpu_memory_utilization=0.97)
+    assert (
+        seen is not None
+        and 0 < seen.max_running < chosen.deployment.args.max_num_seqs
+        and seen.kv_usage_p99 < 0.9
+    )
+    other = chosen.deployment.with_args(
+        max_num_seqs=seen.max_running + 1, gpu_memory_utilization=0.97
+    )
     again = simulate_candidate(asked(), replace(chosen, deployment=other)).prediction.performance
     assert again is not None and again.max_running == seen.max_running
     for metric in ("ttft", "tpot", "e2e"):
@@ -241,8 +296,15 @@ def test_a_plan_is_not_at_risk_by_too_few_places() -> None:
 
 def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs_less() -> None:
     """It says 31 ms where at most 21 may be, and the replay 20: four GPUs were recommended where two hold."""
-    lengths = {"prompt_tokens": {"mean": 1905, "p95": 4003}, "output_tokens": {"mean": 19, "p95": 51}, "rate": 4.535}
-    level, gpus = {"ttft": {"p95": 3916}, "tpot": {"p95": 21}}, [{"gpu": "A100-SXM-80GB", "at_most": 8}]
+    lengths = {
+        "prompt_tokens": {"mean": 1905, "p95": 4003},
+        "output_tokens": {"mean": 19, "p95": 51},
+        "rate": 4.535,
+    }
+    level, gpus = (
+        {"ttft": {"p95": 3916}, "tpot": {"p95": 21}},
+        [{"gpu": "A100-SXM-80GB", "at_most": 8}],
+    )
     plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["fp8"],
                             "gpus": gpus, "workload": lengths, "service_level": level}, "s"))  # fmt: skip
     assert plan.chosen and plan.chosen.deployment.layout.num_gpus == 2
@@ -254,8 +316,11 @@ def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
     lengths = {"prompt_tokens": {"mean": 16634.6}, "output_tokens": {"mean": 131.8}, "rate": 0.1}
     gpus = [{"gpu": "A100-SXM-40GB", "at_most": 4}, {"gpu": "L4", "at_most": 4}]
     plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["awq"],
-                            "gpus": gpus, "engine": "sglang", "engine_version": "0.5.4", "workload": lengths,
+                            "gpus": gpus, "engine": "sglang", "engine_version": "0.5.4",
+                            "workload": lengths,
                             "service_level": level}, "s"))  # fmt: skip
     assert (
-        plan.chosen and plan.chosen.description.startswith("2 x L4") and plan.chosen.deployment.args.max_num_seqs == 1
+        plan.chosen
+        and plan.chosen.description.startswith("2 x L4")
+        and plan.chosen.deployment.args.max_num_seqs == 1
     )

@@ -77,7 +77,9 @@ def test_intervals_hold_most_of_what_was_measured(points) -> None:
 
 def test_queues_for_the_kv_pool_are_predicted(points) -> None:
     """Llama-3.1-70B in FP8 on two H100: 64 requests of 8k tokens do not fit, and wait for most of a minute."""
-    own = points[(points["GPU"] == "H100-SXM") & points["model"].str.endswith("Llama-3.1-70B")].set_index("concurrency")
+    own = points[
+        (points["GPU"] == "H100-SXM") & points["model"].str.endswith("Llama-3.1-70B")
+    ].set_index("concurrency")
     assert list(own["pool full"]) == [False, False, False, True, True]
     assert own["measured TTFT (ms)"][64] > 50_000
     assert abs(own["TTFT error"][64]) < 0.3
@@ -108,7 +110,9 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
     gauges = found.to_gauge_frame
     for column in ("measured", "replayed"):
         running = gauges[gauges["gauge"] == "running"][column]
-        assert running.max() == pytest.approx(run.args["max_num_seqs"], abs=1)  # more arrive than may run
+        assert running.max() == pytest.approx(
+            run.args["max_num_seqs"], abs=1
+        )  # more arrive than may run
 
 
 @pytest.mark.parametrize(
@@ -122,14 +126,46 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
             "entry Some curve, field gpus: unknown field; did you mean gpu",
         ),
         (ServingCurve, CURVE, "  isl: 1024\n", "", "entry Some curve, field isl: field is missing"),
-        (ServingCurve, CURVE, "6.9", "-6.9", r"entry Some curve, field points.1.2: .* greater than 0, got -6.9"),
-        (ServingCurve, CURVE, "[8,", "[8.5,", r"entry Some curve, field points.1.0: .* integer, .* got 8.5"),
-        (ServingCurve, CURVE, "inferencex", "mine", r"entry Some curve, field harness: .*'inferencex', got 'mine'"),
-        (TimedRun, RUN, "100, 10, 30.5, 90.5], [0", "100, 0, 30.5, 90.5], [0", "entry Some run, field requests.0.2: "),
-        (TimedRun, RUN, "[1, 0, 0]", "[1, 0]", "entry Some run, field gauges.1.2: field is missing"),
+        (
+            ServingCurve,
+            CURVE,
+            "6.9",
+            "-6.9",
+            r"entry Some curve, field points.1.2: .* greater than 0, got -6.9",
+        ),
+        (
+            ServingCurve,
+            CURVE,
+            "[8,",
+            "[8.5,",
+            r"entry Some curve, field points.1.0: .* integer, .* got 8.5",
+        ),
+        (
+            ServingCurve,
+            CURVE,
+            "inferencex",
+            "mine",
+            r"entry Some curve, field harness: .*'inferencex', got 'mine'",
+        ),
+        (
+            TimedRun,
+            RUN,
+            "100, 10, 30.5, 90.5], [0",
+            "100, 0, 30.5, 90.5], [0",
+            "entry Some run, field requests.0.2: ",
+        ),
+        (
+            TimedRun,
+            RUN,
+            "[1, 0, 0]",
+            "[1, 0]",
+            "entry Some run, field gauges.1.2: field is missing",
+        ),
     ],
 )
-def test_errors_name_file_entry_and_field(tmp_path: Path, kind, text: str, old: str, new: str, said: str) -> None:
+def test_errors_name_file_entry_and_field(
+    tmp_path: Path, kind, text: str, old: str, new: str, said: str
+) -> None:
     assert old in text
     file = tmp_path / "points.yaml"
     file.write_text(text)
@@ -146,7 +182,9 @@ def test_errors_name_file_entry_and_field(tmp_path: Path, kind, text: str, old: 
         ({"model": "meta-llama/Llama-3.1-405B"}, "entry Some curve: "),
     ],
 )
-def test_a_curve_that_cannot_have_run_is_an_error(tmp_path: Path, change: dict[str, str], said: str) -> None:
+def test_a_curve_that_cannot_have_run_is_an_error(
+    tmp_path: Path, change: dict[str, str], said: str
+) -> None:
     (tmp_path / "points.yaml").write_text(CURVE)
     (curve,) = load_catalog("points.yaml", ServingCurve, tmp_path).values()
     with pytest.raises(PlannerError, match=said):
@@ -168,7 +206,11 @@ def test_what_a_prediction_rests_on() -> None:
         deploy_on("meta-llama/Llama-3.1-8B", "V100")
     )
     own = UserCalibration(
-        coefficients={"memory": 0.8}, models=("llama",), points=7, source="our own runs", date="2026-11"
+        coefficients={"memory": 0.8},
+        models=("llama",),
+        points=7,
+        source="our own runs",
+        date="2026-11",
     )
     mine = replace(llama, engine=replace(llama.engine, calibration={"H100-SXM": own}))
     assert "on 7 measured points of H100-SXM" in describe_calibration_basis(

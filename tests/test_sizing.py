@@ -14,8 +14,14 @@ from planner.memory.memory_plan import find_max_model_len, get_memory_plan, plan
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
-LLAMA = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=8192)
-CHAT = Workload(LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(200, 600), rate=1.0)
+LLAMA = deploy_on(
+    "meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=8192
+)
+CHAT = Workload(
+    LengthDistribution.from_lognormal(1000, 3000),
+    LengthDistribution.from_lognormal(200, 600),
+    rate=1.0,
+)
 PER_TOKEN = 2 * 32 * 8 * 128 * 2
 """Bytes of KV cache a token: keys and values, 32 layers, 8 heads of 128, BF16."""
 
@@ -23,11 +29,15 @@ PER_TOKEN = 2 * 32 * 8 * 128 * 2
 def test_the_terms_inside_the_budget_are_the_budget() -> None:
     table = memory_sweeps.build_budget_table(get_memory_plan(LLAMA)).set_index("term")
     inside = table[table["inside the budget"]].drop(index="budget")["GiB"]
-    assert sum(value.mid for value in inside) == pytest.approx(table.loc["budget", "GiB"].mid, abs=1e-6)
+    assert sum(value.mid for value in inside) == pytest.approx(
+        table.loc["budget", "GiB"].mid, abs=1e-6
+    )
     assert table.loc["budget", "GiB"].mid == pytest.approx(
         LLAMA.args.gpu_memory_utilization * LLAMA.gpu_total_bytes / GIB
     )
-    assert table.loc["weights", "GiB"].mid == pytest.approx(14.99, abs=0.05)  # 8,030,261,248 parameters of 2 bytes
+    assert table.loc["weights", "GiB"].mid == pytest.approx(
+        14.99, abs=0.05
+    )  # 8,030,261,248 parameters of 2 bytes
 
 
 def test_more_utilization_is_more_cache_byte_for_byte() -> None:
@@ -40,7 +50,9 @@ def test_more_utilization_is_more_cache_byte_for_byte() -> None:
 
 
 def test_twice_the_length_is_half_the_sequences() -> None:
-    data = memory_sweeps.sweep_max_model_len(LLAMA).set_index("max_model_len (tokens)")["sequences of that length"]
+    data = memory_sweeps.sweep_max_model_len(LLAMA).set_index("max_model_len (tokens)")[
+        "sequences of that length"
+    ]
     assert data[4096].mid / data[8192].mid == pytest.approx(2, rel=0.01)
     assert data.index.max() == 131072  # what the model was made for
 
@@ -48,9 +60,14 @@ def test_twice_the_length_is_half_the_sequences() -> None:
 def test_four_bits_take_about_a_quarter_and_are_read_faster() -> None:
     table = memory_sweeps.build_format_table(LLAMA, 1000).set_index("format")
     step = f"decode step of {memory_sweeps.COMPARED_BATCH} (ms)"
-    sixteen, four = table.iloc[0], next(row for name, row in table.iterrows() if "AWQ" in name or "4" in name)
+    sixteen, four = (
+        table.iloc[0],
+        next(row for name, row in table.iterrows() if "AWQ" in name or "4" in name),
+    )
     assert sixteen["weights (GiB)"].mid == pytest.approx(14.99, abs=0.05)
-    assert 0.25 < four["weights (GiB)"].mid / sixteen["weights (GiB)"].mid < 0.4  # embeddings stay in 16 bits
+    assert (
+        0.25 < four["weights (GiB)"].mid / sixteen["weights (GiB)"].mid < 0.4
+    )  # embeddings stay in 16 bits
     assert four[step] < sixteen[step] and four["sequences"] > sixteen["sequences"]
     assert all(table["published quality"]) and all(table["source"])
 
@@ -69,7 +86,9 @@ def test_what_others_hold_is_not_there_for_the_cache() -> None:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(share=st.floats(0.4, 0.95), gpu=st.sampled_from(["L40S", "RTX-4090", "H100-SXM"]))
-def test_the_length_that_is_said_to_start_starts_and_a_longer_one_does_not(share: float, gpu: str) -> None:
+def test_the_length_that_is_said_to_start_starts_and_a_longer_one_does_not(
+    share: float, gpu: str
+) -> None:
     made = deploy_on(LLAMA.model, gpu, engine_version="0.20.2", gpu_memory_utilization=share)
     found = get_memory_plan(made.with_args(max_model_len=1024))
     safe, likely = find_max_model_len(found)

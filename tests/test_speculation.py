@@ -7,7 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.analysis.speculation_tables import build_draft_table
-from planner.calibration.speculation_fit import evaluate_speculation_holdout, fit_host_costs, load_speculation_runs
+from planner.calibration.speculation_fit import (
+    evaluate_speculation_holdout,
+    fit_host_costs,
+    load_speculation_runs,
+)
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
@@ -41,7 +45,11 @@ from planner.workload.workload import Workload
 def llama(gpu: str = "H100", **speculation: object) -> Deployment:
     asked = {"method": "eagle", "num_speculative_tokens": 3, "acceptance_rate": 0.6, **speculation}
     return deploy_on(
-        "meta-llama/Llama-3.1-8B", gpu, max_model_len=8192, max_num_seqs=512, speculation=SpeculationConfig(**asked)
+        "meta-llama/Llama-3.1-8B",
+        gpu,
+        max_model_len=8192,
+        max_num_seqs=512,
+        speculation=SpeculationConfig(**asked),
     )
 
 
@@ -51,15 +59,22 @@ def replayed(
     """`batch` requests in flight, ten times over."""
     asked = {"concurrency": batch, "num_prompts": max(10 * batch, 20), **traffic}
     workload = Workload(
-        LengthDistribution.from_uniform(prompt, 0.8), LengthDistribution.from_uniform(output, 0.8), **asked
+        LengthDistribution.from_uniform(prompt, 0.8),
+        LengthDistribution.from_uniform(output, 0.8),
+        **asked,
     )
-    return simulate_workload(served, get_memory_plan(served).pool, build_step_model(served), workload)
+    return simulate_workload(
+        served, get_memory_plan(served).pool, build_step_model(served), workload
+    )
 
 
 def replayed_speedup(served: Deployment, batch: int, **lengths: int) -> float:
     """Mean TPOT without / with speculation."""
     without = replayed(replace(served, speculation=None), batch, **lengths)
-    return without.summarize("tpot")["mean"] / replayed(served, batch, **lengths).summarize("tpot")["mean"]
+    return (
+        without.summarize("tpot")["mean"]
+        / replayed(served, batch, **lengths).summarize("tpot")["mean"]
+    )
 
 
 @given(st.floats(0, 0.999), st.integers(1, 16))
@@ -71,10 +86,13 @@ def test_expected_tokens_is_the_closed_form(rate: float, k: int) -> None:
 def test_acceptance_and_length_are_inverse(rate: float, k: int) -> None:
     length = compute_expected_tokens(rate, k)
     assert 1 <= length <= k + 1
-    assert compute_expected_tokens(infer_acceptance_rate(length, k), k) == pytest.approx(length, abs=1e-6)
+    assert compute_expected_tokens(infer_acceptance_rate(length, k), k) == pytest.approx(
+        length, abs=1e-6
+    )
 
 
-# https://github.com/vllm-project/vllm/issues/20780 (2025-07): EAGLE on Llama-3.1-8B, batch 1, mt-bench, H100 class.
+# https://github.com/vllm-project/vllm/issues/20780 (2025-07): EAGLE on Llama-3.1-8B, batch 1,
+# mt-bench, H100 class.
 VLLM_EAGLE = [
     (2, 2.10, 1.618),
     (3, 2.29, 1.648),
@@ -93,10 +111,15 @@ def measured_eagle(k: int, length: float) -> Deployment:
 
 
 def test_measured_eagle_on_vllm() -> None:
-    predicted = [evaluate_speculation(measured_eagle(k, length), 1, 500).speedup.mid for k, length, _ in VLLM_EAGLE]
+    predicted = [
+        evaluate_speculation(measured_eagle(k, length), 1, 500).speedup.mid
+        for k, length, _ in VLLM_EAGLE
+    ]
     for (_, _, measured), found in zip(VLLM_EAGLE, predicted, strict=True):
         assert found == pytest.approx(measured, rel=0.12)
-    assert predicted.index(max(predicted)) <= 1  # as measured, two or three drafts are best and seven are not
+    assert (
+        predicted.index(max(predicted)) <= 1
+    )  # as measured, two or three drafts are best and seven are not
 
 
 @pytest.mark.parametrize(("k", "length", "measured"), VLLM_EAGLE)
@@ -104,7 +127,8 @@ def test_measured_eagle_in_the_replay(k: int, length: float, measured: float) ->
     assert replayed_speedup(measured_eagle(k, length), 1) == pytest.approx(measured, rel=0.12)
 
 
-# github.com/sgl-project/SpecForge a6b6b02, docs/spec_bundle (MIT): EAGLE-3 heads under SGLang; GPU and tp not stated.
+# github.com/sgl-project/SpecForge a6b6b02, docs/spec_bundle (MIT): EAGLE-3 heads under SGLang; GPU
+# and tp not stated.
 SPECFORGE = [
     ("meta-llama/Llama-3.1-8B", 1, 1, 3, 2.9307, 2.1839),  # mt-bench
     ("meta-llama/Llama-3.1-8B", 1, 1, 7, 1.7743, 1.0885),  # gsm8k: an older head, hardly worth it
@@ -116,35 +140,54 @@ SPECFORGE = [
 
 
 @pytest.mark.parametrize(("name", "tp", "batch", "k", "length", "measured"), SPECFORGE)
-def test_measured_eagle3_in_the_replay(name: str, tp: int, batch: int, k: int, length: float, measured: float) -> None:
+def test_measured_eagle3_in_the_replay(
+    name: str, tp: int, batch: int, k: int, length: float, measured: float
+) -> None:
     speculation = SpeculationConfig("eagle3", k, infer_acceptance_rate(length, k))
-    served = deploy_on(name, "H200", tp=tp, engine="sglang", max_model_len=8192, speculation=speculation)
-    assert replayed_speedup(served, batch, prompt=500, output=1000) == pytest.approx(measured, rel=0.12)
+    served = deploy_on(
+        name, "H200", tp=tp, engine="sglang", max_model_len=8192, speculation=speculation
+    )
+    assert replayed_speedup(served, batch, prompt=500, output=1000) == pytest.approx(
+        measured, rel=0.12
+    )
 
 
 def test_reported_slow_downs_at_large_batch() -> None:
     """vLLM blog 2024-10-17: Llama-3-70B, TP4, H100: up to 1.5x and 2.8x at QPS 1, 1.4x and 1.8x SLOWER at high QPS."""
     qwama = load_model({
-        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 128256, "max_position_embeddings": 32768,
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 128256,
+        "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
     })  # fmt: skip
     for how, draft in (("draft_model", qwama), ("ngram", None)):
         speculation = SpeculationConfig(how, 4, 0.6 if draft else 0.35, draft)
-        served = deploy_on("meta-llama/Meta-Llama-3.1-70B", "H100", tp=4, max_model_len=8192, speculation=speculation)
+        served = deploy_on(
+            "meta-llama/Meta-Llama-3.1-70B",
+            "H100",
+            tp=4,
+            max_model_len=8192,
+            speculation=speculation,
+        )
         assert evaluate_speculation(served, 1, 1000).verdict == "pays"
         assert evaluate_speculation(served, 256, 1000).verdict == "does not pay"
         assert 1 < find_break_even_batch(served, 1000) < 256
-        assert replayed_speedup(served, 2, prompt=800) > 1 > replayed_speedup(served, 256, prompt=800)
+        assert (
+            replayed_speedup(served, 2, prompt=800) > 1 > replayed_speedup(served, 256, prompt=800)
+        )
 
 
 def test_a_head_that_pays_alone_and_costs_when_the_card_is_full() -> None:
     """https://huggingface.co/jbarrow/joecr-chandra-2-eagle3.1: 5 B model, RTX 3090 Ti, vLLM, k = 5, 2.31 tokens a step.
 
-    1.79 times as fast at batch 1, 0.75 times at full batch (taken as 64; the shape is that of a 4 B sibling).
+    1.79 times as fast at batch 1, 0.75 times at full batch (taken as 64; the shape is that of a 4 B
+    sibling).
     """
     speculation = SpeculationConfig("eagle3.1", 5, infer_acceptance_rate(2.31, 5))
-    served = deploy_on("Qwen/Qwen3-VL-4B-Instruct", "RTX-3090", max_model_len=8192, speculation=speculation)
+    served = deploy_on(
+        "Qwen/Qwen3-VL-4B-Instruct", "RTX-3090", max_model_len=8192, speculation=speculation
+    )
     for judged in (
         lambda batch: evaluate_speculation(served, batch, 1000).speedup.mid,
         lambda batch: replayed_speedup(served, batch),
@@ -156,8 +199,8 @@ def test_a_head_that_pays_alone_and_costs_when_the_card_is_full() -> None:
 def test_measured_speed_ups_with_whole_models_left_out() -> None:
     """154 rows of catalogs/validation/speculation.csv: SpecForge's bundle, vLLM's issues and pulls, model cards.
 
-    The host's costs are fitted without the row's model, once with the planner's own plain step and once beside the
-    measured one.
+    The host's costs are fitted without the row's model, once with the planner's own plain step and
+    once beside the measured one.
     """
     frame = evaluate_speculation_holdout()
     assert len(frame) == 154
@@ -179,24 +222,37 @@ def test_the_host_costs_are_those_that_fit() -> None:
         assert found == (pytest.approx(cost.step_us, abs=600), pytest.approx(cost.pass_us, abs=200))
 
 
-# https://github.com/vllm-project/vllm/issues/37551 (2026-03): GLM-OCR's own layer drafts one token, A100, vLLM 0.17.1
-# (config.json: 16 layers of 1536). 1.69 and 1.81 tokens a step, yet 0.56 and 0.70 times as fast, prompts included.
+# https://github.com/vllm-project/vllm/issues/37551 (2026-03): GLM-OCR's own layer drafts one token,
+# A100, vLLM 0.17.1 (config.json: 16 layers of 1536). 1.69 and 1.81 tokens a step, yet 0.56 and 0.70
+# times as fast, prompts included.
 def test_a_tiny_model_loses_by_drafting() -> None:
     tiny = load_model({
-        "model_type": "llama", "hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 16,
+        "model_type": "llama", "hidden_size": 1536, "intermediate_size": 4608,
+        "num_hidden_layers": 16,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 59392,
         "max_position_embeddings": 32768,
     })  # fmt: skip
     for length, measured in ((1.69, 0.56), (1.81, 0.70)):
         speculation = SpeculationConfig("mtp", 1, infer_acceptance_rate(length, 1))
-        served = deploy_on(tiny, "A100-SXM-40GB", engine_version="0.17.1", max_model_len=8192, speculation=speculation)
+        served = deploy_on(
+            tiny,
+            "A100-SXM-40GB",
+            engine_version="0.17.1",
+            max_model_len=8192,
+            speculation=speculation,
+        )
         found = evaluate_speculation(served, 1, 600).speedup
         assert found.mid < 1 and found.lo <= measured <= found.hi
 
 
 def test_a_recurrent_layer_writes_a_state_for_every_token() -> None:
     """vLLM keeps 1 + k states per sequence (start-up logs of Qwen3.5); each is written, and one of them read."""
-    served = deploy_on("Qwen/Qwen3-Next-80B-A3B-Instruct", "H200", tp=4, speculation=SpeculationConfig("mtp", 3, 0.8))
+    served = deploy_on(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "H200",
+        tp=4,
+        speculation=SpeculationConfig("mtp", 3, 0.8),
+    )
     plain = build_step_model(replace(served, speculation=None))
     assert build_step_model(served).state_s == pytest.approx(2.5 * plain.state_s)
 
@@ -204,13 +260,15 @@ def test_a_recurrent_layer_writes_a_state_for_every_token() -> None:
 def test_a_four_bit_checkpoint_drafts_in_sixteen_bit() -> None:
     """Qwen3.6-27B's MTP layer, 0.425 B parameters, stays in BF16 (cyankiwi/Qwen3.6-27B-AWQ-INT4, and Qwen3.8's GPTQ).
 
-    On 256 GB/s every drafted token took 14 to 15 ms more (kyuz0/amd-strix-halo-vllm-toolboxes issue 53, vLLM 0.26):
-    the layer and the head of 248,320 x 5,120, both in 16 bit.
+    On 256 GB/s every drafted token took 14 to 15 ms more (kyuz0/amd-strix-halo-vllm-toolboxes issue
+    53, vLLM 0.26): the layer and the head of 248,320 x 5,120, both in 16 bit.
     """
     served = load_model("Qwen/Qwen3.6-27B", quantization="awq")
     draft = resolve_draft_model(served, SpeculationConfig("mtp", 2, 0.8))
     assert draft is not None and draft.quantization.method == "none"
-    read = sum(layer.num_parameters for layer in draft.architecture.layers) * 2 + 248_320 * 5_120 * 2
+    read = (
+        sum(layer.num_parameters for layer in draft.architecture.layers) * 2 + 248_320 * 5_120 * 2
+    )
     assert 0.8 < read / 256e9 / 14.5e-3 < 1
 
 
@@ -231,7 +289,13 @@ SERVED = [
 ]
 
 
-@given(st.sampled_from(SERVED), st.integers(1, 7), st.floats(0, 0.95), st.floats(0, 0.05), st.sampled_from([100, 1000]))
+@given(
+    st.sampled_from(SERVED),
+    st.integers(1, 7),
+    st.floats(0, 0.95),
+    st.floats(0, 0.05),
+    st.sampled_from([100, 1000]),
+)
 def test_it_stops_paying_sooner_with_k_and_later_with_acceptance(
     kind: tuple[str, str, int, str], k: int, rate: float, more: float, context: int
 ) -> None:
@@ -239,21 +303,33 @@ def test_it_stops_paying_sooner_with_k_and_later_with_acceptance(
     name, gpu, tp, how = kind
 
     def turning(k: int, rate: float) -> int:
-        asked = {"max_model_len": 8192, "max_num_seqs": 1024, "speculation": SpeculationConfig(how, k, rate)}
-        return find_break_even_batch(deploy_on(name, gpu, tp=tp, max_num_batched_tokens=8192, **asked), context)
+        asked = {
+            "max_model_len": 8192,
+            "max_num_seqs": 1024,
+            "speculation": SpeculationConfig(how, k, rate),
+        }
+        return find_break_even_batch(
+            deploy_on(name, gpu, tp=tp, max_num_batched_tokens=8192, **asked), context
+        )
 
     assert turning(k + 1, rate) <= turning(k, rate) <= turning(k, rate + more)
 
 
 def test_a_mixture_of_experts_pays_most_in_the_middle() -> None:
     """As MoESD (arXiv 2505.19645) finds: at medium batch drafted tokens wake few experts that are not read anyway."""
-    served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=SpeculationConfig("mtp", 1, 0.8))
-    small, medium, large = (evaluate_speculation(served, batch, 500).speedup.mid for batch in (16, 128, 1024))
+    served = deploy_on(
+        "deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=SpeculationConfig("mtp", 1, 0.8)
+    )
+    small, medium, large = (
+        evaluate_speculation(served, batch, 500).speedup.mid for batch in (16, 128, 1024)
+    )
     assert medium > small and medium > large
 
 
 def test_a_mixture_of_experts_pays_where_its_speedup_is_at_least_one() -> None:
-    served = deploy_on("Qwen/Qwen3-30B-A3B", "H100-SXM", speculation=SpeculationConfig("eagle3", 3, 0.6))
+    served = deploy_on(
+        "Qwen/Qwen3-30B-A3B", "H100-SXM", speculation=SpeculationConfig("eagle3", 3, 0.6)
+    )
     ranges = find_profitable_batches(served, 500, 64)
     assert len(ranges) > 1  # alone a sequence gains; a few wake experts; many read them all anyway
     for batch in range(1, 65):
@@ -274,11 +350,15 @@ def test_the_draft_head_is_as_large_as_the_published_ones() -> None:
 
 def test_deepseek_mtp_is_one_layer_of_the_model() -> None:
     """arXiv 2412.19437: 14 B parameters of DeepSeek-V3's checkpoint are the MTP module, 11.5 B without shared ends."""
-    served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=SpeculationConfig("mtp", 1, 0.8))
+    served = deploy_on(
+        "deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=SpeculationConfig("mtp", 1, 0.8)
+    )
     assert served.speculation is not None
     draft = resolve_draft_model(served.model, served.speculation)
     assert draft is not None
-    assert sum(layer.num_parameters for layer in draft.architecture.layers) == pytest.approx(11.5e9, rel=0.02)
+    assert sum(layer.num_parameters for layer in draft.architecture.layers) == pytest.approx(
+        11.5e9, rel=0.02
+    )
 
 
 @given(st.integers(1, 512), st.integers(1, 8), st.floats(0, 1))
@@ -299,9 +379,9 @@ def test_nor_does_it_in_the_replay(batch: int, k: int, rate: float) -> None:
         / found.summarize("tpot")["mean"]
     )
     assert ratio < 1.03 * tokens
-    assert found.summarize("itl")["mean"] / found.summarize("tpot")["mean"] == pytest.approx(tokens, rel=0.06), (
-        "a step streams its tokens as one output"
-    )
+    assert found.summarize("itl")["mean"] / found.summarize("tpot")["mean"] == pytest.approx(
+        tokens, rel=0.06
+    ), "a step streams its tokens as one output"
 
 
 @pytest.mark.parametrize("batch", [1, 16, 64])
@@ -309,20 +389,27 @@ def test_the_closed_form_is_the_replays(batch: int) -> None:
     """Over 144 closed loops of four models TPOT differs by 1.6% in the median (0.8% without speculation)."""
     served = llama()
     workload = Workload(
-        LengthDistribution.from_uniform(400, 0.8), LengthDistribution.from_uniform(400, 0.8), concurrency=batch
+        LengthDistribution.from_uniform(400, 0.8),
+        LengthDistribution.from_uniform(400, 0.8),
+        concurrency=batch,
     )
     closed, found = evaluate(served, workload).performance, replayed(served, batch)
     assert closed is not None
     for metric in ("tpot", "itl"):
-        assert getattr(closed, metric)["mean"].mid == pytest.approx(found.summarize(metric)["mean"], rel=0.06)
+        assert getattr(closed, metric)["mean"].mid == pytest.approx(
+            found.summarize(metric)["mean"], rel=0.06
+        )
     assert closed.output_tps.mid == pytest.approx(found.output_tps, rel=0.06)
 
 
 def test_below_capacity_all_that_comes_is_served() -> None:
     """And requests that leave sooner leave a smaller batch behind; an output holds more tokens, and comes later."""
-    workload = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(300), rate=5.0)
+    workload = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(300), rate=5.0
+    )
     plain, drafted = (
-        evaluate(served, workload).performance for served in (replace(llama(), speculation=None), llama())
+        evaluate(served, workload).performance
+        for served in (replace(llama(), speculation=None), llama())
     )
     assert plain is not None and drafted is not None
     for served in (plain, drafted):
@@ -355,7 +442,9 @@ def test_a_draft_costs_sequences() -> None:
     memory = plan_memory(replace(served, speculation=None))
     found = evaluate_speculation(served, 8, 1000, memory)
     assert 0.2 < found.draft_bytes / GIB < 1
-    left = (memory.kv_available.mid - found.draft_bytes) / (memory.pool.layout.kv_bytes_per_token * 33 / 32)
+    left = (memory.kv_available.mid - found.draft_bytes) / (
+        memory.pool.layout.kv_bytes_per_token * 33 / 32
+    )
     least = memory.pool.count_sequences(1000) - left / 1000
     assert found.num_sequences_lost is not None
     assert least - 1 < found.num_sequences_lost < 2 * least  # more CUDA graphs take the rest
@@ -365,7 +454,9 @@ def test_the_more_decode_at_once_the_fewer_drafts_are_worth_checking() -> None:
     """Checking is free only while the step waits for the weights (SmartSpec, arXiv 2406.14066)."""
     served = llama()
     alone, full = (
-        build_draft_table(served, plan_memory(replace(served, speculation=None)), batch, 1000)["fastest k of 1 to 8"]
+        build_draft_table(served, plan_memory(replace(served, speculation=None)), batch, 1000)[
+            "fastest k of 1 to 8"
+        ]
         for batch in (1, 384)
     )
     assert (full <= alone).all() and (full < alone).any()
@@ -376,7 +467,9 @@ def test_the_surface_holds_every_combination() -> None:
     assert len(frame) == 12
     same = frame.query("k == 4 and batch == 64 and acceptance_rate == 0.5")["speedup"].item()
     assert same == pytest.approx(
-        evaluate_speculation(llama(num_speculative_tokens=4, acceptance_rate=0.5), 64, 1000).speedup.mid
+        evaluate_speculation(
+            llama(num_speculative_tokens=4, acceptance_rate=0.5), 64, 1000
+        ).speedup.mid
     )
 
 
@@ -391,7 +484,9 @@ def test_engines_spell_methods_in_their_own_ways(spelled: str, known: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "engine_name", "version", "has"),
-    [  # vllm pulls 16937, 12755, 24322, issue 26547; 0.33.0 --spec-method; SGLang 0.5.10 --speculative-algorithm
+    # vllm pulls 16937, 12755, 24322, issue 26547; 0.33.0 --spec-method; SGLang 0.5.10
+    # --speculative-algorithm
+    [
         ("eagle3", "vllm", "0.8.4", False), ("eagle3", "vllm", "0.8.5", True), ("mtp", "vllm", "0.7.2", False),
         ("draft_model", "vllm", "0.9.2", True), ("draft_model", "vllm", "0.11.0", False),
         ("draft_model", "vllm", "0.20.2", True), ("medusa", "vllm", "0.20.2", True),
@@ -404,7 +499,9 @@ def test_methods_by_release(name: str, engine_name: str, version: str, has: bool
     assert (reason is None) is has
     if not has:
         args = {"engine": engine_name, "engine_version": version, "max_model_len": 4096}
-        served = deploy_on("meta-llama/Llama-3.1-8B", "H100", speculation=SpeculationConfig(name, 3, 0.6), **args)
+        served = deploy_on(
+            "meta-llama/Llama-3.1-8B", "H100", speculation=SpeculationConfig(name, 3, 0.6), **args
+        )
         with pytest.raises(PlannerError, match="speculative method"):
             evaluate_speculation(served, 1, 100)
 

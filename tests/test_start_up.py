@@ -9,13 +9,19 @@ from planner.engines.deployment import deploy_on
 from planner.latency.startup_time import StartupTime, estimate_startup
 
 
-def started(name: str = "meta-llama/Llama-3.1-8B", storage: str = "page-cache", **args: Any) -> StartupTime:
-    found = estimate_startup(deploy_on(name, "H100", **{"engine_version": "0.19.0"} | args), storage)
+def started(
+    name: str = "meta-llama/Llama-3.1-8B", storage: str = "page-cache", **args: Any
+) -> StartupTime:
+    found = estimate_startup(
+        deploy_on(name, "H100", **{"engine_version": "0.19.0"} | args), storage
+    )
     assert found is not None
     return found
 
 
-LOGS = [  # seconds of "init engine": llm-d-planner accuracy runs (Apache-2.0), 0.19.0; p5.48xlarge of mid-2025
+# seconds of "init engine": llm-d-planner accuracy runs (Apache-2.0), 0.19.0; p5.48xlarge of
+# mid-2025
+LOGS = [
     ("ibm-granite/granite-3.1-8b-instruct", 1, "0.19.0", 26.17),
     ("google/gemma-2-27b-it", 1, "0.19.0", 28.63),
     ("RedHatAI/Llama-3.3-70B-Instruct-fp8-dynamic", 4, "0.19.0", 59.98),
@@ -42,7 +48,10 @@ def test_a_whole_start_as_logged() -> None:
 
 def test_weights_wait_for_the_slower_of_loader_and_storage() -> None:
     """Llama-3-70B on a p5.48xlarge: 16 s from memory by four ranks; its first download took 213 s."""
-    seconds = {s: started("meta-llama/Meta-Llama-3-70B", s, tp=4).weights for s in ("page-cache", "nvme", "download")}
+    seconds = {
+        s: started("meta-llama/Meta-Llama-3-70B", s, tp=4).weights
+        for s in ("page-cache", "nvme", "download")
+    }
     assert seconds["page-cache"].lo < 17 < seconds["nvme"].mid
     assert seconds["download"].lo < 213 < seconds["download"].hi
     halves = started("meta-llama/Meta-Llama-3-70B", tp=8).weights.mid / seconds["page-cache"].mid

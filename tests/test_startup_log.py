@@ -12,7 +12,11 @@ from planner.memory.memory_plan import plan_memory
 from planner.planning.scenario import parse_scenario
 from planner.planning.search import search_deployments
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG as GRANITE
-from planner.tools.diagnostics.log_comparison import compare_log_to_plan, explain_log_file, infer_deployment
+from planner.tools.diagnostics.log_comparison import (
+    compare_log_to_plan,
+    explain_log_file,
+    infer_deployment,
+)
 from planner.tools.diagnostics.startup_log import StartupLog, parse_startup_log
 from planner.ui.cli import main
 
@@ -59,10 +63,18 @@ def test_a_log_of_0_19_states_everything() -> None:
     assert log.arguments["engine_version"] == "0.19.0"
     figures = gib(log)
     assert (figures["weights"], figures["activation"], figures["non_torch"]) == (27.39, 1.52, 0.25)
-    assert (figures["requested"], figures["kv_available"], figures["cudagraph_actual"]) == (75.23, 46.08, 1.07)
+    assert (figures["requested"], figures["kv_available"], figures["cudagraph_actual"]) == (
+        75.23,
+        46.08,
+        1.07,
+    )
     assert (log.figures["kv_tokens"], log.figures["max_concurrency"]) == (241568, 29.49)
     assert log.arguments["model"] == "microsoft/phi-4"
-    assert (log.arguments["tp"], log.arguments["max_model_len"], log.arguments["gpu_memory_utilization"]) == (
+    assert (
+        log.arguments["tp"],
+        log.arguments["max_model_len"],
+        log.arguments["gpu_memory_utilization"],
+    ) == (
         1,
         8192,
         0.95,
@@ -84,11 +96,19 @@ def test_older_phrases_and_several_ranks() -> None:
 
 def test_a_value_ends_before_the_full_stop_of_its_sentence() -> None:
     """What vLLM 0.6 to 0.19 print of chunked prefill, as in vllm-project/vllm issue 10537 (0.6.4)."""
-    line = "INFO 11-21 13:28:37 config.py:1136] Chunked prefill is enabled with max_num_batched_tokens=512.\n"
+    line = (
+        "INFO 11-21 13:28:37 config.py:1136] Chunked prefill is enabled with"
+        " max_num_batched_tokens=512.\n"
+    )
     found = infer_deployment(parse_startup_log(line + V019), "H100")
     assert found.args.max_num_batched_tokens == 512
-    log = parse_startup_log("vLLM API server version 0.10.2rc2.dev0+g5438967fb.\nmodel=/models/llama/.\n" + V0)
-    assert (log.arguments["engine_version"], log.arguments["model"]) == ("0.10.2rc2.dev0+g5438967fb", "/models/llama/")
+    log = parse_startup_log(
+        "vLLM API server version 0.10.2rc2.dev0+g5438967fb.\nmodel=/models/llama/.\n" + V0
+    )
+    assert (log.arguments["engine_version"], log.arguments["model"]) == (
+        "0.10.2rc2.dev0+g5438967fb",
+        "/models/llama/",
+    )
 
 
 def test_a_refusal_keeps_its_reason() -> None:
@@ -109,13 +129,18 @@ def test_a_log_that_ends_while_weights_load_is_held_against_the_plan() -> None:
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
     told = str(compare_log_to_plan(log, plan_memory(infer_deployment(log, "L40S"))))
-    assert "ends with: OutOfMemoryError" in told and "weights take 61.0 (60.7 to 61.3) of 44.4 GiB" in told
+    assert (
+        "ends with: OutOfMemoryError" in told
+        and "weights take 61.0 (60.7 to 61.3) of 44.4 GiB" in told
+    )
 
 
 def test_the_plan_of_the_same_deployment_agrees_line_by_line() -> None:
     log = parse_startup_log(V019)
     arguments = dict(log.arguments)
-    found = compare_log_to_plan(log, plan_memory(deploy_on(arguments.pop("model"), "H100", **arguments)))
+    found = compare_log_to_plan(
+        log, plan_memory(deploy_on(arguments.pop("model"), "H100", **arguments))
+    )
     assert {line.term for line in found.lines if not line.is_within_interval} <= {
         "kv_tokens",
         "max_concurrency",
@@ -127,14 +152,18 @@ def test_the_plan_of_the_same_deployment_agrees_line_by_line() -> None:
 
 def test_the_wrong_assumption_is_named_and_calibrated_away() -> None:
     """A rank that loses 1.5 GiB more to libraries than planned: named, and right after calibration."""
-    text = V019.replace("increase memory: 0.25GiB", "increase memory: 1.75GiB").replace("46.08 GiB", "44.58 GiB")
+    text = V019.replace("increase memory: 0.25GiB", "increase memory: 1.75GiB").replace(
+        "46.08 GiB", "44.58 GiB"
+    )
     text = text.replace("241,568 tokens", "233,712 tokens").replace("29.49x", "28.52x")
     log = parse_startup_log(text)
     arguments = {name: value for name, value in log.arguments.items() if name != "model"}
     deployment = deploy_on("microsoft/phi-4", "H100", **arguments)
     found = compare_log_to_plan(log, plan_memory(deployment))
     assert found.largest_deviation is not None and found.largest_deviation.term == "non_torch"
-    again = plan_memory(deploy_on("microsoft/phi-4", "H100", memory_calibration=found.calibration, **arguments))
+    again = plan_memory(
+        deploy_on("microsoft/phi-4", "H100", memory_calibration=found.calibration, **arguments)
+    )
     assert again.kv_available.mid / GIB == pytest.approx(44.58, abs=0.02)
     assert compare_log_to_plan(log, again).largest_deviation is None
 
@@ -147,16 +176,22 @@ def test_what_a_short_log_leaves_unexplained_goes_to_the_activation_peak() -> No
         parse_startup_log(text), plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", **args))
     )
     assert found.largest_deviation is None or found.largest_deviation.term == "unexplained"
-    again = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", memory_calibration=found.calibration, **args))
+    again = plan_memory(
+        deploy_on("meta-llama/Llama-3.1-8B", "H100", memory_calibration=found.calibration, **args)
+    )
     assert again.kv_available.mid / GIB == pytest.approx(55.0, abs=0.02)
 
 
 def test_a_public_log_is_explained_line_by_line() -> None:
     """A granite-3.1-8b run of llm-d-planner (Apache-2.0): libraries held 0.46 GiB, 0.2 more than in its sister runs."""
     found = explain_log_file(GRANITE, "H100")
-    assert found.plan.deployment.args.max_num_seqs == 1024 and found.plan.deployment.engine.version == "0.19.0"
+    assert (
+        found.plan.deployment.args.max_num_seqs == 1024
+        and found.plan.deployment.engine.version == "0.19.0"
+    )
     assert [line.term for line in found.lines] == [
-        "requested", "weights", "activation", "non_torch", "kv_available", "kv_tokens", "max_concurrency",
+        "requested", "weights", "activation", "non_torch", "kv_available", "kv_tokens",
+        "max_concurrency",
     ]  # fmt: skip
     assert found.largest_deviation is not None and found.largest_deviation.term == "non_torch"
     assert found.largest_deviation.difference / GIB == pytest.approx(0.19, abs=0.01)
@@ -170,14 +205,18 @@ def test_a_public_log_is_explained_line_by_line() -> None:
 def test_its_fragment_makes_the_next_plan_agree() -> None:
     """What the command prints, pasted into a scenario, moves that scenario's plan to what was logged."""
     asked = {
-        "question": "?", "model": "ibm-granite/granite-3.1-8b-instruct", "gpus": [{"gpu": "H100", "at_most": 1}],
-        "engine_version": "0.19.0", "engine_args": {"gpu_memory_utilization": 0.95, "enable_prefix_caching": False,
+        "question": "?", "model": "ibm-granite/granite-3.1-8b-instruct",
+        "gpus": [{"gpu": "H100", "at_most": 1}],
+        "engine_version": "0.19.0",
+        "engine_args": {"gpu_memory_utilization": 0.95, "enable_prefix_caching": False,
         "max_model_len": 8192, "max_num_seqs": 1024, "max_num_batched_tokens": 8192},
         "workload": {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 100}, "rate": 1},
         "service_level": {"ttft": {"p99": 2000}},
     }  # fmt: skip
     found = explain_log_file(GRANITE, "H100")
-    calibrated = search_deployments(parse_scenario({**asked, **yaml.safe_load(found.scenario_line)}, "mine")).chosen
+    calibrated = search_deployments(
+        parse_scenario({**asked, **yaml.safe_load(found.scenario_line)}, "mine")
+    ).chosen
     plain = search_deployments(parse_scenario(asked, "mine")).chosen
     assert calibrated and plain
     assert plain.prediction.memory.kv_available.mid / GIB == pytest.approx(58.66 + 0.18, abs=0.03)
@@ -186,7 +225,9 @@ def test_its_fragment_makes_the_next_plan_agree() -> None:
     assert again.largest_deviation is None and again.scenario_line == found.scenario_line
 
 
-def test_a_scenario_with_several_gpus_is_planned_on_the_one_that_wrote_the_log(tmp_path: Path) -> None:
+def test_a_scenario_with_several_gpus_is_planned_on_the_one_that_wrote_the_log(
+    tmp_path: Path,
+) -> None:
     """19.42 GiB of KV cache beside 16 GiB of weights are an L40S at 0.85: nothing is learnt about an H200 from it."""
     text = """
 INFO non-default args: {'model': 'Qwen/Qwen3-32B-FP8', 'tensor_parallel_size': 2, 'gpu_memory_utilization': 0.85}
@@ -206,14 +247,22 @@ INFO Available KV cache memory: 19.42 GiB
         explain_log_file(log, planned=asked)
     found = explain_log_file(log, "L40S", asked)
     assert found.plan.deployment.gpu.name == "L40S" and found.matches_deployment
-    assert "on 2 x L40S, TP2, vllm 0.20.2, fp8_block\nThe scenario plans 2 x L40S, TP1 x PP2, fp8\n" in str(found)
+    assert (
+        "on 2 x L40S, TP2, vllm 0.20.2, fp8_block\nThe scenario plans 2 x L40S, TP1 x PP2, fp8\n"
+        in str(found)
+    )
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 0
     log.write_text(f"{text}RuntimeError: Engine core initialization failed.\n")
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 1
     log.write_text(text)
     wrong = explain_log_file(log, "H200", asked)
-    assert not wrong.matches_deployment and not wrong.scenario_line and "does not fit" in wrong.verdict
-    for line in ("device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", "Free memory on device (43.9/44.40 GiB)"):
+    assert (
+        not wrong.matches_deployment and not wrong.scenario_line and "does not fit" in wrong.verdict
+    )
+    for line in (
+        "device_name=NVIDIA_L40S,dtype=fp8_w8a8.json",
+        "Free memory on device (43.9/44.40 GiB)",
+    ):
         log.write_text(f"{text}INFO {line}\n")
         assert explain_log_file(log, planned=asked).plan.deployment.gpu.name == "L40S"
 
@@ -221,7 +270,10 @@ INFO Available KV cache memory: 19.42 GiB
 def test_an_explanation_ends_with_what_could_be_gained(tmp_path: Path) -> None:
     """0.85 of an H100 beside 61 GiB of weights leaves 4.5 GiB; each hundredth more of it is another 0.79."""
     log = tmp_path / "vllm.log"
-    said = "INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B', max_seq_len=8192, "
+    said = (
+        "INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B',"
+        " max_seq_len=8192, "
+    )
     log.write_text(f"{said}dtype=torch.bfloat16\nINFO Defaulting gpu_memory_utilization to 0.85\n"
                    "INFO Model loading took 61.04 GiB memory\nINFO Available KV cache memory: 4.50 GiB\n")  # fmt: skip
     first, step, last = explain_log_file(log, "H100").suggestions.splitlines()
@@ -233,11 +285,12 @@ def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
     """The lines of vllm-project/vllm issues 27508 (0.11) and 16343 (0.8.3, on a 3090)."""
     log = tmp_path / "vllm.log"
     log.write_text(
-        "INFO Initializing a V1 LLM engine (v0.11.0) with config: model='openai/gpt-oss-120b', max_seq_len=131072\n"
-        "INFO Model loading took 65.97 GiB\nINFO Available KV cache memory: 1.71 GiB\n"
-        "ValueError: To serve at least one request with the models's max seq len (131072), (4.54 GiB KV cache is "
-        "needed, which is larger than the available KV cache memory (1.71 GiB). Based on the available memory, the "
-        "estimated maximum model length is 49152.\n"
+        "INFO Initializing a V1 LLM engine (v0.11.0) with config: model='openai/gpt-oss-120b',"
+        " max_seq_len=131072\nINFO Model loading took 65.97 GiB\nINFO Available KV cache memory:"
+        " 1.71 GiB\nValueError: To serve at least one request with the models's max seq len"
+        " (131072), (4.54 GiB KV cache is needed, which is larger than the available KV cache"
+        " memory (1.71 GiB). Based on the available memory, the estimated maximum model length is"
+        " 49152.\n"
     )
     assert "--max-model-len 49152 starts" in explain_log_file(log, "H100").suggestions
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 350.00 MiB. GPU 0 has a total "
@@ -248,7 +301,9 @@ def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
 
 def test_a_layout_that_differs_is_told_apart_from_the_budget() -> None:
     """Twice the tokens in the same memory: an FP8 cache that the arguments do not mention."""
-    text = GRANITE.read_text().replace("384,432 tokens", "768,864 tokens").replace("46.93x", "93.86x")
+    text = (
+        GRANITE.read_text().replace("384,432 tokens", "768,864 tokens").replace("46.93x", "93.86x")
+    )
     log = parse_startup_log(text.replace("increase memory: 0.46GiB", "increase memory: 0.27GiB"))
     found = compare_log_to_plan(log, plan_memory(infer_deployment(log, "H100")))
     assert (
@@ -260,13 +315,19 @@ def test_a_layout_that_differs_is_told_apart_from_the_budget() -> None:
 
 def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:
     log = parse_startup_log(
-        "INFO non-default args: {'model': 'deepseek-ai/DeepSeek-V3', 'tensor_parallel_size': 8, 'enable_lora': True, "
-        "'enable_expert_parallel': True}\nINFO engine (v0.20.2) with config: model='deepseek-ai/DeepSeek-V3', "
-        "speculative_config=SpeculativeConfig(method='mtp', model='deepseek-ai/DeepSeek-V3', num_spec_tokens=2), "
-        "device_name=NVIDIA_H200.json\nINFO Model loading took 85.00 GiB memory"
+        "INFO non-default args: {'model': 'deepseek-ai/DeepSeek-V3', 'tensor_parallel_size': 8,"
+        " 'enable_lora': True, 'enable_expert_parallel': True}\nINFO engine (v0.20.2) with config:"
+        " model='deepseek-ai/DeepSeek-V3', speculative_config=SpeculativeConfig(method='mtp',"
+        " model='deepseek-ai/DeepSeek-V3', num_spec_tokens=2), device_name=NVIDIA_H200.json\nINFO"
+        " Model loading took 85.00 GiB memory"
     )
     found = infer_deployment(log)
-    assert (found.gpu.name, found.layout.tp, found.layout.ep, found.args.max_loras) == ("H200-SXM", 8, 8, 1)
+    assert (found.gpu.name, found.layout.tp, found.layout.ep, found.args.max_loras) == (
+        "H200-SXM",
+        8,
+        8,
+        1,
+    )
     assert found.speculation is not None and found.speculation.num_speculative_tokens == 2
 
 
@@ -282,6 +343,8 @@ def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:
         ),
     ],
 )
-def test_a_log_that_cannot_be_placed_says_what_is_missing(gpu: str | None, model: str | None, message: str) -> None:
+def test_a_log_that_cannot_be_placed_says_what_is_missing(
+    gpu: str | None, model: str | None, message: str
+) -> None:
     with pytest.raises(PlannerError, match=message):
         explain_log_file(GRANITE, gpu, deploy_on(model, "H100", tp=4) if model else None)

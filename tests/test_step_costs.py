@@ -36,7 +36,9 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 ALONE = replace(
-    StepCoefficients(**load_calibration_catalog("vllm").common.coefficients), expert_gemm=1.0, expert_latency=1.0
+    StepCoefficients(**load_calibration_catalog("vllm").common.coefficients),
+    expert_gemm=1.0,
+    expert_latency=1.0,
 )
 """Kernels as they are when nothing else runs."""
 
@@ -50,7 +52,9 @@ def launches(**deployed: object) -> list[float]:
         build_target_step_model(found, free),
     )
     steps = [([(tokens, 0)], [500] * 8) for tokens in (100, 600)]
-    return [whole.estimate_step(*step).seconds - without.estimate_step(*step).seconds for step in steps]
+    return [
+        whole.estimate_step(*step).seconds - without.estimate_step(*step).seconds for step in steps
+    ]
 
 
 def test_a_small_mixed_step_does_not_pay_a_full_launch() -> None:
@@ -67,7 +71,9 @@ def test_prompts_run_without_graphs_where_an_engine_captures_decoding_only() -> 
 def test_before_full_graphs_a_decode_step_launches_attention_between_the_pieces() -> None:
     """vLLM pull 25444 (0.11.0): FULL_AND_PIECEWISE by default, 5.98 instead of 4.07 requests/s on a 30B-A3B."""
     old, new = (
-        build_target_step_model(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version=version), ALONE)
+        build_target_step_model(
+            deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version=version), ALONE
+        )
         for version in ("0.10.0", "0.11.0")
     )
     assert old.fixed_s - new.fixed_s == pytest.approx(32 * 3 * ALONE.launch_s, rel=0.02)
@@ -75,7 +81,10 @@ def test_before_full_graphs_a_decode_step_launches_attention_between_the_pieces(
 
 def test_ranks_share_the_inner_activations_but_not_the_residual() -> None:
     """Llama-3.1-70B: 6 x 8192 around each block; inside, q k v 10240, o 8192, gate and up 57344, down 28672 values."""
-    one, eight = (count_step_work(deploy_on("meta-llama/Llama-3.1-70B", "H200", tp=tp)).token_bytes for tp in (1, 8))
+    one, eight = (
+        count_step_work(deploy_on("meta-llama/Llama-3.1-70B", "H200", tp=tp)).token_bytes
+        for tp in (1, 8)
+    )
     whole, inner = 2 * 6 * 8192, 2 * (10240 + 8192 + 57344 + 28672)
     assert (one, eight) == (2 * 80 * (whole + inner), 2 * 80 * (whole + inner / 8))
 
@@ -83,16 +92,21 @@ def test_ranks_share_the_inner_activations_but_not_the_residual() -> None:
 def test_prompts_that_share_a_step_cost_more_than_one_of_their_length() -> None:
     """MiniMax-M2.5 on 4 x B200: a burst of prompts of 922 tokens takes about twice as long a token as one of 7,373."""
     step = build_target_step_model(
-        deploy_on("MiniMaxAI/MiniMax-M2.5", "B200", tp=4, engine_version="0.19.0", quantization="fp8")
+        deploy_on(
+            "MiniMaxAI/MiniMax-M2.5", "B200", tp=4, engine_version="0.19.0", quantization="fp8"
+        )
     )
-    long, short = (step.estimate_step(chunks, []).seconds for chunks in ([(7376, 0)], [(922, 0)] * 8))
+    long, short = (
+        step.estimate_step(chunks, []).seconds for chunks in ([(7376, 0)], [(922, 0)] * 8)
+    )
     assert 1.1 < short / long < 2.5
 
 
 @pytest.mark.parametrize(
     ("name", "form", "expert_bytes", "tokens", "measured"),
     [
-        # 128 experts of 3 x 2048 x 768, 8 per token, on one GPU: AIConfigurator's tables of vLLM 0.19 and 0.24, us
+        # 128 experts of 3 x 2048 x 768, 8 per token, on one GPU: AIConfigurator's tables of vLLM
+        # 0.19 and 0.24, us
         ("H100-SXM", "bf16", 2.0, 4096, 835), ("H100-SXM", "bf16", 2.0, 16384, 3016),
         ("H100-SXM", "fp8_block", 1.0, 4096, 841), ("H100-SXM", "fp8", 1.0, 16384, 1967),
         ("B200", "bf16", 2.0, 16384, 1352), ("B200", "fp8_block", 1.0, 4096, 554),
@@ -105,7 +119,9 @@ def test_fused_experts_take_what_their_kernels_were_measured_to(
 ) -> None:
     found = deploy_on("Qwen/Qwen3-30B-A3B", name, max_model_len=4096)
     size, dtype = 3 * 2048 * 768, {"bf16": "bf16", "nvfp4": "fp4"}.get(form, "fp8")
-    layer = ExpertWork(dtype, form, 1, 128, 128, 8, 1, expert_bytes * size, 2.0 * size, 2 * (2 * 2048 + 3 * 768))
+    layer = ExpertWork(
+        dtype, form, 1, 128, 128, 8, 1, expert_bytes * size, 2.0 * size, 2 * (2 * 2048 + 3 * 768)
+    )
     seconds = _estimate_expert_s(layer, np.array([float(tokens)]), found, ALONE)
     assert seconds[0] == pytest.approx(measured * 1e-6, rel=0.25)
 
@@ -113,8 +129,9 @@ def test_fused_experts_take_what_their_kernels_were_measured_to(
 @pytest.mark.parametrize(
     ("name", "cache", "layout", "measured"),
     [
-        # a context token more in the MLA block of DeepSeek-V3 with 64 sequences, 4,097 to 32,769 tokens, ns: tables of
-        # AIConfigurator 0.12 (vLLM 0.24); TP8 leaves 16 heads, attention data parallelism all 128
+        # a context token more in the MLA block of DeepSeek-V3 with 64 sequences, 4,097 to 32,769
+        # tokens, ns: tables of AIConfigurator 0.12 (vLLM 0.24); TP8 leaves 16 heads, attention data
+        # parallelism all 128
         ("H100-SXM", "bfloat16", {"tp": 8}, 0.377), ("H100-SXM", "bfloat16", {"dp": 8, "ep": 8}, 0.399),
         ("H200", "fp8", {"tp": 8}, 0.182), ("H200", "fp8", {"dp": 8, "ep": 8}, 0.366),
         ("B200", "fp8", {"tp": 8}, 0.087), ("B200", "fp8", {"dp": 8, "ep": 8}, 0.099),
@@ -172,7 +189,13 @@ def test_what_is_new_widens_the_interval() -> None:
         look_up_coefficients(get_gpu("L40S"), newest, "never_seen", "none"),
         look_up_coefficients(get_gpu("V100"), old, "never_seen", "none"),
     ]
-    assert [found.basis for found in asked] == ["measured", "model-transfer", "model-transfer", "gpu-transfer", "prior"]
+    assert [found.basis for found in asked] == [
+        "measured",
+        "model-transfer",
+        "model-transfer",
+        "gpu-transfer",
+        "prior",
+    ]
     assert (
         asked[0].novelties == ()
         and asked[1].novelties == ("pair",)
@@ -187,7 +210,8 @@ def test_gpus_of_a_generation_inform_each_other() -> None:
     """What an H100 lacks comes from Hopper: no coefficient of two Hopper GPUs is far from the other's."""
     newest = get_engine("vllm")
     ours, theirs = (
-        look_up_coefficients(get_gpu(name), newest, "llama", "none").coefficients for name in ("H100-SXM", "H200-SXM")
+        look_up_coefficients(get_gpu(name), newest, "llama", "none").coefficients
+        for name in ("H100-SXM", "H200-SXM")
     )
     for name in ("memory", "kv", "gemm_bf16", "attention", "kernel_s"):
         assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=0.25), name
@@ -201,7 +225,9 @@ def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypa
     )
     monkeypatch.setattr("planner.latency.coefficient_lookup.CATALOG_DIR", tmp_path)
     load_calibration_catalog.cache_clear()
-    with pytest.raises(PlannerError, match=r"entry volta: unknown coefficient 'memry'; did you mean memory"):
+    with pytest.raises(
+        PlannerError, match=r"entry volta: unknown coefficient 'memry'; did you mean memory"
+    ):
         load_calibration_catalog("vllm")
     monkeypatch.undo()
     load_calibration_catalog.cache_clear()
@@ -235,7 +261,11 @@ def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
 def test_every_measured_run_says_what_was_sent() -> None:
     """Offline throughput of thousands of requests, read as that of one at a time, is a hundred times off."""
     with MEASURED_RUNS_FILE.open(encoding="utf-8", newline="") as file:
-        silent = [row["source"] for row in csv.DictReader(file) if not (row["concurrency"] or row["request_rate"])]
+        silent = [
+            row["source"]
+            for row in csv.DictReader(file)
+            if not (row["concurrency"] or row["request_rate"])
+        ]
     assert not silent
 
 
@@ -250,18 +280,25 @@ def test_no_measured_step_is_shorter_than_reading_its_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype"), [("GB10", "bf16"), ("RTX-PRO-6000", "bf16"), ("B200", "fp8"), ("H100-SXM", "bf16")]
+    ("gpu", "dtype"),
+    [("GB10", "bf16"), ("RTX-PRO-6000", "bf16"), ("B200", "fp8"), ("H100-SXM", "bf16")],
 )
 def test_vllm_widens_mxfp4_where_it_has_no_kernels_for_it(gpu, dtype) -> None:
     """Issues 30135 and 41477: Marlin on compute capability 12, FlashInfer's MXFP4 x MXFP8 on 10."""
     assert {
-        each.dtype for each in count_step_work(deploy_on("openai/gpt-oss-20b", gpu, max_model_len=4096)).experts
+        each.dtype
+        for each in count_step_work(
+            deploy_on("openai/gpt-oss-20b", gpu, max_model_len=4096)
+        ).experts
     } == {dtype}
 
 
 def test_small_kernels_take_as_long_as_the_clock_lets_them() -> None:
     """A matrix product of one row, weights aside: 3.7 us on H100, 5.4 on A100 (AIConfigurator 0.12's tables)."""
-    found = [deploy_on("meta-llama/Llama-3.1-8B-Instruct", name) for name in ("A100-SXM-80GB", "H100-SXM")]
+    found = [
+        deploy_on("meta-llama/Llama-3.1-8B-Instruct", name)
+        for name in ("A100-SXM-80GB", "H100-SXM")
+    ]
     slow, fast = (build_target_step_model(each, ALONE).parts["kernel latency"][1] for each in found)
     assert slow / fast == pytest.approx(5.4 / 3.7, rel=0.06)
 
@@ -279,8 +316,13 @@ def test_throughput_of_what_is_new_is_less_certain_than_tpot() -> None:
         deploy_on(name, "B200", engine_version="0.33.0", max_model_len=4096)
         for name in ("openai/gpt-oss-120b", "google/gemma-2-9b")
     )
-    reach = [[math.log(found.hi / found.mid) for found in rates(deployment)] for deployment in (known, unknown)]
-    assert reach[0] == pytest.approx([get_deployment_coefficients(known).sigma_tpot * Z_SCORE_80PCT] * 2)
+    reach = [
+        [math.log(found.hi / found.mid) for found in rates(deployment)]
+        for deployment in (known, unknown)
+    ]
+    assert reach[0] == pytest.approx(
+        [get_deployment_coefficients(known).sigma_tpot * Z_SCORE_80PCT] * 2
+    )
     assert min(reach[1]) > 1.5 * get_deployment_coefficients(unknown).sigma_tpot * Z_SCORE_80PCT
 
 
@@ -288,19 +330,28 @@ def rates(deployment: Deployment) -> tuple[Interval, Interval]:
     """Capacity, and throughput of a closed loop, in closed form."""
     found = evaluate(
         deployment,
-        Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(200), concurrency=64),
+        Workload(
+            LengthDistribution.from_constant(500),
+            LengthDistribution.from_constant(200),
+            concurrency=64,
+        ),
     ).performance
     assert found and found.capacity
     return found.capacity, found.output_tps
 
 
 @pytest.mark.parametrize(
-    ("load", "least", "most", "served"), [({"rate": 20.0}, 1.3, 3.0, 0.0), ({"concurrency": 8}, 0.97, 1.03, -1.0)]
+    ("load", "least", "most", "served"),
+    [({"rate": 20.0}, 1.3, 3.0, 0.0), ({"concurrency": 8}, 0.97, 1.03, -1.0)],
 )
-def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(load, least, most, served) -> None:
+def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(
+    load, least, most, served
+) -> None:
     """There, TPOT grows by more than the step, and throughput stays; of a closed loop both change as the step does."""
     deployment = deploy_on("meta-llama/Llama-3.1-8B", "L40S", max_model_len=4096)
-    workload = Workload(LengthDistribution.from_constant(300), LengthDistribution.from_constant(100), **load)
+    workload = Workload(
+        LengthDistribution.from_constant(300), LengthDistribution.from_constant(100), **load
+    )
     pool = PooledRuns([MeasuredRun(deployment, workload, np.zeros(4), "")])
     logs = pool.compute_log_coefficients(np.zeros(len(pool.parts)))
     slopes = pool.compute_jacobian(logs, pool.predict_logs(logs))[0, :, pool.names.index("pace")]
@@ -321,7 +372,9 @@ def test_a_models_own_pace_is_part_of_its_calibration() -> None:
     assert known.basis == "measured" and 0.7 < known.coefficients.pace < 1.4
 
 
-@pytest.mark.parametrize("name", ["A100-SXM-40GB", "A100-SXM-80GB", "L20", "L40S", "H100-SXM", "B200", "MI300X"])
+@pytest.mark.parametrize(
+    "name", ["A100-SXM-40GB", "A100-SXM-80GB", "L20", "L40S", "H100-SXM", "B200", "MI300X"]
+)
 @pytest.mark.parametrize("served", ["meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-32B"])
 def test_products_do_not_beat_the_peak_whatever_a_fit_says(name: str, served: str) -> None:
     found = deploy_on(served, name, tp=8, max_model_len=4096, max_num_batched_tokens=8192)

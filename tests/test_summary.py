@@ -20,7 +20,11 @@ CHAT: dict[str, Any] = {
     "question": "?",
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "gpus": [{"gpu": "L40S", "at_most": 4}],
-    "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400}, "rate": 9},
+    "workload": {
+        "prompt_tokens": {"mean": 900, "p95": 2200},
+        "output_tokens": {"mean": 150, "p95": 400},
+        "rate": 9,
+    },
     "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
 }
 
@@ -29,7 +33,9 @@ CHAT: dict[str, Any] = {
 def plan(ttft: float = 2000, rate: float = 9) -> Plan:
     level = {**CHAT["service_level"], "ttft": {"p95": ttft}}
     return search_deployments(
-        parse_scenario({**CHAT, "service_level": level, "workload": {**CHAT["workload"], "rate": rate}}, "s")
+        parse_scenario(
+            {**CHAT, "service_level": level, "workload": {**CHAT["workload"], "rate": rate}}, "s"
+        )
     )
 
 
@@ -69,20 +75,36 @@ def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_u
     for more, headroom in ((grow, asked.headroom), (over, 0.0)):
         for extra, fits in ((-0.01, True), (0.02, False)):
             rate = (asked.workload.rate or 0) * (1 + more + extra)
-            busier = replace(asked, headroom=headroom, slo_targets=(), workload=replace(asked.workload, rate=rate))
-            assert check_against_slos(busier, replace(chosen.prediction, workload=busier.workload)).is_feasible == fits
+            busier = replace(
+                asked,
+                headroom=headroom,
+                slo_targets=(),
+                workload=replace(asked.workload, rate=rate),
+            )
+            assert (
+                check_against_slos(
+                    busier, replace(chosen.prediction, workload=busier.workload)
+                ).is_feasible
+                == fits
+            )
 
 
-def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before_the_capacity() -> None:
+def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before_the_capacity() -> (
+    None
+):
     """A tight E2E is used up by steps that grow with the batch, at half the capacity; both ways to say where agree."""
     level, load = {"e2e": {"p95": 12_000}, "ttft": {"p95": 9000}}, {**CHAT["workload"], "rate": 2}
     gpus = [{"gpu": "L40S", "at_most": 1}]
-    one = search_deployments(parse_scenario({**CHAT, "gpus": gpus, "workload": load, "service_level": level}, "s"))
+    one = search_deployments(
+        parse_scenario({**CHAT, "gpus": gpus, "workload": load, "service_level": level}, "s")
+    )
     told = {
         stated: risks.describe_growth_limit(found)
         for stated, found in ((True, one), (False, search_analytically(one.scenario)))
     }
-    rates = {stated: float(re.findall(r"beyond ([\d.]+)", said)[0]) for stated, said in told.items()}
+    rates = {
+        stated: float(re.findall(r"beyond ([\d.]+)", said)[0]) for stated, said in told.items()
+    }
     grown = float(re.findall(r"by (\d+)%", told[True])[0]) / 100
     chosen, asked = one.chosen, one.scenario
     assert chosen and chosen.prediction.performance and chosen.prediction.performance.capacity
@@ -90,11 +112,17 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     assert rates[True] < 0.5 * chosen.prediction.performance.capacity.mid
     assert rates[False] == pytest.approx(rates[True], rel=0.15)
     assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
-    assert told[True] in risks.describe_headroom(one) and told[True] in answered(one) and "closed form" in told[False]
+    assert (
+        told[True] in risks.describe_headroom(one)
+        and told[True] in answered(one)
+        and "closed form" in told[False]
+    )
     for share, meets in ((0.9, True), (1.2, False)):
         busier = replace(asked, workload=replace(asked.workload, rate=rates[True] * share))
         found = simulate_candidate(busier, chosen)
-        assert found.is_feasible == meets and found.violated_constraints == (() if meets else ("p95 E2E",))
+        assert found.is_feasible == meets and found.violated_constraints == (
+            () if meets else ("p95 E2E",)
+        )
 
 
 def test_a_lost_replica_is_replayed_without_headroom() -> None:
@@ -110,14 +138,23 @@ def test_a_lost_replica_is_replayed_without_headroom() -> None:
 def test_what_would_pass_passes() -> None:
     stuck = plan(ttft=8)
     assert stuck.chosen is None and "Nothing" in summary.summarize_plan(stuck)
-    limit = summary.build_relaxation_table(stuck).set_index("change").loc["a limit for p95 TTFT of", "to be safe"]
-    relaxed = replace(stuck.scenario, slo_targets=plan(ttft=1.02 * float(limit.split()[0])).scenario.slo_targets)
+    limit = (
+        summary.build_relaxation_table(stuck)
+        .set_index("change")
+        .loc["a limit for p95 TTFT of", "to be safe"]
+    )
+    relaxed = replace(
+        stuck.scenario, slo_targets=plan(ttft=1.02 * float(limit.split()[0])).scenario.slo_targets
+    )
     best = stuck.best
     assert best
     found = simulate_candidate(relaxed, best)
     assert found.is_feasible and not found.at_risk
     table = summary.build_candidate_table(stuck)
-    assert set(table["figures"]) <= {"replayed", "closed form"} and table["figures"].iloc[0] == "replayed"
+    assert (
+        set(table["figures"]) <= {"replayed", "closed form"}
+        and table["figures"].iloc[0] == "replayed"
+    )
     over = found.prediction.performance.ttft["p95"].mid / 0.008
     assert table["what is missing"].iloc[0] == f"p95 TTFT {over:.0f} times the limit"
 
@@ -126,7 +163,10 @@ def test_an_answer_for_no_more_money_costs_no_more() -> None:
     chosen = plan().chosen
     assert chosen and chosen.usd_per_hour
     for card in limit_to_budget(plan().scenario, chosen, 1.0).gpus:
-        assert card.max_gpus * chosen.usd_per_hour / chosen.deployment.layout.num_gpus <= chosen.usd_per_hour + 1e-9
+        assert (
+            card.max_gpus * chosen.usd_per_hour / chosen.deployment.layout.num_gpus
+            <= chosen.usd_per_hour + 1e-9
+        )
     for found in run_what_ifs(plan()):
         if "no more money" in found.change and found.plan.chosen:
             assert (found.plan.chosen.usd_per_hour or 0) <= chosen.usd_per_hour
@@ -134,7 +174,9 @@ def test_an_answer_for_no_more_money_costs_no_more() -> None:
 
 def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     risky = next(
-        p for p in (plan(), plan(ttft=300), plan(rate=8), plan(rate=7), plan(ttft=400)) if p.verdict == "at_risk"
+        p
+        for p in (plan(), plan(ttft=300), plan(rate=8), plan(rate=7), plan(ttft=400))
+        if p.verdict == "at_risk"
     )
     table = risks.list_largest_risks(risky)
     assert 1 <= len(table) <= 3

@@ -20,11 +20,20 @@ from planner.planning import autoscaling as scaling
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_analytically
 from planner.tools.sweep import runner as sweeps
-from planner.tools.sweep.runner import AnswerStore, answer_point, compute_build_digest, compute_point_key
+from planner.tools.sweep.runner import (
+    AnswerStore,
+    answer_point,
+    compute_build_digest,
+    compute_point_key,
+)
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui.cli import main
 
-PREDICT = {"answer": "predict", "scenario": "edge-8b-24gb", "grid": {"workload.rate": [0.1, 0.5, 2.0]}}
+PREDICT = {
+    "answer": "predict",
+    "scenario": "edge-8b-24gb",
+    "grid": {"workload.rate": [0.1, 0.5, 2.0]},
+}
 
 
 def written(folder: Path, **fields: object) -> Path:
@@ -43,7 +52,11 @@ def kept(store: Path) -> int:
     if not store.exists():
         return 0
     with closing(sqlite3.connect(store, timeout=30)) as data:
-        return int(data.execute("select count(*) from answers").fetchone()[0]) if _has_table(data) else 0
+        return (
+            int(data.execute("select count(*) from answers").fetchone()[0])
+            if _has_table(data)
+            else 0
+        )
 
 
 def _has_table(data: sqlite3.Connection) -> bool:
@@ -52,13 +65,20 @@ def _has_table(data: sqlite3.Connection) -> bool:
 
 def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: Path) -> None:
     rates = {"low": 1, "high": 100, "points": 3, "scale": "log"}
-    grid = load_sweep_spec(written(tmp_path, grid={"workload.rate": rates, "headroom": [0.1, 0.3]})).points
+    grid = load_sweep_spec(
+        written(tmp_path, grid={"workload.rate": rates, "headroom": [0.1, 0.3]})
+    ).points
     assert [(p["workload.rate"], p["headroom"]) for p in grid] == [
         (pytest.approx(rate), share) for rate in (1, 10, 100) for share in (0.1, 0.3)
     ]
-    drawn = {"points": 40, "fields": {"workload.rate": {"low": 0, "high": 40}, "headroom": [0.1, 0.3]}}
+    drawn = {
+        "points": 40,
+        "fields": {"workload.rate": {"low": 0, "high": 40}, "headroom": [0.1, 0.3]},
+    }
     points = load_sweep_spec(written(tmp_path, grid={}, sample=drawn)).points
-    assert sorted(int(p["workload.rate"]) for p in points) == list(range(40))  # one in each of forty equal parts
+    assert sorted(int(p["workload.rate"]) for p in points) == list(
+        range(40)
+    )  # one in each of forty equal parts
     assert sum(p["headroom"] == 0.1 for p in points) == 20
     assert points == load_sweep_spec(written(tmp_path, grid={}, sample=drawn)).points
     assert points != load_sweep_spec(written(tmp_path, grid={}, sample={**drawn, "seed": 1})).points
@@ -69,9 +89,21 @@ def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: 
     [
         ({"grid": {}}, "either a grid or a sample"),
         ({"grid": {"workload.rate": []}}, "at least one value"),
-        ({"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}}, "by factors from 1e-12 on"),
-        ({"grid": {"workload.rate": {"low": 1, "high": 1e308, "points": 3, "whole": True}}}, "less than or equal to"),
-        ({"grid": {}, "sample": {"points": 10**6, "fields": {f"engine_args.{k}": [1] for k in "abcde"}}}, "4,000,000"),
+        (
+            {"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}},
+            "by factors from 1e-12 on",
+        ),
+        (
+            {"grid": {"workload.rate": {"low": 1, "high": 1e308, "points": 3, "whole": True}}},
+            "less than or equal to",
+        ),
+        (
+            {
+                "grid": {},
+                "sample": {"points": 10**6, "fields": {f"engine_args.{k}": [1] for k in "abcde"}},
+            },
+            "4,000,000",
+        ),
         ({"grid": {"workload.rate": {"low": 0, "high": 1}}}, "number of points"),
         ({"grid": {f"engine_args.{k}": [0] * 100 for k in "abcd"}}, "100,000,000 points"),
         ({"grid": {"gpus.9.at_most": [1]}}, "numbered from 0"),
@@ -79,7 +111,9 @@ def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: 
         ({"scenario": "edge-9b"}, "did you mean edge-8b-24gb"),
     ],
 )
-def test_what_is_wrong_in_a_sweep_is_told(tmp_path: Path, fields: dict[str, object], said: str) -> None:
+def test_what_is_wrong_in_a_sweep_is_told(
+    tmp_path: Path, fields: dict[str, object], said: str
+) -> None:
     with pytest.raises(PlannerError, match=said):
         load_sweep_spec(written(tmp_path, **fields))
 
@@ -90,8 +124,13 @@ def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
         plan = search_analytically(load_scenario("edge-8b-24gb", point))
         assert plan.best
         assert one["verdict"] == plan.verdict
-        assert (one["gpu"], one["usd_per_hour"]) == (plan.best.deployment.gpu.name, plan.best.usd_per_hour)
-    wrong = load_sweep_spec(written(tmp_path, grid={"deployment.tp": [1, 3], "deployment.gpu": ["L4", "L5"]}))
+        assert (one["gpu"], one["usd_per_hour"]) == (
+            plan.best.deployment.gpu.name,
+            plan.best.usd_per_hour,
+        )
+    wrong = load_sweep_spec(
+        written(tmp_path, grid={"deployment.tp": [1, 3], "deployment.gpu": ["L4", "L5"]})
+    )
     said = [answer_point(wrong, point) for point in wrong.points]
     assert [one["status"] for one in said] == ["ok", "error", "error", "error"]
     assert said[0]["gpu"] == "L4"
@@ -100,12 +139,31 @@ def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
 def test_what_points_lack_is_told_and_the_tables_folder_is_made(tmp_path: Path, capsys) -> None:
     path = written(tmp_path, grid={"workload.rat": [1, 2]})
     out = tmp_path / "tables" / "out.csv"
-    assert main(["sweep", str(path), "--out", str(out), "--store", str(tmp_path / "answers"), "--workers", "1"]) == 1
-    assert "2 points failed, the first: " in (said := capsys.readouterr().err) and "workload.rat" in said
+    assert (
+        main(
+            [
+                "sweep",
+                str(path),
+                "--out",
+                str(out),
+                "--store",
+                str(tmp_path / "answers"),
+                "--workers",
+                "1",
+            ]
+        )
+        == 1
+    )
+    assert (
+        "2 points failed, the first: " in (said := capsys.readouterr().err)
+        and "workload.rat" in said
+    )
     assert len(pd.read_csv(out)) == 2
 
 
-def test_a_sweep_over_days_has_what_each_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_over_days_has_what_each_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scaling, "MAX_REQUESTS_PER_DAY", 10_000)
     fixed = {"gpus": [{"gpu": "L4", "at_most": 8}], "workload.rate": 16}
     days = {"workload.day": [[1.0] * 24, [0.1] * 12 + [1.0] * 12]}
@@ -113,18 +171,28 @@ def test_a_sweep_over_days_has_what_each_takes(tmp_path: Path, monkeypatch: pyte
         written(tmp_path, answer="plan", replay=True, scenario="edge-8b-24gb", set=fixed, grid=days)
     )
     flat, half = (answer_point(sweep, point) for point in sweep.points)
-    assert flat["replicas_fewest"] == flat["replicas_most"] > 1 and flat["gpu_hours"] == flat["gpu_hours_fixed"]
-    assert half["replicas_fewest"] < half["replicas_most"] and half["gpu_hours"] < 0.8 * half["gpu_hours_fixed"]
+    assert (
+        flat["replicas_fewest"] == flat["replicas_most"] > 1
+        and flat["gpu_hours"] == flat["gpu_hours_fixed"]
+    )
+    assert (
+        half["replicas_fewest"] < half["replicas_most"]
+        and half["gpu_hours"] < 0.8 * half["gpu_hours_fixed"]
+    )
 
 
-def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_hangs_on_the_question_and_on_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = load_sweep_spec(written(tmp_path))
     first = compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[0]))
     assert first == compute_point_key(
         sweep, {**sweep.build_scenario_fields(sweep.points[0]), "question": "Other words?"}
     )
     assert first != compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[1]))
-    assert first != compute_point_key(replace(sweep, replay=True), sweep.build_scenario_fields(sweep.points[0]))
+    assert first != compute_point_key(
+        replace(sweep, replay=True), sweep.build_scenario_fields(sweep.points[0])
+    )
     monkeypatch.setattr(sweeps, "compute_build_digest", lambda: "other catalogs")
     assert first != compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[0]))
 
@@ -132,7 +200,10 @@ def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("field", ["trace", "day"])
 def test_a_trace_that_changed_is_another_question(tmp_path: Path, field: str) -> None:
     keys = []
-    for text in ("arrival,prompt_tokens,output_tokens\n0,10,5\n", "arrival,prompt_tokens,output_tokens\n0,10,6\n"):
+    for text in (
+        "arrival,prompt_tokens,output_tokens\n0,10,5\n",
+        "arrival,prompt_tokens,output_tokens\n0,10,6\n",
+    ):
         (tmp_path / "trace.csv").write_text(text)
         sweeps._hash_file.cache_clear()
         sweep = replace(load_sweep_spec(written(tmp_path)), folder=tmp_path)
@@ -144,7 +215,9 @@ def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path / "answers.sqlite")
     store.add({"a": {"status": "ok", "gpus": 2}, "b": {"status": "error", "error": "no network"}})
     store.add({"a": {"status": "ok", "gpus": 3}})
-    assert AnswerStore(store.path).fetch(["a", "b", "c", *map(str, range(1000))]) == {"a": {"status": "ok", "gpus": 2}}
+    assert AnswerStore(store.path).fetch(["a", "b", "c", *map(str, range(1000))]) == {
+        "a": {"status": "ok", "gpus": 2}
+    }
     (tmp_path / "other").write_text("no data base at all, but text" * 50)
     with pytest.raises(PlannerError, match="as a store"):
         AnswerStore(tmp_path / "other")
@@ -153,18 +226,25 @@ def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
 def test_workers_of_another_build_do_not_answer(tmp_path: Path) -> None:
     sweep = load_sweep_spec(written(tmp_path))
     assert [
-        one["status"] for one in sweeps.answer_points(sweep, compute_build_digest(), [("a", sweep.points[0])]).values()
+        one["status"]
+        for one in sweeps.answer_points(
+            sweep, compute_build_digest(), [("a", sweep.points[0])]
+        ).values()
     ] == ["ok"]
     with pytest.raises(PlannerError, match="another version"):
         sweeps.answer_points(sweep, "of yesterday", [("a", sweep.points[0])])
 
 
-def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_store(tmp_path: Path, capsys) -> None:
+def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_store(
+    tmp_path: Path, capsys
+) -> None:
     path = written(tmp_path, grid={"workload.rate": {"low": 0.1, "high": 2, "points": 300}})
     store, total = tmp_path / "answers.sqlite", 300
     before = 0
     for _ in range(3):
-        running = subprocess.Popen(command(path, "out.csv", "--workers", "1"), start_new_session=True)
+        running = subprocess.Popen(
+            command(path, "out.csv", "--workers", "1"), start_new_session=True
+        )
         while kept(store) == before and running.poll() is None:
             time.sleep(0.05)
         os.killpg(running.pid, signal.SIGKILL)
@@ -172,7 +252,9 @@ def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_
         earlier, before = before, kept(store)
         assert earlier < before < total
     assert not (tmp_path / "out.csv").exists()
-    again = subprocess.run(command(path, "out.csv", "--workers", "1"), capture_output=True, text=True, check=True)
+    again = subprocess.run(
+        command(path, "out.csv", "--workers", "1"), capture_output=True, text=True, check=True
+    )
     assert f"{total} of {total} points, {before} from the store" in again.stderr
     assert "workers start; on a new machine they compile first" in again.stderr
     assert kept(store) == total
@@ -232,17 +314,29 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
 
 
 def test_a_column_of_a_table_has_one_type() -> None:
-    given = {"same": [1, 2], "words": ["a", None], "mixed": ["auto", 64], "switch": [True, 2], "open": [0.5, None]}
+    given = {
+        "same": [1, 2],
+        "words": ["a", None],
+        "mixed": ["auto", 64],
+        "switch": [True, 2],
+        "open": [0.5, None],
+    }
     table = pd.DataFrame(given).apply(sweeps.unify_column_type)
     assert table["mixed"].tolist() == ["auto", "64"] and table["switch"].tolist() == ["true", "2"]
-    assert table.drop(columns=["mixed", "switch"]).equals(pd.DataFrame(given).drop(columns=["mixed", "switch"]))
+    assert table.drop(columns=["mixed", "switch"]).equals(
+        pd.DataFrame(given).drop(columns=["mixed", "switch"])
+    )
 
 
-def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Path, monkeypatch) -> None:
+def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
     path, out = written(tmp_path), tmp_path / "out.parquet"
     with monkeypatch.context() as without:
         without.setattr(sweeps, "find_spec", lambda name: None)
-        with pytest.raises(PlannerError, match=r"^Parquet is written by pyarrow, which is not installed: .*\.csv$"):
+        with pytest.raises(
+            PlannerError, match=r"^Parquet is written by pyarrow, which is not installed: .*\.csv$"
+        ):
             sweeps.run_sweep_file(path, out, tmp_path / "answers.sqlite")
     assert [one.name for one in tmp_path.iterdir()] == ["sweep.yaml"]
     pytest.importorskip("pyarrow")
@@ -253,7 +347,9 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Pa
             for point in sweep.points
         }
     )
-    whole = [sweeps.run_sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")]
+    whole = [
+        sweeps.run_sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")
+    ]
     assert whole[0].equals(whole[1]) and (whole[0]["status"] == "ok").all()
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)

@@ -24,7 +24,9 @@ def alone(best):
 
 
 def rises(values) -> bool:
-    return all(later >= earlier * 0.999 for earlier, later in zip(values, list(values)[1:], strict=False))
+    return all(
+        later >= earlier * 0.999 for earlier, later in zip(values, list(values)[1:], strict=False)
+    )
 
 
 def test_more_requests_in_flight_mean_more_throughput_and_slower_tokens(alone):
@@ -41,7 +43,9 @@ def test_throughput_grows_almost_in_proportion_while_weights_dominate_a_step(alo
 
 def test_chunks_bound_the_gap_and_cost_the_prompt_time(alone):
     """Sarathi-Serve (OSDI 2024): chunked prefill bounds the stall of decodes and slows the prompt a little."""
-    found = load_sweeps.sweep_long_prompt(*alone, sequences=16, prompt=10_000, budgets=[512, 2048, 8192])
+    found = load_sweeps.sweep_long_prompt(
+        *alone, sequences=16, prompt=10_000, budgets=[512, 2048, 8192]
+    )
     assert rises([gap.mid for gap in found["Longest gap (ms)"]])
     assert rises(list(found["Disturbed for (ms)"])[::-1])
     assert list(found["Steps"]) == [21, 5, 2, 1]
@@ -62,7 +66,9 @@ def test_a_budget_without_room_for_prompts_is_refused(alone):
 
 def test_too_few_slots_never_keep_up(alone):
     deployment, traffic = alone
-    served = [evaluate(deployment.with_args(max_num_seqs=n), traffic).performance for n in (1, 2, 256)]
+    served = [
+        evaluate(deployment.with_args(max_num_seqs=n), traffic).performance for n in (1, 2, 256)
+    ]
     assert [found.saturated for found in served] == [True, True, False]
 
 
@@ -76,9 +82,13 @@ def test_reuse_shortens_prefill_and_nothing_gets_worse(best):
 
 def test_reuse_pays_later_where_prompts_are_a_small_part_of_the_work(best):
     """Long answers to short prompts leave little prefill to save."""
-    chatty = replace(CHAT, workload=replace(CHAT.workload, prompt=CHAT.workload.output, output=CHAT.workload.prompt))
+    chatty = replace(
+        CHAT,
+        workload=replace(CHAT.workload, prompt=CHAT.workload.output, output=CHAT.workload.prompt),
+    )
     shares = [0, 0.25, 0.5, 0.75]
     little, much = (
-        load_sweeps.find_break_even_reuse(load_sweeps.sweep_prefix_reuse(s, best, shares)) for s in (chatty, CHAT)
+        load_sweeps.find_break_even_reuse(load_sweeps.sweep_prefix_reuse(s, best, shares))
+        for s in (chatty, CHAT)
     )
     assert little is None or little > much

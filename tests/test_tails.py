@@ -46,7 +46,9 @@ def ramp(plan):
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others(plan):
     first, again, other = (simulate_once(plan, LOAD, 500, seed=seed) for seed in (0, 0, 1))
-    assert np.array_equal(first.e2e, again.e2e) and np.array_equal(first.outcome.itl, again.outcome.itl)
+    assert np.array_equal(first.e2e, again.e2e) and np.array_equal(
+        first.outcome.itl, again.outcome.itl
+    )
     assert not np.array_equal(first.e2e, other.e2e)
 
 
@@ -59,7 +61,9 @@ def test_percentiles_rise_and_lie_in_their_intervals(tail, metric):
 
 def test_a_mean_wait_between_tokens_is_what_lies_between_first_and_last(tail):
     run = tail.mid
-    assert tail.get("itl", "mean").mid * (run.output - 1).sum() == pytest.approx((run.e2e - run.ttft).sum(), rel=1e-4)
+    assert tail.get("itl", "mean").mid * (run.output - 1).sum() == pytest.approx(
+        (run.e2e - run.ttft).sum(), rel=1e-4
+    )
 
 
 def test_steps_that_cost_twice_as_much_take_a_lone_request_twice_as_long(plan):
@@ -71,12 +75,21 @@ def test_steps_that_cost_twice_as_much_take_a_lone_request_twice_as_long(plan):
 def test_prompts_that_the_engine_would_refuse_are_left_out():
     """vLLM answers 400 to a prompt of max_model_len tokens or more; a lognormal has some."""
     lengths = LengthDistribution.from_lognormal(1000, p95=3000)
-    kept = drop_rejected_requests(Workload(lengths, LengthDistribution.from_constant(10), rate=1.0), 2048)
+    kept = drop_rejected_requests(
+        Workload(lengths, LengthDistribution.from_constant(10), rate=1.0), 2048
+    )
     assert kept.prompt.max_tokens < 2048 < lengths.max_tokens
     assert len(kept.prompt.values) == pytest.approx(np.count_nonzero(lengths.values <= 2047), abs=2)
-    with pytest.raises(PlannerError, match="6,010 tokens on average do not fit into max_model_len 5,000"):
+    with pytest.raises(
+        PlannerError, match="6,010 tokens on average do not fit into max_model_len 5,000"
+    ):
         drop_rejected_requests(
-            Workload(LengthDistribution.from_constant(6000), LengthDistribution.from_constant(10), rate=1.0), 5000
+            Workload(
+                LengthDistribution.from_constant(6000),
+                LengthDistribution.from_constant(10),
+                rate=1.0,
+            ),
+            5000,
         )
 
 
@@ -87,16 +100,26 @@ def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
     lengths = LengthDistribution.from_constant(2048)
     run = simulate_once(
         plan,
-        Workload(lengths, LengthDistribution.from_constant(4), rate=2.0, prefix_tokens=tokens, prefix_hit_rate=share),
+        Workload(
+            lengths,
+            LengthDistribution.from_constant(4),
+            rate=2.0,
+            prefix_tokens=tokens,
+            prefix_hit_rate=share,
+        ),
         400,
     )
     expected = share * (tokens or 2048)
     spread = tokens * (share * (1 - share) / 400) ** 0.5
-    assert run.outcome.cached.mean() == pytest.approx(expected, abs=16 + 0.02 * expected + 5 * spread)
+    assert run.outcome.cached.mean() == pytest.approx(
+        expected, abs=16 + 0.02 * expected + 5 * spread
+    )
 
 
 def test_no_more_is_served_than_is_offered(ramp):
-    assert all(row["Requests/s served"].hi <= row["Requests/s offered"] for _, row in ramp.data.iterrows())
+    assert all(
+        row["Requests/s served"].hi <= row["Requests/s offered"] for _, row in ramp.data.iterrows()
+    )
     assert (
         ramp.data["Requests/s served"].iloc[-1].mid
         < tail_latency.MIN_SERVED_FRACTION * ramp.data["Requests/s offered"].iloc[-1]
@@ -121,7 +144,10 @@ def test_a_tighter_promise_lowers_the_ceiling(plan, ramp):
     found = ramp_test.run_load_ramp(plan, LOAD, tighter)
     assert found.ceiling.mid < ramp.ceiling.mid and "exceeds" in found.reason
     free = ramp_test.run_load_ramp(plan, LOAD)
-    assert free.ceiling.mid >= ramp.ceiling.mid and free.reason == "requests arrive faster than they are served"
+    assert (
+        free.ceiling.mid >= ramp.ceiling.mid
+        and free.reason == "requests arrive faster than they are served"
+    )
 
 
 def test_a_promise_that_nothing_keeps_has_no_ceiling(plan):
@@ -144,7 +170,9 @@ def test_a_smaller_pool_never_preempts_less(plan):
     assert preempted[0] == 0 < preempted[-1] and all(np.diff(preempted) >= 0)
     assert pools["gpu_memory_utilization"].is_monotonic_decreasing
     last = pools.iloc[-1]
-    tight = get_memory_plan(plan.with_args(gpu_memory_utilization=float(last["gpu_memory_utilization"])))
+    tight = get_memory_plan(
+        plan.with_args(gpu_memory_utilization=float(last["gpu_memory_utilization"]))
+    )
     assert tight.pool.reported_tokens == pytest.approx(last["KV pool (tokens)"], rel=0.05)
 
 
@@ -160,7 +188,8 @@ def test_the_preempted_wait_longest_between_two_tokens(plan):
 
 def test_bursts_wait_longer_than_poisson_arrivals_and_those_longer_than_an_even_stream(plan):
     bursts = (
-        run_short_simulation(plan, replace(LOAD, burstiness=b), 4000, with_interval=False) for b in (0.25, 1, 100)
+        run_short_simulation(plan, replace(LOAD, burstiness=b), 4000, with_interval=False)
+        for b in (0.25, 1, 100)
     )
     waits = [found.get("queue", "p99").mid for found in bursts]
     assert waits == sorted(waits, reverse=True)
@@ -183,10 +212,14 @@ def test_gauges_count_who_is_there(plan):
 
 
 def test_a_pipeline_with_steps_under_way_is_not_idle():
-    rules = EngineRules(64, 2048, 4001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
+    rules = EngineRules(
+        64, 2048, 4001, 8192, False, True, 0, False, False, False, np.array([[0, 16]])
+    )
     table = StepCostTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(65), 1e-3, stages=4)
     n = 40
-    run = simulate_requests(rules, table, RequestBatch(np.zeros(n), np.full(n, 100), np.full(n, 200)), gauge_s=0.01)
+    run = simulate_requests(
+        rules, table, RequestBatch(np.zeros(n), np.full(n, 100), np.full(n, 200)), gauge_s=0.01
+    )
     gauges = run.gauges
     assert (gauges.running[gauges.seconds < run.duration * 0.95] == n).mean() > 0.9
 
@@ -194,9 +227,16 @@ def test_a_pipeline_with_steps_under_way_is_not_idle():
 def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan, tail):
     steady = evaluate(plan, LOAD).performance
     at = tail.get("ttft", "p99")
-    limits = [replace(CHAT.slo_targets[0], metric="ttft", percentile="p99", seconds=s) for s in (at.hi, at.mid, 1e-3)]
+    limits = [
+        replace(CHAT.slo_targets[0], metric="ttft", percentile="p99", seconds=s)
+        for s in (at.hi, at.mid, 1e-3)
+    ]
     row = tail_latency.build_latency_table(tail, limits, steady).iloc[0]
-    assert [said.rpartition(": ")[2] for said in row["Limit (ms)"].split(", ")[-3:]] == ["kept", "at risk", "broken"]
+    assert [said.rpartition(": ")[2] for said in row["Limit (ms)"].split(", ")[-3:]] == [
+        "kept",
+        "at risk",
+        "broken",
+    ]
     assert row["p99 in closed form (ms)"].mid == pytest.approx(row["p99 (ms)"].mid, rel=0.3)
 
 
@@ -204,7 +244,9 @@ def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(pla
     watched = ramp_test.sweep_autoscaler_signals(plan, LOAD, (0.2, 0.5, 1.3))
     most = estimate_capacity(plan, LOAD).mid / plan.engines
     inside = simulate_once(
-        plan, LOAD.with_rate(0.5 * estimate_capacity(plan, LOAD).mid), 2 * tail_latency.REQUESTS_PER_SWEEP_RUN
+        plan,
+        LOAD.with_rate(0.5 * estimate_capacity(plan, LOAD).mid),
+        2 * tail_latency.REQUESTS_PER_SWEEP_RUN,
     )
     stay = inside.summarize("e2e")["mean"] - inside.summarize("queue")["mean"]
     assert watched["Requests running"][1] == pytest.approx(0.5 * most * stay, rel=0.1)

@@ -30,16 +30,22 @@ def test_an_access_log_becomes_its_own_figures(tmp_path: Path) -> None:
 
 
 def test_pages_become_the_traffic_between_them(tmp_path: Path) -> None:
-    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", engine_version="0.33.0", max_model_len=16384)
+    served = deploy_on(
+        "meta-llama/Llama-3.1-8B-Instruct", "H100", engine_version="0.33.0", max_model_len=16384
+    )
     load = Workload(
-        LengthDistribution.from_lognormal(1000, 2500), LengthDistribution.from_lognormal(200, 500), rate=4.0
+        LengthDistribution.from_lognormal(1000, 2500),
+        LengthDistribution.from_lognormal(200, 500),
+        rate=4.0,
     )
     pages, seconds = Server(served, load).pages(tmp_path)
     workload = yaml.safe_load(build_traffic_profile(pages, seconds))["workload"]
     WorkloadEntry(**workload)
     assert workload["rate"] == pytest.approx(4.0, rel=0.15)
     assert workload["prompt_tokens"]["mean"] == pytest.approx(1000, rel=0.1)
-    assert workload["prompt_tokens"]["p95"] == pytest.approx(2500, rel=0.3)  # buckets are 2,000 and 5,000
+    assert workload["prompt_tokens"]["p95"] == pytest.approx(
+        2500, rel=0.3
+    )  # buckets are 2,000 and 5,000
     assert workload["output_tokens"]["mean"] == pytest.approx(200, rel=0.1)
     with pytest.raises(PlannerError, match="--seconds"):
         build_traffic_profile(pages)

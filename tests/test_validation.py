@@ -13,7 +13,9 @@ def test_the_plan_agrees_with_public_logs() -> None:
     found = compute_memory_residuals()
     assert len(found) == len(load_published_logs()) >= 20
     weights = (
-        found["planned weights (GiB)"].map(lambda planned: planned.mid) / found["logged weights (GiB)"] - 1
+        found["planned weights (GiB)"].map(lambda planned: planned.mid)
+        / found["logged weights (GiB)"]
+        - 1
     ).abs()
     assert weights.mean() < 0.01
     assert found["error (%)"].abs().mean() < 1

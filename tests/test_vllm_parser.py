@@ -31,7 +31,9 @@ if len(sys.argv) > 1:
 else:
     print(json.dumps([vars(parser.parse_args(words)) for words in json.load(sys.stdin)], default=str))
 """
-INTERPRETERS = [one for one in os.environ.get("VLLM_PYTHON", sys.executable).split(os.pathsep) if one]
+INTERPRETERS = [
+    one for one in os.environ.get("VLLM_PYTHON", sys.executable).split(os.pathsep) if one
+]
 
 
 def run(interpreter: str, *more: str, words: list[list[str]] | None = None) -> Any:
@@ -39,21 +41,28 @@ def run(interpreter: str, *more: str, words: list[list[str]] | None = None) -> A
     done = subprocess.run([interpreter, "-c", PARSE, *more], input=json.dumps(words), capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": "", "VLLM_LOGGING_LEVEL": "ERROR"}, check=False)  # fmt: skip
     if "No module named 'vllm'" in done.stderr:
-        pytest.skip("vLLM is not installed; VLLM_PYTHON names interpreters that have it (pip install vllm: 8 GB)")
+        pytest.skip(
+            "vLLM is not installed; VLLM_PYTHON names interpreters that have it (pip install vllm:"
+            " 8 GB)"
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
-def test_vllm_itself_reads_what_is_planned(interpreter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_itself_reads_what_is_planned(
+    interpreter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     version, spellings = run(interpreter, "what it knows")
     monkeypatch.setitem(launch_plans.VERSIONS, "vllm", [version])
     launches = list(plans("vllm", 150, 5))
     lines = [[filled(word) for word in launch.arguments][2:] for launch in launches]
     found = run(interpreter, words=lines)
     known = get_cli_options("vllm", version)
-    hidden = set(spellings) - known.spellings  # what 0.33 no longer shows of a switch, and still takes
+    hidden = (
+        set(spellings) - known.spellings
+    )  # what 0.33 no longer shows of a switch, and still takes
     assert known.version == version and known.spellings <= set(spellings)
     assert all(name.startswith("--no-") and not known.parse([name]).errors for name in hidden)
     assert len(found) == len(lines)

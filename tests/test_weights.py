@@ -26,7 +26,9 @@ def test_rank_bytes_are_the_engines(name: str, tp: int, dp: int, ep: int, size: 
 
 
 @pytest.mark.parametrize(("name", "tp", "gpu", "version", "gib"), PUBLISHED["logs"])
-def test_rank_bytes_are_the_logged_ones(name: str, tp: int, gpu: str, version: str, gib: float) -> None:
+def test_rank_bytes_are_the_logged_ones(
+    name: str, tp: int, gpu: str, version: str, gib: float
+) -> None:
     planned = compute_stage_bytes(deploy_on(name, gpu, tp=tp, engine_version=version))[0]
     assert planned / GIB == pytest.approx(gib, rel=0.003)
 
@@ -41,15 +43,26 @@ def test_stages_split_as_vllm_does() -> None:
 
 def test_end_stages_hold_embedding_and_head() -> None:
     """Llama-3.3-70B at tp 2, pp 4 in vLLM: 16.95 GiB on the end stages, 15.97 in the middle."""
-    stages = [size / GIB for size in compute_stage_bytes(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=2, pp=4))]
+    stages = [
+        size / GIB
+        for size in compute_stage_bytes(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=2, pp=4))
+    ]
     assert stages == pytest.approx([16.95, 15.97, 15.97, 16.95], abs=0.04)
 
 
 def test_stored_formats() -> None:
     """Bits per weight of a large matrix: AWQ g128 4.156, NVFP4 4.5, MXFP4 4.25, FP8 blocks 8.002."""
     size = 8192 * 8192
-    for name, bits in {"awq": 4.156, "nvfp4": 4.5, "mxfp4": 4.25, "fp8_block": 8.002, "int4": 4.125}.items():
-        assert WEIGHT_FORMATS[name].compute_matrix_bytes(8192, 8192) * 8 / size == pytest.approx(bits, abs=1e-3)
+    for name, bits in {
+        "awq": 4.156,
+        "nvfp4": 4.5,
+        "mxfp4": 4.25,
+        "fp8_block": 8.002,
+        "int4": 4.125,
+    }.items():
+        assert WEIGHT_FORMATS[name].compute_matrix_bytes(8192, 8192) * 8 / size == pytest.approx(
+            bits, abs=1e-3
+        )
 
 
 def test_a_block_that_sticks_out_has_a_scale() -> None:
@@ -60,10 +73,15 @@ def test_a_block_that_sticks_out_has_a_scale() -> None:
 def test_unquantized_parts_stay_unquantized() -> None:
     served = load_model("nvidia/MiniMax-M2.5-NVFP4")
     layer = served.architecture.layers[0]
-    formats = {weight.name: served.quantization.get_weight_format(weight, "layers.0.") for weight in layer.weights}
+    formats = {
+        weight.name: served.quantization.get_weight_format(weight, "layers.0.")
+        for weight in layer.weights
+    }
     assert formats["self_attn.q_proj"] is None
     assert formats["mlp.experts.up_proj"] is WEIGHT_FORMATS["nvfp4"]
-    head = next(weight for weight in served.architecture.embedding_and_head if weight.part == "lm_head")
+    head = next(
+        weight for weight in served.architecture.embedding_and_head if weight.part == "lm_head"
+    )
     assert served.quantization.get_weight_format(head) is None
 
 
@@ -72,26 +90,35 @@ def test_mtp_layers_are_loaded_only_to_speculate() -> None:
     drafting = compute_stage_bytes(
         deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8, speculation=SpeculationConfig("mtp", 1))
     )[0]
-    assert 11.6 < (drafting - plain) * 8 / 1e9 < 12.6  # 11.6 B in FP8; latents and the bf16 join are on every rank
+    assert (
+        11.6 < (drafting - plain) * 8 / 1e9 < 12.6
+    )  # 11.6 B in FP8; latents and the bf16 join are on every rank
 
 
 def test_experts_in_four_bits_whatever_the_checkpoint_calls_itself() -> None:
     """DeepSeek-V4-Flash on 2 H200, vLLM 0.23.0 and 0.27.1 log 74.08 and 74.34 GiB; its config says quant_method fp8."""
-    mixed = compute_stage_bytes(deploy_on("deepseek-ai/DeepSeek-V4-Flash", "H200", tp=2, engine_version="0.27.1"))[0]
+    mixed = compute_stage_bytes(
+        deploy_on("deepseek-ai/DeepSeek-V4-Flash", "H200", tp=2, engine_version="0.27.1")
+    )[0]
     assert mixed / GIB == pytest.approx(74.2, rel=0.01)
-    whole = compute_stage_bytes(deploy_on("sgl-project/DeepSeek-V4-Flash-FP8", "H200", tp=2, engine_version="0.27.1"))[
-        0
-    ]
+    whole = compute_stage_bytes(
+        deploy_on("sgl-project/DeepSeek-V4-Flash-FP8", "H200", tp=2, engine_version="0.27.1")
+    )[0]
     assert 1.7 < whole / mixed < 1.9
 
 
 def test_lora_slots() -> None:
     """Rank-16 adapters on all linear layers of Llama-3.1-8B have 41,943,040 parameters (PEFT counts the same)."""
     weights = [
-        weight for layer in load_model("meta-llama/Llama-3.1-8B").architecture.layers for weight in layer.weights
+        weight
+        for layer in load_model("meta-llama/Llama-3.1-8B").architecture.layers
+        for weight in layer.weights
     ]
     assert compute_lora_bytes(weights, ParallelLayout(), 1, 16) == 2 * 41_943_040
-    assert compute_lora_bytes(weights, ParallelLayout(), 4, 16, ("q_proj", "v_proj")) == 4 * 2 * 6_815_744
+    assert (
+        compute_lora_bytes(weights, ParallelLayout(), 4, 16, ("q_proj", "v_proj"))
+        == 4 * 2 * 6_815_744
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,14 +140,19 @@ def test_adapters_of_embedding_and_head_by_version() -> None:
 
     def slot(name: str, version: str, tp: int = 1) -> int:
         sizes = [
-            compute_stage_bytes(deploy_on(name, "H100", tp=tp, engine_version=version, max_loras=n))[0] for n in (1, 2)
+            compute_stage_bytes(
+                deploy_on(name, "H100", tp=tp, engine_version=version, max_loras=n)
+            )[0]
+            for n in (1, 2)
         ]
         return sizes[1] - sizes[0]
 
     llama, qwen = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"
     assert slot(llama, "0.11.0") - slot(llama, "0.12.0") == 3 * 256 * 4096 * 2 + 16 * 256 * 2 * 2
     assert slot(qwen, "0.16.0") - slot(qwen, "0.15.0") == 2 * 16 * (151936 + 4096) * 2
-    assert slot(llama, "0.33.0", tp=8) > slot(llama, "0.33.0") / 4  # the ends' adapters are whole on every rank
+    assert (
+        slot(llama, "0.33.0", tp=8) > slot(llama, "0.33.0") / 4
+    )  # the ends' adapters are whole on every rank
 
 
 DENSE = ["meta-llama/Llama-3.1-70B", "Qwen/Qwen2.5-72B", "google/gemma-2-27b-it"]
@@ -136,7 +168,9 @@ def test_tensor_parallel_shards_add_up_to_the_whole_and_the_replicas(name: str, 
         if weight.shard == "replicated":
             assert rows * cols * copies == weight.num_elements
         elif weight.shard == "kv":
-            assert rows * cols * copies * tp == weight.num_elements * max(1, tp // weight.num_shard_units)
+            assert rows * cols * copies * tp == weight.num_elements * max(
+                1, tp // weight.num_shard_units
+            )
         elif weight.shard == "vocab":
             assert 0 <= rows * tp - weight.rows < 64
         else:
@@ -149,10 +183,16 @@ def test_pipeline_stages_add_up_to_the_whole(name: str, pp: int, tp: int) -> Non
     whole = compute_stage_bytes(deploy_on(name, "H200", tp=tp))[0]
     stages = compute_stage_bytes(deploy_on(name, "H200", tp=tp, pp=pp))
     served = load_model(name)
-    shared = sum(w.num_elements * 2 for w in served.architecture.embedding_and_head if w.part == "engine") * (pp - 1)
+    shared = sum(
+        w.num_elements * 2 for w in served.architecture.embedding_and_head if w.part == "engine"
+    ) * (pp - 1)
     tied = served.architecture.tied and pp > 1
     again = (
-        sum(w.num_elements * 2 // tp for w in served.architecture.embedding_and_head if w.part == "embedding")
+        sum(
+            w.num_elements * 2 // tp
+            for w in served.architecture.embedding_and_head
+            if w.part == "embedding"
+        )
         if tied
         else 0
     )

@@ -14,8 +14,8 @@ from planner.workload.length_distribution import LengthDistribution, RequestSide
 from planner.workload.traces import read_trace
 from planner.workload.workload import Workload
 
-# Azure LLM inference trace 2023, conversation (github.com/Azure/AzurePublicDataset, CC-BY-4.0): published columns, its
-# first requests, and the statistics of all 19,366 of them.
+# Azure LLM inference trace 2023, conversation (github.com/Azure/AzurePublicDataset, CC-BY-4.0):
+# published columns, its first requests, and the statistics of all 19,366 of them.
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.9951690,396,109
@@ -23,7 +23,8 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 AZURE_CONV = {"mean": 1154.7, "p50": 1020, "p95": 4083}
 AZURE_CONV_P99 = 4142
-# Mooncake, FAST25 conversation trace (Apache-2.0): field names and units; three requests that share their first block.
+# Mooncake, FAST25 conversation trace (Apache-2.0): field names and units; three requests that share
+# their first block.
 MOONCAKE = """{"timestamp": 0, "input_length": 1000, "output_length": 500, "hash_ids": [0, 1]}
 {"timestamp": 3000, "input_length": 1100, "output_length": 490, "hash_ids": [0, 2, 3]}
 {"timestamp": 6000, "input_length": 600, "output_length": 10, "hash_ids": [0, 2]}
@@ -57,7 +58,9 @@ def test_three_figures_of_a_real_trace_are_all_met_and_predict_its_p99() -> None
 
 @settings(max_examples=40, deadline=None)
 @given(mean=st.floats(20, 50_000), spread=st.floats(1.01, 3.8))
-def test_any_lognormal_keeps_its_mean_under_slicing_and_sampling(mean: float, spread: float) -> None:
+def test_any_lognormal_keeps_its_mean_under_slicing_and_sampling(
+    mean: float, spread: float
+) -> None:
     found = LengthDistribution.from_lognormal(mean, mean * spread)
     assert found.mean == pytest.approx(mean, rel=2e-3)
     edges = np.array([0, 0.3, 0.7, 0.9, 0.985, 1.0])
@@ -120,28 +123,52 @@ def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) ->
     [
         ("a,b\n1,2\n", "line 1.*TIMESTAMP"),
         ("arrival,prompt_tokens,output_tokens\n", "at least two"),
-        ("arrival_time,created_at,isl,osl\n0,0,5,5\n", "line 1: found arrival_time or created_at for the time"),
+        (
+            "arrival_time,created_at,isl,osl\n0,0,5,5\n",
+            "line 1: found arrival_time or created_at for the time",
+        ),
         ("timestamp,input_length,output_length\n0,5,5\n1,5,5\n", "timestamp_ms or timestamp_s"),
-        ("arrival,prompt_tokens,output_tokens\n0,5.5,5\n1,5,5\n", "line 2, field prompt_tokens: 5.5 is not a whole"),
-        ("arrival,prompt_tokens,output_tokens\n0,5,0\n1,5,5\n", "1 requests .1 more have no output token"),
-        ("arrival,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n", "line 4, field arrival.*sort"),
+        (
+            "arrival,prompt_tokens,output_tokens\n0,5.5,5\n1,5,5\n",
+            "line 2, field prompt_tokens: 5.5 is not a whole",
+        ),
+        (
+            "arrival,prompt_tokens,output_tokens\n0,5,0\n1,5,5\n",
+            "1 requests .1 more have no output token",
+        ),
+        (
+            "arrival,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n",
+            "line 4, field arrival.*sort",
+        ),
         ("arrival,prompt_tokens,output_tokens\n-1,5,5\n2,5,5\n", "line 2, field arrival.*negative"),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,0,5\n", "line 3, field prompt_tokens: 0"),
-        ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,5,nan\n", "line 3, field output_tokens.*number"),
+        (
+            "arrival,prompt_tokens,output_tokens\n0,5,5\n1,5,nan\n",
+            "line 3, field output_tokens.*number",
+        ),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n\n1,5,5\n", "line 3, field arrival"),
-        (AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday"), "line 3, field TIMESTAMP: yesterday"),
+        (
+            AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday"),
+            "line 3, field TIMESTAMP: yesterday",
+        ),
         ('{"timestamp": 0, "input_length": 5}\n', "line 1: found nothing for the output tokens"),
         (
             '{"ts": 0, "isl": 5, "osl": 5}\n{"ts": 1, "isl": true, "osl": 5}\n',
             "line 2, field isl: None is not a number",
         ),
         (MOONCAKE + "{oops\n", "line 4: not a JSON object"),
-        (MOONCAKE.replace("[0, 2]", f"[0, {2**70}]"), "line 3, field hash_ids: expected whole numbers below"),
+        (
+            MOONCAKE.replace("[0, 2]", f"[0, {2**70}]"),
+            "line 3, field hash_ids: expected whole numbers below",
+        ),
         (
             "arrival,prompt_tokens,output_tokens" + "\n2026-03-29,5,5" * 100 + "\n2026-03-30,5,5",
             "busiest hour arrive at the same time",
         ),
-        ("arrival,prompt_tokens,output_tokens\n0,5,5\n0.000000001,5,5", "broken.csv: .* arrive at the same time"),
+        (
+            "arrival,prompt_tokens,output_tokens\n0,5,5\n0.000000001,5,5",
+            "broken.csv: .* arrive at the same time",
+        ),
     ],
 )
 def test_a_broken_trace_names_line_and_field(tmp_path: Path, text: str, message: str) -> None:
@@ -155,21 +182,34 @@ PLAIN_TRACE = "arrival,prompt_tokens,output_tokens\n0,100,10\n1.5,200,20\n4,300,
 @pytest.mark.parametrize(
     "text",
     [
-        "Arrived At,Num Prefill Tokens,num_decode_tokens\n0,100,10\n1.5,200,20\n4,300,30\n",  # Vidur, roughly
+        # Vidur, roughly
+        "Arrived At,Num Prefill Tokens,num_decode_tokens\n0,100,10\n1.5,200,20\n4,300,30\n",
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"  # BurstGPT
         "5,GPT-4,100,10,110,API log\n6.5,GPT-4,200,20,220,API log\n9,ChatGPT,300,30,330,API log\n",
         "request_timestamp,request_len,response_length\n5,100,10\n6.5,200,20\n9,300,30\n",
         "id\tarrival_time_ms\tprompt_len\toutput_len\n1\t0\t100\t10\n2\t1500\t200\t20\n3\t4000\t300\t30\n",
         "time;input_tokens;completion_tokens\n0;100;10\n1,5;200;20\n4;300;30\n",
         "timestamp,isl,osl\n1700000000000,100,10\n1700000001500,200,20\n1700000004000,300,30\n",
-        "start_time,input_length,generated_tokens\n2026-01-31T23:59:59+01:00,100,10\n2026-01-31T23:00:00.5Z,200,20\n"
-        "2026-01-31 23:00:03+00:00,300,30\n",
-        '{"ts_us": 0, "prompt_tokens": 100, "completion_tokens": 10}\n\n'
-        '{"ts_us": 1500000, "prompt_tokens": 200, "completion_tokens": 20}\n'
-        '{"ts_us": 4000000, "prompt_tokens": 300, "completion_tokens": 30}\n',
+        (
+            "start_time,input_length,generated_tokens\n2026-01-31T23:59:59+01:00,100,10\n2026-01-31T23:00:00.5Z,200,20\n2026-01-31"
+            " 23:00:03+00:00,300,30\n"
+        ),
+        (
+            '{"ts_us": 0, "prompt_tokens": 100, "completion_tokens": 10}\n\n'
+            '{"ts_us": 1500000, "prompt_tokens": 200, "completion_tokens": 20}\n'
+            '{"ts_us": 4000000, "prompt_tokens": 300, "completion_tokens": 30}\n'
+        ),
         # RAGPulse: Mooncake's names, but seconds as text and hashes that name the parts of a prompt
         "".join(
-            json.dumps({"timestamp": t, "input_length": i, "output_length": o, "hash_ids": {"history": [1]}}) + "\n"
+            json.dumps(
+                {
+                    "timestamp": t,
+                    "input_length": i,
+                    "output_length": o,
+                    "hash_ids": {"history": [1]},
+                }
+            )
+            + "\n"
             for t, i, o in (("0", 100, 10), ("1.5", 200, 20), ("4", 300, 30))
         ),
     ],
@@ -180,7 +220,9 @@ def test_traces_under_other_names_and_units_are_the_same_trace(tmp_path: Path, t
     packed.write_bytes(gzip.compress(text.encode()))
     for found in (read_trace(written(tmp_path, "other.csv", text)), read_trace(packed)):
         assert found.arrival == pytest.approx(plain.arrival, abs=1e-5)
-        assert np.array_equal(found.prompt, plain.prompt) and np.array_equal(found.output, plain.output)
+        assert np.array_equal(found.prompt, plain.prompt) and np.array_equal(
+            found.output, plain.output
+        )
         assert found.prefix_hit_rate == 0
 
 
@@ -192,7 +234,9 @@ def test_of_a_days_trace_the_busiest_hour_is_what_a_plan_has_to_carry(tmp_path: 
         for n in (7200 if h == 3 else 1800,)
         for k in range(n)
     ]
-    text = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{at},{prompt},10\n" for at, prompt in rows)
+    text = "arrival,prompt_tokens,output_tokens\n" + "".join(
+        f"{at},{prompt},10\n" for at, prompt in rows
+    )
     trace = read_trace(written(tmp_path, "day.csv", text))
     busiest = Workload.from_trace(trace.select_busiest_hour())
     assert trace.rate < 0.8 and busiest.rate == pytest.approx(2, rel=0.01)
@@ -212,8 +256,8 @@ def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> 
         read_trace(written(tmp_path, "bad.csv", text + "7,0,5\n"))
 
 
-# Public traces that no shape was taken from: mean, p95 (ServeGen f891d11; Mooncake's synthetic trace; Azure code 2023;
-# vidur 7d47513's arXiv summaries)
+# Public traces that no shape was taken from: mean, p95 (ServeGen f891d11; Mooncake's synthetic
+# trace; Azure code 2023; vidur 7d47513's arXiv summaries)
 @pytest.mark.parametrize(
     ("side", "mean", "p95"),
     [
@@ -221,7 +265,9 @@ def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> 
         ("output", 47.3, 122), ("output", 128.9, 342), ("output", 291.4, 736.2), ("output", 181.4, 565),
     ],
 )  # fmt: skip
-def test_a_mean_foretells_the_p95_of_other_public_traces(side: RequestSide, mean: float, p95: float) -> None:
+def test_a_mean_foretells_the_p95_of_other_public_traces(
+    side: RequestSide, mean: float, p95: float
+) -> None:
     found = LengthDistribution.from_public_traces(mean, side)
     assert found.mean == pytest.approx(mean, rel=1e-3)
     assert 0.7 < found.p95 / p95 < 1.25  # were all lengths alike: 0.3 to 0.4
@@ -238,8 +284,14 @@ def test_typical_lengths_grow_smoothly_with_the_mean(side: RequestSide) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(mean=st.floats(1, 200_000), at_most=st.floats(2, 200_000), side=st.sampled_from(["prompt", "output"]))
-def test_typical_lengths_keep_their_mean_and_their_limit(mean: float, at_most: float, side: RequestSide) -> None:
+@given(
+    mean=st.floats(1, 200_000),
+    at_most=st.floats(2, 200_000),
+    side=st.sampled_from(["prompt", "output"]),
+)
+def test_typical_lengths_keep_their_mean_and_their_limit(
+    mean: float, at_most: float, side: RequestSide
+) -> None:
     found = LengthDistribution.from_public_traces(mean, side, at_most)
     assert found.mean == pytest.approx(mean, rel=2e-3)
     assert found.max_tokens <= max(at_most, mean) * (1 + 1e-9)
@@ -255,6 +307,6 @@ def test_a_workload_needs_a_load() -> None:
 
 def test_long_answers_weigh_more_in_the_decode_context() -> None:
     half = LengthDistribution.from_samples(np.array([100, 300]))
-    assert Workload(LengthDistribution.from_constant(1000), half, rate=1).mean_decode_context == pytest.approx(
-        1000 + (100**2 + 300**2) / 2 / 2 / 200
-    )
+    assert Workload(
+        LengthDistribution.from_constant(1000), half, rate=1
+    ).mean_decode_context == pytest.approx(1000 + (100**2 + 300**2) / 2 / 2 / 200)

@@ -36,29 +36,40 @@ class EndpointComparison:
 def compare_adapter_endpoints(scenario: Scenario) -> EndpointComparison | None:
     """Both ways for 1, 2, 4, ... up to all of the scenario's adapters; None where either is impossible or unpriced.
 
-    An adapter's own endpoint is the cheaper of two deployments, and has as many replicas as its requests/s need with
-    the scenario's headroom, one at least.
+    An adapter's own endpoint is the cheaper of two deployments, and has as many replicas as its
+    requests/s need with the scenario's headroom, one at least.
     """
     load, settled = scenario.workload, scenario.engine_args
     if not load.adapters or load.rate is None or scenario.offline:
         return None
     args = {name: value for name, value in settled.items() if "lora" not in name}
     all_of_them, ways = search_analytically(scenario).chosen, []
-    for rate in (load.rate / load.adapters, load.rate):  # what suits an adapter's share, and what suits all of it
-        merged = replace(scenario, engine_args=args, workload=replace(load.with_rate(rate), adapters=0))
+    for rate in (
+        load.rate / load.adapters,
+        load.rate,
+    ):  # what suits an adapter's share, and what suits all of it
+        merged = replace(
+            scenario, engine_args=args, workload=replace(load.with_rate(rate), adapters=0)
+        )
         if (alone := search_analytically(merged).chosen) and alone.usd_per_hour:
             deployment = alone.deployment.with_replicas(1)
             served = estimate_max_rps(merged, deployment) * (1 - scenario.headroom)
-            ways.append((alone.usd_per_hour / alone.deployment.layout.replicas, served, str(deployment)))
+            ways.append(
+                (alone.usd_per_hour / alone.deployment.layout.replicas, served, str(deployment))
+            )
     if not (ways and all_of_them and all_of_them.usd_per_hour):
         return None
     rows = []
     for count in sorted({*(2**k for k in range(load.adapters.bit_length())), load.adapters}):
         asked = load.rate * compute_adapter_popularity(count, load.adapter_zipf)
-        cheapest = np.min([usd * np.maximum(np.ceil(asked / served), 1) for usd, served, _ in ways], axis=0)
+        cheapest = np.min(
+            [usd * np.maximum(np.ceil(asked / served), 1) for usd, served, _ in ways], axis=0
+        )
         rows.append((count, DEDICATED_ENDPOINT_LABEL, cheapest.sum()))
         if (
-            candidate := search_analytically(replace(scenario, workload=replace(load, adapters=count))).chosen
+            candidate := search_analytically(
+                replace(scenario, workload=replace(load, adapters=count))
+            ).chosen
         ) and candidate.usd_per_hour:
             rows.append((count, SHARED_ENDPOINT_LABEL, candidate.usd_per_hour))
     frame = pd.DataFrame(rows, columns=["Adapters", "Endpoints", "USD per hour"])

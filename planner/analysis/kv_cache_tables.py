@@ -13,20 +13,28 @@ from planner.models.architecture import DecoderLayer, LatentAttention, Recurrent
 
 RECURRENT_STATE_LABELS = {
     "mamba1": "state space (Mamba)", "mamba2": "state space (Mamba-2)", "gdn": "gated delta rule",
-    "kda": "Kimi delta attention", "lightning": "linear attention", "short_conv": "short convolution",
+    "kda": "Kimi delta attention", "lightning": "linear attention",
+    "short_conv": "short convolution",
 }  # fmt: skip
 
 
 def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
     """One row per kind of layer on the stage where a token costs most: what a layer keeps, and what all of them cost.
 
-    Bytes are per GPU: for every token of context, and, in windows and states, for every sequence however long.
+    Bytes are per GPU: for every token of context, and, in windows and states, for every sequence
+    however long.
     """
     rows = []
     for mixer, layers in _count_mixers(memory).items():
         caches = _list_caches(memory, mixer)
-        token = layers * sum(cache.token_bytes for cache in caches if cache.kind == "full") / memory.layout.dcp
-        fixed = layers * sum(cache.window * cache.token_bytes + cache.state_bytes for cache in caches)
+        token = (
+            layers
+            * sum(cache.token_bytes for cache in caches if cache.kind == "full")
+            / memory.layout.dcp
+        )
+        fixed = layers * sum(
+            cache.window * cache.token_bytes + cache.state_bytes for cache in caches
+        )
         rows.append(
             (
                 _describe_mixer(mixer),
@@ -36,8 +44,18 @@ def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
                 round(fixed),
             )
         )
-    columns = ["kind of layer", "layers", "one layer keeps", "bytes per token", "bytes per sequence"]
-    return pd.DataFrame(rows, columns=columns).groupby(columns[:3:2], sort=False, as_index=False).sum()[columns]
+    columns = [
+        "kind of layer",
+        "layers",
+        "one layer keeps",
+        "bytes per token",
+        "bytes per sequence",
+    ]
+    return (
+        pd.DataFrame(rows, columns=columns)
+        .groupby(columns[:3:2], sort=False, as_index=False)
+        .sum()[columns]
+    )
 
 
 def derive_kv_equation(memory: MemoryPlan) -> str:
@@ -51,9 +69,15 @@ def derive_kv_equation(memory: MemoryPlan) -> str:
     if not terms:
         return "No layer keeps the whole context: beyond the windows, one more token takes nothing."
     where = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
-    where += ", the draft's layers counted with the model's" * bool(list_draft_layers(memory.deployment))
+    where += ", the draft's layers counted with the model's" * bool(
+        list_draft_layers(memory.deployment)
+    )
     total = f"{layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
-    added = " + ".join(terms) if layout.dcp == 1 else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
+    added = (
+        " + ".join(terms)
+        if layout.dcp == 1
+        else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
+    )
     text = f"On one GPU of this deployment ({where}), one more token of a long context takes"
     return text + "\n\n" + rf"$${added} = {total} \text{{ bytes}}$$"
 
@@ -70,8 +94,14 @@ def build_pool_table(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
         ("lost to filling groups and blocks up (%)", layout.padding * 100),
         ("blocks", pool.num_blocks),
         ("tokens", pool.reported_tokens),
-        (f"sequences of max_model_len = {layout.max_model_len:,} that it lets start", memory.max_concurrency),
-        ("the same, decoding: no windows kept for prompts", pool.count_sequences(layout.max_model_len)),
+        (
+            f"sequences of max_model_len = {layout.max_model_len:,} that it lets start",
+            memory.max_concurrency,
+        ),
+        (
+            "the same, decoding: no windows kept for prompts",
+            pool.count_sequences(layout.max_model_len),
+        ),
         (f"blocks of a sequence of {tokens:,} tokens", held),
         ("the same in MiB", held * pool.bytes_per_block / MIB),
     ]
@@ -82,12 +112,25 @@ def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
     """Mixers of the stage where a token costs most, equal ones counted; those that read an earlier layer's too."""
 
     def size(layers: tuple[DecoderLayer, ...]) -> tuple[float, float]:
-        caches = [cache for layer in layers for mixer in layer.mixers for cache in _list_caches(memory, mixer)]
+        caches = [
+            cache
+            for layer in layers
+            for mixer in layer.mixers
+            for cache in _list_caches(memory, mixer)
+        ]
         token = sum(cache.token_bytes for cache in caches if cache.kind == "full")
         return token, sum(cache.token_bytes + cache.state_bytes for cache in caches)
 
-    mixers = (mixer for layer in max(assign_stage_layers(memory.deployment), key=size) for mixer in layer.mixers)
-    return Counter(mixer for mixer in mixers if not (isinstance(mixer, RecurrentMixer) and mixer.kind == "compressor"))
+    mixers = (
+        mixer
+        for layer in max(assign_stage_layers(memory.deployment), key=size)
+        for mixer in layer.mixers
+    )
+    return Counter(
+        mixer
+        for mixer in mixers
+        if not (isinstance(mixer, RecurrentMixer) and mixer.kind == "compressor")
+    )
 
 
 def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
@@ -108,11 +151,17 @@ def _describe_mixer(mixer: SequenceMixer) -> str:
         window = f", window of {mixer.window:,} tokens{compressed}" if mixer.window else ""
         return f"latent attention (MLA){indexed}{window}"
     if mixer.window:
-        return f"attention in chunks of {mixer.window:,}" if mixer.chunked else f"sliding window of {mixer.window:,}"
+        return (
+            f"attention in chunks of {mixer.window:,}"
+            if mixer.chunked
+            else f"sliding window of {mixer.window:,}"
+        )
     return "full attention"
 
 
-def _format_layer_cache(memory: MemoryPlan, mixer: SequenceMixer, times: str, bare: bool = False) -> str:
+def _format_layer_cache(
+    memory: MemoryPlan, mixer: SequenceMixer, times: str, bare: bool = False
+) -> str:
     """What one layer keeps: heads x (key + value width) x bytes an element, a latent, or a state.
 
     `bare` leaves words out, and what stays within a window where other caches of the layer grow.
@@ -127,10 +176,16 @@ def _format_layer_cache(memory: MemoryPlan, mixer: SequenceMixer, times: str, ba
         sum(c.token_bytes for c in caches if c.kind == "full"),
     )
     if isinstance(mixer, LatentAttention) and mixer.window:
-        kept = f"{caches[0].token_bytes:g} bytes a token of the window" + f", {full:g} of every token" * bool(full)
+        kept = (
+            f"{caches[0].token_bytes:g} bytes a token of the window"
+            + f", {full:g} of every token" * bool(full)
+        )
         return f"{full:g}" if bare else kept
     if isinstance(mixer, LatentAttention):
-        size, text = mixer.kv_elements * width, f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}"
+        size, text = (
+            mixer.kv_elements * width,
+            f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}",
+        )
     else:
         heads = max(1, mixer.kv_heads // memory.deployment.layout.tp)
         size = heads * (mixer.head_dim + mixer.v_head_dim) * width

@@ -1,6 +1,7 @@
 """Every way to lay the model out over the candidate GPUs: what fits, what it serves, what it sends, what it costs.
 
-Frames have columns as people read them, units included; what is predicted stands in them as intervals.
+Frames have columns as people read them, units included; what is predicted stands in them as
+intervals.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,12 @@ CAPACITY_PRECISION_OCTAVES = 0.02
 MAX_SHAPES, MAX_FALLBACK_GPUS = 16, 64
 """Shapes that are held against each other at most, beyond that those whose stages are a power of two; and GPUs of the
 last resort, where a model fits nowhere that the scenario allows."""
-COMMUNICATION_LAYOUTS = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(tp=8), ParallelLayout(pp=2))
+COMMUNICATION_LAYOUTS = (
+    ParallelLayout(tp=2),
+    ParallelLayout(tp=4),
+    ParallelLayout(tp=8),
+    ParallelLayout(pp=2),
+)
 """What is held against each other for its messages."""
 
 
@@ -50,7 +56,9 @@ def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
         if change.plan.candidates:
             return change.plan, change.change
     for name in SUGGESTED_GPUS:
-        wider = search_deployments(replace(plan.scenario, gpus=(CandidateGpu(get_gpu(name), MAX_FALLBACK_GPUS),)))
+        wider = search_deployments(
+            replace(plan.scenario, gpus=(CandidateGpu(get_gpu(name), MAX_FALLBACK_GPUS),))
+        )
         if wider.candidates:
             return wider, f"up to {MAX_FALLBACK_GPUS} x {name}"
     raise PlannerError(f"{plan.scenario.name}: {plan.binding_constraint}")
@@ -60,7 +68,10 @@ def explain_unified_deployment(plan: Plan) -> str:
     """Which deployment a chapter on replicas that do both looks at, where the plan itself is in pools."""
     pooled, whole = plan.chosen, plan.without_disaggregation.best
     assert pooled is not None
-    return f"The plan is in pools: {pooled.description}. This chapter looks at the best without them: {whole}."
+    return (
+        f"The plan is in pools: {pooled.description}. This chapter looks at the best without them:"
+        f" {whole}."
+    )
 
 
 def describe_studied_deployment(asked: Plan, plan: Plan, changed: str) -> str:
@@ -69,7 +80,8 @@ def describe_studied_deployment(asked: Plan, plan: Plan, changed: str) -> str:
         return explain_unified_deployment(asked)
     if changed:
         return (
-            f"{str(asked.binding_constraint).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
+            f"{str(asked.binding_constraint).rstrip('.')}. To show what would do, this chapter goes"
+            f" on with: {changed}."
         )
     if plan.chosen is None:
         return f"Nothing meets the service level. This chapter looks at the nearest: {plan.best}."
@@ -85,7 +97,12 @@ def relayout_candidate(
         raise PlannerError(f"{layout} is not possible: {reason}")
     kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
     deployment = build_deployment(
-        replace(scenario, engine=engine), candidate_gpu, model, layout, kv_cache_dtype, like.deployment.speculation
+        replace(scenario, engine=engine),
+        candidate_gpu,
+        model,
+        layout,
+        kv_cache_dtype,
+        like.deployment.speculation,
     )
     return evaluate_candidate(scenario, deployment, layout.replicas, like.preference_key)
 
@@ -93,7 +110,11 @@ def relayout_candidate(
 def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
     """Every legal TP x PP x replicas on every GPU, in its best candidate's formats; in closed form, unless replayed."""
     rows = []
-    told = {candidate.placement_key: candidate for candidate in reversed(plan.candidates) if candidate.is_simulated}
+    told = {
+        candidate.placement_key: candidate
+        for candidate in reversed(plan.candidates)
+        if candidate.is_simulated
+    }
     for candidate_gpu in plan.scenario.gpus:
         like = next((c for c in plan.candidates if c.deployment.gpu == candidate_gpu.gpu), None)
         if like is None:
@@ -103,7 +124,9 @@ def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
             model, candidate_gpu.gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, engine
         ):
             for replicas in range(1, candidate_gpu.max_gpus // shape.gpus_per_replica + 1):
-                placed = relayout_candidate(plan.scenario, like, candidate_gpu, replace(shape, replicas=replicas))
+                placed = relayout_candidate(
+                    plan.scenario, like, candidate_gpu, replace(shape, replicas=replicas)
+                )
                 rows.append(told.get(placed.placement_key, placed))
     return tuple(rows)
 
@@ -127,7 +150,9 @@ def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
 
     def meets(power: float) -> bool:
         return evaluate_candidate(
-            replace(scenario, workload=workload.with_rate((workload.rate or 1.0) * 2**power)), deployment, 1
+            replace(scenario, workload=workload.with_rate((workload.rate or 1.0) * 2**power)),
+            deployment,
+            1,
         ).is_feasible
 
     low, high = -8.0, 10.0
@@ -139,7 +164,9 @@ def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
     return (workload.rate or 1.0) * 2**low
 
 
-def build_candidate_frame(plan: Plan, candidates: Iterable[Candidate], read: str = "get") -> pd.DataFrame:
+def build_candidate_frame(
+    plan: Plan, candidates: Iterable[Candidate], read: str = "get"
+) -> pd.DataFrame:
     """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one.
 
     `read`: "get" for charts, "get_for_display" for people (`Performance`).
@@ -152,9 +179,12 @@ def build_candidate_frame(plan: Plan, candidates: Iterable[Candidate], read: str
             "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
             "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
             **{f"{t.name} (ms)": performance and getattr(performance, read)(t.metric, t.percentile) * 1e3 for t in promised},
-            "Output tokens/s": performance and performance.output_tps, "Requests/s": performance and performance.request_tps,
-            "Service level": get_slo_label(candidate) if performance else "does not fit", "Figures": performance and performance.source_label,
-            "Saturated": bool(performance and performance.saturated), "Chosen": candidate is plan.chosen,
+            "Output tokens/s": performance and performance.output_tps,
+            "Requests/s": performance and performance.request_tps,
+            "Service level": get_slo_label(candidate) if performance else "does not fit",
+            "Figures": performance and performance.source_label,
+            "Saturated": bool(performance and performance.saturated),
+            "Chosen": candidate is plan.chosen,
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -163,21 +193,33 @@ def select_comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candi
     """Those that fit, on the plan's GPU and in no more than a node or its replica; of every GPU where that is one."""
     best = plan.candidates[0].deployment
     most = max(best.gpus_per_node, best.layout.gpus_per_replica)
-    kept = [c for c in candidates if c.prediction.can_start and c.deployment.layout.gpus_per_replica <= most]
+    kept = [
+        c
+        for c in candidates
+        if c.prediction.can_start and c.deployment.layout.gpus_per_replica <= most
+    ]
     own = [c for c in kept if c.deployment.gpu == best.gpu]
     shown = own if len(own) > 1 else kept
     if len(shown) <= MAX_SHAPES:
         return shown
-    return [c for c in shown if c.deployment.layout.pp.bit_count() == 1 or c is plan.best][:MAX_SHAPES]
+    return [c for c in shown if c.deployment.layout.pp.bit_count() == 1 or c is plan.best][
+        :MAX_SHAPES
+    ]
 
 
 def group_by_replica_shape(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
     """The candidates by the shape of one replica, and by GPU and format where there are several."""
     ones = [candidate.deployment.with_replicas(1) for candidate in candidates]
-    parts = [(deployment.gpu.name, str(deployment.layout), describe_formats(deployment)) for deployment in ones]
+    parts = [
+        (deployment.gpu.name, str(deployment.layout), describe_formats(deployment))
+        for deployment in ones
+    ]
     gpus, _, stored = map(set, zip(*parts, strict=True))
     told = len(gpus) > 1, True, len(stored) > 1
-    return {", ".join(compress(each, told)): candidate for each, candidate in zip(parts, candidates, strict=True)}
+    return {
+        ", ".join(compress(each, told)): candidate
+        for each, candidate in zip(parts, candidates, strict=True)
+    }
 
 
 def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
@@ -186,11 +228,20 @@ def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataF
     for name, candidate in group_by_replica_shape(candidates).items():
         layout, memory = candidate.deployment.layout, candidate.prediction.memory
         row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
-        row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
+        row |= {
+            "Weights (GiB per GPU)": memory.weights / GIB,
+            "KV cache (GiB per GPU)": memory.kv_available / GIB,
+        }
         row |= {"max_num_batched_tokens": candidate.deployment.args.max_num_batched_tokens}
         row |= {f"Sequences of {length:,} tokens": memory.pool.count_sequences(length)}
         served = estimate_max_rps(plan.scenario, candidate.deployment) or None
-        rows.append(row | {"Requests/s": served, "Requests/s per GPU": served and served / layout.gpus_per_replica})
+        rows.append(
+            row
+            | {
+                "Requests/s": served,
+                "Requests/s per GPU": served and served / layout.gpus_per_replica,
+            }
+        )
     data = pd.DataFrame(rows)
     alike = data["max_num_batched_tokens"].nunique() == 1
     return data.drop(columns="max_num_batched_tokens") if alike else data
@@ -204,7 +255,13 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
             break
         value, limit = performance.get_for_display(target.metric, target.percentile), target.seconds
         rows.append(
-            (f"{target.name} (ms)", value * 1e3, limit * 1e3, value / limit * 100, get_slo_status(target, value))
+            (
+                f"{target.name} (ms)",
+                value * 1e3,
+                limit * 1e3,
+                value / limit * 100,
+                get_slo_status(target, value),
+            )
         )
     if performance and (most := get_capacity_rps(scenario, performance)) and scenario.workload.rate:
         asked, free = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
@@ -212,17 +269,23 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
         share = most.map_monotone(lambda rate: asked / rate * 100)
         kept = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
         rows.append((f"Requests/s at most{kept}", most, asked, share, state))
-    return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
+    return pd.DataFrame(
+        rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"]
+    )
 
 
 def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     """The best dozen that fit, from best to worst (the nearest first where none meets the service level)."""
     fit = [candidate for candidate in candidates if candidate.prediction.can_start]
-    fit.sort(key=lambda candidate: candidate.rank_key if plan.chosen else (candidate.limit_utilization,))
+    fit.sort(
+        key=lambda candidate: candidate.rank_key if plan.chosen else (candidate.limit_utilization,)
+    )
     data = build_candidate_frame(plan, fit[:12], "get_for_display")
     data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
     hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
-    hidden += ["Requests/s"] * bool(plan.scenario.slo_targets) + ["GPU"] * (data["GPU"].nunique() == 1)
+    hidden += ["Requests/s"] * bool(plan.scenario.slo_targets) + ["GPU"] * (
+        data["GPU"].nunique() == 1
+    )
     return data.drop(columns=hidden)
 
 
@@ -232,25 +295,40 @@ def has_enough_points(data: pd.DataFrame, column: str) -> bool:
     return len(set(held["USD per hour"].where(held["USD per hour"].notna(), held["GPUs"]))) > 2
 
 
-def find_pareto_front(data: pd.DataFrame, cost: str, value: str, more_is_better: bool = False) -> list[bool]:
+def find_pareto_front(
+    data: pd.DataFrame, cost: str, value: str, more_is_better: bool = False
+) -> list[bool]:
     """For each row whether none costs as little and has as good a middle of `value`: the Pareto front."""
     sign = -1 if more_is_better else 1
-    points = [(usd, sign * interval.mid) for usd, interval in zip(data[cost], data[value], strict=True)]
+    points = [
+        (usd, sign * interval.mid) for usd, interval in zip(data[cost], data[value], strict=True)
+    ]
     return [not any(other < point and other[1] <= point[1] for other in points) for point in points]
 
 
 def build_collectives_table(deployment: Deployment, batch: int, context: float) -> pd.DataFrame:
     """What TP 2, 4 and 8 and two stages would send, over every link that they might have to use.
 
-    In a decode step of `batch` sequences with `context` tokens each, and in a step of as many prompt tokens as fit.
+    In a decode step of `batch` sequences with `context` tokens each, and in a step of as many
+    prompt tokens as fit.
     """
     gpu, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
-    own = gpu.link.replace("nvlink", "NVLink ") if deployment.link_bandwidth == gpu.link_bandwidth else "as wired"
+    own = (
+        gpu.link.replace("nvlink", "NVLink ")
+        if deployment.link_bandwidth == gpu.link_bandwidth
+        else "as wired"
+    )
     inside = {own: deployment.link_bandwidth}
     fast = deployment.link_bandwidth > gpu.pcie_bandwidth
-    inside |= {"PCIe": gpu.pcie_bandwidth} if fast else {"NVLink 4, if it had it": load_links()["nvlink4"]}
+    inside |= (
+        {"PCIe": gpu.pcie_bandwidth}
+        if fast
+        else {"NVLink 4, if it had it": load_links()["nvlink4"]}
+    )
     wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in inside.items()]
-    wires.append((f"between nodes ({gpu.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
+    wires.append(
+        (f"between nodes ({gpu.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1)
+    )
     steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
     shapes = [
         shape
@@ -259,20 +337,36 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
     ]
     for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
         laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
-        parts = estimate_collectives(laid, np.array([1.0]), get_deployment_coefficients(laid).coefficients)
+        parts = estimate_collectives(
+            laid, np.array([1.0]), get_deployment_coefficients(laid).coefficients
+        )
         cost = build_target_step_model(laid).estimate_step(*load)
         talk = cost.seconds_by_part["collectives"]
-        row: dict[str, Any] = {"Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step}
+        row: dict[str, Any] = {
+            "Layout": str(shape).removeprefix("TP1 x "),
+            "Link": wire,
+            "Step": step,
+        }
         row |= {"Messages": sum(part.count for part in parts), "Step (ms)": cost.seconds * 1e3}
-        row["KiB per token and GPU"] = sum(part.count * float(part.bytes[0]) for part in parts) / 1024
-        rows.append(row | {"Messages (ms)": talk * 1e3, "Share of the step (%)": talk / cost.seconds * 100})
+        row["KiB per token and GPU"] = (
+            sum(part.count * float(part.bytes[0]) for part in parts) / 1024
+        )
+        rows.append(
+            row | {"Messages (ms)": talk * 1e3, "Share of the step (%)": talk / cost.seconds * 100}
+        )
     return pd.DataFrame(rows)
 
 
 def build_bubble_table(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
     """Idle share of pipelines of these `sizes`, by the micro-batches that follow one another."""
-    rows = [(f"PP{pp}", m, compute_pipeline_bubble(pp, m) * 100) for pp in sizes for m in range(1, most + 1)]
-    return pd.DataFrame(rows, columns=["Pipeline", "Micro-batches in a row", "Idle (% of GPU time)"])
+    rows = [
+        (f"PP{pp}", m, compute_pipeline_bubble(pp, m) * 100)
+        for pp in sizes
+        for m in range(1, most + 1)
+    ]
+    return pd.DataFrame(
+        rows, columns=["Pipeline", "Micro-batches in a row", "Idle (% of GPU time)"]
+    )
 
 
 def build_layout_rules_table(deployment: Deployment) -> pd.DataFrame:

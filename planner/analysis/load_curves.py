@@ -28,7 +28,11 @@ LOAD_SPAN_FACTOR = 4.0
 
 def get_load(workload: Workload) -> tuple[str, float]:
     """What the load of a workload is called, and how much it is."""
-    return ("Requests/s", workload.rate) if workload.rate else ("Users at once", float(workload.concurrency or 1))
+    return (
+        ("Requests/s", workload.rate)
+        if workload.rate
+        else ("Users at once", float(workload.concurrency or 1))
+    )
 
 
 def with_load(workload: Workload, load: float) -> Workload:
@@ -47,7 +51,11 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
     name, here = get_load(workload)
     if scenario.offline or performance is None:
         return pd.DataFrame()
-    top = performance.capacity.mid * 0.98 if workload.rate and performance.capacity else LOAD_SPAN_FACTOR * here
+    top = (
+        performance.capacity.mid * 0.98
+        if workload.rate and performance.capacity
+        else LOAD_SPAN_FACTOR * here
+    )
     loads = {*np.geomspace(top / 16, top, CURVE_POINTS).tolist(), min(here, top)}
     if not workload.rate:
         loads = {float(max(round(load), 1)) for load in loads}
@@ -61,7 +69,9 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
     rows = []
     for load, prediction in zip(ordered, predictions, strict=True):
         if (at := prediction.performance) and not at.saturated:
-            promised = {f"{t.name} (ms)": at.get(t.metric, t.percentile) * 1e3 for t in scenario.slo_targets}
+            promised = {
+                f"{t.name} (ms)": at.get(t.metric, t.percentile) * 1e3 for t in scenario.slo_targets
+            }
             rows.append({name: load, **promised})
     return pd.DataFrame(rows)
 
@@ -69,7 +79,8 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
 def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Interval, str] | None:
     """Requests/s up to which `candidate` keeps every promise, and what breaks beyond; None where only capacity ends it.
 
-    Along `latency_against_load`, each curve scaled to what the candidate's own prediction says at the load asked.
+    Along `latency_against_load`, each curve scaled to what the candidate's own prediction says at
+    the load asked.
     """
     performance, here, first = candidate.prediction.performance, scenario.workload.rate, None
     curves = sweep_latency_over_load(scenario, candidate) if here else pd.DataFrame()
@@ -78,7 +89,11 @@ def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Int
     loads, most = curves.iloc[:, 0].to_numpy(), performance.capacity
     at = int(np.abs(loads - here).argmin())
     for target in scenario.slo_targets:
-        interval, curve, rates = performance.get(target.metric, target.percentile), curves[f"{target.name} (ms)"], []
+        interval, curve, rates = (
+            performance.get(target.metric, target.percentile),
+            curves[f"{target.name} (ms)"],
+            [],
+        )
         for end, last in (("hi", most.lo), ("mid", most.mid), ("lo", most.hi)):
             values = np.array([getattr(value, end) for value in curve])
             with np.errstate(all="ignore"):
@@ -89,24 +104,32 @@ def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Int
                 last = math.exp(np.interp(0, np.log(values[around]), np.log(loads[around])))
             rates.append(0.0 if values[0] > 1 else last)
         if rates[1] < most.mid and (first is None or rates[1] < first[0].mid):
-            first = Interval(*sorted(rates)), f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
+            first = (
+                Interval(*sorted(rates)),
+                f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms",
+            )
     return first
 
 
 def sweep_cost_over_load(plan: Plan) -> pd.DataFrame:
     """A row per load: the load, what the cheapest costs that carries it ("USD per hour"; "GPUs" unpriced), and which.
 
-    Of the `KINDS` layouts that come first for the load that is asked, with as many replicas as there may be.
+    Of the `KINDS` layouts that come first for the load that is asked, with as many replicas as
+    there may be.
     """
     scenario = plan.scenario
     name, here = get_load(scenario.workload)
     shown = plan.without_disaggregation.candidates[:MAX_LAYOUTS_PRICED]
-    kinds = {candidate.identity_key: candidate for candidate in shown if candidate.prediction.can_start}
+    kinds = {
+        candidate.identity_key: candidate for candidate in shown if candidate.prediction.can_start
+    }
     priced = all(candidate.usd_per_hour is not None for candidate in kinds.values())
     most = {candidate_gpu.gpu: candidate_gpu.max_gpus for candidate_gpu in scenario.gpus}
     options = list(zip(kinds.values(), find_max_loads(scenario, list(kinds.values())), strict=True))
     rows = []
-    for load in np.geomspace(here / LOAD_SPAN_FACTOR, here * LOAD_SPAN_FACTOR, 4 * CURVE_POINTS).tolist():
+    for load in np.geomspace(
+        here / LOAD_SPAN_FACTOR, here * LOAD_SPAN_FACTOR, 4 * CURVE_POINTS
+    ).tolist():
         offers = []
         for candidate, each in options:
             layout, gpu = candidate.deployment.layout, candidate.deployment.gpu
@@ -116,10 +139,17 @@ def sweep_cost_over_load(plan: Plan) -> pd.DataFrame:
             copies = candidate.deployment.with_replicas(int(replicas))
             if copies.num_gpus_billed <= most[gpu]:
                 usd = estimate_hourly_cost(copies, scenario.prices) if priced else None
-                offers.append((usd.mid if usd else copies.num_gpus_billed, f"{copies.num_gpus_billed} x {gpu.name}"))
+                offers.append(
+                    (
+                        usd.mid if usd else copies.num_gpus_billed,
+                        f"{copies.num_gpus_billed} x {gpu.name}",
+                    )
+                )
         if offers:
             cost, what = min(offers)
-            rows.append({name: load, "USD per hour" if priced else "GPUs": cost, "Deployment": what})
+            rows.append(
+                {name: load, "USD per hour" if priced else "GPUs": cost, "Deployment": what}
+            )
     return pd.DataFrame(rows)
 
 
@@ -130,9 +160,15 @@ def find_max_loads(scenario: Scenario, candidates: Sequence[Candidate]) -> list[
         np.array([_bound_replica_load(scenario, candidate) for candidate in candidates]),
     )
     for _ in range(MAX_NARROWING_ROUNDS if len(candidates) else 0):
-        edges = low[:, None] + (high - low)[:, None] * np.arange(NARROWING_PARTS + 1) / NARROWING_PARTS
+        edges = (
+            low[:, None] + (high - low)[:, None] * np.arange(NARROWING_PARTS + 1) / NARROWING_PARTS
+        )
         loads = np.maximum(edges[:, 1:], 1e-6)
-        pairs = [(candidate, load) for candidate, row in zip(candidates, loads, strict=True) for load in row.tolist()]
+        pairs = [
+            (candidate, load)
+            for candidate, row in zip(candidates, loads, strict=True)
+            for load in row.tolist()
+        ]
         meets = np.array(_check_feasible(scenario, pairs)).reshape(loads.shape)
         held = np.logical_and.accumulate(meets, axis=1).sum(axis=1)
         at = np.arange(len(candidates))
@@ -146,12 +182,16 @@ def _bound_replica_load(scenario: Scenario, candidate: Candidate) -> float:
     name, here = get_load(scenario.workload)
     if name == "Requests/s" and performance and performance.capacity and not scenario.offline:
         return performance.capacity.mid / replicas * (1 - scenario.headroom)
-    return here / (replicas - 1) if replicas > 1 and candidate.is_feasible else LOAD_SPAN_FACTOR * here
+    return (
+        here / (replicas - 1) if replicas > 1 and candidate.is_feasible else LOAD_SPAN_FACTOR * here
+    )
 
 
 def _check_feasible(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]) -> list[bool]:
     """Whether one replica of each candidate keeps the service level under its load."""
-    asked = [(c, replace(scenario, workload=with_load(scenario.workload, load))) for c, load in pairs]
+    asked = [
+        (c, replace(scenario, workload=with_load(scenario.workload, load))) for c, load in pairs
+    ]
     alone = [candidate.deployment.with_replicas(1) for candidate, _ in asked]
     predictions = evaluate_batch(
         [
@@ -165,7 +205,8 @@ def _check_feasible(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]
         most, copies = candidate.prediction.performance, candidate.deployment.layout.replicas
         if prediction.performance and most and most.capacity:
             prediction = replace(
-                prediction, performance=replace(prediction.performance, capacity=most.capacity * (1 / copies))
+                prediction,
+                performance=replace(prediction.performance, capacity=most.capacity * (1 / copies)),
             )
         feasible.append(check_against_slos(at, prediction).is_feasible)
     return feasible

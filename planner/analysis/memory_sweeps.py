@@ -12,7 +12,12 @@ from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.latency.step_model import build_target_step_model
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
-from planner.memory.memory_plan import MEMORY_TERM_LABELS, MemoryPlan, find_safe_memory_utilization, plan_memory
+from planner.memory.memory_plan import (
+    MEMORY_TERM_LABELS,
+    MemoryPlan,
+    find_safe_memory_utilization,
+    plan_memory,
+)
 from planner.memory.weights import compute_stage_bytes
 from planner.models.registry import load_model
 from planner.workload.workload import Workload
@@ -36,25 +41,45 @@ def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
         for term, label in MEMORY_TERM_LABELS.items()
     ]
     rows = [("budget", Interval.from_value(memory.budget_bytes / GIB), True), *rows]
-    rows += [("KV cache", memory.kv_available / GIB, True), ("driver context", memory.context / GIB, False)]
-    rows += [("other tenants", Interval.from_value(memory.deployment.other_tenants_bytes / GIB), False)]
+    rows += [
+        ("KV cache", memory.kv_available / GIB, True),
+        ("driver context", memory.context / GIB, False),
+    ]
+    rows += [
+        ("other tenants", Interval.from_value(memory.deployment.other_tenants_bytes / GIB), False)
+    ]
     return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
 
 
 def sweep_memory_utilization(deployment: Deployment) -> pd.DataFrame:
     """KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
     shares = [percent / 100 for percent in range(50, 100, 2)]
-    plans = [(share, plan_memory(deployment.with_args(gpu_memory_utilization=share))) for share in shares]
-    rows = [(share, _cap_at_zero(memory.kv_available), memory.status, memory.reason) for share, memory in plans]
-    return pd.DataFrame(rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"])
+    plans = [
+        (share, plan_memory(deployment.with_args(gpu_memory_utilization=share))) for share in shares
+    ]
+    rows = [
+        (share, _cap_at_zero(memory.kv_available), memory.status, memory.reason)
+        for share, memory in plans
+    ]
+    return pd.DataFrame(
+        rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"]
+    )
 
 
 def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
     """Full-length sequences that fit (80% interval) over `max_model_len`."""
-    lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
-    plans = [(length, plan_memory(deployment.with_args(max_model_len=length))) for length in lengths]
+    lengths = [
+        2**power
+        for power in range(10, 31)
+        if 2**power <= deployment.model.architecture.max_position
+    ]
+    plans = [
+        (length, plan_memory(deployment.with_args(max_model_len=length))) for length in lengths
+    ]
     rows = [(length, memory.max_concurrency, memory.status) for length, memory in plans]
-    return pd.DataFrame(rows, columns=["max_model_len (tokens)", "sequences of that length", "status"])
+    return pd.DataFrame(
+        rows, columns=["max_model_len (tokens)", "sequences of that length", "status"]
+    )
 
 
 def _cap_at_zero(size: Interval) -> Interval:
@@ -71,7 +96,11 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
         if name == "mxfp4" and not base.architecture.is_moe:  # what engines store in it are experts
             continue
         try:
-            stored = base if name == "checkpoint" else load_model(deployment.model.name, quantization=name)
+            stored = (
+                base
+                if name == "checkpoint"
+                else load_model(deployment.model.name, quantization=name)
+            )
         except PlannerError:
             continue
         served = replace(deployment, model=stored)
@@ -81,12 +110,24 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
             continue
         memory, step = (
             plan_memory(served),
-            build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH).seconds * 1e3,
+            build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH).seconds
+            * 1e3,
         )
         held = memory.pool.count_sequences(tokens) if memory.status != "does_not_fit" else 0
-        sizes = memory.weights.map_monotone(lambda value: value / GIB), _cap_at_zero(memory.kv_available)
-        rows.append((entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source))
-    columns = ["format", "weights (GiB)", "KV cache (GiB)", "sequences", f"decode step of {COMPARED_BATCH} (ms)"]
+        sizes = (
+            memory.weights.map_monotone(lambda value: value / GIB),
+            _cap_at_zero(memory.kv_available),
+        )
+        rows.append(
+            (entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source)
+        )
+    columns = [
+        "format",
+        "weights (GiB)",
+        "KV cache (GiB)",
+        "sequences",
+        f"decode step of {COMPARED_BATCH} (ms)",
+    ]
     return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
 
 
@@ -98,8 +139,12 @@ def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) ->
         safe = find_safe_memory_utilization(shared)
         memory = plan_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
         kept = _cap_at_zero(memory.kv_available) if memory else Interval.from_value(0)
-        rows.append((gib, safe, kept, memory.status.replace("_", " ") if memory else "does not fit"))
-    return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])
+        rows.append(
+            (gib, safe, kept, memory.status.replace("_", " ") if memory else "does not fit")
+        )
+    return pd.DataFrame(
+        rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"]
+    )
 
 
 def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: float) -> str:
@@ -110,8 +155,9 @@ def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: 
     seqs, held = args.max_num_seqs, find_safe_max_num_seqs(memory, workload)
     fewer = "; a smaller full batch takes shorter steps" if seqs <= held - 8 else ""
     return (
-        f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "
-        f"{buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,} with a preemption risk of at most 5%{fewer}."
+        f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is"
+        f" {p99:,.0f} tokens, plus {buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,}"
+        f" with a preemption risk of at most 5%{fewer}."
     )
 
 

@@ -7,5 +7,7 @@ from typing import Any
 from planner.core.readers import read_yaml
 
 ANALYSIS_PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
-CALIBRATION_BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in ANALYSIS_PHRASES["basis"].items()}
+CALIBRATION_BASIS_LABELS: Mapping[str, str] = {
+    name: basis["says"] for name, basis in ANALYSIS_PHRASES["basis"].items()
+}
 """What a step cost rests on, by `Performance.basis`."""

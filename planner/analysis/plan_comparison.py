@@ -28,12 +28,19 @@ def build_plan_comparison(plans: Sequence[Plan]) -> pd.DataFrame:
     Two to `MOST` plans; costs have their difference from the first plan's in brackets.
     """
     check_plan_count(plans)
-    asked = {what: [told(plan.scenario) for plan in plans] for what, told in _SCENARIO_FACTS.items()}
-    rows: dict[str, list[Any]] = {what: sentences for what, sentences in asked.items() if len(set(sentences)) > 1}
+    asked = {
+        what: [told(plan.scenario) for plan in plans] for what, told in _SCENARIO_FACTS.items()
+    }
+    rows: dict[str, list[Any]] = {
+        what: sentences for what, sentences in asked.items() if len(set(sentences)) > 1
+    }
     for parts in (map(_collect_plan_facts, plans), map(_format_slo_statuses, plans)):
         rows |= _collect_by_name(parts)
     costs = _collect_by_name(map(_collect_costs, plans))
-    rows |= {name: [_format_with_difference(usd, values[0]) for usd in values] for name, values in costs.items()}
+    rows |= {
+        name: [_format_with_difference(usd, values[0]) for usd in values]
+        for name, values in costs.items()
+    }
     data = pd.DataFrame(rows.values(), columns=build_plan_titles(plans))
     data.insert(0, "", list(rows))
     return data
@@ -42,7 +49,10 @@ def build_plan_comparison(plans: Sequence[Plan]) -> pd.DataFrame:
 def _collect_by_name(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """What every part has under each of their names; None where it has nothing."""
     parts = list(parts)
-    return {name: [part.get(name) for part in parts] for name in dict.fromkeys(name for part in parts for name in part)}
+    return {
+        name: [part.get(name) for part in parts]
+        for name in dict.fromkeys(name for part in parts for name in part)
+    }
 
 
 def check_plan_count(asked: Sequence[object]) -> None:
@@ -58,15 +68,30 @@ def describe_cheapest_plan(plans: Sequence[Plan]) -> str:
         for plan, name in zip(plans, build_plan_titles(plans), strict=True)
         if plan.chosen and (usd := plan.chosen.prediction.usd_per_hour_interval)
     )
-    none = [name for plan, name in zip(plans, build_plan_titles(plans), strict=True) if not plan.chosen]
+    none = [
+        name for plan, name in zip(plans, build_plan_titles(plans), strict=True) if not plan.chosen
+    ]
     sentences = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
     if len(known) > 1:
         (middle, risk, name, low), (more, _, other, least) = known[:2]
-        alike = [f"{each} (at risk)" if unsafe else each for same, unsafe, each, _ in known[1:] if same == middle]
-        less = f"as much as {' and '.join(alike)}" if alike else f"{1 - middle / more:.0%} less than {other}"
+        alike = [
+            f"{each} (at risk)" if unsafe else each
+            for same, unsafe, each, _ in known[1:]
+            if same == middle
+        ]
+        less = (
+            f"as much as {' and '.join(alike)}"
+            if alike
+            else f"{1 - middle / more:.0%} less than {other}"
+        )
         if least < low and not alike:
-            less += f" at the middle price; at the cheapest quotes {other} does, ${least:,.2f} against ${low:,.2f}"
-        sentences.insert(0, f"{name} costs least{', but is at risk' * risk}: ${middle:,.2f} an hour, {less}.")
+            less += (
+                f" at the middle price; at the cheapest quotes {other} does, ${least:,.2f} against"
+                f" ${low:,.2f}"
+            )
+        sentences.insert(
+            0, f"{name} costs least{', but is at risk' * risk}: ${middle:,.2f} an hour, {less}."
+        )
     return " ".join(sentences) or "Without prices they are told apart by their GPUs."
 
 
@@ -79,7 +104,13 @@ def compare_slos(plans: Sequence[Plan]) -> pd.DataFrame:
         for target in plan.scenario.slo_targets:
             value = performance.get_for_display(target.metric, target.percentile)
             if not math.isnan(value.mid):
-                rows.append({"scenario": name, "promise": str(target), "Share of the limit": value / target.seconds})
+                rows.append(
+                    {
+                        "scenario": name,
+                        "promise": str(target),
+                        "Share of the limit": value / target.seconds,
+                    }
+                )
     return pd.DataFrame(rows, columns=["scenario", "promise", "Share of the limit"])
 
 
@@ -91,12 +122,18 @@ def build_plan_titles(plans: Sequence[Plan]) -> list[str]:
 
 def _describe_adapters(scenario: Scenario) -> str:
     load, rank = scenario.workload, scenario.engine_args.get("max_lora_rank")
-    return f"{load.adapters} of rank {rank} at most, skew {load.adapter_zipf:g}" if load.adapters else "none"
+    return (
+        f"{load.adapters} of rank {rank} at most, skew {load.adapter_zipf:g}"
+        if load.adapters
+        else "none"
+    )
 
 
 _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
     "model": lambda asked: asked.model,
-    "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
+    "weights": lambda asked: " or ".join(
+        quantization or "checkpoint" for quantization in asked.quantizations
+    ),
     "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
     "GPUs allowed": lambda asked: " or ".join(
         f"up to {candidate_gpu.max_gpus} x {candidate_gpu.gpu.name}" for candidate_gpu in asked.gpus
@@ -109,12 +146,16 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
         "; ".join(f"{t.name} {format_latency(t.seconds)}" for t in asked.slo_targets) or "none"
     ),
     "headroom": lambda asked: f"{asked.headroom:.0%}",
-    "layout": lambda asked: ", ".join(f"{name} {size}" for name, size in asked.layout.items()) or "any",
+    "layout": lambda asked: (
+        ", ".join(f"{name} {size}" for name, size in asked.layout.items()) or "any"
+    ),
     "engine arguments": lambda asked: (
         ", ".join(f"{name} {value}" for name, value in asked.engine_args.items()) or "none"
     ),
     "speculation": lambda asked: (
-        str(asked.speculation) + " (not allowed)" * (not asked.speculation.allowed) if asked.speculation else "none"
+        str(asked.speculation) + " (not allowed)" * (not asked.speculation.allowed)
+        if asked.speculation
+        else "none"
     ),
 }
 
@@ -122,13 +163,19 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
 def _collect_plan_facts(plan: Plan) -> dict[str, Any]:
     """What the answer is and does, but for promises and costs."""
     best, performance = plan.best, plan.performance
-    rows: dict[str, Any] = {"answer": VERDICT_LABELS[plan.verdict], "deployment": best and best.description}
+    rows: dict[str, Any] = {
+        "answer": VERDICT_LABELS[plan.verdict],
+        "deployment": best and best.description,
+    }
     rows |= {"what limits it": plan.binding_constraint.constraint}
     if best is None or performance is None:
         return rows
     free, power = compute_free_capacity(plan.scenario, best.prediction), best.prediction.gpu_power_w
     rows |= {"serves at most (requests/s)": performance.capacity}
-    rows |= {"stays free (%)": None if free is None else round(free * 100), "output (tokens/s)": performance.output_tps}
+    rows |= {
+        "stays free (%)": None if free is None else round(free * 100),
+        "output (tokens/s)": performance.output_tps,
+    }
     rows |= {"KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB}
     rows |= {"drawn by all GPUs (W)": power and power * best.prediction.num_gpus}
     if (usd := best.prediction.usd_per_hour_interval) and usd.lo < usd.hi:
@@ -143,7 +190,10 @@ def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
         t: performance.get_for_display(t.metric, t.percentile) if performance else None
         for t in plan.scenario.slo_targets
     }
-    return {f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}" for t, v in told.items()}
+    return {
+        f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}"
+        for t, v in told.items()
+    }
 
 
 def _collect_costs(plan: Plan) -> dict[str, float]:
@@ -168,4 +218,8 @@ def _format_with_difference(usd: float | None, first: float | None) -> str | Non
     if usd is None:
         return None
     shown = f"{usd:,.2f}" if usd < 1000 else f"{usd:,.0f}"
-    return shown if first is None or abs(usd - first) < 1e-9 * first else f"{shown} ({usd / first - 1:+.0%})"
+    return (
+        shown
+        if first is None or abs(usd - first) < 1e-9 * first
+        else f"{shown} ({usd / first - 1:+.0%})"
+    )

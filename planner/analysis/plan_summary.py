@@ -53,7 +53,10 @@ def summarize_plan(plan: Plan) -> str:
         return f"Nothing that was allowed meets the service level. {near.rstrip('.')}."
     free = compute_free_capacity(scenario, chosen.prediction)
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
-    kept = f"Run {_describe_offer(scenario, chosen)}. It {'is done in time' if scenario.offline else 'keeps every promise'}"
+    kept = (
+        f"Run {_describe_offer(scenario, chosen)}. It"
+        f" {'is done in time' if scenario.offline else 'keeps every promise'}"
+    )
     if not chosen.at_risk:
         return f"{kept}, at the pessimistic end of every interval too.{spare}"
     safer = f" Safe even there: {_describe_offer(scenario, plan.safer)}." if plan.safer else ""
@@ -62,7 +65,11 @@ def summarize_plan(plan: Plan) -> str:
 
 def _describe_offer(scenario: Scenario, candidate: Candidate) -> str:
     """A candidate and its price, where one is known."""
-    text, usd, month = candidate.description, candidate.usd_per_hour, candidate.prediction.usd_per_month
+    text, usd, month = (
+        candidate.description,
+        candidate.usd_per_hour,
+        candidate.prediction.usd_per_month,
+    )
     if usd is None or month is None:
         return text
     hours = estimate_run_hours(scenario, candidate)
@@ -87,11 +94,16 @@ def explain_binding_constraint(plan: Plan) -> str:
     if other is None:
         return f"{plan.binding_constraint} No other layout or GPU meets the service level."
     name = f"{plan.binding_constraint} The runner-up is {other.description}"
-    margins = f"this plan takes {chosen.limit_utilization:.0%} of its tightest limit, the runner-up {other.limit_utilization:.0%}"
+    margins = (
+        f"this plan takes {chosen.limit_utilization:.0%} of its tightest limit, the runner-up"
+        f" {other.limit_utilization:.0%}"
+    )
     usd, more = chosen.usd_per_hour, other.usd_per_hour
     if usd is not None and more is not None and more > usd * 1.001:
         return f"{name}, ${more:,.2f} an hour, {more / usd - 1:.0%} more; {margins}."
-    cheap = "at the same price" if usd is not None and more is not None else "with as many GPUs or more"
+    cheap = (
+        "at the same price" if usd is not None and more is not None else "with as many GPUs or more"
+    )
     reasons = {
         "at the pessimistic end it does not hold": other.at_risk and not chosen.at_risk,
         "it changes the model's formats more": other.preference_key > chosen.preference_key,
@@ -105,28 +117,52 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
     """What to rent for the best candidate, for how much, and where the price is from."""
     best = plan.best
     assert best is not None
-    deployment, pools, performance = best.deployment, best.prediction.pools, best.prediction.performance
+    deployment, pools, performance = (
+        best.deployment,
+        best.prediction.pools,
+        best.prediction.performance,
+    )
     gpus, card = sum(pool.num_gpus for pool in pools), deployment.gpu.name
     each = max(pool.layout.gpus_per_replica for pool in pools)
     taken = [size for pool in pools for size in pool.machines
              or choose_machines(pool.num_replicas, pool.layout.gpus_per_replica, (pool.gpus_per_node,))]  # fmt: skip
     idle = sum(taken) - gpus
-    whole = " + ".join(f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items())
+    whole = " + ".join(
+        f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items()
+    )
     setup = f"{best.description.partition(', ')[2]}, {deployment.engine}"
     needed = f"{whole}, {idle} of {sum(taken)} GPUs not needed" if idle else whole
-    rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
-    price, usd = look_up_gpu_price(deployment.gpu, plan.scenario.prices), best.prediction.usd_per_hour_interval
+    rows: list[tuple[str, object]] = [
+        ("GPUs", f"{gpus} x {card}"),
+        ("machines", needed),
+        ("set up as", setup),
+    ]
+    price, usd = (
+        look_up_gpu_price(deployment.gpu, plan.scenario.prices),
+        best.prediction.usd_per_hour_interval,
+    )
     if price and usd:
-        month, hours = ("cost per month (USD)", best.prediction.usd_per_month), estimate_run_hours(plan.scenario, best)
-        rows += [("cost per hour (USD)", usd), ("cost of all the work (USD)", hours * usd.mid) if hours else month]
+        month, hours = (
+            ("cost per month (USD)", best.prediction.usd_per_month),
+            estimate_run_hours(plan.scenario, best),
+        )
+        rows += [
+            ("cost per hour (USD)", usd),
+            ("cost of all the work (USD)", hours * usd.mid) if hours else month,
+        ]
         if idle and not deployment.machines and each > 1:  # single GPUs are let singly
-            rows += [("cost per hour where only whole machines are let (USD)", usd * (sum(taken) / gpus))]
+            rows += [
+                ("cost per hour where only whole machines are let (USD)", usd * (sum(taken) / gpus))
+            ]
         if per_token := best.prediction.usd_per_mtok_output:
             rows += [("cost per million output tokens, at the middle price (USD)", per_token)]
         rows += [("price of a GPU", str(price))]
     else:
         rows += [("price", f"none is known for {card}: set prices in the scenario")]
-    rows += [(f"drawn by the GPUs ({what})", value) for what, value in estimate_energy(plan.scenario, best)]
+    rows += [
+        (f"drawn by the GPUs ({what})", value)
+        for what, value in estimate_energy(plan.scenario, best)
+    ]
     if performance:
         rows += [
             ("output (tokens/s)", performance.output_tps),
@@ -142,13 +178,20 @@ def describe_confidence(plan: Plan) -> str:
     confidence = estimate_choice_confidence(plan)
     if confidence is None:
         return ""
-    text = f"I{str(confidence)[1:]}. It breaks a promise itself in {confidence.p_infeasible * NUM_DRAWS:,.0f}."
+    text = (
+        f"I{str(confidence)[1:]}. It breaks a promise itself in"
+        f" {confidence.p_infeasible * NUM_DRAWS:,.0f}."
+    )
     if confidence.best_benchmark is None:
         return f"{text} No benchmark of one deployment would change the choice."
     measured, share = confidence.best_benchmark
     own = measured is plan.chosen
     what = "the plan itself" if own else measured.description
-    names = ["prefill", "decode", "router", "bench"] if measured.is_disaggregated else ["serve", "bench"]
+    names = (
+        ["prefill", "decode", "router", "bench"]
+        if measured.is_disaggregated
+        else ["serve", "bench"]
+    )
     files = " and ".join(f"`{'' if own else 'measure/'}{name}.sh`" for name in names)
     copies = "both pools" if measured.is_disaggregated else "one replica"
     return f"{text} Measure first {what}, {copies} ({files}): its result changes it in {share:.0%}."
@@ -164,7 +207,12 @@ def build_choice_table(plan: Plan) -> pd.DataFrame:
         (c.description, _format_usd(c.usd_per_hour), round(share * NUM_DRAWS), told.get(id(c)))
         for c, share in ((plan.chosen, confidence.p_unchanged), *confidence.alternatives[:5])
     ]
-    columns = ["deployment", "USD per hour", f"chosen in (of {NUM_DRAWS:,} draws)", "its benchmark changes the choice"]
+    columns = [
+        "deployment",
+        "USD per hour",
+        f"chosen in (of {NUM_DRAWS:,} draws)",
+        "its benchmark changes the choice",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -175,13 +223,24 @@ def _format_usd(amount: float | None) -> str | None:
 def build_candidate_table(plan: Plan) -> pd.DataFrame:
     """The ten best candidates, a row each, from best to worst; the nearest first where none meets the service level."""
     shown, names = plan.candidates[:10], {"Service level": "service level", "Figures": "figures"}
-    data = build_candidate_frame(plan, shown, "get_for_display").rename(columns={**names, "Requests/s": "requests/s"})
+    data = build_candidate_frame(plan, shown, "get_for_display").rename(
+        columns={**names, "Requests/s": "requests/s"}
+    )
     data["deployment"] = [candidate.description for candidate in shown]
     data["USD per hour"] = [_format_usd(candidate.usd_per_hour) for candidate in shown]
     data["what is missing"] = [describe_violations(plan, candidate) for candidate in shown]
     promised = [f"{target.name} (ms)" for target in plan.scenario.slo_targets]
     held = "service level" if plan.chosen else "what is missing"
-    return data[["deployment", "USD per hour", *promised, *["requests/s"] * plan.scenario.offline, held, "figures"]]
+    return data[
+        [
+            "deployment",
+            "USD per hour",
+            *promised,
+            *["requests/s"] * plan.scenario.offline,
+            held,
+            "figures",
+        ]
+    ]
 
 
 def describe_violations(plan: Plan, candidate: Candidate) -> str:
@@ -190,13 +249,20 @@ def describe_violations(plan: Plan, candidate: Candidate) -> str:
         candidate.prediction.performance,
         dict(zip(candidate.violated_constraints, candidate.violations, strict=True)),
     )
-    if performance and "capacity" in missed and (most := get_capacity_rps(plan.scenario, performance)):
+    if (
+        performance
+        and "capacity" in missed
+        and (most := get_capacity_rps(plan.scenario, performance))
+    ):
         missed["capacity"] = (
-            f"{compute_offered_rps(plan.scenario, candidate.prediction):.3g} of {most.mid:.3g} requests/s at most"
+            f"{compute_offered_rps(plan.scenario, candidate.prediction):.3g} of {most.mid:.3g}"
+            " requests/s at most"
         )
     for target in plan.scenario.slo_targets if performance else ():
         if target.name in missed and performance:
-            over = performance.get_for_display(target.metric, target.percentile).mid / target.seconds
+            over = (
+                performance.get_for_display(target.metric, target.percentile).mid / target.seconds
+            )
             far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times the limit"
             missed[target.name] = f"{target.name} {far}" if math.isfinite(over) else ""
     return "; ".join(filter(None, missed.values())) or "nothing"
@@ -210,15 +276,25 @@ def build_relaxation_table(plan: Plan) -> pd.DataFrame:
     for target in plan.scenario.slo_targets:
         value = performance.get_for_display(target.metric, target.percentile)
         if target.name in best.violated_constraints and not performance.saturated:
-            would = ("none would do" if math.isinf(each) else format_latency(each) for each in (value.mid, value.hi))
+            would = (
+                "none would do" if math.isinf(each) else format_latency(each)
+                for each in (value.mid, value.hi)
+            )
             rows.append((f"a limit for {target.name} of", format_latency(target.seconds), *would))
     rate, headroom = plan.scenario.workload.rate, 1 - plan.scenario.headroom
     if plan.scenario.offline and rate:
         interval = performance.request_tps * headroom
-        rows.append(("requests/s asked of it", f"{rate:.3g}", f"{interval.mid:.3g}", f"{interval.lo:.3g}"))
+        rows.append(
+            ("requests/s asked of it", f"{rate:.3g}", f"{interval.mid:.3g}", f"{interval.lo:.3g}")
+        )
     elif rate and performance.capacity and not best.is_disaggregated:
-        held = run_load_ramp(best.deployment, plan.scenario.workload, plan.scenario.slo_targets).ceiling
-        mid, low = min(held.mid, performance.capacity.mid * headroom), min(held.lo, performance.capacity.lo * headroom)
+        held = run_load_ramp(
+            best.deployment, plan.scenario.workload, plan.scenario.slo_targets
+        ).ceiling
+        mid, low = (
+            min(held.mid, performance.capacity.mid * headroom),
+            min(held.lo, performance.capacity.lo * headroom),
+        )
         shown = (f"{mid:.3g}", f"{low:.3g}") if mid else ("none would do", "none would do")
         rows.append(("a rate (requests/s) of", f"{rate:.3g}", *shown))
     return pd.DataFrame(rows, columns=["change", "from", "to", "to be safe"])
@@ -228,20 +304,26 @@ def describe_slo_margin(plan: Plan) -> str:
     """That nothing has to give way, as far as the plan holds."""
     if plan.verdict == "at_risk":
         bad = "; ".join(plan.reasons)
-        return f"At the middle of every interval nothing has to give way; at the pessimistic end {bad}."
+        return (
+            "At the middle of every interval nothing has to give way; at the pessimistic end"
+            f" {bad}."
+        )
     return "Nothing has to give way: the plan keeps every promise." if plan.chosen else ""
 
 
 def build_alternatives_table(plan: Plan) -> pd.DataFrame:
     """Each GPU, engine and format that the scenario allows and the plan has not, and what it comes to."""
     return pd.DataFrame(
-        [(other.option, other.reason) for other in explain_alternatives(plan)], columns=["instead", "why not"]
+        [(other.option, other.reason) for other in explain_alternatives(plan)],
+        columns=["instead", "why not"],
     )
 
 
 def build_rejection_table(plan: Plan) -> pd.DataFrame:
     """A dozen that could not be evaluated, and why, the largest first."""
-    told = dict.fromkeys((r.description, r.gpu, r.reason) for r in sorted(plan.rejected, key=lambda each: -each.gpus))
+    told = dict.fromkeys(
+        (r.description, r.gpu, r.reason) for r in sorted(plan.rejected, key=lambda each: -each.gpus)
+    )
     return pd.DataFrame(list(told)[:12], columns=["layout", "GPU", "why not"])
 
 
@@ -252,7 +334,9 @@ def describe_search_effort(plan: Plan) -> str:
     out = f"; ruled out before: {len(plan.rejected)} ({reasons})" if why else ""
     meeting = sum(candidate.is_feasible for candidate in plan.candidates) or "none"
     closer = sum(candidate.is_simulated for candidate in plan.candidates)
-    looked = f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {closer} of them"
+    looked = (
+        f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {closer} of them"
+    )
     return f"{looked}; meeting the service level: {meeting}{out}."
 
 
@@ -274,5 +358,10 @@ def build_what_if_table(plan: Plan, what_ifs: tuple[WhatIf, ...]) -> pd.DataFram
 
 def build_ramp_table(predicted: Mapping[float, Performance]) -> pd.DataFrame:
     """One row per step of a benchmark ramp on one replica: request rate, p99 TTFT and ITL, output throughput."""
-    rows = [(f"{rate:.3g}", p.ttft["p99"] * 1e3, p.itl["p99"] * 1e3, p.output_tps) for rate, p in predicted.items()]
-    return pd.DataFrame(rows, columns=["requests/s", "TTFT p99 (ms)", "ITL p99 (ms)", "output tokens/s"])
+    rows = [
+        (f"{rate:.3g}", p.ttft["p99"] * 1e3, p.itl["p99"] * 1e3, p.output_tps)
+        for rate, p in predicted.items()
+    ]
+    return pd.DataFrame(
+        rows, columns=["requests/s", "TTFT p99 (ms)", "ITL p99 (ms)", "output tokens/s"]
+    )

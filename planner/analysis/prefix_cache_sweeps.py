@@ -12,7 +12,12 @@ from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.kv_cache import KvCachePool
 from planner.memory.memory_plan import get_memory_plan
-from planner.simulator.kernel_types import ROUTE_LEAST_LOADED, ROUTE_PREFIX_AFFINITY, ROUTE_ROUND_ROBIN, RouterConfig
+from planner.simulator.kernel_types import (
+    ROUTE_LEAST_LOADED,
+    ROUTE_PREFIX_AFFINITY,
+    ROUTE_ROUND_ROBIN,
+    RouterConfig,
+)
 from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
@@ -34,8 +39,9 @@ def build_document_workload(
 ) -> Workload:  # fmt: skip
     """Questions about `count` documents of so many `blocks` of 512 tokens, Poisson arrivals at `rate` requests/s.
 
-    A prompt is a document and then a question of one block that nobody else asks; or the question stands first, so that
-    no two prompts begin alike. The k-th document is asked about k^-zipf as often as the first.
+    A prompt is a document and then a question of one block that nobody else asks; or the question
+    stands first, so that no two prompts begin alike. The k-th document is asked about k^-zipf as
+    often as the first.
     """
     rng, asked = np.random.default_rng(seed), np.arange(1.0, count + 1) ** -zipf
     chosen = rng.choice(count, requests, p=asked / asked.sum())
@@ -56,15 +62,22 @@ def get_hit_percent(run: SimulationResult) -> float:
 
 
 def simulate_routed(
-    deployment: Deployment, workload: Workload, policy: str = "in turn", pool: KvCachePool | None = None
+    deployment: Deployment,
+    workload: Workload,
+    policy: str = "in turn",
+    pool: KvCachePool | None = None,
 ) -> SimulationResult:
     """All replicas of `deployment` behind a router of one of `POLICIES`; `pool` replaces that of the memory plan."""
     pool = pool or get_memory_plan(deployment).pool
     router = RouterConfig(deployment.num_engine_instances, ROUTING_POLICIES[policy])
-    return simulate_workload(deployment, pool, build_step_model(deployment), workload, router=router)
+    return simulate_workload(
+        deployment, pool, build_step_model(deployment), workload, router=router
+    )
 
 
-def sweep_pool_size(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
+def sweep_pool_size(
+    deployment: Deployment, workload: Workload, shares: Sequence[float]
+) -> pd.DataFrame:
     """One replica with such shares of its KV pool: what it finds, replayed and as a plain LRU, and its TTFT."""
     pool, rows = get_memory_plan(deployment).pool, []
     for share in shares:
@@ -73,9 +86,21 @@ def sweep_pool_size(deployment: Deployment, workload: Workload, shares: Sequence
         assert workload.trace is not None
         plain = compute_prefix_hit_rate(workload.trace, 1, smaller.reported_tokens) * 100
         rows.append(
-            (smaller.reported_tokens, get_hit_percent(run), plain, get_wait_ms(run, "p50"), get_wait_ms(run, "p99"))
+            (
+                smaller.reported_tokens,
+                get_hit_percent(run),
+                plain,
+                get_wait_ms(run, "p50"),
+                get_wait_ms(run, "p99"),
+            )
         )
-    columns = ["KV pool (tokens)", "found (%)", "a plain LRU would find (%)", "p50 TTFT (ms)", "p99 TTFT (ms)"]
+    columns = [
+        "KV pool (tokens)",
+        "found (%)",
+        "a plain LRU would find (%)",
+        "p50 TTFT (ms)",
+        "p99 TTFT (ms)",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -86,8 +111,18 @@ def sweep_host_memory(
     rows = []
     for size in gib:
         run = simulate_routed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
-        rows.append((size, get_hit_percent(run), get_wait_ms(run, "p50"), get_wait_ms(run, "p99"), run.output_tps))
-    return pd.DataFrame(rows, columns=["GiB", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "output tokens/s"])
+        rows.append(
+            (
+                size,
+                get_hit_percent(run),
+                get_wait_ms(run, "p50"),
+                get_wait_ms(run, "p99"),
+                run.output_tps,
+            )
+        )
+    return pd.DataFrame(
+        rows, columns=["GiB", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "output tokens/s"]
+    )
 
 
 def sweep_routing(
@@ -114,5 +149,12 @@ def sweep_routing(
                     busiest,
                 )
             )
-    columns = ["replicas", "requests go", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "busiest, of the mean"]
+    columns = [
+        "replicas",
+        "requests go",
+        "found (%)",
+        "p50 TTFT (ms)",
+        "p99 TTFT (ms)",
+        "busiest, of the mean",
+    ]
     return pd.DataFrame(rows, columns=columns)

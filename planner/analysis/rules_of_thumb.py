@@ -21,20 +21,28 @@ def compute_bytes_per_parameter(deployment: Deployment) -> float:
     return sum(compute_stage_bytes(deployment)) * ranks / deployment.model.architecture.params_total
 
 
-def build_sequence_capacity_table(cases: Mapping[str, Deployment], traffics: Mapping[str, Workload]) -> pd.DataFrame:
+def build_sequence_capacity_table(
+    cases: Mapping[str, Deployment], traffics: Mapping[str, Workload]
+) -> pd.DataFrame:
     """The max_num_seqs that each deployment carries of each traffic at 5% preemption risk; 0 if it does not start."""
     rows = []
     for name, deployment in cases.items():
         memory = get_memory_plan(deployment)
-        held = [find_safe_max_num_seqs(memory, traffic) if memory.can_start else 0 for traffic in traffics.values()]
+        held = [
+            find_safe_max_num_seqs(memory, traffic) if memory.can_start else 0
+            for traffic in traffics.values()
+        ]
         rows.append((name, deployment.args.max_num_seqs, *held))
     return pd.DataFrame(rows, columns=["deployment", "engine's default", *traffics])
 
 
-def build_communication_table(cases: Mapping[str, Deployment], batch: int, prompt: int, context: int) -> pd.DataFrame:
+def build_communication_table(
+    cases: Mapping[str, Deployment], batch: int, prompt: int, context: int
+) -> pd.DataFrame:
     """What GPUs take to exchange a layer's results (microseconds), and its share of the step.
 
-    Of a decode step of `batch` sequences of `context` tokens, and of a step with a prompt of `prompt` tokens alone.
+    Of a decode step of `batch` sequences of `context` tokens, and of a step with a prompt of
+    `prompt` tokens alone.
     """
     rows = []
     for name, deployment in cases.items():
@@ -42,9 +50,17 @@ def build_communication_table(cases: Mapping[str, Deployment], batch: int, promp
         costs = step.estimate_step([], [context] * batch), step.estimate_step([(prompt, 0)], [])
         links = [cost.seconds_by_part.get("collectives", 0.0) for cost in costs]
         layers = len(deployment.model.architecture.layers)
-        each = [(link / layers * 1e6, link / cost.seconds * 100) for link, cost in zip(links, costs, strict=True)]
+        each = [
+            (link / layers * 1e6, link / cost.seconds * 100)
+            for link, cost in zip(links, costs, strict=True)
+        ]
         rows.append((name, *each[0], *each[1]))
-    columns = ["decode (µs per layer)", "decode (% of the step)", "prefill (µs per layer)", "prefill (% of the step)"]
+    columns = [
+        "decode (µs per layer)",
+        "decode (% of the step)",
+        "prefill (µs per layer)",
+        "prefill (% of the step)",
+    ]
     return pd.DataFrame(rows, columns=["GPUs", *columns])
 
 
@@ -58,16 +74,25 @@ def compare_step_speed(
         found[name] = [step.estimate_step([], [context] * batch).seconds for batch in batches]
         found[name].append(step.estimate_step([(prompt, 0)], []).seconds)
     first = next(iter(found.values()))
-    rows = [(name, *(a / b for a, b in zip(first, own, strict=True))) for name, own in found.items()]
+    rows = [
+        (name, *(a / b for a, b in zip(first, own, strict=True))) for name, own in found.items()
+    ]
     columns = [f"decode, batch {batch}" for batch in batches] + [f"prompt of {prompt:,}"]
     return pd.DataFrame(rows, columns=["weights", *columns])
 
 
-def sweep_throughput(cases: Mapping[str, Deployment], workload: Workload, concurrencies: Sequence[int]) -> pd.DataFrame:
+def sweep_throughput(
+    cases: Mapping[str, Deployment], workload: Workload, concurrencies: Sequence[int]
+) -> pd.DataFrame:
     """Output tokens/s in closed form with so many requests in flight; a dash where a deployment does not start."""
     loads = [replace(workload, rate=None, concurrency=n) for n in concurrencies]
-    predictions = evaluate_batch((deployment, load) for deployment in cases.values() for load in loads)
-    speeds = [prediction.performance.output_tps.mid if prediction.performance else None for prediction in predictions]
+    predictions = evaluate_batch(
+        (deployment, load) for deployment in cases.values() for load in loads
+    )
+    speeds = [
+        prediction.performance.output_tps.mid if prediction.performance else None
+        for prediction in predictions
+    ]
     rows = [speeds[k : k + len(loads)] for k in range(0, len(speeds), len(loads))]
     columns = [f"{n} in flight" for n in concurrencies]
     return pd.DataFrame(rows, columns=columns, index=pd.Index(cases, name="layout"))

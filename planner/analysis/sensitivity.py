@@ -1,6 +1,7 @@
 """What each knob does to a plan, one at a time, in closed form; and what scenarios cost when none is turned.
 
-A knob is turned on the plan's own deployment: its replicas stay, but for the knobs that are about them.
+A knob is turned on the plan's own deployment: its replicas stay, but for the knobs that are about
+them.
 """
 
 import math
@@ -37,11 +38,19 @@ PLAN_LABEL = "the plan"
 def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     """A row per knob after the plan's own: what it is, its setting, and each of `MEASURES` in closed form.
 
-    What the engine refuses is left out; where the model no longer fits, figures are missing and "note" says why.
+    What the engine refuses is left out; where the model no longer fits, figures are missing and
+    "note" says why.
     """
-    turned = [(PLAN_LABEL, "", best.deployment), *_generate_knob_settings(scenario, best.deployment)]
+    turned = [
+        (PLAN_LABEL, "", best.deployment),
+        *_generate_knob_settings(scenario, best.deployment),
+    ]
     candidates = evaluate_candidates(
-        scenario, [(deployment, deployment.layout.replicas, best.preference_key) for _, _, deployment in turned]
+        scenario,
+        [
+            (deployment, deployment.layout.replicas, best.preference_key)
+            for _, _, deployment in turned
+        ],
     )
     rows = [
         {"knob": name, "setting": setting, **measure_candidate(scenario, candidate)}
@@ -70,12 +79,17 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, Any
     }
 
 
-def _generate_knob_settings(scenario: Scenario, plan: Deployment) -> Iterator[tuple[str, str, Deployment]]:
+def _generate_knob_settings(
+    scenario: Scenario, plan: Deployment
+) -> Iterator[tuple[str, str, Deployment]]:
     """(knob, setting, the deployment with it) for each that can be turned here."""
     args, layout = plan.args, plan.layout
     steps: list[tuple[str, Sequence[Any]]] = [
         ("max_num_seqs", (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs)),
-        ("max_num_batched_tokens", (max(args.max_num_batched_tokens // 4, 512), 2 * args.max_num_batched_tokens)),
+        (
+            "max_num_batched_tokens",
+            (max(args.max_num_batched_tokens // 4, 512), 2 * args.max_num_batched_tokens),
+        ),
         ("gpu_memory_utilization", (0.8, 0.95)),
         ("max_model_len", (2 * args.max_model_len,)),
         ("kv_cache_dtype", ("fp8",) if args.kv_cache_dtype in (None, "auto") else ("auto",)),
@@ -90,7 +104,9 @@ def _generate_knob_settings(scenario: Scenario, plan: Deployment) -> Iterator[tu
         with suppress(PlannerError):
             model = load_model(scenario.model, quantization=quantization)
             if model.quantization.method != stored:
-                yield from _try_setting("weights", quantization or "checkpoint", partial(replace, plan, model=model))
+                yield from _try_setting(
+                    "weights", quantization or "checkpoint", partial(replace, plan, model=model)
+                )
     for tp in filter(None, (layout.tp // 2, layout.tp * 2)):
         shape = replace(layout, tp=tp, ep=tp * layout.dp if layout.ep > 1 else 1)
         if explain_illegal_layout(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
@@ -104,7 +120,9 @@ def _generate_knob_settings(scenario: Scenario, plan: Deployment) -> Iterator[tu
         yield from _try_setting("speculation", setting, lambda: replace(plan, speculation=drafting))
 
 
-def _try_setting(name: str, setting: object, make: Callable[[], Deployment]) -> Iterator[tuple[str, str, Deployment]]:
+def _try_setting(
+    name: str, setting: object, make: Callable[[], Deployment]
+) -> Iterator[tuple[str, str, Deployment]]:
     """The knob, unless the engine refuses it."""
     shown = f"{setting:,}" if type(setting) is int else str(setting)
     with suppress(PlannerError):
@@ -114,8 +132,8 @@ def _try_setting(name: str, setting: object, make: Callable[[], Deployment]) -> 
 def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
     """A row per knob and measure of a `knobs` frame: the change against the plan, and how good that is.
 
-    Columns: knob, measure, change (a share), benefit (the same, positive where it helps), told (as people read it).
-    Waits of what is overloaded grow without end, and have no figure.
+    Columns: knob, measure, change (a share), benefit (the same, positive where it helps), told (as
+    people read it). Waits of what is overloaded grow without end, and have no figure.
     """
     rows: list[tuple[str, str, float, float, str]] = []
     base = data.iloc[0]
@@ -168,7 +186,8 @@ def build_decision_table(
         rows.append({
             "scenario": scenario.name, "work": f"{prompt:,.0f} tokens in, {output:,.0f} out",
             "approach": best.description + seats if best else "none",
-            "what limits it": plan.binding_constraint.constraint, "USD per hour": usd and f"{usd:,.2f}",
+            "what limits it": plan.binding_constraint.constraint,
+            "USD per hour": usd and f"{usd:,.2f}",
             "turning no knob": default.description if default else f"nothing does: {usual.binding_constraint.constraint}",
             "its USD per hour": more and f"{more:,.2f}",
             "saved (%)": round((1 - usd / more) * 100) if usd and more else None,

@@ -31,27 +31,57 @@ def sweep_break_even(
     """The acceptance rate at which speculation breaks even, for each k and batch at which there is one."""
     rows = []
     for k in ks:
-        drafting = deployment.speculation and replace(deployment.speculation, num_speculative_tokens=k)
+        drafting = deployment.speculation and replace(
+            deployment.speculation, num_speculative_tokens=k
+        )
         changed = replace(deployment, speculation=drafting)
-        rows += [(k, batch, find_break_even_acceptance(changed, batch, context)) for batch in batches]
+        rows += [
+            (k, batch, find_break_even_acceptance(changed, batch, context)) for batch in batches
+        ]
     return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate"]).dropna()
 
 
-def build_draft_table(drafted: Deployment, memory: MemoryPlan, batch: float, context: float) -> pd.DataFrame:
+def build_draft_table(
+    drafted: Deployment, memory: MemoryPlan, batch: float, context: float
+) -> pd.DataFrame:
     """One row per way to draft: GiB per GPU, sequences that it costs, speed-up at `batch`, and the fastest k."""
     rows = []
     assert drafted.speculation is not None
     for name in dict.fromkeys((drafted.speculation.method, *list_available_methods(drafted))):
         way = replace(drafted.speculation, method=name)
         try:
-            speedup = evaluate_speculation(replace(drafted, speculation=way), batch, context, memory)
-            longer = [replace(drafted, speculation=replace(way, num_speculative_tokens=k)) for k in DRAFT_TOKEN_COUNTS]
-            gains = [evaluate_speculation(deployment, batch, context).speedup.mid for deployment in longer]
+            speedup = evaluate_speculation(
+                replace(drafted, speculation=way), batch, context, memory
+            )
+            longer = [
+                replace(drafted, speculation=replace(way, num_speculative_tokens=k))
+                for k in DRAFT_TOKEN_COUNTS
+            ]
+            gains = [
+                evaluate_speculation(deployment, batch, context).speedup.mid
+                for deployment in longer
+            ]
         except PlannerError:  # such as MTP on a model without such layers
             continue
         best = DRAFT_TOKEN_COUNTS[gains.index(max(gains))]
         rows.append(
-            (name, speedup.draft_bytes / GIB, speedup.num_sequences_lost, speedup.speedup, speedup.verdict, best)
+            (
+                name,
+                speedup.draft_bytes / GIB,
+                speedup.num_sequences_lost,
+                speedup.speedup,
+                speedup.verdict,
+                best,
+            )
         )
-    columns = ["method", "draft (GiB per GPU)", "sequences it costs", "speed-up at the same acceptance", "verdict"]
-    return pd.DataFrame(rows, columns=[*columns, f"fastest k of {DRAFT_TOKEN_COUNTS[0]} to {DRAFT_TOKEN_COUNTS[-1]}"])
+    columns = [
+        "method",
+        "draft (GiB per GPU)",
+        "sequences it costs",
+        "speed-up at the same acceptance",
+        "verdict",
+    ]
+    return pd.DataFrame(
+        rows,
+        columns=[*columns, f"fastest k of {DRAFT_TOKEN_COUNTS[0]} to {DRAFT_TOKEN_COUNTS[-1]}"],
+    )

@@ -79,9 +79,14 @@ class VllmBenchResult(StrictEntry):
         """
         rate = None if math.isinf(self.request_rate) else self.request_rate
         if self.ramp_up_strategy and len(self.start_times) < 2:
-            raise PlannerError("field ramp_up_strategy: a ramp can be replayed with its start_times (--save-detailed)")
+            raise PlannerError(
+                "field ramp_up_strategy: a ramp can be replayed with its start_times"
+                " (--save-detailed)"
+            )
         sums = (self.total_input_tokens, self.total_output_tokens)
-        prompt, output = (LengthDistribution.from_constant(max(tokens / self.completed, 1)) for tokens in sums)
+        prompt, output = (
+            LengthDistribution.from_constant(max(tokens / self.completed, 1)) for tokens in sums
+        )
         if trace := self._build_trace():
             prompt, output = (
                 LengthDistribution.from_samples(trace.prompt),
@@ -90,7 +95,8 @@ class VllmBenchResult(StrictEntry):
             rate = trace.rate if trace.arrival[-1] else rate
         in_flight = self.max_concurrency or (self.completed if rate is None else None)
         return Workload(
-            prompt, output, rate=rate, concurrency=in_flight, burstiness=self.burstiness, trace=trace,
+            prompt, output, rate=rate, concurrency=in_flight, burstiness=self.burstiness,
+            trace=trace,
             prefix_tokens=prefix_tokens, prefix_hit_rate=float(prefix_tokens > 0),
             num_prompts=len(trace.prompt) if trace else self.completed,
         )  # fmt: skip
@@ -98,7 +104,8 @@ class VllmBenchResult(StrictEntry):
     def _build_trace(self) -> Trace | None:
         """The requests that succeeded, in the order in which they were sent; None without the lengths of at least two.
 
-        With neither a rate nor a ramp all are there from the start, and only the limit holds them back.
+        With neither a rate nor a ramp all are there from the start, and only the limit holds them
+        back.
         """
         if len(self.input_lens) != len(self.output_lens):
             counts = f"{len(self.input_lens)} entries and output_lens {len(self.output_lens)}"
@@ -114,18 +121,24 @@ class VllmBenchResult(StrictEntry):
             ran = ran[np.argsort(sent[ran], kind="stable")]
             arrival = sent[ran] - sent[ran[0]]
         else:
-            arrival = sample_arrivals(len(ran), self.request_rate, self.burstiness, np.random.default_rng(0))
+            arrival = sample_arrivals(
+                len(ran), self.request_rate, self.burstiness, np.random.default_rng(0)
+            )
         return Trace(Path(), arrival, *lens[:, ran])
 
 
 def plan_benchmarked_deployment(scenario: str | Path) -> tuple[Deployment, int]:
     """What ran the benchmarks of a scenario: one replica of its plan, and the prefix that `bench.sh` shares, tokens.
 
-    The catalog's coefficients are what a fit starts from, whatever the scenario was calibrated with before.
+    The catalog's coefficients are what a fit starts from, whatever the scenario was calibrated with
+    before.
     """
     asked = load_scenario(scenario)
     alone = get_reference_deployment(search_deployments(asked)).with_replicas(1)
-    return replace(alone, engine=replace(alone.engine, calibration={})), asked.workload.prefix_tokens
+    return (
+        replace(alone, engine=replace(alone.engine, calibration={})),
+        asked.workload.prefix_tokens,
+    )
 
 
 def read_benchmark_results(
@@ -133,17 +146,22 @@ def read_benchmark_results(
 ) -> BenchmarkResults:
     """All runs in `paths`: JSON of `vllm bench serve`, or CSV in the batch interface's or InferenceX's columns.
 
-    JSON does not say what ran: that is `deployment`. Rows of a CSV do; where `deployment` is given, those of another
-    GPU or engine are left out. Raises `PlannerError` naming file, run or line, and field for what cannot be read.
+    JSON does not say what ran: that is `deployment`. Rows of a CSV do; where `deployment` is given,
+    those of another GPU or engine are left out. Raises `PlannerError` naming file, run or line, and
+    field for what cannot be read.
     """
     points, notes = list[BenchmarkPoint](), list[str]()
     if deployment and deployment.speculation:
-        raise PlannerError(f"the plan drafts tokens, {SPECULATION_REASON}: benchmark it without speculation")
+        raise PlannerError(
+            f"the plan drafts tokens, {SPECULATION_REASON}: benchmark it without speculation"
+        )
     for path in paths:
         if path.suffix.lower() == ".csv":
             benchmark_points, sentences = _read_table(path, deployment)
         elif deployment is None:
-            raise PlannerError(f"{path.name} says how a run went, not what ran: name its scenario with --scenario")
+            raise PlannerError(
+                f"{path.name} says how a run went, not what ran: name its scenario with --scenario"
+            )
         else:
             benchmark_points, sentences = _read_bench_file(path, deployment, prefix_tokens)
         points += benchmark_points
@@ -153,11 +171,16 @@ def read_benchmark_results(
     return BenchmarkResults(tuple(points), tuple(dict.fromkeys(notes)))
 
 
-def _read_bench_file(path: Path, deployment: Deployment, prefix_tokens: int) -> tuple[list[BenchmarkPoint], list[str]]:
+def _read_bench_file(
+    path: Path, deployment: Deployment, prefix_tokens: int
+) -> tuple[list[BenchmarkPoint], list[str]]:
     """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
     runs, points, notes = list(islice(_iterate_json_objects(path), MAX_RUNS_PER_FILE + 1)), [], []
     if len(runs) > MAX_RUNS_PER_FILE:
-        raise PlannerError(f"{path.name} has more than {MAX_RUNS_PER_FILE:,} runs, the most that are read of a file")
+        raise PlannerError(
+            f"{path.name} has more than {MAX_RUNS_PER_FILE:,} runs, the most that are read of a"
+            " file"
+        )
     for number, data in enumerate(runs, 1):
         where = path.name if len(runs) == 1 else f"{path.name}, run {number}"
         run = validate_entry(VllmBenchResult, data, f"{where}, as a result of vllm bench serve")
@@ -166,15 +189,25 @@ def _read_bench_file(path: Path, deployment: Deployment, prefix_tokens: int) -> 
         except PlannerError as error:
             raise PlannerError(f"{where}, {error}") from None
         points.append(
-            BenchmarkPoint(where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None)
+            BenchmarkPoint(
+                where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None
+            )
         )
         trace, most = workload.trace, deployment.args.max_model_len
         longest = (trace.prompt + trace.output).max() if trace else workload.mean_tokens_per_request
         if longest > most:
-            raise PlannerError(f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len {most:,}")
-        named, served = (name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name))
+            raise PlannerError(
+                f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len"
+                f" {most:,}"
+            )
+        named, served = (
+            name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name)
+        )
         if named not in served and served not in named:
-            notes.append(f"{path.name} names the model {run.model_id}, and the plan serves {deployment.model.name}")
+            notes.append(
+                f"{path.name} names the model {run.model_id}, and the plan serves"
+                f" {deployment.model.name}"
+            )
         if run.failed:
             notes.append(f"{where}: {run.failed} requests failed; the other {run.completed} count")
     return points, notes
@@ -195,15 +228,22 @@ def _iterate_json_objects(path: Path) -> Iterator[Any]:
             yield parse_json(line, f"{path.name}, line {number}")
 
 
-def _read_table(path: Path, deployment: Deployment | None) -> tuple[list[BenchmarkPoint], list[str]]:
+def _read_table(
+    path: Path, deployment: Deployment | None
+) -> tuple[list[BenchmarkPoint], list[str]]:
     rows = read_csv_lines(path, 16 * MIB)
     header = [name.strip() for name in next(rows, (1, []))[1]]
     theirs = {"model_path", "system"} <= set(header)
     columns = {INFERENCEX_COLUMNS["columns"].get(name, name) if theirs else name for name in header}
-    if "gpu" not in columns or not {"model", "model_config"} & columns or not set(MEASURED_COLUMNS) & columns:
+    if (
+        "gpu" not in columns
+        or not {"model", "model_config"} & columns
+        or not set(MEASURED_COLUMNS) & columns
+    ):
         raise PlannerError(
-            f"{path.name}, line 1: expected the batch interface's columns (gpu, model, ...) and {MEASURED_COLUMNS[0]} or "
-            f"{MEASURED_COLUMNS[1]}, or InferenceX's (system, model_path, silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
+            f"{path.name}, line 1: expected the batch interface's columns (gpu, model, ...) and"
+            f" {MEASURED_COLUMNS[0]} or {MEASURED_COLUMNS[1]}, or InferenceX's (system, model_path,"
+            f" silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
         )
     for wrong in set() if theirs else set(header) - set(INPUT_COLUMNS) - set(MEASURED_COLUMNS):
         if near := find_closest(wrong, set(MEASURED_COLUMNS) - set(header), 0.85):
@@ -214,20 +254,35 @@ def _read_table(path: Path, deployment: Deployment | None) -> tuple[list[Benchma
         where = f"{path.name}, line {line}"
         with add_error_context(where):
             if len(row) > len(header):
-                raise PlannerError(f"the row has {len(row) - len(header)} more cells than the header has columns")
+                raise PlannerError(
+                    f"the row has {len(row) - len(header)} more cells than the header has columns"
+                )
             if len(points) == MAX_RUNS_PER_FILE:
-                raise PlannerError(f"{MAX_RUNS_PER_FILE:,} runs, the most that are read of a file, came before")
-            filled = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
+                raise PlannerError(
+                    f"{MAX_RUNS_PER_FILE:,} runs, the most that are read of a file, came before"
+                )
+            filled = {
+                name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()
+            }
             filled = _convert_inferencex_row(filled) if theirs else filled
-            kind = (get_gpu(filled.get("gpu", "")).name, get_engine(filled.get("engine", "vllm")).name)
+            kind = (
+                get_gpu(filled.get("gpu", "")).name,
+                get_engine(filled.get("engine", "vllm")).name,
+            )
             if deployment is None and kind != (of := of if of[0] else kind):
                 text = " and ".join(f"{card} under {name}" for card, name in (of, kind))
-                raise PlannerError(f"one GPU and engine at a time, got {text}: say with --scenario which")
-            if reason := f"of {kind[0]} under {kind[1]}" if kind != of else _explain_unfittable(filled):
+                raise PlannerError(
+                    f"one GPU and engine at a time, got {text}: say with --scenario which"
+                )
+            if reason := (
+                f"of {kind[0]} under {kind[1]}" if kind != of else _explain_unfittable(filled)
+            ):
                 left_out[reason] += 1
             else:
                 points.append(_parse_benchmark_point(where, filled, path.parent, notes))
-    sentences = [f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()]
+    sentences = [
+        f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()
+    ]
     if left_out:
         listed = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
         sentences.append(f"{path.name}: rows left out: {listed}")
@@ -236,7 +291,9 @@ def _read_table(path: Path, deployment: Deployment | None) -> tuple[list[Benchma
 
 def _explain_unfittable(row: Mapping[str, str]) -> str:
     """Why step costs cannot be fitted to a row, or nothing."""
-    if row.get("mode", "agg") != "agg" or any(f"prefill_{size}" in row for size in POOL_SIZE_COLUMNS):
+    if row.get("mode", "agg") != "agg" or any(
+        f"prefill_{size}" in row for size in POOL_SIZE_COLUMNS
+    ):
         return "of disaggregated serving"
     return f"with speculative decoding, {SPECULATION_REASON}" if "speculative_method" in row else ""
 
@@ -244,11 +301,14 @@ def _explain_unfittable(row: Mapping[str, str]) -> str:
 def _convert_inferencex_row(row: Mapping[str, str]) -> dict[str, str]:
     """A filled row of an InferenceX table in the batch interface's columns.
 
-    Its benchmark draws lengths uniformly between 0.8 and 1.0 of isl and osl and sends 10 prompts per unit of
-    concurrency in a closed loop, to servers without a prefix cache (InferenceX's scripts; SemiAnalysis, Apache-2.0).
-    Experts are spread over the tp GPUs where `moe_ep_size` is above 1; `attention_dp_size` counts the same GPUs again.
+    Its benchmark draws lengths uniformly between 0.8 and 1.0 of isl and osl and sends 10 prompts
+    per unit of concurrency in a closed loop, to servers without a prefix cache (InferenceX's
+    scripts; SemiAnalysis, Apache-2.0). Experts are spread over the tp GPUs where `moe_ep_size` is
+    above 1; `attention_dp_size` counts the same GPUs again.
     """
-    cells = {ours: row[theirs] for theirs, ours in INFERENCEX_COLUMNS["columns"].items() if theirs in row}
+    cells = {
+        ours: row[theirs] for theirs, ours in INFERENCEX_COLUMNS["columns"].items() if theirs in row
+    }
     if _parse_int(row.get("moe_ep_size", "1")) > 1 and "tp" in cells:
         cells["ep"] = cells["tp"]
     if row.get("precision") in INFERENCEX_COLUMNS["precision"]:
@@ -256,7 +316,11 @@ def _convert_inferencex_row(row: Mapping[str, str]) -> dict[str, str]:
     if "concurrency" in cells:
         cells["num_prompts"] = str(10 * _parse_int(cells["concurrency"]))
         cells["max_num_seqs"] = str(max(256, _parse_int(cells["concurrency"])))
-    harness = {"length_range_ratio": "0.8", "enable_prefix_caching": "false", "gpu_memory_utilization": "0.9"}
+    harness = {
+        "length_range_ratio": "0.8",
+        "enable_prefix_caching": "false",
+        "gpu_memory_utilization": "0.9",
+    }
     return {**harness, **cells}
 
 
@@ -268,10 +332,16 @@ def _parse_int(cell: str) -> int:
         return 0
 
 
-def _parse_benchmark_point(name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]) -> BenchmarkPoint:
+def _parse_benchmark_point(
+    name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]
+) -> BenchmarkPoint:
     """The run in a filled row of the batch interface's columns."""
-    cells, sentences = parse_cells({column: cell for column, cell in row.items() if column != "mode"})
-    times = [seconds and seconds / 1e3 for seconds in map(cells.pop, MEASURED_COLUMNS, (None, None))]
+    cells, sentences = parse_cells(
+        {column: cell for column, cell in row.items() if column != "mode"}
+    )
+    times = [
+        seconds and seconds / 1e3 for seconds in map(cells.pop, MEASURED_COLUMNS, (None, None))
+    ]
     if times == [None, None]:
         raise PlannerError(f"{' and '.join(MEASURED_COLUMNS)} are both empty")
     if not {"concurrency", "request_rate", "trace"} & set(cells):

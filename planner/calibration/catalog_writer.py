@@ -21,7 +21,11 @@ from planner.core.catalog import CATALOG_DIR
 from planner.core.files import get_report_date, replace_atomically
 from planner.core.readers import read_text
 from planner.engines.engine import parse_release
-from planner.latency.coefficient_lookup import NOVELTY_KINDS, load_calibration_catalog, look_up_coefficients
+from planner.latency.coefficient_lookup import (
+    NOVELTY_KINDS,
+    load_calibration_catalog,
+    look_up_coefficients,
+)
 
 MIN_EFFECT_CHANGE, MIN_PACE_CHANGE = 0.02, 0.002
 """Factors nearer to 1 than this are not worth an entry; of the pace, which is the whole step's, than that."""
@@ -33,20 +37,27 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     parts = dict(zip(pool.parts, fit.sums.tolist(), strict=True))
 
     def sums(*places: tuple[str, str]) -> dict[str, float]:
-        total = {name: sum(parts.get((*place, name), 0.0) for place in places) for name in pool.names}
+        total = {
+            name: sum(parts.get((*place, name), 0.0) for place in places) for name in pool.names
+        }
         return {name: value for name, value in total.items() if value}
 
-    newest = max((run.deployment.engine.release_tuple, run.effect_groups["release"]) for run in runs)[1]
+    newest = max(
+        (run.deployment.engine.release_tuple, run.effect_groups["release"]) for run in runs
+    )[1]
     start = sums(("common", ""), ("engine", engine), ("release", newest))
     common = {
         "coefficients": {
-            name: float(f"{value * np.exp(start.get(name, 0)):.4g}") for name, (value, _) in COMMON_PRIORS.items()
+            name: float(f"{value * np.exp(start.get(name, 0)):.4g}")
+            for name, (value, _) in COMMON_PRIORS.items()
         },
         **{
             f"sigma_{metric}": {
                 what: round(fit.estimate_error_width(engine, what, column), 3)
                 for what in (
-                    ("curve", *NOVELTY_KINDS) if column == RATE_METRIC_INDEX else ("many", "curve", *NOVELTY_KINDS)
+                    ("curve", *NOVELTY_KINDS)
+                    if column == RATE_METRIC_INDEX
+                    else ("many", "curve", *NOVELTY_KINDS)
                 )
             }
             for column, metric in INTERVAL_METRICS.items()
@@ -57,7 +68,9 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     }
     made: dict[str, Any] = {"common": common}
 
-    def add(name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False) -> None:
+    def add(
+        name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False
+    ) -> None:
         told = {
             key: value
             for key, value in of.items()
@@ -77,11 +90,17 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     )
     for bound in bounds:
         if f"{engine}|{bound}" in measured:
-            add(f"before {bound}", change(sums(("release", f"{engine}|{bound}")), latest), {"before": bound})
+            add(
+                f"before {bound}",
+                change(sums(("release", f"{engine}|{bound}")), latest),
+                {"before": bound},
+            )
     era, generations = newest.partition("|")[2], {run.effect_groups["generation"] for run in runs}
     for generation in dict.fromkeys(run.effect_groups["generation"] for run in pool.runs):
         latest = sums(("release generation", f"{engine}|{era}|{generation}"))
-        own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
+        own = sums(
+            ("generation", generation), ("release generation", f"{engine}|{era}|{generation}")
+        )
         add(generation, own, {"generation": generation}, always=generation in generations)
         for column, metric in INTERVAL_METRICS.items():
             if spread := fit.generation_spreads.get((engine, column, generation)):
@@ -97,10 +116,19 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
             made.setdefault(name, {"gpu": effect.gpu})["kv_cache_dtype"] = effect.kv_cache_dtype
     for family in dict.fromkeys(run.effect_groups["model"] for run in pool.runs):
         own = sums(("model", family), ("model engine", f"{family}|{engine}"))
-        add(family, own, {"model": family}, always=any(run.effect_groups["model"] == family for run in runs))
+        add(
+            family,
+            own,
+            {"model": family},
+            always=any(run.effect_groups["model"] == family for run in runs),
+        )
     for label in dict.fromkeys(run.effect_groups["model format"] for run in runs):
         family, method = label.split("|")
-        add(f"{family} {method}", sums(("model format", label)), {"model": family, "quantization": method})
+        add(
+            f"{family} {method}",
+            sums(("model format", label)),
+            {"model": family, "quantization": method},
+        )
     for label in dict.fromkeys(run.effect_groups["pair"] for run in runs):
         family, method, gpu, _ = label.split("|")
         mine = [run for run in runs if run.effect_groups["pair"] == label]
@@ -121,14 +149,18 @@ def write_calibration_catalogs(fit: PooledFit, folder: Path = CATALOG_DIR / "cal
         for engine in RELEASE_BOUNDARIES
     }
     for name, entries in {**tables, "../validation/held_back.yaml": fit.summarize()}.items():
-        replace_catalog_entries(folder / name, yaml.dump(entries, sort_keys=False, width=110, Dumper=_CatalogDumper))
+        replace_catalog_entries(
+            folder / name, yaml.dump(entries, sort_keys=False, width=110, Dumper=_CatalogDumper)
+        )
     load_calibration_catalog.cache_clear()
     look_up_coefficients.cache_clear()
 
 
 def replace_catalog_entries(path: Path, text: str) -> None:
     """Put `text` in the place of a catalog's entries, below the guide that stands above them."""
-    guide = "".join(takewhile(lambda line: line.startswith("#"), read_text(path).splitlines(keepends=True)))
+    guide = "".join(
+        takewhile(lambda line: line.startswith("#"), read_text(path).splitlines(keepends=True))
+    )
     with replace_atomically(path) as (part,):
         part.write_text(f"{guide}\n{text}", encoding="utf-8")
 

@@ -34,7 +34,9 @@ class PublishedRun(SourcedEntry):
     @property
     def deployment(self) -> Deployment:
         """What ran."""
-        return deploy_on(self.model, self.gpu, tp=self.tp, engine_version=self.engine_version, **self.args)
+        return deploy_on(
+            self.model, self.gpu, tp=self.tp, engine_version=self.engine_version, **self.args
+        )
 
 
 class PublishedLog(PublishedRun):
@@ -52,8 +54,9 @@ def load_published_logs() -> dict[str, PublishedLog]:
 def compute_memory_residuals() -> pd.DataFrame:
     """One row per public log: planned (GiB, 80% interval) and logged weights and KV cache, and sequences.
 
-    `error (%)` and `interval (%)` are the logged KV cache and the planned interval, both less the plan's middle, in
-    percent of the budget: requested memory, of which 1% is what an operator could give or take.
+    `error (%)` and `interval (%)` are the logged KV cache and the planned interval, both less the
+    plan's middle, in percent of the budget: requested memory, of which 1% is what an operator could
+    give or take.
     """
     rows = []
     for name, run in load_published_logs().items():
@@ -64,7 +67,8 @@ def compute_memory_residuals() -> pd.DataFrame:
             "planned weights (GiB)": memory.weights / GIB, "logged weights (GiB)": logged.weights,
             "planned KV (GiB)": kv, "logged KV (GiB)": logged.kv_available,
             "planned sequences": memory.max_concurrency, "logged sequences": logged.max_concurrency,
-            "error (%)": (logged.kv_available - kv.mid) / budget, "interval (%)": (kv - kv.mid) / budget,
+            "error (%)": (logged.kv_available - kv.mid) / budget,
+            "interval (%)": (kv - kv.mid) / budget,
             "inside": kv.lo - 0.005 <= logged.kv_available <= kv.hi + 0.005,
         })  # fmt: skip
     return pd.DataFrame(rows)
@@ -75,12 +79,16 @@ def summarize_memory_accuracy(results: pd.DataFrame) -> str:
 
     def off(what: str) -> float:
         frame = results[results[f"logged {what}"].notna()]
-        mids, logged = frame[f"planned {what}"].map(lambda interval: interval.mid), frame[f"logged {what}"]
+        mids, logged = (
+            frame[f"planned {what}"].map(lambda interval: interval.mid),
+            frame[f"logged {what}"],
+        )
         return float(((mids - logged) / logged).abs().mean())
 
     return (
-        f"Over these {len(results)} logs the mean absolute error is {off('weights (GiB)'):.1%} for the weights, "
-        f"{results['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({off('KV (GiB)'):.1%} of its own "
-        f"size) and {off('sequences'):.1%} for the number of full-length sequences; {results['inside'].sum()} of the "
-        f"{len(results)} logged KV caches lie in their 80% interval."
+        f"Over these {len(results)} logs the mean absolute error is {off('weights (GiB)'):.1%} for"
+        f" the weights, {results['error (%)'].abs().mean():.1f}% of the budget for the KV cache"
+        f" ({off('KV (GiB)'):.1%} of its own size) and {off('sequences'):.1%} for the number of"
+        f" full-length sequences; {results['inside'].sum()} of the {len(results)} logged KV caches"
+        " lie in their 80% interval."
     )

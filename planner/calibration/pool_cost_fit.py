@@ -1,13 +1,14 @@
 """Fit `catalogs/pools.yaml`, what pools cost beside the step costs: `make pools`, after each `make fit`.
 
-First decoding, without a replay: by Little's law a decode worker had C / D x stay / (stay + TTFT) sequences in flight,
-all of them measured, so that TPOT is the time of that step. Then what is before the first token, by replaying each run
-with decoding as fitted. Errors are logarithms under a Student-t loss, parts have a normal prior around the step costs;
-Gauss-Newton. Held back are whole curves, GPUs and releases, by one Newton step from the fit with all, replayed.
+First decoding, without a replay: by Little's law a decode worker had C / D x stay / (stay + TTFT)
+sequences in flight, all of them measured, so that TPOT is the time of that step. Then what is
+before the first token, by replaying each run with decoding as fitted. Errors are logarithms under a
+Student-t loss, parts have a normal prior around the step costs; Gauss-Newton. Held back are whole
+curves, GPUs and releases, by one Newton step from the fit with all, replayed.
 
-The runs' `max_num_seqs` is the decode batch in the names of InferenceX's TensorRT-LLM recipes (as in
-ctx1_gen5_tep8_batch32), or, where none was found, the power of two at or below the concurrency of a rank, as in those
-that were; above it requests wait for a seat.
+The runs' `max_num_seqs` is the decode batch in the names of InferenceX's TensorRT-LLM recipes (as
+in ctx1_gen5_tep8_batch32), or, where none was found, the power of two at or below the concurrency
+of a rank, as in those that were; above it requests wait for a seat.
 """
 
 import csv
@@ -45,12 +46,22 @@ from planner.planning.table_rows import (
 )
 from planner.workload.workload import Workload
 
-POOL_RUNS_FILE, POOL_COSTS_FILE = CATALOG_DIR / "validation" / "pools.csv", CATALOG_DIR / "pools.yaml"
+POOL_RUNS_FILE, POOL_COSTS_FILE = (
+    CATALOG_DIR / "validation" / "pools.csv",
+    CATALOG_DIR / "pools.yaml",
+)
 DECODE_PRIOR_SIGMAS = {
-    "pace": 0.4, "row_s": 0.8, "kernel_s": 0.4, "expert_latency": 0.4, "expert_gemm": 0.4, "allreduce_s": 0.4,
+    "pace": 0.4, "row_s": 0.8, "kernel_s": 0.4, "expert_latency": 0.4, "expert_gemm": 0.4,
+    "allreduce_s": 0.4,
     "memory_fp4": 0.4, "kv": 0.4, "link": 0.4, "step_s": 0.4,
 }  # fmt: skip
-PREFILL_PRIOR_SIGMAS = {"request_s": 1.0, "handover": 0.5, "pace": 0.3, "attention_dp": 0.5, "launch_s": 0.5}
+PREFILL_PRIOR_SIGMAS = {
+    "request_s": 1.0,
+    "handover": 0.5,
+    "pace": 0.3,
+    "attention_dp": 0.5,
+    "launch_s": 0.5,
+}
 """What is fitted of each phase, and how far it may be from `START` (standard deviation of its logarithm)."""
 INITIAL_VALUES = {"row_s": 20e-6, "request_s": 0.06, "handover": 1.0}
 """Where it starts, in its units; factors start at 1."""
@@ -59,7 +70,8 @@ ENGINE_PRIOR_SIGMAS = {"sglang": {"expert_gemm": 0.4, "token_passes": 0.4}}
 do both (DeepEP with DeepGEMM, FlashInfer's CUTLASS; srt-slurm, 2026-02)."""
 ENGINE_INITIAL_VALUES = {"sglang": {"handover": 20.0}}
 """First tokens of SGLang's pools were 200 ms late where the cache travelled for 6 ms and a step took 10 (issue 22853,
-2026-04): workers look between steps for requests, seats and caches, in recipes of low latency every tenth time."""
+2026-04): workers look between steps for requests, seats and caches, in recipes of low latency every
+tenth time."""
 POOL_NOISE_TPOT, POOL_NOISE_TTFT, POOL_STUDENT_T_DOF = 0.08, 0.2, 2.0
 """Of the Student-t loss: scale of an error's logarithm, and degrees of freedom (some recipes hide what they did)."""
 MAX_FITTED_IN_FLIGHT = 4100
@@ -82,7 +94,11 @@ class MeasuredPoolRun:
     def holdout_groups(self) -> dict[str, str]:
         """The whole that it belongs to, by what may be new in a question."""
         engine = self.decode.engine
-        return {"curve": self.curve, "gpu": self.decode.gpu.name, "release": f"{engine.name} {engine.version}"}
+        return {
+            "curve": self.curve,
+            "gpu": self.decode.gpu.name,
+            "release": f"{engine.name} {engine.version}",
+        }
 
     def predict_tpot(self, costs: WorkerPoolCosts) -> float:
         """Seconds of a decode step with the sequences that Little's law says were in a worker."""
@@ -91,7 +107,9 @@ class MeasuredPoolRun:
         ranks = self.decode.layout.replicas * self.decode.layout.dp
         roomy = replace(self.decode, args=replace(self.decode.args, max_num_seqs=2048))
         step = build_target_step_model(roomy, get_pool_coefficients(roomy, "decode", costs))
-        return float(step.estimate_decode_step_s(max(flying / ranks, 1.0), self.workload.mean_decode_context))
+        return float(
+            step.estimate_decode_step_s(max(flying / ranks, 1.0), self.workload.mean_decode_context)
+        )
 
     def simulate(self, costs: WorkerPoolCosts) -> tuple[float, float]:
         """Mean TTFT and TPOT of its replay."""
@@ -104,16 +122,24 @@ class MeasuredPoolRun:
 def load_pool_runs() -> list[MeasuredPoolRun]:
     """The public runs: columns of `planner predict`, `measured_ttft_ms`, `measured_tpot_ms`, `curve` and `source`."""
     pool_runs, folder = [], POOL_RUNS_FILE.parent
-    for number, row in enumerate(csv.DictReader(StringIO(read_text(POOL_RUNS_FILE), newline="")), start=2):
+    for number, row in enumerate(
+        csv.DictReader(StringIO(read_text(POOL_RUNS_FILE), newline="")), start=2
+    ):
         with add_error_context(f"{POOL_RUNS_FILE.name}, line {number}"):
             cells, _ = parse_cells(row)
             workload, model = parse_row_workload(cells, folder, []), parse_model(cells, folder)
             if workload is None:
                 raise PlannerError("isl and osl are missing")
-            pools = [parse_deployment(model, cells, folder, [], pool) for pool in ("prefill", "decode")]
+            pools = [
+                parse_deployment(model, cells, folder, [], pool) for pool in ("prefill", "decode")
+            ]
             prefill, decode = (fit_max_model_len(pool, workload, []) for pool in pools)
         ttft, tpot = (float(row[name]) / 1e3 for name in ("measured_ttft_ms", "measured_tpot_ms"))
-        pool_runs.append(MeasuredPoolRun(prefill, decode, get_memory_plan(decode), workload, ttft, tpot, row["curve"]))
+        pool_runs.append(
+            MeasuredPoolRun(
+                prefill, decode, get_memory_plan(decode), workload, ttft, tpot, row["curve"]
+            )
+        )
     return pool_runs
 
 
@@ -129,7 +155,11 @@ class GaussNewtonFit:
 
     @cached_property
     def residual_weights(self) -> np.ndarray:
-        return (POOL_STUDENT_T_DOF + 1) / (POOL_STUDENT_T_DOF + (self.errors / self.noise) ** 2) / self.noise**2
+        return (
+            (POOL_STUDENT_T_DOF + 1)
+            / (POOL_STUDENT_T_DOF + (self.errors / self.noise) ** 2)
+            / self.noise**2
+        )
 
     def refit_without(self, rows: np.ndarray) -> np.ndarray:
         """`x` of a fit without these runs, to first order."""
@@ -140,7 +170,10 @@ class GaussNewtonFit:
 
 
 def fit_pool_costs(
-    errors: Callable[[np.ndarray], np.ndarray], spread: dict[str, float], noise: float, rounds: int = 8
+    errors: Callable[[np.ndarray], np.ndarray],
+    spread: dict[str, float],
+    noise: float,
+    rounds: int = 8,
 ) -> GaussNewtonFit:
     """Gauss-Newton on `errors`(x), halving a step that makes things worse."""
     wide = np.array(list(spread.values()))
@@ -152,7 +185,9 @@ def fit_pool_costs(
     x = np.zeros(len(wide))
     now = errors(x)
     for _ in range(rounds):
-        slopes = np.stack([(errors(x + 0.02 * unit) - now) / 0.02 for unit in np.eye(len(x))], axis=1)
+        slopes = np.stack(
+            [(errors(x + 0.02 * unit) - now) / 0.02 for unit in np.eye(len(x))], axis=1
+        )
         state = GaussNewtonFit(wide, noise, x, now, slopes)
         matrix = (slopes * state.residual_weights[:, None]).T @ slopes + np.diag(1 / wide**2)
         move = -np.linalg.solve(matrix, slopes.T @ (state.residual_weights * now) + x / wide**2)
@@ -175,7 +210,10 @@ def convert_from_logs(
     x: np.ndarray, spread: Mapping[str, float], start: Mapping[str, float] = INITIAL_VALUES
 ) -> dict[str, float]:
     """Fitted logarithms in their units, by name."""
-    return {name: start.get(name, 1.0) * math.exp(log) for name, log in zip(spread, x.tolist(), strict=True)}
+    return {
+        name: start.get(name, 1.0) * math.exp(log)
+        for name, log in zip(spread, x.tolist(), strict=True)
+    }
 
 
 def build_pool_costs(
@@ -183,7 +221,11 @@ def build_pool_costs(
 ) -> WorkerPoolCosts:
     """`base` with fitted values in place, of decoding by their logarithms."""
     pool_costs = base.model_copy(
-        update={"decode": convert_from_logs(decode, DECODE_PRIOR_SIGMAS), "prefill": {}, "attention_dp": 1.0}
+        update={
+            "decode": convert_from_logs(decode, DECODE_PRIOR_SIGMAS),
+            "prefill": {},
+            "attention_dp": 1.0,
+        }
     )
     if prefill is None:
         return pool_costs
@@ -223,7 +265,9 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
         return build_pool_costs(bases[k], decode, convert_from_logs(prefill, asked, start))
 
     def before(x: np.ndarray) -> np.ndarray:
-        costs = ((runs[k], costs_at(k, decodes[entries[k]].x, x)) for k in np.flatnonzero(small).tolist())
+        costs = (
+            (runs[k], costs_at(k, decodes[entries[k]].x, x)) for k in np.flatnonzero(small).tolist()
+        )
         return np.log([run.simulate(pool_costs)[0] / run.ttft for run, pool_costs in costs])
 
     prefill = fit_pool_costs(before, asked, POOL_NOISE_TTFT)
@@ -263,7 +307,8 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
             **({"prefill_tokens": costs.prefill_tokens} if costs.prefill_tokens else {}),
             "sigma_tpot": round(float(sigma_tpot), 3), "sigma_ttft": round(float(sigma_ttft), 3),
             "gpus": sorted({run.decode.gpu.name for run in own}),
-            "models": sorted({run.decode.model.architecture.model_type for run in own}), "points": len(own),
+            "models": sorted({run.decode.model.architecture.model_type for run in own}),
+            "points": len(own),
             "source": "InferenceX (SemiAnalysis, Apache-2.0), see validation/pools.csv; make pools",
             "date": f"{get_report_date():%Y-%m-%d}",
         }  # fmt: skip
@@ -278,11 +323,15 @@ def _format_errors(engine: str, what: str, seen: np.ndarray, wholes: np.ndarray)
         text = f"{metric} median {np.median(off[:, column]):.1%}, mean {off[:, column].mean():.1%}"
         if what:
             inside = [
-                sizes[k, column] <= np.quantile(sizes[wholes != wholes[k], column], 0.8) for k in range(len(seen))
+                sizes[k, column] <= np.quantile(sizes[wholes != wholes[k], column], 0.8)
+                for k in range(len(seen))
             ]
             text += f", {np.mean(inside):.0%} inside the interval"
         parts.append(text)
-    return f"{engine}, {len(seen)} runs, {f'held back by {what}' if what else 'fitted'}: {'; '.join(parts)}"
+    return (
+        f"{engine}, {len(seen)} runs, {f'held back by {what}' if what else 'fitted'}:"
+        f" {'; '.join(parts)}"
+    )
 
 
 if __name__ == "__main__":
@@ -290,5 +339,6 @@ if __name__ == "__main__":
     names = sorted({run.decode.engine.name for run in measured})
     found = [entry for name in names for entry in fit_engine_pools(name, measured).items()]
     replace_catalog_entries(
-        POOL_COSTS_FILE, "\n".join(yaml.safe_dump(dict([entry]), sort_keys=False, width=110) for entry in found)
+        POOL_COSTS_FILE,
+        "\n".join(yaml.safe_dump(dict([entry]), sort_keys=False, width=110) for entry in found),
     )

@@ -1,12 +1,14 @@
 """Fit the step costs of all engines at once to every measured run; `pooled_catalog` writes what comes of it.
 
-The logarithm of a coefficient is a sum: what all have in common, and what the engine, the GPU's generation, the GPU,
-the release, the model and the layout add. Each part has a normal prior around 0 (`LEVELS`), so that little data moves
-it little, and what a GPU lacks comes from its generation (partial pooling). Residuals are ln(predicted / measured)
-under a Student-t loss; Gauss-Newton on the closed form, which is moved by what the replay of each run gives beside it.
+The logarithm of a coefficient is a sum: what all have in common, and what the engine, the GPU's
+generation, the GPU, the release, the model and the layout add. Each part has a normal prior around
+0 (`LEVELS`), so that little data moves it little, and what a GPU lacks comes from its generation
+(partial pooling). Residuals are ln(predicted / measured) under a Student-t loss; Gauss-Newton on
+the closed form, which is moved by what the replay of each run gives beside it.
 
-Held back, the fit goes without all runs of a curve, a pair of model and GPU, a model, a GPU or a release at once, by
-one Newton step from the fit with all: their errors are the widths of the catalog's intervals.
+Held back, the fit goes without all runs of a curve, a pair of model and GPU, a model, a GPU or a
+release at once, by one Newton step from the fit with all: their errors are the widths of the
+catalog's intervals.
 """
 
 import csv
@@ -32,7 +34,11 @@ from planner.core.units import MIB
 from planner.engines.coefficients import StepCoefficients, list_coefficient_names
 from planner.engines.deployment import Deployment
 from planner.engines.engine import parse_release
-from planner.latency.coefficient_lookup import MIN_CURVES_PER_PAIR, NOVELTY_KINDS, get_weight_format_name
+from planner.latency.coefficient_lookup import (
+    MIN_CURVES_PER_PAIR,
+    NOVELTY_KINDS,
+    get_weight_format_name,
+)
 from planner.latency.step_model import StepModel, build_target_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import derive_effective_workload
@@ -44,7 +50,12 @@ from planner.workload.workload import Workload
 
 MEASURED_RUNS_FILE = CATALOG_DIR / "validation" / "measured_runs.csv"
 FIT_METRICS = ("ttft", "tpot", "output_tps", "itl_p50")
-MEASURED_COLUMN_NAMES = ("measured_ttft_ms", "measured_tpot_ms", "measured_output_tps", "measured_itl_p50_ms")
+MEASURED_COLUMN_NAMES = (
+    "measured_ttft_ms",
+    "measured_tpot_ms",
+    "measured_output_tps",
+    "measured_itl_p50_ms",
+)
 MEASUREMENT_NOISE = np.array([0.14, 0.05, 0.08, 0.06])
 """Spread of ln(measured), by `METRICS`, that no model explains: what repeats of a public point differ by."""
 STEADY_NOISE_FACTOR = 0.5
@@ -84,7 +95,12 @@ class MeasuredRun:
         engine, gpu, model = self.deployment.engine, self.deployment.gpu, self.deployment.model
         family = model.architecture.model_type
         era = next(
-            (bound for bound in RELEASE_BOUNDARIES[engine.name] if engine.release_tuple < parse_release(bound)), ""
+            (
+                bound
+                for bound in RELEASE_BOUNDARIES[engine.name]
+                if engine.release_tuple < parse_release(bound)
+            ),
+            "",
         )
         return {
             "common": "",
@@ -98,7 +114,9 @@ class MeasuredRun:
             "model engine": f"{family}|{engine.name}",
             "model format": f"{family}|{get_weight_format_name(model)}",
             "pair": f"{family}|{get_weight_format_name(model)}|{gpu.name}|{engine.name}",
-            "layout": f"{family}|{get_weight_format_name(model)}|{gpu.name}|{engine.name}|{self.deployment.layout.tp}",
+            "layout": (
+                f"{family}|{get_weight_format_name(model)}|{gpu.name}|{engine.name}|{self.deployment.layout.tp}"
+            ),
             "curve": self.curve,
         }
 
@@ -113,20 +131,30 @@ class MeasuredRun:
 def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
     """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones."""
     measured_runs = []
-    for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
+    for number, row in enumerate(
+        csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2
+    ):
         with add_error_context(f"{path.name}, line {number}"):
             deployment, workload = parse_measured_run(parse_cells(row)[0], path.parent, [])
             if not (memory := get_memory_plan(deployment)).can_start:
                 raise PlannerError(memory.reason)
         values = [
-            float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1) for name in MEASURED_COLUMN_NAMES
+            float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1)
+            for name in MEASURED_COLUMN_NAMES
         ]
         measured_runs.append(
-            MeasuredRun(deployment, derive_effective_workload(deployment, workload), np.log(values), row["curve"])
+            MeasuredRun(
+                deployment,
+                derive_effective_workload(deployment, workload),
+                np.log(values),
+                row["curve"],
+            )
         )
     for name, timed in load_timed_runs().items():
         measured_runs.append(
-            MeasuredRun(timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name)
+            MeasuredRun(
+                timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name
+            )
         )
     return measured_runs
 
@@ -134,7 +162,8 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
 class PooledRuns:
     """Measured runs, and the parts that their coefficients are sums of.
 
-    `parts` are (level, group, coefficient); `adds` [runs x coefficients, parts] is 1 where a part adds to it.
+    `parts` are (level, group, coefficient); `adds` [runs x coefficients, parts] is 1 where a part
+    adds to it.
     """
 
     def __init__(self, runs: Sequence[MeasuredRun]) -> None:
@@ -142,18 +171,24 @@ class PooledRuns:
         self.plans = [get_memory_plan(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
         self.start = np.log([[COMMON_PRIORS[name][0] for name in self.names] for _ in runs])
-        self.noise = MEASUREMENT_NOISE * np.array([[STEADY_NOISE_FACTOR if run.workload.rate else 1.0] for run in runs])
+        self.noise = MEASUREMENT_NOISE * np.array(
+            [[STEADY_NOISE_FACTOR if run.workload.rate else 1.0] for run in runs]
+        )
         self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
         places: dict[tuple[str, str, str], int] = {}
         rows, columns = list[int](), list[int]()
         for k, run in enumerate(runs):
-            for (level, group), (which, name) in product(run.effect_groups.items(), enumerate(self.names)):
+            for (level, group), (which, name) in product(
+                run.effect_groups.items(), enumerate(self.names)
+            ):
                 if _get_prior_sigma(level, name) > 0:
                     rows.append(k * len(self.names) + which)
                     columns.append(places.setdefault((level, group, name), len(places)))
         self.parts = list(places)
         self.spread = np.array([_get_prior_sigma(level, name) for level, _, name in places])
-        self.adds = csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.start.size, len(places)))
+        self.adds = csr_array(
+            (np.ones(len(rows)), (rows, columns)), shape=(self.start.size, len(places))
+        )
 
     def compute_log_coefficients(self, sums: np.ndarray) -> np.ndarray:
         """[runs, coefficients] logarithms of each run's coefficients."""
@@ -175,12 +210,15 @@ class PooledRuns:
         ]
         found = np.full_like(self.measured, np.nan)
         found[:, :3] = [
-            (done.ttft["mean"].mid, done.tpot["mean"].mid, done.output_tps.mid) for done in solve_load_cases(cases)
+            (done.ttft["mean"].mid, done.tpot["mean"].mid, done.output_tps.mid)
+            for done in solve_load_cases(cases)
         ]
         for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
             load = self.runs[k].workload
             batch = (load.concurrency or 1) / self.runs[k].deployment.num_engine_instances
-            found[k, 3] = steps[k].estimate_decode_step_s(batch, load.prompt.mean + load.output.mean / 2)
+            found[k, 3] = steps[k].estimate_decode_step_s(
+                batch, load.prompt.mean + load.output.mean / 2
+            )
         return np.asarray(np.log(found))
 
     def simulate_logs(self, logs: np.ndarray) -> np.ndarray:
@@ -189,8 +227,16 @@ class PooledRuns:
         for k, (run, step) in enumerate(zip(self.runs, self.build_step_models(logs), strict=True)):
             if np.isfinite(self.measured[k, :3]).any():
                 result = simulate_workload(run.deployment, self.plans[k].pool, step, run.workload)
-                tokens = float(result.output.sum()) * run.deployment.num_engine_instances / result.duration
-                found[k, :3] = result.summarize("ttft")["mean"], result.summarize("tpot")["mean"], tokens
+                tokens = (
+                    float(result.output.sum())
+                    * run.deployment.num_engine_instances
+                    / result.duration
+                )
+                found[k, :3] = (
+                    result.summarize("ttft")["mean"],
+                    result.summarize("tpot")["mean"],
+                    tokens,
+                )
         return np.asarray(np.log(found))
 
     def compute_jacobian(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
@@ -205,14 +251,18 @@ class PooledRuns:
     def compute_weights(self, errors: np.ndarray) -> np.ndarray:
         """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
         return np.where(
-            np.isfinite(errors), 1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / POOLED_STUDENT_T_DOF), 0.0
+            np.isfinite(errors),
+            1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / POOLED_STUDENT_T_DOF),
+            0.0,
         )
 
     def project_on_effects(self, slopes: np.ndarray) -> csr_array:
         """[runs x metrics, parts] of slopes by coefficient."""
         return block_diag(slopes, "csr") @ self.adds
 
-    def build_normal_equations(self, slopes: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def build_normal_equations(
+        self, slopes: np.ndarray, errors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The normal matrix, and the gradient, both without the priors."""
         own, weight = self.project_on_effects(slopes), self.compute_weights(errors).ravel()
         weighted = own.T @ diags_array(weight)
@@ -220,7 +270,9 @@ class PooledRuns:
 
     def compute_loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
         """Minus twice the logarithm of the posterior, but for a constant."""
-        unlikely = POOLED_STUDENT_T_DOF * np.log1p((errors / self.noise) ** 2 / POOLED_STUDENT_T_DOF)
+        unlikely = POOLED_STUDENT_T_DOF * np.log1p(
+            (errors / self.noise) ** 2 / POOLED_STUDENT_T_DOF
+        )
         return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
 
 
@@ -243,11 +295,15 @@ class PooledFit:
     def held_out_errors(self) -> dict[str, np.ndarray]:
         """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out.
 
-        The Newton step without some runs needs (H - A'A)^-1, H the normal matrix with the priors and A those runs'
-        weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A H^-1 A')^-1 A H^-1 (Woodbury).
+        The Newton step without some runs needs (H - A'A)^-1, H the normal matrix with the priors
+        and A those runs' weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A
+        H^-1 A')^-1 A H^-1 (Woodbury).
         """
         pool, shared = self.pool, np.array([level != "curve" for level, _, _ in self.pool.parts])
-        by_part, weight = pool.project_on_effects(self.slopes), np.sqrt(pool.compute_weights(self.errors)).ravel()
+        by_part, weight = (
+            pool.project_on_effects(self.slopes),
+            np.sqrt(pool.compute_weights(self.errors)).ravel(),
+        )
         slopes = (diags_array(weight) @ by_part)[:, shared]
         errors = np.nan_to_num(self.errors.ravel()) * weight
         prior = (1 / pool.spread**2)[shared]
@@ -270,7 +326,9 @@ class PooledFit:
                     step = np.linalg.solve(matrix - own.T @ own, pull)
                 moved = np.where(shared, 0.0, -self.sums)
                 moved[shared] = -step
-                found[what][rows] = (self.errors + (by_part @ moved).reshape(self.errors.shape))[rows]
+                found[what][rows] = (self.errors + (by_part @ moved).reshape(self.errors.shape))[
+                    rows
+                ]
         return found
 
     def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
@@ -291,8 +349,16 @@ class PooledFit:
                     inside = [
                         seen[k] <= np.quantile(seen[use & (wholes != wholes[k])], 0.8) for k in np.flatnonzero(use)
                     ]  # fmt: skip
-                    figures = {"runs": int(use.sum()), "median": np.median(seen[use]), "mean": np.mean(seen[use])}
-                    told = {key: round(float(np.expm1(value)), 4) for key, value in figures.items() if key != "runs"}
+                    figures = {
+                        "runs": int(use.sum()),
+                        "median": np.median(seen[use]),
+                        "mean": np.mean(seen[use]),
+                    }
+                    told = {
+                        key: round(float(np.expm1(value)), 4)
+                        for key, value in figures.items()
+                        if key != "runs"
+                    }
                     found.setdefault(engine, {}).setdefault(what, {})[name] = {
                         "runs": figures["runs"], **told, "inside": round(float(np.mean(inside)), 3)
                     }  # fmt: skip
@@ -308,7 +374,10 @@ class PooledFit:
         curves = np.array([run.curve for run in self.pool.runs])
         found = {}
         for engine, column in product(RELEASE_BOUNDARIES, INTERVAL_METRICS):
-            errors, mine = self._get_held_out_sizes(column, "pair"), self._select_engine_runs(engine)
+            errors, mine = (
+                self._get_held_out_sizes(column, "pair"),
+                self._select_engine_runs(engine),
+            )
             if not np.isfinite(errors[mine]).any():
                 continue
             usual = np.nanquantile(errors[mine], 0.8)
@@ -317,15 +386,17 @@ class PooledFit:
                 if many := len(np.unique(curves[here])):
                     own = np.quantile(errors[here], 0.8) / usual
                     found[engine, column, generation] = float(
-                        (many * own + MIN_CURVES_PER_GENERATION) / (many + MIN_CURVES_PER_GENERATION)
+                        (many * own + MIN_CURVES_PER_GENERATION)
+                        / (many + MIN_CURVES_PER_GENERATION)
                     )
         return found
 
     def estimate_error_width(self, engine: str, what: str, column: int) -> float:
         """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count.
 
-        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart, but
-        for throughput, of which too few were measured; none of them is less certain than all that may be new.
+        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"),
+        are told apart, but for throughput, of which too few were measured; none of them is less
+        certain than all that may be new.
         """
         mine, errors = (
             self._select_engine_runs(engine),
@@ -333,10 +404,15 @@ class PooledFit:
         )
         if column != RATE_METRIC_INDEX and what in ("many", "curve"):
             mine &= np.array(
-                [self.count_curves[run.effect_groups["pair"]] >= MIN_CURVES_PER_PAIR for run in self.pool.runs]
+                [
+                    self.count_curves[run.effect_groups["pair"]] >= MIN_CURVES_PER_PAIR
+                    for run in self.pool.runs
+                ]
             ) == (what == "many")
         kinds = (run.deployment.gpu.kernel_generation for run in self.pool.runs)
-        scale = np.array([self.generation_spreads.get((engine, column, generation), 1.0) for generation in kinds])
+        scale = np.array(
+            [self.generation_spreads.get((engine, column, generation), 1.0) for generation in kinds]
+        )
         value = float(np.nanquantile((errors / scale)[mine], 0.8)) / Z_SCORE_80PCT
         return (
             min(value, max(self.estimate_error_width(engine, new, column) for new in NOVELTY_KINDS))
@@ -348,19 +424,26 @@ class PooledFit:
         """[runs] sizes of errors held back: of one of `WIDE`; where TPOT was not measured, of throughput or ITL."""
         errors = np.abs(self.held_out_errors[what])
         places = (1, 2, 3) if column == 1 else (column,)
-        return np.array([next((row[k] for k in places if np.isfinite(row[k])), np.nan) for row in errors])
+        return np.array(
+            [next((row[k] for k in places if np.isfinite(row[k])), np.nan) for row in errors]
+        )
 
     @cached_property
     def count_curves(self) -> Counter[str]:
         """How many curves of each pair were measured."""
-        return Counter(pair for pair, _ in {(run.effect_groups["pair"], run.curve) for run in self.pool.runs})
+        return Counter(
+            pair for pair, _ in {(run.effect_groups["pair"], run.curve) for run in self.pool.runs}
+        )
 
     def _select_engine_runs(self, engine: str) -> np.ndarray:
         return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
 
 
 def fit_pooled(
-    runs: Sequence[MeasuredRun], rounds: int = 14, replays: int = 3, tell: Callable[[str], None] = lambda line: None
+    runs: Sequence[MeasuredRun],
+    rounds: int = 14,
+    replays: int = 3,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> PooledFit:
     """The parts that measured runs ask for: `rounds` of Gauss-Newton, with `replays` of all runs in between."""
     pool = PooledRuns(runs)
@@ -377,11 +460,23 @@ def fit_pooled(
         step = -np.linalg.solve(matrix + np.diag(prior), gradient + sums * prior)
         before = pool.compute_loss(errors, sums)
         for part in (1.0, 0.5, 0.25, 0.1):
-            tried = pool.predict_logs(pool.compute_log_coefficients(sums + part * step)) + pool.beside - pool.measured
+            tried = (
+                pool.predict_logs(pool.compute_log_coefficients(sums + part * step))
+                + pool.beside
+                - pool.measured
+            )
             if (after := pool.compute_loss(tried, sums + part * step)) < before:
                 sums, errors = sums + part * step, tried
                 break
-        sizes = {name: each[np.isfinite(each)] for name, each in zip(FIT_METRICS, np.abs(errors).T, strict=True)}
-        text = ", ".join(f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each))
-        tell(f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f}; median errors {text}")
+        sizes = {
+            name: each[np.isfinite(each)]
+            for name, each in zip(FIT_METRICS, np.abs(errors).T, strict=True)
+        }
+        text = ", ".join(
+            f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each)
+        )
+        tell(
+            f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f};"
+            f" median errors {text}"
+        )
     return PooledFit(pool, sums, errors, slopes)

@@ -1,7 +1,8 @@
 """Board power against measured runs, and its fit: `python -m planner.calibration.power_fit` prints both.
 
-The energies of `catalogs/power.yaml` are fitted at the rates that were measured, so that they hold whatever the planner
-makes of those; the spread there is what its own rates leave, which the last line prints.
+The energies of `catalogs/power.yaml` are fitted at the rates that were measured, so that they hold
+whatever the planner makes of those; the spread there is what its own rates leave, which the last
+line prints.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,12 @@ from pydantic import PositiveFloat, PositiveInt
 
 from planner.core.catalog import StrictEntry, load_catalog_rows
 from planner.engines.deployment import Deployment, deploy_on
-from planner.latency.power import BOARD_LIMIT_NORM_ORDER, apply_board_limit, compute_power_terms, estimate_gpu_activity
+from planner.latency.power import (
+    BOARD_LIMIT_NORM_ORDER,
+    apply_board_limit,
+    compute_power_terms,
+    estimate_gpu_activity,
+)
 from planner.planning.prediction import evaluate_batch
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -43,10 +49,14 @@ class MeasuredPowerRun(StrictEntry):
     def deployment_and_workload(self) -> tuple[Deployment, Workload]:
         """What ran and what was sent."""
         deployment = deploy_on(
-            self.model, self.gpu, tp=self.tp, dp=self.dp, ep=self.ep, engine_version="0.11.1", max_model_len=20480,
+            self.model, self.gpu, tp=self.tp, dp=self.dp, ep=self.ep, engine_version="0.11.1",
+            max_model_len=20480,
             max_num_seqs=self.max_num_seqs, max_num_batched_tokens=8192,
         )  # fmt: skip
-        lengths = LengthDistribution.from_constant(self.prompt), LengthDistribution.from_constant(self.output)
+        lengths = (
+            LengthDistribution.from_constant(self.prompt),
+            LengthDistribution.from_constant(self.output),
+        )
         return deployment, Workload(*lengths, concurrency=self.max_num_seqs)
 
     @property
@@ -54,7 +64,10 @@ class MeasuredPowerRun(StrictEntry):
         """What its power is made of, at the measured rate and with steps all the time."""
         deployment, load = self.deployment_and_workload
         done = estimate_gpu_activity(
-            deployment, load, self.output_tps / self.output, self.batch / deployment.num_engine_instances
+            deployment,
+            load,
+            self.output_tps / self.output,
+            self.batch / deployment.num_engine_instances,
         )
         return compute_power_terms(replace(done, busy=1.0), deployment.gpu.board_limit_w)
 
@@ -88,7 +101,10 @@ def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
 
     The interval is that of the residuals of the runs fitted to.
     """
-    x, share = np.array([run.terms for run in runs]), np.array([run.board_limit_fraction for run in runs])
+    x, share = (
+        np.array([run.terms for run in runs]),
+        np.array([run.board_limit_fraction for run in runs]),
+    )
     rows = []
     for name, fields in HOLDOUT_GROUPS.items():
         groups = np.array(["/".join(getattr(run, field) for field in fields) for run in runs])
@@ -99,7 +115,14 @@ def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
             lo, hi = np.quantile(share[~out] / apply_board_limit(x[~out] @ c), (0.1, 0.9))
             ratio[out] = share[out] / apply_board_limit(x[out] @ c)
             inside[out] = (lo <= ratio[out]) & (ratio[out] <= hi)
-        rows.append((name, len(np.unique(groups)), float(np.median(np.abs(1 / ratio - 1))), float(inside.mean())))
+        rows.append(
+            (
+                name,
+                len(np.unique(groups)),
+                float(np.median(np.abs(1 / ratio - 1))),
+                float(inside.mean()),
+            )
+        )
     return pd.DataFrame(rows, columns=["left out", "groups", "median error", "inside 80%"])
 
 
@@ -108,7 +131,9 @@ if __name__ == "__main__":
         np.array([run.terms for run in load_power_runs()]),
         np.array([run.board_limit_fraction for run in load_power_runs()]),
     )
-    print(f"{len(load_power_runs())} runs: idle {idle:.3f}, byte_pj {byte:.1f}, flop_pj {root**2:.2f}")
+    print(
+        f"{len(load_power_runs())} runs: idle {idle:.3f}, byte_pj {byte:.1f}, flop_pj {root**2:.2f}"
+    )
     print(evaluate_power_holdout(load_power_runs()).to_string(index=False))
     predictions = evaluate_batch(
         run.deployment_and_workload for run in load_power_runs()

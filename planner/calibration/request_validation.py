@@ -41,7 +41,9 @@ class TimedRun(PublishedRun):
     def workload(self) -> Workload:
         """Its requests, as they came."""
         arrival, prompt, output = np.array(self.requests)[:, :3].T
-        return Workload.from_trace(Trace(Path(), arrival, prompt.astype(np.int64), output.astype(np.int64)))
+        return Workload.from_trace(
+            Trace(Path(), arrival, prompt.astype(np.int64), output.astype(np.int64))
+        )
 
     @property
     def means(self) -> tuple[float, float]:
@@ -69,8 +71,14 @@ class RunComparison:
         frame = self.replay.gauges
         frames = []
         for name, values in zip(("running", "waiting"), measured, strict=True):
-            replayed = np.interp(seconds, frame["seconds"], frame[name], right=0)  # when all is done, nobody is left
-            frames.append(pd.DataFrame({"Seconds": seconds, "gauge": name, "measured": values, "replayed": replayed}))
+            replayed = np.interp(
+                seconds, frame["seconds"], frame[name], right=0
+            )  # when all is done, nobody is left
+            frames.append(
+                pd.DataFrame(
+                    {"Seconds": seconds, "gauge": name, "measured": values, "replayed": replayed}
+                )
+            )
         return pd.concat(frames, ignore_index=True)
 
     def compute_gauge_error(self, gauge: str) -> float:
@@ -91,7 +99,11 @@ def compare_timed_run(run: TimedRun) -> RunComparison:
     return RunComparison(
         run,
         simulate_workload(
-            deployment, pool, build_target_step_model(deployment), run.workload, gauge_s=GAUGE_SAMPLE_INTERVAL_S
+            deployment,
+            pool,
+            build_target_step_model(deployment),
+            run.workload,
+            gauge_s=GAUGE_SAMPLE_INTERVAL_S,
         ),
     )
 
@@ -100,7 +112,10 @@ def summarize_timed_accuracy(runs: Mapping[str, RunComparison]) -> pd.DataFrame:
     """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
     rows = []
     for name, run_comparison in runs.items():
-        errors = [np.median(np.abs(run_comparison.compute_errors(metric))) * 100 for metric in ("ttft", "e2e")]
+        errors = [
+            np.median(np.abs(run_comparison.compute_errors(metric))) * 100
+            for metric in ("ttft", "e2e")
+        ]
         rows.append(
             (
                 name,
@@ -111,4 +126,6 @@ def summarize_timed_accuracy(runs: Mapping[str, RunComparison]) -> pd.DataFrame:
             )
         )
     latencies = ["TTFT median error (%)", "E2E median error (%)"]
-    return pd.DataFrame(rows, columns=["run", "requests", *latencies, "running off by", "waiting off by"])
+    return pd.DataFrame(
+        rows, columns=["run", "requests", *latencies, "running off by", "waiting off by"]
+    )

@@ -42,12 +42,17 @@ class ServingCurve(SourcedEntry):
     def build_case(self, concurrency: int) -> tuple[Deployment, Workload]:
         """What ran, and what was sent, at this concurrency; InferenceX's scripts, as the catalog's head tells."""
         deployment = deploy_on(
-            self.model, self.gpu, tp=self.tp, ep=self.ep, engine=self.engine, engine_version=self.engine_version,
+            self.model, self.gpu, tp=self.tp, ep=self.ep, engine=self.engine,
+            engine_version=self.engine_version,
             quantization=self.quantization, gpu_memory_utilization=0.9, enable_prefix_caching=False,
             max_model_len=self.isl + self.osl + 200, max_num_seqs=max(256, concurrency),
         )  # fmt: skip
-        prompt, output = (LengthDistribution.from_uniform(tokens, 0.8) for tokens in (self.isl, self.osl))
-        return deployment, Workload(prompt, output, concurrency=concurrency, num_prompts=10 * concurrency)
+        prompt, output = (
+            LengthDistribution.from_uniform(tokens, 0.8) for tokens in (self.isl, self.osl)
+        )
+        return deployment, Workload(
+            prompt, output, concurrency=concurrency, num_prompts=10 * concurrency
+        )
 
 
 @cache
@@ -58,8 +63,8 @@ def load_serving_curves() -> dict[str, ServingCurve]:
 def simulate_serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataFrame:
     """One row per point of `curves` (None: the catalog's), each benchmark replayed as it was run.
 
-    For TPOT and TTFT: "measured", "predicted" (80% interval, ms), "error" (predicted / measured - 1), "inside".
-    `PlannerError` naming the entry for a deployment that cannot have run.
+    For TPOT and TTFT: "measured", "predicted" (80% interval, ms), "error" (predicted / measured -
+    1), "inside". `PlannerError` naming the entry for a deployment that cannot have run.
     """
     rows = []
     for name, curve in (curves or load_serving_curves()).items():
@@ -69,12 +74,15 @@ def simulate_serving_points(curves: Mapping[str, ServingCurve] | None = None) ->
     return pd.DataFrame(rows)
 
 
-def _compare_point(curve: ServingCurve, concurrency: int, ttft: float, tpot: float) -> dict[str, object]:
+def _compare_point(
+    curve: ServingCurve, concurrency: int, ttft: float, tpot: float
+) -> dict[str, object]:
     deployment, workload = curve.build_case(concurrency)
     run = run_short_simulation(deployment, workload, workload.num_requests)
     row: dict[str, object] = {
         "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
-        "concurrency": concurrency, "basis": build_step_model(deployment).basis, "pool full": run.mid.compute_kv_usage_quantile(0.99) > FULL_KV_USAGE,
+        "concurrency": concurrency, "basis": build_step_model(deployment).basis,
+        "pool full": run.mid.compute_kv_usage_quantile(0.99) > FULL_KV_USAGE,
     }  # fmt: skip
     for metric, measured in zip(SERVING_METRICS, (tpot, ttft), strict=True):
         predicted = run.get(metric.lower(), "mean") * 1e3
@@ -106,16 +114,16 @@ def summarize_serving_accuracy(points: pd.DataFrame) -> str:
     (every,) = compute_serving_accuracy(points).to_dict("records")
     full = points[points["pool full"]]
     text = (
-        f"Over these {len(points)} points of {points['curve'].nunique()} curves the median error is "
-        f"{every['TPOT median (%)']:.1f}% for the mean TPOT and {every['TTFT median (%)']:.0f}% for the mean TTFT; "
-        f"{every['TPOT inside (%)']:.0f}% and {every['TTFT inside (%)']:.0f}% of the 80% intervals hold what was "
-        f"measured."
+        f"Over these {len(points)} points of {points['curve'].nunique()} curves the median error is"
+        f" {every['TPOT median (%)']:.1f}% for the mean TPOT and {every['TTFT median (%)']:.0f}%"
+        f" for the mean TTFT; {every['TPOT inside (%)']:.0f}% and {every['TTFT inside (%)']:.0f}%"
+        " of the 80% intervals hold what was measured."
     )
     if len(full):
         (tight,) = compute_serving_accuracy(full).to_dict("records")
         text += (
-            f" At {len(full)} of them the KV pool is full and requests queue for it: there the errors are "
-            f"{tight['TPOT median (%)']:.1f}% and {tight['TTFT median (%)']:.0f}%."
+            f" At {len(full)} of them the KV pool is full and requests queue for it: there the"
+            f" errors are {tight['TPOT median (%)']:.1f}% and {tight['TTFT median (%)']:.0f}%."
         )
     return text
 
@@ -127,7 +135,9 @@ def find_tightest_curve(points: pd.DataFrame, other_than: str = "") -> str:
     return str((full if len(full) else others).sort_values("measured TTFT (ms)")["curve"].iloc[-1])
 
 
-def find_nearest_curve(deployment: Deployment, curves: Mapping[str, ServingCurve] | None = None) -> str:
+def find_nearest_curve(
+    deployment: Deployment, curves: Mapping[str, ServingCurve] | None = None
+) -> str:
     """The curve most like `deployment`: by engine, then GPU, then model family, then as many GPUs."""
 
     def unlike(item: tuple[str, ServingCurve]) -> tuple[bool, bool, bool, int]:
@@ -150,7 +160,10 @@ def load_holdout_errors() -> pd.DataFrame:
         for what, known in wholes.items():
             row = {"engine": engine, "new": what}
             for metric, value in ((metric, known[metric.lower()]) for metric in SERVING_METRICS):
-                row |= {f"{metric} runs": value["runs"], f"{metric} error (%)": value["median"] * 100}
+                row |= {
+                    f"{metric} runs": value["runs"],
+                    f"{metric} error (%)": value["median"] * 100,
+                }
                 row[f"{metric} inside (%)"] = value["inside"] * 100
             rows.append(row)
     return pd.DataFrame(rows)
@@ -158,13 +171,25 @@ def load_holdout_errors() -> pd.DataFrame:
 
 def describe_calibration_basis(deployment: Deployment) -> str:
     """What the step costs of `deployment` rest on, and how wide its intervals are for that."""
-    gpu, engine, family = deployment.gpu.name, deployment.engine, deployment.model.architecture.model_type
+    gpu, engine, family = (
+        deployment.gpu.name,
+        deployment.engine,
+        deployment.model.architecture.model_type,
+    )
     coefficients = get_deployment_coefficients(deployment)
     here = f"{gpu} under {engine.name}"
     basis = {
-        "measured": f"on {coefficients.points} measured points of {here}, such models among them ({coefficients.note})",
-        "model-transfer": f"on {coefficients.points} measured points of {here}, none of them of a model like this ({family})",
-        "gpu-transfer": f"on measurements of other GPUs, for there are none of {here} ({coefficients.note})",
+        "measured": (
+            f"on {coefficients.points} measured points of {here}, such models among them"
+            f" ({coefficients.note})"
+        ),
+        "model-transfer": (
+            f"on {coefficients.points} measured points of {here}, none of them of a model like this"
+            f" ({family})"
+        ),
+        "gpu-transfer": (
+            f"on measurements of other GPUs, for there are none of {here} ({coefficients.note})"
+        ),
         "prior": f"on what GPUs have in common, for there are no measurements of {here}",
     }[coefficients.basis]
     new = (
@@ -177,14 +202,15 @@ def describe_calibration_basis(deployment: Deployment) -> str:
         for sigma in (coefficients.sigma_tpot, coefficients.sigma_ttft)
     )
     return (
-        f"The step costs of {deployment} rest {basis}.{new} Its 80% intervals reach {tpot} for the mean TPOT and "
-        f"{ttft} for the mean TTFT."
+        f"The step costs of {deployment} rest {basis}.{new} Its 80% intervals reach {tpot} for the"
+        f" mean TPOT and {ttft} for the mean TTFT."
     )
 
 
 HOLDOUT_ERRORS_FILE = "validation/held_back.yaml"
 NOVELTY_LABELS = {
-    "pair": "this model in this format on this GPU", "model": "models of this kind", "gpu": "the GPU",
+    "pair": "this model in this format on this GPU", "model": "models of this kind",
+    "gpu": "the GPU",
     "version": "the release",
 }  # fmt: skip
 """What may be new in a question, in words."""

@@ -2,11 +2,12 @@
 
 `python -m planner.calibration.speculation_fit` prints both.
 
-`catalogs/validation/speculation.csv` holds what was measured with and without drafts, on one machine, with the tokens
-that a step yielded. Left out: Llama-4-Scout of SpecForge's bundle (many of its plain steps take longer than those that
-verify), trees of drafts, and engines that lost their CUDA graphs by drafting (vLLM issues 35387, 49547: such a step
-takes three to five times as long as a plain one). The costs of `catalogs/drafting.yaml` are fitted beside the plain
-steps that were measured, so that they hold whatever the planner makes of those.
+`catalogs/validation/speculation.csv` holds what was measured with and without drafts, on one
+machine, with the tokens that a step yielded. Left out: Llama-4-Scout of SpecForge's bundle (many of
+its plain steps take longer than those that verify), trees of drafts, and engines that lost their
+CUDA graphs by drafting (vLLM issues 35387, 49547: such a step takes three to five times as long as
+a plain one). The costs of `catalogs/drafting.yaml` are fitted beside the plain steps that were
+measured, so that they hold whatever the planner makes of those.
 """
 
 from functools import cache, cached_property
@@ -35,8 +36,9 @@ MAX_COUNTED_ERROR = 0.15
 class MeasuredSpeculationRun(SourcedEntry):
     """One line of the catalog: decoding of `batch` sequences with and without drafts on the same machine.
 
-    `plain_ms` is what a step took without. SpecForge states neither release, GPU nor layout: SGLang 0.5.10, whose step
-    costs suit the plain steps, H200, as few as hold the model; nor lengths: its questions and answers are short.
+    `plain_ms` is what a step took without. SpecForge states neither release, GPU nor layout: SGLang
+    0.5.10, whose step costs suit the plain steps, H200, as few as hold the model; nor lengths: its
+    questions and answers are short.
     """
 
     family: str
@@ -58,7 +60,8 @@ class MeasuredSpeculationRun(SourcedEntry):
         """What ran, with the acceptance that yields the measured tokens a step."""
         rate = infer_acceptance_rate(min(self.tokens_per_step, self.k + 1), self.k)
         return deploy_on(
-            self.model, self.gpu, tp=self.tp, engine=self.engine, engine_version=self.engine_version or None,
+            self.model, self.gpu, tp=self.tp, engine=self.engine,
+            engine_version=self.engine_version or None,
             max_model_len=8192, speculation=SpeculationConfig(self.method, self.k, rate),
         )  # fmt: skip
 
@@ -71,7 +74,8 @@ class MeasuredSpeculationRun(SourcedEntry):
     def device_ms(self) -> tuple[float, float]:
         """Milliseconds that verifying adds to the plain step on the GPU, and of one pass over the draft there."""
         plain, verify, whole = (
-            float(s) * 1e3 for s in estimate_step_s(self.deployment, self.batch, self.context, (0, 0))
+            float(s) * 1e3
+            for s in estimate_step_s(self.deployment, self.batch, self.context, (0, 0))
         )
         return verify - plain, (whole - verify) / self.k
 
@@ -98,7 +102,9 @@ def fit_host_costs(runs: tuple[MeasuredSpeculationRun, ...]) -> tuple[int, int]:
 
     def error(costs: tuple[int, int]) -> float:
         each = (
-            np.mean([min(abs(compute_speedup_error(run, *costs)), MAX_COUNTED_ERROR) for run in its])
+            np.mean(
+                [min(abs(compute_speedup_error(run, *costs)), MAX_COUNTED_ERROR) for run in its]
+            )
             for its in models.values()
         )
         return float(np.mean(list(each)))
@@ -116,10 +122,17 @@ def evaluate_speculation_holdout() -> pd.DataFrame:
         others = tuple(
             measured_speculation_run
             for measured_speculation_run in load_speculation_runs()
-            if measured_speculation_run.engine == run.engine and measured_speculation_run.model != run.model
+            if measured_speculation_run.engine == run.engine
+            and measured_speculation_run.model != run.model
         )
-        costs, interval, deployment = fit_host_costs(others), run.predicted_speedup.speedup, run.deployment
-        plain, _, whole = estimate_step_s(deployment, run.batch, run.context, (costs[0] * 1e-6, costs[1] * 1e-6))
+        costs, interval, deployment = (
+            fit_host_costs(others),
+            run.predicted_speedup.speedup,
+            run.deployment,
+        )
+        plain, _, whole = estimate_step_s(
+            deployment, run.batch, run.context, (costs[0] * 1e-6, costs[1] * 1e-6)
+        )
         told.append({
             "family": run.family, "model": run.model, "engine": run.engine,
             "within": interval.lo <= run.speedup <= interval.hi,
@@ -135,7 +148,9 @@ def summarize_errors(frame: pd.DataFrame, by: str) -> pd.DataFrame:
     errors = ["error", "error, model left out", "beside, model left out"]
     sizes = frame[errors].abs().groupby(frame[by])
     high = sizes.quantile(0.9).rename(columns=lambda name: f"{name}, p90")
-    return sizes.median().join(high).join(frame.groupby(by)["within"].agg(["mean", "size"])).round(3)
+    return (
+        sizes.median().join(high).join(frame.groupby(by)["within"].agg(["mean", "size"])).round(3)
+    )
 
 
 if __name__ == "__main__":

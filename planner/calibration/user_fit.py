@@ -1,9 +1,10 @@
 """Fit the step cost's coefficients to measured runs, starting from what the catalog knows of that GPU and engine.
 
-A coefficient moves as far as the measurements pull it: each has a lognormal prior around the catalog's value. Residuals
-are ln(predicted / measured) of mean TPOT and TTFT under a Student-t loss (4 degrees of freedom), so that a few bad runs
-do no harm; Gauss-Newton with Levenberg's damping on the coefficients' logarithms. Predicted is what the replay of a
-run's own requests gives (`replayed`), or the steady state in closed form (`predicted`), which gives the slopes anyway.
+A coefficient moves as far as the measurements pull it: each has a lognormal prior around the
+catalog's value. Residuals are ln(predicted / measured) of mean TPOT and TTFT under a Student-t loss
+(4 degrees of freedom), so that a few bad runs do no harm; Gauss-Newton with Levenberg's damping on
+the coefficients' logarithms. Predicted is what the replay of a run's own requests gives
+(`replayed`), or the steady state in closed form (`predicted`), which gives the slopes anyway.
 """
 
 import os
@@ -38,7 +39,9 @@ from planner.workload.workload import Workload
 
 MEASUREMENT_NOISE_TPOT, MEASUREMENT_NOISE_TTFT = 0.05, 0.15
 """Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9% (TPOT) and 4-16% (TTFT)."""
-COEFFICIENT_PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("priors.yaml"))
+COEFFICIENT_PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(
+    Path(__file__).with_name("priors.yaml")
+)
 """What fits know of each coefficient beforehand, and how they tell what they found; the file explains it."""
 STUDENT_T_DOF = 4.0
 REPEAT_SIGMA_TTFT_TPOT = (0.08, 0.03)
@@ -64,8 +67,9 @@ class BenchmarkPoint:
 class CalibrationFit:
     """New coefficients for one entry of a calibration catalog, and what they change.
 
-    Errors are ln(predicted / measured) of TTFT and TPOT, NaN where not measured. `held_back` is what is left of a run's
-    error when the fit does without that run (to first order), in the closed form, which intervals are put around.
+    Errors are ln(predicted / measured) of TTFT and TPOT, NaN where not measured. `held_back` is
+    what is left of a run's error when the fit does without that run (to first order), in the closed
+    form, which intervals are put around.
     """
 
     entry: str
@@ -82,14 +86,17 @@ class CalibrationFit:
     def estimate_sigma(self, column: int) -> float:
         """Standard deviation of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
 
-        From the 80th percentile of the errors held back, so that a few bad runs don't count, and, as if it had been
-        seen in `WORTH` runs more, from the spread that was known; never below that of repeats.
+        From the 80th percentile of the errors held back, so that a few bad runs don't count, and,
+        as if it had been seen in `WORTH` runs more, from the spread that was known; never below
+        that of repeats.
         """
         left = np.abs(self.held_out_errors[:, column])
         left = left[np.isfinite(left)]
         assumed = (self.coefficients.sigma_ttft, self.coefficients.sigma_tpot)[column]
         seen = float(np.quantile(left, 0.8)) / Z_SCORE_80PCT if len(left) else 0.0
-        variance = (len(left) * seen**2 + PRIOR_SIGMA_WEIGHT_RUNS * assumed**2) / (len(left) + PRIOR_SIGMA_WEIGHT_RUNS)
+        variance = (len(left) * seen**2 + PRIOR_SIGMA_WEIGHT_RUNS * assumed**2) / (
+            len(left) + PRIOR_SIGMA_WEIGHT_RUNS
+        )
         return max(float(np.sqrt(variance)), REPEAT_SIGMA_TTFT_TPOT[column])
 
     def to_calibration(self, date: str) -> UserCalibration:
@@ -98,11 +105,15 @@ class CalibrationFit:
         asked = all(point.deployment.args.kv_cache_dtype for point in self.points)
         after = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self._medians().items())
         return UserCalibration(
-            coefficients={name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()},
+            coefficients={
+                name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()
+            },
             sigma_tpot=round(self.estimate_sigma(1), 3),
             sigma_ttft=round(self.estimate_sigma(0), 3),
             kv_cache_dtype="auto" if asked else self.coefficients.kv_cache_dtype,
-            models=tuple(sorted({point.deployment.model.architecture.model_type for point in self.points})),
+            models=tuple(
+                sorted({point.deployment.model.architecture.model_type for point in self.points})
+            ),
             points=len(self.points),
             versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
             residuals=f"median after the fit: {after}",
@@ -115,7 +126,10 @@ class CalibrationFit:
         """Put the entry at the end of an owner's file, for a scenario's `calibration`, in place of any before it."""
         other = load_user_calibrations(path).get(self.entry) if os.path.exists(path) else None
         if other and other.engine not in ("", self.engine):
-            raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")
+            raise PlannerError(
+                f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another"
+                " file"
+            )
         entry = self.to_calibration(date).model_dump(mode="json", exclude_defaults=True)
         added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
         try:
@@ -125,35 +139,52 @@ class CalibrationFit:
                 part.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = str(error).removeprefix(f"cannot write {path}: ")
-            raise PlannerError(f"cannot write the calibration {path}: {reason}; name a file with --out") from None
+            raise PlannerError(
+                f"cannot write the calibration {path}: {reason}; name a file with --out"
+            ) from None
 
     def _medians(self) -> dict[str, np.ndarray]:
         """Median error before and after, by the metric that was measured."""
         sizes = np.abs(np.expm1(self.errors))
         told = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
-        return {name: np.nanmedian(size, axis=0) for name, size in told.items() if np.isfinite(size).any()}
+        return {
+            name: np.nanmedian(size, axis=0)
+            for name, size in told.items()
+            if np.isfinite(size).any()
+        }
 
     def describe_changes(self) -> list[str]:
         """In words, the coefficients that moved by more than `TOLD`, the furthest first."""
         before, lines = self.coefficients.coefficients, []
-        moved = {name: np.log(getattr(self.after, name) / getattr(before, name)) for name in list_coefficient_names()}
+        moved = {
+            name: np.log(getattr(self.after, name) / getattr(before, name))
+            for name in list_coefficient_names()
+        }
         for name in sorted(moved, key=lambda name: -abs(moved[name])):
             if abs(np.expm1(moved[name])) > MIN_REPORTED_CHANGE:
-                was, now = (_format_coefficient(name, getattr(c, name)) for c in (before, self.after))
+                was, now = (
+                    _format_coefficient(name, getattr(c, name)) for c in (before, self.after)
+                )
                 lines.append(f"{COEFFICIENT_PRIORS[name]['says'].format(now)}, before {was}")
         return lines
 
     def __str__(self) -> str:
         models = Counter(point.deployment.model.name for point in self.points)
-        listed = ", ".join(f"{name} ({count})" if len(models) > 1 else name for name, count in models.items())
+        listed = ", ".join(
+            f"{name} ({count})" if len(models) > 1 else name for name, count in models.items()
+        )
         count = "1 run" if len(self.points) == 1 else f"{len(self.points)} runs"
         lines = [f"{self.entry} under {self.engine}: {count} of {listed}"]
         medians = self._medians()
         for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
-        for column, name, was in ((1, "TPOT", self.coefficients.sigma_tpot), (0, "TTFT", self.coefficients.sigma_ttft)):
+        for column, name, was in (
+            (1, "TPOT", self.coefficients.sigma_tpot),
+            (0, "TTFT", self.coefficients.sigma_ttft),
+        ):
             before, after = (
-                Interval.from_lognormal(1.0, sigma).relative_half_width for sigma in (was, self.estimate_sigma(column))
+                Interval.from_lognormal(1.0, sigma).relative_half_width
+                for sigma in (was, self.estimate_sigma(column))
             )
             text = f"{before} before ({self.coefficients.basis}), {after} after (measured)"
             lines.append(f"80% interval of mean {name}: {text}")
@@ -162,11 +193,20 @@ class CalibrationFit:
             run, which = divmod(int(np.nanargmax(far)), 2)
             error = np.expm1(self.errors[run, 1, which])
             metric, side = ("TTFT", "TPOT")[which], "high" if error > 0 else "low"
-            lines.append(f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%} too {side}")
+            lines.append(
+                f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%}"
+                f" too {side}"
+            )
         if any(after > MAX_MEDIAN_ERROR for _, after in medians.values()):
-            lines.append("these runs look like those of another deployment: check that it is what ran")
+            lines.append(
+                "these runs look like those of another deployment: check that it is what ran"
+            )
         changes = self.describe_changes()
-        lines += ["what changed:", *(f"  {line}" for line in changes)] if changes else ["no coefficient changed"]
+        lines += (
+            ["what changed:", *(f"  {line}" for line in changes)]
+            if changes
+            else ["no coefficient changed"]
+        )
         return "\n".join(lines)
 
 
@@ -183,19 +223,29 @@ def predict_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, fl
     return float(ttft), float(tpot)
 
 
-def _predict_means_batch(points: Sequence[BenchmarkPoint], trials: Sequence[StepCoefficients]) -> np.ndarray:
+def _predict_means_batch(
+    points: Sequence[BenchmarkPoint], trials: Sequence[StepCoefficients]
+) -> np.ndarray:
     """`predicted` of every run with each of these coefficients, [trials, points, TTFT and TPOT], all at once."""
     loads = [
-        LoadCase(p.deployment, get_memory_plan(p.deployment), derive_effective_workload(p.deployment, p.workload))
+        LoadCase(
+            p.deployment,
+            get_memory_plan(p.deployment),
+            derive_effective_workload(p.deployment, p.workload),
+        )
         for p in points
     ]
     cases: list[LoadCase] = []
     for c in trials:
         steps = {
-            deployment: build_target_step_model(deployment, c) for deployment in {load.deployment for load in loads}
+            deployment: build_target_step_model(deployment, c)
+            for deployment in {load.deployment for load in loads}
         }
         cases += [replace(load, step=steps[load.deployment]) for load in loads]
-    means = [(performance.ttft["mean"].mid, performance.tpot["mean"].mid) for performance in solve_load_cases(cases)]
+    means = [
+        (performance.ttft["mean"].mid, performance.tpot["mean"].mid)
+        for performance in solve_load_cases(cases)
+    ]
     return np.array(means).reshape(len(trials), len(points), 2)
 
 
@@ -203,7 +253,10 @@ def simulate_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, f
     """Mean TTFT and TPOT in seconds of a run with these coefficients, its own requests replayed."""
     deployment = point.deployment
     result = simulate_workload(
-        deployment, get_memory_plan(deployment).pool, build_target_step_model(deployment, c), point.workload
+        deployment,
+        get_memory_plan(deployment).pool,
+        build_target_step_model(deployment, c),
+        point.workload,
     )
     return result.summarize("ttft")["mean"], result.summarize("tpot")["mean"]
 
@@ -218,12 +271,16 @@ def fit_calibration(
 ) -> CalibrationFit:  # fmt: skip
     """The coefficients that measured runs of one GPU and engine ask for, by what `means` predicts (or `replayed`).
 
-    `noise` is the spread of ln(measured) that no model explains, of TTFT and TPOT: `REPEATS` for one's own machine.
-    Raises `PlannerError` for runs of several GPUs or engines, and for a run that the deployment could not have done.
+    `noise` is the spread of ln(measured) that no model explains, of TTFT and TPOT: `REPEATS` for
+    one's own machine. Raises `PlannerError` for runs of several GPUs or engines, and for a run that
+    the deployment could not have done.
     """
     kinds = Counter((point.deployment.gpu.name, point.deployment.engine.name) for point in points)
     if len(kinds) != 1:
-        listed = ", ".join(f"{gpu} under {name} ({count})" for (gpu, name), count in kinds.items()) or "no runs"
+        listed = (
+            ", ".join(f"{gpu} under {name} ({count})" for (gpu, name), count in kinds.items())
+            or "no runs"
+        )
         raise PlannerError(f"calibrate one GPU and engine at a time, got {listed}")
     ((entry, _),) = kinds
     coefficients = get_deployment_coefficients(points[0].deployment)
@@ -249,11 +306,18 @@ def fit_calibration(
         The last are the errors in closed form, whose slopes these are.
         """
         moved = [logs, *(logs + 0.03 * axis for axis in np.eye(len(names)))]
-        closed, *there = np.log(_predict_means_batch(points, [at(each) for each in moved])) - measured
+        closed, *there = (
+            np.log(_predict_means_batch(points, [at(each) for each in moved])) - measured
+        )
         slopes = (np.stack(there, -1) - closed[..., None]) / 0.03
         unit = np.array(noise) * np.sqrt(1 + np.where(use, found / noise, 0.0) ** 2 / STUDENT_T_DOF)
         slopes = np.where(use[..., None], slopes, 0.0) / unit[..., None]
-        return slopes, unit, np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2), closed
+        return (
+            slopes,
+            unit,
+            np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2),
+            closed,
+        )
 
     for point in points:
         _compute_run_means(predict_means, point, before)
@@ -262,9 +326,14 @@ def fit_calibration(
     best = loss(found, logs)
     for _ in range(rounds):
         slopes, unit, normal, _ = linear(found, logs)
-        pull = -np.einsum("pmi,pm->i", slopes, np.where(use, found, 0.0) / unit) - (logs - start) / width**2
+        pull = (
+            -np.einsum("pmi,pm->i", slopes, np.where(use, found, 0.0) / unit)
+            - (logs - start) / width**2
+        )
         while damping < 1e4:
-            trial = logs + np.clip(np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), -0.7, 0.7)
+            trial = logs + np.clip(
+                np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), -0.7, 0.7
+            )
             next_found = errors(trial)
             if (cost := loss(next_found, trial)) < best:
                 break
@@ -276,17 +345,30 @@ def fit_calibration(
         if gain < 1e-3 * best:
             break
     slopes, unit, normal, closed = linear(found, logs)
-    leverage = np.einsum("pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes)  # of a run on its own prediction
-    alone = np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0] * unit
+    leverage = np.einsum(
+        "pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes
+    )  # of a run on its own prediction
+    alone = (
+        np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0]
+        * unit
+    )
     held_back = np.where(use, alone + closed - found, np.nan)
-    return CalibrationFit(entry, coefficients, at(logs), tuple(points), np.stack([first, found], axis=1), held_back)
+    return CalibrationFit(
+        entry, coefficients, at(logs), tuple(points), np.stack([first, found], axis=1), held_back
+    )
 
 
-def _compute_run_means(means: MeansFunction, point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
+def _compute_run_means(
+    means: MeansFunction, point: BenchmarkPoint, c: StepCoefficients
+) -> tuple[float, float]:
     """What `means` gives for a run; errors name the run."""
     with add_error_context(point.name):
         run_means = means(point, c)
-        for metric, measured, value in zip(("TTFT", "TPOT"), (point.ttft, point.tpot), run_means, strict=True):
+        for metric, measured, value in zip(
+            ("TTFT", "TPOT"), (point.ttft, point.tpot), run_means, strict=True
+        ):
             if measured is not None and not 0 < value < np.inf:
-                raise PlannerError(f"a {metric} of {measured * 1e3:g} ms was measured, but it can have none")
+                raise PlannerError(
+                    f"a {metric} of {measured * 1e3:g} ms was measured, but it can have none"
+                )
     return run_means

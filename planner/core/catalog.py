@@ -30,14 +30,18 @@ def compute_build_digest() -> str:
     digest = hashlib.sha256()
     for root, kinds in ((_PACKAGE, ("*.py",)), (CATALOG_DIR, ("*.yaml", "*.csv", "*.json"))):
         for path in sorted(path for kind in kinds for path in root.rglob(kind)):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(
+                path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+            )
     return digest.hexdigest()
 
 
 class StrictEntry(BaseModel):
     """Base of every catalog entry: unknown fields are errors, numbers finite, text Unicode, values frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=2**16)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=2**16
+    )
     misspelling_hints: ClassVar[Mapping[str, str]] = {}
     """Parts of names that people expect here, and what to write instead."""
 
@@ -61,7 +65,9 @@ for _tag, _written, _first in (
     ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
      list("-+.0123456789")),
 ):  # fmt: skip
-    _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_written})\Z"), _first)
+    _Yaml12Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_written})\Z"), _first
+    )
 
 
 def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT:
@@ -69,11 +75,15 @@ def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT
     try:
         entry = entry_type.model_validate(data)
         if flag := next(_find_bools_read_as_numbers(data, entry), None):
-            raise PlannerError(f"{location}, field {flag[0]}: Input should be a number, got {flag[1]}")
+            raise PlannerError(
+                f"{location}, field {flag[0]}: Input should be a number, got {flag[1]}"
+            )
         return entry
     except ValidationError as error:
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-        field = ".".join(str(part) for part in first["loc"] if part != "[key]") or "(the whole entry)"
+        field = (
+            ".".join(str(part) for part in first["loc"] if part != "[key]") or "(the whole entry)"
+        )
         if first["type"] == "extra_forbidden":
             *parents, unknown = first["loc"]
             inside: type[StrictEntry] = entry_type
@@ -83,16 +93,29 @@ def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT
             known = sorted(inside.model_fields)
             close = find_closest(str(unknown), known, 0.5)
             hint = f"; did you mean {close}?" if close else f"; accepted: {', '.join(known)}"
-            hint = next((f"; {text}" for part, text in inside.misspelling_hints.items() if part in str(unknown)), hint)
+            hint = next(
+                (
+                    f"; {text}"
+                    for part, text in inside.misspelling_hints.items()
+                    if part in str(unknown)
+                ),
+                hint,
+            )
             raise PlannerError(f"{location}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":
             raise PlannerError(f"{location}, field {field}: field is missing") from None
         if first["type"] == "value_error" and not first["loc"]:
             raise PlannerError(f"{location}: {first['ctx']['error']}") from None
-        wanted = "Input should be a number" if "than" in first["type"] and first["input"] is True else first["msg"]
+        wanted = (
+            "Input should be a number"
+            if "than" in first["type"] and first["input"] is True
+            else first["msg"]
+        )
         if first["type"] == "float_parsing":
             wanted = "Input should be a number, worked out (2.5 for 60/24)"
-        raise PlannerError(f"{location}, field {field}: {wanted}, got {first['input']!r:.80}") from None
+        raise PlannerError(
+            f"{location}, field {field}: {wanted}, got {first['input']!r:.80}"
+        ) from None
 
 
 def _find_entry_type(annotation: Any) -> type[StrictEntry] | None:
@@ -102,9 +125,13 @@ def _find_entry_type(annotation: Any) -> type[StrictEntry] | None:
     return next(filter(None, map(_find_entry_type, get_args(annotation))), None)
 
 
-def _find_bools_read_as_numbers(given: Any, read: Any, place: str = "") -> Iterator[tuple[str, bool]]:
+def _find_bools_read_as_numbers(
+    given: Any, read: Any, place: str = ""
+) -> Iterator[tuple[str, bool]]:
     """Where true or false was read as a number."""
-    if isinstance(read, tuple) and not isinstance(given, list | tuple):  # one item stood for a list of one
+    if isinstance(read, tuple) and not isinstance(
+        given, list | tuple
+    ):  # one item stood for a list of one
         read = next(iter(read), None)
     if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
         yield place.removeprefix("."), given
@@ -120,15 +147,25 @@ def _find_bools_read_as_numbers(given: Any, read: Any, place: str = "") -> Itera
 
 def load_catalog_rows(file: str, kind: type[EntryT]) -> tuple[EntryT, ...]:
     """All rows of the catalog's CSV `file`, each validated as a `kind`; lines from # on are its guide."""
-    lines = [line for line in read_text(CATALOG_DIR / file).splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in read_text(CATALOG_DIR / file).splitlines() if not line.startswith("#")
+    ]
     return tuple(
-        validate_entry(kind, row, f"{file}, row {number}") for number, row in enumerate(csv.DictReader(lines), 1)
+        validate_entry(kind, row, f"{file}, row {number}")
+        for number, row in enumerate(csv.DictReader(lines), 1)
     )
 
 
-def load_catalog(file: str, entry_type: type[EntryT], root: Path = CATALOG_DIR) -> dict[str, EntryT]:
+def load_catalog(
+    file: str, entry_type: type[EntryT], root: Path = CATALOG_DIR
+) -> dict[str, EntryT]:
     """All entries of the catalog `file`, a mapping of name to fields, each validated as a `kind`."""
     data = read_yaml(root / file)
     if not isinstance(data, dict):
-        raise PlannerError(f"{file}: expected a mapping of entry names to fields, got {type(data).__name__}")
-    return {str(name): validate_entry(entry_type, fields, f"{file}, entry {name}") for name, fields in data.items()}
+        raise PlannerError(
+            f"{file}: expected a mapping of entry names to fields, got {type(data).__name__}"
+        )
+    return {
+        str(name): validate_entry(entry_type, fields, f"{file}, entry {name}")
+        for name, fields in data.items()
+    }

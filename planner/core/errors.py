@@ -38,17 +38,26 @@ def find_closest(name: str, known_names: Iterable[str], min_similarity: float) -
     return next(iter(difflib.get_close_matches(name, known_names, n=1, cutoff=min_similarity)), "")
 
 
-def make_unknown_name_error(name: str, known_names: Iterable[str], what: str, alike: float = 0.5) -> PlannerError:
+def make_unknown_name_error(
+    name: str, known_names: Iterable[str], what: str, alike: float = 0.5
+) -> PlannerError:
     """The error for an unknown `name`: the nearest known ones, at least so much `alike`, or all of them when few."""
     known_names = sorted(known_names)
     folded = {k.casefold(): k for k in known_names}
-    close = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=alike)]
-    listed = f"known: {', '.join(known_names)}" if len(known_names) <= 12 else "nothing like it is known"
+    close = [
+        folded[match]
+        for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=alike)
+    ]
+    listed = (
+        f"known: {', '.join(known_names)}" if len(known_names) <= 12 else "nothing like it is known"
+    )
     hint = f"did you mean {' or '.join(close)}?" if close else listed
     return PlannerError(f"unknown {what} {name!r}; {hint}")
 
 
-def check_known_names(given: Mapping[str, ValueT], names: Iterable[str], what: str) -> Mapping[str, ValueT]:
+def check_known_names(
+    given: Mapping[str, ValueT], names: Iterable[str], what: str
+) -> Mapping[str, ValueT]:
     """What was `given`, if `names` has all its keys; `PlannerError` with the nearest where one is not."""
     for key in given:
         if key not in names:

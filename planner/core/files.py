@@ -17,22 +17,30 @@ def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None
     """`PlannerError` where a file that is `read` would be written over."""
     places = {os.path.realpath(path) for path in written}
     if over := next((path for path in read if os.path.realpath(path) in places), None):
-        raise PlannerError(f"{over} is read, and would be written over: name another place to write to")
+        raise PlannerError(
+            f"{over} is read, and would be written over: name another place to write to"
+        )
 
 
 @contextmanager
-def replace_atomically(*paths: Path, stale: Iterable[Path] = (), new: bool = False) -> Iterator[list[Path]]:
+def replace_atomically(
+    *paths: Path, stale: Iterable[Path] = (), new: bool = False
+) -> Iterator[list[Path]]:
     """Paths to write instead of `paths`, which take their places together when the block ends well.
 
-    A write that fails, or a process that is killed in it, leaves what was there before. Processes take turns in the
-    folder that holds them all, so that files of one are never mixed with those of another; `stale` files are removed in
-    the same turn. A pipe or a device is written as it is. Raises `PlannerError` when a file cannot be written, or is
-    there where it must be `new`.
+    A write that fails, or a process that is killed in it, leaves what was there before. Processes
+    take turns in the folder that holds them all, so that files of one are never mixed with those of
+    another; `stale` files are removed in the same turn. A pipe or a device is written as it is.
+    Raises `PlannerError` when a file cannot be written, or is there where it must be `new`.
     """
     parts: dict[Path, Path] = {}
     try:
         yield [_make_temp_path(path, parts) for path in paths]
-        with _lock_folder(Path(os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent]))):
+        with _lock_folder(
+            Path(
+                os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent])
+            )
+        ):
             for part, place in parts.items():
                 if new:
                     os.link(part, place)
@@ -95,4 +103,6 @@ def get_report_date() -> date:
     try:
         return datetime.fromtimestamp(int(epoch), UTC).date()
     except (ValueError, OverflowError, OSError):
-        raise PlannerError(f"SOURCE_DATE_EPOCH: expected whole seconds since 1970, got {epoch!r:.40}") from None
+        raise PlannerError(
+            f"SOURCE_DATE_EPOCH: expected whole seconds since 1970, got {epoch!r:.40}"
+        ) from None

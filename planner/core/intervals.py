@@ -75,7 +75,10 @@ class Interval:
         return self * (1 / scale)
 
     def __format__(self, spec: str) -> str:
-        lo, mid, hi = ("growing" if math.isinf(each) else format(each, spec) for each in (self.lo, self.mid, self.hi))
+        lo, mid, hi = (
+            "growing" if math.isinf(each) else format(each, spec)
+            for each in (self.lo, self.mid, self.hi)
+        )
         return mid if self.lo == self.hi else f"{mid} ({lo} to {hi})"
 
     def __str__(self) -> str:

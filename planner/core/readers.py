@@ -30,12 +30,18 @@ def open_bounded(path: Path, max_bytes: int, what: str = "") -> BinaryIO:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"it is {'a directory' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+            raise ValueError(
+                f"it is {'a directory' if stat.S_ISDIR(found.st_mode) else 'no regular file'}"
+            )
         if found.st_size > max_bytes:
-            raise ValueError(f"it has {found.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read")
+            raise ValueError(
+                f"it has {found.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read"
+            )
         return path.open("rb")
     except (OSError, ValueError) as error:
-        raise PlannerError(f"cannot read {what}{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise PlannerError(
+            f"cannot read {what}{path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def read_text(path: Path, max_bytes: int = 16 * MIB, errors: str = "strict") -> str:
@@ -44,20 +50,26 @@ def read_text(path: Path, max_bytes: int = 16 * MIB, errors: str = "strict") -> 
         with open_bounded(path, max_bytes) as file:
             return file.read(max_bytes).decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
-        raise PlannerError(f"cannot read {path}: byte {error.start + 1:,} is not UTF-8 text") from None
+        raise PlannerError(
+            f"cannot read {path}: byte {error.start + 1:,} is not UTF-8 text"
+        ) from None
     except OSError as error:
         raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def read_csv_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, list[str]]]:
     """The lines of a CSV that are not blank, as their numbers and cells; `PlannerError` for what is none."""
-    with open_bounded(path, max_bytes) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+    with (
+        open_bounded(path, max_bytes) as raw,
+        io.TextIOWrapper(raw, "utf-8-sig", newline="") as file,
+    ):
         lines = csv.reader(file)
         try:
             for cells in filter(None, lines):
                 if len(cells) > MAX_CSV_CELLS_PER_LINE:
                     raise ValueError(
-                        f"{len(cells):,} cells in line {lines.line_num:,}, and at most {MAX_CSV_CELLS_PER_LINE:,} are"
+                        f"{len(cells):,} cells in line {lines.line_num:,}, and at most"
+                        f" {MAX_CSV_CELLS_PER_LINE:,} are"
                     )
                 yield lines.line_num, cells
         except (csv.Error, OSError, ValueError) as error:
@@ -103,7 +115,9 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
     def construct_yaml_int(self, node: Any) -> int:
         digits = node.value.replace("_", "")
         if len(digits) > 20 or abs(int(digits)) > 2**53:
-            raise _make_yaml_error(f"{digits:.40} is beyond 2^53, the largest whole number that is read", node)
+            raise _make_yaml_error(
+                f"{digits:.40} is beyond 2^53, the largest whole number that is read", node
+            )
         return int(digits)
 
 
@@ -133,7 +147,12 @@ def parse_yaml(text: str, location: str) -> Any:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         problem = ", ".join(filter(None, (error.context, error.problem)))
         raise PlannerError(f"{location} is not valid YAML: {line}{problem}") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # from PyYAML's readers of tags
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:  # from PyYAML's readers of tags
         raise PlannerError(f"{location} is not valid YAML: {error}") from None
 
 
@@ -143,12 +162,17 @@ def parse_json(text: str, location: str) -> Any:
         values = sum(map(text.count, ",[{{{"))  # an object is as much as three
         if (taken := 2 * sys.getsizeof(text) + 100 * values) > MAX_JSON_BYTES:
             raise ValueError(
-                f"{values:,} values would take {taken:.2g} bytes, and at most {MAX_JSON_BYTES:.0e} are given"
+                f"{values:,} values would take {taken:.2g} bytes, and at most {MAX_JSON_BYTES:.0e}"
+                " are given"
             )
         data = json.loads(text, object_pairs_hook=_build_json_object)
         level: list[Any] = [[data]]
         for _ in range(MAX_NESTING_DEPTH + 1):
-            parts = (part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole))
+            parts = (
+                part
+                for whole in level
+                for part in (whole.values() if isinstance(whole, dict) else whole)
+            )
             if not (level := [part for part in parts if isinstance(part, dict | list)]):
                 return data
     except ValueError as error:

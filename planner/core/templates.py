@@ -21,7 +21,9 @@ def _create_environment(folder: str) -> jinja2.Environment:
     """Whatever a template shows stays within its line, which no comment can leave, unless a filter quoted it."""
 
     def as_yaml(text: Any) -> str:
-        style = '"' if re.search("[\x85\u2028\u2029]", str(text)) else None  # ends of lines to YAML 1.1 alone
+        style = (
+            '"' if re.search("[\x85\u2028\u2029]", str(text)) else None
+        )  # ends of lines to YAML 1.1 alone
         sentence = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)
         return sentence.removesuffix("...\n").rstrip("\n")
 
@@ -40,7 +42,9 @@ def _create_environment(folder: str) -> jinja2.Environment:
         "yaml": as_yaml,
     }
     environment.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
-    environment.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')  # what Prometheus expands in labels
+    environment.filters["go"] = lambda text: text.replace(
+        "{{", '{{"{{"}}'
+    )  # what Prometheus expands in labels
     environment.filters["promql"] = quote_promql
     environment.filters["scalar"] = lambda text: Markup(
         yaml.safe_dump(str(text), default_style='"', width=math.inf).removesuffix("\n")

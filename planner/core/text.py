@@ -8,7 +8,10 @@ from unicodedata import category
 
 def escape_to_one_line(text: object) -> str:
     """Text with whatever would not print as a character of one line, such as a newline, shown as its escape."""
-    shown = (c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode() for c in str(text))
+    shown = (
+        c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode()
+        for c in str(text)
+    )
     return "".join(shown)
 
 

@@ -14,5 +14,7 @@ def convert_gib_to_bytes(gib: float, max_bytes: int, field: str) -> int:
     """The bytes of `gib` GiB; `PlannerError` above the `most` bytes that a GPU has."""
     if gib * GIB > 1.1 * max_bytes:
         mib = f"; if it is MiB, write {gib / 1024:.4g}" if gib * MIB <= 1.1 * max_bytes else ""
-        raise PlannerError(f"{field}: {gib:g} GiB is more than a GPU has, {max_bytes / GIB:.4g} GiB{mib}")
+        raise PlannerError(
+            f"{field}: {gib:g} GiB is more than a GPU has, {max_bytes / GIB:.4g} GiB{mib}"
+        )
     return round(gib * GIB)

@@ -7,7 +7,12 @@ from planner.deploy.artifacts import (
     predict_benchmark_ramp,
     render_artifacts,
 )
-from planner.deploy.launch_spec import LaunchSpec, build_deployment_launch, build_launch, build_launches
+from planner.deploy.launch_spec import (
+    LaunchSpec,
+    build_deployment_launch,
+    build_launch,
+    build_launches,
+)
 
 __all__ = [
     "ALL_ARTIFACT_FILES",

@@ -1,9 +1,9 @@
 """What to watch of a plan in production, and from where on it is no longer the plan: for alerts, dashboard and runbook.
 
-A promise is held against the lowest edge of the engine's histogram at or above its limit: what lies above that edge
-surely took longer, where a quantile interpolated between two edges may be off by the whole bucket. Burn rates and
-their windows are those of Google's SRE workbook, "Alerting on SLOs" (2018): 2% of a month's budget in an hour, 5% in
-six hours.
+A promise is held against the lowest edge of the engine's histogram at or above its limit: what lies
+above that edge surely took longer, where a quantile interpolated between two edges may be off by
+the whole bucket. Burn rates and their windows are those of Google's SRE workbook, "Alerting on
+SLOs" (2018): 2% of a month's budget in an hour, 5% in six hours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class SloAlert:
 
     target: SloTarget
     histogram: str | None  # None: this version has none
-    bucket_edge_s: float | None  # where requests are counted as late; None for a mean, or beyond all edges
+    bucket_edge_s: (
+        float | None
+    )  # where requests are counted as late; None for a mean, or beyond all edges
     mean: float  # planned, the high end of its interval
 
     @property
@@ -89,19 +91,33 @@ class AlertThresholds:
 
 def build_slo_alerts(prediction: Prediction, targets: Sequence[SloTarget]) -> list[SloAlert]:
     """Every target with its histogram and edge."""
-    performance, engine_metric_names = prediction.performance, get_metric_names(prediction.deployment.engine)
+    performance, engine_metric_names = (
+        prediction.performance,
+        get_metric_names(prediction.deployment.engine),
+    )
     assert performance is not None
     edges = [
-        engine_metric_names.find_bucket_edge(each.metric, each.seconds) if each.percentile != "mean" else None
+        (
+            engine_metric_names.find_bucket_edge(each.metric, each.seconds)
+            if each.percentile != "mean"
+            else None
+        )
         for each in targets
     ]
     return [
-        SloAlert(each, engine_metric_names.names.get(each.metric), edge, performance.get(each.metric, "mean").hi)
+        SloAlert(
+            each,
+            engine_metric_names.names.get(each.metric),
+            edge,
+            performance.get(each.metric, "mean").hi,
+        )
         for each, edge in zip(targets, edges, strict=True)
     ]
 
 
-def compute_alert_thresholds(prediction: Prediction, targets: Sequence[SloTarget]) -> AlertThresholds:
+def compute_alert_thresholds(
+    prediction: Prediction, targets: Sequence[SloTarget]
+) -> AlertThresholds:
     """From where on production is no longer what was replayed."""
     performance, load = prediction.performance, prediction.effective_workload
     assert performance is not None
@@ -109,7 +125,9 @@ def compute_alert_thresholds(prediction: Prediction, targets: Sequence[SloTarget
     hits, accepted = load.cache_hit_fraction, compute_planned_acceptance(prediction.deployment)
     paced = load.rate is not None
     return AlertThresholds(
-        kv_usage=(performance.kv_usage_p99 + 1) / 2 if performance.kv_usage_p99 < KV_FULL_USAGE else None,
+        kv_usage=(
+            (performance.kv_usage_p99 + 1) / 2 if performance.kv_usage_p99 < KV_FULL_USAGE else None
+        ),
         preemptions=max(2 * performance.preemptions, performance.preemptions + 0.05),
         wait=max([*limits, performance.ttft["p99"].hi]) if paced else None,
         rate=1.1 * load.rate if load.rate is not None else None,
@@ -125,7 +143,10 @@ def list_alert_rules(rules: str) -> pd.DataFrame:
 
     groups = yaml.safe_load(rules)["groups"]
     found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-    rows = [(r["alert"], r["labels"]["severity"], r.get("for", "0m"), r["annotations"]["summary"]) for r in found]
+    rows = [
+        (r["alert"], r["labels"]["severity"], r.get("for", "0m"), r["annotations"]["summary"])
+        for r in found
+    ]
     return pd.DataFrame(rows, columns=["alert", "severity", "after", "means"])
 
 
@@ -134,7 +155,9 @@ def build_series_selector(deployment: Deployment) -> Callable[..., Markup]:
 
     def of(metric: str, **labels: str) -> Markup:
         pairs = {"model_name": deployment.model.name, **labels}
-        return Markup(f"{metric}{{{','.join(f'{key}={quote_promql(value)}' for key, value in pairs.items())}}}")
+        return Markup(
+            f"{metric}{{{','.join(f'{key}={quote_promql(value)}' for key, value in pairs.items())}}}"
+        )
 
     return of
 
@@ -144,7 +167,9 @@ def get_prometheus_job(deployment: Deployment) -> str:
     return f"headroom/{deployment.model.name}"
 
 
-def list_metrics_endpoints(replicas: int, port: int, per_node: int = 1, nodes: int = 1) -> list[str]:
+def list_metrics_endpoints(
+    replicas: int, port: int, per_node: int = 1, nodes: int = 1
+) -> list[str]:
     """HOST:PORT of every replica's /metrics: `per_node` share a machine from `port` up, or one spans `nodes` of them.
 
     Machines are called node-0, node-1, ...; a single one is localhost.
@@ -155,13 +180,17 @@ def list_metrics_endpoints(replicas: int, port: int, per_node: int = 1, nodes: i
     return [f"{host.format(k // per_node)}:{port + k % per_node}" for k in range(replicas)]
 
 
-def build_monitoring_values(prediction: Prediction, targets: Sequence[SloTarget], at: Sequence[str]) -> dict[str, Any]:
+def build_monitoring_values(
+    prediction: Prediction, targets: Sequence[SloTarget], at: Sequence[str]
+) -> dict[str, Any]:
     """What the templates of `FILES` need beside the plan itself; `at`: the `endpoints` of its replicas."""
     deployment = prediction.deployment
     engine_metric_names = get_metric_names(deployment.engine)
     return {
-        "metrics": engine_metric_names.names, "without": engine_metric_names.without, "promises": build_slo_alerts(prediction, targets),
-        "limits": compute_alert_thresholds(prediction, targets), "fewest": MIN_REQUESTS_PER_HOUR, "of": build_series_selector(deployment), "job": get_prometheus_job(deployment),
+        "metrics": engine_metric_names.names, "without": engine_metric_names.without,
+        "promises": build_slo_alerts(prediction, targets),
+        "limits": compute_alert_thresholds(prediction, targets), "fewest": MIN_REQUESTS_PER_HOUR,
+        "of": build_series_selector(deployment), "job": get_prometheus_job(deployment),
         "endpoints": at, "planned_hits": prediction.effective_workload.cache_hit_fraction,
         "planned_acceptance": compute_planned_acceptance(deployment),
         "modes": load_failure_modes(engine_metric_names.names) if engine_metric_names.names else {},

@@ -55,7 +55,9 @@ def format_for_display(word: Argument) -> str:
 
 def format_for_shell(word: Argument) -> str:
     """An argument as a shell reads it: text quoted, variables open."""
-    return "".join(f'"{part}"' if isinstance(part, EnvVariable) else _quote_part(str(part)) for part in word)
+    return "".join(
+        f'"{part}"' if isinstance(part, EnvVariable) else _quote_part(str(part)) for part in word
+    )
 
 
 def _quote_part(part: str) -> str:
@@ -79,7 +81,9 @@ def format_for_pod(word: Argument, renamed: Mapping[str, str] | None = None) -> 
 
     def named(variable: EnvVariable) -> str:
         if variable.times != 1:
-            raise PlannerError(f"a pod cannot count in {variable.name}: this version needs serve.sh on each node")
+            raise PlannerError(
+                f"a pod cannot count in {variable.name}: this version needs serve.sh on each node"
+            )
         return f"$({(renamed or {}).get(variable.name, variable.name)})"
 
     return _format_for_container(word, named)

@@ -51,13 +51,18 @@ ROUTER_PORT = 8080
 """Where clients of pools ask."""
 ALL_ARTIFACT_FILES = tuple(
     dict.fromkeys(
-        name for kinds in (ARTIFACT_FILES, DISAGGREGATED_ARTIFACT_FILES) for names in kinds.values() for name in names
+        name
+        for kinds in (ARTIFACT_FILES, DISAGGREGATED_ARTIFACT_FILES)
+        for names in kinds.values()
+        for name in names
     )
 )
 """What `documents` may write; what watches the plan only where the catalog knows the engine's own names of metrics."""
 
 
-def list_artifact_files(prediction: Prediction, wanted: Sequence[str] = DEFAULT_ARTIFACTS) -> list[str]:
+def list_artifact_files(
+    prediction: Prediction, wanted: Sequence[str] = DEFAULT_ARTIFACTS
+) -> list[str]:
     """The files that `documents` makes."""
     engine = prediction.deployment.engine
     if prediction.prefill:
@@ -65,34 +70,47 @@ def list_artifact_files(prediction: Prediction, wanted: Sequence[str] = DEFAULT_
     lacking = set(alerts.MONITORING_FILES) if get_metric_names(engine).without else set()
     lacking |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
     named = [
-        manifests.list_manifest_files(kind, engine) if kind in manifests.MANIFEST_FILES else ARTIFACT_FILES[kind]
+        (
+            manifests.list_manifest_files(kind, engine)
+            if kind in manifests.MANIFEST_FILES
+            else ARTIFACT_FILES[kind]
+        )
         for kind in wanted
     ]
     return [name for names in named for name in names if name not in lacking]
 
 
 def render_artifacts(
-    prediction: Prediction, targets: Sequence[SloTarget], storage: str = DEFAULT_STORAGE, wanted: Sequence[str] = DEFAULT_ARTIFACTS,
+    prediction: Prediction, targets: Sequence[SloTarget], storage: str = DEFAULT_STORAGE,
+    wanted: Sequence[str] = DEFAULT_ARTIFACTS,
     scaling: AutoscalingPlan | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """File name -> text: shell script, systemd template unit, and whatever else of `KINDS` is wanted.
 
-    `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
-    and states what the plan predicts for each. A starting server reads its weights from `storage`; with `scaling`
-    replicas follow its day. Raises `PlannerError` when the deployment does not fit.
+    `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of
+    that on one replica, and states what the plan predicts for each. A starting server reads its
+    weights from `storage`; with `scaling` replicas follow its day. Raises `PlannerError` when the
+    deployment does not fit.
     """
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
     if prediction.prefill:
-        return _render_pool_artifacts(prediction, targets, storage, list_artifact_files(prediction, wanted))
+        return _render_pool_artifacts(
+            prediction, targets, storage, list_artifact_files(prediction, wanted)
+        )
     deployment = prediction.deployment
     engine = deployment.engine
     start = build_launch(prediction, storage)
-    at = alerts.list_metrics_endpoints(deployment.num_replicas, start.port, start.replicas_per_node, start.nodes)
+    at = alerts.list_metrics_endpoints(
+        deployment.num_replicas, start.port, start.replicas_per_node, start.nodes
+    )
     values: dict[str, Any] = {
-        **manifests.build_template_values(start, prediction), "p": prediction, "targets": targets, "storage": storage,
-        "checkpoint": get_checkpoint(deployment), "ramp": predict_benchmark_ramp(prediction), "prefix": get_benchmark_prefix_tokens(prediction),
-        "directory": INSTALL_DIR, "range_ratio": RANDOM_LENGTH_RANGE_RATIO, "prompts": count_benchmark_prompts,
+        **manifests.build_template_values(start, prediction), "p": prediction, "targets": targets,
+        "storage": storage,
+        "checkpoint": get_checkpoint(deployment), "ramp": predict_benchmark_ramp(prediction),
+        "prefix": get_benchmark_prefix_tokens(prediction),
+        "directory": INSTALL_DIR, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
+        "prompts": count_benchmark_prompts,
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
         "goodput": build_goodput_limits(targets), "start_up": start.start_up,
         "scaled": manifests.build_scaling_trigger(prediction, scaling) if "kubernetes" in wanted else None,
@@ -104,12 +122,18 @@ def render_artifacts(
     )
     if {"alerts.yml", "k8s/monitor.yaml"} <= {*names}:
         made["k8s/monitor.yaml"] += render_template(
-            "deploy", "k8s/rules.yaml", rules=Markup(render_template("deploy", "alerts.yml", **values)), **values
+            "deploy",
+            "k8s/rules.yaml",
+            rules=Markup(render_template("deploy", "alerts.yml", **values)),
+            **values,
         )
     made |= {"trtllm.yaml": start.config} | (
         {"grafana.json": render_dashboard(values)} if "grafana.json" in names else {}
     )
-    return {name: made[name] if name in made else render_template("deploy", name, **values) for name in names}
+    return {
+        name: made[name] if name in made else render_template("deploy", name, **values)
+        for name in names
+    }
 
 
 def _render_pool_artifacts(
@@ -121,22 +145,33 @@ def _render_pool_artifacts(
     if serving.router is None:
         raise PlannerError(f"no router for pools of {deployment.engine.name} is known")
     workers = {"prefill.sh": first, "decode.sh": rest}
-    sizes = " and ".join(f"{launch.deployment.layout.replicas} {launch.role}" for launch in workers.values())
+    sizes = " and ".join(
+        f"{launch.deployment.layout.replicas} {launch.role}" for launch in workers.values()
+    )
     engine = deployment.engine
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {engine}",
-        "prefill": first, "decode": rest, "port": ROUTER_PORT, "router": serving.router, "script": format_for_script,
+        "prefill": first, "decode": rest, "port": ROUTER_PORT, "router": serving.router,
+        "script": format_for_script,
         "package": "sglang-router" if engine.name == "sglang" else "vllm-router",
-        "bootstrap": BOOTSTRAP_PORT if engine.name == "sglang" else None, "environment": manifests.load_environment_variables(engine),
-        "p": prediction, "targets": targets, "checkpoint": get_checkpoint(deployment), "goodput": build_goodput_limits(targets),
-        "prefix": get_benchmark_prefix_tokens(prediction), "range_ratio": RANDOM_LENGTH_RANGE_RATIO, "prompts": count_benchmark_prompts,
+        "bootstrap": BOOTSTRAP_PORT if engine.name == "sglang" else None,
+        "environment": manifests.load_environment_variables(engine),
+        "p": prediction, "targets": targets, "checkpoint": get_checkpoint(deployment),
+        "goodput": build_goodput_limits(targets),
+        "prefix": get_benchmark_prefix_tokens(prediction), "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
+        "prompts": count_benchmark_prompts,
     }  # fmt: skip
     values |= {"ramp": predict_benchmark_ramp(prediction)} if "bench.sh" in names else {}
     pool_artifacts = {}
     for name in names:
         start, template = workers.get(name, first), "serve.sh" if name in workers else name
         pool_artifacts[name] = render_template(
-            "deploy", template, **values, launch=start, d=start.deployment, layout=start.deployment.layout
+            "deploy",
+            template,
+            **values,
+            launch=start,
+            d=start.deployment,
+            layout=start.deployment.layout,
         )
     return pool_artifacts
 
@@ -144,7 +179,9 @@ def _render_pool_artifacts(
 def build_goodput_limits(targets: Sequence[SloTarget]) -> dict[str, float]:
     """The limits that `vllm bench serve` counts by, of each metric the last and widest."""
     slowest = sorted(targets, key=lambda target: target.seconds)
-    return {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"}
+    return {
+        ("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"
+    }
 
 
 def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
@@ -158,14 +195,19 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     served = prediction.performance.request_tps.mid if prediction.performance else 0.0
     prefix = get_benchmark_prefix_tokens(prediction)
     drawn = replace(
-        workload, prompt=_build_random_lengths(workload.prompt.mean, prefix), output=_build_random_lengths(workload.output.mean), trace=None,
+        workload, prompt=_build_random_lengths(workload.prompt.mean, prefix),
+        output=_build_random_lengths(workload.output.mean), trace=None,
         prefix_tokens=prefix, prefix_hit_rate=float(prefix > 0), adapter_zipf=0.0,
     )  # fmt: skip
     found = {}
     for share in RAMP_RATE_FRACTIONS:
         rate = float(f"{(workload.rate or served) / copies * share:.3g}")
         step = replace(drawn.with_rate(rate), num_prompts=count_benchmark_prompts(rate))
-        one = evaluate_disaggregated(first, deployment, step) if first else predict(deployment.with_replicas(1), step)
+        one = (
+            evaluate_disaggregated(first, deployment, step)
+            if first
+            else predict(deployment.with_replicas(1), step)
+        )
         found[rate] = one.performance
     return {rate: performance for rate, performance in found.items() if performance}
 
@@ -173,7 +215,9 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
 def get_benchmark_prefix_tokens(prediction: Prediction) -> int:
     """Tokens that all prompts of the benchmark begin with: the scenario's own, or what the plan reuses on average."""
     assert prediction.workload is not None
-    return prediction.workload.prefix_tokens or int(prediction.effective_workload.mean_cached_tokens)
+    return prediction.workload.prefix_tokens or int(
+        prediction.effective_workload.mean_cached_tokens
+    )
 
 
 def count_benchmark_prompts(rate: float) -> int:
@@ -208,7 +252,11 @@ def list_unsupported_artifacts(plan: Plan) -> list[str]:
 def list_benchmark_files(plan: Plan) -> tuple[str, ...]:
     """The files that start and benchmark what should be measured first; none where no result changes the choice."""
     sure = estimate_choice_confidence(plan)
-    if sure is None or sure.best_benchmark is None or not {*BENCHMARK_ARTIFACTS} <= {*plan.scenario.output_kinds}:
+    if (
+        sure is None
+        or sure.best_benchmark is None
+        or not {*BENCHMARK_ARTIFACTS} <= {*plan.scenario.output_kinds}
+    ):
         return ()
     measured = sure.best_benchmark[0]
     folder_of = "" if measured is plan.chosen else BENCHMARK_DIR

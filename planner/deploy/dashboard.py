@@ -12,7 +12,12 @@ from planner.core.templates import render_template
 
 def render_dashboard(values: Mapping[str, Any]) -> str:
     """`grafana.json` of the plan whose `values` the templates get; its panels stand in `grafana.yaml.j2`."""
-    title, panels = values["title"], yaml.safe_load(render_template("deploy", "grafana.yaml", **values))
+    title, panels = (
+        values["title"],
+        yaml.safe_load(render_template("deploy", "grafana.yaml", **values)),
+    )
     uid = f"headroom-{hashlib.sha256(title.encode()).hexdigest()[:16]}"
-    made = json.loads(render_template("deploy", "grafana.json", title=title, uid=uid, panels=panels))
+    made = json.loads(
+        render_template("deploy", "grafana.json", title=title, uid=uid, panels=panels)
+    )
     return json.dumps(made, indent=1, ensure_ascii=False) + "\n"

@@ -140,7 +140,10 @@ class LaunchSpec:
     def title(self) -> str:
         """What heads its files."""
         deployment = self.deployment
-        return f"{deployment.model.name} on {deployment.layout} of {deployment.gpu.name}, {deployment.engine}"
+        return (
+            f"{deployment.model.name} on {deployment.layout} of {deployment.gpu.name},"
+            f" {deployment.engine}"
+        )
 
     @property
     def port(self) -> int:
@@ -163,7 +166,9 @@ class LaunchSpec:
         """The engine's published image at this version; None where there is none for this kind of GPU."""
         engine, images = self.deployment.engine, self.serving.images
         image = images.get(select_entry_for_release(self.deployment.gpu.vendor, engine, images))
-        return image.format(version=engine.version).replace(":vnightly", ":nightly") if image else None
+        return (
+            image.format(version=engine.version).replace(":vnightly", ":nightly") if image else None
+        )
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -185,11 +190,15 @@ class LaunchSpec:
     def shell_line(self) -> str:
         """The command in one line, as a shell reads it."""
         before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        before += [f"{name}={format_for_shell(word)}" for name, word in self.exported_variables.items()]
+        before += [
+            f"{name}={format_for_shell(word)}" for name, word in self.exported_variables.items()
+        ]
         return " ".join([*before, *map(format_for_shell, self.arguments)])
 
     def __str__(self) -> str:
-        return " \\\n  ".join([" ".join(map(format_for_shell, self.program)), *map(str, self.flags)])
+        return " \\\n  ".join(
+            [" ".join(map(format_for_shell, self.program)), *map(str, self.flags)]
+        )
 
 
 @cache
@@ -210,8 +219,12 @@ def count_nodes(deployment: Deployment) -> int:
     groups, held = layout.pp * layout.dp, deployment.gpus_per_node // layout.tp
     if not held:
         node = deployment.gpus_per_node
-        raise PlannerError(f"tensor parallel size {layout.tp} is more than the {node} GPUs of a node")
-    return next(nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0)
+        raise PlannerError(
+            f"tensor parallel size {layout.tp} is more than the {node} GPUs of a node"
+        )
+    return next(
+        nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0
+    )
 
 
 def get_port(deployment: Deployment, role: str = "") -> int:
@@ -219,30 +232,38 @@ def get_port(deployment: Deployment, role: str = "") -> int:
     return int(deployment.engine.facts["port"]) + DECODE_PORT_OFFSET * (role == "decode")
 
 
-def build_launches(prediction: Prediction, storage: str = DEFAULT_STORAGE) -> tuple[LaunchSpec, ...]:
+def build_launches(
+    prediction: Prediction, storage: str = DEFAULT_STORAGE
+) -> tuple[LaunchSpec, ...]:
     """`launch`, or where there are pools that of a worker of each."""
     if prediction.prefill is None:
         return (build_launch(prediction, storage),)
     pools = zip(("prefill", "decode"), prediction.pools, strict=True)
     alone = [
-        (role, replace(prediction, deployment=pool, memory=get_memory_plan(pool), prefill=None)) for role, pool in pools
+        (role, replace(prediction, deployment=pool, memory=get_memory_plan(pool), prefill=None))
+        for role, pool in pools
     ]
     return tuple(build_launch(one, storage, role) for role, one in alone)
 
 
-def build_launch(prediction: Prediction, storage: str = DEFAULT_STORAGE, role: str = "") -> LaunchSpec:
+def build_launch(
+    prediction: Prediction, storage: str = DEFAULT_STORAGE, role: str = ""
+) -> LaunchSpec:
     """How to start one replica of what was predicted; `PlannerError` for what its engine has no option for."""
     deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
     assert workload is not None
     fit = memory.pool.count_sequences(round(workload.mean_tokens_per_request))
     return build_deployment_launch(
-        deployment, storage, total_gib=memory.total_bytes / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
-        p99_tokens=f"{workload.compute_total_tokens_quantile(0.99):,.0f}", adapters=workload.adapters, role=role,
+        deployment, storage, total_gib=memory.total_bytes / GIB, fit=f"{fit:,}",
+        p99_prompt=math.ceil(workload.prompt.p99),
+        p99_tokens=f"{workload.compute_total_tokens_quantile(0.99):,.0f}",
+        adapters=workload.adapters, role=role,
     )  # fmt: skip
 
 
 def build_deployment_launch(
-    deployment: Deployment, storage: str = DEFAULT_STORAGE, *, total_gib: float | None = None, fit: str = "some",
+    deployment: Deployment, storage: str = DEFAULT_STORAGE, *, total_gib: float | None = None,
+    fit: str = "some",
     p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0, role: str = "",
 ) -> LaunchSpec:  # fmt: skip
     """How to start one replica of `deployment`, or as a worker of a pool (`role`)."""
@@ -257,29 +278,47 @@ def build_deployment_launch(
     if converted and converted not in facts.online:
         weights = EnvVariable("MODEL", f"name its checkpoint quantised with {converted}")
         if revision := deployment.args.revision:
-            raise PlannerError(f"revision {revision} is not one of a checkpoint quantised with {converted}")
+            raise PlannerError(
+                f"revision {revision} is not one of a checkpoint quantised with {converted}"
+            )
     online = converted if converted in facts.online else ""
-    given = (part.partition("=") for part in (deployment.args.limit_mm_per_prompt or "").split(",") if part)
+    given = (
+        part.partition("=")
+        for part in (deployment.args.limit_mm_per_prompt or "").split(",")
+        if part
+    )
     media = {kind: int(most) for kind, _, most in given}  # that a prompt may hold, of each kind
     found = _render_engine_template(
-        engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_get_model_flags(deployment),
-        name=deployment.model.name, speculative=_build_speculation_values(deployment, facts), online_quantization=online,
-        total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
+        engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
+        family=_get_model_flags(deployment),
+        name=deployment.model.name, speculative=_build_speculation_values(deployment, facts),
+        online_quantization=online,
+        total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens,
+        p99_prompt=p99_prompt,
         share_why=explain_memory_utilization(deployment),
-        rank=lambda times=1: EnvVariable("NODE_RANK", "this node, counted from 0", times), drain_s=DRAIN_TIMEOUT_S,
-        address=EnvVariable("MASTER_ADDR", "the address of node 0"), master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
+        rank=lambda times=1: EnvVariable("NODE_RANK", "this node, counted from 0", times),
+        drain_s=DRAIN_TIMEOUT_S,
+        address=EnvVariable("MASTER_ADDR", "the address of node 0"),
+        master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
         adapters=adapters,
         first_adapter=EnvVariable("ADAPTER", "name one adapter as NAME=PATH: its name for clients, and where it lies"),
-        hosts=EnvVariable("HOSTFILE", "a file with the names of the nodes"), port=ReplicaPort(get_port(deployment, role)),
-        role=role, bootstrap_port=ReplicaPort(BOOTSTRAP_PORT), handover_port=ReplicaPort(KV_TRANSFER_PORTS.get(role, 0), layout.dp),
+        hosts=EnvVariable("HOSTFILE", "a file with the names of the nodes"),
+        port=ReplicaPort(get_port(deployment, role)),
+        role=role, bootstrap_port=ReplicaPort(BOOTSTRAP_PORT),
+        handover_port=ReplicaPort(KV_TRANSFER_PORTS.get(role, 0), layout.dp),
         here=EnvVariable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
         release=engine.release_tuple, at=parse_release, limits=media,
     )  # fmt: skip
-    program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
+    program = [
+        (weights,) if part == "{model}" else (part,)
+        for part in shlex.split(engine.facts["program"])
+    ]
     notes = (cli_options.note, engine.substitution_note, *found["notes"])
     return LaunchSpec(
-        deployment, facts, get_accelerator_kind(deployment), (*found["before"], *program), found["flags"],
-        found["others"], found["environment"], found["config"], nodes, estimate_startup(deployment, storage),
+        deployment, facts, get_accelerator_kind(deployment), (*found["before"], *program),
+        found["flags"],
+        found["others"], found["environment"], found["config"], nodes,
+        estimate_startup(deployment, storage),
         "; ".join(filter(None, notes)), role=role, exported_variables=found["filled"],
     )  # fmt: skip
 
@@ -287,7 +326,14 @@ def build_deployment_launch(
 def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> dict[str, Any]:
     """What the engine's template makes of the plan: flags, words before the program, environment, configuration."""
     flags: list[LaunchFlag] = []
-    found: dict[str, Any] = {"others": (), "before": (), "environment": {}, "filled": {}, "config": {}, "notes": []}
+    found: dict[str, Any] = {
+        "others": (),
+        "before": (),
+        "environment": {},
+        "filled": {},
+        "config": {},
+        "notes": [],
+    }
     named = values["d"].engine
 
     def flag(name: str, *word: Any, why: str) -> str:
@@ -295,7 +341,9 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
         flags.append(LaunchFlag(name, parts or None, " ".join(why.split())))
         if name not in options.spellings:
             raise PlannerError(f"{named} has no option {name}, which is needed: {why}")
-        if errors := options.parse([format_for_display(word) for word in flags[-1].arguments]).errors:
+        if errors := options.parse(
+            [format_for_display(word) for word in flags[-1].arguments]
+        ).errors:
             raise PlannerError(f"{named} cannot be started as planned: {errors[0]}")
         return ""
 
@@ -304,7 +352,9 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
             return flag(name, why=why)
         if options[name].negations:
             return flag(options[name].negations[0], why=why)
-        return flag(name, "false", why=why) if options[name].kind == "bool" else ""  # else off unless asked for
+        return (
+            flag(name, "false", why=why) if options[name].kind == "bool" else ""
+        )  # else off unless asked for
 
     def offered(name: str, value: str) -> bool:
         return name in options.spellings and not options.parse([name, value]).errors
@@ -324,19 +374,25 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
     render_template("deploy", f"flags/{engine}", **values, can=options.spellings, flag=flag, switch=switch, offered=offered, refuse=refuse,
         put=put, say=say,
     )  # fmt: skip
-    config = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found["config"] else ""
+    config = (
+        yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True)
+        if found["config"]
+        else ""
+    )
     before = tuple(part if isinstance(part, tuple) else (part,) for part in found["before"])
     return {**found, "flags": tuple(flags), "config": config, "before": before}
 
 
-def _build_speculation_values(deployment: Deployment, facts: EnginePackaging) -> dict[str, Any] | None:
+def _build_speculation_values(
+    deployment: Deployment, facts: EnginePackaging
+) -> dict[str, Any] | None:
     """The method by the engine's name, how many tokens, and what drafts them: a repository, or what to set it in."""
     drafting = deployment.speculation
     if drafting is None:
         return None
-    if reason := explain_unsupported_method(drafting.method, deployment.engine) or explain_missing_draft(
-        drafting, deployment.engine
-    ):
+    if reason := explain_unsupported_method(
+        drafting.method, deployment.engine
+    ) or explain_missing_draft(drafting, deployment.engine):
         raise PlannerError(reason)
     what, how = normalize_method_name(drafting.method), get_draft_method(drafting.method)
     name = facts.methods.get(select_entry_for_release(what, deployment.engine, facts.methods))
@@ -352,7 +408,10 @@ def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None
         return drafting.head
     if drafting.draft:
         return resolve_repository(drafting.draft.name)
-    if get_draft_method(drafting.method).draft in ("layer", "heads"):  # weights that the plan knows only the size of
+    if get_draft_method(drafting.method).draft in (
+        "layer",
+        "heads",
+    ):  # weights that the plan knows only the size of
         return EnvVariable("DRAFT", f"name the repository of its {drafting.method} head")
     return None
 
@@ -360,12 +419,20 @@ def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None
 def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
     """What this model needs beside the plan: why remote code, and its parsers at this version."""
     name, engine = deployment.model.name, deployment.engine
-    model_flags_entry = load_catalog("model_flags.yaml", ModelFlagsEntry).get(deployment.model.architecture.model_type)
+    model_flags_entry = load_catalog("model_flags.yaml", ModelFlagsEntry).get(
+        deployment.model.architecture.model_type
+    )
     if model_flags_entry is None:
         return {"remote_code": None, "reasoning": None, "tools": None}
     until = model_flags_entry.remote_code_until.get(engine.name)
-    code = None if until and engine.release_tuple >= parse_release(until) else model_flags_entry.remote_code
-    if model_flags_entry.only and not any(part.lower() in name.lower() for part in model_flags_entry.only):
+    code = (
+        None
+        if until and engine.release_tuple >= parse_release(until)
+        else model_flags_entry.remote_code
+    )
+    if model_flags_entry.only and not any(
+        part.lower() in name.lower() for part in model_flags_entry.only
+    ):
         return {"remote_code": code, "reasoning": None, "tools": None}
 
     def newest(parsers: Mapping[str, tuple[OutputParser, ...]]) -> str | None:

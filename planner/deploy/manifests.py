@@ -49,7 +49,13 @@ PROBE_TIMEOUT_FACTOR = 1.5
 """Times the pessimistic end of a start that a probe waits."""
 LEADER_WORKER_SET_VARIABLES = {"NODE_RANK": "LWS_WORKER_INDEX", "MASTER_ADDR": "LWS_LEADER_ADDRESS"}
 """Our variables as a LeaderWorkerSet sets them (lws.sigs.k8s.io, labels, annotations and environment variables)."""
-SERVER_ONLY_OPTIONS = {"--port", "--host", "--shutdown-timeout", "--enable-metrics", "--enable-auto-tool-choice"}
+SERVER_ONLY_OPTIONS = {
+    "--port",
+    "--host",
+    "--shutdown-timeout",
+    "--enable-metrics",
+    "--enable-auto-tool-choice",
+}
 """Options of an engine's own server, which is not there where another one stands in front of the engine."""
 
 
@@ -77,21 +83,34 @@ def load_environment_variables(engine: Engine) -> dict[str, EnvVariableEntry]:
 def build_slug(name: str) -> str:
     """A model's name as Kubernetes takes names, of letters first: "llama-3-1-8b-instruct", "model-4-bit"."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[:40].strip("-")
-    word = re.match("[a-z].", plain) and isinstance(yaml.safe_load(plain), str)  # true, no and y are none in YAML
+    word = re.match("[a-z].", plain) and isinstance(
+        yaml.safe_load(plain), str
+    )  # true, no and y are none in YAML
     return plain if word else f"model-{plain}".strip("-")
 
 
 def render_manifests(
-    wanted: Sequence[str], launch: LaunchSpec, prediction: Prediction, scaling: AutoscalingPlan | None = None
+    wanted: Sequence[str],
+    launch: LaunchSpec,
+    prediction: Prediction,
+    scaling: AutoscalingPlan | None = None,
 ) -> dict[str, str]:
     """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what none can say."""
     values = build_template_values(launch, prediction) | _build_scaler_values(prediction, scaling)
     manifests: dict[str, str] = {}
     for kind in wanted:
         _check_manifest_supported(kind, launch)
-        own = {"skypilot": _build_skypilot_values, "runpod": _build_runpod_values}.get(kind, lambda _: {})(launch)
+        own = {"skypilot": _build_skypilot_values, "runpod": _build_runpod_values}.get(
+            kind, lambda _: {}
+        )(launch)
         if kind == "dynamo":
-            own = dict(zip(("dynamo", "shipped"), find_dynamo_release(launch.deployment.engine), strict=True))
+            own = dict(
+                zip(
+                    ("dynamo", "shipped"),
+                    find_dynamo_release(launch.deployment.engine),
+                    strict=True,
+                )
+            )
         manifests |= {
             name: render_template("deploy", name, **values, **own)
             for name in list_manifest_files(kind, launch.deployment.engine)
@@ -102,7 +121,11 @@ def render_manifests(
 def list_manifest_files(kind: str, engine: Engine) -> list[str]:
     """The files of one kind of `FILES`: without the engine's metrics none that rest on them."""
     silent = get_metric_names(engine).without
-    return [name for name in MANIFEST_FILES[kind] if not silent or name not in ("k8s/scale.yaml", "k8s/monitor.yaml")]
+    return [
+        name
+        for name in MANIFEST_FILES[kind]
+        if not silent or name not in ("k8s/scale.yaml", "k8s/monitor.yaml")
+    ]
 
 
 def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
@@ -111,38 +134,61 @@ def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
     check_artifact_supported(kind, deployment.engine)
     named = deployment.engine
     if launch.nodes > 1 and kind in ("compose", "runpod", "production-stack"):
-        raise PlannerError(f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}")
+        raise PlannerError(
+            f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}"
+        )
     if kind in ("kubernetes", "kserve", "production-stack") and launch.image is None:
-        raise PlannerError(f"files: {kind} needs an image, and none of {named} for {deployment.gpu.name} is published")
+        raise PlannerError(
+            f"files: {kind} needs an image, and none of {named} for {deployment.gpu.name} is"
+            " published"
+        )
     if kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia":
-        raise PlannerError(f"files: {kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}")
-    env_variables = [variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")]
+        raise PlannerError(
+            f"files: {kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}"
+        )
+    env_variables = [
+        variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")
+    ]
     if env_variables and (kind == "runpod" or (kind == "kserve" and "MODEL" in launch.variables)):
         missing = env_variables[0].missing
-        raise PlannerError(f"files: {kind} cannot ask for what the plan leaves open: {missing}, in the scenario")
-    if launch.nodes > 1 and kind in ("kubernetes", "kserve") and "MASTER_ADDR" not in launch.variables:
+        raise PlannerError(
+            f"files: {kind} cannot ask for what the plan leaves open: {missing}, in the scenario"
+        )
+    if (
+        launch.nodes > 1
+        and kind in ("kubernetes", "kserve")
+        and "MASTER_ADDR" not in launch.variables
+    ):
         raise PlannerError(f"files: {named} spans nodes by a launcher of its own, not by {kind}")
 
 
 def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[str, Any]:
     """What all templates may show."""
     deployment = launch.deployment
-    begins, start_s = estimate_startup(deployment, DOWNLOAD_STORAGE), compute_start_timeout_s(deployment)
+    begins, start_s = (
+        estimate_startup(deployment, DOWNLOAD_STORAGE),
+        compute_start_timeout_s(deployment),
+    )
     engine, layout = deployment.engine, deployment.layout
     takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
     held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
     tier = math.ceil(deployment.args.kv_offloading_size * layout.dp)
     return {
         "title": launch.title,
-        "launch": launch, "d": deployment, "layout": layout, "slug": build_slug(deployment.model.name), "mounted": CONTAINER_MOUNT_DIR,
-        "flags": [word for flag in launch.flags for word in flag.arguments], "others": [(flag,) for flag in launch.worker_arguments],
+        "launch": launch, "d": deployment, "layout": layout,
+        "slug": build_slug(deployment.model.name), "mounted": CONTAINER_MOUNT_DIR,
+        "flags": [word for flag in launch.flags for word in flag.arguments],
+        "others": [(flag,) for flag in launch.worker_arguments],
         "engine_words": [word for flag in launch.flags if flag.name not in SERVER_ONLY_OPTIONS for word in flag.arguments],
-        "program": [("python3",) if word == ("python",) else word for word in launch.program],  # images lack python
-        "renamed": LEADER_WORKER_SET_VARIABLES if launch.nodes > 1 else {}, "pod": format_for_pod, "compose": format_for_compose,
+        "program": [("python3",) if word == ("python",) else word for word in launch.program],
+        # images lack python
+        "renamed": LEADER_WORKER_SET_VARIABLES if launch.nodes > 1 else {}, "pod": format_for_pod,
+        "compose": format_for_compose,
         "repository": get_checkpoint(deployment), "metrics": get_metric_names(engine).names,
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
-        "cpus": 2 + launch.gpus, "memory_gib": held + tier + 16, "shm_gib": tier + 4 + 2 * launch.gpus,
+        "cpus": 2 + launch.gpus, "memory_gib": held + tier + 16,
+        "shm_gib": tier + 4 + 2 * launch.gpus,
         "disk_gb": 2 * held * launch.nodes + 100, "job": get_prometheus_job(deployment),
     }  # fmt: skip
 
@@ -150,10 +196,16 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
 def compute_start_timeout_s(deployment: Deployment) -> int:
     """How long a starting replica is waited for."""
     begins = estimate_startup(deployment, DOWNLOAD_STORAGE)
-    return math.ceil(PROBE_TIMEOUT_FACTOR * begins.total.hi) if begins else round(DEFAULT_MAX_STARTUP_S)
+    return (
+        math.ceil(PROBE_TIMEOUT_FACTOR * begins.total.hi)
+        if begins
+        else round(DEFAULT_MAX_STARTUP_S)
+    )
 
 
-def build_scaling_trigger(prediction: Prediction, scaling: AutoscalingPlan | None = None) -> dict[str, float] | None:
+def build_scaling_trigger(
+    prediction: Prediction, scaling: AutoscalingPlan | None = None
+) -> dict[str, float] | None:
     """Requests in flight from which on another replica comes, and minutes until it answers; None where none does."""
     deployment = prediction.deployment
     if deployment.layout.replicas == 1 or get_metric_names(deployment.engine).without:
@@ -172,11 +224,17 @@ def _get_scale_up_threshold(prediction: Prediction, scaling: AutoscalingPlan | N
 def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None) -> dict[str, Any]:
     """When replicas come and go."""
     stable_s = (
-        scaling.stabilization_s if scaling else compute_stabilization_s(compute_start_timeout_s(prediction.deployment))
+        scaling.stabilization_s
+        if scaling
+        else compute_stabilization_s(compute_start_timeout_s(prediction.deployment))
     )
-    spares, begins = prediction.deployment.spare_replicas, estimate_startup(prediction.deployment, DOWNLOAD_STORAGE)
+    spares, begins = (
+        prediction.deployment.spare_replicas,
+        estimate_startup(prediction.deployment, DOWNLOAD_STORAGE),
+    )
     scaler_values = {
-        "in_flight": _get_scale_up_threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1 + spares, "hours": [],
+        "in_flight": _get_scale_up_threshold(prediction, scaling), "stable_s": round(stable_s),
+        "least": 1 + spares, "hours": [],
     }  # fmt: skip
     if scaling is None:
         return scaler_values
@@ -193,7 +251,10 @@ def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[s
 
     def cron(minutes: int) -> str:
         day, rest = divmod(minutes % (all_hours * 60), 24 * 60)
-        return f"{rest % 60} {rest // 60} * * {'*' if all_hours == HOURS_PER_DAY else (day + 1) % 7}"  # 0 is Sunday
+        # 0 is Sunday
+        return (
+            f"{rest % 60} {rest // 60} * * {'*' if all_hours == HOURS_PER_DAY else (day + 1) % 7}"
+        )
 
     changes = [hour for hour in range(all_hours) if counts[hour] != counts[hour - 1]]
 
@@ -210,16 +271,29 @@ def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[s
 
 def _build_skypilot_values(launch: LaunchSpec) -> dict[str, str]:
     """The GPU as SkyPilot calls it, and what every node runs."""
-    known, gpu = load_catalog("clouds.yaml", CloudNames)["skypilot"].names, launch.deployment.gpu.name
+    known, gpu = (
+        load_catalog("clouds.yaml", CloudNames)["skypilot"].names,
+        launch.deployment.gpu.name,
+    )
     if gpu not in known:
-        raise PlannerError(f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(known)}")
-    set_before = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+        raise PlannerError(
+            f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(known)}"
+        )
+    set_before = [
+        f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()
+    ]
     if launch.nodes > 1:
         set_before += ['export NODE_RANK="$SKYPILOT_NODE_RANK"', 'MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"',
                        "export MASTER_ADDR"]  # fmt: skip
     if launch.config:
-        raise PlannerError("files: skypilot carries no file beside the command, and this engine needs one")
-    others = f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.worker_arguments)})' if launch.worker_arguments else ""
+        raise PlannerError(
+            "files: skypilot carries no file beside the command, and this engine needs one"
+        )
+    others = (
+        f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.worker_arguments)})'
+        if launch.worker_arguments
+        else ""
+    )
     command = " ".join(map(format_for_shell, launch.arguments))
     return {"accelerator": known[gpu], "run": "\n".join([*set_before, f"{command}{others}"]) + "\n"}
 
@@ -230,17 +304,31 @@ def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
     for flag in launch.flags:
         if flag.name == "--served-model-name":
             settings["OPENAI_SERVED_MODEL_NAME_OVERRIDE"] = flag.value or ""
-        elif flag.name == "--lora-modules":  # a JSON list, which nothing fills in (worker-vllm 020b9f0 src/engine.py)
+        elif (
+            flag.name == "--lora-modules"
+        ):  # a JSON list, which nothing fills in (worker-vllm 020b9f0 src/engine.py)
             asked = True
-        elif flag.name in ("--shutdown-timeout",):  # not among those that the worker passes on by name
+        elif flag.name in (
+            "--shutdown-timeout",
+        ):  # not among those that the worker passes on by name
             extra += [format_for_display(word) for word in flag.arguments]
         elif flag.name != "--port":
-            name, off = re.subn("^--(no-enable|disable)-", "--enable-", re.sub("^--no-(?!enable)", "--", flag.name))
-            value = flag.value if flag.argument else str(not off and not flag.name.startswith("--no-")).lower()
+            name, off = re.subn(
+                "^--(no-enable|disable)-", "--enable-", re.sub("^--no-(?!enable)", "--", flag.name)
+            )
+            value = (
+                flag.value
+                if flag.argument
+                else str(not off and not flag.name.startswith("--no-")).lower()
+            )
             settings[name[2:].upper().replace("-", "_")] = value or ""
     if extra:
         settings["VLLM_EXTRA_ARGS"] = shlex.join(extra)
     if broken := [name for name, value in settings.items() if not value.isprintable()]:
         raise PlannerError(f"files: {broken[0]} has letters that no line of runpod.env can hold")
     deployment = launch.deployment
-    return {"settings": settings, "adapters": asked, "concurrency": deployment.args.max_num_seqs * deployment.layout.dp}
+    return {
+        "settings": settings,
+        "adapters": asked,
+        "concurrency": deployment.args.max_num_seqs * deployment.layout.dp,
+    }

@@ -18,8 +18,27 @@ from planner.engines.engine import parse_release
 
 FLAGS_DIR = CATALOG_DIR / "flags"
 FLAG_COLUMNS = ["option", "also", "off", "takes", "default", "choices", "first", "last"]
-VALUE_KINDS = ("nothing", "bool", "int", "float", "text", "json", "json or text", "size", "size or auto")
-_SIZE_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+VALUE_KINDS = (
+    "nothing",
+    "bool",
+    "int",
+    "float",
+    "text",
+    "json",
+    "json or text",
+    "size",
+    "size or auto",
+)
+_SIZE_SUFFIXES = {
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
 
 
 class FlagLists(SourcedEntry):
@@ -113,22 +132,34 @@ class CliOptions:
         word = self._normalize_spelling(written)
         if word in self.by_spelling:
             return [word]
-        if word.startswith("--no-") and (pair := self.by_spelling.get("--" + word[5:])) and pair.negations:
-            return [word]  # vLLM 0.33.0 utils/argparse_utils.py:120: still taken beside --disable-...
+        if (
+            word.startswith("--no-")
+            and (pair := self.by_spelling.get("--" + word[5:]))
+            and pair.negations
+        ):
+            return [
+                word
+            ]  # vLLM 0.33.0 utils/argparse_utils.py:120: still taken beside --disable-...
         if self.lists.parser != "argparse" or not word.startswith("--") or len(word) < 3:
             return []
         begun = [spelling for spelling in self.by_spelling if spelling.startswith(word)]
         meant = {
-            (self.by_spelling[spelling].name, spelling in self.by_spelling[spelling].negations) for spelling in begun
+            (self.by_spelling[spelling].name, spelling in self.by_spelling[spelling].negations)
+            for spelling in begun
         }
-        return begun[:1] if len(meant) == 1 else begun  # one option, and not both its on and its off
+        return (
+            begun[:1] if len(meant) == 1 else begun
+        )  # one option, and not both its on and its off
 
     def _normalize_spelling(self, word: str) -> str:
         return word.replace("_", "-") if self.lists.underscores and word.startswith("--") else word
 
     def __getitem__(self, spelling: str) -> CliOption:
         """The option behind a spelling that `find` gave."""
-        return self.by_spelling.get(spelling) or self.by_spelling["--" + spelling.removeprefix("--no-")]
+        return (
+            self.by_spelling.get(spelling)
+            or self.by_spelling["--" + spelling.removeprefix("--no-")]
+        )
 
     def parse(self, argv: Sequence[str]) -> ParsedCommandLine:
         """What the launcher's parser reads in `argv`, the words after the program's own."""
@@ -160,7 +191,11 @@ class CliOptions:
         lines = self.find_spellings(name)
         if len(lines) != 1 or (dot and "json" not in self[lines[0]].kind):
             option, dot = _find_in_other_versions(self.engine, self._normalize_spelling(name)), ""
-            error = f"{name} may be {' or '.join(lines[:4])}" if len(lines) > 1 else f"unknown option {written}"
+            error = (
+                f"{name} may be {' or '.join(lines[:4])}"
+                if len(lines) > 1
+                else f"unknown option {written}"
+            )
         else:
             option, error = self[lines[0]], ""
         kind, count = (option.kind, option.count) if option else ("text", "?")
@@ -173,8 +208,17 @@ class CliOptions:
         if error or option is None:
             return given, end
         off = lines[0] not in (option.name, *option.aliases)
-        value, error = _parse_dotted_json(key, taken) if dot else _parse_option_value(option, taken, bool(tied), off)
-        return ParsedOption(written, tuple(taken), option, value, f"{written}: {error}" if error else ""), end
+        value, error = (
+            _parse_dotted_json(key, taken)
+            if dot
+            else _parse_option_value(option, taken, bool(tied), off)
+        )
+        return (
+            ParsedOption(
+                written, tuple(taken), option, value, f"{written}: {error}" if error else ""
+            ),
+            end,
+        )
 
 
 def _expand_optimization_levels(argv: Sequence[str], options: CliOptions) -> Iterator[str]:
@@ -185,7 +229,12 @@ def _expand_optimization_levels(argv: Sequence[str], options: CliOptions) -> Ite
         level = re.fullmatch(r"-O=?(\d+)", argv[at])
         if options.engine == "vllm" and level:
             yield from (name, level[1])
-        elif options.engine == "vllm" and argv[at] == "-O" and argv[at + 1 : at + 2] and argv[at + 1].isdigit():
+        elif (
+            options.engine == "vllm"
+            and argv[at] == "-O"
+            and argv[at + 1 : at + 2]
+            and argv[at + 1].isdigit()
+        ):
             yield from (name, argv[next(words)])
         else:
             yield argv[at]
@@ -199,7 +248,9 @@ def _count_option_words(words: Sequence[str], kind: str, count: str, is_option: 
     return min(end, 1) if count in ("", "?") else end
 
 
-def _parse_option_value(option: CliOption, taken: Sequence[str], tied: bool, off: bool) -> tuple[Any, str]:
+def _parse_option_value(
+    option: CliOption, taken: Sequence[str], tied: bool, off: bool
+) -> tuple[Any, str]:
     """What the words mean to the option, or what is wrong with them."""
     if option.kind == "nothing":
         return not off, f"takes no value, got {taken[0]!r:.80}" if tied else ""
@@ -306,13 +357,22 @@ def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
     for number, cells in rows:
         where = f"{path.name}, line {number}"
         if len(cells) != len(FLAG_COLUMNS) or cells[6] not in known or cells[7] not in known:
-            raise PlannerError(f"{where}: expected {len(FLAG_COLUMNS)} cells, the last two of {', '.join(known)}")
+            raise PlannerError(
+                f"{where}: expected {len(FLAG_COLUMNS)} cells, the last two of {', '.join(known)}"
+            )
         name, also, off, takes, default, choices, first, last = cells
         match = re.fullmatch(rf"({'|'.join(VALUE_KINDS)})([?+*]?)", takes)
         if not match or not name.startswith("--"):
-            raise PlannerError(f"{where}: {name} takes {takes!r}; accepted: {', '.join(VALUE_KINDS)}, and ?, + or *")
+            raise PlannerError(
+                f"{where}: {name} takes {takes!r}; accepted: {', '.join(VALUE_KINDS)}, and ?, +"
+                " or *"
+            )
         spellings = tuple(also.split()), tuple(off.split())
-        results.append(CliOption(name, *spellings, match[1], match[2], default, tuple(choices.split()), first, last))
+        results.append(
+            CliOption(
+                name, *spellings, match[1], match[2], default, tuple(choices.split()), first, last
+            )
+        )
     return tuple(results)
 
 
@@ -323,7 +383,9 @@ def _find_in_other_versions(engine: str, spelling: str) -> CliOption | None:
 
 
 @cache
-def load_recorded_names(what: Literal["environment", "metrics"], engine: str) -> Mapping[str, tuple[str, ...]]:
+def load_recorded_names(
+    what: Literal["environment", "metrics"], engine: str
+) -> Mapping[str, tuple[str, ...]]:
     """Every name that `engine` reads from its environment, or has on /metrics -> the listed versions that know it."""
     known, path, recorded_names = (
         load_flag_lists(engine).versions,
@@ -343,7 +405,11 @@ def load_recorded_names(what: Literal["environment", "metrics"], engine: str) ->
 
 def list_versions_with_spelling(engine: str, spelling: str) -> list[str]:
     """The listed versions of `engine` whose parser knows exactly this spelling, in ascending order."""
-    return [version for version in load_flag_lists(engine).versions if spelling in _index_by_spelling(engine, version)]
+    return [
+        version
+        for version in load_flag_lists(engine).versions
+        if spelling in _index_by_spelling(engine, version)
+    ]
 
 
 def get_cli_options(engine: str, version: str) -> CliOptions:
@@ -354,17 +420,24 @@ def get_cli_options(engine: str, version: str) -> CliOptions:
     known = load_flag_lists(engine).versions
     if version.startswith("nightly"):
         return replace(
-            get_cli_options(engine, known[-1]), note=f"{engine} {version} is read by the options of {known[-1]}"
+            get_cli_options(engine, known[-1]),
+            note=f"{engine} {version} is read by the options of {known[-1]}",
         )
     parts = version.count(".") + 1
-    earlier = [listed for listed in known if parse_release(listed)[:parts] <= parse_release(version)[:parts]]
+    earlier = [
+        listed
+        for listed in known
+        if parse_release(listed)[:parts] <= parse_release(version)[:parts]
+    ]
     nearest = max(earlier, key=parse_release) if earlier else known[0]
     note = (
         ""
         if parse_release(nearest) == parse_release(version)
         else f"{engine} {version} is read by the options of {nearest}"
     )
-    return CliOptions(engine, nearest, note, load_flag_lists(engine), _index_by_spelling(engine, nearest))
+    return CliOptions(
+        engine, nearest, note, load_flag_lists(engine), _index_by_spelling(engine, nearest)
+    )
 
 
 @cache

@@ -17,21 +17,32 @@ class StepCoefficients:
     gemm_bf16: float  # of dense peak, by the dtype that the matrix units compute in
     gemm_fp8: float
     gemm_fp4: float
-    gemm_widened: float  # of what 16-bit weights reach, where narrow ones are widened to 16 bit first
+    gemm_widened: (
+        float  # of what 16-bit weights reach, where narrow ones are widened to 16 bit first
+    )
     expert_gemm: float  # of what the fused-experts kernel reaches when measured alone
     expert_latency: float  # of its latency measured alone, what is seen in a step
     attention: float  # of dense bf16 peak, prefill attention
     link: float  # of link bandwidth, large all-reduces
     allreduce_s: float  # latency of one small all-reduce between two GPUs
-    kernel_s: float  # latency of one kernel in a CUDA graph that no roofline covers, at H100's clock
-    token_passes: float  # activations: time of one token's against what the bandwidth would move them in
-    step_s: float  # host time of one step; with asynchronous scheduling only what outlasts the GPU's
+    kernel_s: (
+        float  # latency of one kernel in a CUDA graph that no roofline covers, at H100's clock
+    )
+    token_passes: (
+        float  # activations: time of one token's against what the bandwidth would move them in
+    )
+    step_s: (
+        float  # host time of one step; with asynchronous scheduling only what outlasts the GPU's
+    )
     row_s: float  # the same, per scheduled sequence
-    launch_s: float  # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait for
+    # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait
+    # for
+    launch_s: float
     prompt_s: float  # in a step of each prompt chunk, whatever its length
     request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
     prompt_token_s: float  # the same per prompt token that is not cached: tokenizing, moving
-    pace: float  # of the whole step, against what the others give: young kernels and a model's own lie above 1
+    # of the whole step, against what the others give: young kernels and a model's own lie above 1
+    pace: float
 
 
 def list_coefficient_names() -> tuple[str, ...]:
@@ -84,7 +95,8 @@ class ErrorWidths(StrictEntry):
 class LoadErrorWidths(ErrorWidths):
     """Those that tell loads of pairs apart."""
 
-    many: PositiveFloat  # a load that was not measured, of a pair of which many were; `curve` is of the other pairs
+    # a load that was not measured, of a pair of which many were; `curve` is of the other pairs
+    many: PositiveFloat
 
 
 class CommonCalibration(SourcedEntry):

@@ -30,9 +30,14 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**20:
-                raise PlannerError(f"layout, field {name}: expected a whole number from 1, got {value!r}")
+                raise PlannerError(
+                    f"layout, field {name}: expected a whole number from 1, got {value!r}"
+                )
         if self.ep not in (1, self.tp * self.dp):
-            raise PlannerError(f"ep {self.ep}: expert parallelism spans tp x dp = {self.tp * self.dp} ranks, or is 1")
+            raise PlannerError(
+                f"ep {self.ep}: expert parallelism spans tp x dp = {self.tp * self.dp} ranks, or"
+                " is 1"
+            )
 
     @property
     def gpus_per_replica(self) -> int:
@@ -54,35 +59,50 @@ class ParallelLayout:
 class SpeculationConfig:
     """Speculative decoding: k = `num_speculative_tokens`, each accepted with `acceptance_rate` a after the one before.
 
-    A step then yields 1 + a + ... + a^k tokens on average, the bonus token included: engines' mean acceptance length.
+    A step then yields 1 + a + ... + a^k tokens on average, the bonus token included: engines' mean
+    acceptance length.
     """
 
     method: str  # mtp, eagle, eagle3, draft_model, ngram, ...
     num_speculative_tokens: int
     acceptance_rate: float = 0.7
     draft: Model | None = None
-    head: str | None = None  # repository or path of the weights that draft, where they are no model of their own
+    head: str | None = (
+        None  # repository or path of the weights that draft, where they are no model of their own
+    )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_speculative_tokens, int) or not 1 <= self.num_speculative_tokens <= 64:
-            raise PlannerError(f"num_speculative_tokens: expected 1 to 64, got {self.num_speculative_tokens!r}")
+        if (
+            not isinstance(self.num_speculative_tokens, int)
+            or not 1 <= self.num_speculative_tokens <= 64
+        ):
+            raise PlannerError(
+                f"num_speculative_tokens: expected 1 to 64, got {self.num_speculative_tokens!r}"
+            )
         if not 0 <= self.acceptance_rate <= 1:
             raise PlannerError(f"acceptance_rate: expected 0 to 1, got {self.acceptance_rate!r}")
 
 
 @lru_cache(maxsize=4096)
-def choose_machines(replicas: int, gpus_per_replica: int, sold_in: tuple[int, ...]) -> tuple[int, ...]:
+def choose_machines(
+    replicas: int, gpus_per_replica: int, sold_in: tuple[int, ...]
+) -> tuple[int, ...]:
     """GPUs of the machines to rent, the largest first, for so many `replicas` of `each` GPUs.
 
-    Machines have one of the sizes `sold_in`, and as few GPUs altogether as can be. A replica lies in one machine or,
-    where no machine holds it, evenly on as few as can be, and no other replica on those.
+    Machines have one of the sizes `sold_in`, and as few GPUs altogether as can be. A replica lies
+    in one machine or, where no machine holds it, evenly on as few as can be, and no other replica
+    on those.
     """
     sizes = sorted(sold_in)
     if gpus_per_replica > sizes[-1]:
         count = ceil(gpus_per_replica / sizes[-1])
-        return (next(size for size in sizes if size * count >= gpus_per_replica),) * (replicas * count)
+        return (next(size for size in sizes if size * count >= gpus_per_replica),) * (
+            replicas * count
+        )
     rooms = [(size // gpus_per_replica, size) for size in sizes if size >= gpus_per_replica]
-    least: list[tuple[int, int, int]] = [(0, 0, 0)]  # for so many replicas: GPUs, machines, and the size of one of them
+    least: list[tuple[int, int, int]] = [
+        (0, 0, 0)
+    ]  # for so many replicas: GPUs, machines, and the size of one of them
     for wanted in range(1, replicas + 1):
         before = [(least[max(wanted - room, 0)], size) for room, size in rooms]
         least.append(min((gpus + size, count + 1, size) for (gpus, count, _), size in before))
@@ -108,7 +128,9 @@ class Deployment:
     gpu_total_bytes: int  # bytes per GPU as the driver reports
     gpu_free_bytes: int | None = None  # bytes free at start, if less than total for reasons unknown
     other_tenants_bytes: int = 0  # bytes per GPU that others hold
-    memory_calibration: tuple[tuple[str, float], ...] = ()  # bytes to add to terms of the memory plan, from a log
+    memory_calibration: tuple[
+        tuple[str, float], ...
+    ] = ()  # bytes to add to terms of the memory plan, from a log
     spare_replicas: int = 0  # beside those of the layout: paid, and idle until one of them is lost
     machine_sizes: tuple[int, ...] = ()  # GPUs of the machines that are let; none: any number
 
@@ -164,26 +186,37 @@ class Deployment:
         return replace(self, layout=replace(self.layout, replicas=replicas))
 
     def __str__(self) -> str:
-        return f"{self.model.name} on {self.layout.num_gpus} x {self.gpu.name}, {self.layout}, {self.engine}"
+        return (
+            f"{self.model.name} on {self.layout.num_gpus} x {self.gpu.name}, {self.layout},"
+            f" {self.engine}"
+        )
 
 
 def deploy_on(
-    model: str | Model, gpu: str | Gpu, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, dcp: int = 1,
+    model: str | Model, gpu: str | Gpu, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1,
+    dcp: int = 1,
     replicas: int = 1, engine: str | Engine = "vllm", engine_version: str | None = None,
-    speculation: SpeculationConfig | None = None, interconnect: str | None = None, gpus_per_node: int | None = None,
+    speculation: SpeculationConfig | None = None, interconnect: str | None = None,
+    gpus_per_node: int | None = None,
     gpu_total: int | None = None, gpu_free: int | None = None, other_tenants: int = 0,
     memory_calibration: Mapping[str, float] | None = None, quantization: str | None = None,
-    dtype: str | None = None, spare_replicas: int = 0, sold_in: tuple[int, ...] = (), **engine_args: Any,
+    dtype: str | None = None, spare_replicas: int = 0, sold_in: tuple[int, ...] = (),
+    **engine_args: Any,
 ) -> Deployment:  # fmt: skip
     """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's own."""
     card = gpus.get_gpu(gpu) if isinstance(gpu, str) else gpu
-    served = registry.load_model(model, quantization=quantization, dtype=dtype) if isinstance(model, str) else model
+    served = (
+        registry.load_model(model, quantization=quantization, dtype=dtype)
+        if isinstance(model, str)
+        else model
+    )
     started = engine if isinstance(engine, Engine) else get_engine(engine, engine_version)
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
     args = resolve_engine_args(engine_args, started, card, served)
     link = gpus.resolve_link_bandwidth(card, interconnect) if interconnect else card.link_bandwidth
     return Deployment(
         served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,
-        gpu_total or card.memory_bytes, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
+        gpu_total or card.memory_bytes, gpu_free, other_tenants,
+        tuple(sorted((memory_calibration or {}).items())),
         spare_replicas, sold_in,
     )  # fmt: skip

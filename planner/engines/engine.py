@@ -143,7 +143,11 @@ def find_required_plugin(engine: Engine, method: str) -> str | None:
 
 def select_entry_for_release(name: str, engine: Engine, known_names: Iterable[str]) -> str:
     """Which of the entries NAME and NAME before RELEASE holds for `engine`: of those before a later one the lowest."""
-    bounds = (entry.partition(" before ")[2] for entry in known_names if entry.startswith(f"{name} before "))
+    bounds = (
+        entry.partition(" before ")[2]
+        for entry in known_names
+        if entry.startswith(f"{name} before ")
+    )
     later = [bound for bound in bounds if engine.release_tuple < parse_release(bound)]
     return f"{name} before {min(later, key=parse_release)}" if later else name
 
@@ -152,9 +156,12 @@ def select_entry_for_release(name: str, engine: Engine, known_names: Iterable[st
 def parse_release(version: str) -> tuple[int, int, int]:
     """(major, minor, patch) of a version such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130", else `PlannerError`.
 
-    What follows the numbers (rc, dev, post, local part) is not compared: a candidate counts as its release.
+    What follows the numbers (rc, dev, post, local part) is not compared: a candidate counts as its
+    release.
     """
-    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", version.strip().lower())
+    match = re.fullmatch(
+        r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", version.strip().lower()
+    )
     if not match:
         raise PlannerError(f"engine_version {version!r} is not a version; write it like 0.20.2")
     return int(match[1]), int(match[2]), int(match[3] or 0)
@@ -162,7 +169,9 @@ def parse_release(version: str) -> tuple[int, int, int]:
 
 def load_entries_by_release(file: str, kind: type[EntryT]) -> list[tuple[str, str, EntryT]]:
     """(engine, version, entry) of a catalog whose entries are called ENGINE VERSION, versions in ascending order."""
-    listed = [(*title.partition(" ")[::2], entry) for title, entry in load_catalog(file, kind).items()]
+    listed = [
+        (*title.partition(" ")[::2], entry) for title, entry in load_catalog(file, kind).items()
+    ]
     return sorted(listed, key=lambda found: parse_release(found[1]))
 
 
@@ -175,7 +184,9 @@ def _load_engine_catalog() -> dict[str, dict[str, dict[str, Any]]]:
         facts = dict(next(reversed(versions.values()), {}))
         for key, fact in entry.facts.items():
             facts[key] = {**facts.get(key, {}), **fact} if isinstance(fact, dict) else fact
-        versions[version] = validate_entry(EngineFacts, facts, f"engines.yaml, entry {name} {version}").model_dump()
+        versions[version] = validate_entry(
+            EngineFacts, facts, f"engines.yaml, entry {name} {version}"
+        ).model_dump()
     return known
 
 
@@ -205,8 +216,12 @@ def get_engine(name: str = "vllm", version: str | None = None) -> Engine:
         return Engine(name, version, newest, versions[newest])
     wanted = parse_release(version)
     if wanted < parse_release(first) or wanted[:2] > parse_release(upto)[:2]:
-        raise PlannerError(f"engine_version {version} of {name} is not known; accepted: {first} to {upto}")
-    facts_version = max((known for known in versions if parse_release(known) <= wanted), key=parse_release)
+        raise PlannerError(
+            f"engine_version {version} of {name} is not known; accepted: {first} to {upto}"
+        )
+    facts_version = max(
+        (known for known in versions if parse_release(known) <= wanted), key=parse_release
+    )
     return Engine(name, version, facts_version, versions[facts_version])
 
 
@@ -215,17 +230,29 @@ def resolve_dynamo_version(name: str, version: str) -> str:
     dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(_normalize_engine_name(name))
     if dynamo_releases is None or not version[:1].isdigit():
         return version
-    earlier = [text for text in dynamo_releases.shipped if parse_release(text) <= parse_release(version)]
+    earlier = [
+        text for text in dynamo_releases.shipped if parse_release(text) <= parse_release(version)
+    ]
     newest = max(map(parse_release, dynamo_releases.shipped))
-    meant = re.search(r"\drc", version) or version in dynamo_releases.own or parse_release(version)[:2] > newest[:2]
-    return version if meant or not earlier else dynamo_releases.shipped[max(earlier, key=parse_release)]
+    meant = (
+        re.search(r"\drc", version)
+        or version in dynamo_releases.own
+        or parse_release(version)[:2] > newest[:2]
+    )
+    return (
+        version
+        if meant or not earlier
+        else dynamo_releases.shipped[max(earlier, key=parse_release)]
+    )
 
 
 def get_dynamo_image_version(name: str, version: str) -> str:
     """The version of the engine in the image of Dynamo `version`; empty where it is not known."""
     dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(name)
     shipped = (
-        dynamo_releases.shipped if dynamo_releases else load_catalog("clouds.yaml", CloudNames)[f"dynamo {name}"].names
+        dynamo_releases.shipped
+        if dynamo_releases
+        else load_catalog("clouds.yaml", CloudNames)[f"dynamo {name}"].names
     )
     return shipped.get(version, "")
 
@@ -234,10 +261,14 @@ def find_dynamo_release(engine: Engine) -> tuple[str, str]:
     """(newest release of Dynamo whose engine is of this minor version, that engine's); `PlannerError` for none."""
     cloud_names = load_catalog("clouds.yaml", CloudNames).get(f"dynamo {engine.name}")
     names = cloud_names.names if cloud_names else {}
-    fitting = [one for one, ships in names.items() if parse_release(ships)[:2] == engine.release_tuple[:2]]
+    fitting = [
+        one for one, ships in names.items() if parse_release(ships)[:2] == engine.release_tuple[:2]
+    ]
     if not fitting:
         known_versions = ", ".join(names.values()) or "none"
-        raise PlannerError(f"files: no known release of Dynamo ships {engine}; known: {known_versions}")
+        raise PlannerError(
+            f"files: no known release of Dynamo ships {engine}; known: {known_versions}"
+        )
     newest = max(fitting, key=parse_release)
     return newest, names[newest]
 
@@ -245,7 +276,11 @@ def find_dynamo_release(engine: Engine) -> tuple[str, str]:
 def explain_unsupported_gpu(gpu: Gpu, engine: Engine) -> str | None:
     """Why `engine` does not run on `gpu`, by the catalog; None if it does."""
     if engine.name not in gpu.supported:
-        there = f"supported there: {', '.join(gpu.supported)}" if gpu.supported else "no engine that is known here does"
+        there = (
+            f"supported there: {', '.join(gpu.supported)}"
+            if gpu.supported
+            else "no engine that is known here does"
+        )
         return f"{engine.name} does not support {gpu.name}; {there}"
     first, last = gpu.supported[engine.name]
     if engine.release_tuple < parse_release(first):

@@ -39,7 +39,9 @@ class EngineArgs:
     max_loras: int = 0  # 0: no LoRA
     max_lora_rank: int = 16
     max_cpu_loras: int = 0  # adapters kept in host memory; 0: as many as max_loras
-    kv_offloading_size: float = 0.0  # GiB of host memory for KV blocks, over all ranks of an engine; 0: none
+    kv_offloading_size: float = (
+        0.0  # GiB of host memory for KV blocks, over all ranks of an engine; 0: none
+    )
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
     scheduler_recv_interval: int = 1  # SGLang: decode steps between two looks for new requests
@@ -55,11 +57,14 @@ FIRST_RELEASE_WITH_KV_OFFLOAD, MAX_KV_OFFLOAD_GIB = (0, 12, 0), 65536
 """The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv), and GiB that are planned at most."""
 
 
-def resolve_engine_args(user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
+def resolve_engine_args(
+    user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model
+) -> EngineArgs:
     """Fill in what is not `given` (or None) as `engine` does at start; `PlannerError` where it would refuse to start.
 
-    `block_size` stays as given: backends and hybrid models change its default (see `memory.kv_cache`).
-    Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0 engine/arg_utils.py:3151.
+    `block_size` stays as given: backends and hybrid models change its default (see
+    `memory.kv_cache`). Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0
+    engine/arg_utils.py:3151.
     """
     facts, shape, tier = engine.facts, model.architecture, _select_batch_limits(engine, gpu)
     check_known_names(user_args, EngineArgs.__dataclass_fields__, "engine argument")
@@ -81,8 +86,12 @@ def resolve_engine_args(user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, 
         "max_model_len": length,
         "max_num_seqs": min(tier["max_num_seqs"], tokens),
         "max_num_batched_tokens": tokens,
-        "dtype": "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops else model.dtype,
-        "enable_prefix_caching": facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
+        "dtype": (
+            "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops else model.dtype
+        ),
+        "enable_prefix_caching": facts[
+            "prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"
+        ],
         "enable_chunked_prefill": chunked,
         "async_scheduling": facts["async_scheduling"],
     }
@@ -96,8 +105,14 @@ def _select_batch_limits(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
     """The version's default limits on this GPU: by total memory and by parts of the device name, as the engine does."""
 
     def fits(tier: Mapping[str, Any]) -> bool:
-        named, not_named = (any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named"))
-        return gpu.memory_bytes >= tier["memory_gib"] * GIB and (named or not tier["named"]) and not not_named
+        named, not_named = (
+            any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named")
+        )
+        return (
+            gpu.memory_bytes >= tier["memory_gib"] * GIB
+            and (named or not tier["named"])
+            and not not_named
+        )
 
     return next(filter(fits, engine.facts["limits"]))
 
@@ -114,25 +129,48 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
         if (value := getattr(args, name)) > most:
             return f"{name} is {value}; at most {most} are planned"
     if args.long_prefill_token_threshold < 0:
-        return f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0 (off) or more"
-    if not re.fullmatch(r"(image|video|audio)=\d+(,(image|video|audio)=\d+)*", args.limit_mm_per_prompt or "image=1"):
-        return f"limit_mm_per_prompt is {args.limit_mm_per_prompt!r:.80}; expected such as image=2,video=0"
+        return (
+            f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0"
+            " (off) or more"
+        )
+    if not re.fullmatch(
+        r"(image|video|audio)=\d+(,(image|video|audio)=\d+)*", args.limit_mm_per_prompt or "image=1"
+    ):
+        return (
+            f"limit_mm_per_prompt is {args.limit_mm_per_prompt!r:.80}; expected such as"
+            " image=2,video=0"
+        )
     if args.revision is not None and not re.fullmatch(r"[\w][\w./-]{0,199}", args.revision):
         return f"revision is {args.revision!r:.80}; expected a branch, tag or commit"
     if not 0 < args.gpu_memory_utilization <= 1:
-        return f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at most 1"
+        return (
+            f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at"
+            " most 1"
+        )
     if length > longest:
-        return f"max_model_len {length} is more than the {longest} tokens that {model.name} was made for"
+        return (
+            f"max_model_len {length} is more than the {longest} tokens that {model.name} was"
+            " made for"
+        )
     if tokens < seqs and engine.name == "vllm":
-        return f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})"
+        return (
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs"
+            f" ({seqs})"
+        )
     if tokens < length and engine.name == "vllm" and not args.enable_chunked_prefill:
-        return f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without chunked prefill"
+        return (
+            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without"
+            " chunked prefill"
+        )
     if accepted and args.kv_cache_dtype not in (None, *accepted):
         return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
     least, capability = engine.facts["fp8_kv_capability"], gpu.compute_capability
     if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < least:
         where = f"{gpu.name} (compute capability {capability}) in {engine}"
-        return f"kv_cache_dtype {args.kv_cache_dtype} does not run on {where}; it needs {least}: use auto"
+        return (
+            f"kv_cache_dtype {args.kv_cache_dtype} does not run on {where}; it needs {least}: use"
+            " auto"
+        )
     if args.dtype == "bfloat16" and "bf16" not in gpu.peak_flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
     if args.max_loras and args.max_lora_rank not in LORA_RANKS:
@@ -140,15 +178,25 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
     if 0 < args.max_cpu_loras < args.max_loras:  # vLLM 0.33.0 config/lora.py
         return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
     if not 0 <= args.kv_offloading_size <= MAX_KV_OFFLOAD_GIB:
-        return f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to {MAX_KV_OFFLOAD_GIB:,}"
-    if args.kv_offloading_size and (engine.name != "vllm" or engine.release_tuple < FIRST_RELEASE_WITH_KV_OFFLOAD):
+        return (
+            f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to"
+            f" {MAX_KV_OFFLOAD_GIB:,}"
+        )
+    if args.kv_offloading_size and (
+        engine.name != "vllm" or engine.release_tuple < FIRST_RELEASE_WITH_KV_OFFLOAD
+    ):
         return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
     if args.kv_offloading_size and not args.enable_prefix_caching:
         return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"
     if args.scheduling_policy not in ("fcfs", "priority"):
         return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
-    if args.scheduler_recv_interval < 1 or (args.scheduler_recv_interval > 1 and engine.name != "sglang"):
-        return f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and 1 but for sglang"
+    if args.scheduler_recv_interval < 1 or (
+        args.scheduler_recv_interval > 1 and engine.name != "sglang"
+    ):
+        return (
+            f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and"
+            " 1 but for sglang"
+        )
     return None
 
 

@@ -33,16 +33,24 @@ def _load_metric_names() -> dict[str, dict[tuple[int, int, int], EngineMetricNam
         versions = known.setdefault(name, {})
         before = next(reversed(versions.values()), EngineMetricNames())
         names, buckets = before.names | entry.names, before.buckets | entry.buckets
-        versions[parse_release(version)] = EngineMetricNames(names=names, buckets=buckets, without=entry.without)
+        versions[parse_release(version)] = EngineMetricNames(
+            names=names, buckets=buckets, without=entry.without
+        )
     return known
 
 
-def match_metric_names(name: str, version: str | None, present_names: Container[str]) -> EngineMetricNames:
+def match_metric_names(
+    name: str, version: str | None, present_names: Container[str]
+) -> EngineMetricNames:
     """Those of engine `name` at `version`, or of the newest version all of whose latencies were `seen` on a page."""
     if version is not None:
         return get_metric_names(get_engine(name, version))
     for engine_metric_names in reversed(_load_metric_names()[name].values()):
-        told = [engine_metric_names.names[role] for role in ("ttft", "itl", "tpot") if engine_metric_names.names[role]]
+        told = [
+            engine_metric_names.names[role]
+            for role in ("ttft", "itl", "tpot")
+            if engine_metric_names.names[role]
+        ]
         if (
             all(f"{metric}_count" in present_names for metric in told)
             and engine_metric_names.names["kv_usage"] in present_names

@@ -10,7 +10,13 @@ from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.engines.deployment import Deployment, SpeculationConfig
 from planner.engines.engine import Engine, parse_release
-from planner.models.architecture import DecoderLayer, DenseMlp, GroupedQueryAttention, ModelArchitecture, MoeBlock
+from planner.models.architecture import (
+    DecoderLayer,
+    DenseMlp,
+    GroupedQueryAttention,
+    ModelArchitecture,
+    MoeBlock,
+)
 from planner.models.quantization import UNQUANTIZED
 from planner.models.registry import Model, load_model
 
@@ -39,7 +45,12 @@ def load_draft_host_costs() -> dict[str, DraftHostCost]:
     return load_catalog("drafting.yaml", DraftHostCost)
 
 
-_METHOD_SPELLINGS = {"nextn": "mtp", "eagle_3": "eagle3", "prompt_lookup": "ngram", "draft": "draft_model"}
+_METHOD_SPELLINGS = {
+    "nextn": "mtp",
+    "eagle_3": "eagle3",
+    "prompt_lookup": "ngram",
+    "draft": "draft_model",
+}
 """Other beginnings of a method's name, and the catalog's name of its kind."""
 
 
@@ -53,7 +64,9 @@ def normalize_method_name(name: str) -> str:
     """The catalog's name of the method `name`; "EAGLE-2", "ngram_gpu" and "deepseek_mtp" count as their kind."""
     folded = name.casefold().replace("-", "_")
     kinds = (*load_draft_methods(), *_METHOD_SPELLINGS)
-    begun = next((kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded)
+    begun = next(
+        (kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded
+    )
     method_name = "mtp" if folded.endswith("mtp") else _METHOD_SPELLINGS.get(begun, begun)
     if method_name not in load_draft_methods():
         raise make_unknown_name_error(name, load_draft_methods(), "speculative method")
@@ -76,7 +89,9 @@ def explain_unsupported_method(name: str, engine: Engine) -> str | None:
             last is None or engine.release_tuple <= parse_release(last)
         ):
             return None
-    have = " and ".join(f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans)
+    have = " and ".join(
+        f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans
+    )
     return f"{engine} lacks the speculative method {known}; releases that have it: {have}"
 
 
@@ -85,7 +100,10 @@ def explain_missing_draft(speculation: SpeculationConfig, engine: Engine) -> str
     told_later = engine.name != "trtllm" or speculation.head or speculation.draft
     if told_later or get_draft_method(speculation.method).draft not in ("layer", "heads"):
         return None
-    return f"{engine.name} reads what drafts from a file, not from a variable: name the {speculation.method} head"
+    return (
+        f"{engine.name} reads what drafts from a file, not from a variable: name the"
+        f" {speculation.method} head"
+    )
 
 
 def get_deployment_draft_method(deployment: Deployment) -> DraftMethod:
@@ -108,27 +126,41 @@ def resolve_draft_model(target: Model, speculation: SpeculationConfig) -> Model 
     if how.draft == "mtp":
         mtp, place = architecture.mtp_layers, f"mtp.layers.{len(architecture.layers)}."
         again = next((i for i in range(1, len(mtp)) if mtp[i] == mtp[0]), len(mtp))
-        layers = mtp[:again] or architecture.layers[-1:]  # of equal modules the first, which drafts all tokens
-        narrow = any(target.quantization.get_weight_format(weight, place) for weight in layers[0].weights)
-        stored = target.quantization if narrow else UNQUANTIZED  # 4-bit checkpoints keep their MTP layers in 16 bit
+        layers = (
+            mtp[:again] or architecture.layers[-1:]
+        )  # of equal modules the first, which drafts all tokens
+        narrow = any(
+            target.quantization.get_weight_format(weight, place) for weight in layers[0].weights
+        )
+        stored = (
+            target.quantization if narrow else UNQUANTIZED
+        )  # 4-bit checkpoints keep their MTP layers in 16 bit
         one = replace(architecture, layers=layers, mtp_layers=(), vision_towers=())
         return replace(target, name=name, architecture=one, quantization=stored)
-    return replace(load_model(_build_draft_layer_config(architecture, how)), name=name, dtype=target.dtype)
+    return replace(
+        load_model(_build_draft_layer_config(architecture, how)), name=name, dtype=target.dtype
+    )
 
 
-def _build_draft_layer_config(architecture: ModelArchitecture, how: DraftMethod) -> dict[str, object]:
+def _build_draft_layer_config(
+    architecture: ModelArchitecture, how: DraftMethod
+) -> dict[str, object]:
     """config.json of a dense one-layer draft as wide as the target, with an MLP like those its tokens pass through."""
     mlps = [layer.mlp for layer in architecture.layers]
     dense = [mlp.intermediate for mlp in mlps if isinstance(mlp, DenseMlp)]
     sparse = [
-        mlp.num_active_experts * mlp.intermediate + mlp.shared_intermediate for mlp in mlps if isinstance(mlp, MoeBlock)
+        mlp.num_active_experts * mlp.intermediate + mlp.shared_intermediate
+        for mlp in mlps
+        if isinstance(mlp, MoeBlock)
     ]
     mixer = next((m for m in architecture.mixers if isinstance(m, GroupedQueryAttention)), None)
     heads = mixer.heads if mixer else max(1, architecture.hidden // 128)
     return {
         "model_type": "llama", "num_hidden_layers": 1, "hidden_size": architecture.hidden,
-        "intermediate_size": max(dense or sparse or [4 * architecture.hidden]), "num_attention_heads": heads,
-        "num_key_value_heads": mixer.kv_heads if mixer else heads, "head_dim": mixer.head_dim if mixer else 128,
+        "intermediate_size": max(dense or sparse or [4 * architecture.hidden]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": mixer.kv_heads if mixer else heads,
+        "head_dim": mixer.head_dim if mixer else 128,
         "vocab_size": min(how.head_vocab or architecture.vocab, architecture.vocab),
         "max_position_embeddings": architecture.max_position,
     }  # fmt: skip
@@ -136,7 +168,9 @@ def _build_draft_layer_config(architecture: ModelArchitecture, how: DraftMethod)
 
 def list_draft_layers(deployment: Deployment) -> tuple[DecoderLayer, ...]:
     """The draft's layers, which keep a cache beside the target's; heads and look-ups keep none."""
-    if (speculation := deployment.speculation) is None or get_draft_method(speculation.method).draft == "heads":
+    if (speculation := deployment.speculation) is None or get_draft_method(
+        speculation.method
+    ).draft == "heads":
         return ()
     draft = resolve_draft_model(deployment.model, speculation)
     return draft.architecture.layers if draft else ()

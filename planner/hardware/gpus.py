@@ -35,7 +35,8 @@ class _GpuMemory(StrictEntry):
     def _less_than_on_the_box(self) -> Self:
         if self.gib >= self.marketed_gb:
             raise ValueError(
-                f"gib {self.gib:g} is not below the {self.marketed_gb:g} GB on the box: what does the driver report?"
+                f"gib {self.gib:g} is not below the {self.marketed_gb:g} GB on the box: what does"
+                " the driver report?"
             )
         return self
 
@@ -102,22 +103,35 @@ class Gpu:
     board_limit_w: float  # W
     multiprocessors: int | None  # None: not known
     boost_clock_hz: float | None  # Hz, boosted; None: not known
-    supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
+    supported: Mapping[str, tuple[str, str | None]] = field(
+        hash=False
+    )  # engine -> first version, last or None
     sold_in: tuple[int, ...]  # GPUs of the machines that are let; none: any number
 
     @property
     def kernel_generation(self) -> str:
         """Of GPUs whose kernels are alike: the architecture, data-centre and desktop Blackwell apart."""
         family = self.architecture.removesuffix("-ultra")
-        return f"{family}-desktop" if family == "blackwell" and (self.compute_capability or 0) >= 12 else family
+        return (
+            f"{family}-desktop"
+            if family == "blackwell" and (self.compute_capability or 0) >= 12
+            else family
+        )
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.memory_bytes / GIB:.1f} GiB, {self.memory_bandwidth / GB:,.0f} GB/s)"
+        return (
+            f"{self.name} ({self.memory_bytes / GIB:.1f} GiB, {self.memory_bandwidth / GB:,.0f}"
+            " GB/s)"
+        )
 
 
 def normalize_gpu_name(name: str) -> str:
     """`name` without what people write differently: case, separators, vendor and memory words, notes in brackets."""
-    name = re.sub(r"\(.*?\)|nvidia|geforce|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d", "", name.casefold())
+    name = re.sub(
+        r"\(.*?\)|nvidia|geforce|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d",
+        "",
+        name.casefold(),
+    )
     return re.sub(r"[\s_-]+", "", re.sub(r"sxm\d", "sxm", name))
 
 
@@ -132,7 +146,8 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
         link = getattr(entry.links, place)
         if link is not None and link not in load_links():
             raise PlannerError(
-                f"gpus.yaml, entry {name}, field links.{place}: {make_unknown_name_error(link, load_links(), 'link')}"
+                f"gpus.yaml, entry {name}, field links.{place}:"
+                f" {make_unknown_name_error(link, load_links(), 'link')}"
             )
     chip, memory, wires = entry.chip, entry.memory, entry.links
     return Gpu(
@@ -161,12 +176,16 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
 @cache
 def _load_gpu_catalog() -> tuple[tuple[Gpu, ...], Mapping[str, Gpu]]:
     """The GPUs in the catalog's order, and by folded name."""
-    gpus = tuple(_build_gpu(name, entry) for name, entry in load_catalog("gpus.yaml", GpuEntry).items())
+    gpus = tuple(
+        _build_gpu(name, entry) for name, entry in load_catalog("gpus.yaml", GpuEntry).items()
+    )
     names: dict[str, Gpu] = {}
     called = [(alias, gpu) for gpu in gpus for alias in (gpu.name, *gpu.aliases)]
     for alias, known in called:
         if (other := names.setdefault(normalize_gpu_name(alias), known)) is not known:
-            raise PlannerError(f"gpus.yaml, entry {known.name}, field aliases: {alias} already names {other.name}")
+            raise PlannerError(
+                f"gpus.yaml, entry {known.name}, field aliases: {alias} already names {other.name}"
+            )
     for alias, known in called:
         names.setdefault(f"{normalize_gpu_name(alias)}{known.marketed_gb:g}gb", known)
     return gpus, names
@@ -180,21 +199,26 @@ def get_gpu(name: str) -> Gpu:
     """The GPU called `name` or known by it (see `aliases` in the catalog); `PlannerError` with the nearest if none."""
     gpus, names = _load_gpu_catalog()
     if normalize_gpu_name(name) not in names:
-        raise make_unknown_name_error(name, {alias for gpu in gpus for alias in (gpu.name, *gpu.aliases)}, "GPU")
+        raise make_unknown_name_error(
+            name, {alias for gpu in gpus for alias in (gpu.name, *gpu.aliases)}, "GPU"
+        )
     return names[normalize_gpu_name(name)]
 
 
 def resolve_link_bandwidth(gpu: Gpu, name: str) -> float:
     """Bytes/s per direction that `gpu` gets inside a node from the named link.
 
-    "nvlink", "nvswitch", "infinity-fabric" and "pcie" mean the card's own. `PlannerError` for a link that it lacks.
+    "nvlink", "nvswitch", "infinity-fabric" and "pcie" mean the card's own. `PlannerError` for a
+    link that it lacks.
     """
     wanted = name.casefold().replace("_", "-").replace(" ", "-")
     if wanted in load_links():
         return load_links()[wanted]
     if wanted == "pcie":
         return gpu.pcie_bandwidth
-    family = {"nvlink": "nvlink", "nvswitch": "nvlink", "infinity-fabric": "infinity-fabric"}.get(wanted)
+    family = {"nvlink": "nvlink", "nvswitch": "nvlink", "infinity-fabric": "infinity-fabric"}.get(
+        wanted
+    )
     if family is None:
         raise make_unknown_name_error(
             name, (*load_links(), "nvlink", "nvswitch", "infinity-fabric", "pcie"), "interconnect"

@@ -67,7 +67,9 @@ class GpuPrice:
     @property
     def date(self) -> str:
         """When it was asked, from and to; nothing for a user's own."""
-        return " to ".join(sorted({min(dates := [quote.date for quote in self.quotes]), max(dates)}))
+        return " to ".join(
+            sorted({min(dates := [quote.date for quote in self.quotes]), max(dates)})
+        )
 
     @property
     def source(self) -> str:
@@ -105,7 +107,9 @@ def _format_usd(usd: float) -> str:
 @cache
 def _load_price_catalog() -> Mapping[str, PriceEntry]:
     """Quotes by GPU name; `PlannerError` for a GPU that `gpus.yaml` doesn't have."""
-    return {get_gpu(name).name: entry for name, entry in load_catalog("prices.yaml", PriceEntry).items()}
+    return {
+        get_gpu(name).name: entry for name, entry in load_catalog("prices.yaml", PriceEntry).items()
+    }
 
 
 def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
@@ -115,7 +119,9 @@ def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPric
         if usd <= 0:
             raise PlannerError(f"price of {name}: expected USD per GPU-hour above 0, got {usd}")
         if get_gpu(name).name == gpu.name:
-            return GpuPrice(prices.tier, (PriceQuote(usd=usd, source=SCENARIO_PRICE_SOURCE, date=""),))
+            return GpuPrice(
+                prices.tier, (PriceQuote(usd=usd, source=SCENARIO_PRICE_SOURCE, date=""),)
+            )
     price_entry = _load_price_catalog().get(gpu.name)
     quotes: tuple[PriceQuote, ...] = getattr(price_entry, prices.tier) if price_entry else ()
     return GpuPrice(prices.tier, quotes) if quotes else None

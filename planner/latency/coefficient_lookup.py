@@ -1,8 +1,9 @@
 """What fraction of its published peaks a GPU reaches under an engine: `catalogs/calibration/ENGINE.yaml`.
 
-Coefficients are what all measured runs of an engine have in common, times what a GPU's generation, the GPU, the
-engine's release and the model change, each pulled towards 1 as far as measurements leave it open (partial pooling).
-An owner's own file, of entries by GPU, comes before the catalog where an `Engine` carries it.
+Coefficients are what all measured runs of an engine have in common, times what a GPU's generation,
+the GPU, the engine's release and the model change, each pulled towards 1 as far as measurements
+leave it open (partial pooling). An owner's own file, of entries by GPU, comes before the catalog
+where an `Engine` carries it.
 """
 
 import math
@@ -78,7 +79,10 @@ def load_calibration_catalog(engine: str) -> CalibrationCatalog:
         file = "calibration/vllm.yaml"
     data = dict(read_yaml(CATALOG_DIR / file))
     common = validate_entry(CommonCalibration, data.pop("common", None), f"{file}, entry common")
-    found = {name: validate_entry(CalibrationEffect, fields, f"{file}, entry {name}") for name, fields in data.items()}
+    found = {
+        name: validate_entry(CalibrationEffect, fields, f"{file}, entry {name}")
+        for name, fields in data.items()
+    }
     if missing := set(list_coefficient_names()) - common.coefficients.keys():
         raise PlannerError(f"{file}, entry common: field is missing: {', '.join(sorted(missing))}")
     for name, effect in found.items():
@@ -90,7 +94,8 @@ def check_coefficient_names(coefficients: Iterable[str], location: str) -> None:
     """Raise `PlannerError` for what is no coefficient's name."""
     for unknown in set(coefficients) - set(list_coefficient_names()):
         raise PlannerError(
-            f"{location}: {make_unknown_name_error(unknown, set(list_coefficient_names()), 'coefficient')}"
+            f"{location}:"
+            f" {make_unknown_name_error(unknown, set(list_coefficient_names()), 'coefficient')}"
         )
 
 
@@ -107,7 +112,9 @@ def load_user_calibrations(path: Path) -> dict[str, UserCalibration]:
 
 def apply_user_calibrations(engine: Engine, own: Mapping[str, UserCalibration]) -> Engine:
     """`engine` with an owner's calibrations, as far as they were measured under it."""
-    return replace(engine, calibration={name: e for name, e in own.items() if e.engine in ("", engine.name)})
+    return replace(
+        engine, calibration={name: e for name, e in own.items() if e.engine in ("", engine.name)}
+    )
 
 
 @cache
@@ -116,7 +123,12 @@ def look_up_coefficients(
 ) -> CalibratedCoefficients:
     """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json), quantization and TP."""
     calibration_catalog = load_calibration_catalog(engine.name)
-    asked: dict[str, str | int] = {"generation": gpu.kernel_generation, "gpu": gpu.name, "model": model_type, "tp": tp}
+    asked: dict[str, str | int] = {
+        "generation": gpu.kernel_generation,
+        "gpu": gpu.name,
+        "model": model_type,
+        "tp": tp,
+    }
     asked["quantization"] = quantization
     effects = [
         effect
@@ -127,11 +139,15 @@ def look_up_coefficients(
     for effect in effects:
         for name, factor in effect.times.items():
             values[name] *= factor
-    here = [effect for effect in calibration_catalog.effects.values() if effect.gpu == gpu.name and effect.points]
+    here = [
+        effect
+        for effect in calibration_catalog.effects.values()
+        if effect.gpu == gpu.name and effect.points
+    ]
     measured = [e for e in here if (e.model, e.quantization) == (model_type, quantization)]
     versions = {
         parse_release(version)
-        for e in (measured or here or calibration_catalog.effects.values())
+        for e in measured or here or calibration_catalog.effects.values()
         for version in e.versions
     }
     apart = bool(versions) and not min(versions) <= engine.release_tuple <= max(versions)
@@ -143,17 +159,29 @@ def look_up_coefficients(
         "version": not apart,
     }
     basis: CalibrationBasis = (
-        "measured" if measured else "model-transfer" if here else "gpu-transfer" if there else "prior"
+        "measured"
+        if measured
+        else "model-transfer"
+        if here
+        else "gpu-transfer"
+        if there
+        else "prior"
     )
     new = tuple(name for name in NOVELTY_KINDS if not is_known[name])
     many = max((effect.curves for effect in measured), default=0) >= MIN_CURVES_PER_PAIR
     loads = calibration_catalog.common.sigma_tpot, calibration_catalog.common.sigma_ttft
-    tpot, ttft = (widths.many if many and not new else _compute_error_width(widths, new) for widths in loads)
+    tpot, ttft = (
+        widths.many if many and not new else _compute_error_width(widths, new) for widths in loads
+    )
     tpot *= there.spread_tpot if there else UNSEEN_GENERATION_FACTOR
     ttft *= there.spread_ttft if there else UNSEEN_GENERATION_FACTOR
     rate = calibration_catalog.common.sigma_output_tps if new else None
     tps = (
-        max(tpot, _compute_error_width(rate, new) * (there.spread_output_tps if there else UNSEEN_GENERATION_FACTOR))
+        max(
+            tpot,
+            _compute_error_width(rate, new)
+            * (there.spread_output_tps if there else UNSEEN_GENERATION_FACTOR),
+        )
         if rate
         else tpot
     )
@@ -177,7 +205,8 @@ MIN_CURVES_PER_PAIR = 10
 """Curves of a pair of model and GPU from which on another load of it is told much more exactly."""
 UNSEEN_GENERATION_FACTOR = 2.5
 """How much less certain a GPU is of whose generation none was measured. Of generations of which one GPU was measured,
-held back: CDNA 3 1.7 times the width of a GPU held back (SGLang), GB10 2.0, A100 2.3 (TensorRT-LLM), Gaudi 3 4.4."""
+held back: CDNA 3 1.7 times the width of a GPU held back (SGLang), GB10 2.0, A100 2.3
+(TensorRT-LLM), Gaudi 3 4.4."""
 
 
 def _compute_error_width(widths: ErrorWidths, new: tuple[str, ...]) -> float:
@@ -201,14 +230,20 @@ def _apply_user_measurements(
     basis: CalibrationBasis = "measured" if model_type in own.models else "model-transfer"
     new = () if basis == "measured" else known.novelties
     tps = tpot if basis == "measured" else max(tpot, known.sigma_output_tps)
-    return CalibratedCoefficients(coefficients, basis, new, tpot, ttft, tps, own.kv_cache_dtype, own.points, own.source)
+    return CalibratedCoefficients(
+        coefficients, basis, new, tpot, ttft, tps, own.kv_cache_dtype, own.points, own.source
+    )
 
 
-def get_deployment_coefficients(deployment: Deployment, *, layouts: bool = True) -> CalibratedCoefficients:
+def get_deployment_coefficients(
+    deployment: Deployment, *, layouts: bool = True
+) -> CalibratedCoefficients:
     """`calibrated` for a deployment; without `layouts` without what its tensor parallel size adds of its own."""
     model = deployment.model
     method, tp = get_weight_format_name(model), deployment.layout.tp if layouts else 0
-    return look_up_coefficients(deployment.gpu, deployment.engine, model.architecture.model_type, method, tp)
+    return look_up_coefficients(
+        deployment.gpu, deployment.engine, model.architecture.model_type, method, tp
+    )
 
 
 def get_weight_format_name(model: Model) -> str:

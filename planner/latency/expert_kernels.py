@@ -35,5 +35,11 @@ def get_expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernelEffi
     return next(found[each] for each in names if each in found)
 
 
-NEAREST_FORMAT = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "mxfp4_fp8": "mxfp4", "nvfp4": "int4"}
+NEAREST_FORMAT = {
+    "fp8": "fp8_block",
+    "fp8_block": "fp8",
+    "mxfp4": "int4",
+    "mxfp4_fp8": "mxfp4",
+    "nvfp4": "int4",
+}
 """The format whose kernel is most like another's, where that was not measured."""

@@ -1,6 +1,7 @@
 """What LoRA adapters add to a step: each different one in it, each token that one changes, each that is loaded.
 
-The replay prices every step by the adapters in it; `with_adapters` is the same on average, for the closed form.
+The replay prices every step by the adapters in it; `with_adapters` is the same on average, for the
+closed form.
 """
 
 from dataclasses import replace
@@ -36,10 +37,14 @@ def compute_adapter_bytes(deployment: Deployment) -> int:
 def compute_adapter_costs(deployment: Deployment) -> dict[str, Any]:
     """The fields of `simulator.kernel_types.StepTable` that adapters fill, s.
 
-    A rank adds what reading it takes: kernels compute with matrices padded to max_lora_rank, so every slot costs alike.
+    A rank adds what reading it takes: kernels compute with matrices padded to max_lora_rank, so
+    every slot costs alike.
     """
     known = load_catalog("adapters.yaml", LoraCosts)
-    costs, size = known.get(deployment.engine.name, known["vllm"]), compute_adapter_bytes(deployment)
+    costs, size = (
+        known.get(deployment.engine.name, known["vllm"]),
+        compute_adapter_bytes(deployment),
+    )
     layers = len(deployment.model.architecture.layers) / deployment.layout.pp
     return {
         "adapter_s": costs.adapter_us * 1e-6 * layers + size / deployment.gpu.memory_bandwidth,
@@ -59,8 +64,9 @@ def estimate_distinct_adapters(adapters: int, zipf: float, sequences: int) -> np
 def limit_sequences_by_adapters(deployment: Deployment, workload: Workload) -> int:
     """Sequences that run at once: max_num_seqs, or as many as have max_loras different adapters on average.
 
-    In a closed loop the slots' share of all adapters runs with as many of the requests. Where requests wait, more of
-    one adapter run together than this says, the more so the less evenly they are asked for; only the replay has that.
+    In a closed loop the slots' share of all adapters runs with as many of the requests. Where
+    requests wait, more of one adapter run together than this says, the more so the less evenly they
+    are asked for; only the replay has that.
     """
     most, slots = deployment.args.max_num_seqs, deployment.args.max_loras
     if not workload.adapters or slots >= workload.adapters:
@@ -68,7 +74,10 @@ def limit_sequences_by_adapters(deployment: Deployment, workload: Workload) -> i
     among = estimate_distinct_adapters(workload.adapters, workload.adapter_zipf, most)
     few = int(np.searchsorted(among, slots, side="right")) - 1
     if workload.rate is None and workload.concurrency:
-        few = max(few, int(workload.concurrency / deployment.num_engine_instances * slots / workload.adapters))
+        few = max(
+            few,
+            int(workload.concurrency / deployment.num_engine_instances * slots / workload.adapters),
+        )
     return min(max(few, 1), most)
 
 
@@ -77,12 +86,16 @@ def add_adapter_costs(step: StepModel, deployment: Deployment, workload: Workloa
     if not workload.adapters:
         return step
     costs, slots = compute_adapter_costs(deployment), deployment.args.max_loras
-    among = estimate_distinct_adapters(workload.adapters, workload.adapter_zipf, deployment.args.max_num_seqs)
+    among = estimate_distinct_adapters(
+        workload.adapters, workload.adapter_zipf, deployment.args.max_num_seqs
+    )
     asked, kept = (
         compute_adapter_popularity(workload.adapters, workload.adapter_zipf),
         deployment.args.max_cpu_loras or slots,
     )
-    loading = asked[slots:].sum() * costs["adapter_load_s"] + asked[kept:].sum() * costs["adapter_cold_s"]
+    loading = (
+        asked[slots:].sum() * costs["adapter_load_s"] + asked[kept:].sum() * costs["adapter_cold_s"]
+    )
     return replace(
         step,
         parts={**step.parts, "adapters": costs["adapter_token_s"] * step.grid},

@@ -23,11 +23,14 @@ STATISTIC_SIGMA_FACTORS = np.array([1.0, 1.0, 1.25, 1.5])
 Z_SCORE_99 = 2.3263
 """Standard normal quantile at 0.99: requests in flight spread about like a Poisson count."""
 FP8_KV_NOTE = (
-    "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
+    "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype"
+    " to plan another"
 )
 
 
-def apply_unbounded_queue(value: Interval, metric: str, arriving: float, capacity: Interval | None) -> Interval:
+def apply_unbounded_queue(
+    value: Interval, metric: str, arriving: float, capacity: Interval | None
+) -> Interval:
     """A replayed wait, infinite where more arrives than is served, or may be: it grows for as long as that lasts.
 
     The replay's own figure says only how long was looked at.
@@ -57,10 +60,14 @@ class Performance:
     basis: str
     warnings: tuple[str, ...] = ()
     kv_usage_p99: float = 0.0
-    capacity: Interval | None = None  # requests/s that it serves at most; of users who wait, what they are served at
+    capacity: Interval | None = (
+        None  # requests/s that it serves at most; of users who wait, what they are served at
+    )
     num_simulated_requests: int = 0  # that were replayed for these figures; 0: the closed form's
     max_running: int = 0  # of those, in one engine at once
-    arrival_rps: float = 0.0  # requests/s that come for as long as it runs; 0 where the run has an end
+    arrival_rps: float = (
+        0.0  # requests/s that come for as long as it runs; 0 where the run has an end
+    )
 
     def get(self, metric: str, point: str) -> Interval:
         """Seconds of one of `LATENCIES` at one of `POINTS`."""
@@ -69,12 +76,16 @@ class Performance:
 
     def get_for_display(self, metric: str, point: str) -> Interval:
         """`at`, for people: see `unending`."""
-        return apply_unbounded_queue(self.get(metric, point), metric, self.arrival_rps, self.capacity)
+        return apply_unbounded_queue(
+            self.get(metric, point), metric, self.arrival_rps, self.capacity
+        )
 
     @property
     def queue_growth(self) -> str:
         """Whether TTFT and E2E grow for as long as it runs: "no", "may" (if it is as slow as may be) or "yes"."""
-        interval = apply_unbounded_queue(Interval.from_value(0.0), "ttft", self.arrival_rps, self.capacity)
+        interval = apply_unbounded_queue(
+            Interval.from_value(0.0), "ttft", self.arrival_rps, self.capacity
+        )
         return "yes" if interval.mid else "may" if interval.hi else "no"
 
     @property
@@ -97,9 +108,14 @@ class Performance:
 
         shown = {name: getattr(self, name) for name in ("ttft", "itl", "tpot")}
         text = "; ".join(
-            f"{name.upper()} {ms(times)}" for name, times in shown.items() if not math.isnan(times["mean"].mid)
+            f"{name.upper()} {ms(times)}"
+            for name, times in shown.items()
+            if not math.isnan(times["mean"].mid)
         )
-        return f"{text}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.bottleneck})"
+        return (
+            f"{text}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit:"
+            f" {self.bottleneck})"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +146,9 @@ class PerformanceBatch:
         """All cases of `parts`, in order."""
         if len(parts) == 1:
             return parts[0]
-        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+        return cls(
+            *(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls))
+        )
 
     def __len__(self) -> int:
         return len(self.request_tps)
@@ -147,7 +165,9 @@ class PerformanceBatch:
                     strict=True,
                 )
             )
-            for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
+            for name, sigma in zip(
+                ("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True
+            )
         }
         interval = Interval.from_lognormal(float(self.request_tps[k]), float(self.request_sigma[k]))
         outputs = float(self.output_tokens[k])
@@ -159,7 +179,10 @@ class PerformanceBatch:
             decode_batch=float(self.decode_batch[k]),
             kv_usage=float(self.kv_usage[k]),
             kv_usage_p99=min(
-                float(self.kv_usage[k] * (1 + Z_SCORE_99 / math.sqrt(max(self.decode_batch[k], 1.0)))), 1.0
+                float(
+                    self.kv_usage[k] * (1 + Z_SCORE_99 / math.sqrt(max(self.decode_batch[k], 1.0)))
+                ),
+                1.0,
             ),
             queue=float(self.queue[k]),
             preemptions=0.0,
@@ -167,5 +190,7 @@ class PerformanceBatch:
             bottleneck=str(self.limit[k]),
             basis=str(self.basis[k]),
             warnings=(FP8_KV_NOTE,) if self.fp8_kv[k] else (),
-            capacity=Interval.from_lognormal(float(self.capacity[k]), float(self.capacity_sigma[k])),
+            capacity=Interval.from_lognormal(
+                float(self.capacity[k]), float(self.capacity_sigma[k])
+            ),
         )

@@ -1,9 +1,10 @@
 """Mean board power under a load: what a GPU moves and multiplies per second, at the energy that each takes.
 
-Watts = idle + energy per byte x bytes/s + sqrt(board limit x energy per FLOP x FLOP/s), the last for dense and for
-expert kernels; energies by GPU or architecture are in `catalogs/power.yaml`. The root is empirical: a matrix unit that
-is mostly waiting, or padded, draws more than its share. Whatever makes steps slow lowers both rates, so that a GPU
-which waits for its host or for others is told by its step rate.
+Watts = idle + energy per byte x bytes/s + sqrt(board limit x energy per FLOP x FLOP/s), the last
+for dense and for expert kernels; energies by GPU or architecture are in `catalogs/power.yaml`. The
+root is empirical: a matrix unit that is mostly waiting, or padded, draws more than its share.
+Whatever makes steps slow lowers both rates, so that a GPU which waits for its host or for others is
+told by its step rate.
 """
 
 import math
@@ -44,10 +45,13 @@ NumericT = TypeVar("NumericT", float, np.ndarray)
 class GpuEnergy(SourcedEntry):
     """One entry of the catalog: a GPU's, an architecture's, or `prior`."""
 
-    idle: PositiveFloat  # share of the board limit that is drawn with a model loaded and nothing to do
+    # share of the board limit that is drawn with a model loaded and nothing to do
+    idle: PositiveFloat
     byte_pj: PositiveFloat  # pJ per byte read from memory
     flop_pj: PositiveFloat  # pJ per FLOP
-    spread: tuple[NonNegativeFloat, NonNegativeFloat]  # 80% of measured / predicted: 1 / (1 + first) to 1 + second
+    spread: tuple[
+        NonNegativeFloat, NonNegativeFloat
+    ]  # 80% of measured / predicted: 1 / (1 + first) to 1 + second
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ class GpuActivity:
     """What one GPU does per second, on average."""
 
     bytes: float
-    flops: tuple[float, float]  # in 16 bits, of dense kernels and attention, and of experts with what pads their tiles
+    flops: tuple[
+        float, float
+    ]  # in 16 bits, of dense kernels and attention, and of experts with what pads their tiles
     busy: float  # share of time in which steps run, 0 to 1
     prompts: float  # share of prompt tokens among those computed
 
@@ -69,9 +75,14 @@ def load_energies() -> Mapping[str, GpuEnergy]:
         - {"prior"}
         - {name for gpu in list_gpus() for name in (gpu.name, *_list_architecture_keys(gpu))}
     ):
-        raise PlannerError(f"{POWER_CATALOG}, entry {min(odd)}: no GPU and no architecture in gpus.yaml has this name")
+        raise PlannerError(
+            f"{POWER_CATALOG}, entry {min(odd)}: no GPU and no architecture in gpus.yaml has this"
+            " name"
+        )
     if "prior" not in energies:
-        raise PlannerError(f"{POWER_CATALOG}: the entry prior is missing, which GPUs that nobody measured use")
+        raise PlannerError(
+            f"{POWER_CATALOG}: the entry prior is missing, which GPUs that nobody measured use"
+        )
     return energies
 
 
@@ -83,7 +94,9 @@ def _list_architecture_keys(gpu: Gpu) -> tuple[str, str]:
 def get_gpu_energy(gpu: Gpu) -> GpuEnergy:
     """What is known of `gpu`: its own entry, its architecture's, or the prior."""
     found = load_energies()
-    return next(found[name] for name in (gpu.name, *_list_architecture_keys(gpu), "prior") if name in found)
+    return next(
+        found[name] for name in (gpu.name, *_list_architecture_keys(gpu), "prior") if name in found
+    )
 
 
 def estimate_gpu_activity(
@@ -92,20 +105,29 @@ def estimate_gpu_activity(
 ) -> GpuActivity:  # fmt: skip
     """What one GPU of `deployment` does while all of it serves `request_tps` requests/s of `load`.
 
-    `decode_batch`: sequences decoding in one engine while it runs. A pool of a disaggregated deployment only `prefills`
-    or only `decodes`.
+    `decode_batch`: sequences decoding in one engine while it runs. A pool of a disaggregated
+    deployment only `prefills` or only `decodes`.
     """
     w, step, layout = count_step_work(deployment), build_step_model(deployment), deployment.layout
     served = request_tps / deployment.num_engine_instances
     computed = (load.prompt.mean - load.mean_cached_tokens) if prefills else 0.0
-    decoded = served * max(load.output.mean - 1, 0) / step.tokens_per_step if decodes else 0.0  # sequences x steps
+    decoded = (
+        served * max(load.output.mean - 1, 0) / step.tokens_per_step if decodes else 0.0
+    )  # sequences x steps
     prompts, chunks = served * computed, served * math.ceil(computed / step.max_tokens)
-    alone = math.exp(-decode_batch) if decoded else 1.0  # of the time no sequence decodes beside prompts
-    steps = max(decoded / max(decode_batch, 1.0) + chunks * alone, (prompts + decoded) / step.max_tokens)
+    alone = (
+        math.exp(-decode_batch) if decoded else 1.0
+    )  # of the time no sequence decodes beside prompts
+    steps = max(
+        decoded / max(decode_batch, 1.0) + chunks * alone, (prompts + decoded) / step.max_tokens
+    )
     if steps == 0:
         return GpuActivity(0.0, (0.0, 0.0), 0.0, 0.0)
     rows, mixed = decoded * (1 + step.num_draft_tokens) / steps, -math.expm1(-chunks / steps)
-    kinds = (1 - mixed, rows), (mixed, rows + prompts / steps / max(mixed, 1e-12))  # steps without and with prompts
+    kinds = (
+        (1 - mixed, rows),
+        (mixed, rows + prompts / steps / max(mixed, 1e-12)),
+    )  # steps without and with prompts
 
     in_blocks = deployment.model.quantization.method == "fp8_block"
     read, dense, experts = w.head.bytes, (rows + served / steps) * w.head.flops, 0.0
@@ -117,11 +139,17 @@ def estimate_gpu_activity(
         for e in w.experts:
             routed = tokens * layout.dp
             touched = e.held * (1 - (1 - e.active / e.total) ** routed)
-            tile = EXPERT_TILE_ROWS[0] if routed <= e.total and not in_blocks else EXPERT_TILE_ROWS[1]
+            tile = (
+                EXPERT_TILE_ROWS[0] if routed <= e.total and not in_blocks else EXPERT_TILE_ROWS[1]
+            )
             padded = max(touched * tile, routed * e.active / e.ranks + touched * tile / 2)
             read += share * e.layers * touched * e.bytes
             experts += (
-                share * e.layers * padded * e.flops * (1.0 if in_blocks else FORMAT_ENERGY_FACTORS.get(e.dtype, 1.0))
+                share
+                * e.layers
+                * padded
+                * e.flops
+                * (1.0 if in_blocks else FORMAT_ENERGY_FACTORS.get(e.dtype, 1.0))
             )
     read, dense, experts = (steps * each for each in (read, dense, experts))
     read += decoded * w.state_bytes
@@ -129,12 +157,18 @@ def estimate_gpu_activity(
         seen = min(load.mean_decode_context, c.window or math.inf)
         read += decoded * seen * c.bytes
         dense += decoded * (1 + step.num_draft_tokens) * seen * c.query_flops
-        dense += served * float(count_attention_pairs(computed, load.mean_cached_tokens, c.window)) * c.prefill_flops
+        dense += (
+            served
+            * float(count_attention_pairs(computed, load.mean_cached_tokens, c.window))
+            * c.prefill_flops
+        )
 
     seconds = step.fixed_s + float(step.interpolate_rows_s(rows)) + mixed * step.prefill_step_s
     seconds += sum(share * float(step.interpolate_tokens_s(tokens)) for share, tokens in kinds)
     seconds += decoded / steps * float(step.estimate_decode_attention_s(load.mean_decode_context))
-    seconds += served / steps * float(step.estimate_prefill_attention_s(computed, load.mean_cached_tokens))
+    seconds += (
+        served / steps * float(step.estimate_prefill_attention_s(computed, load.mean_cached_tokens))
+    )
     return GpuActivity(
         bytes=read / layout.pp,
         flops=(dense / layout.pp, experts / layout.pp),
@@ -160,7 +194,10 @@ def compute_board_watts(done: GpuActivity, limit: float, energy: GpuEnergy) -> f
     """Mean W of a board of `limit` W."""
     prices = energy.idle, energy.byte_pj, math.sqrt(energy.flop_pj)
     return float(
-        limit * apply_board_limit(sum(x * y for x, y in zip(compute_power_terms(done, limit), prices, strict=True)))
+        limit
+        * apply_board_limit(
+            sum(x * y for x, y in zip(compute_power_terms(done, limit), prices, strict=True))
+        )
     )
 
 

@@ -70,13 +70,17 @@ class StartupTime:
         parts = {"process": self.process, "weights": self.weights, "compilation": self.compilation,
                  "profiling": self.profiling, "CUDA graphs": self.graphs, "server": self.ready}  # fmt: skip
         listed = ", ".join(f"{name} {phase.mid:.0f}" for name, phase in parts.items() if phase.mid)
-        return f"{self.total:.0f} s ({listed}), {self.total_with_cache:.0f} s with compiled code cached"
+        return (
+            f"{self.total:.0f} s ({listed}), {self.total_with_cache:.0f} s with compiled code"
+            " cached"
+        )
 
 
 def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> StartupTime | None:
     """How long one replica takes to start, its checkpoint read from `storage`; None for engines other than vLLM.
 
-    Every rank copies its own share at the loader's rate; the storage, which delivers each tensor once, may be slower.
+    Every rank copies its own share at the loader's rate; the storage, which delivers each tensor
+    once, may be slower.
     """
     validate_storage(storage)
     if deployment.engine.name != "vllm":
@@ -85,7 +89,9 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
 
     def of(items: float, *names: str) -> Interval:
         """The product of `items` and the constants `names`."""
-        fitted_constants = [get_constant(name, deployment.engine.release_tuple, STARTUP_CATALOG) for name in names]
+        fitted_constants = [
+            get_constant(name, deployment.engine.release_tuple, STARTUP_CATALOG) for name in names
+        ]
         values, sigmas = zip(
             *(
                 (fitted_constant.value, fitted_constant.sigma)
@@ -105,10 +111,16 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     experts = model.architecture.is_moe
     compilation = ["compile-layer", *["compile-experts"] * experts]
     compilation += ["compile-quantized"] * (model.quantization.activation != "bf16")
-    sizes = len(list_cudagraph_sizes(deployment.engine, args, deployment.gpu, deployment.num_draft_tokens))
+    sizes = len(
+        list_cudagraph_sizes(deployment.engine, args, deployment.gpu, deployment.num_draft_tokens)
+    )
     return StartupTime(
         process=of(1.0, "process") + (of(1.0, "workers") if layout.gpus_per_replica > 1 else 0.0),
-        weights=max(read(max(held), "loader"), read(whole, f"storage {storage}"), key=lambda phase: phase.mid),
+        weights=max(
+            read(max(held), "loader"),
+            read(whole, f"storage {storage}"),
+            key=lambda phase: phase.mid,
+        ),
         compilation=of(layers, *compilation),
         cached_compilation=of(layers, *compilation, "compile-cached"),
         profiling=of(1.0, "profile"),

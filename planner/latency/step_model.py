@@ -1,8 +1,9 @@
 """What one engine step costs: a roofline per part, priced with a dozen calibrated coefficients.
 
-`latency.step_work` counts what a step has to move and compute, `step_model` prices it for a GPU and engine.
-Roofline: Williams et al. 2009; a kernel's time is a norm of its memory and its compute time, so that both matter near
-the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E)^T) experts for T tokens.
+`latency.step_work` counts what a step has to move and compute, `step_model` prices it for a GPU and
+engine. Roofline: Williams et al. 2009; a kernel's time is a norm of its memory and its compute
+time, so that both matter near the ridge. A mixture of E experts of which k serve a token reads E (1
+- (1 - k/E)^T) experts for T tokens.
 """
 
 import math
@@ -18,7 +19,12 @@ from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
 from planner.latency.coefficient_lookup import CalibrationBasis, get_deployment_coefficients
 from planner.latency.expert_kernels import get_expert_kernel
-from planner.latency.step_work import ExpertWork, MatmulWork, count_step_work, resolve_planned_kv_dtype
+from planner.latency.step_work import (
+    ExpertWork,
+    MatmulWork,
+    count_step_work,
+    resolve_planned_kv_dtype,
+)
 from planner.memory.kv_cache import get_kv_element_bytes
 from planner.parallelism.communication import estimate_collectives
 
@@ -37,7 +43,9 @@ class StepCost:
         return sum(self.seconds_by_part.values())
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name} {value * 1e3:.2f}" for name, value in self.seconds_by_part.items() if value > 0)
+        inside = ", ".join(
+            f"{name} {value * 1e3:.2f}" for name, value in self.seconds_by_part.items() if value > 0
+        )
         return f"{self.seconds * 1e3:.2f} ms ({inside})"
 
 
@@ -45,12 +53,13 @@ class StepCost:
 class StepModel:
     """What one step costs on one engine (one data-parallel rank), as numbers that a replay can use.
 
-    A step with prompt chunks and decoding sequences takes tokens_s[all its tokens] + rows_s[its sequences] + fixed_s
-    + decode_context_s x (context tokens of decoding sequences) + prefill_pair_s x (query, key) pairs, the windows'
-    shares of both, + state_s x sequences, and prefill_step_s if it holds prompt tokens. With `stages` > 1 that is the
-    time through all pipeline stages, and as many steps are under way at once. With speculation (see
-    `latency.speculation.step_of`) a decoding sequence has 1 + `drafts` tokens and rows, and sequences_s[sequences] is
-    added.
+    A step with prompt chunks and decoding sequences takes tokens_s[all its tokens] + rows_s[its
+    sequences] + fixed_s + decode_context_s x (context tokens of decoding sequences) +
+    prefill_pair_s x (query, key) pairs, the windows' shares of both, + state_s x sequences, and
+    prefill_step_s if it holds prompt tokens. With `stages` > 1 that is the time through all
+    pipeline stages, and as many steps are under way at once. With speculation (see
+    `latency.speculation.step_of`) a decoding sequence has 1 + `drafts` tokens and rows, and
+    sequences_s[sequences] is added.
     """
 
     grid: np.ndarray  # token counts at which `parts` were priced
@@ -68,12 +77,15 @@ class StepModel:
     request_s: float
     prompt_token_s: float
     stages: int
-    kv_stretch: float  # blocks that performance counts on against the memory plan's (see `latency.step_work.kv_dtype`)
+    # blocks that performance counts on against the memory plan's (see `latency.step_work.kv_dtype`)
+    kv_stretch: float
     basis: CalibrationBasis
     sigma_tpot: float
     sigma_ttft: float
     sigma_output_tps: float  # at least: with drafts it is no less than TPOT's
-    sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))  # [max_num_seqs + 1] drafting for so many
+    sequences_s: np.ndarray = field(
+        default_factory=lambda: np.zeros(1)
+    )  # [max_num_seqs + 1] drafting for so many
     num_draft_tokens: int = 0  # tokens that each decoding sequence verifies beside its own
     tokens_per_step: float = 1.0  # that a decoding sequence yields
     tokens_variance: float = 0.0  # of their number
@@ -105,7 +117,9 @@ class StepModel:
         windows = sum(s * np.minimum(context, window) for window, s in self.decode_windows)
         return self.decode_context_s * np.asarray(context, float) + windows + self.state_s
 
-    def estimate_decode_step_s(self, sequences: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
+    def estimate_decode_step_s(
+        self, sequences: np.ndarray | float, context: np.ndarray | float
+    ) -> np.ndarray:
         """Seconds in which each of `sequences` has a decode step: of several steps if one can't hold all tokens."""
         sequences = np.asarray(sequences, float)
         turns = np.maximum(sequences * (1 + self.num_draft_tokens) / self.max_tokens, 1.0)
@@ -119,29 +133,46 @@ class StepModel:
         )
         return turns * (shared + one * self.estimate_decode_attention_s(context))
 
-    def estimate_prefill_attention_s(self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0) -> np.ndarray:
+    def estimate_prefill_attention_s(
+        self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0
+    ) -> np.ndarray:
         """Seconds of attention for a prompt chunk of `tokens` after `context` cached ones."""
-        total = self.prefill_pair_s * count_attention_pairs(tokens, context) + self.state_s + self.prompt_s
-        return total + sum(s * count_attention_pairs(tokens, context, window) for window, s in self.prefill_windows)
+        total = (
+            self.prefill_pair_s * count_attention_pairs(tokens, context)
+            + self.state_s
+            + self.prompt_s
+        )
+        return total + sum(
+            s * count_attention_pairs(tokens, context, window) for window, s in self.prefill_windows
+        )
 
     def scale(self, factor: float) -> Self:
         """The same step at `factor` times the cost."""
         times = (
-            "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s", "prefill_step_s",
+            "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s",
+            "prefill_step_s",
             "prompt_s", "request_s", "prompt_token_s",
         )  # fmt: skip
         scaled: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         for name in ("decode_windows", "prefill_windows"):
-            scaled[name] = tuple((window, seconds * factor) for window, seconds in getattr(self, name))
-        return replace(self, parts={name: seconds * factor for name, seconds in self.parts.items()}, **scaled)
+            scaled[name] = tuple(
+                (window, seconds * factor) for window, seconds in getattr(self, name)
+            )
+        return replace(
+            self, parts={name: seconds * factor for name, seconds in self.parts.items()}, **scaled
+        )
 
     def estimate_step(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
         """Cost of a step of prompt `chunks` (tokens, context before) and decoding sequences with these `contexts`."""
         decoding = len(contexts) * (1 + self.num_draft_tokens)
         count = sum(tokens for tokens, _ in chunks) + decoding
         cost = {name: float(np.interp(count, self.grid, part)) for name, part in self.parts.items()}
-        cost["prefill attention"] = float(sum(self.estimate_prefill_attention_s(*chunk) for chunk in chunks))
-        cost["decode attention"] = float(self.estimate_decode_attention_s(np.asarray(contexts, float)).sum())
+        cost["prefill attention"] = float(
+            sum(self.estimate_prefill_attention_s(*chunk) for chunk in chunks)
+        )
+        cost["decode attention"] = float(
+            self.estimate_decode_attention_s(np.asarray(contexts, float)).sum()
+        )
         cost["head and sampling"] = float(self.interpolate_rows_s(len(chunks) + decoding))
         cost["per sequence"] = float(self.interpolate_sequences_s(len(chunks) + len(contexts)))
         cost["host"] = self.fixed_s + (self.prefill_step_s if chunks else 0.0)
@@ -162,27 +193,35 @@ def count_attention_pairs(
 
 HOPPER_CLOCK_HZ = 1.98e9
 """That of H100 SXM, at which `kernel_s` is told. Kernels that move little take as long as the clock lets them: of
-Hopper's 3.7 us a GEMM takes 5.4 on A100 (by its clock 5.2); small kernels of Gated DeltaNet 0.78-0.85 of Hopper's on
-L40S (0.79), 0.83-0.89 on RTX PRO 6000 (0.76; AIConfigurator 0.12's tables). Others than NVIDIA's were not measured."""
+Hopper's 3.7 us a GEMM takes 5.4 on A100 (by its clock 5.2); small kernels of Gated DeltaNet
+0.78-0.85 of Hopper's on L40S (0.79), 0.83-0.89 on RTX PRO 6000 (0.76; AIConfigurator 0.12's
+tables). Others than NVIDIA's were not measured."""
 GEMM_LATENCY_FRACTION = 0.4
 """Of `kernel_s`, what a matrix product takes beside its roofline: 3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000
-(AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline fits to 8%, a norm of
-both to 9-15%)."""
-TRITON_ATTENTION_EFFICIENCY = {"grouped": (0.44, 1.0), "latent": (0.05, 1.0), "sparse": (0.5, 0.9), "index": (0.3, 0.5)}
+(AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline
+fits to 8%, a norm of both to 9-15%)."""
+TRITON_ATTENTION_EFFICIENCY = {
+    "grouped": (0.44, 1.0),
+    "latent": (0.05, 1.0),
+    "sparse": (0.5, 0.9),
+    "index": (0.3, 0.5),
+}
 ATTENTION_EFFICIENCY: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "hopper": {"grouped": (0.44, 1.0), "latent": (0.78, 1.4), "sparse": (0.71, 1.1), "index": (0.38, 0.6)},
     "blackwell": {"grouped": (0.44, 1.0), "latent": (0.8, 1.5), "sparse": (0.5, 0.9), "index": (0.3, 0.5)},
-    "ampere": TRITON_ATTENTION_EFFICIENCY, "ada": TRITON_ATTENTION_EFFICIENCY, "blackwell-desktop": TRITON_ATTENTION_EFFICIENCY,
+    "ampere": TRITON_ATTENTION_EFFICIENCY, "ada": TRITON_ATTENTION_EFFICIENCY,
+    "blackwell-desktop": TRITON_ATTENTION_EFFICIENCY,
     "": {"grouped": (0.44, 1.0), "latent": (0.44, 1.0), "sparse": (0.44, 0.9), "index": (0.3, 0.5)},
 }  # fmt: skip
 """By generation and kind of attention: the share of the dense bf16 peak that decoding reaches where it multiplies more
 than it reads, and how prefill compares with that of grouped queries (`attention`).
 
-From AIConfigurator 0.12's tables of vLLM 0.24 (2026-09): FlashMLA reaches 0.74-0.81 on Hopper with its rows padded to
-64, FlashAttention 3 0.41 over an FP8 cache; Triton's MLA, all that Ampere, Ada and desktop Blackwell have, 0.05 (L40S,
-RTX PRO 6000). Prefill with expanded latents 0.87-0.96 on Hopper and Blackwell where grouped queries reach 0.58-0.66,
-with chosen ones 0.71 and 0.4-0.5; the indexer's scores 0.25-0.4 of the FP8 peak. A latent cache in FP8 is multiplied in
-FP8 on Blackwell. Others have not been measured.
+From AIConfigurator 0.12's tables of vLLM 0.24 (2026-09): FlashMLA reaches 0.74-0.81 on Hopper with
+its rows padded to 64, FlashAttention 3 0.41 over an FP8 cache; Triton's MLA, all that Ampere, Ada
+and desktop Blackwell have, 0.05 (L40S, RTX PRO 6000). Prefill with expanded latents 0.87-0.96 on
+Hopper and Blackwell where grouped queries reach 0.58-0.66, with chosen ones 0.71 and 0.4-0.5; the
+indexer's scores 0.25-0.4 of the FP8 peak. A latent cache in FP8 is multiplied in FP8 on Blackwell.
+Others have not been measured.
 """
 
 
@@ -201,21 +240,27 @@ def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float,
 def _build_token_grid(limit: int, captured: int) -> np.ndarray:
     """Token counts from 0 to `limit`, dense where the roofline bends and beside the largest that runs from a graph."""
     steps = np.unique(np.round(np.geomspace(1, max(limit, 2), 56)))
-    return np.unique(np.concatenate([[0.0], steps, np.minimum([captured, captured + 1, limit], float(limit))]))
+    return np.unique(
+        np.concatenate([[0.0], steps, np.minimum([captured, captured + 1, limit], float(limit))])
+    )
 
 
-def _estimate_matmul_s(m: MatmulWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients) -> np.ndarray:
+def _estimate_matmul_s(
+    m: MatmulWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients
+) -> np.ndarray:
     """Seconds of a group of linears for these token counts."""
     gpu = deployment.gpu
     reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
     if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
         reached *= c.gemm_widened
-    rate = gpu.peak_flops[m.dtype] * min(reached, c.pace)  # the pace is of the whole step: never beyond the peak
+    rate = gpu.peak_flops[m.dtype] * min(
+        reached, c.pace
+    )  # the pace is of the whole step: never beyond the peak
     bandwidth = gpu.memory_bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
     read = np.full_like(tokens, m.bytes / bandwidth)
-    return _combine_bounds(read, tokens * m.flops / rate) + m.kernels * c.kernel_s * GEMM_LATENCY_FRACTION * (
-        tokens > 0
-    )
+    return _combine_bounds(
+        read, tokens * m.flops / rate
+    ) + m.kernels * c.kernel_s * GEMM_LATENCY_FRACTION * (tokens > 0)
 
 
 def _estimate_expert_s(
@@ -223,19 +268,35 @@ def _estimate_expert_s(
 ) -> np.ndarray:
     """Seconds of the fused-experts kernels of all layers: latency, norm(read, compute), activations moved.
 
-    T tokens route as differently as T^0.9 independent ones, so they touch E (1 - (1 - k/E)^(T^0.9)) of E experts; the
-    `queries` of one sequence, most of them guesses, as so many independent ones. Each touched expert's rows are padded
-    to whole tiles. Experts are asked for unevenly (`SKEW` of a mean): of R ranks with n experts each the fullest has
-    1 + SKEW sqrt(2 ln R / n) times the mean (the largest of R normal variables).
+    T tokens route as differently as T^0.9 independent ones, so they touch E (1 - (1 - k/E)^(T^0.9))
+    of E experts; the `queries` of one sequence, most of them guesses, as so many independent ones.
+    Each touched expert's rows are padded to whole tiles. Experts are asked for unevenly (`SKEW` of
+    a mean): of R ranks with n experts each the fullest has 1 + SKEW sqrt(2 ln R / n) times the mean
+    (the largest of R normal variables).
     """
     gpu, kernel = deployment.gpu, get_expert_kernel(deployment.gpu, deployment.engine, e.format)
-    everyone = tokens * deployment.layout.dp  # a rank's experts see the tokens of all data-parallel ranks
-    touched = e.held * (1 - (1 - e.active / e.total) ** (queries * (everyone / queries) ** EXPERT_ROUTING_EXPONENT))
-    rows = everyone * e.active / e.ranks * (1 + EXPERT_LOAD_RELATIVE_SIGMA * math.sqrt(2 * math.log(e.ranks) / e.held))
+    everyone = (
+        tokens * deployment.layout.dp
+    )  # a rank's experts see the tokens of all data-parallel ranks
+    touched = e.held * (
+        1 - (1 - e.active / e.total) ** (queries * (everyone / queries) ** EXPERT_ROUTING_EXPONENT)
+    )
+    rows = (
+        everyone
+        * e.active
+        / e.ranks
+        * (1 + EXPERT_LOAD_RELATIVE_SIGMA * math.sqrt(2 * math.log(e.ranks) / e.held))
+    )
     read = touched * e.bytes / (gpu.memory_bandwidth * kernel.memory)
-    compute = (rows + touched * kernel.padding) * e.flops / (gpu.peak_flops[e.dtype] * kernel.gemm * c.expert_gemm)
+    compute = (
+        (rows + touched * kernel.padding)
+        * e.flops
+        / (gpu.peak_flops[e.dtype] * kernel.gemm * c.expert_gemm)
+    )
     moved = rows * e.row_bytes * kernel.passes / gpu.memory_bandwidth
-    return e.layers * (kernel.latency_s * c.expert_latency * (tokens > 0) + _combine_bounds(read, compute) + moved)
+    return e.layers * (
+        kernel.latency_s * c.expert_latency * (tokens > 0) + _combine_bounds(read, compute) + moved
+    )
 
 
 EXPERT_ROUTING_EXPONENT = 0.9
@@ -255,27 +316,36 @@ def build_target_step_model(
 ) -> StepModel:
     """The step cost of `deployment`, calibrated as well as anyone measured; `coefficients` replaces the catalog's.
 
-    `queries` is how many tokens of a decoding sequence attend to its cache, which is read once for all of them.
+    `queries` is how many tokens of a decoding sequence attend to its cache, which is read once for
+    all of them.
     """
     gpu, args, w = deployment.gpu, deployment.args, count_step_work(deployment)
     known = get_deployment_coefficients(deployment)
     c = coefficients or known.coefficients
     c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK_HZ / (gpu.boost_clock_hz or HOPPER_CLOCK_HZ))
-    captured = max(list_cudagraph_sizes(deployment.engine, args, gpu, deployment.num_draft_tokens), default=0)
+    captured = max(
+        list_cudagraph_sizes(deployment.engine, args, gpu, deployment.num_draft_tokens), default=0
+    )
     tokens = _build_token_grid(args.max_num_batched_tokens, captured)
     parts: dict[str, np.ndarray] = {
-        "dense linears": sum((_estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))),
+        "dense linears": sum(
+            (_estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))
+        ),
         "experts": sum(
-            (_estimate_expert_s(e, tokens, deployment, c, queries) for e in w.experts), np.zeros(len(tokens))
+            (_estimate_expert_s(e, tokens, deployment, c, queries) for e in w.experts),
+            np.zeros(len(tokens)),
         ),
         "collectives": sum(
-            (part.seconds for part in estimate_collectives(deployment, tokens, c)), np.zeros(len(tokens))
+            (part.seconds for part in estimate_collectives(deployment, tokens, c)),
+            np.zeros(len(tokens)),
         ),
         "activations": tokens * w.token_bytes * c.token_passes / gpu.memory_bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
     kernels = (
-        w.kernels + sum(m.kernels for m in w.matmuls) + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
+        w.kernels
+        + sum(m.kernels for m in w.matmuls)
+        + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
     )
     launches, pieces = kernels * c.launch_s, deployment.engine.facts["capture"]["pieces"]
     between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
@@ -283,10 +353,20 @@ def build_target_step_model(
     host = ASYNC_HOST_FRACTION if args.async_scheduling else 1.0
     rows = np.arange(args.max_num_seqs + 1, dtype=float)
     head = _estimate_matmul_s(w.head, rows, deployment, c)
-    alone = float(sum(part[1] for part in parts.values()) + head[1])  # the GPU, for a step of one token
-    issued = EAGER_LAYER_S * len(deployment.model.architecture.layers) / c.pace if args.enforce_eager else 0.0
+    alone = float(
+        sum(part[1] for part in parts.values()) + head[1]
+    )  # the GPU, for a step of one token
+    issued = (
+        EAGER_LAYER_S * len(deployment.model.architecture.layers) / c.pace
+        if args.enforce_eager
+        else 0.0
+    )
     hidden = args.async_scheduling or args.enforce_eager  # where it takes less than the GPU
-    exposed = float(_combine_bounds(np.array(alone), np.array(c.step_s + issued))) - alone if hidden else c.step_s
+    exposed = (
+        float(_combine_bounds(np.array(alone), np.array(c.step_s + issued))) - alone
+        if hidden
+        else c.step_s
+    )
     sampling = rows * w.vocab * 4 * SAMPLING_PASSES_PER_ROW / gpu.memory_bandwidth
     rate = gpu.memory_bandwidth * c.kv
     peak = gpu.peak_flops["bf16" if "bf16" in gpu.peak_flops else "fp16"]
@@ -297,7 +377,9 @@ def build_target_step_model(
         multiplied = max(k.decode_flops, queries * k.query_flops) / (peak * reached)
         seconds = float(_combine_bounds(np.array(k.bytes / rate), np.array(multiplied)))
         decode[k.window] = decode.get(k.window, 0.0) + seconds
-        prefill[k.window] = prefill.get(k.window, 0.0) + k.prefill_flops / (peak * c.attention * others)
+        prefill[k.window] = prefill.get(k.window, 0.0) + k.prefill_flops / (
+            peak * c.attention * others
+        )
     step = StepModel(
         grid=tokens,
         parts=parts,
@@ -326,7 +408,8 @@ def build_target_step_model(
 
 EAGER_LAYER_S = 0.75e-3
 """What PyTorch takes to issue a layer eagerly, whatever its size and the GPU's pace: on an A800 7B of 28 layers 22-23
-ms a token (13 with graphs), its talker of a quarter of the width 19-20 (5.4-6; vllm-omni issue 7960, 2026-09)."""
+ms a token (13 with graphs), its talker of a quarter of the width 19-20 (5.4-6; vllm-omni issue
+7960, 2026-09)."""
 KERNELS_PER_EXPERT_LAYER = 6
 """Launched by one fused-experts layer: sorting, quantizing, two products, activation, sum."""
 SAMPLING_PASSES_PER_ROW = 4

@@ -1,6 +1,7 @@
 """What one engine step has to move and compute on one GPU: counts from the architecture's shapes, no times.
 
-Matrix products are gathered by number format, attention by window, so that a step is priced in a handful of terms.
+Matrix products are gathered by number format, attention by window, so that a step is priced in a
+handful of terms.
 """
 
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ SPARSE_ATTENTION_TOKENS = 2048
 
 DELTA_RULE_PASSES = 3
 """Values that the delta rule's chunked kernels hand on for each that they give, with gates and triangles: Triton's take
-as long as 9 passes over queries, keys, values and results, on L40S and RTX PRO 6000 (AIConfigurator 0.12's tables of
-Gated DeltaNet under vLLM 0.24, 2026-09)."""
+as long as 9 passes over queries, keys, values and results, on L40S and RTX PRO 6000 (AIConfigurator
+0.12's tables of Gated DeltaNet under vLLM 0.24, 2026-09)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class ExpertWork:
     """The routed experts of all layers that share a number format and shape, on one GPU."""
 
     dtype: str  # of the matrix units
-    format: str  # of weights and activations together, as `catalogs/calibration/experts.yaml` names it
+    format: (
+        str  # of weights and activations together, as `catalogs/calibration/experts.yaml` names it
+    )
     layers: int
     held: int  # experts of a layer on this GPU
     total: int
@@ -68,7 +71,8 @@ class AttentionWork:
     kind: str  # grouped, latent, sparse (latents that an indexer chose) or index (its scores)
     window: int | None
     bytes: float  # KV read per context token in decode
-    decode_flops: float  # per context token, with one query per sequence padded to what a matrix instruction multiplies
+    # per context token, with one query per sequence padded to what a matrix instruction multiplies
+    decode_flops: float
     query_flops: float  # per (query, context token), unpadded
     prefill_flops: float
 
@@ -84,7 +88,8 @@ class StepWork:
     contexts: tuple[AttentionWork, ...]
     state_bytes: float  # read and written per sequence and step
     kernels: int  # launched one after the other, all layers
-    pieces: int  # launched where graphs leave attention out: each layer's cache write, attention and next piece
+    # launched where graphs leave attention out: each layer's cache write, attention and next piece
+    pieces: int
     token_bytes: float  # of activations that kernels hand on for one token, all layers
 
 
@@ -96,14 +101,19 @@ def _count_matmul(
     wide = "bf16" if "bf16" in peaks else "fp16"
     rows, cols, copies = compute_shard_shape(weight, deployment.layout)
     wanted = "" if scheme is None else scheme.activation
-    # vLLM has MXFP4 kernels for compute capability 10 alone, and widens on newer ones (Marlin; issues 30135, 2025-12:
-    # RTX PRO 6000; 41477, 2026-05: GB10)
+    # vLLM has MXFP4 kernels for compute capability 10 alone, and widens on newer ones (Marlin;
+    # issues 30135, 2025-12: RTX PRO 6000; 41477, 2026-05: GB10)
     widened = deployment.engine.name == "vllm" and (deployment.gpu.compute_capability or 0) >= 12
     if scheme is not None and scheme.method == "mxfp4" and "fp4" in peaks and not widened:
         wanted = "fp8"  # FlashInfer's MXFP4 x MXFP8 kernels
     dtype = wanted if wanted in peaks else wide
     bits = 16.0 if scheme is None else scheme.bits
-    return dtype, compute_weight_bytes(model, weight, deployment.layout, prefix), 2.0 * rows * cols * copies, bits
+    return (
+        dtype,
+        compute_weight_bytes(model, weight, deployment.layout, prefix),
+        2.0 * rows * cols * copies,
+        bits,
+    )
 
 
 def _count_matmuls(deployment: Deployment) -> tuple[MatmulWork, ...]:
@@ -112,13 +122,18 @@ def _count_matmuls(deployment: Deployment) -> tuple[MatmulWork, ...]:
     for (layer, prefix), times in deployment.model.distinct_layers.items():
         for weight in layer.weights:
             if weight.linear and weight.part != "routed_experts":
-                dtype, size, flops, bits = _count_matmul(deployment.model, weight, deployment, prefix)
+                dtype, size, flops, bits = _count_matmul(
+                    deployment.model, weight, deployment, prefix
+                )
                 total = found.setdefault((dtype, bits), [0.0, 0.0, 0])
                 total[0] += size * times
                 total[1] += flops * times
-                total[2] += 2 * times * (weight.shard == "row")  # each comes with a fused column-parallel one
+                total[2] += (
+                    2 * times * (weight.shard == "row")
+                )  # each comes with a fused column-parallel one
     return tuple(
-        MatmulWork(dtype, size, flops, bits, int(kernels)) for (dtype, bits), (size, flops, kernels) in found.items()
+        MatmulWork(dtype, size, flops, bits, int(kernels))
+        for (dtype, bits), (size, flops, kernels) in found.items()
     )
 
 
@@ -127,14 +142,20 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
     model, layout = deployment.model, deployment.layout
     found: dict[ExpertWork, int] = {}
     for (layer, prefix), times in model.distinct_layers.items():
-        weights = [weight for weight in layer.weights if weight.linear and weight.part == "routed_experts"]
+        weights = [
+            weight for weight in layer.weights if weight.linear and weight.part == "routed_experts"
+        ]
         if not weights or not isinstance(layer.mlp, MoeBlock):
             continue
         dtype, _, _, bits = _count_matmul(model, weights[0], deployment, prefix)
         scheme = model.quantization.get_weight_format(weights[0], prefix)
         shapes = [compute_shard_shape(weight, layout) for weight in weights]
         held = shapes[0][2]
-        inner = sum(rows for (rows, _, _), weight in zip(shapes, weights, strict=True) if weight.shard == "column")
+        inner = sum(
+            rows
+            for (rows, _, _), weight in zip(shapes, weights, strict=True)
+            if weight.shard == "column"
+        )
         expert_work = ExpertWork(
             dtype=dtype,
             format=_get_expert_format(dtype, bits, scheme.method if scheme else ""),
@@ -143,7 +164,8 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
             total=layer.mlp.num_experts,
             active=layer.mlp.num_active_experts,
             ranks=layout.ep,
-            bytes=sum(compute_weight_bytes(model, weight, layout, prefix) for weight in weights) / held,
+            bytes=sum(compute_weight_bytes(model, weight, layout, prefix) for weight in weights)
+            / held,
             flops=2.0 * sum(rows * cols for rows, cols, _ in shapes),
             row_bytes=2.0 * (2 * model.architecture.hidden + 1.5 * inner),
         )
@@ -167,8 +189,8 @@ def _get_expert_format(dtype: str, bits: float, method: str) -> str:
 def resolve_planned_kv_dtype(deployment: Deployment) -> str:
     """What the KV cache is stored in: as asked, and for "auto" what the checkpoint declares, else the model's dtype.
 
-    Where nothing is asked, it is what the recipes behind the calibration had, so that a prediction means what was
-    measured: NVIDIA's NVFP4 checkpoints declare an FP8 cache, which vLLM follows.
+    Where nothing is asked, it is what the recipes behind the calibration had, so that a prediction
+    means what was measured: NVIDIA's NVFP4 checkpoints declare an FP8 cache, which vLLM follows.
     """
     asked = deployment.args.kv_cache_dtype
     if asked is not None:
@@ -182,7 +204,8 @@ def resolve_planned_kv_dtype(deployment: Deployment) -> str:
 def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
     """What attention reads and multiplies per context token, gathered by window.
 
-    With decode context parallelism a rank attends to 1 / dcp of the tokens, with the queries of dcp ranks.
+    With decode context parallelism a rank attends to 1 / dcp of the tokens, with the queries of dcp
+    ranks.
     """
     tp, dcp, width = (
         deployment.layout.tp,
@@ -205,12 +228,25 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
                 add("grouped", mixer.window, times, kept / dcp, padded, flops, flops)
             elif isinstance(mixer, LatentAttention):
                 queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
-                decode, padded = queries * mixer.heads / tp, queries * max(mixer.heads / tp, rows / dcp)
-                kind, window = ("sparse", SPARSE_ATTENTION_TOKENS) if mixer.index_heads else ("latent", mixer.window)
-                expanded = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rotary_dim + mixer.v_dim)
-                prefill = padded if kind == "sparse" else expanded  # chosen latents are not expanded
+                decode, padded = (
+                    queries * mixer.heads / tp,
+                    queries * max(mixer.heads / tp, rows / dcp),
+                )
+                kind, window = (
+                    ("sparse", SPARSE_ATTENTION_TOKENS)
+                    if mixer.index_heads
+                    else ("latent", mixer.window)
+                )
+                expanded = (
+                    2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rotary_dim + mixer.v_dim)
+                )
+                prefill = (
+                    padded if kind == "sparse" else expanded
+                )  # chosen latents are not expanded
                 add(kind, window, times, mixer.kv_elements * width / dcp, padded, decode, prefill)
-                if mixer.has_indexer_cache:  # it scores the whole context, in fp8: twice the bf16 rate
+                if (
+                    mixer.has_indexer_cache
+                ):  # it scores the whole context, in fp8: twice the bf16 rate
                     score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
                     add("index", None, times, mixer.index_bytes, score, score, score)
     return tuple(AttentionWork(kind, window, *costs) for (kind, window), costs in found.items())
@@ -218,32 +254,49 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
 
 def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
     """Kernels of one layer beside its matrix products and all-reduces, as vLLM's compiled graph leaves them."""
-    schemes = [model.quantization.get_weight_format(weight, prefix) for weight in layer.weights if weight.linear]
+    schemes = [
+        model.quantization.get_weight_format(weight, prefix)
+        for weight in layer.weights
+        if weight.linear
+    ]
     used = [scheme for scheme in schemes if scheme is not None]
     count = 0
-    for mixer in layer.mixers:  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
-        count += 5 if isinstance(mixer, GroupedQueryAttention) else 9 if isinstance(mixer, LatentAttention) else 8
+    for mixer in (
+        layer.mixers
+    ):  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
+        count += (
+            5
+            if isinstance(mixer, GroupedQueryAttention)
+            else 9
+            if isinstance(mixer, LatentAttention)
+            else 8
+        )
         if isinstance(mixer, LatentAttention) and mixer.has_indexer_cache:
             count += 7  # query and key projections, norm, rotation, quantization, scores, top-k
     if isinstance(layer.mlp, MoeBlock):  # norm, router, top-k; the rest is the fused kernel's
         count += 3 + 2 * bool(layer.mlp.shared_intermediate)
     elif layer.mlp is not None:
         count += 2
-    # compilation folds the quantization of activations into the norm or activation before, but not in blocks
+    # compilation folds the quantization of activations into the norm or activation before, but not
+    # in blocks
     return count + min(sum(scheme.method == "fp8_block" for scheme in used), 4)
 
 
 def _count_token_bytes(deployment: Deployment) -> float:
     """What the kernels of all layers hand each other for one token on one GPU, in 16 bit, each value once out and in.
 
-    A mixer or an MLP adds to the residual and normalises (two values in, two out), reads that and writes its result:
-    6 `hidden`, whole on every GPU. Between its linears the inner values are cut like the weights. The routed experts'
-    are the fused kernel's (`FusedExperts.row_bytes`). The chunked delta rule hands on `DELTA_VALUES` of its own.
+    A mixer or an MLP adds to the residual and normalises (two values in, two out), reads that and
+    writes its result: 6 `hidden`, whole on every GPU. Between its linears the inner values are cut
+    like the weights. The routed experts' are the fused kernel's (`FusedExperts.row_bytes`). The
+    chunked delta rule hands on `DELTA_VALUES` of its own.
     """
     architecture, total = deployment.model.architecture, 0.0
     for layer, times in architecture.distinct_layers.items():
         blocks = len(layer.mixers) + (layer.mlp is not None)
-        delta = any(isinstance(mixer, RecurrentMixer) and mixer.kind in ("gdn", "kda") for mixer in layer.mixers)
+        delta = any(
+            isinstance(mixer, RecurrentMixer) and mixer.kind in ("gdn", "kda")
+            for mixer in layer.mixers
+        )
         inner = 0
         for weight in layer.weights:
             if weight.linear and weight.part != "routed_experts":
@@ -267,16 +320,25 @@ def _count_step_work_cached(deployment: Deployment) -> StepWork:
     """The same, whatever its batches."""
     model, tp = deployment.model, deployment.layout.tp
     architecture = model.architecture
-    head = next(w for part in ("lm_head", "embedding") for w in architecture.embedding_and_head if w.part == part)
+    head = next(
+        w
+        for part in ("lm_head", "embedding")
+        for w in architecture.embedding_and_head
+        if w.part == part
+    )
     return StepWork(
         matmuls=_count_matmuls(deployment),
         experts=_count_experts(deployment),
         head=MatmulWork(*_count_matmul(model, head, deployment)),
         vocab=architecture.vocab,
         contexts=_count_attention(deployment),
-        state_bytes=2.0 * sum(m.compute_state_bytes(tp) for m in architecture.mixers if isinstance(m, RecurrentMixer)),
+        state_bytes=2.0
+        * sum(
+            m.compute_state_bytes(tp) for m in architecture.mixers if isinstance(m, RecurrentMixer)
+        ),
         kernels=sum(
-            times * _count_kernels(model, layer, prefix) for (layer, prefix), times in model.distinct_layers.items()
+            times * _count_kernels(model, layer, prefix)
+            for (layer, prefix), times in model.distinct_layers.items()
         ),
         pieces=3 * len(architecture.mixers),
         token_bytes=_count_token_bytes(deployment),

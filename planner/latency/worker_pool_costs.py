@@ -1,7 +1,8 @@
 """What a pool's workers cost beside the step costs of engines that do both, prefill and decode, in every step.
 
-Step costs are fitted to serving where prompts interrupt decoding, and share with it what that costs the host and the
-kernels. A worker of a pool does one of both. `catalogs/pools.yaml` says what that changes, fitted by `make pools`.
+Step costs are fitted to serving where prompts interrupt decoding, and share with it what that costs
+the host and the kernels. A worker of a pool does one of both. `catalogs/pools.yaml` says what that
+changes, fitted by `make pools`.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,9 @@ UNMEASURED_POOL_COSTS = WorkerPoolCosts(
 def _load_pool_costs() -> dict[str, WorkerPoolCosts]:
     pool_costs = load_catalog("pools.yaml", WorkerPoolCosts)
     for name, costs in pool_costs.items():
-        check_coefficient_names(costs.prefill.keys() | costs.decode.keys(), f"pools.yaml, entry {name}")
+        check_coefficient_names(
+            costs.prefill.keys() | costs.decode.keys(), f"pools.yaml, entry {name}"
+        )
     return pool_costs
 
 
@@ -61,7 +64,9 @@ def get_pool_costs(engine: Engine) -> WorkerPoolCosts:
 
 
 def get_pool_coefficients(
-    deployment: Deployment, phase: Literal["prefill", "decode"], costs: WorkerPoolCosts | None = None
+    deployment: Deployment,
+    phase: Literal["prefill", "decode"],
+    costs: WorkerPoolCosts | None = None,
 ) -> StepCoefficients:
     """The coefficients of a worker that only computes prompts, or only decodes; `costs` replaces the catalog's."""
     costs = costs or get_pool_costs(deployment.engine)
@@ -75,7 +80,9 @@ def get_pool_coefficients(
         "pace", 1.0
     )  # of the whole step: what is given in seconds must not be scaled by it
     values = {
-        name: value / pace if name in COEFFICIENTS_IN_SECONDS else value * getattr(coefficients, name)
+        name: (
+            value / pace if name in COEFFICIENTS_IN_SECONDS else value * getattr(coefficients, name)
+        )
         for name, value in given.items()
     }
     return replace(coefficients, **values)
@@ -84,10 +91,13 @@ def get_pool_coefficients(
 def get_pool_sigmas(deployment: Deployment, tpot: float, ttft: float) -> tuple[float, float]:
     """Standard deviations of ln(measured / predicted) TPOT and TTFT of pools of `deployment`.
 
-    Those of curves left out of the fit; a GPU or a model whose pools nobody measured has at least the step cost's own,
-    `tpot` and `ttft`.
+    Those of curves left out of the fit; a GPU or a model whose pools nobody measured has at least
+    the step cost's own, `tpot` and `ttft`.
     """
     costs = get_pool_costs(deployment.engine)
-    if deployment.gpu.name in costs.gpus and deployment.model.architecture.model_type in costs.models:
+    if (
+        deployment.gpu.name in costs.gpus
+        and deployment.model.architecture.model_type in costs.models
+    ):
         return costs.sigma_tpot, costs.sigma_ttft
     return max(costs.sigma_tpot, tpot), max(costs.sigma_ttft, ttft)

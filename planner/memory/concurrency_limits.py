@@ -30,8 +30,9 @@ _QUASI_RANDOM_POINTS = np.outer((0.8191725, 0.6710436, 0.5497005), np.arange(1, 
 def estimate_preemption_risk(memory: MemoryPlan, workload: Workload, sequences: int) -> float:
     """Probability that `sequences` concurrent requests outgrow the pool at a random moment, so that one is preempted.
 
-    Each has a prompt of the workload and is somewhere in its answer; long answers are met more often than short ones.
-    The blocks of all of them together are taken as normal. Sharing of cached prefixes is left out.
+    Each has a prompt of the workload and is somewhere in its answer; long answers are met more
+    often than short ones. The blocks of all of them together are taken as normal. Sharing of cached
+    prefixes is left out.
     """
     mean, spread = _estimate_blocks_held(memory.layout, workload.prompt, workload.output)
     free = memory.pool.num_blocks - 1 - sequences * mean
@@ -41,7 +42,8 @@ def estimate_preemption_risk(memory: MemoryPlan, workload: Workload, sequences: 
 def find_safe_max_num_seqs(memory: MemoryPlan, workload: Workload, max_risk: float = 0.05) -> int:
     """The largest max_num_seqs whose preemption risk is at most `risk`; 0 when not even one request fits.
 
-    n requests hold n x mean + z x spread x sqrt(n) blocks in all but `risk` of moments: solved for sqrt(n).
+    n requests hold n x mean + z x spread x sqrt(n) blocks in all but `risk` of moments: solved for
+    sqrt(n).
     """
     mean, spread = _estimate_blocks_held(memory.layout, workload.prompt, workload.output)
     free, reach = max(0, memory.pool.num_blocks - 1), NormalDist().inv_cdf(1 - max_risk) * spread
@@ -55,7 +57,9 @@ def _estimate_blocks_held(
 ) -> tuple[float, float]:
     """Mean and standard deviation of the blocks that a request holds at a random moment of its decoding."""
     contexts, knots = _sample_contexts(prompt, output, layout.max_model_len)
-    blocks = np.interp(contexts, knots, [layout.count_request_blocks(int(context)) for context in knots])
+    blocks = np.interp(
+        contexts, knots, [layout.count_request_blocks(int(context)) for context in knots]
+    )
     return float(blocks.mean()), float(blocks.std())
 
 
@@ -70,7 +74,9 @@ def _sample_contexts(
         np.searchsorted(np.cumsum(outputs) / outputs.sum(), _QUASI_RANDOM_POINTS[1])
     ]  # by length: long ones stay longer
     contexts = np.clip(begun + _QUASI_RANDOM_POINTS[2] * met, 1, most)
-    return contexts, np.unique(np.quantile(contexts, np.linspace(0, 1, NUM_CONTEXT_KNOTS)).astype(int))
+    return contexts, np.unique(
+        np.quantile(contexts, np.linspace(0, 1, NUM_CONTEXT_KNOTS)).astype(int)
+    )
 
 
 def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame:
@@ -85,7 +91,14 @@ def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame
     }
     for name, tokens in lengths.items():
         fit = memory.pool.count_sequences(min(round(tokens), most))
-        rows.append((name, round(tokens), fit, estimate_preemption_risk(memory, workload, fit) if fit else 1.0))
+        rows.append(
+            (
+                name,
+                round(tokens),
+                fit,
+                estimate_preemption_risk(memory, workload, fit) if fit else 1.0,
+            )
+        )
     return pd.DataFrame(rows, columns=["length", "tokens", "sequences", "preemption risk"])
 
 
@@ -95,7 +108,9 @@ def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
 
     deployment = memory.deployment
     gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
-    changes = {"one more GiB": replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)}
+    changes = {
+        "one more GiB": replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)
+    }
     if get_kv_element_bytes(resolve_kv_cache_dtype(deployment)) > 1:
         changes["FP8 KV cache"] = deployment.with_args(kv_cache_dtype="fp8")
     for name, scheme in (
@@ -103,10 +118,19 @@ def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
         ("4-bit weights (AWQ)", parse_quantization("awq")),
     ):
         if scheme.weight_bits < deployment.model.quantization.weight_bits:
-            changes[name] = replace(deployment, model=replace(deployment.model, quantization=scheme))
+            changes[name] = replace(
+                deployment, model=replace(deployment.model, quantization=scheme)
+            )
     rows = []
     for name, changed in changes.items():
         p = plan_memory(changed)
         held = p.pool.count_sequences(tokens)
-        rows.append((name, max(0.0, p.kv_available.mid / GIB), held, held - memory.pool.count_sequences(tokens)))
+        rows.append(
+            (
+                name,
+                max(0.0, p.kv_available.mid / GIB),
+                held,
+                held - memory.pool.count_sequences(tokens),
+            )
+        )
     return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

@@ -1,7 +1,7 @@
 """The KV pool as the engine lays it out: groups of layers that share one pool, their blocks, what a request holds.
 
-Rules read from vLLM 0.20.2 (v1/core/kv_cache_utils.py:1052-1684, platforms/interface.py:502) and 0.33.0
-(v1/core/kv_cache_planning.py:416, v1/core/kv_cache_utils.py:1061-1130).
+Rules read from vLLM 0.20.2 (v1/core/kv_cache_utils.py:1052-1684, platforms/interface.py:502) and
+0.33.0 (v1/core/kv_cache_planning.py:416, v1/core/kv_cache_utils.py:1061-1130).
 """
 
 from __future__ import annotations
@@ -17,8 +17,19 @@ from itertools import pairwise
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.engines.speculation_methods import list_draft_layers
-from planner.memory.layer_caches import CacheKind, LayerCache, count_caches, get_kv_element_bytes, sum_cache_bytes
-from planner.models.architecture import DecoderLayer, LatentAttention, ModelArchitecture, RecurrentMixer
+from planner.memory.layer_caches import (
+    CacheKind,
+    LayerCache,
+    count_caches,
+    get_kv_element_bytes,
+    sum_cache_bytes,
+)
+from planner.models.architecture import (
+    DecoderLayer,
+    LatentAttention,
+    ModelArchitecture,
+    RecurrentMixer,
+)
 from planner.parallelism.pipeline import split_layers_into_stages
 
 KERNEL_BLOCK_TOKENS = 16
@@ -59,11 +70,17 @@ class KvCacheLayout:
     groups: tuple[KvCacheGroup, ...]
     block_size: int
     stage_bytes_per_block: tuple[int, ...]
-    padding: float  # share of a block's bytes that no layer uses: groups filled up to equal size, pages to equal bytes
-    kv_bytes_per_token: float  # what one more token of context costs once windows are full, fullest stage
+    # share of a block's bytes that no layer uses: groups filled up to equal size, pages to equal
+    # bytes
+    padding: float
+    kv_bytes_per_token: (
+        float  # what one more token of context costs once windows are full, fullest stage
+    )
     state_bytes_per_seq: int
     max_model_len: int
-    in_flight: int  # tokens being computed per request at most: what the engine reserves windows for
+    in_flight: (
+        int  # tokens being computed per request at most: what the engine reserves windows for
+    )
     dcp: int = 1
     counts_blocks: bool = False  # the version logs blocks x block size as "GPU KV cache size"
 
@@ -80,7 +97,11 @@ class KvCacheLayout:
     def compute_max_model_len(self, num_blocks: int) -> int:
         """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
         lengths = range(1, 2**26 + 1)
-        return bisect_right(lengths, num_blocks, key=lambda tokens: self.count_request_blocks(tokens, self.in_flight))
+        return bisect_right(
+            lengths,
+            num_blocks,
+            key=lambda tokens: self.count_request_blocks(tokens, self.in_flight),
+        )
 
     def build_pool(self, available: Sequence[float]) -> KvCachePool:
         """The pool that the `available` bytes of every stage give: the poorest stage decides for all."""
@@ -106,7 +127,12 @@ class KvCachePool:
     def reported_tokens(self) -> int:
         """What this version logs as GPU KV cache size: blocks x block size up to 0.20.0, concurrency x length since."""
         if self.layout.counts_blocks:
-            return self.num_blocks // len(self.layout.groups) * self.layout.block_size * self.layout.dcp
+            return (
+                self.num_blocks
+                // len(self.layout.groups)
+                * self.layout.block_size
+                * self.layout.dcp
+            )
         return int(self.max_concurrency_x * self.layout.max_model_len)
 
     def count_sequences(self, tokens: int) -> int:
@@ -119,7 +145,9 @@ BlockGroups = tuple[tuple[KvCacheGroup, ...], list[float], float]
 """Groups, bytes per block of every stage, and the share of those bytes that is used."""
 
 
-def group_caches(stages: StageCaches, block_size: int, states: int = 1, hybrid: bool = True) -> BlockGroups:
+def group_caches(
+    stages: StageCaches, block_size: int, states: int = 1, hybrid: bool = True
+) -> BlockGroups:
     """Cut the caches of every pipeline stage into groups and blocks; `states`: state pages that a sequence holds.
 
     `hybrid=False` stores windows like full attention. Raises `PlannerError` when nothing is cached.
@@ -128,13 +156,20 @@ def group_caches(stages: StageCaches, block_size: int, states: int = 1, hybrid: 
     for stage in stages:
         total.update(stage)
     if not total:
-        raise PlannerError("the model keeps no KV cache in any layer; only generative attention models can be planned")
+        raise PlannerError(
+            "the model keeps no KV cache in any layer; only generative attention models can be"
+            " planned"
+        )
     kinds = {cache.kind for cache in total}
     if _is_compressed(stages):
         return _group_compressed_caches(stages, total)
     if kinds == {"full"} or (not hybrid and "state" not in kinds):
         group = KvCacheGroup("full", total.total(), block_size)
-        return (group,), [sum(c.token_bytes * n for c, n in stage.items()) * block_size for stage in stages], 1.0
+        return (
+            (group,),
+            [sum(c.token_bytes * n for c, n in stage.items()) * block_size for stage in stages],
+            1.0,
+        )
     return _group_mixed_caches(stages, total, block_size, states)
 
 
@@ -148,10 +183,15 @@ def _group_mixed_caches(
     split = {cache: math.ceil(n / size) for cache, n in total.items()}
     groups, used = [], 0.0
     for cache, n in total.items():
-        tokens = block_size * (int(page // (cache.token_bytes * block_size)) if cache.token_bytes else 1)
+        tokens = block_size * (
+            int(page // (cache.token_bytes * block_size)) if cache.token_bytes else 1
+        )
         groups += [KvCacheGroup(cache.kind, size, tokens, cache.window, states)] * split[cache]
         used += n * (cache.state_bytes or cache.token_bytes * tokens)
-    pages = [page * max((math.ceil(n / split[c]) for c, n in stage.items()), default=0) for stage in stages]
+    pages = [
+        page * max((math.ceil(n / split[c]) for c, n in stage.items()), default=0)
+        for stage in stages
+    ]
     return tuple(groups), pages, used / (page * size * len(groups))
 
 
@@ -161,7 +201,10 @@ def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int
     Raises `PlannerError` for a cache that is not compressed: a draft's that is another model.
     """
     if not all(cache.page_bytes for cache in total):
-        raise PlannerError("a draft with a KV cache of its own has no place among compressed caches; draft with mtp")
+        raise PlannerError(
+            "a draft with a KV cache of its own has no place among compressed caches; draft"
+            " with mtp"
+        )
     pages = sorted({cache.page_bytes for cache in total if cache.kind == "full"})
     largest: dict[tuple[int, int], int] = {}
     for cache, n in total.items():
@@ -169,14 +212,20 @@ def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int
         largest[key] = max(n, largest.get(key, 0))
     size = min(
         range(1, max(largest.values()) + 1),
-        key=lambda d: (sum(-n % d for n in largest.values()), -d) if d >= min(largest.values()) else (math.inf, 0),
+        key=lambda d: (
+            (sum(-n % d for n in largest.values()), -d)
+            if d >= min(largest.values())
+            else (math.inf, 0)
+        ),
     )
     groups = [
         KvCacheGroup("window" if window else "full", size, block, window)
         for (block, window), n in largest.items()
         for _ in range(math.ceil(n / size))
     ]
-    used = sum(cache.page_bytes * n for cache, n in total.items()) / (sum(pages) * size * len(groups))
+    used = sum(cache.page_bytes * n for cache, n in total.items()) / (
+        sum(pages) * size * len(groups)
+    )
     shares = [sum(stage.values()) / sum(total.values()) for stage in stages]
     return tuple(groups), [sum(pages) * math.ceil(size * share) for share in shares], used
 
@@ -193,16 +242,23 @@ def get_backend_block_size(
 ) -> int:
     """Block size that the attention backend insists on: 64 for sparse MLA and FlashMLA (FP8 on Hopper), else 16.
 
-    vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64, FlashInfer-MLA 32 (Blackwell), DeepSeek-V4 256.
+    vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64, FlashInfer-MLA 32 (Blackwell),
+    DeepSeek-V4 256.
     """
     latent = next((m for m in architecture.attentions if isinstance(m, LatentAttention)), None)
     if latent is not None and latent.window:
         return 256
     if latent is None or architecture.is_hybrid:
         return KERNEL_BLOCK_TOKENS
-    if latent.index_heads or (compute_capability == 9.0 and get_kv_element_bytes(kv_cache_dtype) < 2):
+    if latent.index_heads or (
+        compute_capability == 9.0 and get_kv_element_bytes(kv_cache_dtype) < 2
+    ):
         return 64
-    return 32 if compute_capability is not None and int(compute_capability) == 10 else KERNEL_BLOCK_TOKENS
+    return (
+        32
+        if compute_capability is not None and int(compute_capability) == 10
+        else KERNEL_BLOCK_TOKENS
+    )
 
 
 def resolve_kv_cache_dtype(deployment: Deployment) -> str:
@@ -214,24 +270,37 @@ def resolve_kv_cache_dtype(deployment: Deployment) -> str:
 def assign_stage_layers(deployment: Deployment) -> list[tuple[DecoderLayer, ...]]:
     """The layers of every pipeline stage; a draft's lie on the last."""
     layers = deployment.model.architecture.layers
-    stages = [layers[start:end] for start, end in pairwise(split_layers_into_stages(len(layers), deployment.layout.pp))]
+    stages = [
+        layers[start:end]
+        for start, end in pairwise(split_layers_into_stages(len(layers), deployment.layout.pp))
+    ]
     stages[-1] += list_draft_layers(deployment)
     return stages
 
 
 def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     """How the engine lays out the KV cache of `deployment`."""
-    model, args, engine, layout = deployment.model, deployment.args, deployment.engine, deployment.layout
+    model, args, engine, layout = (
+        deployment.model,
+        deployment.args,
+        deployment.engine,
+        deployment.layout,
+    )
     architecture, facts = model.architecture, engine.facts
     dtype, k = resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
-    stages = [count_caches(layers, layout.tp, dtype, k) for layers in assign_stage_layers(deployment)]
+    stages = [
+        count_caches(layers, layout.tp, dtype, k) for layers in assign_stage_layers(deployment)
+    ]
     block_size = args.block_size or facts["block_size"]
     if engine.name == "vllm" and args.block_size is None:
         block_size = get_backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
     states = 1 + k
     if any(cache.kind == "state" for stage in stages for cache in stage):
         cached = args.enable_prefix_caching
-        gdn = any(isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn" for mixer in architecture.mixers)
+        gdn = any(
+            isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn"
+            for mixer in architecture.mixers
+        )
         checkpoints = cached and gdn and engine.release_tuple >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
         block_size = compute_state_block_size(
             sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK_TOKENS)
@@ -243,7 +312,11 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     batches = layout.pp + args.async_scheduling if facts["window_batches"] == "concurrent" else 1
     return KvCacheLayout(
         groups=groups,
-        block_size=min(group.block_size for group in groups if group.kind == "full" or not _is_compressed(stages)),
+        block_size=min(
+            group.block_size
+            for group in groups
+            if group.kind == "full" or not _is_compressed(stages)
+        ),
         stage_bytes_per_block=tuple(max(1, round(page)) for page in pages),
         padding=1 - used,
         kv_bytes_per_token=max(sum_cache_bytes(stage)[0] for stage in stages) / layout.dcp,

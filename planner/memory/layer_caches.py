@@ -1,6 +1,7 @@
 """What one layer keeps in the KV cache on one rank, in the engine's storage formats.
 
-Rules read from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0 (:552, :1663).
+Rules read from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0
+(:552, :1663).
 """
 
 import math
@@ -13,14 +14,23 @@ from planner.models.architecture import DecoderLayer, LatentAttention, Recurrent
 
 CacheKind = Literal["full", "window", "chunked", "state"]
 
-_DTYPE_BYTES = {"float32": 4.0, "fp8": 1.0, "int8": 1.0, "turboquant_4bit": 0.5, "nvfp4": 0.5625, "fp4": 0.5625}
+_DTYPE_BYTES = {
+    "float32": 4.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "turboquant_4bit": 0.5,
+    "nvfp4": 0.5625,
+    "fp4": 0.5625,
+}
 FP8_DS_MLA_BYTES, NVFP4_DS_MLA_BYTES, V4_LATENT_BYTES = 656, 352, 584
 """Bytes of a stored latent in sparse attention's formats: DeepSeek-V3.2 in FP8 and in NVFP4, and DeepSeek-V4."""
 
 
 def get_kv_element_bytes(kv_cache_dtype: str) -> float:
     """Bytes of one cached element: 2 for 16-bit formats, 1 for FP8 and INT8, 0.5625 for NVFP4 with its block scales."""
-    return next((width for name, width in _DTYPE_BYTES.items() if kv_cache_dtype.startswith(name)), 2.0)
+    return next(
+        (width for name, width in _DTYPE_BYTES.items() if kv_cache_dtype.startswith(name)), 2.0
+    )
 
 
 @dataclass(frozen=True)
@@ -35,14 +45,23 @@ class LayerCache:
     page_bytes: int = 0  # bytes of such a block, padding included
 
 
-def list_mixer_caches(mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int = 0) -> list[LayerCache]:
+def list_mixer_caches(
+    mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int = 0
+) -> list[LayerCache]:
     """What `mixer` keeps on one of `tp` ranks, with `k` speculative tokens (which lengthen convolution states).
 
-    KV heads split until one is left per rank, then they are replicated; latents and index keys always are.
+    KV heads split until one is left per rank, then they are replicated; latents and index keys
+    always are.
     """
     width = get_kv_element_bytes(kv_cache_dtype)
-    if isinstance(mixer, RecurrentMixer):  # DeepSeek-V4 keeps its compressors' states with the latents
-        return [] if mixer.kind == "compressor" else [LayerCache("state", state_bytes=mixer.compute_state_bytes(tp, k))]
+    if isinstance(
+        mixer, RecurrentMixer
+    ):  # DeepSeek-V4 keeps its compressors' states with the latents
+        return (
+            []
+            if mixer.kind == "compressor"
+            else [LayerCache("state", state_bytes=mixer.compute_state_bytes(tp, k))]
+        )
     if not mixer.stores_kv:
         return []
     if isinstance(mixer, LatentAttention):
@@ -53,7 +72,9 @@ def list_mixer_caches(mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int
     return [LayerCache(kind, token, mixer.window or 0)]
 
 
-def count_caches(layers: Sequence[DecoderLayer], tp: int, kv_cache_dtype: str, k: int = 0) -> Counter[LayerCache]:
+def count_caches(
+    layers: Sequence[DecoderLayer], tp: int, kv_cache_dtype: str, k: int = 0
+) -> Counter[LayerCache]:
     """Caches of all `layers`, equal ones counted."""
     counts: Counter[LayerCache] = Counter()
     for layer, times in Counter(layers).items():
@@ -92,15 +113,28 @@ def _list_compressed_caches(mixer: LatentAttention, window: int, keys: int) -> l
 
     def states(elements: int) -> LayerCache:
         row = 2 * overlap * elements * 4
-        return LayerCache("window", 0, overlap * ratio, overlap * ratio * row, block=rows, page_bytes=page(rows * row))
+        return LayerCache(
+            "window",
+            0,
+            overlap * ratio,
+            overlap * ratio * row,
+            block=rows,
+            page_bytes=page(rows * row),
+        )
 
     ratio = mixer.compress
     overlap, rows = (2, 4) if keys else (1, 8)
-    caches = [LayerCache("window", V4_LATENT_BYTES, window, block=64, page_bytes=page(64 * V4_LATENT_BYTES))]
+    caches = [
+        LayerCache(
+            "window", V4_LATENT_BYTES, window, block=64, page_bytes=page(64 * V4_LATENT_BYTES)
+        )
+    ]
     for stored, kept in ((V4_LATENT_BYTES, mixer.kv_elements), (keys, mixer.index_dim)):
         if ratio and stored:
             caches += [
-                LayerCache("full", stored / ratio, block=256, page_bytes=page(256 // ratio * stored)),
+                LayerCache(
+                    "full", stored / ratio, block=256, page_bytes=page(256 // ratio * stored)
+                ),
                 states(kept),
             ]
     return caches

@@ -1,7 +1,8 @@
 """The memory plan: what an engine does with a GPU's bytes at start-up, term by term, and whether it starts at all.
 
-vLLM 0.20.2 v1/worker/gpu_worker.py:332, 0.33.0 v1/worker/gpu_worker.py:641: requested = ceil(total x utilization);
-what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-graph estimate) leave is the KV pool.
+vLLM 0.20.2 v1/worker/gpu_worker.py:332, 0.33.0 v1/worker/gpu_worker.py:641: requested = ceil(total
+x utilization); what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-graph
+estimate) leave is the KV pool.
 """
 
 import math
@@ -49,7 +50,9 @@ class MemoryPlan:
     activation: Interval
     non_torch: Interval
     cudagraph: Interval
-    budgeted_terms: tuple[str, ...]  # terms that `requested` must hold beside the KV cache; the others live outside
+    budgeted_terms: tuple[
+        str, ...
+    ]  # terms that `requested` must hold beside the KV cache; the others live outside
     context: Interval
     kv_available: Interval
     layout: KvCacheLayout
@@ -67,18 +70,28 @@ class MemoryPlan:
     @property
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
-        inside = {MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid) for term in self.budgeted_terms}
+        inside = {
+            MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid) for term in self.budgeted_terms
+        }
         others = {
             MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid)
             for term in MEMORY_TERMS
             if term not in self.budgeted_terms
         }
-        beside = {"driver context": round(self.context.mid), "other tenants": self.deployment.other_tenants_bytes}
+        beside = {
+            "driver context": round(self.context.mid),
+            "other tenants": self.deployment.other_tenants_bytes,
+        }
         rest, outside = self.bytes_outside_budget, {}
         for name, size in (beside | others).items():
             outside[name] = min(rest, size)
             rest -= outside[name]
-        return {**inside, "KV cache": self.budget_bytes - sum(inside.values()), **outside, "headroom": rest}
+        return {
+            **inside,
+            "KV cache": self.budget_bytes - sum(inside.values()),
+            **outside,
+            "headroom": rest,
+        }
 
     @cached_property
     def remedy(self) -> str:
@@ -94,7 +107,8 @@ class MemoryPlan:
         lines = [f"{self.deployment}: {self.status}"]
         lines += [f"  {name:<15}{size / GIB:8.2f} GiB" for name, size in self.bytes_by_part.items()]
         lines.append(
-            f"  {self.pool.num_blocks} blocks, {self.pool.reported_tokens} tokens, {self.max_concurrency:.2f}x"
+            f"  {self.pool.num_blocks} blocks, {self.pool.reported_tokens} tokens,"
+            f" {self.max_concurrency:.2f}x"
         )
         return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
 
@@ -107,38 +121,62 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     shifts = dict(deployment.memory_calibration)
     if unknown := set(shifts) - set(MEMORY_TERMS):
         raise PlannerError(
-            f"memory calibration: unknown term {', '.join(sorted(unknown))}; known: {', '.join(MEMORY_TERMS)}"
+            f"memory calibration: unknown term {', '.join(sorted(unknown))}; known:"
+            f" {', '.join(MEMORY_TERMS)}"
         )
     in_budget = _select_budgeted_terms(deployment)
-    layout, context = build_kv_layout(deployment), runtime_overhead.estimate_driver_context(deployment)
+    layout, context = (
+        build_kv_layout(deployment),
+        runtime_overhead.estimate_driver_context(deployment),
+    )
     estimate = runtime_overhead.estimate_cudagraph_budget(deployment)
-    graphs = estimate if "cudagraph" in in_budget else runtime_overhead.estimate_cudagraph_actual(deployment, estimate)
+    graphs = (
+        estimate
+        if "cudagraph" in in_budget
+        else runtime_overhead.estimate_cudagraph_actual(deployment, estimate)
+    )
     stages = []
     weights = compute_stage_bytes(deployment)
     for stage, size in enumerate(weights):
         terms = {
             "weights": Interval.from_lognormal(size, WEIGHTS_RELATIVE_SIGMA),
-            "activation": runtime_overhead.estimate_activation(deployment, last_stage=stage == len(weights) - 1),
+            "activation": runtime_overhead.estimate_activation(
+                deployment, last_stage=stage == len(weights) - 1
+            ),
             "non_torch": runtime_overhead.estimate_non_torch(deployment),
             "cudagraph": graphs,
         }
-        terms = {name: _apply_calibration_shift(term, shifts.get(name)) for name, term in terms.items()}
+        terms = {
+            name: _apply_calibration_shift(term, shifts.get(name)) for name, term in terms.items()
+        }
         used = sum((terms[name] for name in in_budget), Interval.from_value(0))
-        if engine.facts["memory_budget"] == "free":  # a share of what is free once everything else is there
+        if (
+            engine.facts["memory_budget"] == "free"
+        ):  # a share of what is free once everything else is there
             free = -used - context + (deployment.gpu_total_bytes - deployment.other_tenants_bytes)
-            stages.append((terms, free.map_monotone(lambda size: round(share * size)), round(used.mid)))
+            stages.append(
+                (terms, free.map_monotone(lambda size: round(share * size)), round(used.mid))
+            )
         else:
             stages.append((terms, -used + requested, round(used.mid)))
-    pools = [layout.build_pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")]
-    tight = min(range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i])
+    pools = [
+        layout.build_pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")
+    ]
+    tight = min(
+        range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i]
+    )
     terms, available, budgeted = stages[tight]
     memory = MemoryPlan(
-        deployment, deployment.gpu_total_bytes, budgeted + round(available.mid), **terms, budgeted_terms=in_budget,
-        context=context, kv_available=available, layout=layout, pool=pools[1], status="ok", reason="", warnings=(),
+        deployment, deployment.gpu_total_bytes, budgeted + round(available.mid), **terms,
+        budgeted_terms=in_budget,
+        context=context, kv_available=available, layout=layout, pool=pools[1], status="ok",
+        reason="", warnings=(),
         max_concurrency=Interval(*(pool.max_concurrency_x for pool in pools)),
     )  # fmt: skip
     status, reason = _determine_status(memory, pools)
-    return replace(memory, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ())
+    return replace(
+        memory, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ()
+    )
 
 
 def get_memory_plan(deployment: Deployment) -> MemoryPlan:
@@ -153,12 +191,17 @@ _plan_memory_cached = lru_cache(maxsize=4096)(plan_memory)
 def _select_budgeted_terms(deployment: Deployment) -> tuple[str, ...]:
     """The terms that share the engine's memory fraction with the KV cache.
 
-    vLLM: all, graphs if it estimates them; SGLang's static fraction: weights; TensorRT-LLM and TGI size the pool last.
+    vLLM: all, graphs if it estimates them; SGLang's static fraction: weights; TensorRT-LLM and TGI
+    size the pool last.
     """
     budget = deployment.engine.facts["memory_budget"]
     if budget == "static":
         return ("weights",)
-    return MEMORY_TERMS if budget == "free" or runtime_overhead.estimates_cudagraphs(deployment) else MEMORY_TERMS[:3]
+    return (
+        MEMORY_TERMS
+        if budget == "free" or runtime_overhead.estimates_cudagraphs(deployment)
+        else MEMORY_TERMS[:3]
+    )
 
 
 def _apply_calibration_shift(term: Interval, shift: float | None) -> Interval:
@@ -176,9 +219,13 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
     deployment, layout, gib = memory.deployment, memory.layout, GIB
     free = _estimate_free_at_start(memory)
     if free.hi < memory.budget_bytes:
-        return "does_not_fit", (
-            f"Free memory on device ({free.mid / gib:.2f}/{memory.total_bytes / gib:.2f} GiB) on startup is less than desired "
-            f"GPU memory utilization ({deployment.args.gpu_memory_utilization}, {memory.budget_bytes / gib:.2f} GiB)"
+        return (
+            "does_not_fit",
+            (
+                f"Free memory on device ({free.mid / gib:.2f}/{memory.total_bytes / gib:.2f} GiB)"
+                " on startup is less than desired GPU memory utilization"
+                f" ({deployment.args.gpu_memory_utilization}, {memory.budget_bytes / gib:.2f} GiB)"
+            ),
         )
     reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
     need = layout.max_blocks_per_request + reserve
@@ -186,21 +233,36 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
         status: MemoryStatus = "at_risk" if pools[2].num_blocks >= need else "does_not_fit"
         have, want = memory.kv_available.mid, need * memory.pool.bytes_per_block
         if have <= 0:
-            return status, f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB"
-        return status, (
-            f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV cache, "
-            f"{memory.kv_available / gib:.2f} GiB is available, {max(0.0, want - have) / gib:.2f} GiB is missing; "
-            f"estimated maximum model length {layout.compute_max_model_len(memory.pool.num_blocks - reserve)}"
+            return (
+                status,
+                f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB",
+            )
+        return (
+            status,
+            (
+                f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV"
+                f" cache, {memory.kv_available / gib:.2f} GiB is available,"
+                f" {max(0.0, want - have) / gib:.2f} GiB is missing; estimated maximum model length"
+                f" {layout.compute_max_model_len(memory.pool.num_blocks - reserve)}"
+            ),
         )
     if free.lo < memory.budget_bytes:
-        return "at_risk", (
-            f"{free / gib:.2f} GiB may be free at start, {memory.budget_bytes / gib:.2f} GiB is requested"
+        return (
+            "at_risk",
+            (
+                f"{free / gib:.2f} GiB may be free at start, {memory.budget_bytes / gib:.2f} GiB is"
+                " requested"
+            ),
         )
     rest, interval = _estimate_after_pool(memory)
     if rest < interval.hi:
-        return "at_risk", (
-            f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want {interval / gib:.2f} GiB "
-            f"after the KV pool is allocated, {rest / gib:.2f} GiB remains"
+        return (
+            "at_risk",
+            (
+                f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want"
+                f" {interval / gib:.2f} GiB after the KV pool is allocated, {rest / gib:.2f} GiB"
+                " remains"
+            ),
         )
     return "ok", ""
 
@@ -208,9 +270,9 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
 def _estimate_free_at_start(memory: MemoryPlan) -> Interval:
     if memory.deployment.gpu_free_bytes is not None:
         return Interval.from_value(memory.deployment.gpu_free_bytes)
-    return (-memory.context + (memory.total_bytes - memory.deployment.other_tenants_bytes)).map_monotone(
-        lambda size: max(0.0, size)
-    )
+    return (
+        -memory.context + (memory.total_bytes - memory.deployment.other_tenants_bytes)
+    ).map_monotone(lambda size: max(0.0, size))
 
 
 def _estimate_after_pool(memory: MemoryPlan) -> tuple[float, Interval]:
@@ -234,13 +296,19 @@ def find_safe_memory_utilization(deployment: Deployment) -> float:
     """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
     memory = get_memory_plan(deployment)
     rest, interval = _estimate_after_pool(memory)
-    most = min(_estimate_free_at_start(memory).lo, memory.budget_bytes + rest - interval.hi, memory.total_bytes)
+    most = min(
+        _estimate_free_at_start(memory).lo,
+        memory.budget_bytes + rest - interval.hi,
+        memory.total_bytes,
+    )
     return max(0.0, math.floor(100 * most / memory.total_bytes) / 100)
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:
     """What speaks for a gpu_memory_utilization that is not the engine's default; empty where it is."""
-    usual = resolve_engine_args({}, deployment.engine, deployment.gpu, deployment.model).gpu_memory_utilization
+    usual = resolve_engine_args(
+        {}, deployment.engine, deployment.gpu, deployment.model
+    ).gpu_memory_utilization
     if deployment.args.gpu_memory_utilization == usual:
         return ""
     most = find_safe_memory_utilization(deployment)
@@ -255,37 +323,73 @@ def _find_remedy(memory: MemoryPlan) -> str:
     sizes = range(math.ceil(memory.total_bytes / GIB), 1024)
     alone = replace(memory.deployment, gpu_free_bytes=None)
     index = bisect_left(
-        sizes, True, key=lambda gib: plan_memory(replace(alone, gpu_total_bytes=gib * GIB)).status == "ok"
+        sizes,
+        True,
+        key=lambda gib: plan_memory(replace(alone, gpu_total_bytes=gib * GIB)).status == "ok",
     )
-    return f"use GPUs with {sizes[index]} GiB or more" if index < len(sizes) else "use a smaller model"
+    return (
+        f"use GPUs with {sizes[index]} GiB or more" if index < len(sizes) else "use a smaller model"
+    )
 
 
 def _propose_memory_changes(memory: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
     """Changes that may help: engine arguments, then the KV cache's format, more GPUs, the weights' format."""
     deployment, args, layout = memory.deployment, memory.deployment.args, memory.deployment.layout
-    current, safe, changed = args.gpu_memory_utilization, find_safe_memory_utilization(deployment), deployment.with_args
-    shares = [percent / 100 for percent in range(math.floor(100 * current) + 1, round(100 * safe) + 1)] or [safe]
+    current, safe, changed = (
+        args.gpu_memory_utilization,
+        find_safe_memory_utilization(deployment),
+        deployment.with_args,
+    )
+    shares = [
+        percent / 100 for percent in range(math.floor(100 * current) + 1, round(100 * safe) + 1)
+    ] or [safe]
     least = bisect_left(
-        shares, True, key=lambda share: plan_memory(changed(gpu_memory_utilization=share)).status == "ok"
+        shares,
+        True,
+        key=lambda share: plan_memory(changed(gpu_memory_utilization=share)).status == "ok",
     )
     if (share := shares[min(least, len(shares) - 1)]) > 0:
         yield f"set gpu_memory_utilization to {share}", changed(gpu_memory_utilization=share)
     if deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes:
-        yield "stop what else runs on the GPU", replace(deployment, gpu_free_bytes=None, other_tenants_bytes=0)
+        yield (
+            "stop what else runs on the GPU",
+            replace(deployment, gpu_free_bytes=None, other_tenants_bytes=0),
+        )
     if args.max_num_seqs > 256:
         yield "set max_num_seqs to 256", changed(max_num_seqs=256)
     for share, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
-        if share > 0 and (length := find_max_model_len(plan_memory(changed(gpu_memory_utilization=share)))[0]) >= 1024:
-            yield f"set {text}max_model_len to {length}", changed(gpu_memory_utilization=share, max_model_len=length)
+        if (
+            share > 0
+            and (
+                length := find_max_model_len(plan_memory(changed(gpu_memory_utilization=share)))[0]
+            )
+            >= 1024
+        ):
+            yield (
+                f"set {text}max_model_len to {length}",
+                changed(gpu_memory_utilization=share, max_model_len=length),
+            )
     formats = deployment.engine.facts["kv_cache_dtypes"]
     if (args.kv_cache_dtype or "auto") == "auto" and (not formats or "fp8" in formats):
         yield "store the KV cache in FP8 (kv_cache_dtype fp8)", changed(kv_cache_dtype="fp8")
-    wider = [replace(layout, tp=tp, ep=1) for tp in (2, 4, 8) if layout.tp < tp <= deployment.gpus_per_node]
+    wider = [
+        replace(layout, tp=tp, ep=1)
+        for tp in (2, 4, 8)
+        if layout.tp < tp <= deployment.gpus_per_node
+    ]
     deeper = [replace(layout, pp=pp) for pp in (2, 4, 8) if pp > layout.pp]
     for bigger in (*wider, *deeper, *(replace(w, pp=d.pp) for w in wider[-1:] for d in deeper)):
-        if explain_illegal_layout(deployment.model, bigger, deployment.gpus_per_node, deployment.engine) is None:
+        if (
+            explain_illegal_layout(
+                deployment.model, bigger, deployment.gpus_per_node, deployment.engine
+            )
+            is None
+        ):
             yield f"spread the model over {bigger}", replace(deployment, layout=bigger)
-    for what, scheme in (("FP8", parse_quantization("fp8")), ("4 bits (AWQ)", parse_quantization("awq"))):
+    for what, scheme in (
+        ("FP8", parse_quantization("fp8")),
+        ("4 bits (AWQ)", parse_quantization("awq")),
+    ):
         if scheme.weight_bits < deployment.model.quantization.weight_bits:
             smaller = replace(deployment.model, quantization=scheme)
             yield f"store the weights in {what}", replace(deployment, model=smaller)
@@ -299,7 +403,10 @@ def find_max_model_len(memory: MemoryPlan) -> tuple[int, int]:
     limit = memory.deployment.model.architecture.max_position
     reserve = bool(memory.deployment.engine.facts["null_block_reserved"])
     blocks = (
-        max(0.0, size) // memory.pool.bytes_per_block for size in (memory.kv_available.lo, memory.kv_available.mid)
+        max(0.0, size) // memory.pool.bytes_per_block
+        for size in (memory.kv_available.lo, memory.kv_available.mid)
     )
-    safe, likely = (min(limit, memory.layout.compute_max_model_len(max(0, int(n) - reserve))) for n in blocks)
+    safe, likely = (
+        min(limit, memory.layout.compute_max_model_len(max(0, int(n) - reserve))) for n in blocks
+    )
     return safe, likely

@@ -1,6 +1,7 @@
 """What an engine allocates beside weights and KV cache, by version: activation peak, non-torch, graphs, warm-up.
 
-Every constant is an entry of `catalogs/memory.yaml`, fitted to start-up logs, with its spread and source.
+Every constant is an entry of `catalogs/memory.yaml`, fitted to start-up logs, with its spread and
+source.
 """
 
 import math
@@ -19,7 +20,14 @@ FLASH_ATTENTION3_SPLITS = 32
 """Partial results per query that FlashAttention-3 keeps in captured graphs, FP32 (Hopper only)."""
 PIECEWISE_GRAPH_FRACTION = 0.6
 """Share of a layer's graph memory per size that its piecewise graph takes; the full graph takes the rest."""
-MAX_IMAGE_TOKENS = {"qwen": 16384, "gemma": 256, "mistral3": 3025, "pixtral": 4096, "llava": 2928, "llama4": 2465}
+MAX_IMAGE_TOKENS = {
+    "qwen": 16384,
+    "gemma": 256,
+    "mistral3": 3025,
+    "pixtral": 4096,
+    "llava": 2928,
+    "llama4": 2465,
+}
 """Tokens of the largest image by `model_type` prefix: the encoder's profiling batch holds at least one."""
 VISION_PATCHES_PER_TOKEN = {"gemma": 16, "llava": 1}
 """Vision patches pooled into one token; 4 (2 x 2) unless given here."""
@@ -48,16 +56,22 @@ class FittedConstant(SourcedEntry):
 
 
 @cache
-def _load_constants(file: str) -> Mapping[str, tuple[tuple[tuple[int, int, int], FittedConstant], ...]]:
+def _load_constants(
+    file: str,
+) -> Mapping[str, tuple[tuple[tuple[int, int, int], FittedConstant], ...]]:
     known: dict[str, list[tuple[tuple[int, int, int], FittedConstant]]] = {}
     for title, constant in load_catalog(file, FittedConstant).items():
         name, _, version = title.partition(" from ")
-        known.setdefault(name, []).append((parse_release(version) if version else (0, 0, 0), constant))
+        known.setdefault(name, []).append(
+            (parse_release(version) if version else (0, 0, 0), constant)
+        )
     return {name: tuple(sorted(versions, key=lambda v: v[0])) for name, versions in known.items()}
 
 
 @cache
-def get_constant(name: str, version: tuple[int, int, int], file: str = "memory.yaml") -> FittedConstant | None:
+def get_constant(
+    name: str, version: tuple[int, int, int], file: str = "memory.yaml"
+) -> FittedConstant | None:
     """The entry of `name` that holds for the release `version`; None before its first."""
     return next((c for since, c in reversed(_load_constants(file)[name]) if since <= version), None)
 
@@ -85,15 +99,25 @@ def uses_model_runner_v2(deployment: Deployment) -> bool:
 
 def estimates_cudagraphs(deployment: Deployment) -> bool:
     """The engine deducts an estimate of its CUDA graphs from the pool; never on AMD (vLLM 0.23.0 gpu_worker.py:420)."""
-    estimates = deployment.engine.facts["runner_v2"]["estimates"] or not uses_model_runner_v2(deployment)
-    return deployment.engine.facts["cudagraph_memory"] == "estimated" and estimates and deployment.gpu.vendor != "amd"
+    estimates = deployment.engine.facts["runner_v2"]["estimates"] or not uses_model_runner_v2(
+        deployment
+    )
+    return (
+        deployment.engine.facts["cudagraph_memory"] == "estimated"
+        and estimates
+        and deployment.gpu.vendor != "amd"
+    )
 
 
 def _match_model_type_prefix(table: Mapping[str, int], model_type: str, default: int) -> int:
-    return next((value for prefix, value in table.items() if model_type.startswith(prefix)), default)
+    return next(
+        (value for prefix, value in table.items() if model_type.startswith(prefix)), default
+    )
 
 
-def _count_inner_elements(architecture: ModelArchitecture, deployment: Deployment) -> tuple[float, float]:
+def _count_inner_elements(
+    architecture: ModelArchitecture, deployment: Deployment
+) -> tuple[float, float]:
     """Elements per token of the widest dense block's inner tensors, and of the routed experts' buffers, on one rank."""
     layout = deployment.layout
     dense = experts = 0.0
@@ -102,7 +126,9 @@ def _count_inner_elements(architecture: ModelArchitecture, deployment: Deploymen
             dense = max(dense, layer.mlp.matrices * layer.mlp.intermediate / layout.tp)
         elif isinstance(layer.mlp, MoeBlock):
             inner = layer.mlp.intermediate / (1 if layout.ep > 1 else layout.tp * layout.dp)
-            wide = layer.mlp.num_active_experts * (max((layer.mlp.matrices - 1) * inner, architecture.hidden) + inner)
+            wide = layer.mlp.num_active_experts * (
+                max((layer.mlp.matrices - 1) * inner, architecture.hidden) + inner
+            )
             experts = max(experts, wide)
             dense = max(dense, layer.mlp.matrices * layer.mlp.shared_intermediate / layout.tp)
     return dense, experts
@@ -111,12 +137,18 @@ def _count_inner_elements(architecture: ModelArchitecture, deployment: Deploymen
 def _estimate_vision_bytes(deployment: Deployment) -> tuple[float, float, float]:
     """Bytes that an encoder's profiling batch leaves behind; elements of its inner layers, and of its patch states."""
     architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens
-    blocks = [weight for weight in deployment.loaded_vision_towers if weight.copies > 1 and weight.cols > 1]
+    blocks = [
+        weight
+        for weight in deployment.loaded_vision_towers
+        if weight.copies > 1 and weight.cols > 1
+    ]
     if not blocks:
         return 0.0, 0.0, 0.0
     widest = max(blocks, key=lambda weight: weight.rows)
     tokens = max(tokens, _match_model_type_prefix(MAX_IMAGE_TOKENS, architecture.model_type, 0))
-    patches = tokens * _match_model_type_prefix(VISION_PATCHES_PER_TOKEN, architecture.model_type, 4)
+    patches = tokens * _match_model_type_prefix(
+        VISION_PATCHES_PER_TOKEN, architecture.model_type, 4
+    )
     pixels = patches * 3 * 14 * 14
     return (
         2.0 * (tokens * architecture.hidden + pixels),
@@ -128,9 +160,9 @@ def _estimate_vision_bytes(deployment: Deployment) -> tuple[float, float, float]
 def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Interval:
     """Peak bytes that the profiling batch adds: the largest of its vision, forward and sampling phases.
 
-    Forward: max_num_batched_tokens tokens through the widest block. Sampling (last pipeline stage only):
-    min(max_num_seqs, max_num_batched_tokens) rows of the whole vocabulary, hidden states and expert buffers kept.
-    vLLM 0.20.2 v1/worker/gpu_model_runner.py profile_run.
+    Forward: max_num_batched_tokens tokens through the widest block. Sampling (last pipeline stage
+    only): min(max_num_seqs, max_num_batched_tokens) rows of the whole vocabulary, hidden states and
+    expert buffers kept. vLLM 0.20.2 v1/worker/gpu_model_runner.py profile_run.
     """
     args, architecture = deployment.args, deployment.model.architecture
     tokens = args.max_num_batched_tokens
@@ -139,21 +171,33 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
     dense, experts = _count_inner_elements(architecture, deployment)
     left, inner, patches = _estimate_vision_bytes(deployment)
     kept = get_constant("expert-workspace", _get_constants_release(deployment))
-    marlin = deployment.model.quantization.method == "mxfp4"  # its kernels hold no buffers between layers
-    workspace = kept.multiply(2.0 * tokens * experts) if kept and not marlin else Interval.from_value(0)
+    marlin = (
+        deployment.model.quantization.method == "mxfp4"
+    )  # its kernels hold no buffers between layers
+    workspace = (
+        kept.multiply(2.0 * tokens * experts) if kept and not marlin else Interval.from_value(0)
+    )
     phases = [
         _get_deployment_constant(deployment, "forward-copies").multiply(hidden)
         + 2.0 * tokens * max(dense, experts)
         + left,
-        _get_deployment_constant(deployment, "encoder-copies").multiply(2.0 * patches) + 2.0 * inner,
+        _get_deployment_constant(deployment, "encoder-copies").multiply(2.0 * patches)
+        + 2.0 * inner,
     ]
     if last_stage:
         sampler = "sampler-bytes-v2" if uses_model_runner_v2(deployment) else "sampler-bytes"
-        sampling = _get_deployment_constant(deployment, sampler).multiply(float(rows * architecture.vocab))
+        sampling = _get_deployment_constant(deployment, sampler).multiply(
+            float(rows * architecture.vocab)
+        )
         added = args.max_loras * deployment.engine.facts["lora_extra_vocabulary"]
-        sampling += _get_deployment_constant(deployment, "lora-logits").multiply(float(rows * added))
+        sampling += _get_deployment_constant(deployment, "lora-logits").multiply(
+            float(rows * added)
+        )
         phases.append(
-            sampling + _get_deployment_constant(deployment, "hidden-copies").multiply(hidden) + workspace + left
+            sampling
+            + _get_deployment_constant(deployment, "hidden-copies").multiply(hidden)
+            + workspace
+            + left
         )
     peak = max(phases, key=lambda phase: phase.mid)
     return peak + _get_deployment_constant(deployment, "activation-base").as_non_negative_interval
@@ -163,19 +207,31 @@ def _get_fabric_suffix(deployment: Deployment) -> str:
     """The suffix of communication constants: none on one GPU, else by link."""
     if deployment.layout.tp * (deployment.layout.dp if deployment.layout.ep > 1 else 1) == 1:
         return ""
-    return "-tp" if deployment.gpu.vendor == "nvidia" and "nvlink" in deployment.gpu.link else "-tp-pcie"
+    return (
+        "-tp"
+        if deployment.gpu.vendor == "nvidia" and "nvlink" in deployment.gpu.link
+        else "-tp-pcie"
+    )
 
 
 def estimate_non_torch(deployment: Deployment) -> Interval:
     """Bytes outside the torch allocator that loading and profiling add: libraries, NCCL, all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
         return _get_deployment_constant(deployment, "non-torch-rocm").as_non_negative_interval
-    measured = deployment.gpu.architecture == "hopper" or _get_constants_release(deployment) < (0, 17, 0)
+    measured = deployment.gpu.architecture == "hopper" or _get_constants_release(deployment) < (
+        0,
+        17,
+        0,
+    )
     elsewhere = (
-        Interval.from_value(0) if measured else _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
+        Interval.from_value(0)
+        if measured
+        else _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
     )
     interval = (
-        _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment)).as_non_negative_interval
+        _get_deployment_constant(
+            deployment, "non-torch" + _get_fabric_suffix(deployment)
+        ).as_non_negative_interval
         + elsewhere
     )
     return Interval(max(0.0, interval.lo), interval.mid, interval.hi)
@@ -183,7 +239,9 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
 
 def estimate_driver_context(deployment: Deployment) -> Interval:
     """Bytes that the driver context and NCCL's set-up hold before the engine measures; outside its budget."""
-    return _get_deployment_constant(deployment, "context" + _get_fabric_suffix(deployment)).as_non_negative_interval
+    return _get_deployment_constant(
+        deployment, "context" + _get_fabric_suffix(deployment)
+    ).as_non_negative_interval
 
 
 def get_base_driver_context(deployment: Deployment) -> float:
@@ -194,22 +252,34 @@ def get_base_driver_context(deployment: Deployment) -> float:
 def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     """The engine's own estimate of its graphs: the first size of a mode in full, the others by the second's growth.
 
-    Piecewise graphs at every size, full ones up to max_num_seqs sequences; the first full graph on Hopper holds
-    FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
+    Piecewise graphs at every size, full ones up to max_num_seqs sequences; the first full graph on
+    Hopper holds FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
     """
-    sizes = list_cudagraph_sizes(deployment.engine, deployment.args, deployment.gpu, deployment.num_draft_tokens)
+    sizes = list_cudagraph_sizes(
+        deployment.engine, deployment.args, deployment.gpu, deployment.num_draft_tokens
+    )
     if not sizes:
         return Interval.from_value(0)
     architecture = deployment.model.architecture
-    if architecture.model_type == "gpt_oss" and sizes[-1] == 512:  # vLLM captures up to 1024 for it (0.19.0 logs)
+    if (
+        architecture.model_type == "gpt_oss" and sizes[-1] == 512
+    ):  # vLLM captures up to 1024 for it (0.19.0 logs)
         most = min(1024, deployment.args.max_num_batched_tokens, 2 * deployment.args.max_num_seqs)
         sizes = (*sizes, *range(528, most + 1, 16))
-    decode = sum(size <= deployment.args.max_num_seqs * (1 + deployment.num_draft_tokens) for size in sizes)
+    decode = sum(
+        size <= deployment.args.max_num_seqs * (1 + deployment.num_draft_tokens) for size in sizes
+    )
     first = _get_deployment_constant(deployment, "graph-first-mib").multiply(MIB)
-    if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= (0, 11, 0):
+    if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= (
+        0,
+        11,
+        0,
+    ):
         widths = (m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim)
                   for m in architecture.attentions)  # fmt: skip
-        splits = FLASH_ATTENTION3_SPLITS * max(widths, default=0) // deployment.layout.tp * sizes[-1] * 4
+        splits = (
+            FLASH_ATTENTION3_SPLITS * max(widths, default=0) // deployment.layout.tp * sizes[-1] * 4
+        )
         first = max(first, Interval.from_value(splits), key=lambda interval: interval.mid)
     layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
     per_layer = _get_deployment_constant(
@@ -217,7 +287,9 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     )
     full = max(0, decode - 1) if _get_constants_release(deployment) >= (0, 11, 0) else 0
     return first + per_layer.multiply(
-        MIB * layers * (PIECEWISE_GRAPH_FRACTION * (len(sizes) - 1) + (1 - PIECEWISE_GRAPH_FRACTION) * full)
+        MIB
+        * layers
+        * (PIECEWISE_GRAPH_FRACTION * (len(sizes) - 1) + (1 - PIECEWISE_GRAPH_FRACTION) * full)
     )
 
 

@@ -1,6 +1,7 @@
 """Bytes of weights as vLLM holds them: per tensor-, pipeline- and expert-parallel rank, quantized as stored.
 
-Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, fused_moe/layer.py, distributed/utils.py.
+Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, fused_moe/layer.py,
+distributed/utils.py.
 """
 
 from collections.abc import Iterable
@@ -19,22 +20,32 @@ from planner.parallelism.sharding import compute_shard_shape
 
 FIRST_RELEASE_WITH_SHARED_ROTARY = (0, 33, 0)
 """The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
-least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818, interfaces.py:392)."""
+least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818,
+interfaces.py:392)."""
 MXFP4_TILE_SIZES = (128, 256)
 """What the inner and the hidden size of MXFP4 experts are padded to (vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837)."""
 LARGE_ALLOCATION_BYTES, ALLOCATION_STEP_BYTES = 10 * MIB, 2 * MIB
 """torch's CUDA allocator reserves tensors from `LARGE` on in multiples of `STEP` (CUDACachingAllocator.cpp)."""
 
 
-def compute_weight_bytes(model: Model, weight: WeightTensor, layout: ParallelLayout, prefix: str = "") -> float:
+def compute_weight_bytes(
+    model: Model, weight: WeightTensor, layout: ParallelLayout, prefix: str = ""
+) -> float:
     """Bytes of `weight` on the fullest rank, in the module `prefix`."""
     rows, cols, copies = compute_shard_shape(weight, layout)
     scheme = model.quantization.get_weight_format(weight, prefix)
     if scheme is None:
-        return rows * cols * copies * (weight.stored_bits // 8 if weight.stored_bits else DTYPE_BYTES[model.dtype])
+        return (
+            rows
+            * cols
+            * copies
+            * (weight.stored_bits // 8 if weight.stored_bits else DTYPE_BYTES[model.dtype])
+        )
     if scheme.method == "mxfp4" and weight.part == "routed_experts":
         tiles = MXFP4_TILE_SIZES if weight.shard == "column" else reversed(MXFP4_TILE_SIZES)
-        rows, cols = (ceil(size / tile) * tile for size, tile in zip((rows, cols), tiles, strict=True))
+        rows, cols = (
+            ceil(size / tile) * tile for size, tile in zip((rows, cols), tiles, strict=True)
+        )
     return copies * scheme.compute_matrix_bytes(rows, cols)
 
 
@@ -44,12 +55,19 @@ def compute_lora_bytes(
 ) -> int:  # fmt: skip
     """Bytes per GPU that vLLM sets aside for adapters on `weights`: an A and a B matrix of `max_lora_rank` per slot.
 
-    Both are in 16 bit, and only the side that the weight itself splits is split (vLLM 0.33.0 lora/layers/). `targets`
-    are module names such as "q_proj"; empty means every linear layer. `reserved`: as torch's allocator reserves them.
+    Both are in 16 bit, and only the side that the weight itself splits is split (vLLM 0.33.0
+    lora/layers/). `targets` are module names such as "q_proj"; empty means every linear layer.
+    `reserved`: as torch's allocator reserves them.
     """
-    weight_tensors = [w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)]
+    weight_tensors = [
+        w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)
+    ]
     shapes = (compute_shard_shape(weight, layout) for weight in weight_tensors)
-    sizes = ((2 * max_loras * max_lora_rank * side, n) for rows, cols, n in shapes for side in (rows, cols))
+    sizes = (
+        (2 * max_loras * max_lora_rank * side, n)
+        for rows, cols, n in shapes
+        for side in (rows, cols)
+    )
     return sum(
         n
         * (
@@ -64,14 +82,25 @@ def compute_lora_bytes(
 def compute_lora_embedding_bytes(deployment: Deployment) -> tuple[int, int]:
     """Bytes per GPU of adapters on the embedding and on the output head, where the engine has any; not split.
 
-    Until 0.11 every slot also has room for tokens that its adapter adds, once more in the embedding itself
-    (vLLM 0.9.2 lora/layers.py, models/llama.py:332; 0.33.0 lora/layers/vocab_parallel_embedding.py).
+    Until 0.11 every slot also has room for tokens that its adapter adds, once more in the embedding
+    itself (vLLM 0.9.2 lora/layers.py, models/llama.py:332; 0.33.0
+    lora/layers/vocab_parallel_embedding.py).
     """
-    architecture, facts, args = deployment.model.architecture, deployment.engine.facts, deployment.args
-    if not args.max_loras or not any(architecture.model_type in types for types in facts["lora_ends"].values()):
+    architecture, facts, args = (
+        deployment.model.architecture,
+        deployment.engine.facts,
+        deployment.args,
+    )
+    if not args.max_loras or not any(
+        architecture.model_type in types for types in facts["lora_ends"].values()
+    ):
         return 0, 0
     extra, hidden, tp = facts["lora_extra_vocabulary"], architecture.hidden, deployment.layout.tp
-    each = 2 * args.max_loras * (args.max_lora_rank * (architecture.vocab + extra + hidden) + extra * hidden)
+    each = (
+        2
+        * args.max_loras
+        * (args.max_lora_rank * (architecture.vocab + extra + hidden) + extra * hidden)
+    )
     added = ceil(2 * extra * hidden / tp)
     return each + args.max_loras * added, each + added
 
@@ -81,14 +110,22 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
     model, layout, args = deployment.model, deployment.layout, deployment.args
     if model.architecture.vision_towers and not deployment.loaded_vision_towers:
         model = replace(model, architecture=replace(model.architecture, vision_towers=()))
-    stages = list(_sum_stage_bytes(model, layout, deployment.engine.release_tuple >= FIRST_RELEASE_WITH_SHARED_ROTARY))
+    stages = list(
+        _sum_stage_bytes(
+            model, layout, deployment.engine.release_tuple >= FIRST_RELEASE_WITH_SHARED_ROTARY
+        )
+    )
     if deployment.speculation is not None:
         stages[-1] += compute_draft_bytes(model, deployment.speculation, layout)
     if args.max_loras:
         layers, v0 = model.architecture.layers, deployment.engine.is_v0
-        for stage, (start, end) in enumerate(pairwise(split_layers_into_stages(len(layers), layout.pp))):
+        for stage, (start, end) in enumerate(
+            pairwise(split_layers_into_stages(len(layers), layout.pp))
+        ):
             weights = [weight for layer in layers[start:end] for weight in layer.weights]
-            stages[stage] += compute_lora_bytes(weights, layout, args.max_loras, args.max_lora_rank, reserved=v0)
+            stages[stage] += compute_lora_bytes(
+                weights, layout, args.max_loras, args.max_lora_rank, reserved=v0
+            )
         first, last = compute_lora_embedding_bytes(deployment)
         stages[0] += first
         stages[-1] += last
@@ -100,7 +137,9 @@ def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[
     """Bytes per stage; `lean` engines keep one multimodal rotary table, and towers on the first stage only."""
     architecture = model.architecture
     stages = []
-    for stage, (start, end) in enumerate(pairwise(split_layers_into_stages(len(architecture.layers), layout.pp))):
+    for stage, (start, end) in enumerate(
+        pairwise(split_layers_into_stages(len(architecture.layers), layout.pp))
+    ):
         first, last = stage == 0, stage == layout.pp - 1
         total = sum(
             _compute_layer_bytes(model, architecture.layers[i], layout, model.layer_prefixes[i])
@@ -108,34 +147,58 @@ def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[
         )
         for weight in architecture.embedding_and_head:
             embedding, everywhere = weight.part == "embedding", weight.part == "engine"
-            if everywhere or (first and embedding) or (last and (not embedding or architecture.tied)):
+            if (
+                everywhere
+                or (first and embedding)
+                or (last and (not embedding or architecture.tied))
+            ):
                 spare = weight.copies if lean and weight.name == "mrope_once" else 1
                 total += compute_weight_bytes(model, weight, layout) / spare
         if first or not lean:
-            total += sum(compute_weight_bytes(model, weight, layout) for weight in architecture.vision_towers)
+            total += sum(
+                compute_weight_bytes(model, weight, layout) for weight in architecture.vision_towers
+            )
         stages.append(round(total))
     return tuple(stages)
 
 
 @lru_cache(maxsize=4096)
-def _compute_layer_bytes(model: Model, layer: DecoderLayer, layout: ParallelLayout, prefix: str) -> float:
+def _compute_layer_bytes(
+    model: Model, layer: DecoderLayer, layout: ParallelLayout, prefix: str
+) -> float:
     return sum(compute_weight_bytes(model, weight, layout, prefix) for weight in layer.weights)
 
 
 @lru_cache(maxsize=256)
-def compute_draft_bytes(model: Model, speculation: SpeculationConfig, layout: ParallelLayout) -> int:
+def compute_draft_bytes(
+    model: Model, speculation: SpeculationConfig, layout: ParallelLayout
+) -> int:
     """Weight bytes per GPU that speculation adds to the last stage, without what the draft shares with the target.
 
-    MTP layers use the target's embedding and head; EAGLE heads its embedding, and its head unless they have a smaller
-    vocabulary of their own (vLLM 0.33.0 v1/spec_decode/llm_base_proposer.py).
+    MTP layers use the target's embedding and head; EAGLE heads its embedding, and its head unless
+    they have a smaller vocabulary of their own (vLLM 0.33.0 v1/spec_decode/llm_base_proposer.py).
     """
     if (draft := resolve_draft_model(model, speculation)) is None:
         return 0
     how, alone = get_draft_method(speculation.method), ParallelLayout(tp=layout.tp)
     if how.draft == "mtp":
-        layers = enumerate(model.architecture.mtp_layers or draft.architecture.layers, len(model.architecture.layers))
-        return round(sum(_compute_layer_bytes(model, layer, layout, f"mtp.layers.{index}.") for index, layer in layers))
-    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
+        layers = enumerate(
+            model.architecture.mtp_layers or draft.architecture.layers,
+            len(model.architecture.layers),
+        )
+        return round(
+            sum(
+                _compute_layer_bytes(model, layer, layout, f"mtp.layers.{index}.")
+                for index, layer in layers
+            )
+        )
+    shared = (
+        ()
+        if how.draft == "model"
+        else ("embedding",)
+        if how.head_vocab
+        else ("embedding", "lm_head")
+    )
     ends = sum(
         compute_weight_bytes(draft, weight, alone)
         for weight in draft.architecture.embedding_and_head

@@ -1,6 +1,7 @@
 """What a model is made of: every weight's shape, and what each layer keeps per token and per sequence.
 
-The nouns only; `models.from_config` builds them from a `config.json`. Counts are elements, sizes bytes.
+The nouns only; `models.from_config` builds them from a `config.json`. Counts are elements, sizes
+bytes.
 """
 
 from collections import Counter
@@ -61,11 +62,17 @@ class LatentAttention:
     nope_dim: int
     rotary_dim: int
     v_dim: int
-    index_heads: int = 0  # a sparse-attention indexer (DeepSeek-V3.2) chooses the tokens to attend to
+    index_heads: int = (
+        0  # a sparse-attention indexer (DeepSeek-V3.2) chooses the tokens to attend to
+    )
     index_dim: int = 0
-    has_indexer_cache: bool = False  # False with `index_heads`: this layer reuses another layer's choice
+    has_indexer_cache: bool = (
+        False  # False with `index_heads`: this layer reuses another layer's choice
+    )
     window: int | None = None  # DeepSeek-V4: a sliding window of latents beside the compressed ones
-    compress: int = 1  # tokens per stored latent (DeepSeek-V4: 4 or 128; 0: none stored beside the window's)
+    compress: int = (
+        1  # tokens per stored latent (DeepSeek-V4: 4 or 128; 0: none stored beside the window's)
+    )
     stores_kv: bool = True
 
     @property
@@ -78,7 +85,11 @@ class LatentAttention:
         """Index key bytes per token: FP8 plus one FP32 scale per 128 elements (V3.2); bf16 per 4 tokens (V4)."""
         if not self.has_indexer_cache:
             return 0
-        return self.index_dim * 2 / self.compress if self.window else self.index_dim + 4 * -(-self.index_dim // 128)
+        return (
+            self.index_dim * 2 / self.compress
+            if self.window
+            else self.index_dim + 4 * -(-self.index_dim // 128)
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,9 @@ class RecurrentMixer:
     groups: int = 0
     conv_kernel: int = 0
     state_elements: int = 0
-    state_width: int = 4  # bytes an element of the recurrent state; the convolution's is in the model's dtype
+    state_width: int = (
+        4  # bytes an element of the recurrent state; the convolution's is in the model's dtype
+    )
 
     def compute_state_bytes(self, tp: int = 1, k: int = 0) -> int:
         """State bytes per sequence on one of `tp` ranks: of the recurrence, and inputs of every channel in 16 bit.
@@ -102,7 +115,9 @@ class RecurrentMixer:
         groups = self.groups // tp if self.groups % tp == 0 else 1
         channels = self.conv_channels // tp + groups * self.conv_group_channels
         inputs = self.conv_kernel - 1 + k if self.conv_kernel > 1 else 0
-        share = 1 if self.kind == "compressor" else tp  # DeepSeek-V4's compressor is the same on every rank
+        share = (
+            1 if self.kind == "compressor" else tp
+        )  # DeepSeek-V4's compressor is the same on every rank
         return channels * inputs * 2 + self.state_elements // share * self.state_width
 
 
@@ -135,7 +150,9 @@ class DecoderLayer:
     mixer: SequenceMixer | None
     mlp: DenseMlp | MoeBlock | None
     weights: tuple[WeightTensor, ...]
-    extra_mixer: RecurrentMixer | None = None  # beside the attention: Falcon-H1's state space, V4's compressor
+    extra_mixer: RecurrentMixer | None = (
+        None  # beside the attention: Falcon-H1's state space, V4's compressor
+    )
 
     @cached_property
     def num_parameters(self) -> int:
@@ -225,7 +242,9 @@ class ModelArchitecture:
     def num_kv_heads(self) -> int:
         """KV heads of the first attention layer: 1 for latent attention, 0 without attention."""
         first = self.attentions[0] if self.attentions else None
-        return first.kv_heads if isinstance(first, GroupedQueryAttention) else len(self.attentions[:1])
+        return (
+            first.kv_heads if isinstance(first, GroupedQueryAttention) else len(self.attentions[:1])
+        )
 
     @cached_property
     def is_moe(self) -> bool:

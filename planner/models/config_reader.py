@@ -20,7 +20,9 @@ _FIELD_SYNONYMS: Mapping[str, list[str]] = CONFIG_FIELD_CATALOG["sizes"]
 class ConfigReader:
     """One (sub)configuration, and what its class adds where the file is silent: traits, and defaults to warn of."""
 
-    def __init__(self, config: Mapping[str, Any], traits: Mapping[str, Any], location: str = "config.json") -> None:
+    def __init__(
+        self, config: Mapping[str, Any], traits: Mapping[str, Any], location: str = "config.json"
+    ) -> None:
         self.config, self.traits, self.where = config, traits, location
         self.defaults: Mapping[str, Any] = traits.get("defaults", {})
         self.warnings: list[str] = []
@@ -46,7 +48,9 @@ class ConfigReader:
             return value
         if name in self.defaults:
             value = self.defaults[name]
-            self.warnings.append(f"{self.where} does not state {name}; its class default, {value}, is assumed")
+            self.warnings.append(
+                f"{self.where} does not state {name}; its class default, {value}, is assumed"
+            )
             return value
         return self.traits.get(name, default)
 
@@ -54,7 +58,9 @@ class ConfigReader:
         """The error for a field whose value cannot be used."""
         return PlannerError(f"{self.where}, field {name}: expected {accepted}, got {value!r:.60}")
 
-    def read_int(self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20) -> Any:
+    def read_int(
+        self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20
+    ) -> Any:
         """A whole number in [least, most]; without a `default` the field must be there or have a class default."""
         value = self.get_or_default(name, default)
         if value is _MISSING:
@@ -80,7 +86,9 @@ class ConfigReader:
     def read_text_field(self, name: str, default: str = "") -> str:
         return self._read_typed(str, name, default, "a string")
 
-    def read_list(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> list[Any]:
+    def read_list(
+        self, name: str, kind: type | tuple[type, ...], count: int | None = None
+    ) -> list[Any]:
         """A list of `kind`, empty when the field is absent; at least `count` long when `count` is given."""
         value = self.get_or_default(name)
         if value is None:
@@ -88,7 +96,9 @@ class ConfigReader:
         if isinstance(value, str) and kind is str:
             value = list(value)
         if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
-            raise self.make_field_error(name, f"a list of {getattr(kind, '__name__', 'number')}", value)
+            raise self.make_field_error(
+                name, f"a list of {getattr(kind, '__name__', 'number')}", value
+            )
         if len(value) > MAX_LAYERS:
             raise self.make_field_error(name, f"at most {MAX_LAYERS:,} entries", value)
         if count is not None and value and len(value) < count:

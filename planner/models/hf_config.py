@@ -1,7 +1,7 @@
 """Any `config.json` to an `Architecture`: which kind every layer is, then its weights from the building blocks.
 
-Families differ by a table of class facts, `catalogs/families.yaml`, and a layer from its siblings by a few changed
-fields; not by code.
+Families differ by a table of class facts, `catalogs/families.yaml`, and a layer from its siblings
+by a few changed fields; not by code.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,8 +55,8 @@ def load_model_families() -> dict[str, dict[str, Any]]:
 def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") -> ModelArchitecture:
     """The architecture that a `config.json` describes.
 
-    Raises `PlannerError` with the field's name when one is missing or impossible; what had to be assumed is in the
-    result's `warnings`.
+    Raises `PlannerError` with the field's name when one is missing or impossible; what had to be
+    assumed is in the result's `warnings`.
     """
     if not isinstance(config, Mapping):
         raise PlannerError(f"{location}: expected a mapping of fields, got {type(config).__name__}")
@@ -66,12 +66,16 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
             "unplanned", "encoder-decoder models are not planned for; a decoder-only model would be"
         )
         raise PlannerError(f"{location}, field model_type: {reason}")
-    nested = next((key for key in ("text_config", "llm_config", "language_config") if top.get_nested(key)), None)
+    nested = next(
+        (key for key in ("text_config", "llm_config", "language_config") if top.get_nested(key)),
+        None,
+    )
     c = top
     if nested:
         inner, own = top.get_nested(nested) or {}, f"{top.get_or_default('model_type')}_text"
         c = _open_config(
-            {"model_type": own, **inner} if own in load_model_families() else inner, f"{location}, {nested}"
+            {"model_type": own, **inner} if own in load_model_families() else inner,
+            f"{location}, {nested}",
         )
     hidden, vocab = c.read_int("hidden_size"), c.read_int("vocab_size", most=2**24)
     tied = (top if "tie_word_embeddings" in top.config else c).read_bool("tie_word_embeddings")
@@ -91,7 +95,9 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
         vision_towers=_build_vision_towers(top, hidden),
         mtp_layers=_build_mtp_layers(c, hidden, kinds),
         tied=tied,
-        warnings=tuple(dict.fromkeys(top.warnings + c.warnings)),  # last: building the rest adds to them
+        warnings=tuple(
+            dict.fromkeys(top.warnings + c.warnings)
+        ),  # last: building the rest adds to them
     )
 
 
@@ -103,12 +109,17 @@ def _open_config(config: Mapping[str, Any], location: str) -> ConfigReader:
     for part in fields.traits.get("nested", ()):
         fields.config = {**fields.config, **(fields.get_nested(part) or {})}
     if known is None:
-        note = f"{location}: model_type {model_type!r} is not a known family; planned from its generic fields"
+        note = (
+            f"{location}: model_type {model_type!r} is not a known family; planned from its generic"
+            " fields"
+        )
         fields.warnings.append(note)
     for alternatives in fields.traits.get("needs", ()):
         if all(fields.get_explicit(name) is None for name in alternatives.split("|")):
             missing = alternatives.replace("|", " or ")
-            raise PlannerError(f"{location}: field {missing} is missing, and a {model_type} model has it")
+            raise PlannerError(
+                f"{location}: field {missing} is missing, and a {model_type} model has it"
+            )
     if (
         fields.traits.get("vision")
         and fields.get_explicit("vision_config") is None
@@ -120,7 +131,12 @@ def _open_config(config: Mapping[str, Any], location: str) -> ConfigReader:
 
 _ENCODER_PARAMETERS_FIELD = "encoder_parameters"
 """The catalog's own field: how many parameters the encoders have where their kind has no builder."""
-_PER_LAYER_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads")
+_PER_LAYER_FIELDS = (
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "n_shared_experts",
+    "num_key_value_heads",
+)
 """Fields that some files give as a list with one value a layer."""
 _LAYER_TYPE_NAMES: Mapping[str, str] = CONFIG_FIELD_CATALOG["layers"]
 """What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
@@ -131,7 +147,8 @@ LayerKind = tuple[str, str, tuple[tuple[str, Any], ...]]
 def _classify_layers(c: ConfigReader) -> list[LayerKind]:
     """(mixer, feed-forward, changed fields) of every layer.
 
-    Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks dense, moe and none.
+    Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks
+    dense, moe and none.
     """
     pattern = c.read_list("hybrid_override_pattern", str) or c.read_list("layers_block_type", str)
     count = c.read_int("num_hidden_layers", most=MAX_LAYERS) if not pattern else len(pattern)
@@ -141,22 +158,32 @@ def _classify_layers(c: ConfigReader) -> list[LayerKind]:
         name, *more = mixer.split()
         ffn = more[0] if more and name != "compressed" else ffns[index]
         changes = _collect_layer_overrides(c, index, count, mixer)
-        if nested := next((key for key, value in changes.items() if isinstance(value, dict | list)), None):
+        if nested := next(
+            (key for key, value in changes.items() if isinstance(value, dict | list)), None
+        ):
             got = f"{changes[nested]!r:.50}"
-            raise PlannerError(f"{c.where}, field {nested} of layer {index}: expected one value, got {got}")
+            raise PlannerError(
+                f"{c.where}, field {nested} of layer {index}: expected one value, got {got}"
+            )
         kinds.append((changes.pop("mixer", name), changes.pop("ffn", ffn), tuple(changes.items())))
     return kinds
 
 
 def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[str]:
-    for field, stated in (("layer_types", c.read_list("layer_types", str, count)), ("layers_block_type", pattern)):
+    for field, stated in (
+        ("layer_types", c.read_list("layer_types", str, count)),
+        ("layers_block_type", pattern),
+    ):
         if stated:
             for name in stated:
                 if name not in _LAYER_TYPE_NAMES:
-                    raise c.make_field_error(field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", name)
+                    raise c.make_field_error(
+                        field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", name
+                    )
             single = c.read_bool("single_blocks")
             return [
-                _LAYER_TYPE_NAMES[name] + (" none" if single and " " not in _LAYER_TYPE_NAMES[name] else "")
+                _LAYER_TYPE_NAMES[name]
+                + (" none" if single and " " not in _LAYER_TYPE_NAMES[name] else "")
                 for name in stated
             ]
     if c.get_nested("linear_attn_config"):
@@ -171,9 +198,9 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
     if (period := c.read_int("attn_layer_period", 0, least=0)) > 0:
         offset = c.read_int("attn_layer_offset", 0, least=0)
         return ["full" if index % period == offset else "recurrent" for index in range(count)]
-    if (chosen := c.read_list("attn_layer_indices", int) or c.read_list("full_attn_idxs", int)) or c.has_field(
-        "attn_layer_indices"
-    ):
+    if (
+        chosen := c.read_list("attn_layer_indices", int) or c.read_list("full_attn_idxs", int)
+    ) or c.has_field("attn_layer_indices"):
         return ["full" if index in chosen else "recurrent" for index in range(count)]
     if mixer := c.read_text_field("mixer"):
         return [mixer] * count
@@ -184,8 +211,12 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
 
 def _classify_windows(c: ConfigReader, count: int) -> list[str]:
     """Which attention layers see a window only."""
-    if c.get_or_default("attention_chunk_size") is not None and (cycle := c.read_int("layer_cycle", 0, least=0)):
-        rotary = c.read_list("no_rope_layers", int) or [(index + 1) % cycle for index in range(count)]
+    if c.get_or_default("attention_chunk_size") is not None and (
+        cycle := c.read_int("layer_cycle", 0, least=0)
+    ):
+        rotary = c.read_list("no_rope_layers", int) or [
+            (index + 1) % cycle for index in range(count)
+        ]
         return ["chunked" if turned else "full" for turned in rotary[:count]]
     if c.get_or_default("sliding_window") is None or (
         c.read_bool("sliding_off") and not c.read_bool("use_sliding_window")
@@ -200,7 +231,9 @@ def _classify_windows(c: ConfigReader, count: int) -> list[str]:
             raise c.make_field_error(
                 "sliding_window_pattern", "a number, or L for local and G for global layers", stated
             )
-        return ["full" if stated[index % len(stated)] == "G" else "sliding" for index in range(count)]
+        return [
+            "full" if stated[index % len(stated)] == "G" else "sliding" for index in range(count)
+        ]
     cycle = c.read_int("sliding_window_pattern", c.read_int("layer_cycle", 0, least=0), least=0)
     return ["full" if cycle and (index + 1) % cycle == 0 else "sliding" for index in range(count)]
 
@@ -209,7 +242,9 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
     """dense or moe for every layer."""
     if ffn := c.read_text_field("ffn"):
         return [ffn] * count
-    if not c.read_int("num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16):
+    if not c.read_int(
+        "num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16
+    ):
         return ["dense"] * count
     if stated := c.read_list("mlp_layer_types", str, count):
         return ["dense" if kind == "dense" else "moe" for kind in stated]
@@ -223,7 +258,8 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
     last = c.read_int("moe_layer_end_index", count - 1, least=-1)
     last = count - 1 if last == -1 else last
     step = c.read_int(
-        "decoder_sparse_step", c.read_int("moe_layer_interval", c.read_int("interleave_moe_layer_step", 1))
+        "decoder_sparse_step",
+        c.read_int("moe_layer_interval", c.read_int("interleave_moe_layer_step", 1)),
     )
     period, offset = (
         c.read_int("expert_layer_period", c.read_int("moe_layer_freq", 1)),
@@ -231,7 +267,10 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
     )
     dense = c.read_list("mlp_only_layers", int)
     routed = [
-        first <= index <= last and (index + 1) % step == 0 and (index - offset) % period == 0 and index not in dense
+        first <= index <= last
+        and (index + 1) % step == 0
+        and (index - offset) % period == 0
+        and index not in dense
         for index in range(count)
     ]
     return ["moe" if is_moe else "dense" for is_moe in routed]
@@ -240,7 +279,9 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
 def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str) -> dict[str, Any]:
     """The fields in which layer `index` differs from what the configuration says of all."""
     lists = {
-        name: c.read_list(name, int, count) for name in _PER_LAYER_FIELDS if isinstance(c.get_explicit(name), list)
+        name: c.read_list(name, int, count)
+        for name in _PER_LAYER_FIELDS
+        if isinstance(c.get_explicit(name), list)
     }
     changes: dict[str, Any] = {name: values[index] for name, values in lists.items() if values}
     if mixer == "sliding":
@@ -248,13 +289,17 @@ def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str
                    "v_head_dim") if c.has_field(f"swa_{name}")}  # fmt: skip
         changes |= {"sinks": True} if c.read_bool("add_swa_attention_sink_bias") else {}
         changes |= {
-            key: value for key, value in (c.get_nested("attention_other_setting") or {}).items() if "num" in key
+            key: value
+            for key, value in (c.get_nested("attention_other_setting") or {}).items()
+            if "num" in key
         }
     if mixer == "full" and c.get_or_default("global_head_dim") is not None:
         changes["head_dim"] = c.read_int("global_head_dim")
         if c.read_bool("attention_k_eq_v"):
             changes["key_is_value"] = True
-            changes["num_key_value_heads"] = c.read_int("num_global_key_value_heads", c.read_int("num_key_value_heads"))
+            changes["num_key_value_heads"] = c.read_int(
+                "num_global_key_value_heads", c.read_int("num_key_value_heads")
+            )
     if index >= count - c.read_int("num_kv_shared_layers", 0, least=0):
         changes["stores_kv"] = False
         if c.read_bool("use_double_wide_mlp"):
@@ -263,8 +308,14 @@ def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str
         kinds = c.read_list("indexer_types", str, count)
         changes["indexer"] = kinds[index] if kinds else "full"
     sparse = c.read_nested("sparse_attention_config")
-    if mixer == "full" and (chosen := sparse.read_list("sparse_attention_freq", int, count)) and chosen[index]:
-        changes |= {name: sparse.read_int(f"sparse_{name}") for name in ("num_index_heads", "index_dim")}
+    if (
+        mixer == "full"
+        and (chosen := sparse.read_list("sparse_attention_freq", int, count))
+        and chosen[index]
+    ):
+        changes |= {
+            name: sparse.read_int(f"sparse_{name}") for name in ("num_index_heads", "index_dim")
+        }
     changes |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
     if mixer.startswith("compressed"):
         changes["compress_ratio"] = int(mixer.split()[1])
@@ -273,31 +324,42 @@ def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str
     return changes
 
 
-def _collect_nas_overrides(c: ConfigReader, block: Mapping[str, Any], location: str) -> dict[str, Any]:
+def _collect_nas_overrides(
+    c: ConfigReader, block: Mapping[str, Any], location: str
+) -> dict[str, Any]:
     """Changes of one layer that a neural architecture search has chosen (Nemotron-NAS, DeciLM)."""
     fields = ConfigReader(block, {}, f"{c.where}, {location}")
     attention, ffn = fields.read_nested("attention"), fields.read_nested("ffn")
     if attention.read_bool("replace_with_linear") or ffn.read_bool("replace_with_linear"):
         raise PlannerError(
-            f"{c.where}, {location}: replace_with_linear is not planned for; attention or no_op would be"
+            f"{c.where}, {location}: replace_with_linear is not planned for; attention or no_op"
+            " would be"
         )
     changes: dict[str, Any] = {"norms": 2 - attention.read_bool("no_op") - ffn.read_bool("no_op")}
     if attention.read_bool("no_op"):
         changes["mixer"] = "none"
     else:
-        changes["num_key_value_heads"] = c.read_int("num_attention_heads") // attention.read_int("n_heads_in_group")
+        changes["num_key_value_heads"] = c.read_int("num_attention_heads") // attention.read_int(
+            "n_heads_in_group"
+        )
     if ffn.read_bool("no_op"):
         changes["ffn"] = "none"
     else:
         multiple = ffn.get_or_default("ffn_mult")
         if not isinstance(multiple, int | float) or not 0 < multiple < 100:
             raise ffn.make_field_error("ffn_mult", "a number between 0 and 100", multiple)
-        changes["intermediate_size"] = -(-int(2 * multiple * c.read_int("hidden_size") / 3) // 256) * 256
+        changes["intermediate_size"] = (
+            -(-int(2 * multiple * c.read_int("hidden_size") / 3) // 256) * 256
+        )
     return changes
 
 
 def _build_layer(
-    c: ConfigReader, hidden: int, mixer_kind: str, ffn_kind: str, changes: tuple[tuple[str, Any], ...]
+    c: ConfigReader,
+    hidden: int,
+    mixer_kind: str,
+    ffn_kind: str,
+    changes: tuple[tuple[str, Any], ...],
 ) -> DecoderLayer:
     c = c.override(dict(changes)) if changes else c
     mixer: SequenceMixer | None = None
@@ -310,7 +372,9 @@ def _build_layer(
         kind = c.read_text_field("recurrent")
         if kind not in RECURRENT_MIXER_BUILDERS:
             raise c.make_field_error(
-                "model_type", "a family whose recurrent layers are known", c.get_or_default("model_type")
+                "model_type",
+                "a family whose recurrent layers are known",
+                c.get_or_default("model_type"),
             )
         state, weights = RECURRENT_MIXER_BUILDERS[kind](c, hidden)
         mixer = state
@@ -318,23 +382,33 @@ def _build_layer(
         mixer, weights = blocks.build_latent_attention(c, hidden)
     elif mixer_kind in ("full", "sliding", "chunked", "both"):
         extra = mixer if isinstance(mixer, RecurrentMixer) else None
-        mixer, more = blocks.build_attention(c, hidden, "full" if mixer_kind == "both" else mixer_kind)
+        mixer, more = blocks.build_attention(
+            c, hidden, "full" if mixer_kind == "both" else mixer_kind
+        )
         weights += more
     if ffn_kind != "none":
-        ffn, more = (blocks.build_moe_block if ffn_kind == "moe" else blocks.build_dense_mlp)(c, hidden)
+        ffn, more = (blocks.build_moe_block if ffn_kind == "moe" else blocks.build_dense_mlp)(
+            c, hidden
+        )
         weights += more
     alone = "none" in (mixer_kind, ffn_kind) or (
         c.read_bool("parallel_attn") and not c.read_bool("new_decoder_architecture")
     )
     count = c.read_int("norms", 1 if alone else 2, least=0)
-    weights += blocks.build_norms(c, hidden, count + (c.read_int("moe_norms", 0) if ffn_kind == "moe" else 0))
+    weights += blocks.build_norms(
+        c, hidden, count + (c.read_int("moe_norms", 0) if ffn_kind == "moe" else 0)
+    )
     if narrow := c.read_int("hidden_size_per_layer_input", 0, least=0):
         weights += blocks.build_linear("per_layer_input_gate", narrow, hidden, "replicated", "norm")
         weights += blocks.build_linear("per_layer_projection", hidden, narrow, "replicated", "norm")
         weights += blocks.build_vector("post_per_layer_input_norm", hidden)
-    if streams := c.read_int("hc_mult", 0, least=0):  # hyper-connections before attention and feed-forward
+    if streams := c.read_int(
+        "hc_mult", 0, least=0
+    ):  # hyper-connections before attention and feed-forward
         mixing = (2 + streams) * streams
-        weights += 2 * (WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, stored_bits=32),)
+        weights += 2 * (
+            WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, stored_bits=32),
+        )
         weights += blocks.build_vector("hc.base", 2 * (mixing + 3), bits=32)
     return DecoderLayer(mixer, ffn, weights, extra)
 
@@ -343,27 +417,46 @@ def _build_embedding_and_head(
     c: ConfigReader, hidden: int, vocab: int, layers: int, tied: bool
 ) -> tuple[WeightTensor, ...]:
     """Embeddings, final norm and head."""
-    ends: tuple[WeightTensor, ...] = (WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),)
+    ends: tuple[WeightTensor, ...] = (
+        WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),
+    )
     ends += blocks.build_norms(c, hidden, c.read_int("final_norms", 1, least=0))
     if not tied:
         ends += blocks.build_linear(
-            "lm_head", vocab, hidden, "vocab", "lm_head", c.read_bool("lm_head_bias", c.read_bool("head_bias"))
+            "lm_head",
+            vocab,
+            hidden,
+            "vocab",
+            "lm_head",
+            c.read_bool("lm_head_bias", c.read_bool("head_bias")),
         )
     if "position_offset" in c.traits:
         rows = c.read_int("max_position_embeddings") + c.read_int("position_offset", 0, least=0)
         ends += (WeightTensor("embed_positions", rows, hidden, part="embedding", linear=False),)
     if narrow := c.read_int("hidden_size_per_layer_input", 0, least=0):
         rows = c.read_int("vocab_size_per_layer_input", vocab, most=2**24)
-        ends += (WeightTensor("embed_tokens_per_layer", rows, layers * narrow, "vocab", "embedding", linear=False),)
-        ends += blocks.build_linear("per_layer_model_projection", layers * narrow, hidden, "column", "embedding")
+        ends += (
+            WeightTensor(
+                "embed_tokens_per_layer", rows, layers * narrow, "vocab", "embedding", linear=False
+            ),
+        )
+        ends += blocks.build_linear(
+            "per_layer_model_projection", layers * narrow, hidden, "column", "embedding"
+        )
         ends += blocks.build_vector("per_layer_projection_norm", narrow)
     if streams := c.read_int("hc_mult", 0, least=0):
-        ends += (WeightTensor("hc_head", streams, streams * hidden, part="norm", linear=False, stored_bits=32),)
+        ends += (
+            WeightTensor(
+                "hc_head", streams, streams * hidden, part="norm", linear=False, stored_bits=32
+            ),
+        )
         ends += blocks.build_vector("hc_head.base", streams + 1, bits=32)
     return ends
 
 
-def _build_rotary_tables(c: ConfigReader, layers: Iterable[DecoderLayer]) -> tuple[WeightTensor, ...]:
+def _build_rotary_tables(
+    c: ConfigReader, layers: Iterable[DecoderLayer]
+) -> tuple[WeightTensor, ...]:
     """The cosine and sine tables that engines keep on every GPU: positions by rotary dimension, per kind of layer."""
     if c.read_bool("no_rope"):
         return ()
@@ -372,12 +465,20 @@ def _build_rotary_tables(c: ConfigReader, layers: Iterable[DecoderLayer]) -> tup
     for mixer in (layer.mixer for layer in layers):
         if mixer is None or isinstance(mixer, RecurrentMixer):
             continue
-        local = c.read_bool("local_rope") and mixer.window is not None and getattr(mixer, "compress", 0) == 0
+        local = (
+            c.read_bool("local_rope")
+            and mixer.window is not None
+            and getattr(mixer, "compress", 0) == 0
+        )
         rope = stated.get("sliding_attention" if local else "full_attention", stated)
-        r = ConfigReader(rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters")
+        r = ConfigReader(
+            rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters"
+        )
         kind, dim = r.read_text_field("rope_type", r.read_text_field("type")), mixer.rotary_dim
         if isinstance(mixer, GroupedQueryAttention) and kind != "proportional":
-            partial = c.read_fraction("partial_rotary_factor", r.read_fraction("partial_rotary_factor", 1))
+            partial = c.read_fraction(
+                "partial_rotary_factor", r.read_fraction("partial_rotary_factor", 1)
+            )
             dim = c.read_int("rotary_dim", int(dim * partial))
         positions = c.read_int("max_position_embeddings", 0, least=0, most=2**31)
         if kind == "yarn" and r.get_or_default("original_max_position_embeddings"):
@@ -385,10 +486,19 @@ def _build_rotary_tables(c: ConfigReader, layers: Iterable[DecoderLayer]) -> tup
             positions = round(original * r.read_fraction("factor", 0, 2**16))
         copies = 4 if r.get_or_default("mrope_section") else 1
         tables.add((positions, dim, copies, local))
-    bits, name = c.read_int("rope_bits", None), "mrope_once" if c.read_bool("mrope_once") else "mrope"
+    bits, name = (
+        c.read_int("rope_bits", None),
+        "mrope_once" if c.read_bool("mrope_once") else "mrope",
+    )
     return tuple(
         WeightTensor(
-            name if copies > 1 else "rope", positions, dim, part="engine", copies=copies, linear=False, stored_bits=bits
+            name if copies > 1 else "rope",
+            positions,
+            dim,
+            part="engine",
+            copies=copies,
+            linear=False,
+            stored_bits=bits,
         )
         for positions, dim, copies, _ in sorted(tables)
         if dim
@@ -405,31 +515,47 @@ def _build_vision_towers(top: ConfigReader, hidden: int) -> tuple[WeightTensor, 
         if kind in VISION_TOWER_BUILDERS:
             towers = VISION_TOWER_BUILDERS[kind](top.read_nested("vision_config"), top, hidden)
         else:
-            top.warnings.append(f"{top.where}: the vision tower is of an unknown kind; its weights are not counted")
+            top.warnings.append(
+                f"{top.where}: the vision tower is of an unknown kind; its weights are not counted"
+            )
     if top.get_nested("audio_config"):
         top.warnings.append(f"{top.where}: the audio tower's weights are not counted")
     return towers
 
 
-def _build_mtp_layers(c: ConfigReader, hidden: int, kinds: list[LayerKind]) -> tuple[DecoderLayer, ...]:
+def _build_mtp_layers(
+    c: ConfigReader, hidden: int, kinds: list[LayerKind]
+) -> tuple[DecoderLayer, ...]:
     """Multi-token-prediction layers: a decoder layer each, with a projection of 2 x hidden and three norms."""
     depth = c.read_int("num_nextn_predict_layers", 0, least=0, most=64)
     if not depth:
         return ()
-    pattern = c.read_list("mtp_hybrid_override_pattern", str) or c.read_list("mtp_layers_block_type", str)
+    pattern = c.read_list("mtp_hybrid_override_pattern", str) or c.read_list(
+        "mtp_layers_block_type", str
+    )
     if pattern:
         if unknown := [name for name in pattern if name not in _LAYER_TYPE_NAMES]:
             raise c.make_field_error(
-                "mtp_hybrid_override_pattern", f"entries among {', '.join(_LAYER_TYPE_NAMES)}", unknown[0]
+                "mtp_hybrid_override_pattern",
+                f"entries among {', '.join(_LAYER_TYPE_NAMES)}",
+                unknown[0],
             )
         blocks_ = [f"{_LAYER_TYPE_NAMES[name]} none".split() for name in pattern]
         chosen: list[LayerKind] = [(block[0], block[1], ()) for block in blocks_]
     else:
-        mixer, ffn, changes = next((kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1])
-        own = {"compress_ratio": 0, "indexer": "full"}  # what layers share or compress, an MTP layer does for itself
+        mixer, ffn, changes = next(
+            (kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1]
+        )
+        own = {
+            "compress_ratio": 0,
+            "indexer": "full",
+        }  # what layers share or compress, an MTP layer does for itself
         chosen = [(mixer, ffn, tuple((name, own.get(name, value)) for name, value in changes))]
     first, *rest = (_build_layer(c, hidden, *kind) for kind in chosen)
-    join = blocks.build_linear("mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp") + blocks.build_norms(
-        c, hidden, 3
-    )
-    return (DecoderLayer(first.mixer, first.mlp, first.weights + join, first.extra_mixer), *rest) * depth
+    join = blocks.build_linear(
+        "mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp"
+    ) + blocks.build_norms(c, hidden, 3)
+    return (
+        DecoderLayer(first.mixer, first.mlp, first.weights + join, first.extra_mixer),
+        *rest,
+    ) * depth

@@ -29,7 +29,11 @@ class WeightFormat:
     def compute_matrix_bytes(self, rows: int, cols: int) -> float:
         """Bytes of a `rows` x `cols` matrix with its scales."""
         groups = ceil(rows / (self.group[0] or rows)) * ceil(cols / (self.group[1] or cols))
-        return rows * cols * self.bits / 8 + groups * (self.scale_bytes + self.zero_bits / 8) + cols * self.column_bytes
+        return (
+            rows * cols * self.bits / 8
+            + groups * (self.scale_bytes + self.zero_bits / 8)
+            + cols * self.column_bytes
+        )
 
 
 QUANTIZATION_CATALOG: Mapping[str, Mapping[str, Any]] = read_yaml(CATALOG_DIR / "quantization.yaml")
@@ -38,7 +42,10 @@ WEIGHT_FORMATS = {
     for name, scheme in QUANTIZATION_CATALOG["schemes"].items()
 }
 """Formats by the name that a user may give."""
-_FORMAT_SPELLINGS, _CONTAINER_FORMATS = QUANTIZATION_CATALOG["spellings"], QUANTIZATION_CATALOG["containers"]
+_FORMAT_SPELLINGS, _CONTAINER_FORMATS = (
+    QUANTIZATION_CATALOG["spellings"],
+    QUANTIZATION_CATALOG["containers"],
+)
 
 
 @dataclass(frozen=True)
@@ -46,15 +53,21 @@ class CheckpointQuantization:
     """The formats of a checkpoint: the first whose pattern matches a module's path holds, unless `ignore` does."""
 
     method: str
-    schemes: tuple[tuple[str, WeightFormat], ...] = ()  # (regular expression of module paths, format)
-    ignore: tuple[str, ...] = ()  # module names, globs and `re:` expressions of what stays in the model's dtype
+    schemes: tuple[
+        tuple[str, WeightFormat], ...
+    ] = ()  # (regular expression of module paths, format)
+    ignore: tuple[
+        str, ...
+    ] = ()  # module names, globs and `re:` expressions of what stays in the model's dtype
     kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
     steps: float = 0.0  # that a search of all its expressions in one module's path may take
 
     @property
     def main_format(self) -> WeightFormat | None:
         """The format of most weights; None when nothing is quantized."""
-        return min((scheme for _, scheme in self.schemes), key=lambda scheme: scheme.bits, default=None)
+        return min(
+            (scheme for _, scheme in self.schemes), key=lambda scheme: scheme.bits, default=None
+        )
 
     @property
     def weight_bits(self) -> float:
@@ -67,10 +80,16 @@ class CheckpointQuantization:
         return self.main_format.activation if self.main_format else "bf16"
 
     @cached_property
-    def _compiled_patterns(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], WeightFormat]]]:
+    def _compiled_patterns(
+        self,
+    ) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], WeightFormat]]]:
         """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
-        names = {_strip_wrapper_prefix(pattern) for pattern in self.ignore if _is_plain_name(pattern)}
-        others = [_convert_to_regex(pattern) for pattern in self.ignore if not _is_plain_name(pattern)]
+        names = {
+            _strip_wrapper_prefix(pattern) for pattern in self.ignore if _is_plain_name(pattern)
+        }
+        others = [
+            _convert_to_regex(pattern) for pattern in self.ignore if not _is_plain_name(pattern)
+        ]
         formats = [(re.compile(pattern), scheme) for pattern, scheme in self.schemes]
         return frozenset(names), re.compile("|".join(others) or r"(?!)"), formats
 
@@ -82,18 +101,30 @@ class CheckpointQuantization:
         """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
         if not weight.linear or not self.schemes:
             return None
-        path = (prefix + weight.name).removesuffix("_groups")  # Mamba-2's in_proj, whose groups are split apart
+        path = (prefix + weight.name).removesuffix(
+            "_groups"
+        )  # Mamba-2's in_proj, whose groups are split apart
         if path not in self._format_cache:
             names, others, formats = self._compiled_patterns
             parts = path.split(".")
-            spans = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+            spans = (
+                ".".join(parts[i:j])
+                for i in range(len(parts))
+                for j in range(i + 1, len(parts) + 1)
+            )
             ignored = any(span in names for span in spans) or others.search(path)
             chosen = (scheme for pattern, scheme in formats if pattern.search(path))
             self._format_cache[path] = None if ignored else next(chosen, None)
         return self._format_cache[path]
 
 
-_IGNORE_FIELD_NAMES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
+_IGNORE_FIELD_NAMES = (
+    "ignore",
+    "ignored_layers",
+    "modules_to_not_convert",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+)
 ROUTED_EXPERTS_PATTERN = r"(?:^|\.)experts\."
 """The routed experts, whatever block they lie in."""
 UNQUANTIZED = CheckpointQuantization("none")
@@ -106,14 +137,18 @@ def _parse_format_name(name: str) -> tuple[list[str], str]:
     if not known:
         raise make_unknown_name_error(name, (*WEIGHT_FORMATS, *_FORMAT_SPELLINGS), "quantization")
     return known, max(
-        (_FORMAT_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINER_FORMATS
+        (_FORMAT_SPELLINGS.get(word, word) for word in known),
+        key=lambda key: key not in _CONTAINER_FORMATS,
     )
 
 
-def parse_quantization(name: str, targets: tuple[tuple[str, str], ...] = ()) -> CheckpointQuantization:
+def parse_quantization(
+    name: str, targets: tuple[tuple[str, str], ...] = ()
+) -> CheckpointQuantization:
     """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
 
-    A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints have.
+    A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints
+    have.
     """
     known, key = _parse_format_name(name)
     key = _CONTAINER_FORMATS.get(key, key)
@@ -122,9 +157,13 @@ def parse_quantization(name: str, targets: tuple[tuple[str, str], ...] = ()) -> 
     if "nvfp4" in known and "fp8" in known:
         targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
     parts = targets or ((ROUTED_EXPERTS_PATTERN if key == "mxfp4" else "", key),)
-    ignored = ("lm_head", "mtp*") if WEIGHT_FORMATS[key].bits < 6 and key != "mxfp4" else ("lm_head",)
+    ignored = (
+        ("lm_head", "mtp*") if WEIGHT_FORMATS[key].bits < 6 and key != "mxfp4" else ("lm_head",)
+    )
     return CheckpointQuantization(
-        WEIGHT_FORMATS[key].method, tuple((modules, WEIGHT_FORMATS[part]) for modules, part in parts), ignored
+        WEIGHT_FORMATS[key].method,
+        tuple((modules, WEIGHT_FORMATS[part]) for modules, part in parts),
+        ignored,
     )
 
 
@@ -136,23 +175,34 @@ def is_container_name(name: str) -> bool:
 def matches_stored_format(name: str, stored: CheckpointQuantization) -> bool:
     """A checkpoint in the format `stored` is what `name` asks for, so that an engine told so would load it.
 
-    FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of four-bit floats.
+    FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of
+    four-bit floats.
     """
     known, key = _parse_format_name(name)
     if key == "auto" or not stored.schemes:
         return key in ("auto", "none")
     if key in _CONTAINER_FORMATS or key == "none":
-        return key != "none" and not (key == "compressed_tensors" and stored.method in ("gptq", "awq"))
-    held = {scheme.method for _, scheme in stored.schemes if scheme.bits == stored.weight_bits} | {stored.method}
+        return key != "none" and not (
+            key == "compressed_tensors" and stored.method in ("gptq", "awq")
+        )
+    held = {scheme.method for _, scheme in stored.schemes if scheme.bits == stored.weight_bits} | {
+        stored.method
+    }
     if "nvfp4" in known and "fp8" in known:
         return {"nvfp4", "fp8"} <= {scheme.method for _, scheme in stored.schemes}
-    any_of = {"int4": {"awq", "gptq"}, "nvfp4": {"mxfp4"} if "fp4" in known else set()}.get(key, set())
+    any_of = {"int4": {"awq", "gptq"}, "nvfp4": {"mxfp4"} if "fp4" in known else set()}.get(
+        key, set()
+    )
     if stored.weight_bits == 4 and held & any_of:
         return True
-    return WEIGHT_FORMATS[key].method.removesuffix("_block") in {method.removesuffix("_block") for method in held}
+    return WEIGHT_FORMATS[key].method.removesuffix("_block") in {
+        method.removesuffix("_block") for method in held
+    }
 
 
-def parse_quantization_config(config: Mapping[str, Any], location: str = "config.json") -> CheckpointQuantization:
+def parse_quantization_config(
+    config: Mapping[str, Any], location: str = "config.json"
+) -> CheckpointQuantization:
     """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
     text = config.get("text_config")
     found = config.get("quantization_config") or config.get("compression_config")
@@ -161,7 +211,9 @@ def parse_quantization_config(config: Mapping[str, Any], location: str = "config
     if not found:
         return UNQUANTIZED
     if not isinstance(found, Mapping):
-        raise PlannerError(f"{location}, field quantization_config: expected a mapping, got {found!r:.60}")
+        raise PlannerError(
+            f"{location}, field quantization_config: expected a mapping, got {found!r:.60}"
+        )
     nested = found.get("quantization")
     q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
     ignored: list[str] = []
@@ -169,16 +221,28 @@ def parse_quantization_config(config: Mapping[str, Any], location: str = "config
         if (listed := q.get(key)) is None:
             continue
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-            raise PlannerError(f"{location}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
+            raise PlannerError(
+                f"{location}, quantization_config.{key}: expected a list of names, got"
+                f" {listed!r:.50}"
+            )
         ignored += listed
     groups, layers = q.get("config_groups"), q.get("quantized_layers")
     searched = [pattern for pattern in ignored if not _is_plain_name(pattern)]
-    if isinstance(layers, Mapping) and str(q.get("quant_algo")).upper() == "MIXED_PRECISION" and not groups:
-        formats = _parse_per_layer_formats(layers, f"{location}, quantization_config.quantized_layers")
+    if (
+        isinstance(layers, Mapping)
+        and str(q.get("quant_algo")).upper() == "MIXED_PRECISION"
+        and not groups
+    ):
+        formats = _parse_per_layer_formats(
+            layers, f"{location}, quantization_config.quantized_layers"
+        )
         method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
         searched += {_strip_wrapper_prefix(name) for name in layers}
     elif isinstance(groups, Mapping) and groups:
-        places = {f"{location}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
+        places = {
+            f"{location}, quantization_config.config_groups.{name}": group
+            for name, group in groups.items()
+        }
         formats = tuple(_parse_format_group(group, place) for place, group in places.items())
         searched += [target for group in groups.values() for target in group.get("targets") or ()]
         method = min(formats, key=lambda part: part[1].bits)[1].method
@@ -187,10 +251,17 @@ def parse_quantization_config(config: Mapping[str, Any], location: str = "config
         scheme = _parse_uniform_format(q, location)
         method, head = scheme.method, bool(q.get("lm_head"))
         formats = ((ROUTED_EXPERTS_PATTERN if method == "mxfp4" else "", scheme),)
-        if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
+        if (
+            config.get("expert_dtype") == "fp4"
+        ):  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
             formats = ((ROUTED_EXPERTS_PATTERN, WEIGHT_FORMATS["mxfp4"]), *formats)
-    cache, steps = "fp8" if _has_fp8_kv_scales(q) else None, sum(map(_estimate_regex_steps, searched))
-    return CheckpointQuantization(method, formats, (*ignored, *([] if head else ["lm_head"])), cache, steps)
+    cache, steps = (
+        "fp8" if _has_fp8_kv_scales(q) else None,
+        sum(map(_estimate_regex_steps, searched)),
+    )
+    return CheckpointQuantization(
+        method, formats, (*ignored, *([] if head else ["lm_head"])), cache, steps
+    )
 
 
 def _has_fp8_kv_scales(q: Mapping[str, Any]) -> bool:
@@ -201,25 +272,32 @@ def _has_fp8_kv_scales(q: Mapping[str, Any]) -> bool:
 
 
 _MODELOPT_FORMATS = {
-    "fp8": WEIGHT_FORMATS["fp8"], "fp8_pb_wo": WEIGHT_FORMATS["fp8_block"], "mxfp8": WEIGHT_FORMATS["mxfp8"], "nvfp4": WEIGHT_FORMATS["nvfp4"],
+    "fp8": WEIGHT_FORMATS["fp8"], "fp8_pb_wo": WEIGHT_FORMATS["fp8_block"],
+    "mxfp8": WEIGHT_FORMATS["mxfp8"], "nvfp4": WEIGHT_FORMATS["nvfp4"],
     "w4a16_nvfp4": replace(WEIGHT_FORMATS["nvfp4"], activation="bf16"),
 }  # fmt: skip
 """ModelOpt's names of a layer's format."""
 
 
-def _parse_per_layer_formats(layers: Mapping[str, Any], location: str) -> tuple[tuple[str, WeightFormat], ...]:
+def _parse_per_layer_formats(
+    layers: Mapping[str, Any], location: str
+) -> tuple[tuple[str, WeightFormat], ...]:
     """The formats of a checkpoint that states one for every layer, the narrowest first."""
     modules: dict[str, dict[str, None]] = {}
     for name, layer in layers.items():
         algorithm = str(layer.get("quant_algo") if isinstance(layer, Mapping) else layer).lower()
         if algorithm not in _MODELOPT_FORMATS:
             raise PlannerError(
-                f"{location}.{name}: {make_unknown_name_error(algorithm, _MODELOPT_FORMATS, 'quant_algo')}"
+                f"{location}.{name}:"
+                f" {make_unknown_name_error(algorithm, _MODELOPT_FORMATS, 'quant_algo')}"
             )
         modules.setdefault(algorithm, {})[_strip_wrapper_prefix(name)] = None
     if not modules:
         raise PlannerError(f"{location}: expected the layers and their formats, got none")
-    found = ((_join_patterns(list(names)), _MODELOPT_FORMATS[algorithm]) for algorithm, names in modules.items())
+    found = (
+        (_join_patterns(list(names)), _MODELOPT_FORMATS[algorithm])
+        for algorithm, names in modules.items()
+    )
     return tuple(sorted(found, key=lambda part: part[1].bits))
 
 
@@ -228,9 +306,16 @@ def _parse_uniform_format(q: Mapping[str, Any], location: str) -> WeightFormat:
     method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
     algo = str(q.get("quant_algo") or "").lower()
     block = q.get("weight_block_size")
-    sizes = isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
+    sizes = (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(isinstance(size, int) and size > 0 for size in block)
+    )
     if block is not None and not sizes:
-        raise PlannerError(f"{location}, quantization_config.weight_block_size: expected two sizes, got {block!r:.40}")
+        raise PlannerError(
+            f"{location}, quantization_config.weight_block_size: expected two sizes, got"
+            f" {block!r:.40}"
+        )
     if method in ("fp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8") and algo in ("", "fp8"):
         if block is not None:
             return WeightFormat("fp8_block", 8, "fp8", (block[0], block[1]))
@@ -238,17 +323,30 @@ def _parse_uniform_format(q: Mapping[str, Any], location: str) -> WeightFormat:
     if algo in _MODELOPT_FORMATS or method in ("nvfp4", "mxfp8"):
         return _MODELOPT_FORMATS[algo if algo in _MODELOPT_FORMATS else method]
     if method in ("awq", "gptq", "auto-round", "auto_gptq"):
-        bits, group = q.get("bits", q.get("w_bit", 4)), q.get("group_size", q.get("q_group_size", 128))
+        bits, group = (
+            q.get("bits", q.get("w_bit", 4)),
+            q.get("group_size", q.get("q_group_size", 128)),
+        )
         if bits not in (2, 3, 4, 8) or not isinstance(group, int):
-            raise PlannerError(f"{location}, field quantization_config.bits: expected 2, 3, 4 or 8, got {bits!r:.40}")
+            raise PlannerError(
+                f"{location}, field quantization_config.bits: expected 2, 3, 4 or 8, got"
+                f" {bits!r:.40}"
+            )
         awq = method == "awq"
-        return WeightFormat("awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4)
+        return WeightFormat(
+            "awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4
+        )
     if method == "bitsandbytes":
-        return WEIGHT_FORMATS["bitsandbytes"] if q.get("load_in_4bit", True) else WEIGHT_FORMATS["int8"]
+        return (
+            WEIGHT_FORMATS["bitsandbytes"]
+            if q.get("load_in_4bit", True)
+            else WEIGHT_FORMATS["int8"]
+        )
     if method in WEIGHT_FORMATS:
         return WEIGHT_FORMATS[method]
     raise PlannerError(
-        f"{location}, field quantization_config.quant_method: {make_unknown_name_error(method, WEIGHT_FORMATS, 'method')}"
+        f"{location}, field quantization_config.quant_method:"
+        f" {make_unknown_name_error(method, WEIGHT_FORMATS, 'method')}"
     )
 
 
@@ -256,7 +354,9 @@ def _parse_format_group(group: Any, location: str) -> tuple[str, WeightFormat]:
     """One group of a compressed-tensors or ModelOpt configuration: the modules it targets and their format."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
-        raise PlannerError(f"{location}: expected a mapping with the field weights, got {group!r:.60}")
+        raise PlannerError(
+            f"{location}: expected a mapping with the field weights, got {group!r:.60}"
+        )
     bits, floating = weights.get("num_bits", 8), weights.get("type", "int") == "float"
     size, inputs = weights.get("group_size"), group.get("input_activations")
     strategy = str(weights.get("strategy") or ("group" if size else "tensor"))
@@ -268,16 +368,22 @@ def _parse_format_group(group: Any, location: str) -> tuple[str, WeightFormat]:
             scheme = WeightFormat(scheme.method, 4, "bf16", scheme.group, scheme.scale_bytes)
     elif bits == 8 and (floating or inputs):
         activation = ("fp8" if floating else "int8") if inputs else "bf16"
-        shape = {"channel": (1, 0), "block": (128, 128), "group": (1, size or 0)}.get(strategy, (0, 0))
+        shape = {"channel": (1, 0), "block": (128, 128), "group": (1, size or 0)}.get(
+            strategy, (0, 0)
+        )
         scheme = WeightFormat("fp8" if floating else "int8", 8, activation, shape, 4)
     else:
         symmetric = weights.get("symmetric", True)
-        scheme = WeightFormat("compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits)
+        scheme = WeightFormat(
+            "compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits
+        )
     targets = group.get("targets")
     if targets is None:  # all of them, as in ModelOpt's own groups
         return "", scheme
     if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
-        raise PlannerError(f"{location}, field targets: expected a list of names, got {targets!r:.60}")
+        raise PlannerError(
+            f"{location}, field targets: expected a list of names, got {targets!r:.60}"
+        )
     return ("" if "Linear" in targets else _join_patterns(targets)), scheme
 
 
@@ -298,7 +404,11 @@ def _convert_to_regex(pattern: str) -> str:
     """What is searched in a path for a module's name, a glob or a `re:` expression."""
     if pattern.startswith("re:"):
         return f"(?:{_strip_search_anchors(pattern[3:])})"
-    bare = re.escape(_strip_wrapper_prefix(pattern)).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
+    bare = (
+        re.escape(_strip_wrapper_prefix(pattern))
+        .replace(r"\*", ".*")
+        .replace("mixer", "(?:mixer|self_attn|mlp)")
+    )
     return rf"(?:(?:^|\.){bare}(?:$|\.))"
 
 
@@ -319,7 +429,8 @@ _MAX_MODULE_PATH_CHARS = 60
 def _estimate_regex_steps(pattern: str) -> float:
     """How many steps a search for `pattern` in a module's path may take: the ways in which its parts can be chosen.
 
-    A repetition begins and ends anywhere, a `?` is there or not; what repeats a group, or refers to one, has no bound.
+    A repetition begins and ends anywhere, a `?` is there or not; what repeats a group, or refers to
+    one, has no bound.
     """
     if not pattern.startswith("re:"):
         return comb(_MAX_MODULE_PATH_CHARS + pattern.count("*"), pattern.count("*") + 1)
@@ -331,7 +442,9 @@ def _estimate_regex_steps(pattern: str) -> float:
             warnings.simplefilter("error")
             re.compile(_convert_to_regex(pattern))
     except (re.error, RecursionError, OverflowError, Warning) as error:
-        raise PlannerError(f"quantization_config: {pattern!r:.80} is no regular expression: {error}") from None
+        raise PlannerError(
+            f"quantization_config: {pattern!r:.80} is no regular expression: {error}"
+        ) from None
     repeats, options = (len(re.findall(kind, expression)) for kind in (r"[*+{]", r"(?<!\()\?"))
     alternatives = prod(1 + part.count("|") for part in re.split(r"[()]", expression))
     return 2.0**options * alternatives * comb(_MAX_MODULE_PATH_CHARS + repeats, repeats + 1)

@@ -60,7 +60,9 @@ class Model:
         rows = []
         for index, layer in enumerate(self.architecture.layers):
             prefix = f"layers.{index}."
-            formats = tuple(self.quantization.get_weight_format(weight, prefix) for weight in layer.weights)
+            formats = tuple(
+                self.quantization.get_weight_format(weight, prefix) for weight in layer.weights
+            )
             rows.append(alike.setdefault((layer, formats), prefix))
         return tuple(rows)
 
@@ -80,28 +82,41 @@ def list_models() -> tuple[str, ...]:
 
 def list_model_names() -> tuple[str, ...]:
     """Every name that the catalog knows: its models, their aliases and their variants."""
-    return tuple(name for key, entry in _load_model_catalog()[0].items() for name in entry.list_names(key))
+    return tuple(
+        name for key, entry in _load_model_catalog()[0].items() for name in entry.list_names(key)
+    )
 
 
 def load_model(
-    source: str | Path | Mapping[str, Any], *, quantization: str | None = None, dtype: str | None = None
+    source: str | Path | Mapping[str, Any],
+    *,
+    quantization: str | None = None,
+    dtype: str | None = None,
 ) -> Model:
     """The model called `source`, or described by a path to a `config.json` or by its content; it keeps that name,
     its folder's where that is one.
 
-    Names are looked up in the catalog, in the local Hub cache, as a variant of a catalog model, then on the Hub.
-    `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may become NVFP4 too); for any other it
-    names the format that the checkpoint has, or leads to a published checkpoint that has it, whose name the model then
-    bears. `dtype` overrides what the configuration says. Raises `PlannerError`, also for a `quantization`
-    that contradicts the checkpoint.
+    Names are looked up in the catalog, in the local Hub cache, as a variant of a catalog model,
+    then on the Hub. `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may
+    become NVFP4 too); for any other it names the format that the checkpoint has, or leads to a
+    published checkpoint that has it, whose name the model then bears. `dtype` overrides what the
+    configuration says. Raises `PlannerError`, also for a `quantization` that contradicts the
+    checkpoint.
     """
     if isinstance(source, Mapping):
         model = _build_model(
-            source, validate_unicode_text(source.get("_name_or_path") or source.get("model_type") or "config", "model")
+            source,
+            validate_unicode_text(
+                source.get("_name_or_path") or source.get("model_type") or "config", "model"
+            ),
         )
-    elif isfile(path := Path(validate_unicode_text(source, "model"))) or isfile(path / "config.json"):
+    elif isfile(path := Path(validate_unicode_text(source, "model"))) or isfile(
+        path / "config.json"
+    ):
         where = path.name if isfile(path) else "config.json"
-        model = _build_model(_read_config_file(path), str(source).removesuffix("/config.json"), where)
+        model = _build_model(
+            _read_config_file(path), str(source).removesuffix("/config.json"), where
+        )
     elif str(source).endswith(".json"):
         raise PlannerError(f"model {str(source)!r:.300}: there is no such file")
     elif not str(source).isprintable() or len(str(source)) > 200:
@@ -111,9 +126,18 @@ def load_model(
         model = _look_up_model(str(source))
     if quantization is not None:
         model = _apply_format(quantization, model)
-    if not model.quantization.schemes and (said := _split_format_from_name(model.name)[1]) not in (None, "none"):
-        note = f"{model.name} says {said}, and its configuration states no quantization: planned in {model.dtype}"
-        model = replace(model, warnings=(*model.warnings, f"{note}; add its hf_quant_config.json, or quantization"))
+    if not model.quantization.schemes and (said := _split_format_from_name(model.name)[1]) not in (
+        None,
+        "none",
+    ):
+        note = (
+            f"{model.name} says {said}, and its configuration states no quantization: planned in"
+            f" {model.dtype}"
+        )
+        model = replace(
+            model,
+            warnings=(*model.warnings, f"{note}; add its hf_quant_config.json, or quantization"),
+        )
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPE_BYTES:
             raise make_unknown_name_error(dtype, (*DTYPE_BYTES, "auto"), "dtype")
@@ -131,27 +155,35 @@ def _apply_format(wanted: str, base_model: Model) -> Model:
     if q.matches_stored_format(wanted, stored):
         return base_model
     converted = _convert_quantization(wanted, base_model)
-    if not stored.schemes or (base_model.is_inferred and converted.method == stored.method):  # more than the name said
+    if not stored.schemes or (
+        base_model.is_inferred and converted.method == stored.method
+    ):  # more than the name said
         return replace(base_model, quantization=converted)
     if (
         base_model.is_inferred and q.is_container_name(wanted) and stored.method in ("gptq", "awq")
     ):  # who packed it, the name didn't say
         return replace(base_model, quantization=q.parse_quantization("int4"))
-    if stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8 and converted.method == "nvfp4":
+    if (
+        stored.method in ("fp8", "fp8_block")
+        and stored.weight_bits == 8
+        and converted.method == "nvfp4"
+    ):
         note = (
-            f"{base_model.name} is stored in {stored.method}; planned with all its linear layers converted to {wanted}"
+            f"{base_model.name} is stored in {stored.method}; planned with all its linear layers"
+            f" converted to {wanted}"
         )
         if published := _find_published_checkpoint(wanted, base_model):
             note += f" ({published} keeps some as they were)"
         return replace(base_model, quantization=converted, warnings=(*base_model.warnings, note))
     if published := _find_published_checkpoint(wanted, base_model):
         note = (
-            f"{base_model.name} is stored in {stored.method}; planned as {published}, which is what {wanted} asks for"
+            f"{base_model.name} is stored in {stored.method}; planned as {published}, which is what"
+            f" {wanted} asks for"
         )
         return replace(_build_catalog_model(published), warnings=(*base_model.warnings, note))
     raise PlannerError(
-        f"{base_model.name} is stored in {stored.method}, so quantization {wanted} would be another checkpoint: "
-        f"name that one, or leave quantization out"
+        f"{base_model.name} is stored in {stored.method}, so quantization {wanted} would be another"
+        " checkpoint: name that one, or leave quantization out"
     )
 
 
@@ -167,7 +199,12 @@ def _find_published_checkpoint(wanted: str, base_model: Model) -> str | None:
     bare = _split_format_from_name(base_model.name)[0]
     same = (name for name in list_model_names() if _split_format_from_name(name)[0] == bare)
     return next(
-        (name for name in same if q.matches_stored_format(wanted, _build_catalog_model(name).quantization)), None
+        (
+            name
+            for name in same
+            if q.matches_stored_format(wanted, _build_catalog_model(name).quantization)
+        ),
+        None,
     )
 
 
@@ -175,15 +212,22 @@ def _build_model(config: Mapping[str, Any], name: str, location: str = "config.j
     architecture = parse_hf_config(config, location)
     text = config.get("text_config")
     inner = text if isinstance(text, Mapping) else {}
-    dtype = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype")
+    dtype = (
+        config.get("dtype")
+        or config.get("torch_dtype")
+        or inner.get("dtype")
+        or inner.get("torch_dtype")
+    )
     dtype = str(dtype or "bfloat16").removeprefix("torch.")
-    if dtype not in DTYPE_BYTES or dtype == "float32":  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
+    if (
+        dtype not in DTYPE_BYTES or dtype == "float32"
+    ):  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
         dtype = "bfloat16"
     stored = q.parse_quantization_config(config, location)
     if stored.steps * len(architecture.layers) > MAX_PATTERN_STEPS:
         raise PlannerError(
-            f"{location}, field quantization_config: its expressions of module names may take hours; "
-            "accepted are names, and a few of `.*`, `+` and `?`"
+            f"{location}, field quantization_config: its expressions of module names may take"
+            " hours; accepted are names, and a few of `.*`, `+` and `?`"
         )
     return Model(name, architecture, stored, dtype, architecture.warnings)
 
@@ -230,7 +274,9 @@ def _build_catalog_model(name: str) -> Model:
             return replace(_build_catalog_model(key), name=name)
         overlay = catalog[key].variants[name]
         return _build_model(
-            _merge_configs(_merge_entry_config(key), overlay), name, f"models.yaml, entry {key}, variant {name}"
+            _merge_configs(_merge_entry_config(key), overlay),
+            name,
+            f"models.yaml, entry {key}, variant {name}",
         )
     return _build_model(_merge_entry_config(name), name, f"models.yaml, entry {name}")
 
@@ -242,7 +288,8 @@ def _merge_entry_config(key: str) -> dict[str, Any]:
     while (base := chain[-1].base) is not None:
         if base not in catalog or len(chain) > 8:
             raise PlannerError(
-                f"models.yaml, entry {key}, field base: {make_unknown_name_error(base, catalog, 'model')}"
+                f"models.yaml, entry {key}, field base:"
+                f" {make_unknown_name_error(base, catalog, 'model')}"
             )
         chain.append(catalog[base])
     config: dict[str, Any] = {}
@@ -256,7 +303,11 @@ def _merge_configs(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[st
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping) and key != "quantization_config":
+        if (
+            isinstance(value, Mapping)
+            and isinstance(below, Mapping)
+            and key != "quantization_config"
+        ):
             value = _merge_configs(below, value)
         merged[key] = value
     return merged
@@ -265,11 +316,17 @@ def _merge_configs(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[st
 _SUFFIX_PATTERN = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|preview|\d{4})(?=-|$)"
 """What names add that doesn't change any shape."""
 _VERSION_PATTERN = r"-v\d+(\.\d+)?(?=-|$)"
-_OTHER_MODEL_PATTERN = (
-    r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark|draft\w*)\b"
-)
+_OTHER_MODEL_PATTERN = r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark|draft\w*)\b"
 """What follows a known name in the name of something else."""
-_BLOCK_FP8_MAKERS = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "stepfun-ai", "xiaomimimo")
+_BLOCK_FP8_MAKERS = (
+    "qwen",
+    "zai-org",
+    "deepseek-ai",
+    "minimaxai",
+    "moonshotai",
+    "stepfun-ai",
+    "xiaomimimo",
+)
 """Makers whose own FP8 releases scale blocks of 128 x 128; GLM-4's scale channels (vllm-hpu-extension pull 350)."""
 
 
@@ -279,7 +336,9 @@ def _look_up_model(name: str) -> Model:
     if (known := folded.get(_remove_dashes(_normalize_name(name)))) is not None:
         model = _build_catalog_model(known)
         read = (f"{name} is read as {known}",) if name.casefold() != known.casefold() else ()
-        return model if name == known else replace(model, name=name, warnings=(*model.warnings, *read))
+        return (
+            model if name == known else replace(model, name=name, warnings=(*model.warnings, *read))
+        )
     if (config := _read_hub_cache(name)) is not None:
         return _build_model(config, name)
     if (variant := _find_variant(name)) is not None:
@@ -293,14 +352,20 @@ def _look_up_model(name: str) -> Model:
 
 def resolve_repository(name: str) -> str:
     """The Hub repository of the model called `name`, where the catalog knows it by more than its short name."""
-    return name if "/" in name else _load_model_catalog()[1].get(_remove_dashes(_normalize_name(name)), name)
+    return (
+        name
+        if "/" in name
+        else _load_model_catalog()[1].get(_remove_dashes(_normalize_name(name)), name)
+    )
 
 
 @cache
 def _split_format_from_name(name: str) -> tuple[str, str | None]:
     """The folded name without its maker and without what it says of the format, and that format."""
     bare, said = (
-        _normalize_name(name.rstrip("/").removesuffix("/config.json").removesuffix(".json")).split("/")[-1],
+        _normalize_name(name.rstrip("/").removesuffix("/config.json").removesuffix(".json")).split(
+            "/"
+        )[-1],
         None,
     )
     for pattern, spelled in q.QUANTIZATION_CATALOG["in_names"].items():
@@ -325,18 +390,31 @@ def _index_stripped_names() -> dict[str, str]:
 def _find_variant(name: str) -> Model | None:
     """A catalog model under a dressed-up name, or a quantized copy of one: its base, with what the name says.
 
-    NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model (Kimi-K2.6-NVFP4,
-    Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
+    NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model
+    (Kimi-K2.6-NVFP4, Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
     """
     if unknown := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _normalize_name(name)):
-        raise PlannerError(f"{name}: {unknown[1]} checkpoints are not planned for; {', '.join(q.WEIGHT_FORMATS)} are")
+        raise PlannerError(
+            f"{name}: {unknown[1]} checkpoints are not planned for;"
+            f" {', '.join(q.WEIGHT_FORMATS)} are"
+        )
     bare, wanted = _split_format_from_name(name)
-    if wanted == "fp8" and _normalize_name(name).split("/")[0] in _BLOCK_FP8_MAKERS and not bare.startswith("glm-4"):
+    if (
+        wanted == "fp8"
+        and _normalize_name(name).split("/")[0] in _BLOCK_FP8_MAKERS
+        and not bare.startswith("glm-4")
+    ):
         wanted = "fp8_block"
     plain, undressed = re.sub(_SUFFIX_PATTERN, "", bare), _index_stripped_names()
     squashed = {_remove_dashes(alias): known for alias, known in undressed.items()}
-    exact = _load_model_catalog()[1].get(_remove_dashes(bare)) or squashed.get(_remove_dashes(plain))
-    begins = [alias for alias in undressed if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)]
+    exact = _load_model_catalog()[1].get(_remove_dashes(bare)) or squashed.get(
+        _remove_dashes(plain)
+    )
+    begins = [
+        alias
+        for alias in undressed
+        if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)
+    ]
     longest = max(begins, key=len, default="")
     if exact is None and (not longest or re.match(_OTHER_MODEL_PATTERN, plain[len(longest) + 1 :])):
         return None
@@ -345,13 +423,19 @@ def _find_variant(name: str) -> Model | None:
     derived = "planned as" if exact else "taken for a derivative of"
     note, quantization = f"{name} is not in the catalog; {derived} {known}", base.quantization
     bits = q.parse_quantization(wanted).weight_bits if wanted else 0
-    if wanted is not None and not (q.matches_stored_format(wanted, quantization) and bits == quantization.weight_bits):
+    if wanted is not None and not (
+        q.matches_stored_format(wanted, quantization) and bits == quantization.weight_bits
+    ):
         targets: tuple[tuple[str, str], ...] = ()
         if wanted == "nvfp4" and base.architecture.is_moe:
             targets = ((q.ROUTED_EXPERTS_PATTERN, "nvfp4"),)
         elif wanted == "nvfp4" and base.architecture.is_hybrid:
             targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
-        quantization = q.parse_quantization(wanted, targets) if targets else _convert_quantization(wanted, base)
+        quantization = (
+            q.parse_quantization(wanted, targets)
+            if targets
+            else _convert_quantization(wanted, base)
+        )
         stored = "16-bit" if wanted == "none" else wanted
         note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
     warnings = (*base.warnings, note)
@@ -373,7 +457,9 @@ def _check_hub_reachable() -> bool:
     from huggingface_hub import constants
 
     try:
-        socket.create_connection((urlsplit(constants.ENDPOINT).hostname or "", 443), timeout=2).close()
+        socket.create_connection(
+            (urlsplit(constants.ENDPOINT).hostname or "", 443), timeout=2
+        ).close()
     except OSError:
         return False
     return not constants.HF_HUB_OFFLINE

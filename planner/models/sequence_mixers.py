@@ -4,7 +4,12 @@ from collections.abc import Callable
 
 from planner.models.architecture import LatentAttention, RecurrentMixer, WeightTensor
 from planner.models.config_reader import ConfigReader
-from planner.models.transformer_blocks import WeightTensors, build_linear, build_vector, join_weights
+from planner.models.transformer_blocks import (
+    WeightTensors,
+    build_linear,
+    build_vector,
+    join_weights,
+)
 
 RECURRENT_PART = "linear_ssm"
 
@@ -13,19 +18,25 @@ def _get_state_element_bytes(c: ConfigReader, default: str = "auto") -> int:
     """Bytes of a recurrent state element: vLLM keeps it in the model's dtype unless the configuration says FP32."""
     return (
         4
-        if c.read_text_field("mamba_ssm_dtype", c.read_text_field("mamba_ssm_cache_dtype", default)) == "float32"
+        if c.read_text_field("mamba_ssm_dtype", c.read_text_field("mamba_ssm_cache_dtype", default))
+        == "float32"
         else 2
     )
 
 
 def build_gated_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Gated delta rule of Qwen3-Next and Qwen3.5 (arXiv 2412.06464)."""
-    key_heads, value_heads = c.read_int("linear_num_key_heads"), c.read_int("linear_num_value_heads")
+    key_heads, value_heads = (
+        c.read_int("linear_num_key_heads"),
+        c.read_int("linear_num_value_heads"),
+    )
     key_dim, value_dim = c.read_int("linear_key_head_dim"), c.read_int("linear_value_head_dim")
     kernel, values = c.read_int("linear_conv_kernel_dim", 4), value_heads * value_dim
     channels, state = 2 * key_heads * key_dim + values, values * key_dim
     width = _get_state_element_bytes(c)
-    mixer = RecurrentMixer("gdn", value_heads, channels, conv_kernel=kernel, state_elements=state, state_width=width)
+    mixer = RecurrentMixer(
+        "gdn", value_heads, channels, conv_kernel=kernel, state_elements=state, state_width=width
+    )
     return mixer, join_weights([
         build_linear("linear_attn.in_proj_qkv", channels, hidden, "column", RECURRENT_PART),
         build_linear("linear_attn.in_proj_z", values, hidden, "column", RECURRENT_PART),
@@ -43,7 +54,9 @@ def build_kimi_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
     """Kimi Delta Attention (arXiv 2510.26692)."""
     if c.get_nested("linear_attn_config"):  # the first release's form
         linear = c.read_nested("linear_attn_config")
-        heads, dim, kernel = (linear.read_int(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size"))
+        heads, dim, kernel = (
+            linear.read_int(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")
+        )
     else:
         heads, dim = c.read_int("linear_num_heads"), c.read_int("linear_head_dim")
         kernel = c.read_int("linear_conv_kernel_dim", 4)
@@ -91,9 +104,15 @@ def build_mamba1(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTe
     """Mamba (arXiv 2312.00752), with Jamba's norms where the family has them."""
     inner = c.read_int("mamba_expand", 2) * hidden
     state, kernel = c.read_int("ssm_state_size", 16), c.read_int("conv_kernel", 4)
-    rank = -(-hidden // 16) if c.get_or_default("time_step_rank", "auto") == "auto" else c.read_int("time_step_rank")
+    rank = (
+        -(-hidden // 16)
+        if c.get_or_default("time_step_rank", "auto") == "auto"
+        else c.read_int("time_step_rank")
+    )
     width = _get_state_element_bytes(c)
-    mixer = RecurrentMixer("mamba1", 1, inner, conv_kernel=kernel, state_elements=inner * state, state_width=width)
+    mixer = RecurrentMixer(
+        "mamba1", 1, inner, conv_kernel=kernel, state_elements=inner * state, state_width=width
+    )
     normed = (("dt", rank), ("b", state), ("c", state)) if c.read_bool("mamba_inner_norms") else ()
     return mixer, join_weights([
         build_linear("mamba.in_proj", 2 * inner, hidden, "column", RECURRENT_PART, c.read_bool("use_bias")),
@@ -112,7 +131,9 @@ def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMi
     """Lightning attention of MiniMax-01 and M1 (arXiv 2501.08313)."""
     heads = c.read_int("num_attention_heads", most=2**14)
     dim = c.read_int("head_dim", hidden // heads)
-    mixer = RecurrentMixer("lightning", heads, state_elements=heads * dim * dim, state_width=2)  # in the model's dtype
+    mixer = RecurrentMixer(
+        "lightning", heads, state_elements=heads * dim * dim, state_width=2
+    )  # in the model's dtype
     return mixer, join_weights([
         build_linear("self_attn.qkv_proj", 3 * heads * dim, hidden, "column", RECURRENT_PART),
         build_linear("self_attn.output_gate", heads * dim, hidden, "column", RECURRENT_PART),
@@ -132,7 +153,8 @@ def build_short_conv(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
 
 
 RECURRENT_MIXER_BUILDERS: dict[str, Callable[[ConfigReader, int], tuple[RecurrentMixer, WeightTensors]]] = {
-    "gdn": build_gated_delta, "kda": build_kimi_delta, "mamba1": build_mamba1, "mamba2": build_mamba2, "lightning": build_lightning_attention,
+    "gdn": build_gated_delta, "kda": build_kimi_delta, "mamba1": build_mamba1,
+    "mamba2": build_mamba2, "lightning": build_lightning_attention,
     "short_conv": build_short_conv,
 }  # fmt: skip
 """Builders by the name that families give their recurrent mixer."""
@@ -143,18 +165,33 @@ def build_compressed_attention(
 ) -> tuple[LatentAttention, RecurrentMixer | None, WeightTensors]:
     """DeepSeek-V4: a sliding window of latents, and beside it one latent per 4 or 128 tokens.
 
-    The compressor's running sums are a recurrent state in FP32: `ratio` rows of keys and of scores, twice the rows
-    and the width where windows of 4 overlap.
+    The compressor's running sums are a recurrent state in FP32: `ratio` rows of keys and of scores,
+    twice the rows and the width where windows of 4 overlap.
     """
-    heads, dim, rope = c.read_int("num_attention_heads"), c.read_int("head_dim"), c.read_int("qk_rope_head_dim")
+    heads, dim, rope = (
+        c.read_int("num_attention_heads"),
+        c.read_int("head_dim"),
+        c.read_int("qk_rope_head_dim"),
+    )
     q_rank, ratio = c.read_int("q_lora_rank"), c.read_int("compress_ratio", least=0)
     groups, o_rank = c.read_int("o_groups"), c.read_int("o_lora_rank")
     if ratio not in (0, 4, 128):
         raise c.make_field_error("compress_ratios", "entries among 0, 4 and 128", ratio)
-    index_heads, index_dim = (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if ratio == 4 else (0, 0)
+    index_heads, index_dim = (
+        (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if ratio == 4 else (0, 0)
+    )
     window = c.read_int("sliding_window", most=2**31)
     mixer = LatentAttention(
-        heads, dim - rope, dim - rope, rope, dim, index_heads, index_dim, ratio == 4, window, compress=ratio
+        heads,
+        dim - rope,
+        dim - rope,
+        rope,
+        dim,
+        index_heads,
+        index_dim,
+        ratio == 4,
+        window,
+        compress=ratio,
     )
     weights = join_weights([
         build_linear("self_attn.q_a_proj", q_rank, hidden, "replicated", "attention"),
@@ -175,10 +212,23 @@ def build_compressed_attention(
         weights += (
             WeightTensor(f"self_attn.{name}.kv_proj", rows, hidden, part="indexer", linear=False),
             WeightTensor(f"self_attn.{name}.gate_proj", rows, hidden, part="indexer", linear=False),
-            WeightTensor(f"self_attn.{name}.position_bias", ratio, rows, part="indexer", linear=False, stored_bits=32),
+            WeightTensor(
+                f"self_attn.{name}.position_bias",
+                ratio,
+                rows,
+                part="indexer",
+                linear=False,
+                stored_bits=32,
+            ),
             *build_vector(f"self_attn.{name}.kv_norm", width, "indexer"),
         )
     if ratio == 4:
-        weights += build_linear("self_attn.indexer.wq_b", index_heads * index_dim, q_rank, "replicated", "indexer")
-        weights += (WeightTensor("self_attn.indexer.weights_proj", index_heads, hidden, part="indexer", linear=False),)
+        weights += build_linear(
+            "self_attn.indexer.wq_b", index_heads * index_dim, q_rank, "replicated", "indexer"
+        )
+        weights += (
+            WeightTensor(
+                "self_attn.indexer.weights_proj", index_heads, hidden, part="indexer", linear=False
+            ),
+        )
     return mixer, RecurrentMixer("compressor", state_elements=state) if state else None, weights

@@ -1,6 +1,7 @@
 """Building blocks of decoders: the weights of attention, feed-forward blocks and experts.
 
-Shapes follow the Hugging Face modelling code of each family (transformers 5.23), sharding follows vLLM 0.33's layers.
+Shapes follow the Hugging Face modelling code of each family (transformers 5.23), sharding follows
+vLLM 0.33's layers.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,14 @@ def join_weights(parts: Iterable[WeightTensors]) -> WeightTensors:
 
 
 def build_linear(
-    name: str, rows: int, cols: int, shard: ShardingKind, part: str, bias: bool = False, copies: int = 1, units: int = 1
+    name: str,
+    rows: int,
+    cols: int,
+    shard: ShardingKind,
+    part: str,
+    bias: bool = False,
+    copies: int = 1,
+    units: int = 1,
 ) -> WeightTensors:
     """A linear layer of `rows` outputs and `cols` inputs; its bias is split with the outputs."""
     weight = WeightTensor(name, rows, cols, shard, part, copies, units)
@@ -52,27 +60,43 @@ def build_vector(
 
 def build_norms(c: ConfigReader, width: int, count: int) -> WeightTensors:
     """`count` norms over `width` elements."""
-    return join_weights(build_vector("norm", width, bias=c.read_bool("norm_bias")) for _ in range(count))
+    return join_weights(
+        build_vector("norm", width, bias=c.read_bool("norm_bias")) for _ in range(count)
+    )
 
 
-def build_attention(c: ConfigReader, hidden: int, kind: str) -> tuple[GroupedQueryAttention, WeightTensors]:
+def build_attention(
+    c: ConfigReader, hidden: int, kind: str
+) -> tuple[GroupedQueryAttention, WeightTensors]:
     """Multi-head, grouped-query or multi-query attention; `kind` is full, sliding or chunked."""
     heads = c.read_int("num_attention_heads", most=2**14)
     one = c.read_bool("multi_query") and not c.read_bool(
         "new_decoder_architecture"
     )  # Falcon-7B states 71 heads and has 1
-    if not one and c.get_or_default("num_key_value_heads") is None and not c.read_bool("multi_head"):
-        c.warnings.append(f"{c.where} does not state num_key_value_heads; as many as attention heads are assumed")
+    if (
+        not one
+        and c.get_or_default("num_key_value_heads") is None
+        and not c.read_bool("multi_head")
+    ):
+        c.warnings.append(
+            f"{c.where} does not state num_key_value_heads; as many as attention heads are assumed"
+        )
     kv_heads = 1 if one else c.read_int("num_key_value_heads", heads, most=2**14)
     if heads % kv_heads:
-        raise c.make_field_error("num_key_value_heads", f"a divisor of the {heads} attention heads", kv_heads)
+        raise c.make_field_error(
+            "num_key_value_heads", f"a divisor of the {heads} attention heads", kv_heads
+        )
     if c.get_or_default("head_dim") is None and hidden % heads:
-        raise c.make_field_error("head_dim", f"a value, as hidden_size {hidden} is no multiple of {heads} heads", None)
+        raise c.make_field_error(
+            "head_dim", f"a value, as hidden_size {hidden} is no multiple of {heads} heads", None
+        )
     head_dim = c.read_int("head_dim", hidden // heads, most=2**14)
     v_dim = c.read_int("v_head_dim", head_dim, most=2**14)
     window = None
     if kind != "full":
-        window = c.read_int("attention_chunk_size" if kind == "chunked" else "sliding_window", most=2**31)
+        window = c.read_int(
+            "attention_chunk_size" if kind == "chunked" else "sliding_window", most=2**31
+        )
         if window >= c.read_int("max_position_embeddings", 2**31, most=2**31):
             window = None
     own = c.read_bool("stores_kv", True)
@@ -84,25 +108,45 @@ def build_attention(c: ConfigReader, hidden: int, kind: str) -> tuple[GroupedQue
     weights = build_linear("self_attn.q_proj", query, hidden, "column", "attention", qkv_bias)
     if own:
         weights += build_linear(
-            "self_attn.k_proj", kv_heads * head_dim, hidden, "kv", "attention", qkv_bias, 1, kv_heads
+            "self_attn.k_proj",
+            kv_heads * head_dim,
+            hidden,
+            "kv",
+            "attention",
+            qkv_bias,
+            1,
+            kv_heads,
         )
-        # Gemma 4 reads values from the keys of full layers, yet vLLM makes room for a projection of their own
+        # Gemma 4 reads values from the keys of full layers, yet vLLM makes room for a projection of
+        # their own
         part = "engine" if c.read_bool("key_is_value") else "attention"
-        weights += build_linear("self_attn.v_proj", kv_heads * v_dim, hidden, "kv", part, qkv_bias, 1, kv_heads)
+        weights += build_linear(
+            "self_attn.v_proj", kv_heads * v_dim, hidden, "kv", part, qkv_bias, 1, kv_heads
+        )
     weights += build_linear("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", o_bias)
     if c.read_bool("use_qk_norm", True) and (normed := c.read_text_field("qk_norm")):
         whole, bias = normed == "full", c.read_bool("norm_bias")
         weights += build_vector("self_attn.q_norm", head_dim * (heads if whole else 1), bias=bias)
         if own:
-            weights += build_vector("self_attn.k_norm", head_dim * (kv_heads if whole else 1), bias=bias)
+            weights += build_vector(
+                "self_attn.k_norm", head_dim * (kv_heads if whole else 1), bias=bias
+            )
     if c.read_bool("sinks"):
         weights += build_vector("self_attn.sinks", heads, "attention", "column")
-    if index_heads := c.read_int("num_index_heads", 0, least=0):  # MiniMax-M3 chooses blocks of tokens to attend to
+    if index_heads := c.read_int(
+        "num_index_heads", 0, least=0
+    ):  # MiniMax-M3 chooses blocks of tokens to attend to
         index_dim = c.read_int("index_dim")
-        weights += build_linear("self_attn.index_q_proj", index_heads * index_dim, hidden, "replicated", "indexer")
-        weights += build_linear("self_attn.index_k_proj", index_dim, hidden, "replicated", "indexer")
+        weights += build_linear(
+            "self_attn.index_q_proj", index_heads * index_dim, hidden, "replicated", "indexer"
+        )
+        weights += build_linear(
+            "self_attn.index_k_proj", index_dim, hidden, "replicated", "indexer"
+        )
         weights += build_vector("self_attn.index_norms", 2 * index_dim, "indexer")
-        c.warnings.append(f"{c.where}: the cache of the sparse attention's index keys is not counted")
+        c.warnings.append(
+            f"{c.where}: the cache of the sparse attention's index keys is not counted"
+        )
     if c.read_bool("use_head_wise_attn_gate"):
         weights += build_linear("self_attn.g_proj", heads, hidden, "column", "attention")
     return mixer, weights
@@ -111,8 +155,14 @@ def build_attention(c: ConfigReader, hidden: int, kind: str) -> tuple[GroupedQue
 def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttention, WeightTensors]:
     """Multi-head latent attention, with a sparse-attention indexer where the field `indexer` says full or shared."""
     heads = c.read_int("num_attention_heads", most=2**14)
-    kv_rank, nope, rope = (c.read_int(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
-    v_dim, query, bias = c.read_int("v_head_dim"), heads * (nope + rope), c.read_bool("attention_bias")
+    kv_rank, nope, rope = (
+        c.read_int(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+    )
+    v_dim, query, bias = (
+        c.read_int("v_head_dim"),
+        heads * (nope + rope),
+        c.read_bool("attention_bias"),
+    )
     stated_none = (
         c.has_field("q_lora_rank") and c.config.get("q_lora_rank") is None
     )  # null: no rank; absent: the class's
@@ -120,27 +170,47 @@ def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttentio
     if q_rank is None:
         weights = build_linear("self_attn.q_proj", query, hidden, "column", "attention")
     else:
-        weights = build_linear("self_attn.q_a_proj", q_rank, hidden, "replicated", "attention", bias)
+        weights = build_linear(
+            "self_attn.q_a_proj", q_rank, hidden, "replicated", "attention", bias
+        )
         weights += build_vector("self_attn.q_a_layernorm", q_rank)
         weights += build_linear("self_attn.q_b_proj", query, q_rank, "column", "attention")
-    weights += build_linear("self_attn.kv_a_proj_with_mqa", kv_rank + rope, hidden, "replicated", "attention", bias)
+    weights += build_linear(
+        "self_attn.kv_a_proj_with_mqa", kv_rank + rope, hidden, "replicated", "attention", bias
+    )
     weights += build_vector("self_attn.kv_a_layernorm", kv_rank)
-    weights += build_linear("self_attn.kv_b_proj", heads * (nope + v_dim), kv_rank, "column", "attention")
+    weights += build_linear(
+        "self_attn.kv_b_proj", heads * (nope + v_dim), kv_rank, "column", "attention"
+    )
     weights += build_linear("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", bias)
     indexer = c.read_text_field("indexer")
-    index_heads, index_dim = (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if indexer else (0, 0)
+    index_heads, index_dim = (
+        (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if indexer else (0, 0)
+    )
     if indexer == "full":
         name = "self_attn.indexer"
-        weights += build_linear(f"{name}.wq_b", index_heads * index_dim, q_rank or hidden, "replicated", "indexer")
+        weights += build_linear(
+            f"{name}.wq_b", index_heads * index_dim, q_rank or hidden, "replicated", "indexer"
+        )
         weights += build_linear(f"{name}.wk", index_dim, hidden, "replicated", "indexer")
         weights += build_vector(f"{name}.k_norm", index_dim, "indexer", bias=True)
-        weights += (WeightTensor(f"{name}.weights_proj", index_heads, hidden, part="indexer", linear=False),)
-    mixer = LatentAttention(heads, kv_rank, nope, rope, v_dim, index_heads, index_dim, indexer == "full")
+        weights += (
+            WeightTensor(f"{name}.weights_proj", index_heads, hidden, part="indexer", linear=False),
+        )
+    mixer = LatentAttention(
+        heads, kv_rank, nope, rope, v_dim, index_heads, index_dim, indexer == "full"
+    )
     return mixer, weights
 
 
 def build_feed_forward(
-    c: ConfigReader, inputs: int, inner: int, name: str, part: str, bias: bool = False, copies: int = 1
+    c: ConfigReader,
+    inputs: int,
+    inner: int,
+    name: str,
+    part: str,
+    bias: bool = False,
+    copies: int = 1,
 ) -> WeightTensors:
     """Gate (unless the family has none), up and down projections."""
     weights = (
@@ -159,7 +229,9 @@ def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTenso
     if c.read_bool("block_auto_adjust_ff_dim"):  # LFM2: two thirds, rounded up
         multiple = c.read_int("block_multiple_of", 256)
         inner = -(-(2 * inner // 3) // multiple) * multiple
-    weights = build_feed_forward(c, hidden, inner, "mlp", "dense_mlp", c.read_bool("mlp_bias", c.read_bool("use_bias")))
+    weights = build_feed_forward(
+        c, hidden, inner, "mlp", "dense_mlp", c.read_bool("mlp_bias", c.read_bool("use_bias"))
+    )
     if extra := c.read_int("activation_parameters", 0, least=0):
         weights += build_vector("mlp.act_fn", extra, "dense_mlp")
     return DenseMlp(inner, 3 if c.read_bool("gated", True) else 2), weights
@@ -167,7 +239,10 @@ def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTenso
 
 def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTensors]:
     """Routed experts, the router, and what every token passes through beside them."""
-    total, active = c.read_int("num_experts", most=2**16), c.read_int("num_experts_per_tok", most=2**16)
+    total, active = (
+        c.read_int("num_experts", most=2**16),
+        c.read_int("num_experts_per_tok", most=2**16),
+    )
     if active > total:
         raise c.make_field_error("num_experts_per_tok", f"at most the {total} experts", active)
     inner = c.read_int(c.read_text_field("expert_width", "moe_intermediate_size"))
@@ -175,15 +250,24 @@ def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTenso
         shared = c.read_int(field)
     elif (shared := c.read_int("shared_expert_intermediate_size", None, least=0)) is None:
         shared = c.read_int("n_shared_experts", 0, least=0) * inner
-    latent = c.read_int("moe_latent_size", hidden)  # Nemotron-3: experts work on a projection of the hidden state
+    latent = c.read_int(
+        "moe_latent_size", hidden
+    )  # Nemotron-3: experts work on a projection of the hidden state
     routed, beside = (
         c.read_text_field("routed_name", "mlp.experts"),
         c.read_text_field("shared_name", "mlp.shared_experts"),
     )
-    weights = build_feed_forward(c, latent, inner, routed, "routed_experts", c.read_bool("expert_bias"), total)
+    weights = build_feed_forward(
+        c, latent, inner, routed, "routed_experts", c.read_bool("expert_bias"), total
+    )
     weights += (
         WeightTensor(
-            "mlp.gate", total, hidden, part="router", linear=False, stored_bits=c.read_int("router_bits", None)
+            "mlp.gate",
+            total,
+            hidden,
+            part="router",
+            linear=False,
+            stored_bits=c.read_int("router_bits", None),
         ),
     )
     if c.read_bool("router_has_bias"):
@@ -197,8 +281,14 @@ def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTenso
     if shared:
         weights += build_feed_forward(c, hidden, shared, beside, "shared_experts")
     if c.read_bool("shared_expert_gate"):
-        weights += (WeightTensor("mlp.shared_expert_gate", 1, hidden, part="shared_experts", linear=False),)
+        weights += (
+            WeightTensor("mlp.shared_expert_gate", 1, hidden, part="shared_experts", linear=False),
+        )
     if latent != hidden:
-        weights += build_linear("mlp.fc1_latent_proj", latent, hidden, "replicated", "shared_experts")
-        weights += build_linear("mlp.fc2_latent_proj", hidden, latent, "replicated", "shared_experts")
+        weights += build_linear(
+            "mlp.fc1_latent_proj", latent, hidden, "replicated", "shared_experts"
+        )
+        weights += build_linear(
+            "mlp.fc2_latent_proj", hidden, latent, "replicated", "shared_experts"
+        )
     return MoeBlock(total, active, inner, shared, 3 if c.read_bool("gated", True) else 2), weights

@@ -5,7 +5,12 @@ from dataclasses import replace
 
 from planner.models.architecture import ShardingKind, WeightTensor
 from planner.models.config_reader import ConfigReader
-from planner.models.transformer_blocks import WeightTensors, build_linear, build_vector, join_weights
+from planner.models.transformer_blocks import (
+    WeightTensors,
+    build_linear,
+    build_vector,
+    join_weights,
+)
 
 VISION_PART = "vision_audio"
 
@@ -29,7 +34,10 @@ def _build_encoder(depth: int, hidden: int, inner: int, bias: bool = True, norm_
         _build_unquantized_linear("mlp.fc2", hidden, inner, "row", bias, depth),
     ])  # fmt: skip
     rest = norms * hidden * (2 if norm_bias else 1) + extra
-    return (*block, WeightTensor("vision.norms", rest, part=VISION_PART, copies=depth, linear=False))
+    return (
+        *block,
+        WeightTensor("vision.norms", rest, part=VISION_PART, copies=depth, linear=False),
+    )
 
 
 def _build_unsplit_weights(count: int) -> WeightTensors:
@@ -39,11 +47,20 @@ def _build_unsplit_weights(count: int) -> WeightTensors:
 
 def _count_patch_embedding(v: ConfigReader, hidden: int, frames: int = 1) -> int:
     """Elements of the patch embedding."""
-    return hidden * v.read_int("in_channels", v.read_int("num_channels", 3)) * frames * v.read_int("patch_size") ** 2
+    return (
+        hidden
+        * v.read_int("in_channels", v.read_int("num_channels", 3))
+        * frames
+        * v.read_int("patch_size") ** 2
+    )
 
 
-def _build_projector(inputs: int, inner: int, outputs: int, bias: bool = True, split: bool = True) -> WeightTensors:
-    first = _build_unquantized_linear("projector.linear_1", inner, inputs, "column" if split else "replicated", bias)
+def _build_projector(
+    inputs: int, inner: int, outputs: int, bias: bool = True, split: bool = True
+) -> WeightTensors:
+    first = _build_unquantized_linear(
+        "projector.linear_1", inner, inputs, "column" if split else "replicated", bias
+    )
     return first + _build_unquantized_linear(
         "projector.linear_2", outputs, inner, "row" if split else "replicated", bias
     )
@@ -67,15 +84,24 @@ def build_qwen_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTen
     return (
         towers
         + stacked
-        + _build_unsplit_weights(patch + width * (3 + v.read_int("num_position_embeddings")) + deep * 2 * merged)
+        + _build_unsplit_weights(
+            patch + width * (3 + v.read_int("num_position_embeddings")) + deep * 2 * merged
+        )
     )
 
 
 def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """CLIP and SigLIP encoders with LLaVA's or Gemma 3's projector."""
-    if (kind := v.read_text_field("model_type")) not in ("clip_vision_model", "siglip_vision_model"):
+    if (kind := v.read_text_field("model_type")) not in (
+        "clip_vision_model",
+        "siglip_vision_model",
+    ):
         raise v.make_field_error("model_type", "clip_vision_model or siglip_vision_model", kind)
-    width, depth, siglip = v.read_int("hidden_size"), v.read_int("num_hidden_layers"), kind.startswith("siglip")
+    width, depth, siglip = (
+        v.read_int("hidden_size"),
+        v.read_int("num_hidden_layers"),
+        kind.startswith("siglip"),
+    )
     patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
     towers = _build_encoder(depth, width, v.read_int("intermediate_size"))
     other = _count_patch_embedding(v, width) + patches * width + (3 if siglip else 6) * width
@@ -91,7 +117,11 @@ def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTen
     chosen = c.get_or_default("vision_feature_layer")
     features = len(chosen) if isinstance(chosen, list) else 1
     newline = hidden if "next" in c.read_text_field("model_type") else 0
-    return towers + _build_projector(features * width, hidden, hidden) + _build_unsplit_weights(other + newline)
+    return (
+        towers
+        + _build_projector(features * width, hidden, hidden)
+        + _build_unsplit_weights(other + newline)
+    )
 
 
 def build_pixtral_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
@@ -99,7 +129,9 @@ def build_pixtral_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
     width, merged = v.read_int("hidden_size"), c.read_int("spatial_merge_size", 2) ** 2
     depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
     towers = _build_encoder(depth, width, inner, bias=False, norm_bias=False, gated=True)
-    towers += _build_unquantized_linear("projector.patch_merger", width, width * merged, "replicated")
+    towers += _build_unquantized_linear(
+        "projector.patch_merger", width, width * merged, "replicated"
+    )
     return (
         towers
         + _build_projector(width, hidden, hidden, bias=False)
@@ -114,7 +146,9 @@ def build_llama4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightT
     towers = _build_encoder(v.read_int("num_hidden_layers"), width, inner)
     adapter = v.read_int("projector_output_dim")
     towers += _build_projector(inner, v.read_int("projector_input_dim"), adapter, bias=False)
-    towers += _build_unquantized_linear("projector.linear", hidden, v.read_int("vision_output_dim"), "replicated")
+    towers += _build_unquantized_linear(
+        "projector.linear", hidden, v.read_int("vision_output_dim"), "replicated"
+    )
     return towers + _build_unsplit_weights(_count_patch_embedding(v, width) + (patches + 6) * width)
 
 
@@ -122,7 +156,9 @@ def build_gemma4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightT
     """Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
     width, head = v.read_int("hidden_size"), v.read_int("head_dim")
     depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
-    towers = _build_encoder(depth, width, inner, bias=False, norm_bias=False, gated=True, norms=4, extra=2 * head)
+    towers = _build_encoder(
+        depth, width, inner, bias=False, norm_bias=False, gated=True, norms=4, extra=2 * head
+    )
     towers += _build_unquantized_linear("projector", hidden, width, "replicated")
     whole = tuple(replace(weight, shard="replicated") for weight in towers)  # vLLM runs it unsplit
     return whole + _build_unsplit_weights(
@@ -135,10 +171,17 @@ def build_moonvit_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
     width = v.read_int("vt_hidden_size", None) or v.read_int("hidden_size")
     depth = v.read_int("vt_num_hidden_layers", None) or v.read_int("num_hidden_layers")
     inner = v.read_int("vt_intermediate_size", None) or v.read_int("intermediate_size")
-    high, wide = (v.read_int(f"init_pos_emb_{side}", v.read_int(f"pos_emb_{side}", 64)) for side in ("height", "width"))
+    high, wide = (
+        v.read_int(f"init_pos_emb_{side}", v.read_int(f"pos_emb_{side}", 64))
+        for side in ("height", "width")
+    )
     merged = 4 * width
-    towers = _build_encoder(depth, width, inner) + _build_projector(merged, merged, hidden, split=False)
-    return towers + _build_unsplit_weights(_count_patch_embedding(v, width) + width * (1 + high * wide + 4))
+    towers = _build_encoder(depth, width, inner) + _build_projector(
+        merged, merged, hidden, split=False
+    )
+    return towers + _build_unsplit_weights(
+        _count_patch_embedding(v, width) + width * (1 + high * wide + 4)
+    )
 
 
 def build_minimax_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
@@ -155,7 +198,9 @@ def build_minimax_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
 
 def build_generic_encoder(count: int) -> WeightTensors:
     """Encoders and projectors of which only the number of parameters is known; engines split their matrices."""
-    return _build_unquantized_linear("encoders", count // 4096, 4096, "column") + _build_unsplit_weights(count % 4096)
+    return _build_unquantized_linear(
+        "encoders", count // 4096, 4096, "column"
+    ) + _build_unsplit_weights(count % 4096)
 
 
 VISION_TOWER_BUILDERS: dict[str, Callable[[ConfigReader, ConfigReader, int], WeightTensors]] = {

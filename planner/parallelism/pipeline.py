@@ -6,8 +6,8 @@ from itertools import accumulate
 def split_layers_into_stages(layers: int, pp: int) -> tuple[int, ...]:
     """Where each pipeline stage begins, and the last one ends.
 
-    The remainder goes one each to stages counted back from the last but one (vLLM 0.33.0 distributed/utils.py:198,
-    without VLLM_PP_LAYER_PARTITION).
+    The remainder goes one each to stages counted back from the last but one (vLLM 0.33.0
+    distributed/utils.py:198, without VLLM_PP_LAYER_PARTITION).
     """
     sizes = [layers // pp] * pp
     for extra in range(layers % pp):

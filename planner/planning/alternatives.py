@@ -14,7 +14,8 @@ from planner.planning.slo import format_latency
 from planner.planning.verification import ensure_simulated
 
 PREFERENCE_REASONS = (
-    "`quantization` of the scenario lists it later", "`kv_cache_dtype` of the scenario lists it later",
+    "`quantization` of the scenario lists it later",
+    "`kv_cache_dtype` of the scenario lists it later",
     "it drafts, which the plan does without", "`engine` of the scenario lists it later",
     "it needs other engine arguments than the usual ones",
 )  # fmt: skip
@@ -26,7 +27,9 @@ class Alternative:
     """Something that the scenario allows and the plan has not, and why not."""
 
     option: str  # "B200", "the checkpoint's own weights"
-    candidate: Candidate | None  # the nearest for no more money, replayed; else the least that starts, if any does
+    candidate: (
+        Candidate | None
+    )  # the nearest for no more money, replayed; else the least that starts, if any does
     reason: str
 
     def __str__(self) -> str:
@@ -37,7 +40,9 @@ def explain_alternatives(plan: Plan) -> tuple[Alternative, ...]:
     """Every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead."""
     if (chosen := plan.chosen) is None:
         return ()
-    return tuple(_explain_alternative(plan, chosen, *kind) for kind in _list_alternatives(plan, chosen))
+    return tuple(
+        _explain_alternative(plan, chosen, *kind) for kind in _list_alternatives(plan, chosen)
+    )
 
 
 def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candidate]]]:
@@ -49,46 +54,78 @@ def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str
             yield (
                 name,
                 name,
-                [c for c in plan.without_disaggregation.candidates if c.deployment.gpu == candidate_gpu.gpu],
+                [
+                    c
+                    for c in plan.without_disaggregation.candidates
+                    if c.deployment.gpu == candidate_gpu.gpu
+                ],
             )
-    drafted = scenario.speculation.method if scenario.speculation and scenario.speculation.allowed else ""
+    drafted = (
+        scenario.speculation.method if scenario.speculation and scenario.speculation.allowed else ""
+    )
     names = (
         [f"{q} weights" if q else "the checkpoint's own weights" for q in scenario.quantizations],
-        ["the model's own KV cache" if kv == "auto" else f"{kv} KV cache" for kv in scenario.kv_cache_dtypes],
+        [
+            "the model's own KV cache" if kv == "auto" else f"{kv} KV cache"
+            for kv in scenario.kv_cache_dtypes
+        ],
         ["no drafts", f"drafts of {drafted}"] if drafted else ["no drafts"],
         [one.engine.name for one in scenario.split_by_engine],
     )
     for position, options in enumerate(names):
         for k, what in enumerate(options):
             if k != chosen.preference_key[position]:
-                yield what, "", [c for c in plan.without_disaggregation.candidates if c.preference_key[position] == k]
+                yield (
+                    what,
+                    "",
+                    [
+                        c
+                        for c in plan.without_disaggregation.candidates
+                        if c.preference_key[position] == k
+                    ],
+                )
 
 
-def _explain_alternative(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candidate]) -> Alternative:
+def _explain_alternative(
+    plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candidate]
+) -> Alternative:
     """What the nearest of `others` misses for no more money, or by how much the least of them is dearer."""
     scenario = plan.scenario
     if not others:
         refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
         last = max(refused, key=attrgetter("gpus"), default=None)
-        return Alternative(what, None, f"{last.description}: {last.reason}" if last else "no deployment with it starts")
-    if near := sorted(fit_to_budget(scenario, chosen.price_key, others), key=attrgetter("limit_utilization")):
+        return Alternative(
+            what,
+            None,
+            f"{last.description}: {last.reason}" if last else "no deployment with it starts",
+        )
+    if near := sorted(
+        fit_to_budget(scenario, chosen.price_key, others), key=attrgetter("limit_utilization")
+    ):
         candidate = ensure_simulated(scenario, near[0])
         if candidate.is_feasible:
             gains = _compare_to_chosen(scenario, candidate, chosen)
-            text = f"{candidate.description} does it too, for {_format_price(candidate)}{gains}; {_explain_rank(candidate, chosen)}"
+            text = (
+                f"{candidate.description} does it too, for {_format_price(candidate)}{gains};"
+                f" {_explain_rank(candidate, chosen)}"
+            )
             return Alternative(what, candidate, text)
         text = (
-            f"of all that costs no more, {candidate.description} comes nearest, but {'; '.join(candidate.violations)}"
+            f"of all that costs no more, {candidate.description} comes nearest, but"
+            f" {'; '.join(candidate.violations)}"
         )
         return Alternative(what, candidate, text)
-    single = evaluate_candidates(scenario, [(one.deployment, 1, one.preference_key) for one in others])
+    single = evaluate_candidates(
+        scenario, [(one.deployment, 1, one.preference_key) for one in others]
+    )
     least = min(single, key=attrgetter("cost_key"))
     if least.usd_per_hour is None and chosen.usd_per_hour is not None:
         return Alternative(what, least, "no price is known, so it comes after all others")
     return Alternative(
         what,
         least,
-        f"{least.description}, the least that starts, costs {_format_price(least)}, not {_format_price(chosen)}",
+        f"{least.description}, the least that starts, costs {_format_price(least)}, not"
+        f" {_format_price(chosen)}",
     )
 
 
@@ -103,13 +140,21 @@ def _compare_to_chosen(scenario: Scenario, candidate: Candidate, chosen: Candida
     if (
         new is None
         or old is None
-        or not ((most := get_capacity_rps(scenario, new)) and (least := get_capacity_rps(scenario, old)))
+        or not (
+            (most := get_capacity_rps(scenario, new)) and (least := get_capacity_rps(scenario, old))
+        )
     ):
         return ""
     more = round(100 * (most.mid / least.mid - 1))
-    text = f", and serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ", and serves as much"
+    text = (
+        f", and serves {abs(more)}% {'more' if more > 0 else 'less'}"
+        if more
+        else ", and serves as much"
+    )
     paced = {t: old.get_for_display(t.metric, t.percentile).mid for t in scenario.slo_targets}
-    paced = {t: value for t, value in paced.items() if not math.isnan(value)}  # answers of one token have no pace
+    paced = {
+        t: value for t, value in paced.items() if not math.isnan(value)
+    }  # answers of one token have no pace
     if not paced:
         return text
     target = max(paced, key=lambda t: paced[t] / t.seconds)
@@ -127,7 +172,9 @@ def _explain_rank(candidate: Candidate, chosen: Candidate) -> str:
     if candidate.preference_key > chosen.preference_key:
         differ = (
             why
-            for why, own, its in zip(PREFERENCE_REASONS, chosen.preference_key, candidate.preference_key, strict=True)
+            for why, own, its in zip(
+                PREFERENCE_REASONS, chosen.preference_key, candidate.preference_key, strict=True
+            )
             if own != its
         )
         return next(differ)

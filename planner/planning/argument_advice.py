@@ -8,7 +8,12 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.performance import Performance
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
-from planner.memory.memory_plan import MemoryPlan, find_max_model_len, find_safe_memory_utilization, plan_memory
+from planner.memory.memory_plan import (
+    MemoryPlan,
+    find_max_model_len,
+    find_safe_memory_utilization,
+    plan_memory,
+)
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.prediction import Prediction, predict
 from planner.workload.length_distribution import LengthDistribution
@@ -34,7 +39,8 @@ class Suggestion:
 def build_default_workload(most: int) -> Workload:
     """Requests whose lengths nobody has told: spread as public traces of these means are, within a context."""
     prompt, output = (
-        min(float(mean), most * share) for mean, share in ((DEFAULT_PROMPT_TOKENS, 0.6), (DEFAULT_OUTPUT_TOKENS, 0.2))
+        min(float(mean), most * share)
+        for mean, share in ((DEFAULT_PROMPT_TOKENS, 0.6), (DEFAULT_OUTPUT_TOKENS, 0.2))
     )
     prompts, outputs = (
         LengthDistribution.from_public_traces(prompt, "prompt", 0.75 * most),
@@ -47,7 +53,9 @@ def suggest_changes(
     memory: MemoryPlan, load: Workload, arguments: Sequence[str] | None = None
 ) -> tuple[tuple[Suggestion, ...], Prediction | None]:
     """What makes a deployment start, then which of `arguments` (all) serve the traffic better, and it with them."""
-    steps, best = ([], memory.deployment) if memory.status == "ok" else _find_starting_change(memory)
+    steps, best = (
+        ([], memory.deployment) if memory.status == "ok" else _find_starting_change(memory)
+    )
     if not steps and not memory.can_start:
         return (), None
     most = replace(load, concurrency=_limit_in_flight(plan_memory(best), load))
@@ -56,8 +64,17 @@ def suggest_changes(
     for name in ARGUMENT_SUGGESTERS if arguments is None else arguments:
         value = ARGUMENT_SUGGESTERS[name](best, most) if name in called else None
         changed = best if value is None else best.with_args(**{name: value})
-        then = predict(changed, most) if value is not None and plan_memory(changed).status == "ok" else None
-        if then and then.performance and now.performance and (worth := _describe_benefit(now, then, most)):
+        then = (
+            predict(changed, most)
+            if value is not None and plan_memory(changed).status == "ok"
+            else None
+        )
+        if (
+            then
+            and then.performance
+            and now.performance
+            and (worth := _describe_benefit(now, then, most))
+        ):
             steps.append(Suggestion(called[name], value, worth))
             best, now = changed, then
     return tuple(steps), now if steps else None
@@ -65,7 +82,10 @@ def suggest_changes(
 
 def _limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
     """Requests in flight over all engines that memory and max_num_seqs carry, at most 256 an engine."""
-    fit, args = memory.pool.count_sequences(round(load.mean_tokens_per_request)), memory.deployment.args
+    fit, args = (
+        memory.pool.count_sequences(round(load.mean_tokens_per_request)),
+        memory.deployment.args,
+    )
     return max(1, min(fit, args.max_num_seqs, 256)) * memory.deployment.num_engine_instances
 
 
@@ -74,13 +94,18 @@ def _find_starting_change(memory: MemoryPlan) -> tuple[list[Suggestion], Deploym
     for argument, value, changed in _propose_starting_changes(memory):
         if (then := plan_memory(changed)).status == "ok":
             return [
-                Suggestion(argument, value, f"it starts: {then.pool.reported_tokens:,} tokens of KV cache")
+                Suggestion(
+                    argument, value, f"it starts: {then.pool.reported_tokens:,} tokens of KV cache"
+                )
             ], changed
     for argument, share, changed in _propose_safe_utilization(memory.deployment):
         if share < memory.deployment.args.gpu_memory_utilization:
             steps, best = _find_starting_change(plan_memory(changed))
             if steps:
-                return [Suggestion(argument, share, "leaves what the engine takes outside of it"), *steps], best
+                return [
+                    Suggestion(argument, share, "leaves what the engine takes outside of it"),
+                    *steps,
+                ], best
     return [], memory.deployment
 
 
@@ -120,7 +145,9 @@ def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float
     """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
     share = min(find_safe_memory_utilization(deployment), MAX_SUGGESTED_MEMORY_UTILIZATION)
     fit = plan_memory(deployment).pool.count_sequences(round(load.mean_tokens_per_request))
-    more = deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
+    more = (
+        deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
+    )
     return share if more and fit < deployment.args.max_num_seqs else None
 
 
@@ -144,7 +171,8 @@ def _suggest_num_seqs(deployment: Deployment, load: Workload) -> int | None:
 
 ARGUMENT_SUGGESTERS: dict[str, Callable[[Deployment, Workload], Any]] = {
     "enforce_eager": lambda deployment, _: False if deployment.args.enforce_eager else None,
-    "gpu_memory_utilization": _suggest_memory_utilization, "max_num_batched_tokens": _suggest_batched_tokens, "max_num_seqs": _suggest_num_seqs,
+    "gpu_memory_utilization": _suggest_memory_utilization,
+    "max_num_batched_tokens": _suggest_batched_tokens, "max_num_seqs": _suggest_num_seqs,
 }  # fmt: skip
 """By the argument, the value that may serve the same traffic better; None where there is none to try."""
 
@@ -156,7 +184,10 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
     rate = after.output_tps.mid / before.output_tps.mid - 1
     pace = before.get("tpot", "mean").mid / after.get("tpot", "mean").mid - 1
     first = before.get("ttft", "p50").mid / after.get("ttft", "p50").mid - 1
-    fits = [prediction.memory.pool.count_sequences(round(load.mean_tokens_per_request)) for prediction in (now, then)]
+    fits = [
+        prediction.memory.pool.count_sequences(round(load.mean_tokens_per_request))
+        for prediction in (now, then)
+    ]
     calmer = before.preemptions - after.preemptions > 0.01
     if (
         min(rate, pace) < -MIN_SUGGESTED_GAIN
@@ -181,7 +212,11 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
     )
     served = f"{before.output_tps.mid:,.0f} -> {after.output_tps.mid:,.0f} output tokens/s"
     sentences += [served] if abs(rate) > MIN_SUGGESTED_GAIN / 2 else []
-    sentences += [f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"] if calmer else []
+    sentences += (
+        [f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"]
+        if calmer
+        else []
+    )
     sentences += [f"{fits[0]:,} -> {fits[1]:,} requests fit"] if fits[1] != fits[0] else []
     return ", ".join(sentences) + f" at {load.concurrency} in flight"
 

@@ -1,8 +1,9 @@
 """A day of traffic instead of its busiest moment: how many replicas each hour needs, and when to start them.
 
-A replica takes what one takes at most within the service level, and not more than the headroom leaves. The day is then
-replayed through the router, several times over with other arrivals, and an hour in which one more such day could break
-a promise gets another replica, up to those of the fixed fleet.
+A replica takes what one takes at most within the service level, and not more than the headroom
+leaves. The day is then replayed through the router, several times over with other arrivals, and an
+hour in which one more such day could break a promise gets another replica, up to those of the fixed
+fleet.
 """
 
 import math
@@ -87,9 +88,14 @@ class AutoscalingPlan:
     def verdict(self) -> str:
         """Whether the promises are kept in every hour, in words."""
         if not self.violated_hours:
-            return f"every hour holds on {NUM_SIMULATED_DAYS} days replayed at the expected step cost"
+            return (
+                f"every hour holds on {NUM_SIMULATED_DAYS} days replayed at the expected step cost"
+            )
         hours = ", ".join(map(str, self.violated_hours))
-        return f"hours that may be missed with the whole fleet too, of {NUM_SIMULATED_DAYS} days replayed: {hours}"
+        return (
+            f"hours that may be missed with the whole fleet too, of {NUM_SIMULATED_DAYS} days"
+            f" replayed: {hours}"
+        )
 
     @property
     def num_starts(self) -> int:
@@ -107,15 +113,23 @@ class AutoscalingPlan:
 
     def compute_billed_gpu_hours(self, replicas: np.ndarray) -> float:
         """GPU-hours of each hour's `replicas`, and of starting, stabilisation and drain at each change."""
-        gpus = {count: self.deployment.with_replicas(count).num_gpus_billed for count in set(replicas.tolist())}
+        gpus = {
+            count: self.deployment.with_replicas(count).num_gpus_billed
+            for count in set(replicas.tolist())
+        }
         rented = np.array([gpus[count] for count in replicas.tolist()])
         more = np.maximum(np.diff(rented, prepend=rented[-1]), 0).sum()
-        return float(rented.sum() + more * (self.lead_s + self.stabilization_s + self.drain_s) / 3600)
+        return float(
+            rented.sum() + more * (self.lead_s + self.stabilization_s + self.drain_s) / 3600
+        )
 
     @property
     def max_replica_rps(self) -> float:
         """Requests/s that a replica may take."""
-        assert self.max_load_replica.workload is not None and self.max_load_replica.workload.rate is not None
+        assert (
+            self.max_load_replica.workload is not None
+            and self.max_load_replica.workload.rate is not None
+        )
         return self.max_load_replica.workload.rate
 
     def compute_replicas_needed(self, times: float) -> np.ndarray:
@@ -128,9 +142,16 @@ class AutoscalingPlan:
         return 1 - self.gpu_hours / self.fixed_gpu_hours
 
     def __str__(self) -> str:
-        saved, few, most = self.fixed_gpu_hours - self.gpu_hours, min(self.replicas), max(self.replicas)
+        saved, few, most = (
+            self.fixed_gpu_hours - self.gpu_hours,
+            min(self.replicas),
+            max(self.replicas),
+        )
         if few == most:
-            return f"each of the {len(self.rates)} hours needs as many replicas, {most}: scaling saves nothing"
+            return (
+                f"each of the {len(self.rates)} hours needs as many replicas, {most}: scaling saves"
+                " nothing"
+            )
         return (
             f"{few} to {most} replicas over {len(self.rates)} hours save {saved:,.0f} of "
             f"{self.fixed_gpu_hours:,.0f} GPU-hours ({self.saved_fraction:.0%})"
@@ -148,12 +169,21 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
     if scenario.daily_profile is None or performance is None:
         return None
     deployment = candidate.deployment
-    load = replace(derive_effective_workload(deployment, scenario.workload), trace=None, num_prompts=None)
+    load = replace(
+        derive_effective_workload(deployment, scenario.workload), trace=None, num_prompts=None
+    )
     prediction = find_max_replica_load(replace(scenario, workload=load), candidate)
-    assert load.rate is not None and prediction.workload is not None and prediction.workload.rate is not None
+    assert (
+        load.rate is not None
+        and prediction.workload is not None
+        and prediction.workload.rate is not None
+    )
     rates = tuple(share * load.rate for share in scenario.daily_profile.hourly_fractions)
     begins, most = estimate_startup(deployment, scenario.storage), deployment.layout.replicas
-    lead_s, drain_s = begins.total.hi if begins else DEFAULT_MAX_STARTUP_S, performance.e2e["p99"].mid
+    lead_s, drain_s = (
+        begins.total.hi if begins else DEFAULT_MAX_STARTUP_S,
+        performance.e2e["p99"].mid,
+    )
     needed = [math.ceil(rate / prediction.workload.rate - 1e-9) for rate in rates]
     counts = np.clip(needed, min(scenario.replicas_at_least, most), most)
     price = look_up_gpu_price(deployment.gpu, scenario.prices)
@@ -179,11 +209,13 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
     )  # fmt: skip
 
 
-def rank_by_daily_cost(scenario: Scenario, holding: list[Candidate]) -> tuple[list[Candidate], AutoscalingPlan | None]:
+def rank_by_daily_cost(
+    scenario: Scenario, holding: list[Candidate]
+) -> tuple[list[Candidate], AutoscalingPlan | None]:
     """`holding` by the rule, the day's bill being what counts, and the day of the first where it was worked out.
 
-    That of the first is held against the best of every other layout or GPU that may undercut it. One that may miss
-    hours is paid in full, and where none costs clearly less the order stays.
+    That of the first is held against the best of every other layout or GPU that may undercut it.
+    One that may miss hours is paid in full, and where none costs clearly less the order stays.
     """
     first = holding[0]
     kinds = {
@@ -192,14 +224,25 @@ def rank_by_daily_cost(scenario: Scenario, holding: list[Candidate]) -> tuple[li
         if candidate.display_key != first.display_key
     }
     rivals = sorted(kinds.values(), key=lambda found: _estimate_min_daily_cost(scenario, found))
-    rivals = [found for found in rivals if _estimate_min_daily_cost(scenario, found) < first.cost_key][
-        :MAX_DAYS_COMPARED
+    rivals = [
+        found for found in rivals if _estimate_min_daily_cost(scenario, found) < first.cost_key
+    ][:MAX_DAYS_COMPARED]
+    days = {
+        found.identity_key: plan_autoscaling(scenario, found)
+        for found in [first, *rivals]
+        if rivals
+    }
+    saved = {
+        whose: day.saved_fraction for whose, day in days.items() if day and not day.violated_hours
+    }
+    paid = [
+        replace(found, billed_fraction=1 - saved.get(found.identity_key, 0)) for found in holding
     ]
-    days = {found.identity_key: plan_autoscaling(scenario, found) for found in [first, *rivals] if rivals}
-    saved = {whose: day.saved_fraction for whose, day in days.items() if day and not day.violated_hours}
-    paid = [replace(found, billed_fraction=1 - saved.get(found.identity_key, 0)) for found in holding]
     best, today = min(paid, key=attrgetter("rank_key")), paid[0]
-    if best.cost_key[1] < MAX_BILL_RATIO * today.cost_key[1] and best.cost_key[0] == today.cost_key[0]:
+    if (
+        best.cost_key[1] < MAX_BILL_RATIO * today.cost_key[1]
+        and best.cost_key[0] == today.cost_key[0]
+    ):
         holding = sorted(paid, key=attrgetter("rank_key"))
     return holding, days.get(holding[0].identity_key)
 
@@ -216,7 +259,9 @@ def _estimate_min_daily_cost(scenario: Scenario, candidate: Candidate) -> tuple[
     return unpriced, price * float(least) / replicas
 
 
-def find_max_replica_load(scenario: Scenario, candidate: Candidate, *, safe: bool = False) -> Prediction:
+def find_max_replica_load(
+    scenario: Scenario, candidate: Candidate, *, safe: bool = False
+) -> Prediction:
     """One replica with the most traffic that it serves within every promise, at least its share of the scenario's.
 
     `safe`: at the pessimistic end too.
@@ -228,7 +273,8 @@ def find_max_replica_load(scenario: Scenario, candidate: Candidate, *, safe: boo
 
     def at(rate: float) -> Candidate:
         return simulate_candidate(
-            replace(scenario, workload=scenario.workload.with_rate(rate), power_at_most=None), single
+            replace(scenario, workload=scenario.workload.with_rate(rate), power_at_most=None),
+            single,
         )
 
     low, high = rate / replicas, most.capacity.mid * (1 - scenario.headroom) / replicas
@@ -250,7 +296,9 @@ def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:
     for level in range(int(kept.min()) + 1, int(kept.max()) + 1):
         away = np.flatnonzero(kept < level)
         turns = np.split(away, np.flatnonzero(np.diff(away) > 1) + 1)
-        if len(turns) > 1 and turns[0][0] == 0 and turns[-1][-1] == len(kept) - 1:  # midnight is no end
+        if (
+            len(turns) > 1 and turns[0][0] == 0 and turns[-1][-1] == len(kept) - 1
+        ):  # midnight is no end
             turns = [np.concatenate((turns[-1], turns[0])), *turns[1:-1]]
         for turn in turns:
             if len(turn) <= hours:
@@ -259,18 +307,22 @@ def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:
 
 
 def simulate_day(
-    deployment: Deployment, load: Workload, rates: Sequence[float], replicas: Sequence[int], late_s: float = 0.0,
+    deployment: Deployment, load: Workload, rates: Sequence[float], replicas: Sequence[int],
+    late_s: float = 0.0,
     seed: int = 0,
 ) -> SimulationResult:  # fmt: skip
     """A day behind the router, so many `replicas` of `deployment` taking requests in each hour, of `_hour_s` seconds.
 
-    Requests come at `rates` (requests/s), as unevenly as those of `load`. Replicas that an hour adds take requests from
-    `late_s` after its beginning on; those that it needs no more end what they have.
+    Requests come at `rates` (requests/s), as unevenly as those of `load`. Replicas that an hour
+    adds take requests from `late_s` after its beginning on; those that it needs no more end what
+    they have.
     """
     seconds, counts = _compute_hour_s(rates), np.array(replicas)
     sums = np.concatenate(([0.0], np.cumsum(rates))) * seconds
     n = max(round(sums[-1]), 1)
-    turns = sample_arrivals(n, n / sums[-1], load.burstiness, np.random.default_rng(seed))  # as if one came a second
+    turns = sample_arrivals(
+        n, n / sums[-1], load.burstiness, np.random.default_rng(seed)
+    )  # as if one came a second
     more = counts > np.concatenate((counts[:1], counts[:-1]))
     most = deployment.with_replicas(int(counts.max()))
     router = RouterConfig(
@@ -279,7 +331,8 @@ def simulate_day(
         scale_to=counts * most.layout.dp,
     )
     return simulate_workload(
-        most, get_memory_plan(most).pool, build_step_model(most), load, seed, requests=n, even=True, router=router,
+        most, get_memory_plan(most).pool, build_step_model(most), load, seed, requests=n, even=True,
+        router=router,
         arrival=np.interp(turns, sums, np.arange(len(sums)) * seconds),
     )  # fmt: skip
 
@@ -289,31 +342,46 @@ def _compute_hour_s(rates: Sequence[float]) -> float:
     return min(3600.0, MAX_REQUESTS_PER_DAY / sum(rates))
 
 
-def bound_next_day(shares: Sequence[np.ndarray], rates: Sequence[float], replicas: np.ndarray) -> np.ndarray:
+def bound_next_day(
+    shares: Sequence[np.ndarray], rates: Sequence[float], replicas: np.ndarray
+) -> np.ndarray:
     """[hours] the share of a limit that each may use on another day, after so many with such `shares`.
 
     It is at least what was seen of it, and of hours almost as busy: what befell them can befall it.
     """
     if len(shares) == 1:
         return shares[0]
-    own = np.maximum(np.max(shares, axis=0), np.mean(shares, axis=0) + NEXT_DAY_SIGMA * np.std(shares, axis=0, ddof=1))
+    own = np.maximum(
+        np.max(shares, axis=0),
+        np.mean(shares, axis=0) + NEXT_DAY_SIGMA * np.std(shares, axis=0, ddof=1),
+    )
     busy = np.array(rates) / replicas
-    alike = (busy <= busy[:, None]) & (busy >= SIMILAR_LOAD_FRACTION * busy[:, None]) & (replicas >= replicas[:, None])
+    alike = (
+        (busy <= busy[:, None])
+        & (busy >= SIMILAR_LOAD_FRACTION * busy[:, None])
+        & (replicas >= replicas[:, None])
+    )
     worst: np.ndarray = np.where(alike, own, 0.0).max(axis=1)
     return worst
 
 
-def compute_hourly_utilization(day: SimulationResult, rates: Sequence[float], level: Sequence[SloTarget]) -> np.ndarray:
+def compute_hourly_utilization(
+    day: SimulationResult, rates: Sequence[float], level: Sequence[SloTarget]
+) -> np.ndarray:
     """[hours] the share of the tightest limit that the requests sent in each hour of a replayed day used.
 
-    Gaps between tokens are not known by hour: ITL holds as it does for a replica with the most that it may take.
+    Gaps between tokens are not known by hour: ITL holds as it does for a replica with the most that
+    it may take.
     """
     hour = np.minimum(day.sent // _compute_hour_s(rates), len(rates) - 1)
     shares = np.zeros(len(rates))
     for target in level:
         if target.metric == "itl":
             continue
-        values, own = getattr(day, target.metric), hour if target.metric != "tpot" else hour[day.output > 1]
+        values, own = (
+            getattr(day, target.metric),
+            hour if target.metric != "tpot" else hour[day.output > 1],
+        )
         for k in range(len(rates)):
             if len(some := values[own == k]):
                 point = target.percentile

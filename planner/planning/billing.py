@@ -24,28 +24,42 @@ TRAFFIC_FACTORS = np.geomspace(1e-4, 10, 600)
 class BillingComparison:
     """Ways to pay for the same day."""
 
-    usd: Mapping[str, float]  # a day of 24 hours on average, by way; those of which no price is known are left out
+    usd: Mapping[
+        str, float
+    ]  # a day of 24 hours on average, by way; those of which no price is known are left out
     requests: float  # in such a day
     break_even_requests: Mapping[
         tuple[str, str], float
     ]  # requests a day up to which the first is cheaper than the second; inf, 0
-    cold: float | None  # share of the requests of the quietest hour that wait for a serverless replica to start
+    cold: (
+        float | None
+    )  # share of the requests of the quietest hour that wait for a serverless replica to start
     cold_start: float | None  # s
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """What they cost, and up to where each is cheaper, in sentences."""
-        costs = ", ".join(f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1]))
+        costs = ", ".join(
+            f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1])
+        )
         lines = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
         for (first, second), most in self.break_even_requests.items():
             if not 0 < most < math.inf:
                 ever = "always" if most else "never"
-                lines.append(f"{first} is {ever} cheaper than {second}, up to ten times the traffic")
+                lines.append(
+                    f"{first} is {ever} cheaper than {second}, up to ten times the traffic"
+                )
             else:
-                lines.append(f"{first} is cheaper than {second} up to {float(f'{most:.2g}'):,.0f} requests a day")
+                lines.append(
+                    f"{first} is cheaper than {second} up to {float(f'{most:.2g}'):,.0f} requests"
+                    " a day"
+                )
         if self.cold is not None and self.cold >= 1e-4:
             start = f"{self.cold_start:,.0f} s"
-            lines.append(f"of the quietest hour's requests {self.cold:.2%} wait for a serverless start ({start})")
+            lines.append(
+                f"of the quietest hour's requests {self.cold:.2%} wait for a serverless start"
+                f" ({start})"
+            )
         return tuple(lines)
 
 
@@ -61,7 +75,11 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
         }
         least = scenario.replicas_at_least
         ways[BILLING_AUTOSCALED] = lambda times: (
-            scaling.compute_billed_gpu_hours(np.maximum(scaling.compute_replicas_needed(times), least)) * price / days
+            scaling.compute_billed_gpu_hours(
+                np.maximum(scaling.compute_replicas_needed(times), least)
+            )
+            * price
+            / days
         )
     if (paid := instead.serverless) is not None:
         ways[BILLING_SERVERLESS] = lambda times: price_serverless(paid, scaling, times)[0] / days
@@ -78,7 +96,9 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
              if first in curves and second in curves]  # fmt: skip
     up_to = {pair: _find_break_even(*(curves[way] for way in pair)) * requests for pair in pairs}
     cold = price_serverless(paid, scaling, 1.0)[1] if paid else None
-    return BillingComparison(usd, requests, up_to, cold, _get_cold_start_s(paid, scaling) if paid else None)
+    return BillingComparison(
+        usd, requests, up_to, cold, _get_cold_start_s(paid, scaling) if paid else None
+    )
 
 
 def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:
@@ -87,9 +107,11 @@ def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:
     return (
         0.0
         if not len(cheaper)
-        else math.inf
-        if cheaper[-1] == len(TRAFFIC_FACTORS) - 1
-        else float(TRAFFIC_FACTORS[cheaper[-1]])
+        else (
+            math.inf
+            if cheaper[-1] == len(TRAFFIC_FACTORS) - 1
+            else float(TRAFFIC_FACTORS[cheaper[-1]])
+        )
     )
 
 
@@ -97,13 +119,15 @@ def _get_cold_start_s(paid: ServerlessEntry, scaling: AutoscalingPlan) -> float:
     return paid.cold_start or scaling.lead_s
 
 
-def price_serverless(paid: ServerlessEntry, scaling: AutoscalingPlan, times: float) -> tuple[float, float]:
+def price_serverless(
+    paid: ServerlessEntry, scaling: AutoscalingPlan, times: float
+) -> tuple[float, float]:
     """(USD, the share of the quietest hour's requests that wait for a start) at so many times the traffic.
 
-    Where one replica does and none is kept warm, requests come at rate l, at random, a start takes C, and the replica
-    stays for D, an answer and the wait after it. From one start to the next C + e^(lD) / l seconds pass (a busy period
-    of M/G/inf and the idle time 1 / l), of which all but 1 / l are paid; and of l C + e^(lD) requests 1 + l C meet no
-    replica that runs.
+    Where one replica does and none is kept warm, requests come at rate l, at random, a start takes
+    C, and the replica stays for D, an answer and the wait after it. From one start to the next C +
+    e^(lD) / l seconds pass (a busy period of M/G/inf and the idle time 1 / l), of which all but 1 /
+    l are paid; and of l C + e^(lD) requests 1 + l C meet no replica that runs.
     """
     rates, start = np.array(scaling.rates) * times, _get_cold_start_s(paid, scaling)
     assert scaling.max_load_replica.performance is not None
@@ -114,8 +138,12 @@ def price_serverless(paid: ServerlessEntry, scaling: AutoscalingPlan, times: flo
     running = np.maximum(np.where(single, 1 - 1 / cycle, needed), paid.warm_replicas)
     started = np.maximum(np.diff(needed, prepend=needed[-1]), 0)[~single].sum() * start
     seconds = running.sum() * 3600 + (started if paid.warm_replicas < needed.max() else 0.0)
-    waits = np.where(single & (rates > 0) & (paid.warm_replicas == 0), (1 + rates * start) / cycle, 0.0)
-    return float(seconds * scaling.deployment.layout.gpus_per_replica * paid.usd_per_gpu_second), float(waits.max())
+    waits = np.where(
+        single & (rates > 0) & (paid.warm_replicas == 0), (1 + rates * start) / cycle, 0.0
+    )
+    return float(
+        seconds * scaling.deployment.layout.gpus_per_replica * paid.usd_per_gpu_second
+    ), float(waits.max())
 
 
 def _price_api(api: ApiEntry, scaling: AutoscalingPlan, times: float) -> float:

@@ -17,26 +17,32 @@ class Candidate:
     prediction: Prediction
     violations: tuple[str, ...]  # what it does not meet at the middle of its intervals
     risks: tuple[str, ...]  # what it does not meet at their pessimistic ends
-    violated_constraints: tuple[str, ...]  # the names of what it misses: "p95 TPOT", "rate", "memory"
+    violated_constraints: tuple[
+        str, ...
+    ]  # the names of what it misses: "p95 TPOT", "rate", "memory"
     limit_utilization: float  # largest share of any limit that it uses, 1 = at the limit
     capacity_utilization: float  # of the capacity that is planned to be used, 1 = all of it
     preference_key: tuple[
         int, ...
     ]  # positions of formats, speculation and engine in the scenario's lists, and 1 if tuned
-    billed_fraction: float = (
-        1.0  # share of its price that the scenario's day takes, scaled by the hour, where plans differ in it
-    )
+    # share of its price that the scenario's day takes, scaled by the hour, where plans differ in it
+    billed_fraction: float = 1.0
 
     @property
     def is_simulated(self) -> bool:
         """Its figures are replayed, not the closed form's."""
-        return bool(self.prediction.performance and self.prediction.performance.num_simulated_requests)
+        return bool(
+            self.prediction.performance and self.prediction.performance.num_simulated_requests
+        )
 
     @property
     def is_underused(self) -> bool:
         """Most of what it holds and can do is idle: with more memory or with fewer slots it would do the same."""
         performance = self.prediction.performance
-        return performance is not None and max(performance.kv_usage, self.capacity_utilization) < MAX_UNDERUSED_FRACTION
+        return (
+            performance is not None
+            and max(performance.kv_usage, self.capacity_utilization) < MAX_UNDERUSED_FRACTION
+        )
 
     @property
     def is_feasible(self) -> bool:
@@ -73,14 +79,21 @@ class Candidate:
     @property
     def display_key(self) -> tuple[object, ...]:
         """What makes candidates differ for a reader: engine, GPU and layout, however experts are spread in it."""
-        layouts = [(pool.layout.tp, pool.layout.pp, pool.layout.dp) for pool in self.prediction.pools]
+        layouts = [
+            (pool.layout.tp, pool.layout.pp, pool.layout.dp) for pool in self.prediction.pools
+        ]
         return self.deployment.engine.name, self.deployment.gpu, *layouts
 
     @property
     def placement_key(self) -> tuple[object, ...]:
         """What it is but for its engine's arguments."""
         deployment, formats = self.deployment, self.preference_key[:-1]
-        machine = deployment.gpu, deployment.gpus_per_node, deployment.machine_sizes, deployment.link_bandwidth
+        machine = (
+            deployment.gpu,
+            deployment.gpus_per_node,
+            deployment.machine_sizes,
+            deployment.link_bandwidth,
+        )
         return *machine, tuple(pool.layout for pool in self.prediction.pools), formats
 
     @property
@@ -110,8 +123,12 @@ class Candidate:
         )
 
     def __str__(self) -> str:
-        price = "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
-        price += f", {self.billed_fraction:.0%} of it over the day" if self.billed_fraction < 1 else ""
+        price = (
+            "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
+        )
+        price += (
+            f", {self.billed_fraction:.0%} of it over the day" if self.billed_fraction < 1 else ""
+        )
         risks = "; ".join(f"at risk: {risk}" for risk in self.risks)
         verdict = "; ".join(self.violations) or risks or "meets the service level"
         return f"{self.description}: {price}; {verdict}"
@@ -123,7 +140,9 @@ class Candidate:
             return describe_deployment(self.deployment)
         first, rest = (f"{pool.layout.replicas} x {pool.with_replicas(1).layout}{_describe_spares(pool)}"
                        for pool in self.prediction.pools)  # fmt: skip
-        where = f"{sum(pool.num_gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
+        where = (
+            f"{sum(pool.num_gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
+        )
         return f"{where}, prefill {first}, decode {rest}, {describe_formats(self.deployment)}"
 
 
@@ -135,14 +154,21 @@ def mark_as_tuned(preference: tuple[int, ...]) -> tuple[int, ...]:
 def describe_deployment(deployment: Deployment) -> str:
     """A deployment in a few words: GPUs, layout, formats, and the engine where it is another than vLLM."""
     where = f"{deployment.num_gpus} x {deployment.gpu.name}"
-    return f"{where}, {deployment.layout}{_describe_spares(deployment)}, {describe_formats(deployment)}"
+    return (
+        f"{where}, {deployment.layout}{_describe_spares(deployment)},"
+        f" {describe_formats(deployment)}"
+    )
 
 
 def describe_formats(deployment: Deployment) -> str:
     """What it computes in, drafts by and runs on, where that is not the usual."""
     stored = deployment.model.quantization.method
     parts = [deployment.model.dtype if stored == "none" else stored]
-    parts += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
+    parts += (
+        [f"{deployment.args.kv_cache_dtype} KV"]
+        if deployment.args.kv_cache_dtype not in (None, "auto")
+        else []
+    )
     parts += [deployment.speculation.method] if deployment.speculation else []
     parts += [deployment.engine.name] if deployment.engine.name != "vllm" else []
     return ", ".join(parts)
@@ -152,4 +178,6 @@ def _describe_spares(deployment: Deployment) -> str:
     """Spare replicas, and rented GPUs that nothing runs on."""
     spares, idle = deployment.spare_replicas, deployment.num_gpus_billed - deployment.num_gpus
     beside = f" + {spares} spare{'s' if spares > 1 else ''}" if spares else ""
-    return beside + (f" ({idle} of {deployment.num_gpus_billed} rented GPUs not needed)" if idle else "")
+    return beside + (
+        f" ({idle} of {deployment.num_gpus_billed} rented GPUs not needed)" if idle else ""
+    )

@@ -40,30 +40,42 @@ def compute_rejected_fraction(workload: Workload, max_model_len: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def _drop_oversized_prompts(prompt: LengthDistribution, limit: int) -> tuple[float, LengthDistribution]:
+def _drop_oversized_prompts(
+    prompt: LengthDistribution, limit: int
+) -> tuple[float, LengthDistribution]:
     """(the share of prompts from `limit` tokens on, the others)."""
     share = float(np.count_nonzero(prompt.values >= limit) / len(prompt.values))
-    return share, LengthDistribution.from_samples(prompt.values[prompt.values < limit]) if 0 < share < 1 else prompt
+    return share, (
+        LengthDistribution.from_samples(prompt.values[prompt.values < limit])
+        if 0 < share < 1
+        else prompt
+    )
 
 
 def drop_rejected_requests(workload: Workload, max_model_len: int) -> Workload:
     """`workload` as the engine takes it on: without the prompts that it refuses, and so at a lower rate.
 
-    Raises `PlannerError` where requests do not fit on average, as they never do where it refuses all of them.
+    Raises `PlannerError` where requests do not fit on average, as they never do where it refuses
+    all of them.
     """
     if workload.mean_tokens_per_request > max_model_len:
         raise PlannerError(
-            f"requests of {workload.mean_tokens_per_request:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}"
+            f"requests of {workload.mean_tokens_per_request:,.0f} tokens on average do not fit into"
+            f" max_model_len {max_model_len:,}"
         )
     if not (share := compute_rejected_fraction(workload, max_model_len)):
         return workload
     rate = workload.rate and workload.rate * (1 - share)
-    return replace(workload, prompt=_drop_oversized_prompts(workload.prompt, max_model_len)[1], rate=rate)
+    return replace(
+        workload, prompt=_drop_oversized_prompts(workload.prompt, max_model_len)[1], rate=rate
+    )
 
 
 def compute_admitted_rps(deployment: Deployment, workload: Workload) -> float:
     """Requests/s that arrive and are not refused."""
-    return (workload.rate or 0.0) * (1 - compute_rejected_fraction(workload, deployment.args.max_model_len))
+    return (workload.rate or 0.0) * (
+        1 - compute_rejected_fraction(workload, deployment.args.max_model_len)
+    )
 
 
 def derive_effective_workload(deployment: Deployment, workload: Workload) -> Workload:
@@ -82,7 +94,10 @@ def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> flo
     tokens = pool.reported_tokens
     if deployment.args.kv_offloading_size:  # host memory has what the pool has, and what it gave up
         tokens = max(
-            tokens, estimate_kv_offload(deployment, pool)[0] * pool.layout.groups[0].block_size * pool.layout.dcp
+            tokens,
+            estimate_kv_offload(deployment, pool)[0]
+            * pool.layout.groups[0].block_size
+            * pool.layout.dcp,
         )
     return compute_prefix_hit_rate(workload.trace, deployment.num_engine_instances, tokens)
 
@@ -90,10 +105,13 @@ def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> flo
 def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
     """Requests/s that all engines serve at most: every slot is taken, and others wait. All times grow with the step's.
 
-    It depends on lengths and shared prefixes, not on when requests come: of a trace that tells which blocks are equal a
-    replica has its own requests, in their order.
+    It depends on lengths and shared prefixes, not on when requests come: of a trace that tells
+    which blocks are equal a replica has its own requests, in their order.
     """
-    trace, replicas = workload.trace if workload.uses_trace_prefixes else None, deployment.layout.replicas
+    trace, replicas = (
+        workload.trace if workload.uses_trace_prefixes else None,
+        deployment.layout.replicas,
+    )
     crowd = (
         _select_replica_requests(trace, replicas)
         if trace and len(trace.arrival) >= MIN_TRACE_REQUESTS_PER_REPLICA * replicas
@@ -119,20 +137,29 @@ def _select_replica_requests(trace: Trace, replicas: int) -> Trace:
 def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
     """Requests/s of one replica: what is begun once they have mixed, in whole waves, while others wait.
 
-    Counted by their tokens, of which a few hundred requests may have more than usual. What ends would mislead: short
-    answers come first. Of random candidates it is 1.5% off 24 waves, nine of ten 5%. Where more than `OFTEN` is
-    preempted all from the first to the last request counts, which is 6% off at most.
+    Counted by their tokens, of which a few hundred requests may have more than usual. What ends
+    would mislead: short answers come first. Of random candidates it is 1.5% off 24 waves, nine of
+    ten 5%. Where more than `OFTEN` is preempted all from the first to the last request counts,
+    which is 6% off at most.
     """
     pool = get_memory_plan(replica).pool
-    slots = min(replica.args.max_num_seqs, max(pool.count_sequences(max(int(lengths.mean_decode_context), 1)), 1))
+    slots = min(
+        replica.args.max_num_seqs,
+        max(pool.count_sequences(max(int(lengths.mean_decode_context), 1)), 1),
+    )
     waves = max(SATURATION_RUN_MINIMA[0], math.ceil(SATURATION_RUN_MINIMA[1] / slots))
     n = slots * max(min(waves, round(MAX_OUTPUT_TOKENS_PER_RUN / lengths.output.mean / slots)), 2)
     if lengths.trace:  # which prompts find what they share differs from wave to wave
         n = min(4 * n, len(lengths.trace.arrival))
     waiting = replace(
-        lengths, concurrency=min(2 * slots * replica.num_engine_instances, int(WORKLOAD_BOUNDS["concurrency"][1]))
+        lengths,
+        concurrency=min(
+            2 * slots * replica.num_engine_instances, int(WORKLOAD_BOUNDS["concurrency"][1])
+        ),
     )
-    result = simulate_workload(replica, pool, build_step_model(replica), waiting, requests=n, even=True)
+    result = simulate_workload(
+        replica, pool, build_step_model(replica), waiting, requests=n, even=True
+    )
     begun, tokens = result.outcome.first_token * result.clock_scale, result.prompt + result.output
     end = begun.max()
     ends = np.append(np.sort(begun)[slots - 1 :: slots], end)  # of waves
@@ -141,7 +168,9 @@ def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
         mixed == end or result.preemptions.mean() > MAX_PREEMPTIONS_PER_REQUEST
     ):  # all in a step or two; or much is begun and given up again
         end, mixed = result.duration, 0.0
-    return replica.num_engine_instances * float(tokens[begun > mixed].sum() / tokens.mean() / (end - mixed))
+    return replica.num_engine_instances * float(
+        tokens[begun > mixed].sum() / tokens.mean() / (end - mixed)
+    )
 
 
 def get_rate_sigma(deployment: Deployment) -> float:

@@ -29,18 +29,24 @@ def choose_max_model_len(workload: Workload, buffer: float, limit: int) -> int:
 
 
 def build_deployment(
-    scenario: Scenario, candidate_gpu: CandidateGpu, model: Model, layout: ParallelLayout, kv_cache_dtype: str = "auto",
+    scenario: Scenario, candidate_gpu: CandidateGpu, model: Model, layout: ParallelLayout,
+    kv_cache_dtype: str = "auto",
     speculation: SpeculationConfig | None = None,
 ) -> Deployment:  # fmt: skip
     """`served` on one kind of GPU as the scenario sets it up, with the limits that its traffic and memory allow."""
-    length = choose_max_model_len(scenario.workload, scenario.context_buffer, model.architecture.max_position)
+    length = choose_max_model_len(
+        scenario.workload, scenario.context_buffer, model.architecture.max_position
+    )
     args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype}
     if adapters := scenario.workload.adapters:
-        args["max_loras"] = min(adapters, DEFAULT_LORA_SLOTS, int(scenario.engine_args["max_cpu_loras"]))
+        args["max_loras"] = min(
+            adapters, DEFAULT_LORA_SLOTS, int(scenario.engine_args["max_cpu_loras"])
+        )
     args |= scenario.engine_args
     deployment = deploy_on(
         model, candidate_gpu.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
-        interconnect=candidate_gpu.interconnect, gpus_per_node=candidate_gpu.max_machine_gpus, other_tenants=scenario.other_tenants,
+        interconnect=candidate_gpu.interconnect, gpus_per_node=candidate_gpu.max_machine_gpus,
+        other_tenants=scenario.other_tenants,
         spare_replicas=scenario.spare_replicas, sold_in=candidate_gpu.machine_sizes,
         memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
@@ -56,7 +62,9 @@ def _limit_to_free_memory(scenario: Scenario, deployment: Deployment) -> Deploym
     if not 0 < safe < share:
         return deployment
     less = deployment.with_args(gpu_memory_utilization=safe)
-    standings = [(memory.can_start, memory.status == "ok") for memory in (get_memory_plan(less), usual)]
+    standings = [
+        (memory.can_start, memory.status == "ok") for memory in (get_memory_plan(less), usual)
+    ]
     return less if standings[0] > standings[1] else deployment
 
 
@@ -71,11 +79,16 @@ def set_max_num_seqs(scenario: Scenario, deployment: Deployment) -> Deployment:
         tried = _limit_to_free_memory(scenario, deployment.with_args(max_num_seqs=seqs))
     if not get_memory_plan(tried).can_start:
         return deployment
-    most = min(MAX_NUM_SEQS if scenario.offline and seqs == usual else seqs, tried.args.max_num_batched_tokens)
+    most = min(
+        MAX_NUM_SEQS if scenario.offline and seqs == usual else seqs,
+        tried.args.max_num_batched_tokens,
+    )
 
     def held(seqs: int) -> int:
         """Sequences that the pool holds beside what the engine sets aside for `seqs`."""
-        fits = find_safe_max_num_seqs(get_memory_plan(tried.with_args(max_num_seqs=seqs)), scenario.workload)
+        fits = find_safe_max_num_seqs(
+            get_memory_plan(tried.with_args(max_num_seqs=seqs)), scenario.workload
+        )
         return min(most, fits // NUM_SEQS_STEP * NUM_SEQS_STEP or max(fits, 1))
 
     more = held(held(seqs))  # beside fewer sequences the pool is larger than beside the default

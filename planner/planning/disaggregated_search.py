@@ -1,9 +1,10 @@
 """Pools of prefill and of decode workers as candidates for a scenario that allows them (`pools: true`).
 
-A pool is a deployment whose replicas are its workers; two of them and the link between make a candidate. Of each pair
-of worker shapes as many workers are taken as keep every promise at the pessimistic end too, added where one is short.
-Their intervals are wide, and they take a router and a fast link: the search chooses them where they cost less than
-replicas that do both, and hold even there.
+A pool is a deployment whose replicas are its workers; two of them and the link between make a
+candidate. Of each pair of worker shapes as many workers are taken as keep every promise at the
+pessimistic end too, added where one is short. Their intervals are wide, and they take a router and
+a fast link: the search chooses them where they cost less than replicas that do both, and hold even
+there.
 """
 
 import math
@@ -42,7 +43,9 @@ UNFIXABLE_CONSTRAINTS = {"power", "start-up", "max_model_len"}
 
 def explain_skipped_pools(scenario: Scenario) -> str:
     """Why no pools are looked at; "" where they are."""
-    without = [one.engine for one in scenario.split_by_engine if one.engine.facts["kv_handover"] == "none"]
+    without = [
+        one.engine for one in scenario.split_by_engine if one.engine.facts["kv_handover"] == "none"
+    ]
     if len(without) == len(scenario.split_by_engine):
         return f"no worker of {without[0]} is known to hand its KV cache to another"
     reasons = {
@@ -57,7 +60,9 @@ def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candid
     """Pools from best to worst, each with the workers that it takes; none for more than `dearest` USD (or GPUs)."""
     if explain_skipped_pools(scenario):
         return []
-    many = replace(scenario.workload, num_prompts=min(scenario.workload.num_requests, SCREENING_REQUESTS))
+    many = replace(
+        scenario.workload, num_prompts=min(scenario.workload.num_requests, SCREENING_REQUESTS)
+    )
     looks: list[tuple[Candidate, CandidateGpu]] = []
     for candidate_gpu, first, rest, preference in _generate_worker_shapes(scenario):
         if not _is_hopeless(scenario, first, rest) and (
@@ -68,12 +73,22 @@ def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candid
             looks.append((look, candidate_gpu))
     looks.sort(key=lambda look: look[0].rank_key)
     candidates: list[Candidate] = []
-    while looks and len(candidates) < MAX_SIMULATED_POOLS and not _ranks_before(candidates, looks[0][0]):
+    while (
+        looks
+        and len(candidates) < MAX_SIMULATED_POOLS
+        and not _ranks_before(candidates, looks[0][0])
+    ):
         best, candidate_gpu = looks.pop(0)
         first, rest = best.prediction.pools
         candidates.append(
             _add_workers_until_feasible(
-                scenario, candidate_gpu, first, rest, best.preference_key, scenario.workload, max_price
+                scenario,
+                candidate_gpu,
+                first,
+                rest,
+                best.preference_key,
+                scenario.workload,
+                max_price,
             )
             or best
         )
@@ -91,14 +106,16 @@ def _generate_worker_shapes(
 ) -> Iterator[tuple[CandidateGpu, Deployment, Deployment, tuple[int, ...]]]:
     """One worker of each pool: every tensor and data parallel size inside a node, formats in both alike.
 
-    None of models whose layers keep caches of several kinds, with recurrent states or sliding windows: engines hand
-    those over by other rules, and not in every version.
+    None of models whose layers keep caches of several kinds, with recurrent states or sliding
+    windows: engines hand those over by other rules, and not in every version.
     """
     for (e, under), candidate_gpu, (q, quantization), (k, kv) in product(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations),
         enumerate(scenario.kv_cache_dtypes),
     ):  # fmt: skip
-        if under.engine.facts["kv_handover"] == "none" or explain_unsupported_gpu(candidate_gpu.gpu, under.engine):
+        if under.engine.facts["kv_handover"] == "none" or explain_unsupported_gpu(
+            candidate_gpu.gpu, under.engine
+        ):
             continue
         model, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
         for layout in list_legal_layouts(
@@ -108,12 +125,16 @@ def _generate_worker_shapes(
             candidate_gpu.max_machine_gpus,
             under.engine,
         ):
-            if layout.pp > 1 or any(getattr(layout, name) != size for name, size in scenario.layout.items()):
+            if layout.pp > 1 or any(
+                getattr(layout, name) != size for name, size in scenario.layout.items()
+            ):
                 continue
             with suppress(PlannerError):
                 deployment = build_deployment(under, candidate_gpu, model, layout, kv)
                 memory = get_memory_plan(deployment)
-                workers += [deployment] if memory.can_start and len(memory.layout.groups) == 1 else []
+                workers += (
+                    [deployment] if memory.can_start and len(memory.layout.groups) == 1 else []
+                )
         pairs = (pair for pair in product(workers, workers) if _can_transfer_kv(*pair))
         yield from ((candidate_gpu, first, rest, (q, k, 0, e, 0)) for first, rest in pairs)
 
@@ -126,7 +147,9 @@ def _can_transfer_kv(prefill: Deployment, decode: Deployment) -> bool:
 
 def _is_hopeless(scenario: Scenario, prefill: Deployment, decode: Deployment) -> bool:
     """Whether even a request that is alone in both pools misses a promise."""
-    load = replace(scenario.workload, rate=None, trace=None, concurrency=1, num_prompts=NUM_ISOLATED_REQUESTS)
+    load = replace(
+        scenario.workload, rate=None, trace=None, concurrency=1, num_prompts=NUM_ISOLATED_REQUESTS
+    )
     with suppress(PlannerError):
         performance = evaluate_disaggregated(prefill, decode, load).performance
         promises = scenario.slo_targets if performance else ()
@@ -139,7 +162,8 @@ def _is_hopeless(scenario: Scenario, prefill: Deployment, decode: Deployment) ->
 
 
 def _add_workers_until_feasible(
-    scenario: Scenario, candidate_gpu: CandidateGpu, prefill: Deployment, decode: Deployment, preference: tuple[int, ...],
+    scenario: Scenario, candidate_gpu: CandidateGpu, prefill: Deployment, decode: Deployment,
+    preference: tuple[int, ...],
     load: Workload, dearest: float, *, quick: bool = False,
 ) -> Candidate | None:  # fmt: skip
     """More workers of the pool that is short, until nothing is missed, or too many are needed; the best on the way."""
@@ -171,7 +195,11 @@ def _needs_decode_workers(
     scenario: Scenario, candidate: Candidate, wider: Deployment, longer: Deployment, load: Workload
 ) -> bool:
     """Whether it takes the `longer` decode pool, not the `wider` prefill pool, to mend what `found` misses or risks."""
-    said = {word.lower() for each in candidate.violated_constraints or candidate.risks for word in each.split()}
+    said = {
+        word.lower()
+        for each in candidate.violated_constraints or candidate.risks
+        for word in each.split()
+    }
     if candidate.capacity_utilization <= 1 and said & {*DECODE_CONSTRAINTS, "ttft"}:
         return bool(said & DECODE_CONSTRAINTS)
     first, rest = candidate.prediction.pools
@@ -184,7 +212,8 @@ def _needs_decode_workers(
 
 
 def evaluate_pools(
-    scenario: Scenario, prefill: Deployment, decode: Deployment, load: Workload, preference: tuple[int, ...] = (), *,
+    scenario: Scenario, prefill: Deployment, decode: Deployment, load: Workload,
+    preference: tuple[int, ...] = (), *,
     quick: bool = False,
 ) -> Candidate | None:  # fmt: skip
     """Both pools under `load`, requests let through one by one; None where they cannot serve it."""

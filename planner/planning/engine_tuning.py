@@ -36,9 +36,15 @@ def generate_variants(
 
     `light`: its memory and its slots are mostly empty, so that neither is tried in another size.
     """
-    is_underused = is_underused and scenario.workload.trace is None  # of whose blocks a larger pool keeps more
+    is_underused = (
+        is_underused and scenario.workload.trace is None
+    )  # of whose blocks a larger pool keeps more
     args, given = usual.args, scenario.engine_args
-    sizes, shares, seqs = [args.max_num_batched_tokens], [args.gpu_memory_utilization], args.max_num_seqs
+    sizes, shares, seqs = (
+        [args.max_num_batched_tokens],
+        [args.gpu_memory_utilization],
+        args.max_num_seqs,
+    )
     if "max_num_batched_tokens" not in given:
         sizes += [size for size in tokens if size != sizes[0]]
     if (
@@ -48,28 +54,39 @@ def generate_variants(
     ):
         shares.append(most)
     changes = [
-        {"max_num_batched_tokens": size, "gpu_memory_utilization": share} for size, share in product(sizes, shares)
+        {"max_num_batched_tokens": size, "gpu_memory_utilization": share}
+        for size, share in product(sizes, shares)
     ]
     if (adapters := scenario.workload.adapters) and "max_loras" not in given:
         slots = {min(many, adapters) for many in LORA_SLOT_VALUES} - {args.max_loras}
         changes += [{"max_loras": many} for many in sorted(slots)]
     for knobs in changes[1:]:
-        with suppress(PlannerError):  # the engine has rules of its own for how its arguments go together
+        with suppress(
+            PlannerError
+        ):  # the engine has rules of its own for how its arguments go together
             if get_memory_plan(changed := apply_engine_args(scenario, usual, **knobs)).can_start:
                 yield changed
     if not get_memory_plan(usual).can_start:
         return
     if not is_underused and "max_num_seqs" not in given and scenario.slo_targets:
-        yield from (usual.with_args(max_num_seqs=fewer) for share in NUM_SEQS_FRACTIONS if (fewer := int(seqs * share)))
+        yield from (
+            usual.with_args(max_num_seqs=fewer)
+            for share in NUM_SEQS_FRACTIONS
+            if (fewer := int(seqs * share))
+        )
     if drafted := usual.speculation:
-        fewer_drafts = (replace(drafted, num_speculative_tokens=k) for k in range(1, usual.num_draft_tokens))
+        fewer_drafts = (
+            replace(drafted, num_speculative_tokens=k) for k in range(1, usual.num_draft_tokens)
+        )
         yield from (replace(usual, speculation=fewer) for fewer in fewer_drafts)
 
 
 def apply_engine_args(scenario: Scenario, usual: Deployment, **knobs: float) -> Deployment:
     """`usual` started with other arguments, and the max_num_seqs that go with them; `PlannerError` where it refuses."""
     args = usual.args
-    given: dict[str, Any] = {name: getattr(args, name) for name in ("max_model_len", "kv_cache_dtype", "max_loras")}
+    given: dict[str, Any] = {
+        name: getattr(args, name) for name in ("max_model_len", "kv_cache_dtype", "max_loras")
+    }
     given |= scenario.engine_args
     resolved = resolve_engine_args({**given, **knobs}, usual.engine, usual.gpu, usual.model)
     return set_max_num_seqs(scenario, replace(usual, args=resolved))

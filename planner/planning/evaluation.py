@@ -35,16 +35,23 @@ def evaluate_candidates(
     if not cases:
         return []
     copies = [deployment.with_replicas(replicas) for deployment, replicas, _ in cases]
-    predictions = evaluate_batch([(one, get_candidate_workload(scenario, one)) for one in copies], scenario.prices)
+    predictions = evaluate_batch(
+        [(one, get_candidate_workload(scenario, one)) for one in copies], scenario.prices
+    )
     return [
         check_against_slos(scenario, prediction, preference)
         for prediction, (_, _, preference) in zip(predictions, cases, strict=True)
     ]
 
 
-def simulate_candidate(scenario: Scenario, candidate: Candidate, *, quick: bool = False) -> Candidate:
+def simulate_candidate(
+    scenario: Scenario, candidate: Candidate, *, quick: bool = False
+) -> Candidate:
     """`candidate` as it is stated: its traffic, replayed; `quick` is a first look."""
-    load, first = get_candidate_workload(scenario, candidate.deployment), candidate.prediction.prefill
+    load, first = (
+        get_candidate_workload(scenario, candidate.deployment),
+        candidate.prediction.prefill,
+    )
     if first:
         prediction = evaluate_disaggregated(first, candidate.deployment, load, scenario.prices)
     else:
@@ -59,7 +66,9 @@ def screen_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
         return simulate_candidate(scenario, candidate, quick=True)
     prediction = predict(candidate.deployment, load, scenario.prices, quick=True, rough=True)
     look = check_against_slos(scenario, prediction, candidate.preference_key)
-    else_decides = max(1.0, look.limit_utilization if look.limit_utilization > look.capacity_utilization else 0.0)
+    else_decides = max(
+        1.0, look.limit_utilization if look.limit_utilization > look.capacity_utilization else 0.0
+    )
     return (
         look
         if look.capacity_utilization * MAX_CAPACITY_ERROR_FACTOR < else_decides
@@ -76,30 +85,47 @@ def get_candidate_workload(scenario: Scenario, deployment: Deployment) -> Worklo
 def saturate_workload(deployment: Deployment, workload: Workload) -> Workload:
     """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
     slots = deployment.args.max_num_seqs * deployment.num_engine_instances
-    return replace(workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots))
+    return replace(
+        workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots)
+    )
 
 
-def check_against_slos(scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = ()) -> Candidate:
+def check_against_slos(
+    scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = ()
+) -> Candidate:
     """A prediction held against the service level."""
     deployment, performance = prediction.deployment, prediction.performance
     if performance is None:
         reason = prediction.memory.reason
-        return Candidate(deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference)
+        return Candidate(
+            deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference
+        )
     missed, risks, share = _check_capacity(scenario, prediction, performance)
     margin = share
     for target in scenario.slo_targets:
         interval, told = (
-            read(target.metric, target.percentile) for read in (performance.get, performance.get_for_display)
+            read(target.metric, target.percentile)
+            for read in (performance.get, performance.get_for_display)
         )
         if math.isnan(interval.mid):  # answers of one token have no pace
             continue
         margin = max(margin, interval.mid / target.seconds)
         if told.mid > target.seconds:
-            missed.append((target.name, f"{target.name} {_format_violation('is', 'grows', told.mid, target.seconds)}"))
+            missed.append(
+                (
+                    target.name,
+                    f"{target.name} {_format_violation('is', 'grows', told.mid, target.seconds)}",
+                )
+            )
         elif told.hi > target.seconds:
-            risks.append(f"{target.name} may {_format_violation('reach', 'grow', told.hi, target.seconds)}")
+            risks.append(
+                f"{target.name} may {_format_violation('reach', 'grow', told.hi, target.seconds)}"
+            )
     if prediction.rejected_fraction > scenario.refused_at_most:
-        text = f"{prediction.rejected_fraction:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
+        text = (
+            f"{prediction.rejected_fraction:.1%} of the requests are refused, above"
+            f" {scenario.refused_at_most:.1%}"
+        )
         missed.append(("max_model_len", text))
         margin = max(margin, prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6))
     for name, text, value, most in list_resource_limits(scenario, prediction):
@@ -114,7 +140,9 @@ def check_against_slos(scenario: Scenario, prediction: Prediction, preference: t
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
-    return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, share, preference)
+    return Candidate(
+        deployment, prediction, misses, tuple(risks), constraints, margin, share, preference
+    )
 
 
 def _format_violation(is_: str, grows: str, seconds: float, limit: float) -> str:
@@ -131,7 +159,12 @@ def list_resource_limits(
         begins = [estimate_startup(pool, scenario.storage) for pool in prediction.pools]
         totals = [startup_time.total for startup_time in begins if startup_time]
         slowest = max(totals, key=lambda total: total.mid) if len(totals) == len(begins) else None
-        yield "start-up", "the start-up of a replica", slowest, ResourceLimit(scenario.start_up_at_most, "s")
+        yield (
+            "start-up",
+            "the start-up of a replica",
+            slowest,
+            ResourceLimit(scenario.start_up_at_most, "s"),
+        )
     if scenario.power_at_most is not None:
         yield (
             "power",
@@ -154,13 +187,19 @@ def _check_capacity(
     assert free is not None and most is not None
     used = 1 - free
     if scenario.workload.rate is None:
-        return [], [], min(used, 1.0)  # users wait for their answers: no queue grows, whatever they send
+        return (
+            [],
+            [],
+            min(used, 1.0),
+        )  # users wait for their answers: no queue grows, whatever they send
     share = used / planned
     if share > 1 and scenario.offline:
         spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
         return [("rate", f"it serves {most.mid:.3g} of {asked:.3g} requests/s{spare}")], [], share
     if share > 1:
-        beyond = f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
+        beyond = (
+            f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
+        )
         digits = 3 if share <= 1.005 else 1 if used < 1.1 else 0
         times = f"{used:.3g} times" if used >= 2 else f"{used:.{digits}%} of"
         text = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
@@ -206,8 +245,13 @@ def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str,
     prediction, hours = candidate.prediction, estimate_run_hours(scenario, candidate)
     if prediction.gpu_power_w is None:
         return []
-    kwh = (prediction.total_power_w or prediction.gpu_power_w) * ((hours.mid if hours else HOURS_PER_MONTH) / 1e3)
-    shown = [("W each, mean", prediction.gpu_power_w), ("kWh for all of it" if hours else "kWh a month", kwh)]
+    kwh = (prediction.total_power_w or prediction.gpu_power_w) * (
+        (hours.mid if hours else HOURS_PER_MONTH) / 1e3
+    )
+    shown = [
+        ("W each, mean", prediction.gpu_power_w),
+        ("kWh for all of it" if hours else "kWh a month", kwh),
+    ]
     return (
         [*shown, ("J per output token", prediction.joules_per_output_token)]
         if prediction.joules_per_output_token

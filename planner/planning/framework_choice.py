@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 class WorkloadTraits:
     """What a workload and its owner bring along that favours one framework over another."""
 
-    structured_or_agentic: bool = False  # branching programs, tool calls, or output held to a grammar
+    structured_or_agentic: bool = (
+        False  # branching programs, tool calls, or output held to a grammar
+    )
     prefix_reuse: bool = False  # most prompts share a long prefix with earlier ones
     fixed_shapes: bool = False  # one model with known lengths and batch, at scale
-    rebuild_acceptable: bool = False  # tuning or rebuilding for each model and GPU is worth the time
+    rebuild_acceptable: bool = (
+        False  # tuning or rebuilding for each model and GPU is worth the time
+    )
     hugging_face_stack: bool = False  # is in place already
     portability: bool = False  # the same deployment should run on another vendor's GPUs
 
@@ -46,7 +50,9 @@ class FrameworkRule(SourcedEntry):
         known = (*WorkloadTraits.__dataclass_fields__, *GPU_TRAITS)
         for word in words:
             if word not in known:
-                raise ValueError(f"{word!r} is neither a trait nor a fact of the GPUs; known: {', '.join(known)}")
+                raise ValueError(
+                    f"{word!r} is neither a trait nor a fact of the GPUs; known: {', '.join(known)}"
+                )
         return words
 
 
@@ -87,7 +93,9 @@ class FrameworkChoice:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The facts that decided, the weightiest first."""
-        return tuple(rule.fact for rule in sorted(self.chosen.reasons, key=lambda rule: -rule.points))
+        return tuple(
+            rule.fact for rule in sorted(self.chosen.reasons, key=lambda rule: -rule.points)
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per deciding fact: framework, total, points, fact, source, date."""
@@ -96,12 +104,19 @@ class FrameworkChoice:
         rows: list[tuple[str, ...]] = []
         for score in self.ranked:
             total = "ruled out" if score.ruled_out else str(score.points)
-            rows += ((score.title, total, f"{r.points:+d}", r.fact, r.source, r.date) for r in score.reasons)
+            rows += (
+                (score.title, total, f"{r.points:+d}", r.fact, r.source, r.date)
+                for r in score.reasons
+            )
             rows += [(score.title, total, "+0", score.ruled_out, "", "")] if score.ruled_out else []
-        return pd.DataFrame(rows, columns=["framework", "total", "points", "fact", "source", "date"])
+        return pd.DataFrame(
+            rows, columns=["framework", "total", "points", "fact", "source", "date"]
+        )
 
     def __str__(self) -> str:
-        totals = ", ".join(f"{s.title} {'ruled out' if s.ruled_out else s.points}" for s in self.ranked)
+        totals = ", ".join(
+            f"{s.title} {'ruled out' if s.ruled_out else s.points}" for s in self.ranked
+        )
         return f"{self.chosen.title} ({totals}): {self.reasons[0]}"
 
 
@@ -112,13 +127,23 @@ def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkCh
         raise PlannerError("no candidate GPU given: name at least one")
     words = {trait for trait, holds in asdict(traits).items() if holds}
     vendors = {gpu.vendor.casefold() for gpu in gpus}
-    words |= {"beyond_nvidia"} if vendors != {"nvidia"} else {"one_nvidia_sku"} if len(set(gpus)) == 1 else set()
+    words |= (
+        {"beyond_nvidia"}
+        if vendors != {"nvidia"}
+        else {"one_nvidia_sku"}
+        if len(set(gpus)) == 1
+        else set()
+    )
     scores = []
     for name, framework in load_frameworks().items():
         reasons = tuple(rule for rule in framework.rules if words.issuperset(rule.when))
         serves = any(name in gpu.supported for gpu in gpus)
         ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
-        scores.append(FrameworkScore(name, framework.title, sum(rule.points for rule in reasons), reasons, ruled_out))
+        scores.append(
+            FrameworkScore(
+                name, framework.title, sum(rule.points for rule in reasons), reasons, ruled_out
+            )
+        )
     ranked = sorted(scores, key=lambda score: (score.ruled_out != "", -score.points))
     if ranked[0].ruled_out:
         raise PlannerError(f"no known framework serves on {', '.join(gpu.name for gpu in gpus)}")

@@ -34,7 +34,12 @@ from planner.planning.scenario_schema import (  # fmt: skip
     SpeculationEntry,
     coerce_engine_args,
 )
-from planner.planning.scenario_workload import parse_daily_profile, parse_workload, resolve_existing_path, resolve_path
+from planner.planning.scenario_workload import (
+    parse_daily_profile,
+    parse_workload,
+    resolve_existing_path,
+    resolve_path,
+)
 from planner.planning.slo import SloTarget
 from planner.workload.daily_profile import DailyProfile
 from planner.workload.workload import Workload
@@ -57,7 +62,14 @@ class CandidateGpu:
         """GPUs of the machines to choose from, at most a node's; none: any number is let."""
         if self.sold_in or self.gpus_per_node is None or not self.gpu.sold_in:
             return self.sold_in or self.gpu.sold_in
-        return tuple(sorted({*(size for size in self.gpu.sold_in if size < self.gpus_per_node), self.gpus_per_node}))
+        return tuple(
+            sorted(
+                {
+                    *(size for size in self.gpu.sold_in if size < self.gpus_per_node),
+                    self.gpus_per_node,
+                }
+            )
+        )
 
     @property
     def max_machine_gpus(self) -> int:
@@ -69,9 +81,10 @@ class CandidateGpu:
 class Scenario:
     """What is asked: a model, the hardware to choose from, the traffic and the service level.
 
-    `workload` is an open loop (`rate`; a trace's own arrivals where it has one), or a closed loop: `concurrency` users,
-    of whom each sends a request as soon as the one before is answered, and then no rate is given. Where `offline`, all
-    requests are there at once, and `workload.rate` is the pace that the deadline asks for.
+    `workload` is an open loop (`rate`; a trace's own arrivals where it has one), or a closed loop:
+    `concurrency` users, of whom each sends a request as soon as the one before is answered, and
+    then no rate is given. Where `offline`, all requests are there at once, and `workload.rate` is
+    the pace that the deadline asks for.
     """
 
     name: str
@@ -86,7 +99,8 @@ class Scenario:
     offline: bool
     engine_args: Mapping[str, SettingValue]
     layout: Mapping[str, int]  # parallel sizes that are settled
-    headroom: float  # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
+    # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
+    headroom: float
     refused_at_most: float  # share of requests that may be refused, being longer than max_model_len
     context_buffer: float
     storage: str  # what a starting server reads its weights from
@@ -102,14 +116,19 @@ class Scenario:
     files: tuple[Path, ...]  # that it was read from
     other_engines: tuple[Engine, ...]  # that may be used as well
     output_kinds: tuple[ArtifactKind, ...]  # to be written
-    daily_profile: DailyProfile | None = None  # how the traffic rises and falls; `workload` is its busiest hour
+    daily_profile: DailyProfile | None = (
+        None  # how the traffic rises and falls; `workload` is its busiest hour
+    )
     replicas_at_least: int = 1  # in its quietest hour
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the file leaves open and the plan takes for granted, in sentences for its reader."""
-        return (*(f"{note.rstrip('.')}." for note in load_model(self.model).warnings), *self.workload.assumptions)
+        return (
+            *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
+            *self.workload.assumptions,
+        )
 
     @property
     def split_by_engine(self) -> tuple["Scenario", ...]:
@@ -118,7 +137,10 @@ class Scenario:
         return tuple(replace(self, engine=engine, other_engines=()) for engine in engines)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
+        return (
+            f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)};"
+            f" {self.workload}"
+        )
 
 
 def list_scenarios() -> tuple[str, ...]:
@@ -137,7 +159,8 @@ def find_scenario_file(name: str | Path, folder: Path = Path()) -> Path:
 def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
     """The shipped scenario `name`, or the one in the YAML file `name`; `PlannerError` for whatever is wrong in it.
 
-    `overrides` sets fields by dotted name, items of a list by number: {"workload.rate": 12, "gpus.0.at_most": 8}.
+    `overrides` sets fields by dotted name, items of a list by number: {"workload.rate": 12,
+    "gpus.0.at_most": 8}.
     """
     path = find_scenario_file(name)
     data = read_yaml(path)
@@ -147,7 +170,9 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
     return replace(scenario, files=(path, *scenario.files))
 
 
-def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any], location: str) -> dict[str, Any]:
+def apply_overrides(
+    data: Mapping[str, Any], overrides: Mapping[str, Any], location: str
+) -> dict[str, Any]:
     """A copy of the fields `data` of the file `where`, with those set that `overrides` names."""
     found = copy.deepcopy(dict(data))
     for key, value in overrides.items():
@@ -168,12 +193,18 @@ def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
     if isinstance(place, list):
         if name.isdecimal() and int(name[:9]) < len(place):
             return int(name)
-        raise PlannerError(f"cannot set {key}: {location} has {len(place)} items there, numbered from 0, not {name}")
-    raise PlannerError(f"cannot set {key}: {location} has {place!r:.40} there, which has no field {name}")
+        raise PlannerError(
+            f"cannot set {key}: {location} has {len(place)} items there, numbered from 0, not"
+            f" {name}"
+        )
+    raise PlannerError(
+        f"cannot set {key}: {location} has {place!r:.40} there, which has no field {name}"
+    )
 
 
 FIELDS_COPIED_FROM_FILE = (
-    "question", "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most", "power_at_most",
+    "question", "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most",
+    "power_at_most",
     "speculation", "replicas_at_least",
 )  # fmt: skip
 """Fields that a question has from its file as they are."""
@@ -182,18 +213,24 @@ FIELDS_COPIED_FROM_FILE = (
 def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
     """A scenario from the fields of a file called `name`.
 
-    Fields without a value count as left out. Trace, calibration and a model's config.json are looked for from `folder`,
-    then from the working directory.
+    Fields without a value count as left out. Trace, calibration and a model's config.json are
+    looked for from `folder`, then from the working directory.
     """
     if not isinstance(data, Mapping):
-        raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
-    entry = validate_entry(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
+        raise PlannerError(
+            f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}"
+        )
+    entry = validate_entry(
+        ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name
+    )
     if isfile(folder / entry.model) or isfile(folder / entry.model / "config.json"):
         entry = entry.model_copy(update={"model": str(folder / entry.model)})
     with add_error_context(name):
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
         engine_args, served_by = coerce_engine_args(given), _parse_engines(entry, folder)
-        longest = float(engine_args.get("max_model_len") or load_model(entry.model).architecture.max_position)
+        longest = float(
+            engine_args.get("max_model_len") or load_model(entry.model).architecture.max_position
+        )
         day = parse_daily_profile(entry.workload, folder)
         own_day = str(entry.workload.day) if day and day.peak_rps else None
         scenario = Scenario(
@@ -204,7 +241,13 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=tuple(
-                CandidateGpu(get_gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect, tuple(sorted(set(g.sold_in))))
+                CandidateGpu(
+                    get_gpu(g.gpu),
+                    g.at_most,
+                    g.gpus_per_node,
+                    g.interconnect,
+                    tuple(sorted(set(g.sold_in))),
+                )
                 for g in entry.gpus
             ),
             engine=served_by[0],
@@ -220,26 +263,36 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             layout=entry.layout.model_dump(exclude_none=True),
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
-            prices=PriceSelection({get_gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier),
+            prices=PriceSelection(
+                {get_gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier
+            ),
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
                 max((get_gpu(g.gpu).memory_bytes for g in entry.gpus), default=0),
                 "other_tenants_gib",
             ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
-            traits=WorkloadTraits(**check_known_names(entry.traits, WorkloadTraits.__dataclass_fields__, "trait")),
+            traits=WorkloadTraits(
+                **check_known_names(entry.traits, WorkloadTraits.__dataclass_fields__, "trait")
+            ),
             output_kinds=entry.files,
             daily_profile=day,
             files=tuple(
-                resolve_path(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file
+                resolve_path(folder, file)
+                for file in (entry.calibration, entry.workload.trace, own_day)
+                if file
             ),
         )
         _check_consistency(scenario)
         if (mean := scenario.workload.mean_tokens_per_request) > longest:
-            of = "engine_args, field max_model_len" if "max_model_len" in engine_args else "the model's context length"
+            of = (
+                "engine_args, field max_model_len"
+                if "max_model_len" in engine_args
+                else "the model's context length"
+            )
             raise PlannerError(
-                f"workload: prompt_tokens and output_tokens, {mean:,.0f} together on average, do not fit into {of} "
-                f"({longest:,.0f} tokens)"
+                f"workload: prompt_tokens and output_tokens, {mean:,.0f} together on average, do"
+                f" not fit into {of} ({longest:,.0f} tokens)"
             )
     return scenario
 
@@ -248,7 +301,8 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     """The engines that may be used, each NAME or NAME VERSION, with the step costs that the owner measured."""
     if entry.engine_version and len(entry.engine) > 1:
         raise PlannerError(
-            f"engine_version: with several engines each has its own, such as {entry.engine[0]} {entry.engine_version}"
+            f"engine_version: with several engines each has its own, such as {entry.engine[0]}"
+            f" {entry.engine_version}"
         )
     asked = [name.partition(" ")[::2] for name in entry.engine]
     engines = [get_engine(name, version.strip() or entry.engine_version) for name, version in asked]
@@ -259,7 +313,9 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     if not any(one.calibration for one in engines):
         under = ", ".join(sorted({calibration.engine for calibration in own.values()})) or "nothing"
         names = " or ".join(one.name for one in engines)
-        raise PlannerError(f"calibration: {entry.calibration} was measured under {under}, not {names}")
+        raise PlannerError(
+            f"calibration: {entry.calibration} was measured under {under}, not {names}"
+        )
     return engines
 
 
@@ -279,16 +335,25 @@ def _check_consistency(scenario: Scenario) -> None:
         if candidate_gpu.sold_in and candidate_gpu.sold_in[-1] > (
             node := candidate_gpu.gpus_per_node or candidate_gpu.gpu.gpus_per_node
         ):
-            raise PlannerError(f"gpus, {candidate_gpu.gpu.name}, field sold_in: machines of at most {node} GPUs")
+            raise PlannerError(
+                f"gpus, {candidate_gpu.gpu.name}, field sold_in: machines of at most {node} GPUs"
+            )
     if not scenario.slo_targets and not scenario.offline:
-        raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
-    models = [load_model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
+        raise PlannerError(
+            "service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)"
+        )
+    models = [
+        load_model(scenario.model, quantization=quantization)
+        for quantization in scenario.quantizations
+    ]
     if scenario.speculation:
         drafting = scenario.speculation.to_config()
         for served_by in (scenario.engine, *scenario.other_engines):
             if reason := explain_unsupported_method(drafting.method, served_by):
                 raise PlannerError(f"speculation, field method: {reason}")
-            if scenario.speculation.allowed and (reason := explain_missing_draft(drafting, served_by)):
+            if scenario.speculation.allowed and (
+                reason := explain_missing_draft(drafting, served_by)
+            ):
                 raise PlannerError(f"speculation, field head: {reason}")
     for kv_cache_dtype in scenario.kv_cache_dtypes:
         args, refusals = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}, []

@@ -24,7 +24,14 @@ ArtifactKind = Literal[
     "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
     "compose", "kubernetes", "production-stack", "kserve", "dynamo", "skypilot", "runpod",
 ]  # fmt: skip
-DEFAULT_ARTIFACTS: tuple[ArtifactKind, ...] = ("script", "unit", "benchmark", "alerts", "dashboard", "checklist")
+DEFAULT_ARTIFACTS: tuple[ArtifactKind, ...] = (
+    "script",
+    "unit",
+    "benchmark",
+    "alerts",
+    "dashboard",
+    "checklist",
+)
 """What is written unless a scenario says otherwise."""
 
 
@@ -43,8 +50,14 @@ def _parse_hours(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     figures = value if isinstance(value, list | tuple) else [None]
-    if not all(isinstance(hour, int | float) and type(hour) is not bool and 0 <= hour <= 1e12 for hour in figures):
-        accepted = f"Input should be {HOURS_PER_DAY} to {HOURS_PER_WEEK} hourly figures from 0 to 1e12, a profile's name, or a trace's file"
+    if not all(
+        isinstance(hour, int | float) and type(hour) is not bool and 0 <= hour <= 1e12
+        for hour in figures
+    ):
+        accepted = (
+            f"Input should be {HOURS_PER_DAY} to {HOURS_PER_WEEK} hourly figures from 0 to 1e12, a"
+            " profile's name, or a trace's file"
+        )
         raise PydanticCustomError("day", accepted)
     return tuple(figures)
 
@@ -52,7 +65,9 @@ def _parse_hours(value: Any) -> Any:
 def _check_lengths_given(value: Any) -> Any:
     """Lengths as they came; a bare number says neither what is meant nor how lengths spread."""
     if isinstance(value, int | float | str):
-        raise PydanticCustomError("lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}")
+        raise PydanticCustomError(
+            "lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}"
+        )
     return value
 
 
@@ -94,8 +109,9 @@ class WorkloadEntry(StrictEntry):
 
     others_say: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
-        "of N users who ask every T seconds, answer and thinking together, the rate is N / T, on the safe side, as "
-        "users who still wait ask no more; of N who ask again at once, concurrency is N",
+        "of N users who ask every T seconds, answer and thinking together, the rate is N / T, on"
+        " the safe side, as users who still wait ask no more; of N who ask again at once,"
+        " concurrency is N",
     )
 
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
@@ -138,7 +154,9 @@ class AdaptersEntry(StrictEntry):
 
     count: Annotated[int, Field(gt=0, le=10_000)]
     ranks: Annotated[
-        tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...], BeforeValidator(_wrap_number), Field(min_length=1)
+        tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...],
+        BeforeValidator(_wrap_number),
+        Field(min_length=1),
     ] = (16,)
     zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
     max_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
@@ -187,10 +205,15 @@ class SpeculationEntry(StrictEntry):
     def to_config(self) -> SpeculationConfig:
         """As a deployment wants it."""
         draft = load_model(self.draft_model) if self.draft_model else None
-        return SpeculationConfig(self.method, self.num_speculative_tokens, self.acceptance_rate, draft, self.head)
+        return SpeculationConfig(
+            self.method, self.num_speculative_tokens, self.acceptance_rate, draft, self.head
+        )
 
     def __str__(self) -> str:
-        return f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate {self.acceptance_rate:.2f}"
+        return (
+            f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate"
+            f" {self.acceptance_rate:.2f}"
+        )
 
 
 class ScenarioEntry(StrictEntry):
@@ -207,7 +230,9 @@ class ScenarioEntry(StrictEntry):
     layout: LayoutEntry = Field(default_factory=LayoutEntry)
     workload: WorkloadEntry
     adapters: AdaptersEntry | None = None
-    service_level: dict[LatencyMetric, dict[LatencyStatistic, PositiveNumber]] = Field(default_factory=dict)
+    service_level: dict[LatencyMetric, dict[LatencyStatistic, PositiveNumber]] = Field(
+        default_factory=dict
+    )
     headroom: Fraction = 0.2
     refused_at_most: Fraction = 0.01
     context_buffer: NonNegativeNumber = 0.1
@@ -220,7 +245,9 @@ class ScenarioEntry(StrictEntry):
     start_up_at_most: PositiveNumber | None = None
     power_at_most: PositiveNumber | None = None
     other_tenants_gib: NonNegativeNumber = 0.0
-    memory_calibration: dict[MemoryTerm, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
+    memory_calibration: dict[MemoryTerm, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(
+        default_factory=dict
+    )
     calibration: str | None = None
     speculation: SpeculationEntry | None = None
     pools: bool = False
@@ -229,7 +256,10 @@ class ScenarioEntry(StrictEntry):
 
 
 _FIELDS: dict[str, Any] = {
-    name: (Annotated[kind, Field(le=2**40)] | None if kind in (int, int | None) else kind | None, None)
+    name: (
+        Annotated[kind, Field(le=2**40)] | None if kind in (int, int | None) else kind | None,
+        None,
+    )
     for name, kind in get_type_hints(EngineArgs).items()
 }
 _EngineArgs = create_model("_EngineArgs", __base__=StrictEntry, **_FIELDS)

@@ -32,16 +32,23 @@ def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | No
     with add_error_context("workload, day"):
         for name in ("concurrency", "requests"):
             if getattr(entry, name) is not None:
-                raise PlannerError(f"a day needs a rate, that of its busiest hour: leave out {name}")
+                raise PlannerError(
+                    f"a day needs a rate, that of its busiest hour: leave out {name}"
+                )
         return build_daily_profile(entry.day, resolve_path(folder, str(entry.day)))
 
 
 def parse_workload(
-    entry: WorkloadEntry, longest: float, folder: Path, day: DailyProfile | None, adapters: AdaptersEntry | None
+    entry: WorkloadEntry,
+    longest: float,
+    folder: Path,
+    day: DailyProfile | None,
+    adapters: AdaptersEntry | None,
 ) -> Workload:
     """The traffic of a scenario file; its own figures win over the trace's.
 
-    Lengths of which only the mean is known are spread so that prompt and output fit into `longest` tokens.
+    Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
+    tokens.
     """
     rate = entry.rate or (day.peak_rps if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
@@ -50,7 +57,9 @@ def parse_workload(
         for name in ("rate", "requests", "trace", "burstiness"):
             if getattr(entry, name) is not None:
                 when = "with a concurrency a request comes when another is answered"
-                raise PlannerError(f"workload: {when}: leave out {name}, or give rate instead of concurrency")
+                raise PlannerError(
+                    f"workload: {when}: leave out {name}, or give rate instead of concurrency"
+                )
     if entry.requests and entry.within_hours:
         if rate is not None:
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
@@ -63,14 +72,16 @@ def parse_workload(
     base = Workload.from_trace(trace, rate) if trace else None
     if base is None and rate is None and entry.concurrency is None:
         raise PlannerError(
-            "workload: needs a rate (requests per second), a concurrency (users who each wait for their answer), a "
-            "trace, or requests with within_hours"
+            "workload: needs a rate (requests per second), a concurrency (users who each wait for"
+            " their answer), a trace, or requests with within_hours"
         )
     measured = (base.prompt, base.output) if base else (None, None)
     prompt, output = (
         (lengths_entry and (lengths_entry.exactly or lengths_entry.mean))
         or (own.mean if own else 0.0)  # mean tokens, as far as they are known
-        for lengths_entry, own in zip((entry.prompt_tokens, entry.output_tokens), measured, strict=True)
+        for lengths_entry, own in zip(
+            (entry.prompt_tokens, entry.output_tokens), measured, strict=True
+        )
     )
     bursts = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
@@ -90,7 +101,10 @@ def parse_workload(
 
 
 def _parse_lengths(
-    entry: LengthsEntry | None, side: RequestSide, longest: float, measured: LengthDistribution | None
+    entry: LengthsEntry | None,
+    side: RequestSide,
+    longest: float,
+    measured: LengthDistribution | None,
 ) -> LengthDistribution:
     """The lengths asked for, or else those measured; with a mean alone, spread as in a comparable public trace."""
     field = f"{side}_tokens"
@@ -105,9 +119,15 @@ def _parse_lengths(
         if entry.exactly is not None:
             return LengthDistribution.from_constant(entry.exactly)
         if entry.mean is None:
-            raise PlannerError("needs the mean (best with p50 and p95), or exactly for lengths that are all alike")
+            raise PlannerError(
+                "needs the mean (best with p50 and p95), or exactly for lengths that are all alike"
+            )
         if entry.p50 is not None or entry.p95 is not None:
             return LengthDistribution.from_lognormal(entry.mean, entry.p95, entry.p50, entry.max)
         if entry.max is not None and entry.max < entry.mean:
-            raise PlannerError(f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}")
-        return LengthDistribution.from_public_traces(entry.mean, side, min(entry.max or longest, longest))
+            raise PlannerError(
+                f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}"
+            )
+        return LengthDistribution.from_public_traces(
+            entry.mean, side, min(entry.max or longest, longest)
+        )

@@ -1,12 +1,13 @@
 """Which deployment to choose: every legal candidate, evaluated; the cheapest that meets the service level.
 
-Candidates are ranked in closed form; those at the top are replayed (`planning.confirmation`), and one that fails there
-counts as missing its target. The rule, in this order: it meets every target at the middle of its interval; it costs
-least per hour (GPUs, where no price is known); it meets them at the pessimistic end too; it changes the model least
-(formats in the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin. Where the
-traffic has a day, another layout or GPU comes first if that day, scaled by the hour, is clearly cheaper with it. Pools
-of prefill and decode workers (`planning.pools`) come before replicas that do both only where they cost less and meet
-every target at the pessimistic end.
+Candidates are ranked in closed form; those at the top are replayed (`planning.confirmation`), and
+one that fails there counts as missing its target. The rule, in this order: it meets every target at
+the middle of its interval; it costs least per hour (GPUs, where no price is known); it meets them
+at the pessimistic end too; it changes the model least (formats in the scenario's order, no
+speculation); it has the fewest pipeline stages, then the largest margin. Where the traffic has a
+day, another layout or GPU comes first if that day, scaled by the hour, is clearly cheaper with it.
+Pools of prefill and decode workers (`planning.pools`) come before replicas that do both only where
+they cost less and meet every target at the pessimistic end.
 """
 
 import math
@@ -60,7 +61,9 @@ class Plan:
     scenario: Scenario
     chosen: Candidate | None
     runner_up: Candidate | None  # the best with another GPU or layout
-    safer: Candidate | None  # the cheapest that holds at the pessimistic end, where the chosen one is at risk
+    safer: (
+        Candidate | None
+    )  # the cheapest that holds at the pessimistic end, where the chosen one is at risk
     binding_constraint: BindingConstraint
     candidates: tuple[Candidate, ...]  # from best to worst
     rejected: tuple[RejectedOption, ...]
@@ -79,7 +82,9 @@ class Plan:
     @property
     def best_disaggregated(self) -> Candidate | None:
         """The best pools that were looked at."""
-        return next((candidate for candidate in self.candidates if candidate.is_disaggregated), None)
+        return next(
+            (candidate for candidate in self.candidates if candidate.is_disaggregated), None
+        )
 
     @property
     def best(self) -> Candidate | None:
@@ -94,7 +99,13 @@ class Plan:
     @property
     def verdict(self) -> Literal["holds", "at_risk", "nothing_meets"]:
         """Whether the plan keeps every promise, at the pessimistic end of every interval too."""
-        return "nothing_meets" if self.chosen is None else "at_risk" if self.chosen.at_risk else "holds"
+        return (
+            "nothing_meets"
+            if self.chosen is None
+            else "at_risk"
+            if self.chosen.at_risk
+            else "holds"
+        )
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -115,7 +126,9 @@ class Plan:
 
     def __str__(self) -> str:
         if self.chosen is None:
-            return f"{self.scenario.name}: nothing meets the service level. {self.binding_constraint}"
+            return (
+                f"{self.scenario.name}: nothing meets the service level. {self.binding_constraint}"
+            )
         after = f" Next best: {self.runner_up}." if self.runner_up else ""
         return f"{self.scenario.name}: {self.chosen}. {self.binding_constraint}{after}"
 
@@ -130,21 +143,32 @@ def _add_pool_candidates(whole: Plan) -> Plan:
     """`whole` with pools among its candidates; the plan is theirs where the rule says so."""
     scenario, today = whole.scenario, whole.chosen
     if reason := explain_skipped_pools(scenario):
-        return replace(whole, notes=(*whole.notes, f"pools are not looked at: {reason}"), without_pools=whole)
+        return replace(
+            whole, notes=(*whole.notes, f"pools are not looked at: {reason}"), without_pools=whole
+        )
     pools = search_pools(
-        scenario, MAX_POOL_COST_FACTOR * today.cost_key[1] if today and not today.cost_key[0] else math.inf
+        scenario,
+        MAX_POOL_COST_FACTOR * today.cost_key[1] if today and not today.cost_key[0] else math.inf,
     )
     best = next((pool for pool in pools if pool.is_feasible), None)
     together = (*whole.candidates, *pools)
     if today or best:
-        together = tuple(sorted(together, key=lambda one: (not (one.is_feasible and one.is_simulated), one.rank_key)))
+        together = tuple(
+            sorted(
+                together, key=lambda one: (not (one.is_feasible and one.is_simulated), one.rank_key)
+            )
+        )
     plan = replace(whole, candidates=together, without_pools=whole)
     if best is None:
         return plan
     if today is None or best.rank_key < today.rank_key:
-        binding = _find_binding_constraint(scenario, best, list(whole.candidates), list(whole.rejected))
+        binding = _find_binding_constraint(
+            scenario, best, list(whole.candidates), list(whole.rejected)
+        )
         notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
-        return replace(plan, chosen=best, runner_up=today, safer=None, binding_constraint=binding, notes=notes)
+        return replace(
+            plan, chosen=best, runner_up=today, safer=None, binding_constraint=binding, notes=notes
+        )
     safer = whole.safer is None or best.rank_key < whole.safer.rank_key
     return replace(plan, safer=best) if today.at_risk and not best.at_risk and safer else plan
 
@@ -152,7 +176,8 @@ def _add_pool_candidates(whole: Plan) -> Plan:
 def _search_unified(scenario: Scenario) -> Plan:
     """The plan of replicas that do both, prefill and decode.
 
-    Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost no more.
+    Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost
+    no more.
     """
     candidates, rejected = evaluate_search_space(
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
@@ -162,7 +187,9 @@ def _search_unified(scenario: Scenario) -> Plan:
     def wide(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
         price = look_up_gpu_price(candidate_gpu.gpu, scenario.prices)
         best = verified.feasible[0].usd_per_hour if verified.feasible else None
-        dearer = price is not None and best is not None and price.median_usd * layout.num_gpus > best
+        dearer = (
+            price is not None and best is not None and price.median_usd * layout.num_gpus > best
+        )
         return layout.num_gpus > candidate_gpu.max_machine_gpus and not dearer
 
     more, refused = evaluate_search_space(scenario, wide)
@@ -174,15 +201,28 @@ def _search_unified(scenario: Scenario) -> Plan:
         verified.feasible = sorted([*held, *verified.feasible], key=attrgetter("rank_key"))
     looked_at = {c.placement_key for c in (*verified.feasible, *verified.infeasible)}
     rest = [c for c in candidates if c.placement_key not in looked_at]
-    ordered = [] if verified.feasible else rank_closest_candidates(scenario, [*verified.infeasible, *rest])
-    verified.feasible += sorted((c for c in ordered if c.is_feasible and c.is_simulated), key=attrgetter("rank_key"))
+    ordered = (
+        []
+        if verified.feasible
+        else rank_closest_candidates(scenario, [*verified.infeasible, *rest])
+    )
+    verified.feasible += sorted(
+        (c for c in ordered if c.is_feasible and c.is_simulated), key=attrgetter("rank_key")
+    )
     day = None
     if verified.feasible:
         if scenario.daily_profile:
             verified.feasible, day = rank_by_daily_cost(scenario, verified.feasible)
-        ordered = [*verified.feasible, *sorted((*verified.infeasible, *rest), key=attrgetter("rank_key"))]
+        ordered = [
+            *verified.feasible,
+            *sorted((*verified.infeasible, *rest), key=attrgetter("rank_key")),
+        ]
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
-    notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
+    notes = (
+        [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"]
+        if unpriced
+        else []
+    )
     plan = _build_plan(scenario, verified, ordered, rejected, notes)
     if day:
         vars(plan)["autoscaling"] = day
@@ -197,17 +237,26 @@ def _retry_cheaper_candidates(
         return []
     unpriced, cost = result.feasible[0].price_key
     known = {candidate.placement_key for candidate in result.infeasible}
-    cheaper = fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), [*result.feasible, *candidates])
+    cheaper = fit_to_budget(
+        scenario, (unpriced, cost * (1 - 1e-6)), [*result.feasible, *candidates]
+    )
     places: dict[object, Candidate] = {}
     for candidate in sorted(cheaper, key=attrgetter("limit_utilization")):
         places.setdefault(candidate.placement_key, candidate)
-    tried = [places[place] for place in [place for place in places if place not in known][:MAX_CHEAPER_RETRIES]]
-    return [one for candidate in tried if (one := tune_and_simulate(scenario, candidate)).is_feasible]
+    tried = [
+        places[place]
+        for place in [place for place in places if place not in known][:MAX_CHEAPER_RETRIES]
+    ]
+    return [
+        one for candidate in tried if (one := tune_and_simulate(scenario, candidate)).is_feasible
+    ]
 
 
 def _build_plan(
-    scenario: Scenario, result: VerificationResult, ordered: list[Candidate], rejected: list[RejectedOption],
-    notes: Sequence[str] = (), settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
+    scenario: Scenario, result: VerificationResult, ordered: list[Candidate],
+    rejected: list[RejectedOption],
+    notes: Sequence[str] = (),
+    settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
 ) -> Plan:  # fmt: skip
     """The plan of what was `found` to hold, and of all candidates, `ordered` from best to worst."""
     places: dict[object, Candidate] = {}
@@ -215,12 +264,17 @@ def _build_plan(
         places.setdefault(candidate.placement_key, candidate)
     shown = tuple(places.values()), tuple(rejected)
     if not result.feasible:
-        return Plan(scenario, None, None, None, _explain_infeasibility(ordered, rejected), *shown, ())
+        return Plan(
+            scenario, None, None, None, _explain_infeasibility(ordered, rejected), *shown, ()
+        )
     chosen, binding = (
         result.feasible[0],
         _find_binding_constraint(scenario, result.feasible[0], ordered, rejected, settle),
     )
-    safer, sentences = result.safest if chosen.at_risk else None, (*notes, *chosen.prediction.warnings)
+    safer, sentences = (
+        result.safest if chosen.at_risk else None,
+        (*notes, *chosen.prediction.warnings),
+    )
     return Plan(scenario, chosen, result.find_runner_up(chosen), safer, binding, *shown, sentences)
 
 
@@ -230,7 +284,9 @@ def search_analytically(scenario: Scenario) -> Plan:
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
     )
     if not any(candidate.is_feasible for candidate in candidates):
-        wide, refused = evaluate_search_space(scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus)
+        wide, refused = evaluate_search_space(
+            scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus
+        )
         candidates, rejected = candidates + wide, rejected + refused
     ordered = sorted(candidates, key=attrgetter("rank_key"))
     verified = VerificationResult([candidate for candidate in ordered if candidate.is_feasible])
@@ -240,41 +296,64 @@ def search_analytically(scenario: Scenario) -> Plan:
 
 
 def _find_binding_constraint(
-    scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[RejectedOption],
+    scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
+    rejected: list[RejectedOption],
     settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
 ) -> BindingConstraint:  # fmt: skip
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
     margin, (unpriced, cost) = attrgetter("limit_utilization"), chosen.price_key
-    cheaper = [c for c in fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.is_feasible]
+    cheaper = [
+        c
+        for c in fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), candidates)
+        if not c.is_feasible
+    ]
     if cheaper:
         looked_at = [settle(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
-        cheaper = sorted((candidate for candidate in looked_at if not candidate.is_feasible), key=margin)
+        cheaper = sorted(
+            (candidate for candidate in looked_at if not candidate.is_feasible), key=margin
+        )
     if cheaper:
         near = cheaper[0]
-        text = f"Of all that costs less, {near.description} comes nearest, but {'; '.join(near.violations)}."
+        text = (
+            f"Of all that costs less, {near.description} comes nearest, but"
+            f" {'; '.join(near.violations)}."
+        )
         return BindingConstraint(near.violated_constraints[0], text)
-    small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.num_gpus]
+    small = [
+        r
+        for r in rejected
+        if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.num_gpus
+    ]
     if small:
         largest = max(small, key=lambda rejection: rejection.gpus)
         return BindingConstraint(
-            "memory", f"Less does not hold the model, such as {largest.description}: {largest.reason}."
+            "memory",
+            f"Less does not hold the model, such as {largest.description}: {largest.reason}.",
         )
     return BindingConstraint(
-        "one GPU", f"Nothing smaller exists; it uses {chosen.limit_utilization:.0%} of the tightest limit."
+        "one GPU",
+        f"Nothing smaller exists; it uses {chosen.limit_utilization:.0%} of the tightest limit.",
     )
 
 
-def _explain_infeasibility(candidates: list[Candidate], rejected: list[RejectedOption]) -> BindingConstraint:
+def _explain_infeasibility(
+    candidates: list[Candidate], rejected: list[RejectedOption]
+) -> BindingConstraint:
     """Why no candidate does, nearest first."""
     if candidates:
         near = candidates[0]
         return BindingConstraint(
-            near.violated_constraints[0], f"The nearest, {near.description}: {'; '.join(near.violations)}."
+            near.violated_constraints[0],
+            f"The nearest, {near.description}: {'; '.join(near.violations)}.",
         )
     if not rejected:
-        return BindingConstraint("engine", "The engine accepts no layout of this model on these GPUs.")
+        return BindingConstraint(
+            "engine", "The engine accepts no layout of this model on these GPUs."
+        )
     last = max(rejected, key=lambda rejection: rejection.gpus)
-    return BindingConstraint(last.bottleneck, f"It fits nowhere: {last.description} on {last.gpu}: {last.reason}")
+    return BindingConstraint(
+        last.bottleneck, f"It fits nowhere: {last.description} on {last.gpu}: {last.reason}"
+    )
 
 
 def get_reference_deployment(plan: Plan) -> Deployment:
@@ -284,8 +363,15 @@ def get_reference_deployment(plan: Plan) -> Deployment:
     scenario, candidate_gpu = plan.scenario, plan.scenario.gpus[0]
     model = load_model(scenario.model, quantization=scenario.quantizations[-1])
     layouts = list_legal_layouts(
-        model, candidate_gpu.gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, scenario.engine
+        model,
+        candidate_gpu.gpu,
+        candidate_gpu.max_gpus,
+        candidate_gpu.max_machine_gpus,
+        scenario.engine,
     ) or [ParallelLayout()]
     return build_deployment(
-        scenario, candidate_gpu, model, max(layouts, key=lambda layout: (layout.num_gpus, layout.tp))
+        scenario,
+        candidate_gpu,
+        model,
+        max(layouts, key=lambda layout: (layout.num_gpus, layout.tp)),
     )

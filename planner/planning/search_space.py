@@ -58,31 +58,50 @@ def evaluate_search_space(
         else:
             gpus = deployment.layout.gpus_per_replica
             rejected.append(
-                RejectedOption(describe_deployment(deployment), deployment.gpu.name, gpus, memory.reason, "memory")
+                RejectedOption(
+                    describe_deployment(deployment),
+                    deployment.gpu.name,
+                    gpus,
+                    memory.reason,
+                    "memory",
+                )
             )
     usual = _find_min_replicas(scenario, cases)
     return [*usual, *_evaluate_tuned_options(scenario, cases, usual)], rejected
 
 
-def generate_search_options(scenario: Scenario, layout_filter: LayoutFilter) -> Iterator[SearchOption | RejectedOption]:
+def generate_search_options(
+    scenario: Scenario, layout_filter: LayoutFilter
+) -> Iterator[SearchOption | RejectedOption]:
     """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts."""
     speculation_entry = scenario.speculation
-    speculations = [None, speculation_entry.to_config()] if speculation_entry and speculation_entry.allowed else [None]
+    speculations = (
+        [None, speculation_entry.to_config()]
+        if speculation_entry and speculation_entry.allowed
+        else [None]
+    )
     for (e, under), candidate_gpu, (q, quantization) in product(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations)
     ):
-        gpu, model, engine = candidate_gpu.gpu, load_model(scenario.model, quantization=quantization), under.engine
+        gpu, model, engine = (
+            candidate_gpu.gpu,
+            load_model(scenario.model, quantization=quantization),
+            under.engine,
+        )
         if reason := explain_unsupported_gpu(gpu, engine):
             if q == 0 and layout_filter(candidate_gpu, ParallelLayout()):
                 yield RejectedOption(str(engine), gpu.name, 1, reason, "engine")
             continue
-        layouts = list_legal_layouts(model, gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, engine)
+        layouts = list_legal_layouts(
+            model, gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, engine
+        )
         settled = scenario.layout.items()
         kinds = product(
             [
                 shape
                 for shape in layouts
-                if layout_filter(candidate_gpu, shape) and all(getattr(shape, k) == v for k, v in settled)
+                if layout_filter(candidate_gpu, shape)
+                and all(getattr(shape, k) == v for k, v in settled)
             ],
             enumerate(scenario.kv_cache_dtypes),
             enumerate(speculations),
@@ -90,22 +109,35 @@ def generate_search_options(scenario: Scenario, layout_filter: LayoutFilter) -> 
         for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
             what = f"{layout}, {quantization or 'checkpoint'}"
             try:
-                deployment = build_deployment(under, candidate_gpu, model, layout, kv_cache_dtype, speculation)
+                deployment = build_deployment(
+                    under, candidate_gpu, model, layout, kv_cache_dtype, speculation
+                )
             except PlannerError as error:
                 yield RejectedOption(what, gpu.name, layout.num_gpus, str(error), "engine")
                 continue
             rented = partial(_count_gpus_billed, deployment)
             if most := bisect_right(
-                range(1, candidate_gpu.max_gpus // layout.num_gpus + 1), candidate_gpu.max_gpus, key=rented
+                range(1, candidate_gpu.max_gpus // layout.num_gpus + 1),
+                candidate_gpu.max_gpus,
+                key=rented,
             ):
                 yield deployment, most, (q, k, s, e, 0)
                 continue
-            beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
-            reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {candidate_gpu.max_gpus}"
-            reason += (
-                "; a machine of your own: sold_in: [1]" if candidate_gpu.max_gpus < rented(1) > layout.num_gpus else ""
+            beside = (
+                f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
             )
-            yield RejectedOption(describe_deployment(deployment), gpu.name, layout.num_gpus, reason, "stock")
+            reason = (
+                f"one replica{beside} takes {rented(1)} GPUs to rent, of at most"
+                f" {candidate_gpu.max_gpus}"
+            )
+            reason += (
+                "; a machine of your own: sold_in: [1]"
+                if candidate_gpu.max_gpus < rented(1) > layout.num_gpus
+                else ""
+            )
+            yield RejectedOption(
+                describe_deployment(deployment), gpu.name, layout.num_gpus, reason, "stock"
+            )
 
 
 def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:
@@ -126,10 +158,14 @@ def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Ca
     best = tried(high)
     low = {k: _count_insufficient_replicas(scenario, candidate) for k, candidate in best.items()}
 
-    def enough(found: Candidate) -> bool:  # of more replicas, which do not mend a power limit, but break it
+    def enough(
+        found: Candidate,
+    ) -> bool:  # of more replicas, which do not mend a power limit, but break it
         return {*found.violated_constraints} <= {"power"}
 
-    looked_at = {k: low[k] + 1 for k in best if enough(best[k]) and high[k] - low[k] > 1}  # mostly enough
+    looked_at = {
+        k: low[k] + 1 for k in best if enough(best[k]) and high[k] - low[k] > 1
+    }  # mostly enough
     while middle := looked_at:
         for k, found in tried(middle).items():
             if enough(found):
@@ -143,20 +179,32 @@ def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Ca
 def _count_insufficient_replicas(scenario: Scenario, candidate: Candidate) -> int:
     """Replicas of `found` that the load is too much for, whatever is promised: capacity grows with their number."""
     load = scenario.workload
-    if load.rate is None or load.trace or scenario.offline or not math.isfinite(candidate.capacity_utilization):
+    if (
+        load.rate is None
+        or load.trace
+        or scenario.offline
+        or not math.isfinite(candidate.capacity_utilization)
+    ):
         return 0
     replicas = candidate.deployment.layout.replicas
     return min(math.ceil(candidate.capacity_utilization * replicas * (1 - 1e-9)), replicas) - 1
 
 
-def _evaluate_tuned_options(scenario: Scenario, cases: list[SearchOption], usual: list[Candidate]) -> list[Candidate]:
+def _evaluate_tuned_options(
+    scenario: Scenario, cases: list[SearchOption], usual: list[Candidate]
+) -> list[Candidate]:
     """The same with other engine arguments, where those may do for less or at less risk: of each size the best."""
-    least = min((candidate.cost_key for candidate in usual if candidate.is_feasible), default=(True, math.inf))
+    least = min(
+        (candidate.cost_key for candidate in usual if candidate.is_feasible),
+        default=(True, math.inf),
+    )
     tried = [
         (changed, most, mark_as_tuned(preference))
         for (deployment, most, preference), found in zip(cases, usual, strict=True)
         if _compute_min_cost(scenario, found) <= least
-        for changed in generate_variants(scenario, deployment, SCREENING_TOKENS_VALUES, is_underused=found.is_underused)
+        for changed in generate_variants(
+            scenario, deployment, SCREENING_TOKENS_VALUES, is_underused=found.is_underused
+        )
     ]
 
     def hope(found: Candidate) -> tuple[object, ...]:  # what only comes near may hold in the replay
@@ -172,11 +220,25 @@ def _evaluate_tuned_options(scenario: Scenario, cases: list[SearchOption], usual
 def _compute_min_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
     """What as many of its replicas cost as the load asks for by itself, whatever the engine's arguments."""
     unpriced, cost = candidate.cost_key
-    replicas, performance, needed = candidate.deployment.layout.replicas, candidate.prediction.performance, 1
-    if scenario.workload.rate is not None and performance and (most := get_capacity_rps(scenario, performance)):
-        asked = compute_offered_rps(scenario, candidate.prediction) / (1 - scenario.headroom) / MAX_TUNING_GAIN
+    replicas, performance, needed = (
+        candidate.deployment.layout.replicas,
+        candidate.prediction.performance,
+        1,
+    )
+    if (
+        scenario.workload.rate is not None
+        and performance
+        and (most := get_capacity_rps(scenario, performance))
+    ):
+        asked = (
+            compute_offered_rps(scenario, candidate.prediction)
+            / (1 - scenario.headroom)
+            / MAX_TUNING_GAIN
+        )
         needed = min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
-    return unpriced, cost / candidate.deployment.num_gpus_billed * _count_gpus_billed(candidate.deployment, needed)
+    return unpriced, cost / candidate.deployment.num_gpus_billed * _count_gpus_billed(
+        candidate.deployment, needed
+    )
 
 
 def fit_to_budget(
@@ -187,7 +249,9 @@ def fit_to_budget(
     for candidate in candidates:
         replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.price_key
         gpus = math.floor(max_price[1] / cost * candidate.deployment.num_gpus_billed + 1e-9)
-        affordable = bisect_right(range(1, replicas + 1), gpus, key=partial(_count_gpus_billed, candidate.deployment))
+        affordable = bisect_right(
+            range(1, replicas + 1), gpus, key=partial(_count_gpus_billed, candidate.deployment)
+        )
         if unpriced == max_price[0] and affordable == replicas and not candidate.is_feasible:
             same.append(candidate)
         elif unpriced == max_price[0] and affordable:

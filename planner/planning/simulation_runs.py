@@ -1,9 +1,9 @@
 """A run: what the engines of a deployment are sent, how much of it is replayed, and what came of it.
 
-Traffic that goes on is replayed for long, several times over with other random arrivals; a benchmark of so many
-requests as it is, from its first burst to its last token; a trace as it came. Whatever is stated of a deployment under
-load comes from here (`performance`); the closed form (`queueing.steady_state`) ranks, draws and answers while a slider
-moves.
+Traffic that goes on is replayed for long, several times over with other random arrivals; a
+benchmark of so many requests as it is, from its first burst to its last token; a trace as it came.
+Whatever is stated of a deployment under load comes from here (`performance`); the closed form
+(`queueing.steady_state`) ranks, draws and answers while a slider moves.
 """
 
 import math
@@ -106,8 +106,8 @@ class SimulationRun:
     def get(self, metric: str, point: str) -> Interval:
         """Seconds of "ttft", "tpot", "itl", "e2e" or "queue" at one of `POINTS`; NaN where there are none.
 
-        The interval holds what slower and faster steps make of it, at least the spread of measured TTFT and TPOT (more
-        in the tails, `WIDER`), and what other random arrivals would move.
+        The interval holds what slower and faster steps make of it, at least the spread of measured
+        TTFT and TPOT (more in the tails, `WIDER`), and what other random arrivals would move.
         """
         return self._build_interval(
             metric,
@@ -120,7 +120,9 @@ class SimulationRun:
         wider = float(np.interp(q, LATENCY_QUANTILES, STATISTIC_SIGMA_FACTORS[1:]))
         return self._build_interval(metric, lambda run: run.compute_quantile(metric, q), wider)
 
-    def _build_interval(self, metric: str, read: Callable[[SimulationResult], float], wider: float) -> Interval:
+    def _build_interval(
+        self, metric: str, read: Callable[[SimulationResult], float], wider: float
+    ) -> Interval:
         mid = read(self.mid)
         if not math.isfinite(mid):
             return Interval(math.nan, math.nan, math.nan)
@@ -130,14 +132,21 @@ class SimulationRun:
             ends = [read(run) * share for run in self.interval_ends for share in (1, mid / same)]
             lo, hi = min(lo, *ends), max(hi, *ends)
         luck = self.estimate_seed_noise(read) * mid
-        return Interval(max(mid - math.hypot(mid - lo, luck), 0.0), mid, mid + math.hypot(hi - mid, luck))
+        return Interval(
+            max(mid - math.hypot(mid - lo, luck), 0.0), mid, mid + math.hypot(hi - mid, luck)
+        )
 
     def estimate_seed_noise(self, read: Callable[[SimulationResult], float]) -> float:
         """By which share another set of as many seeds would move a figure, in four cases of five at most."""
         values = np.array([value for run in self.seeds if math.isfinite(value := read(run))])
         if len(values) < 2:
             return 0.0
-        return float(Z_SCORE_80PCT * values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-12))
+        return float(
+            Z_SCORE_80PCT
+            * values.std(ddof=1)
+            / math.sqrt(len(values))
+            / max(abs(values.mean()), 1e-12)
+        )
 
     def _get_sigma(self, metric: str) -> float:
         first, decoding = self.sigmas
@@ -158,12 +167,19 @@ class SimulationRun:
     @property
     def arrival_rps(self) -> float:
         """Requests/s that come for as long as it runs; 0 where the run has an end."""
-        return 0.0 if is_finite_run(self.workload) else compute_admitted_rps(self.deployment, self.workload)
+        return (
+            0.0
+            if is_finite_run(self.workload)
+            else compute_admitted_rps(self.deployment, self.workload)
+        )
 
     def get_for_display(self, metric: str, point: str) -> Interval:
         """`at`, for people: see `unending`."""
         return apply_unbounded_queue(
-            self.get(metric, point), metric, self.arrival_rps, estimate_capacity(self.deployment, self.workload)
+            self.get(metric, point),
+            metric,
+            self.arrival_rps,
+            estimate_capacity(self.deployment, self.workload),
         )
 
     @property
@@ -182,25 +198,36 @@ def compute_served_fraction(run: SimulationResult) -> float:
     start, end = run.sent[-1] / 4, run.sent[-1]
     ended = run.outcome.last_token * run.clock_scale
     arrived = np.count_nonzero(run.sent > start)
-    return min(np.count_nonzero((ended > start) & (ended <= end)) / arrived, 1.0) if arrived else 1.0
+    return (
+        min(np.count_nonzero((ended > start) & (ended <= end)) / arrived, 1.0) if arrived else 1.0
+    )
 
 
 @lru_cache(maxsize=256)
-def run_simulation(deployment: Deployment, workload: Workload, *, quick: bool = False) -> SimulationRun:
+def run_simulation(
+    deployment: Deployment, workload: Workload, *, quick: bool = False
+) -> SimulationRun:
     """`workload` on one engine of `deployment`; `quick`: a first look, at the middle of the step cost only.
 
-    Raises `PlannerError` where the deployment does not fit, and for requests that can never be scheduled.
+    Raises `PlannerError` where the deployment does not fit, and for requests that can never be
+    scheduled.
     """
-    step, many = build_step_model(deployment), count_requests_to_simulate(deployment, workload, quick=quick)
+    step, many = (
+        build_step_model(deployment),
+        count_requests_to_simulate(deployment, workload, quick=quick),
+    )
     sigmas = step.sigma_ttft, step.sigma_tpot
 
     def one(case: tuple[int, float]) -> SimulationResult:
         seed, factor = case
-        return simulate_once(deployment, workload, many, step_cost_factor=factor, seed=seed).trim(*cut)
+        return simulate_once(deployment, workload, many, step_cost_factor=factor, seed=seed).trim(
+            *cut
+        )
 
     inside = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
     cut = tuple(
-        min(math.ceil(part * inside), many // 5) for part in (WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE)
+        min(math.ceil(part * inside), many // 5)
+        for part in (WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE)
     )
     if quick:
         return SimulationRun(deployment, workload, (one((0, 1.0)),), (), sigmas)
@@ -213,15 +240,30 @@ def run_simulation(deployment: Deployment, workload: Workload, *, quick: bool = 
         engines = min(deployment.num_engine_instances, len(workload.trace.arrival))
         fewest, most = min(fewest, engines), min(most, engines)
     first = min(
-        max(fewest, math.ceil(MIN_REQUESTS_FOR_PERCENTILES * (0.5 if is_finite_run(workload) else 1) / many)), most
+        max(
+            fewest,
+            math.ceil(
+                MIN_REQUESTS_FOR_PERCENTILES * (0.5 if is_finite_run(workload) else 1) / many
+            ),
+        ),
+        most,
     )
     like = min(math.ceil(REQUESTS_PER_INTERVAL_END / many), first)
     sides = _get_interval_step_factors(step.sigma_tpot) if workload.rate is not None else ()
-    cases = [(seed, 1.0) for seed in range(first)] + [(seed, factor) for factor in sides for seed in range(like)]
+    cases = [(seed, 1.0) for seed in range(first)] + [
+        (seed, factor) for factor in sides for seed in range(like)
+    ]
     results = run_in_parallel(one, cases)
-    pooled = (SimulationResult.concatenate(results[start : start + like]) for start in range(first, len(results), like))
-    result = SimulationRun(deployment, workload, tuple(results[:first]), tuple(pooled), sigmas, like)
-    goes_on = not is_finite_run(workload) or workload.trace is not None  # else the run's own luck is part of it
+    pooled = (
+        SimulationResult.concatenate(results[start : start + like])
+        for start in range(first, len(results), like)
+    )
+    result = SimulationRun(
+        deployment, workload, tuple(results[:first]), tuple(pooled), sigmas, like
+    )
+    goes_on = (
+        not is_finite_run(workload) or workload.trace is not None
+    )  # else the run's own luck is part of it
     while goes_on and len(result.seeds) < most and _needs_more_seeds(result):
         more = [(seed, 1.0) for seed in range(len(result.seeds), min(len(result.seeds) + 2, most))]
         result = replace(result, seeds=(*result.seeds, *run_in_parallel(one, more)))
@@ -238,18 +280,30 @@ def run_short_simulation(
 ) -> SimulationRun:
     """A shorter `run` for drawing: `requests` of one engine with one seed; a closed loop has several waves at least.
 
-    Without `ends` only at the middle of the step cost. `pool` replaces the KV pool of the memory plan.
+    Without `ends` only at the middle of the step cost. `pool` replaces the KV pool of the memory
+    plan.
     """
     step = build_step_model(deployment)
     many = max(
-        requests, MIN_CLOSED_LOOP_WAVES * math.ceil((workload.concurrency or 0) / deployment.num_engine_instances)
+        requests,
+        MIN_CLOSED_LOOP_WAVES
+        * math.ceil((workload.concurrency or 0) / deployment.num_engine_instances),
     )
-    sides = _get_interval_step_factors(step.sigma_tpot) if with_interval and workload.rate is not None else ()
+    sides = (
+        _get_interval_step_factors(step.sigma_tpot)
+        if with_interval and workload.rate is not None
+        else ()
+    )
     mid, *others = run_in_parallel(
-        lambda pace: simulate_once(deployment, workload, many, pool=pool, step_cost_factor=pace), (1.0, *sides)
+        lambda pace: simulate_once(deployment, workload, many, pool=pool, step_cost_factor=pace),
+        (1.0, *sides),
     )
     return SimulationRun(
-        deployment, workload, (mid,), tuple(others), (step.sigma_ttft, step.sigma_tpot) if with_interval else (0.0, 0.0)
+        deployment,
+        workload,
+        (mid,),
+        tuple(others),
+        (step.sigma_ttft, step.sigma_tpot) if with_interval else (0.0, 0.0),
     )
 
 
@@ -260,7 +314,8 @@ def _get_interval_step_factors(sigma: float) -> tuple[float, float]:
 
 
 def simulate_once(
-    deployment: Deployment, workload: Workload, requests: int, *, pool: KvCachePool | None = None, step_cost_factor: float = 1.0,
+    deployment: Deployment, workload: Workload, requests: int, *, pool: KvCachePool | None = None,
+    step_cost_factor: float = 1.0,
     seed: int = 0, gauge_s: float = 0.0,
 ) -> SimulationResult:  # fmt: skip
     """One replay of `requests` of one engine, every step at `pace` times its cost."""
@@ -270,9 +325,13 @@ def simulate_once(
             raise PlannerError(memory.reason)
         pool = memory.pool
     step = (
-        build_step_model(deployment) if step_cost_factor == 1 else build_step_model(deployment).scale(step_cost_factor)
+        build_step_model(deployment)
+        if step_cost_factor == 1
+        else build_step_model(deployment).scale(step_cost_factor)
     )
-    even = not is_finite_run(workload)  # of traffic that goes on, what is looked at stands for what is not
+    even = not is_finite_run(
+        workload
+    )  # of traffic that goes on, what is looked at stands for what is not
     return simulate_workload(deployment, pool, step, workload, seed, gauge_s, requests, even)
 
 
@@ -285,9 +344,15 @@ def _needs_more_seeds(run: SimulationRun) -> bool:
     )
 
 
-def run_in_parallel(one: Callable[[CaseT], SimulationResult], cases: Sequence[CaseT]) -> list[SimulationResult]:
+def run_in_parallel(
+    one: Callable[[CaseT], SimulationResult], cases: Sequence[CaseT]
+) -> list[SimulationResult]:
     """`one` of every case, on all cores: the compiled replay does not hold the interpreter's lock."""
-    return list(_get_thread_pool(os.getpid()).map(one, cases)) if len(cases) > 1 else [one(case) for case in cases]
+    return (
+        list(_get_thread_pool(os.getpid()).map(one, cases))
+        if len(cases) > 1
+        else [one(case) for case in cases]
+    )
 
 
 @lru_cache(maxsize=1)
@@ -296,21 +361,29 @@ def _get_thread_pool(_process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count() or 1)
 
 
-def count_requests_to_simulate(deployment: Deployment, workload: Workload, *, quick: bool = False) -> int:
+def count_requests_to_simulate(
+    deployment: Deployment, workload: Workload, *, quick: bool = False
+) -> int:
     """How many requests of `workload` one engine is sent in one replay; `quick`: for a first look."""
     share = math.ceil(workload.num_requests / deployment.num_engine_instances)
     if workload.trace is not None:
         return min(share, SCREENING_REQUEST_BOUNDS[0] if quick else MAX_TRACE_REQUESTS_PER_ENGINE)
     if is_finite_run(workload):
-        waves = MIN_CLOSED_LOOP_WAVES * math.ceil((workload.concurrency or 0) / deployment.num_engine_instances)
+        waves = MIN_CLOSED_LOOP_WAVES * math.ceil(
+            (workload.concurrency or 0) / deployment.num_engine_instances
+        )
         return min(
             share,
             max(
-                SCREENING_REQUEST_BOUNDS[0]
-                if quick
-                else MIN_REQUESTS_FOR_PERCENTILES
-                if share > MAX_REQUESTS_PER_RUN
-                else MAX_REQUESTS_PER_RUN,
+                (
+                    SCREENING_REQUEST_BOUNDS[0]
+                    if quick
+                    else (
+                        MIN_REQUESTS_FOR_PERCENTILES
+                        if share > MAX_REQUESTS_PER_RUN
+                        else MAX_REQUESTS_PER_RUN
+                    )
+                ),
                 waves,
             ),
         )
@@ -326,7 +399,9 @@ def count_requests_to_simulate(deployment: Deployment, workload: Workload, *, qu
         ),
         MAX_REQUESTS_PER_RUN,
     )
-    return max(min(wanted, round(MAX_OUTPUT_TOKENS_PER_RUN / workload.output.mean)), MIN_REQUESTS_PER_RUN)
+    return max(
+        min(wanted, round(MAX_OUTPUT_TOKENS_PER_RUN / workload.output.mean)), MIN_REQUESTS_PER_RUN
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -334,20 +409,30 @@ def _estimate_in_flight(deployment: Deployment, workload: Workload) -> float:
     """Requests that are in one engine at once, by Little's law and the closed form."""
     load = derive_effective_workload(deployment, workload)
     performance = solve_open_loop(LoadCase(deployment, get_memory_plan(deployment), load))
-    stay = performance.request_tps.mid * performance.e2e["mean"].mid / deployment.num_engine_instances
+    stay = (
+        performance.request_tps.mid * performance.e2e["mean"].mid / deployment.num_engine_instances
+    )
     return min(stay, float(deployment.args.max_num_seqs))
 
 
 def simulate_performance(
-    deployment: Deployment, workload: Workload, like: Performance, *, quick: bool = False, rough: bool = False
+    deployment: Deployment,
+    workload: Workload,
+    like: Performance,
+    *,
+    quick: bool = False,
+    rough: bool = False,
 ) -> Performance:
     """What `deployment` does under `workload`, replayed; `like` is what the closed form says, for limit and basis.
 
-    `rough`: its capacity is the closed form's too. Raises `PlannerError` for requests that can never be scheduled.
+    `rough`: its capacity is the closed form's too. Raises `PlannerError` for requests that can
+    never be scheduled.
     """
     return replace(
         like,
-        **_compute_performance_fields(deployment, workload, quick=quick, capacity=like.capacity if rough else None),
+        **_compute_performance_fields(
+            deployment, workload, quick=quick, capacity=like.capacity if rough else None
+        ),
     )
 
 
@@ -359,16 +444,23 @@ def _compute_performance_fields(
 
     `capacity` is the capacity, where it need not be replayed.
     """
-    waiting = _get_thread_pool(os.getpid()).submit(lambda: capacity or estimate_capacity(deployment, workload))
+    waiting = _get_thread_pool(os.getpid()).submit(
+        lambda: capacity or estimate_capacity(deployment, workload)
+    )
     run = run_simulation(deployment, workload, quick=quick)
     capacity = waiting.result()
     mid, rate = run.mid, _estimate_served_rps(run, capacity)
     outputs, prompts = workload.output.mean, workload.prompt.mean
     if is_finite_run(workload):  # the run itself may serve a little more than a crowd that waits
         outputs, prompts = float(mid.output.mean()), float(mid.prompt.mean())
-        capacity = Interval(max(capacity.lo, rate.lo), max(capacity.mid, rate.mid), max(capacity.hi, rate.hi))
+        capacity = Interval(
+            max(capacity.lo, rate.lo), max(capacity.mid, rate.mid), max(capacity.hi, rate.hi)
+        )
     return {
-        **{name: {point: run.get(name, point) for point in LATENCY_STATISTICS} for name in LATENCY_METRICS},
+        **{
+            name: {point: run.get(name, point) for point in LATENCY_STATISTICS}
+            for name in LATENCY_METRICS
+        },
         "request_tps": rate,
         "output_tps": rate * outputs,
         "total_tps": rate * (outputs + prompts),
@@ -378,7 +470,9 @@ def _compute_performance_fields(
         "queue": get_statistic(mid, "queue", "p99"),
         "preemptions": run.preemptions,
         "max_running": mid.max_running,
-        "saturated": workload.rate is not None and compute_admitted_rps(deployment, workload) > capacity.mid,
+        "saturated": (
+            workload.rate is not None and compute_admitted_rps(deployment, workload) > capacity.mid
+        ),
         "arrival_rps": run.arrival_rps,
         "capacity": capacity,
         "num_simulated_requests": run.num_requests,
@@ -393,7 +487,9 @@ def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
     deployment, workload, mid = run.deployment, run.workload, run.mid
     if not is_finite_run(workload):
         coming = compute_admitted_rps(deployment, workload)
-        reach = math.exp(Z_SCORE_80PCT / math.sqrt(max(workload.burstiness * workload.num_requests, 1.0)))
+        reach = math.exp(
+            Z_SCORE_80PCT / math.sqrt(max(workload.burstiness * workload.num_requests, 1.0))
+        )
         interval = capacity.map_monotone(lambda rate: min(rate, coming))
         return Interval(interval.lo / reach, interval.mid, interval.hi * reach)
     served_once = (
@@ -404,4 +500,6 @@ def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
     duration = mid.duration / len(run.seeds) + more / capacity.mid
     arriving = workload.num_requests / workload.rate if workload.rate else 0.0
     paced = min(arriving / duration, 1.0)  # of the run, for which its speed is the client's
-    return Interval.from_lognormal((served_once + more) / duration, get_rate_sigma(deployment) * (1 - paced))
+    return Interval.from_lognormal(
+        (served_once + more) / duration, get_rate_sigma(deployment) * (1 - paced)
+    )

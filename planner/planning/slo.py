@@ -44,7 +44,13 @@ class ResourceLimit:
 
 def get_slo_status(target: SloTarget, value: Interval) -> str:
     """Whether a promise is "kept", "at risk" or "broken" by what is predicted; answers of one token keep any pace."""
-    return "broken" if value.mid > target.seconds else "at risk" if value.hi > target.seconds else "kept"
+    return (
+        "broken"
+        if value.mid > target.seconds
+        else "at risk"
+        if value.hi > target.seconds
+        else "kept"
+    )
 
 
 def format_latency(seconds: float, limit: float = math.inf) -> str:
@@ -53,4 +59,6 @@ def format_latency(seconds: float, limit: float = math.inf) -> str:
         return f"{seconds:,.0f} s" if abs(seconds - limit) >= 1 else f"{seconds:,.2f} s"
     if seconds < 1e-3:
         return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds * 1e3:,.0f} ms" if abs(seconds - limit) >= 1e-3 else f"{seconds * 1e3:,.2f} ms"
+    return (
+        f"{seconds * 1e3:,.0f} ms" if abs(seconds - limit) >= 1e-3 else f"{seconds * 1e3:,.2f} ms"
+    )

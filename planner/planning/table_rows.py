@@ -44,7 +44,9 @@ def parse_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
         if is_unknown_column(name):
             notes += [explain_ignored_column(name)] if _suggest_column(name) else []
         elif cell := text.strip():
-            kind = COLUMN_CATALOG["kinds"][INPUT_COLUMNS.get(name) or COLUMN_CATALOG["measured"][name]]
+            kind = COLUMN_CATALOG["kinds"][
+                INPUT_COLUMNS.get(name) or COLUMN_CATALOG["measured"][name]
+            ]
             try:
                 cells[name] = _parse_cell(cell, **kind)
             except (ValueError, KeyError, OverflowError):
@@ -63,7 +65,9 @@ def _suggest_column(name: str) -> str:
 
 def explain_ignored_column(name: str) -> str:
     """What to say of an unknown column."""
-    return f"column {name} is ignored" + (f", did you mean {known}?" if (known := _suggest_column(name)) else "")
+    return f"column {name} is ignored" + (
+        f", did you mean {known}?" if (known := _suggest_column(name)) else ""
+    )
 
 
 def _parse_cell(
@@ -81,7 +85,9 @@ def _parse_cell(
 def parse_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Model:
     """The model (or, with the prefix "draft_", the draft) that a row names."""
     name, config = cells.get(f"{prefix}model"), cells.get(f"{prefix}model_config")
-    if config is not None and not any(map(isfile, (folder / config, folder / config / "config.json"))):
+    if config is not None and not any(
+        map(isfile, (folder / config, folder / config / "config.json"))
+    ):
         raise PlannerError(f"{prefix}model_config: there is no file {config} in {folder}")
     if config is None and name is None:
         raise PlannerError(f"{prefix}model (or {prefix}model_config) is missing")
@@ -94,15 +100,22 @@ def parse_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Mod
     if bits is not None and bits != model.quantization.weight_bits:
         if stored is None:
             if (stored := {16: "none", 8: "int8", 4: "awq"}.get(int(bits))) is None:
-                raise PlannerError(f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}")
+                raise PlannerError(
+                    f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}"
+                )
             model = _load_model_cached(source, stored, dtype)
         if model.quantization.schemes and bits != model.quantization.weight_bits:
-            schemes = tuple((where, replace(scheme, bits=float(bits))) for where, scheme in model.quantization.schemes)
+            schemes = tuple(
+                (where, replace(scheme, bits=float(bits)))
+                for where, scheme in model.quantization.schemes
+            )
             model = replace(model, quantization=replace(model.quantization, schemes=schemes))
     return model if name is None else replace(model, name=name)
 
 
-def _load_model_cached(source: str, quantization: str | None = None, dtype: str | None = None) -> Model:
+def _load_model_cached(
+    source: str, quantization: str | None = None, dtype: str | None = None
+) -> Model:
     model_cached = _try_load_model(source, quantization, dtype)
     if isinstance(model_cached, PlannerError):
         raise model_cached
@@ -110,7 +123,9 @@ def _load_model_cached(source: str, quantization: str | None = None, dtype: str 
 
 
 @cache
-def _try_load_model(source: str, quantization: str | None, dtype: str | None) -> Model | PlannerError:
+def _try_load_model(
+    source: str, quantization: str | None, dtype: str | None
+) -> Model | PlannerError:
     """The model, or why there is none: an unknown name is looked up once, not once a row."""
     try:
         return load_model(source, quantization=quantization, dtype=dtype)
@@ -124,24 +139,36 @@ def parse_deployment(
     """What a row deploys: all of it, or its "prefill" or "decode" pool."""
     if "gpu" not in cells:
         raise PlannerError("gpu is missing")
-    sizes = {name: cells[name] for name in ("tp", "pp", "dp", "ep", "dcp", "replicas") if name in cells}
+    sizes = {
+        name: cells[name] for name in ("tp", "pp", "dp", "ep", "dcp", "replicas") if name in cells
+    }
     if pool:
-        sizes = {size: cells[f"{pool}_{size}"] for size in POOL_SIZE_COLUMNS if f"{pool}_{size}" in cells}
+        sizes = {
+            size: cells[f"{pool}_{size}"] for size in POOL_SIZE_COLUMNS if f"{pool}_{size}" in cells
+        }
         sizes["replicas"] = sizes.pop("workers", 1)
     sizes = _correct_layout_sizes(sizes, model, cells, notes, squared=not pool)
     speculation = None
     if "speculative_method" in cells:
         if "num_speculative_tokens" not in cells:
             raise PlannerError("num_speculative_tokens is missing beside speculative_method")
-        draft = parse_model(cells, folder, "draft_") if {"draft_model", "draft_model_config"} & set(cells) else None
+        draft = (
+            parse_model(cells, folder, "draft_")
+            if {"draft_model", "draft_model_config"} & set(cells)
+            else None
+        )
         rate = cells.get("acceptance_rate", 0.7)
-        speculation = SpeculationConfig(cells["speculative_method"], cells["num_speculative_tokens"], rate, draft)
+        speculation = SpeculationConfig(
+            cells["speculative_method"], cells["num_speculative_tokens"], rate, draft
+        )
     names = ("interconnect", "gpus_per_node", "engine", "engine_version")
     named = {name: cells[name] for name in names if name in cells}
     if pool and {"engine", "engine_version"} <= set(named):
         meant = resolve_dynamo_version(named["engine"], named["engine_version"])
         if meant != named["engine_version"]:
-            notes.append(f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}")
+            notes.append(
+                f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}"
+            )
             named["engine_version"] = meant
     most, memory = get_gpu(cells["gpu"]).memory_bytes, dict[str, Any]()
     for size in ("gpu_total", "gpu_free", "other_tenants"):
@@ -150,10 +177,16 @@ def parse_deployment(
     args = ({} if pool else _get_recipe_args(model, cells)) | {
         name: cells[name] for name in ENGINE_ARG_COLUMNS if name in cells
     }
-    if pool == "prefill":  # workers that only compute prompts are started with more tokens a step than others
-        usual = get_pool_costs(get_engine(str(named.get("engine", "vllm")), named.get("engine_version"))).prefill_tokens
+    if (
+        pool == "prefill"
+    ):  # workers that only compute prompts are started with more tokens a step than others
+        usual = get_pool_costs(
+            get_engine(str(named.get("engine", "vllm")), named.get("engine_version"))
+        ).prefill_tokens
         args.setdefault("max_num_batched_tokens", usual)
-    deployment = deploy_on(model, cells["gpu"], speculation=speculation, **sizes, **named, **memory, **args)
+    deployment = deploy_on(
+        model, cells["gpu"], speculation=speculation, **sizes, **named, **memory, **args
+    )
     if reason := explain_unsupported_gpu(deployment.gpu, deployment.engine):
         notes.append(reason)
     if reason := explain_illegal_layout(
@@ -161,7 +194,9 @@ def parse_deployment(
     ):
         if deployment.engine.name == "vllm":
             raise PlannerError(reason)
-        notes.append(f"vLLM would refuse this layout: {reason}")  # others pad heads, or attend data-parallel
+        notes.append(
+            f"vLLM would refuse this layout: {reason}"
+        )  # others pad heads, or attend data-parallel
     return (
         _raise_memory_utilization(deployment, pool, notes)
         if pool and "gpu_memory_utilization" not in cells
@@ -173,8 +208,14 @@ def _get_recipe_args(model: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
     """Engine arguments that InferenceX's scripts set, for a row in its form."""
     family, card = model.architecture.model_type, get_gpu(cells["gpu"]).name
     recipe_args: dict[str, Any] = {}
-    for recipe in COLUMN_CATALOG["recipes"] if {"length_range_ratio", "concurrency"} <= cells.keys() else ():
-        same = recipe["engine"] == cells.get("engine") and family in recipe["models"] and card in recipe["gpus"]
+    for recipe in (
+        COLUMN_CATALOG["recipes"] if {"length_range_ratio", "concurrency"} <= cells.keys() else ()
+    ):
+        same = (
+            recipe["engine"] == cells.get("engine")
+            and family in recipe["models"]
+            and card in recipe["gpus"]
+        )
         if same and cells["concurrency"] >= recipe["concurrency"]:
             recipe_args |= recipe["args"]
     return recipe_args
@@ -182,7 +223,8 @@ def _get_recipe_args(model: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
 
 POOL_MEMORY_UTILIZATION, MIN_POOL_CACHE_FRACTION = 0.95, 0.05
 """Share of its memory that a pool is given where the default leaves the KV cache less than `LEAST` of it: pools that
-barely hold a model run so (InferenceX's recipe for DeepSeek-R1 FP8 on four GB200: mem-fraction-static 0.95)."""
+barely hold a model run so (InferenceX's recipe for DeepSeek-R1 FP8 on four GB200:
+mem-fraction-static 0.95)."""
 
 
 def _raise_memory_utilization(deployment: Deployment, pool: str, notes: list[str]) -> Deployment:
@@ -190,11 +232,13 @@ def _raise_memory_utilization(deployment: Deployment, pool: str, notes: list[str
     usual = deployment.args.gpu_memory_utilization
     if (
         usual >= POOL_MEMORY_UTILIZATION
-        or get_memory_plan(deployment).kv_available.mid > MIN_POOL_CACHE_FRACTION * deployment.gpu_total_bytes
+        or get_memory_plan(deployment).kv_available.mid
+        > MIN_POOL_CACHE_FRACTION * deployment.gpu_total_bytes
     ):
         return deployment
     notes.append(
-        f"{pool}: gpu_memory_utilization {usual:g} leaves hardly any KV cache: planned with {POOL_MEMORY_UTILIZATION:g}"
+        f"{pool}: gpu_memory_utilization {usual:g} leaves hardly any KV cache: planned with"
+        f" {POOL_MEMORY_UTILIZATION:g}"
     )
     return deployment.with_args(gpu_memory_utilization=POOL_MEMORY_UTILIZATION)
 
@@ -204,9 +248,10 @@ def _correct_layout_sizes(
 ) -> dict[str, Any]:
     """Sizes that no engine could run, read as benchmark tables mean them.
 
-    InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8; `squared`, not in its
-    tables of pools), attention that is data-parallel over all GPUs of a rack as that many tp, and wide expert
-    parallelism behind data-parallel attention (SGLang's DeepEP sets it by itself) as ep 1.
+    InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8;
+    `squared`, not in its tables of pools), attention that is data-parallel over all GPUs of a rack
+    as that many tp, and wide expert parallelism behind data-parallel attention (SGLang's DeepEP
+    sets it by itself) as ep 1.
     """
     tp, ep = sizes.get("tp", 1), sizes.get("ep", 1)
     node = cells.get("gpus_per_node") or get_gpu(cells["gpu"]).gpus_per_node
@@ -214,9 +259,17 @@ def _correct_layout_sizes(
     if squared and tp == ep == side * side and side <= node < tp:
         notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
         return {**sizes, "tp": side, "ep": side}
-    wide = model.architecture.is_mla and not squared and ep == tp > max(node, 8)  # all would hold the whole KV cache
-    if model.architecture.is_moe and tp > node and (model.architecture.num_query_heads % tp or wide):
-        notes.append(f"attention cut over {tp} GPUs is read as data-parallel attention on {tp} GPUs")
+    wide = (
+        model.architecture.is_mla and not squared and ep == tp > max(node, 8)
+    )  # all would hold the whole KV cache
+    if (
+        model.architecture.is_moe
+        and tp > node
+        and (model.architecture.num_query_heads % tp or wide)
+    ):
+        notes.append(
+            f"attention cut over {tp} GPUs is read as data-parallel attention on {tp} GPUs"
+        )
         return {**sizes, "tp": 1, "dp": tp, "ep": tp}
     ranks = sizes.get("dp", 1) * tp
     if ep == 1 < sizes.get("dp", 1) and ranks > 8 and model.architecture.is_moe:
@@ -227,33 +280,62 @@ def _correct_layout_sizes(
 
 def parse_row_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> Workload | None:
     """The traffic of a row; None where it has none, and only memory can be planned."""
-    rate, concurrency, prompts = cells.get("request_rate"), cells.get("concurrency"), cells.get("num_prompts")
+    rate, concurrency, prompts = (
+        cells.get("request_rate"),
+        cells.get("concurrency"),
+        cells.get("num_prompts"),
+    )
     if "trace" not in cells and not {"isl", "osl"} & set(cells):
         if asked := {"request_rate", "concurrency"} & set(cells):
             notes.append(
-                f"{min(asked)} without isl and osl, the mean tokens of prompt and answer: only memory is planned"
+                f"{min(asked)} without isl and osl, the mean tokens of prompt and answer: only"
+                " memory is planned"
             )
         return None
     if rate == math.inf:  # everything is sent at once
         rate, concurrency, prompts = None, concurrency or prompts or 1000, prompts or 1000
         concurrency = min(concurrency, prompts)
-    load = {"burstiness": cells.get("burstiness", 1.0), "prefix_tokens": cells.get("prefix_tokens", 0)}
-    load |= {"prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)}
+    load = {
+        "burstiness": cells.get("burstiness", 1.0),
+        "prefix_tokens": cells.get("prefix_tokens", 0),
+    }
+    load |= {
+        "prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)
+    }
     load |= {name: cells[name] for name in ("adapters", "adapter_zipf") if name in cells}
     if "trace" in cells:
         base = Workload.from_trace(read_trace(folder / cells["trace"]).select_busiest_hour(), rate)
-        given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}
+        given = {
+            name: value
+            for name, value in (load | {"num_prompts": prompts}).items()
+            if name in cells
+        }
         given |= {
-            of: _parse_row_lengths(cells, name) for of, name in (("prompt", "isl"), ("output", "osl")) if name in cells
+            of: _parse_row_lengths(cells, name)
+            for of, name in (("prompt", "isl"), ("output", "osl"))
+            if name in cells
         }
         if concurrency and not rate:  # its lengths, with so many always in flight
-            return replace(base, rate=None, trace=None, **{"num_prompts": None, **given}, concurrency=concurrency)
+            return replace(
+                base,
+                rate=None,
+                trace=None,
+                **{"num_prompts": None, **given},
+                concurrency=concurrency,
+            )
         return replace(base, concurrency=concurrency, **given)
     if rate is None and concurrency is None:
         notes.append("no concurrency and no request_rate: one request at a time")
         concurrency = 1
     lengths = {name: _parse_row_lengths(cells, name) for name in ("isl", "osl")}
-    return Workload(lengths["isl"], lengths["osl"], rate=rate, concurrency=concurrency, num_prompts=prompts, **load)
+    return Workload(
+        lengths["isl"],
+        lengths["osl"],
+        rate=rate,
+        concurrency=concurrency,
+        num_prompts=prompts,
+        **load,
+    )
 
 
 def _parse_row_lengths(cells: Mapping[str, Any], name: str) -> LengthDistribution:
@@ -277,19 +359,33 @@ OUTPUT_COLUMNS = (*_MEMORY_COLUMNS, *_LATENCY_COLUMNS, *_LOAD_COLUMNS, *(f"{name
 def build_output_row(prediction: Prediction, notes: Iterable[str] = ()) -> dict[str, object]:
     """The output columns of one prediction: middles, and of the scored figures the ends of their intervals."""
     columns = _compute_output_columns(prediction)
-    scored = {name: value for name in _INTERVAL_COLUMNS if isinstance(value := columns.get(name), Interval)}
-    ends = {f"{name}_{end}": getattr(value, end) for name, value in scored.items() for end in ("lo", "hi")}
-    middles = {name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()}
+    scored = {
+        name: value
+        for name in _INTERVAL_COLUMNS
+        if isinstance(value := columns.get(name), Interval)
+    }
+    ends = {
+        f"{name}_{end}": getattr(value, end)
+        for name, value in scored.items()
+        for end in ("lo", "hi")
+    }
+    middles = {
+        name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()
+    }
     return middles | ends | {"warnings": ";".join((*notes, *prediction.warnings))}
 
 
-def parse_measured_run(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> tuple[Deployment, Workload]:
+def parse_measured_run(
+    cells: Mapping[str, Any], folder: Path, notes: list[str]
+) -> tuple[Deployment, Workload]:
     """What ran, and what was sent, by the cells of a measured row; `PlannerError` for a row that says neither."""
     workload = parse_row_workload(cells, folder, notes)
     if workload is None:
         raise PlannerError("isl and osl are missing")
     deployment = parse_deployment(parse_model(cells, folder), cells, folder, notes)
-    return deployment if "max_model_len" in cells else fit_max_model_len(deployment, workload, notes), workload
+    return (
+        deployment if "max_model_len" in cells else fit_max_model_len(deployment, workload, notes)
+    ), workload
 
 
 def fit_max_model_len(deployment: Deployment, workload: Workload, notes: list[str]) -> Deployment:
@@ -298,33 +394,53 @@ def fit_max_model_len(deployment: Deployment, workload: Workload, notes: list[st
     longest = find_max_model_len(memory)[1]
     if memory.pool.max_concurrency_x >= 1 or longest < workload.compute_total_tokens_quantile(1.0):
         return deployment
-    notes.append(f"max_model_len {deployment.args.max_model_len:,} does not fit: planned with {longest:,}")
+    notes.append(
+        f"max_model_len {deployment.args.max_model_len:,} does not fit: planned with {longest:,}"
+    )
     return deployment.with_args(max_model_len=longest)
 
 
 def _compute_output_columns(prediction: Prediction) -> dict[str, object]:
     """The output columns of one prediction, intervals as they are."""
-    memory, pool, architecture = prediction.memory, prediction.memory.pool, prediction.deployment.model.architecture
+    memory, pool, architecture = (
+        prediction.memory,
+        prediction.memory.pool,
+        prediction.deployment.model.architecture,
+    )
     performance, begins = prediction.performance, estimate_startup(prediction.deployment)
     columns: dict[str, object] = {
-        "status": "ok", "params_total": architecture.params_total, "params_active": architecture.params_active,
+        "status": "ok", "params_total": architecture.params_total,
+        "params_active": architecture.params_active,
         **{f"{part}_gib": getattr(memory, part) / GIB for part in ("weights", "activation", "cudagraph", "non_torch")},
-        "kv_available_gib": memory.kv_available / GIB, "kv_bytes_per_token": pool.layout.kv_bytes_per_token,
+        "kv_available_gib": memory.kv_available / GIB,
+        "kv_bytes_per_token": pool.layout.kv_bytes_per_token,
         "state_bytes_per_seq": pool.layout.state_bytes_per_seq, "num_gpu_blocks": pool.num_blocks,
-        "block_size": pool.layout.block_size, "bytes_per_block": pool.bytes_per_block, "kv_tokens": pool.reported_tokens,
+        "block_size": pool.layout.block_size, "bytes_per_block": pool.bytes_per_block,
+        "kv_tokens": pool.reported_tokens,
         "max_concurrency_x": memory.max_concurrency, "usd_per_hour": prediction.usd_per_hour,
         "start_up_s": begins and begins.total,
     }  # fmt: skip
     if performance is None:
         if prediction.workload is not None or not memory.can_start:
-            columns |= {"status": "does_not_fit", "error": ". ".join(filter(None, (memory.reason, memory.remedy)))}
+            columns |= {
+                "status": "does_not_fit",
+                "error": ". ".join(filter(None, (memory.reason, memory.remedy))),
+            }
         return columns
-    columns |= {f"{m}_ms_{q}": performance.get(m, q) * 1e3 for m in LATENCY_METRICS for q in LATENCY_STATISTICS}
+    columns |= {
+        f"{m}_ms_{q}": performance.get(m, q) * 1e3
+        for m in LATENCY_METRICS
+        for q in LATENCY_STATISTICS
+    }
     return columns | {
         **{name: getattr(performance, name) for name in RATE_METRICS},
-        "output_tps_per_gpu": performance.output_tps / prediction.num_gpus, "preemptions_per_request": performance.preemptions,
-        "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage, "queue_ms_p99": performance.queue * 1e3,
-        "decode_batch_mean": performance.decode_batch, "spec_speedup": prediction.speedup, "calibration": performance.basis,
+        "output_tps_per_gpu": performance.output_tps / prediction.num_gpus,
+        "preemptions_per_request": performance.preemptions,
+        "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage,
+        "queue_ms_p99": performance.queue * 1e3,
+        "decode_batch_mean": performance.decode_batch, "spec_speedup": prediction.speedup,
+        "calibration": performance.basis,
         "usd_per_mtok_output": prediction.usd_per_mtok_output, "capacity_rps": performance.capacity,
-        "power_w_per_gpu": prediction.gpu_power_w, "joules_per_output_token": prediction.joules_per_output_token,
+        "power_w_per_gpu": prediction.gpu_power_w,
+        "joules_per_output_token": prediction.joules_per_output_token,
     }  # fmt: skip

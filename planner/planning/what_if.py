@@ -16,7 +16,15 @@ from planner.planning.search_space import RejectedOption, SearchOption, generate
 from planner.planning.slo import SloTarget
 from planner.planning.verification import may_be_feasible
 
-SUGGESTED_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
+SUGGESTED_GPUS = (
+    "L40S",
+    "A100-SXM-80GB",
+    "H100-SXM",
+    "H200-SXM",
+    "B200",
+    "MI300X",
+    "RTX-PRO-6000-Server",
+)
 """GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
 FALLBACK_MAX_GPUS = 64
 """GPUs that are asked about, at least, where nothing fits on those allowed."""
@@ -56,7 +64,8 @@ def run_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
 def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """(what is different, the scenario with it), for the changes that could matter to `plan`.
 
-    Where there is an answer, what can only make it cheaper is asked for no more money than it costs.
+    Where there is an answer, what can only make it cheaper is asked for no more money than it
+    costs.
     """
     yield from _propose_cheaper_changes(plan) if plan.chosen else _propose_enabling_changes(plan)
 
@@ -80,8 +89,15 @@ def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     elif None in first and chosen.preference_key[0] != first.index(None):
         yield "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
     performance = chosen.prediction.performance
-    if "fp8" not in scenario.kv_cache_dtypes and performance and performance.kv_usage_p99 > CROWDED_KV_USAGE:
-        yield "FP8 KV cache allowed", replace(cheaper, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
+    if (
+        "fp8" not in scenario.kv_cache_dtypes
+        and performance
+        and performance.kv_usage_p99 > CROWDED_KV_USAGE
+    ):
+        yield (
+            "FP8 KV cache allowed",
+            replace(cheaper, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")),
+        )
     if scenario.speculation and not scenario.speculation.allowed:
         yield "speculative decoding allowed", _enable_speculation(cheaper)
     if other := _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, 1.0)):
@@ -92,12 +108,18 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """What might help a scenario that nothing meets."""
     scenario = plan.scenario
     more = tuple(
-        replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus)) for candidate in scenario.gpus
+        replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus))
+        for candidate in scenario.gpus
     )
     tried = [(f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more))]
-    tight = {**scenario.engine_args, "max_model_len": int(scenario.workload.compute_total_tokens_quantile(0.95))}
+    tight = {
+        **scenario.engine_args,
+        "max_model_len": int(scenario.workload.compute_total_tokens_quantile(0.95)),
+    }
     if plan.best is None:
-        tried += [("no room above the p95 of prompt + output", replace(scenario, engine_args=tight))]
+        tried += [
+            ("no room above the p95 of prompt + output", replace(scenario, engine_args=tight))
+        ]
     else:
         tried += [("half the traffic", _scale_rate(scenario, 0.5))]
     if scenario.slo_targets and plan.best:
@@ -106,10 +128,17 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         if name not in scenario.quantizations:
             tried += [(text, replace(scenario, quantizations=(*scenario.quantizations, name)))]
     if "fp8" not in scenario.kv_cache_dtypes:
-        tried += [("FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")))]
+        tried += [
+            (
+                "FP8 KV cache allowed",
+                replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")),
+            )
+        ]
     if scenario.speculation and not scenario.speculation.allowed:
         tried += [("speculative decoding allowed", _enable_speculation(scenario))]
-    yield from ((sentence, changed) for sentence, changed in tried if _select_promising_gpus(changed))
+    yield from (
+        (sentence, changed) for sentence, changed in tried if _select_promising_gpus(changed)
+    )
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
         yield f"{_describe_gpus(other)} instead", other
 
@@ -139,7 +168,10 @@ def _use_other_gpus(scenario: Scenario) -> Scenario:
         max(FALLBACK_MAX_GPUS, *(c.max_gpus for c in scenario.gpus)),
     )
     return replace(
-        scenario, gpus=tuple(CandidateGpu(gpu, most) for gpu in map(get_gpu, SUGGESTED_GPUS) if gpu not in gpus)
+        scenario,
+        gpus=tuple(
+            CandidateGpu(gpu, most) for gpu in map(get_gpu, SUGGESTED_GPUS) if gpu not in gpus
+        ),
     )
 
 
@@ -154,7 +186,9 @@ def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scen
         price = look_up_gpu_price(candidate_gpu.gpu, scenario.prices)
         usd, gpus = chosen.usd_per_hour, chosen.prediction.num_gpus_billed
         most = int(times * (usd / price.median_usd if usd and price else gpus) + 1e-6)
-        cards += [replace(candidate_gpu, max_gpus=min(candidate_gpu.max_gpus, most))] if most else []
+        cards += (
+            [replace(candidate_gpu, max_gpus=min(candidate_gpu.max_gpus, most))] if most else []
+        )
     return replace(scenario, gpus=tuple(cards))
 
 
@@ -183,11 +217,19 @@ def _evaluate_all_layouts(scenario: Scenario, candidate_gpu: CandidateGpu) -> li
     """As many replicas as may be of every layout in up to two nodes, in closed form."""
     most = 2 * (candidate_gpu.max_machine_gpus)
     cases: list[SearchOption | RejectedOption] = []
-    one = replace(scenario, gpus=(candidate_gpu,), kv_cache_dtypes=scenario.kv_cache_dtypes[-1:], speculation=None)
+    one = replace(
+        scenario,
+        gpus=(candidate_gpu,),
+        kv_cache_dtypes=scenario.kv_cache_dtypes[-1:],
+        speculation=None,
+    )
     for quantization in scenario.quantizations:
         with suppress(PlannerError):  # a format that this model cannot take
             cases += generate_search_options(
-                replace(one, quantizations=(quantization,)), lambda _, layout: layout.num_gpus <= most
+                replace(one, quantizations=(quantization,)),
+                lambda _, layout: layout.num_gpus <= most,
             )
     legal = [case for case in cases if not isinstance(case, RejectedOption)]
-    return evaluate_candidates(scenario, [case for case in legal if get_memory_plan(case[0]).can_start])
+    return evaluate_candidates(
+        scenario, [case for case in legal if get_memory_plan(case[0]).can_start]
+    )

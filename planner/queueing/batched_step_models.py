@@ -1,6 +1,7 @@
 """The step costs of many cases as one, so that formulas written for one are evaluated for all of them at once.
 
-Arrays have three axes: cases, sequences decoding (or whatever else is varied), slices of a distribution of lengths.
+Arrays have three axes: cases, sequences decoding (or whatever else is varied), slices of a
+distribution of lengths.
 """
 
 from collections.abc import Sequence
@@ -26,15 +27,23 @@ def stack_scalars(values: Any) -> np.ndarray:
 class PiecewiseLinear:
     """Functions given at some whole numbers from 0 on: straight between them, constant after the last one."""
 
-    lines: np.ndarray  # for each set of knots, one after the other: the number of the line above 0, 1, 2, ...
-    heights: np.ndarray  # for each function likewise: what its lines would be at 0, and their slopes
+    lines: (
+        np.ndarray
+    )  # for each set of knots, one after the other: the number of the line above 0, 1, 2, ...
+    heights: (
+        np.ndarray
+    )  # for each function likewise: what its lines would be at 0, and their slopes
     slopes: np.ndarray
-    last: np.ndarray  # [cases, 1, 1] last knot, and where the numbers of lines and the lines of each case begin
+    last: (
+        np.ndarray
+    )  # [cases, 1, 1] last knot, and where the numbers of lines and the lines of each case begin
     start: np.ndarray
     first: np.ndarray
 
     @classmethod
-    def from_functions(cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray) -> Self:
+    def from_functions(
+        cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray
+    ) -> Self:
         """Each function's knots and values, and [cases] the number of the function that each case has."""
         grids = {id(knots): knots for knots, _ in functions}
         kind = np.array([list(grids).index(id(knots)) for knots, _ in functions])
@@ -97,7 +106,9 @@ def batch_step_models(steps: Sequence[StepModel]) -> StepModelBatch:
     case, each = np.array([place[id(step)] for step in steps]), list(distinct.values())
     numbers = np.array([attrgetter(*SCALAR_FIELDS)(step) for step in each], float)[case]
     tables: dict[str, Any] = {
-        "of_tokens": PiecewiseLinear.from_functions([(step.grid, step.grid_s) for step in each], case),
+        "of_tokens": PiecewiseLinear.from_functions(
+            [(step.grid, step.grid_s) for step in each], case
+        ),
         "of_rows": PiecewiseLinear.from_functions(
             [(_build_integer_knots(len(step.rows_s)), step.rows_s) for step in each], case
         ),
@@ -111,9 +122,13 @@ def batch_step_models(steps: Sequence[StepModel]) -> StepModelBatch:
     return StepModelBatch(grid=np.empty(0), parts={}, rows_s=np.empty(0), basis="prior", **tables)
 
 
-def _pad_windows(windows: Sequence[tuple[tuple[int, float], ...]], case: np.ndarray) -> tuple[tuple[Any, Any], ...]:
+def _pad_windows(
+    windows: Sequence[tuple[tuple[int, float], ...]], case: np.ndarray
+) -> tuple[tuple[Any, Any], ...]:
     """(window, seconds) pairs of every case; those with fewer of them have some that cost nothing."""
     most = max(map(len, windows))
     filled = np.array([(*each, *[(1.0, 0.0)] * (most - len(each))) for each in windows])
     filled = filled.reshape(len(windows), most, 2)[case]
-    return tuple((stack_scalars(filled[:, k, 0]), stack_scalars(filled[:, k, 1])) for k in range(most))
+    return tuple(
+        (stack_scalars(filled[:, k, 0]), stack_scalars(filled[:, k, 1])) for k in range(most)
+    )

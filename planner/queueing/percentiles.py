@@ -1,8 +1,9 @@
 """How latencies spread around their means: over requests, steps and tokens; and how certain they are.
 
-Only as well as ranking, sweeps and sliders need: each latency as one gamma distribution of its mean and variance (gaps
-between tokens: none or one or more prompts in them). What is stated is replayed (`planning.benchmark_run`).
-Arrays have three axes, [cases, what is varied, slices of a distribution]; see `queueing.steady_state`.
+Only as well as ranking, sweeps and sliders need: each latency as one gamma distribution of its mean
+and variance (gaps between tokens: none or one or more prompts in them). What is stated is replayed
+(`planning.benchmark_run`). Arrays have three axes, [cases, what is varied, slices of a
+distribution]; see `queueing.steady_state`.
 """
 
 from collections.abc import Sequence
@@ -43,11 +44,13 @@ class SteadyState:
     groups: np.ndarray  # microbatches of a pipeline among which its sequences are spread
 
 
-def estimate_step_sd(tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated: np.ndarray) -> np.ndarray:
+def estimate_step_sd(
+    tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated: np.ndarray
+) -> np.ndarray:
     """Standard deviation of a step from how many are in flight.
 
-    With a share x of the step that grows with their number, it is that of processor sharing with a fixed part: negative
-    binomial, mean N and variance N / (1 - x), whatever the lengths.
+    With a share x of the step that grows with their number, it is that of processor sharing with a
+    fixed part: negative binomial, mean N and variance N / (1 - x), whatever the lengths.
     """
     grows = np.clip(1 - least / tpot, 0.0, 1.0)
     return np.where(saturated, 0.0, tpot * grows / np.sqrt(np.maximum(inside * (1 - grows), 1.0)))
@@ -59,36 +62,59 @@ def compute_gamma_quantiles(average: np.ndarray, variance: np.ndarray) -> np.nda
     return average * np.maximum(1 - 1 / (9 * k) + NORMAL_QUANTILES / (3 * np.sqrt(k)), 0.0) ** 3
 
 
-def derive_performance(s: SteadyState, workloads: Sequence[Workload], steps: Sequence[StepModel]) -> PerformanceBatch:
+def derive_performance(
+    s: SteadyState, workloads: Sequence[Workload], steps: Sequence[StepModel]
+) -> PerformanceBatch:
     """Spread the means over requests and tokens, and put the calibration's intervals around them."""
     step, t, outputs = s.step, s.traffic, average_slices(s.traffic.outputs)
     later, extra = outputs - 1, np.maximum(s.tpot - s.per_token, 1e-12)
-    # how many prompts interfere with one request varies like a Poisson count; over few tokens a mean varies more
+    # how many prompts interfere with one request varies like a Poisson count; over few tokens a
+    # mean varies more
     meetings = np.maximum(s.rate * s.tpot, 1e-9)
     varies = extra**2 / meetings + s.tpot**2 * t.jitter
     tpots = np.maximum(
-        compute_gamma_quantiles(s.tpot, varies * average_slices(1 / t.outputs) + s.level**2), s.per_token
+        compute_gamma_quantiles(s.tpot, varies * average_slices(1 / t.outputs) + s.level**2),
+        s.per_token,
     )
-    # a share of the gaps holds a Poisson count of chunks: a Weibull distribution of about their mean and variance
+    # a share of the gaps holds a Poisson count of chunks: a Weibull distribution of about their
+    # mean and variance
     chunks = np.ceil(t.prompts / step.max_tokens)
     one = s.added / average_slices(chunks)
     carrying = -np.expm1(-extra / one)
-    uneven = average_slices(t.prompts**2 / chunks) * average_slices(chunks) / average_slices(t.prompts) ** 2
-    shape = np.sqrt(np.maximum(carrying * (1 + (one * uneven + s.level**2 / extra) / extra) - 1, 0.0))
-    gap = extra / carrying * np.maximum(np.log(carrying / (1 - np.array(LATENCY_QUANTILES))), 0.0) ** shape
+    uneven = (
+        average_slices(t.prompts**2 / chunks)
+        * average_slices(chunks)
+        / average_slices(t.prompts) ** 2
+    )
+    shape = np.sqrt(
+        np.maximum(carrying * (1 + (one * uneven + s.level**2 / extra) / extra) - 1, 0.0)
+    )
+    gap = (
+        extra
+        / carrying
+        * np.maximum(np.log(carrying / (1 - np.array(LATENCY_QUANTILES))), 0.0) ** shape
+    )
     whole = s.ttft + later * s.tpot
     first, decoding = step.sigma_ttft, step.sigma_tpot
     serving = np.maximum(decoding, step.sigma_output_tps)
     mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
-    strays = s.ttft_varies + s.tpot**2 * compute_slice_variance(t.outputs) + later**2 * (varies / outputs + s.level**2)
+    strays = (
+        s.ttft_varies
+        + s.tpot**2 * compute_slice_variance(t.outputs)
+        + later**2 * (varies / outputs + s.level**2)
+    )
     each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(later, 1e-9)  # tokens of a gap
 
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
         return np.concatenate([average, percentiles], axis=-1)[:, 0]
 
     # a request of one token has no token after the first
-    gaps_exist = np.array([[1.0 if workload.output.max_tokens >= 1.5 else np.nan] for workload in workloads])
-    keeps_up = (s.limit == "load") & np.array([workload.rate is not None for workload in workloads])[:, None, None]
+    gaps_exist = np.array(
+        [[1.0 if workload.output.max_tokens >= 1.5 else np.nan] for workload in workloads]
+    )
+    keeps_up = (s.limit == "load") & np.array(
+        [workload.rate is not None for workload in workloads]
+    )[:, None, None]
     return PerformanceBatch(
         ttft=points(s.ttft, s.ttfts),
         tpot=gaps_exist * points(s.tpot / each, tpots / each),

@@ -1,12 +1,14 @@
 """Steady state in closed form: TTFT, ITL, TPOT and throughput of a deployment at a concurrency or an arrival rate.
 
-Little's law ties the sequences in flight to the time each stays; a step's cost ties that time to their number.
-The replay does the same exactly and slower. Against it, with the same step costs, the median errors of cases drawn at
-random are: closed loops TTFT 3%, TPOT 1%; open loops up to 85% load TTFT 3%, TPOT 3%, p95 12%; pipelines up to
-85% load TTFT 5%, TPOT 5%, p95 13-17%; full pipelines with 2 to 64 output tokens serve 4% less or more, at most
-1.55 x in 600 cases; from 87% load to saturation TTFT 23%, TPOT 9%.
+Little's law ties the sequences in flight to the time each stays; a step's cost ties that time to
+their number. The replay does the same exactly and slower. Against it, with the same step costs, the
+median errors of cases drawn at random are: closed loops TTFT 3%, TPOT 1%; open loops up to 85% load
+TTFT 3%, TPOT 3%, p95 12%; pipelines up to 85% load TTFT 5%, TPOT 5%, p95 13-17%; full pipelines
+with 2 to 64 output tokens serve 4% less or more, at most 1.55 x in 600 cases; from 87% load to
+saturation TTFT 23%, TPOT 9%.
 
-All formulas are for many cases at once: their arrays have three axes, [cases, what is varied, slices of lengths].
+All formulas are for many cases at once: their arrays have three axes, [cases, what is varied,
+slices of lengths].
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +27,12 @@ from planner.latency.speculative_decoding import build_step_model
 from planner.latency.step_model import StepModel
 from planner.memory.memory_plan import MemoryPlan
 from planner.queueing.batched_step_models import batch_step_models, stack_scalars
-from planner.queueing.percentiles import SteadyState, compute_gamma_quantiles, derive_performance, estimate_step_sd
+from planner.queueing.percentiles import (
+    SteadyState,
+    compute_gamma_quantiles,
+    derive_performance,
+    estimate_step_sd,
+)
 from planner.queueing.prefill_interference import (
     SLICE_EDGES,
     SLICE_MIDPOINTS,
@@ -54,7 +61,8 @@ MAX_CASES_PER_BATCH = 256
 MALLOC_WARMUP_ELEMENTS = 1 << 21
 """Numbers in a block that glibc has to see once to keep as much freed memory; else every part faults its pages in anew.
 
-See `M_MMAP_THRESHOLD` in mallopt(3): the threshold is the largest block given back. It saves a third of the time.
+See `M_MMAP_THRESHOLD` in mallopt(3): the threshold is the largest block given back. It saves a
+third of the time.
 """
 
 
@@ -71,8 +79,9 @@ class LoadCase:
 def solve_closed_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
     """Of every case: a fixed number of requests in flight over all replicas; each that ends is replaced at once.
 
-    The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10 per unit of
-    concurrency), so the mean TTFT holds that first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
+    The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10
+    per unit of concurrency), so the mean TTFT holds that first burst, as in InferenceX and `vllm
+    bench serve --max-concurrency`.
     """
     if any(case.workload.concurrency is None for case in cases):
         raise PlannerError("a closed loop needs a concurrency")
@@ -93,7 +102,8 @@ def solve_open_loop(case: LoadCase) -> Performance:
 
 
 def _solve_in_batches(
-    loop: Callable[[Sequence[LoadCase], StepModel, TrafficMix], SteadyState], cases: Sequence[LoadCase]
+    loop: Callable[[Sequence[LoadCase], StepModel, TrafficMix], SteadyState],
+    cases: Sequence[LoadCase],
 ) -> PerformanceBatch:
     """`loop` over some of the cases at a time, with their step costs and traffic."""
     rows = []
@@ -103,7 +113,11 @@ def _solve_in_batches(
         part = cases[start : start + MAX_CASES_PER_BATCH]
         steps = [_get_case_step_model(case) for case in part]
         step, workloads = batch_step_models(steps), [case.workload for case in part]
-        rows.append(derive_performance(loop(part, step, build_traffic_mix(workloads, step)), workloads, steps))
+        rows.append(
+            derive_performance(
+                loop(part, step, build_traffic_mix(workloads, step)), workloads, steps
+            )
+        )
     return PerformanceBatch.concatenate(rows)
 
 
@@ -120,23 +134,34 @@ def _compute_engine_capacity(
     pools = [case.plan.pool for case in cases]
     contexts = np.maximum((t.context - average_slices(t.cached)).astype(int), 1).ravel().tolist()
     blocks = stack_scalars(
-        [pool.layout.count_request_blocks(context) for pool, context in zip(pools, contexts, strict=True)]
+        [
+            pool.layout.count_request_blocks(context)
+            for pool, context in zip(pools, contexts, strict=True)
+        ]
     )
-    held = (stack_scalars([pool.num_blocks for pool in pools]) - 1) / np.maximum(blocks, 1) * step.kv_stretch
+    held = (
+        (stack_scalars([pool.num_blocks for pool in pools]) - 1)
+        / np.maximum(blocks, 1)
+        * step.kv_stretch
+    )
     if (held < 1).any():
         k = int(held.argmin())
         raise PlannerError(
-            f"the KV pool of {pools[k].reported_tokens:,} tokens holds no sequence of {t.context[k, 0, 0]:,.0f} tokens"
+            f"the KV pool of {pools[k].reported_tokens:,} tokens holds no sequence of"
+            f" {t.context[k, 0, 0]:,.0f} tokens"
         )
-    most = stack_scalars([limit_sequences_by_adapters(case.deployment, case.workload) for case in cases])
+    most = stack_scalars(
+        [limit_sequences_by_adapters(case.deployment, case.workload) for case in cases]
+    )
     return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
 
 
 def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> SteadyState:
     """A first burst and the waves of requests that replace it.
 
-    Between its first token and its last a request lives among the others as `_interleaved` says. Outputs of one
-    length end together, and so do their successors begin; different ones scatter from wave to wave.
+    Between its first token and its last a request lives among the others as `_interleaved` says.
+    Outputs of one length end together, and so do their successors begin; different ones scatter
+    from wave to wave.
     """
     asked = stack_scalars([case.workload.concurrency for case in cases])
     prompts = stack_scalars([case.workload.num_requests for case in cases])
@@ -155,7 +180,8 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     # if their lengths differ one prompt comes first, and starts alone
     single = 1.0 * ((t.prompts[..., -1:] > t.prompts[..., :1]) & (running > 1))
     lone = (
-        estimate_prefill_s(step, t, np.zeros(1), np.zeros(1))[1] + estimate_decode_step_s(step, np.ones(1), t.context)
+        estimate_prefill_s(step, t, np.zeros(1), np.zeros(1))[1]
+        + estimate_decode_step_s(step, np.ones(1), t.context)
     )[..., :1]
     burst = estimate_burst_ttft_s(step, t, running - single)
     start = np.where(
@@ -164,17 +190,21 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
         average_slices(front),
     )
     burst += start
-    # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
-    # standard deviations apart) have scattered them
+    # later prompts come as the outputs end: those of one step together, until different lengths
+    # (wave k: sqrt(12 k) standard deviations apart) have scattered them
     apart = np.sqrt(12 * REQUEST_GENERATIONS * t.output_steps_variance) * tpot
     bunch = estimate_burst_ttft_s(step, t, together)[..., -1:]
     together_still, counted = np.maximum(1 - apart / bunch, 0), waves >= REQUEST_GENERATIONS
     lockstep = together_still.mean(axis=1, keepdims=True, where=counted)
-    shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
-    # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all outputs
+    shared = np.minimum(
+        np.maximum(bunch - per_token, 0) / together, added
+    )  # a prompt's part of a step of several
+    # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all
+    # outputs
     tight = per_token + np.maximum(running - together, 0) * shared / (outputs * step.stages)
-    # the steps before a bunch may hold others; a pipeline has several under way, of k bunches of single outputs k - 1
-    # (what arrives while there is nothing else to schedule waits for the end of the oldest step)
+    # the steps before a bunch may hold others; a pipeline has several under way, of k bunches of
+    # single outputs k - 1 (what arrives while there is nothing else to schedule waits for the end
+    # of the oldest step)
     bunches, steps = running / together, np.ceil(front / per_token) + ahead
     behind = np.maximum(steps - steps * (steps + 1) / (2 * bunches), 0.0)
     before = (steps * per_token + behind * (bunch - per_token)) / step.stages
@@ -184,15 +214,29 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     tpot = tpot - lockstep * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
     bunched = np.where(m.backlog > 0, np.maximum(own + m.backlog, bunched), bunched)
     # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
-    others, window = np.maximum(running - 1, 0.0), np.minimum(np.hypot(burst[..., -1:], apart), m.period)
+    others, window = (
+        np.maximum(running - 1, 0.0),
+        np.minimum(np.hypot(burst[..., -1:], apart), m.period),
+    )
     arriving = others / window * m.tpot
-    waits = np.maximum(estimate_spilled_steps(arriving, room, t), (running / room - window / m.tpot) / 2) * m.tpot
+    waits = (
+        np.maximum(
+            estimate_spilled_steps(arriving, room, t), (running / room - window / m.tpot) / 2
+        )
+        * m.tpot
+    )
     denser = np.minimum(arriving, room) - np.minimum(others / m.period * m.tpot, room)
     waits = waits + denser * added * (1 + average_slices(steps)) - m.backlog
-    scattered = ((1 - together_still) * np.maximum(waits, 0.0)).mean(axis=1, keepdims=True, where=counted)
+    scattered = ((1 - together_still) * np.maximum(waits, 0.0)).mean(
+        axis=1, keepdims=True, where=counted
+    )
     later_ttft = lockstep * bunched + (1 - lockstep) * (own + m.backlog) + scattered
-    opening = ((running - single) * average_slices(burst) + single * (lone + front[..., :1])) / running
-    ttft = (1 - 1 / waves) * average_slices(later_ttft) + opening / waves  # of those that need not wait for a slot
+    opening = (
+        (running - single) * average_slices(burst) + single * (lone + front[..., :1])
+    ) / running
+    ttft = (1 - 1 / waves) * average_slices(
+        later_ttft
+    ) + opening / waves  # of those that need not wait for a slot
     short = np.maximum(
         running * estimate_min_engine_s(step, t, running) - ttft - later * tpot, 0.0
     )  # no engine exceeds its GPUs
@@ -200,14 +244,20 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     rate, queue = running / stay, np.maximum(present / running - 1, 0.0) * stay
     later_ttft, burst = later_ttft + short + queue, burst + short + queue * SLICE_MIDPOINTS
     ttft = ttft + short + queue * (1 - 0.5 / waves)
-    varies = average_slices(later_ttft**2) * (1 - 1 / waves) + average_slices(burst**2) / waves - ttft**2
-    slowest = 1 - (1 - np.array(LATENCY_QUANTILES)) * waves  # of the first burst, which is a share of 1 / waves
+    varies = (
+        average_slices(later_ttft**2) * (1 - 1 / waves) + average_slices(burst**2) / waves - ttft**2
+    )
+    slowest = (
+        1 - (1 - np.array(LATENCY_QUANTILES)) * waves
+    )  # of the first burst, which is a share of 1 / waves
     first = np.take_along_axis(burst, np.maximum(SLICE_EDGES.searchsorted(slowest) - 1, 0), axis=-1)
     ttfts = np.maximum(
         compute_gamma_quantiles(average_slices(later_ttft), compute_slice_variance(later_ttft)),
         np.where(slowest > 0, first, 0.0),
     )
-    ttfts = np.maximum.accumulate(ttfts, axis=-1)  # slices go by length, and a short prompt may be served last
+    ttfts = np.maximum.accumulate(
+        ttfts, axis=-1
+    )  # slices go by length, and a short prompt may be served last
     return SteadyState(
         step, t, per_token, added, tpot, m.decode, rate, rate, engines, held, queue,
         np.zeros(engines.shape, bool), np.where(present > most, limit, "load"),
@@ -226,27 +276,40 @@ class _InterleavedState(NamedTuple):
     room: np.ndarray  # prompts that fit into the steps of a round
     own: np.ndarray  # TTFT of each slice of prompts, its wait for the scheduler included
     period: np.ndarray  # a whole stay, until the same seat sends its next request
-    backlog: np.ndarray  # s of it that a prompt waits because more come than fit, so that all take turns
+    backlog: (
+        np.ndarray
+    )  # s of it that a prompt waits because more come than fit, so that all take turns
 
 
 def _solve_interleaved(
-    step: StepModel, t: TrafficMix, running: np.ndarray, front: np.ndarray, waves: np.ndarray, ahead: np.ndarray
+    step: StepModel,
+    t: TrafficMix,
+    running: np.ndarray,
+    front: np.ndarray,
+    waves: np.ndarray,
+    ahead: np.ndarray,
 ) -> _InterleavedState:
     """The mean step of a closed loop with `running` requests N in flight, and what becomes of a request in it.
 
-    A request that is sent when another ends waits for whole steps: those that start before it reaches the scheduler,
-    and with asynchronous scheduling one more, which was scheduled before. Its own step holds other prompts too. Each of
-    N requests passes through n steps (and adds A to one of them), so a step has (N - 1) / n other prompts and lasts
-    C = P + A (N - 1) C / (A + n C), P the step that only decodes: quadratic in C. If more prompts come than fit, all
-    wait for their turn. N, n and P depend on C in turn; three rounds settle them.
+    A request that is sent when another ends waits for whole steps: those that start before it
+    reaches the scheduler, and with asynchronous scheduling one more, which was scheduled before.
+    Its own step holds other prompts too. Each of N requests passes through n steps (and adds A to
+    one of them), so a step has (N - 1) / n other prompts and lasts C = P + A (N - 1) C / (A + n C),
+    P the step that only decodes: quadratic in C. If more prompts come than fit, all wait for their
+    turn. N, n and P depend on C in turn; three rounds settle them.
     """
     outputs, size = average_slices(t.outputs), average_slices(t.prompts)
     others, later = np.maximum(running - 1, 0.0), outputs - 1
     least = np.minimum(running, 1.0)
     # that fit into steps beside the prompts that take their places
     fit = step.max_tokens * step.stages * later / (later * (1 + step.num_draft_tokens) + size)
-    decode, passed = np.maximum(np.minimum(running, fit), 1.0), outputs + ahead  # steps that pass while a request stays
-    formed = np.minimum(np.ceil(running * size / step.max_tokens), step.stages) - 1  # microbatches beside the first
+    decode, passed = (
+        np.maximum(np.minimum(running, fit), 1.0),
+        outputs + ahead,
+    )  # steps that pass while a request stays
+    formed = (
+        np.minimum(np.ceil(running * size / step.max_tokens), step.stages) - 1
+    )  # microbatches beside the first
     for _ in range(3):
         groups = estimate_microbatches(step, t, running, decode, formed, waves, front)
         per_token = estimate_decode_step_s(step, decode / groups, t.context)
@@ -254,17 +317,25 @@ def _solve_interleaved(
             later > 0, decode * (1 + step.num_draft_tokens), 0.0
         )  # tokens of steps that prompts can't have
         room = np.maximum(step.max_tokens * step.stages - taken, 1.0) / size
-        beside = np.maximum(others / passed, 1e-9)  # other prompts in the same step, or round of a pipeline
-        taking = estimate_receiving_microbatches(step, beside, groups, per_token, front, room / step.stages)
+        beside = np.maximum(
+            others / passed, 1e-9
+        )  # other prompts in the same step, or round of a pipeline
+        taking = estimate_receiving_microbatches(
+            step, beside, groups, per_token, front, room / step.stages
+        )
         near = beside / taking  # in the same microbatch; and where there are any, so many
         chunks, whole, share = estimate_prefill_s(
             step, t, decode / groups, np.hstack([near / -np.expm1(-near) - 1, near])
         )
         added, whole = average_slices(share[:, :1]), whole[:, 1:]
         head = compute_first_chunk_fraction(step, t, decode / groups)
-        slowest = estimate_slowest_microbatch(step, beside, taking, 1 / average_slices(head), room / step.stages)
+        slowest = estimate_slowest_microbatch(
+            step, beside, taking, 1 / average_slices(head), room / step.stages
+        )
         slowed = added * slowest / beside
-        alone = average_slices(_estimate_pipelined_s(step, head, share[:, :1]))  # what the own prompt adds
+        alone = average_slices(
+            _estimate_pipelined_s(step, head, share[:, :1])
+        )  # what the own prompt adds
         each = passed * per_token + slowed * others - alone
         tpot = (each + np.sqrt(each**2 + 4 * passed * per_token * alone)) / (2 * passed)
         tpot = np.where(running > 1, tpot, per_token)
@@ -272,9 +343,16 @@ def _solve_interleaved(
         tpot = np.minimum(tpot, np.maximum(full, per_token))
         busy = 1 - (1 - np.minimum(decode / running, 1.0)) ** others
         wait = busy * (np.ceil(front * taking / tpot) / taking + ahead) * tpot + (1 - busy) * front
-        own = wait + per_token + _estimate_pipelined_s(step, head, whole) + (chunks - 1) * tpot / step.stages
+        own = (
+            wait
+            + per_token
+            + _estimate_pipelined_s(step, head, whole)
+            + (chunks - 1) * tpot / step.stages
+        )
         period = average_slices(own) + later * tpot
-        backlog = np.maximum(running * tpot / room - period, 0.0)  # prompts wait until all others had their turn
+        backlog = np.maximum(
+            running * tpot / room - period, 0.0
+        )  # prompts wait until all others had their turn
         period = period + backlog
         passed = np.maximum((period - alone) / tpot, 1.0)
         decode = np.maximum(np.minimum(running * later * tpot / period, fit), least)
@@ -287,23 +365,32 @@ def _count_steps_ahead(cases: Sequence[LoadCase]) -> np.ndarray:
     A scheduler that looks for requests every n-th step lets (n - 1) / 2 more pass.
     """
     deployed = [case.deployment for case in cases]
-    unseen = stack_scalars([(deployment.args.scheduler_recv_interval - 1) / 2 for deployment in deployed])
-    return unseen + stack_scalars([one.args.async_scheduling and one.layout.pp == 1 for one in deployed])
+    unseen = stack_scalars(
+        [(deployment.args.scheduler_recv_interval - 1) / 2 for deployment in deployed]
+    )
+    return unseen + stack_scalars(
+        [one.args.async_scheduling and one.layout.pp == 1 for one in deployed]
+    )
 
 
 def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> SteadyState:
     """Arrivals at random find the others as they are on average (PASTA; those in flight share steps like a processor).
 
-    They wait for the rest of the step that they meet; with asynchronous scheduling for the next one, scheduled
-    before; for a running slot; and in an overload for the backlog.
+    They wait for the rest of the step that they meet; with asynchronous scheduling for the next
+    one, scheduled before; for a running slot; and in an overload for the backlog.
     """
     offered = stack_scalars([case.workload.rate for case in cases])
     engines = stack_scalars([case.deployment.num_engine_instances for case in cases])
     rate, outputs = offered / engines, average_slices(t.outputs)
     noise = 1 / stack_scalars([case.workload.burstiness for case in cases])
     most, held, limit = _compute_engine_capacity(cases, t, step)
-    ahead, size, later = _count_steps_ahead(cases), average_slices(t.prompts), np.maximum(outputs - 1, 0.0)
-    # in flight by Little's law: the number whose throughput is the rate. Every step has `counts / outputs` new prompts.
+    ahead, size, later = (
+        _count_steps_ahead(cases),
+        average_slices(t.prompts),
+        np.maximum(outputs - 1, 0.0),
+    )
+    # in flight by Little's law: the number whose throughput is the rate. Every step has `counts /
+    # outputs` new prompts.
     width = 1 + step.num_draft_tokens
     cap = np.minimum(most, step.max_tokens * step.stages * outputs / (size + later * width))
     counts = cap * np.maximum(cap, 64.0) ** (LOAD_EXPONENTS - 1)
@@ -317,8 +404,8 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
     beside, decode = inside / outputs, inside * later / outputs
     slowed = (tpot - plain) / beside
     uneven = average_slices(t.prompts**2) / size**2
-    # an arrival is more likely in a long step, and so are others with it: E[step^2] / E[step], each step having as many
-    # prompts as came in one before
+    # an arrival is more likely in a long step, and so are others with it: E[step^2] / E[step], each
+    # step having as many prompts as came in one before
     spread = noise + uneven - 1
     longer = rate * slowed**2 * spread / np.maximum(1 - (rate * slowed) ** 2, 0.05)
     busy = 1 - np.exp(-inside)
@@ -330,24 +417,36 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
         + (chunks - 1) * tpot / step.stages
     )
     fixed = busy * ahead * plain
-    crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)  # chance that all slots are taken (Sakasegawa)
+    crowded = (inside / most) ** (
+        np.sqrt(2 * (most + 1)) - 1
+    )  # chance that all slots are taken (Sakasegawa)
     prompts = stack_scalars([case.workload.num_requests for case in cases])
-    # a queue near saturation grows like a random walk, and a run ends before it has its mean (2 / 3: over the run)
+    # a queue near saturation grows like a random walk, and a run ends before it has its mean (2 /
+    # 3: over the run)
     walked = 2 / 3 * np.sqrt(2 / np.pi * (noise + 1) * prompts / engines) / peak
     slots = crowded * (noise + 1) / (2 * np.maximum(np.abs(peak - offered / engines), 1e-9))
     slots = np.minimum(slots, crowded * walked)
     level = estimate_step_sd(tpot, alone[:, :1], inside, saturated)
     moves = busy * (met / 2 + ahead * (tpot - plain)) + slots
     varies = busy * met**2 / 12 + (1 + 2 * ahead) * beside * slowed**2 * spread
-    varies = varies + slots**2 * (2 / np.maximum(crowded, 1e-9) - 1) + (busy * (0.5 + ahead) * level) ** 2
+    varies = (
+        varies
+        + slots**2 * (2 / np.maximum(crowded, 1e-9) - 1)
+        + (busy * (0.5 + ahead) * level) ** 2
+    )
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
     filling = np.minimum(most * engines / prompts, 1.0)
     queue = backlog + fixed + compute_gamma_quantiles(moves, varies)[..., -1:]
     delays = backlog * np.maximum(SLICE_MIDPOINTS - filling, 0.0)
     own = own + step.request_s + step.prompt_token_s * t.prompts
     ttft = average_slices(own) + fixed + moves + average_slices(delays)
-    least, varies = own[..., :1] + fixed, varies + compute_slice_variance(own) + compute_slice_variance(delays)
-    half = _interpolate(np.maximum(most / 2, 1.0), counts, throughput)  # more at once would hardly serve more requests
+    least, varies = (
+        own[..., :1] + fixed,
+        varies + compute_slice_variance(own) + compute_slice_variance(delays),
+    )
+    half = _interpolate(
+        np.maximum(most / 2, 1.0), counts, throughput
+    )  # more at once would hardly serve more requests
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
     return SteadyState(
         step, t, plain, added, tpot, decode, rate, peak, engines, held,
@@ -356,7 +455,9 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
     )  # fmt: skip
 
 
-def _estimate_steps(step: StepModel, t: TrafficMix, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:
+def _estimate_steps(
+    step: StepModel, t: TrafficMix, inside: np.ndarray, most: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """What a request sees that finds `inside` others: s of a step without prompts and on average, s that one adds.
 
     The last is the number of microbatches, each of which has one step in a round.
@@ -368,9 +469,15 @@ def _estimate_steps(step: StepModel, t: TrafficMix, inside: np.ndarray, most: np
     alone = 1 - np.exp(-beside / groups)
     _, _, share = estimate_prefill_s(step, t, decode / groups, beside / groups / alone - 1)
     added = average_slices(share)
-    room = np.maximum(step.max_tokens - decode / groups * (1 + step.num_draft_tokens), 1.0) / average_slices(t.prompts)
+    room = np.maximum(
+        step.max_tokens - decode / groups * (1 + step.num_draft_tokens), 1.0
+    ) / average_slices(t.prompts)
     slowest = estimate_slowest_microbatch(
-        step, beside, groups, 1 / average_slices(compute_first_chunk_fraction(step, t, decode / groups)), room
+        step,
+        beside,
+        groups,
+        1 / average_slices(compute_first_chunk_fraction(step, t, decode / groups)),
+        room,
     )
     return plain, plain + slowest * added, added, groups
 
@@ -378,7 +485,8 @@ def _estimate_steps(step: StepModel, t: TrafficMix, inside: np.ndarray, most: np
 def _estimate_pipelined_s(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """s of prompts that take `whole` if their chunks follow each other through the stages, `head` of each in the first.
 
-    The stages work on as many chunks at once, so that all but the largest only take up the first stage.
+    The stages work on as many chunks at once, so that all but the largest only take up the first
+    stage.
     """
     return whole * (head + (1 - head) / step.stages)
 
@@ -388,7 +496,11 @@ def _interpolate(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
     nothing = np.zeros_like(x)
     xs, ys = np.concatenate([nothing, xs], axis=1), np.concatenate([nothing, ys], axis=1)
     size = xs.shape[1]
-    before = np.minimum((xs <= x).sum(axis=1, keepdims=True), size - 1) - 1 + size * np.arange(len(x))[:, None, None]
+    before = (
+        np.minimum((xs <= x).sum(axis=1, keepdims=True), size - 1)
+        - 1
+        + size * np.arange(len(x))[:, None, None]
+    )
     x0, x1, y0, y1 = xs.take(before), xs.take(before + 1), ys.take(before), ys.take(before + 1)
     inside = x < x1
     return y0 + (y1 - y0) * np.where(inside, (x - x0) / np.where(inside, x1 - x0, 1.0), 1.0)

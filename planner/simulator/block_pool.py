@@ -1,7 +1,8 @@
 """vLLM's block pool and block tables, compiled: allocation, the free queue and its order, prefix caching, windows.
 
-Follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py) and, where
-`recent`, 0.33.0. Without prefix caching blocks are only counted, not told apart.
+Follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py,
+single_type_kv_cache_manager.py) and, where `recent`, 0.33.0. Without prefix caching blocks are only
+counted, not told apart.
 """
 
 import os
@@ -39,17 +40,20 @@ class BlockPool(NamedTuple):
     after: np.ndarray
     before: np.ndarray
     cached: np.ndarray  # [contents * groups] oldest block with that key, else -1
-    host: (
-        np.ndarray
-    )  # [2, contents + 1] contents in host memory as a ring through the last index, oldest first, else -1
+    # [2, contents + 1] contents in host memory as a ring through the last index, oldest first, else
+    # -1
+    host: np.ndarray
     kept: np.ndarray  # [2] how many these are, and may be
-    shared: np.ndarray  # [SHARERS] blocks that so many sequences have, from 2 on; the last counts those with more too
+    # [SHARERS] blocks that so many sequences have, from 2 on; the last counts those with more too
+    shared: np.ndarray
 
 
 class BlockTables(NamedTuple):
     """Block tables of the running requests, one seat each."""
 
-    blocks: np.ndarray  # [seats, groups, longest] block numbers; no seats where only their number matters
+    blocks: (
+        np.ndarray
+    )  # [seats, groups, longest] block numbers; no seats where only their number matters
     held: np.ndarray  # [seats, groups] length of the table
     passed: np.ndarray  # [seats, groups] blocks at its start that left the window
     published: np.ndarray  # [seats] full blocks whose content is known to the cache
@@ -60,12 +64,16 @@ class BlockTables(NamedTuple):
 @njit_allocating
 def create_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
     """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
-    host, kept = np.full((2, contents + 1 if host_blocks else 0), -1, np.int32), np.zeros(2, np.int64)
+    host, kept = (
+        np.full((2, contents + 1 if host_blocks else 0), -1, np.int32),
+        np.zeros(2, np.int64),
+    )
     host[:, -1:] = contents
     kept[1] = host_blocks
     ring = num_blocks if contents else 0
     pool = BlockPool(
-        np.full(1, num_blocks - 1), np.arange(1, ring + 2), np.arange(-1, ring), np.zeros(ring + 1, np.int32),
+        np.full(1, num_blocks - 1), np.arange(1, ring + 2), np.arange(-1, ring),
+        np.zeros(ring + 1, np.int32),
         np.full(ring + 1, -1), np.empty(ring + 1, np.int32), np.empty(ring + 1, np.int32),
         np.full(contents, -1, np.int32), host, kept, np.zeros(MAX_BLOCK_SHARERS, np.int64),
     )  # fmt: skip
@@ -80,7 +88,12 @@ def create_tables(seats: int, groups: int, longest: int) -> Any:
     sizes = np.zeros((2, seats, groups), np.int64)
     blocks = np.empty((seats if longest else 0, groups, longest), np.int32)
     return BlockTables(
-        blocks, sizes[0], sizes[1], np.zeros(seats, np.int64), np.zeros(seats, np.int64), np.zeros(seats, np.int64)
+        blocks,
+        sizes[0],
+        sizes[1],
+        np.zeros(seats, np.int64),
+        np.zeros(seats, np.int64),
+        np.zeros(seats, np.int64),
     )
 
 
@@ -187,7 +200,8 @@ def touch_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
 def find_longest_cached_prefix(pool: Any, content: Any, most: int, groups: Any) -> int:
     """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end.
 
-    Contents, and what is returned, are of blocks as group 0 has them, the smallest; `wide` of them make one of group g.
+    Contents, and what is returned, are of blocks as group 0 has them, the smallest; `wide` of them
+    make one of group g.
     """
     hit, count, settled = most, len(groups), False
     while not settled:
@@ -198,7 +212,9 @@ def find_longest_cached_prefix(pool: Any, content: Any, most: int, groups: Any) 
             need = max(1, (window + size - 2) // size)
             if window == 0:
                 run = 0
-                while (run + 1) * wide <= hit and pool.cached[content[(run + 1) * wide - 1] * count + g] >= 0:
+                while (run + 1) * wide <= hit and pool.cached[
+                    content[(run + 1) * wide - 1] * count + g
+                ] >= 0:
                     run += 1
             elif window > 0:
                 run = end = 0
@@ -231,7 +247,10 @@ def free_outside_window(rules: Any, pool: Any, tables: Any, s: int, settled: int
     tables.slides[s] = 1 << 60
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
-        first, end = tables.passed[s, g], min(max(0, settled - window + 1) // size, tables.held[s, g])
+        first, end = (
+            tables.passed[s, g],
+            min(max(0, settled - window + 1) // size, tables.held[s, g]),
+        )
         if window > 0 and end > first:
             if len(tables.blocks):
                 _free_blocks(pool, tables.blocks[s, g], first, end, rules.uses_v033_scheduler)
@@ -247,16 +266,21 @@ def count_missing_blocks(rules: Any, tables: Any, s: int, tokens: int) -> int:
     """Blocks that a seat lacks to hold `tokens`."""
     lacking = 0
     for g in range(len(rules.groups)):
-        lacking += max(0, count_table_blocks(tokens, rules.groups[g, 0], rules.groups[g, 1]) - tables.held[s, g])
+        lacking += max(
+            0,
+            count_table_blocks(tokens, rules.groups[g, 0], rules.groups[g, 1]) - tables.held[s, g],
+        )
     return lacking
 
 
 @njit_compiled
-def count_blocks_to_admit(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any) -> int:
+def count_blocks_to_admit(
+    rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any
+) -> int:
     """Free blocks that must be there to admit a request with `hit` cached ones per group.
 
-    For all of its `whole` tokens (no group counts more than `cap`), and for the `part` up to the end of this step;
-    cached blocks that nobody uses are taken from the free ones too.
+    For all of its `whole` tokens (no group counts more than `cap`), and for the `part` up to the
+    end of this step; cached blocks that nobody uses are taken from the free ones too.
     """
     for_all = for_part = 0
     for g in range(len(rules.groups)):
@@ -317,20 +341,32 @@ def free_sequence(rules: Any, pool: Any, tables: Any, s: int) -> None:
     """Free a seat's blocks, group by group, the last block first."""
     for g in range(len(rules.groups)):
         if len(tables.blocks):
-            _free_blocks(pool, tables.blocks[s, g], tables.passed[s, g], tables.held[s, g], rules.uses_v033_scheduler)
+            _free_blocks(
+                pool,
+                tables.blocks[s, g],
+                tables.passed[s, g],
+                tables.held[s, g],
+                rules.uses_v033_scheduler,
+            )
         else:
             pool.free[0] += tables.held[s, g] - tables.passed[s, g]
         tables.held[s, g] = tables.passed[s, g] = 0
 
 
 @njit_compiled
-def cache_full_blocks(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int) -> None:
+def cache_full_blocks(
+    rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int
+) -> None:
     """Make a seat's full blocks among its first `tokens` known to the cache."""
     count, full = len(rules.groups), tokens // rules.groups[0, 1]
     for j in range(tables.published[s], full):
         for g in range(count):
             wide = rules.groups[g, 1] // rules.groups[0, 1]
-            if rules.groups[g, 0] >= 0 and (j + 1) % wide == 0 and (j + 1) // wide > tables.passed[s, g]:
+            if (
+                rules.groups[g, 0] >= 0
+                and (j + 1) % wide == 0
+                and (j + 1) // wide > tables.passed[s, g]
+            ):
                 _cache_block(pool, tables.blocks[s, g, (j + 1) // wide - 1], content[j] * count + g)
         if pool.kept[1]:
             store_in_host(pool, content[j])

@@ -1,7 +1,8 @@
 """Sequences that only decode drift: a step looks at none of them, and what it asks of all of them is kept as sums.
 
-Who drifts takes one token in every step, and a block whenever the last one is full. It is awoken for the step in which
-something else happens to it, or may: its tables are brought up to date, and the scheduler looks at it again.
+Who drifts takes one token in every step, and a block whenever the last one is full. It is awoken
+for the step in which something else happens to it, or may: its tables are brought up to date, and
+the scheduler looks at it again.
 """
 
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 from planner.simulator import block_pool
 from planner.simulator import step_cost_kernels as step_kernels
 from planner.simulator.block_pool import njit_compiled, njit_force_inline
-from planner.simulator.engine_state import MAX_FAST_PATH_STEPS, overlaps_steps, tracks_block_contents
+from planner.simulator.engine_state import (
+    MAX_FAST_PATH_STEPS,
+    overlaps_steps,
+    tracks_block_contents,
+)
 from planner.simulator.kernel_types import NUM_KV_USAGE_BINS
 
 ROW_REQUEST, ROW_SLOT, _, _, _, ROW_YIELDS, ROW_PREEMPTIONS = step_kernels.STEP_ROWS
@@ -38,7 +43,9 @@ def _count_steps_until_window_slides(rules: Any, table: Any, e: Any, s: int, g: 
 
 
 @njit_compiled
-def _count_undisturbed_steps(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, s: int) -> int:
+def _count_undisturbed_steps(
+    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, s: int
+) -> int:
     """Steps from the next one on in which a seat only decodes, as far as is foreseen; 0 where there is none."""
     c, i, context, size, overlap = (
         e.state[0],
@@ -47,13 +54,21 @@ def _count_undisturbed_steps(rules: Any, table: Any, traffic: Any, fates: Any, e
         rules.groups[0, 1],
         overlaps_steps(rules, table),
     )
-    if fates.last_token[i] != c.last or e.known[s] != context + 1 - overlap or e.placeholders[s] != overlap:
+    if (
+        fates.last_token[i] != c.last
+        or e.known[s] != context + 1 - overlap
+        or e.placeholders[s] != overlap
+    ):
         return 0
-    if tracks_block_contents(rules, traffic) and context - overlap >= (e.tables.published[s] + 1) * size:
+    if (
+        tracks_block_contents(rules, traffic)
+        and context - overlap >= (e.tables.published[s] + 1) * size
+    ):
         return 0
     # the step that ends a request is the scheduler's; with async scheduling it is still under way
     steps = min(
-        min(traffic.prompt[i] + traffic.output[i], rules.max_model_len) - 2 + overlap - context, MAX_FAST_PATH_STEPS - 1
+        min(traffic.prompt[i] + traffic.output[i], rules.max_model_len) - 2 + overlap - context,
+        MAX_FAST_PATH_STEPS - 1,
     )
     for g in range(len(rules.groups)):
         window = rules.groups[g, 0]
@@ -94,7 +109,11 @@ def start_fast_path(rules: Any, table: Any, traffic: Any, fates: Any, e: Any) ->
     batch, size = e.batches[c.first], e.sizes[c.first]
     for j in range(size):
         i, s, steps = batch[ROW_REQUEST, j], batch[ROW_SLOT, j], 0
-        if e.request[s] == i and drift.since[s] < 0 and batch[ROW_PREEMPTIONS, j] == fates.preemptions[i]:
+        if (
+            e.request[s] == i
+            and drift.since[s] < 0
+            and batch[ROW_PREEMPTIONS, j] == fates.preemptions[i]
+        ):
             steps = _count_undisturbed_steps(rules, table, traffic, fates, e, s)
         if steps:
             drift.since[s] = c.drifted
@@ -123,7 +142,9 @@ def stop_fast_path(rules: Any, table: Any, fates: Any, e: Any, s: int) -> None:
     c, drift, tables, i, size = e.state[0], e.drift, e.tables, e.request[s], rules.groups[0, 1]
     steps = c.drifted - drift.since[s]
     _update_fast_path_counts(rules, table, e, s, -1)
-    more = max(0, steps + e.computed[s] - tables.capacity[s] + size - 1) // size  # 0 where blocks are told apart
+    more = (
+        max(0, steps + e.computed[s] - tables.capacity[s] + size - 1) // size
+    )  # 0 where blocks are told apart
     tables.capacity[s] += more * size
     tables.slides[s] = 1 << 60
     for g in range(len(rules.groups)):
@@ -131,7 +152,8 @@ def stop_fast_path(rules: Any, table: Any, fates: Any, e: Any, s: int) -> None:
         tables.held[s, g] += more * (window >= 0)
         if window > 0:
             tables.passed[s, g] += (
-                max(0, steps - _count_steps_until_window_slides(rules, table, e, s, g) + size - 1) // size
+                max(0, steps - _count_steps_until_window_slides(rules, table, e, s, g) + size - 1)
+                // size
             )
             tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
     e.computed[s] += steps
@@ -173,10 +195,16 @@ def stop_fast_path_ring(rules: Any, table: Any, fates: Any, e: Any, ring: Any, e
 def allocate_fast_path_blocks(rules: Any, table: Any, traffic: Any, e: Any) -> None:
     """Those that drift take their blocks for the next step; what leaves a window is free then.
 
-    Where blocks are told apart, they take them in order of admission, and those that the step fills (with async
-    scheduling: that the last one filled) are made known to the cache.
+    Where blocks are told apart, they take them in order of admission, and those that the step fills
+    (with async scheduling: that the last one filled) are made known to the cache.
     """
-    full, pool, tables, seats, size = e.drift.full, e.pool, e.tables, len(e.request), rules.groups[0, 1]
+    full, pool, tables, seats, size = (
+        e.drift.full,
+        e.pool,
+        e.tables,
+        len(e.request),
+        rules.groups[0, 1],
+    )
     phase = e.state[0].drifted % size
     if not tracks_block_contents(rules, traffic):
         pool.free[0] += e.drift.blocks[1, phase] - e.drift.blocks[0, phase]
@@ -193,7 +221,9 @@ def allocate_fast_path_blocks(rules: Any, table: Any, traffic: Any, e: Any) -> N
     s = full[0, seats + (phase + 1 - overlap) % size]
     while s < seats:
         content = traffic.content[traffic.content_start[e.request[s]] :]
-        block_pool.cache_full_blocks(rules, pool, tables, s, content, tables.capacity[s] - overlap * size)
+        block_pool.cache_full_blocks(
+            rules, pool, tables, s, content, tables.capacity[s] - overlap * size
+        )
         s = full[0, s]
 
 
@@ -213,7 +243,13 @@ def run_decode_only_steps(rules: Any, table: Any, traffic: Any, e: Any, until: f
 
     Exactly what the scheduler does step by step, but each costs O(1).
     """
-    c, drift, free, seats, size = e.state[0], e.drift, e.pool.free, len(e.request), rules.groups[0, 1]
+    c, drift, free, seats, size = (
+        e.state[0],
+        e.drift,
+        e.pool.free,
+        len(e.request),
+        rules.groups[0, 1],
+    )
     count, usable, overlap = c.num_running, rules.num_blocks - 1, overlaps_steps(rules, table)
     usage, totals, before = e.usage, e.totals, c.drifted
     now, entry, end, last, oldest = c.now, c.entry, c.end, c.last, e.ends[c.first]
@@ -223,7 +259,10 @@ def run_decode_only_steps(rules: Any, table: Any, traffic: Any, e: Any, until: f
         if drift.due[0, bucket] != bucket or drift.blocks[0, c.drifted % size] > free[0]:
             break
         allocate_fast_path_blocks(rules, table, traffic, e)
-        seconds = step_kernels.compute_decode_s(table, count, c.contexts, value, drift.inside[0]) + c.adapters_s
+        seconds = (
+            step_kernels.compute_decode_s(table, count, c.contexts, value, drift.inside[0])
+            + c.adapters_s
+        )
         start = max(now, entry)
         entry, end = start + seconds, max(start + seconds, end + seconds)
         now, oldest = (oldest, end) if overlap else (end, end)

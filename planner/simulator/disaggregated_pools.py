@@ -1,10 +1,11 @@
 """Two pools in series, compiled: prompts queue for prefill workers, then join a decode worker until their last token.
 
-Requests are dealt to the workers of each pool in turn, as NVIDIA Dynamo's frontend does by default, and wait there,
-first come, first served. A prefill worker computes as many whole prompts a step as its data-parallel ranks have room
-for; the fullest rank decides how long its own part of the step takes, all ranks together how long the experts do. A
-decode worker's sequences advance together, one token a step; it takes a new one whenever it has a seat, `handover`
-steps after its KV cache has come. What is left out: differences between ranks of a decode worker.
+Requests are dealt to the workers of each pool in turn, as NVIDIA Dynamo's frontend does by default,
+and wait there, first come, first served. A prefill worker computes as many whole prompts a step as
+its data-parallel ranks have room for; the fullest rank decides how long its own part of the step
+takes, all ranks together how long the experts do. A decode worker's sequences advance together, one
+token a step; it takes a new one whenever it has a seat, `handover` steps after its KV cache has
+come. What is left out: differences between ranks of a decode worker.
 """
 
 import heapq
@@ -34,7 +35,9 @@ class DecodeWorkerPool(NamedTuple):
 
     workers: int
     step_s: np.ndarray  # [seats + 1], rising
-    kv_transfer_steps: float  # steps that pass between the arrival of a request's KV cache and its first token
+    kv_transfer_steps: (
+        float  # steps that pass between the arrival of a request's KV cache and its first token
+    )
 
 
 class PoolTimeline(NamedTuple):
@@ -50,7 +53,14 @@ class PoolTimeline(NamedTuple):
 
 @njit_allocating
 def _run_prefill_step(
-    prefill: Any, first: int, came: int, prompt: Any, attention_s: Any, batch: Any, loads: Any, attention: Any
+    prefill: Any,
+    first: int,
+    came: int,
+    prompt: Any,
+    attention_s: Any,
+    batch: Any,
+    loads: Any,
+    attention: Any,
 ) -> Any:
     """A worker's step: every so-manieth of the requests from `first` on that `came`, as many as fit, make its `batch`.
 
@@ -75,7 +85,9 @@ def _run_prefill_step(
 
 
 @njit_allocating
-def _advance_decode(decode: Any, worker: int, now: float, batch: int, tokens: Any, passed: Any, since: Any) -> None:
+def _advance_decode(
+    decode: Any, worker: int, now: float, batch: int, tokens: Any, passed: Any, since: Any
+) -> None:
     """Let the `batch` sequences of a worker decode until `now`."""
     if batch:
         tokens[batch] += batch * (now - since[worker]) / decode.step_s[batch]
@@ -97,22 +109,40 @@ def _schedule_next_end(
 @make_interruptible
 @njit(cache=CAN_CACHE_COMPILED_CODE, nogil=True, error_model="numpy")
 def simulate_tandem_pools(
-    prefill: Any, decode: Any, arrival: Any, concurrency: int, prompt: Any, attention_s: Any, travel_s: Any, steps: Any
+    prefill: Any,
+    decode: Any,
+    arrival: Any,
+    concurrency: int,
+    prompt: Any,
+    attention_s: Any,
+    travel_s: Any,
+    steps: Any,
 ) -> Any:
     """Let [n] requests pass both pools.
 
-    `arrival` in seconds, ascending; `concurrency` > 0 holds requests back while so many are in flight. `prompt` in
-    tokens to compute, `attention_s` their attention's seconds on a rank, `travel_s` from the end of prefill until a
-    decode worker has the KV cache, `steps` decode steps after the first token.
+    `arrival` in seconds, ascending; `concurrency` > 0 holds requests back while so many are in
+    flight. `prompt` in tokens to compute, `attention_s` their attention's seconds on a rank,
+    `travel_s` from the end of prefill until a decode worker has the KV cache, `steps` decode steps
+    after the first token.
     """
     n, seats = len(arrival), len(decode.step_s) - 1
-    sent, done, joined, ended = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+    sent, done, joined, ended = (
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+    )
     tokens, busy = np.zeros(seats + 1), np.zeros(1)
-    came, upcoming = 0, np.arange(prefill.workers)  # requests, in order; the next for each prefill worker
+    came, upcoming = (
+        0,
+        np.arange(prefill.workers),
+    )  # requests, in order; the next for each prefill worker
     idle = np.ones(prefill.workers, np.bool_)
     batches = [[0][:0] for _ in range(prefill.workers)]
     ready, taken = [[0][:0] for _ in range(decode.workers)], np.zeros(decode.workers, np.int64)
-    running = [[(0.0, 0)][:0] for _ in range(decode.workers)]  # (the worker's step count at which it ends, request)
+    running = [
+        [(0.0, 0)][:0] for _ in range(decode.workers)
+    ]  # (the worker's step count at which it ends, request)
     passed, since = np.zeros(decode.workers), np.zeros(decode.workers)  # steps done, and until when
     version = np.zeros(decode.workers, np.int64)
     loads, attention = np.zeros(prefill.ranks), np.zeros(prefill.ranks)
@@ -147,7 +177,11 @@ def simulate_tandem_pools(
                 sent[sendable] = max(now, arrival[sendable])
                 heapq.heappush(events, (sent[sendable], EVENT_ARRIVAL, sendable, 0))
                 sendable += 1
-        for w in range(prefill.workers) if kind == EVENT_ARRIVAL else range(what, what + (kind == EVENT_PREFILLED)):
+        for w in (
+            range(prefill.workers)
+            if kind == EVENT_ARRIVAL
+            else range(what, what + (kind == EVENT_PREFILLED))
+        ):
             if idle[w] and upcoming[w] < came:
                 upcoming[w], seconds = _run_prefill_step(
                     prefill, upcoming[w], came, prompt, attention_s, batches[w], loads, attention
@@ -155,7 +189,9 @@ def simulate_tandem_pools(
                 busy[0] += seconds
                 idle[w] = False
                 heapq.heappush(events, (now + seconds, EVENT_PREFILLED, w, 0))
-        while touched >= 0 and taken[touched] < len(ready[touched]) and len(running[touched]) < seats:
+        while (
+            touched >= 0 and taken[touched] < len(ready[touched]) and len(running[touched]) < seats
+        ):
             i = ready[touched][taken[touched]]
             taken[touched] += 1
             _advance_decode(decode, touched, now, len(running[touched]), tokens, passed, since)

@@ -8,32 +8,50 @@ from planner.simulator import block_pool
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import njit_allocating, njit_force_inline
 
-_TIME_FIELDS = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s", "loaded", "last")
+_TIME_FIELDS = (
+    "now",
+    "entry",
+    "end",
+    "spent",
+    "last_gap",
+    "soonest",
+    "adapters_s",
+    "loaded",
+    "last",
+)
 _COUNT_FIELDS = (
-    "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare", "num_waiting", "first", "flying",
-    "last_bin", "steps", "gauges", "stuck", "turns", "active", "awake", "admitted", "drifted", "contexts", "calm",
+    "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare",
+    "num_waiting", "first", "flying",
+    "last_bin", "steps", "gauges", "stuck", "turns", "active", "awake", "admitted", "drifted",
+    "contexts", "calm",
 )  # fmt: skip
 _FLAG_FIELDS = ("steady", "blocked", "fed")
 ENGINE_STATE_DTYPE = np.dtype(
     [
         (name, kind)
-        for kind, names in ((float, _TIME_FIELDS), (np.int64, _COUNT_FIELDS), (np.bool_, _FLAG_FIELDS))
+        for kind, names in (
+            (float, _TIME_FIELDS),
+            (np.int64, _COUNT_FIELDS),
+            (np.bool_, _FLAG_FIELDS),
+        )
         for name in names
     ],
     align=True,
 )
 """Numbers of one engine that change as it goes.
 
-now: the scheduler's time; entry: when the next step may start; end: of the last one; spent: its seconds; soonest: when
-the next request that was sent gets to the scheduler; arrived: requests sent; due: that will be; done: that ended;
-queued, front: order of the last that joined the queue, and that was put back to its front; unseen: decode steps since
-it looked for new ones; first, flying: oldest step under way, and how many are; steady: in the last step everybody
-decoded; blocked: the first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
-latency, and its bin; fed: requests come from a router; turns: steps that were scheduled; active: different adapters in
-this one, and adapters_s: the seconds that they add; loaded: when the last blocks are there from host memory; last: the
-end of the last step whose outputs were taken; awake: those that run and do not drift; admitted: times that a request
-was; drifted: steps that were scheduled; contexts: tokens in the KV cache of those that drift; calm: the turn from which
-on somebody may begin to.
+now: the scheduler's time; entry: when the next step may start; end: of the last one; spent: its
+seconds; soonest: when the next request that was sent gets to the scheduler; arrived: requests sent;
+due: that will be; done: that ended; queued, front: order of the last that joined the queue, and
+that was put back to its front; unseen: decode steps since it looked for new ones; first, flying:
+oldest step under way, and how many are; steady: in the last step everybody decoded; blocked: the
+first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
+latency, and its bin; fed: requests come from a router; turns: steps that were scheduled; active:
+different adapters in this one, and adapters_s: the seconds that they add; loaded: when the last
+blocks are there from host memory; last: the end of the last step whose outputs were taken; awake:
+those that run and do not drift; admitted: times that a request was; drifted: steps that were
+scheduled; contexts: tokens in the KV cache of those that drift; calm: the turn from which on
+somebody may begin to.
 """
 MAX_FAST_PATH_STEPS = 2048
 """Steps for which one drifts at most before it is looked at again."""
@@ -45,10 +63,18 @@ class FastPathSums(NamedTuple):
     since: np.ndarray  # [seats] `drifted` when it began to drift, -1: it is awake
     order: np.ndarray  # [seats] of admission
     line: np.ndarray  # [2, seats + 1] ring of those that run, in this order, through the last index
-    due: np.ndarray  # [2, seats + AHEAD] rings of those to be awoken in the same step, through the last indices
-    full: np.ndarray  # [2, seats + block size] likewise those that take a block in steps with the same remainder
-    blocks: np.ndarray  # [2, block size] blocks that are taken, and leave windows, in steps with this remainder
-    inside: np.ndarray  # [2, decode_windows] tokens inside the windows, and by how many they grow in a step
+    due: (
+        np.ndarray
+    )  # [2, seats + AHEAD] rings of those to be awoken in the same step, through the last indices
+    full: (
+        np.ndarray
+    )  # [2, seats + block size] likewise those that take a block in steps with the same remainder
+    blocks: (
+        np.ndarray
+    )  # [2, block size] blocks that are taken, and leave windows, in steps with this remainder
+    inside: (
+        np.ndarray
+    )  # [2, decode_windows] tokens inside the windows, and by how many they grow in a step
 
 
 class EngineState(NamedTuple):
@@ -70,9 +96,13 @@ class EngineState(NamedTuple):
     spare: np.ndarray  # [seats] free ones
     parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
     coming: list[tuple[float, int]]  # heap of (when the scheduler can see it, request)
-    waiting: list[list[tuple[float, int]]]  # heaps of (order, request): one, or without an adapter and with each
+    waiting: list[
+        list[tuple[float, int]]
+    ]  # heaps of (order, request): one, or without an adapter and with each
     heads: np.ndarray  # [heaps] order of their first, inf if there is none
-    adapters: np.ndarray  # [adapters, 3] the turn in which each was used, on the GPU (0: not there), in host memory
+    adapters: (
+        np.ndarray
+    )  # [adapters, 3] the turn in which each was used, on the GPU (0: not there), in host memory
     batches: np.ndarray  # [depth, 7, seats] steps under way
     sizes: np.ndarray  # [depth] their sequences, ends and rows among the notes
     ends: np.ndarray
@@ -100,9 +130,15 @@ class RequestRecords(NamedTuple):
 @njit_allocating
 def create_request_records(n: int, closed: bool) -> Any:
     """Nothing happened yet to [n] requests."""
-    times, counts, ended = np.full((4, n), np.nan), np.zeros((3, n), np.int32), np.zeros(1, np.int64)
+    times, counts, ended = (
+        np.full((4, n), np.nan),
+        np.zeros((3, n), np.int32),
+        np.zeros(1, np.int64),
+    )
     released = np.empty(n if closed else 0)
-    return RequestRecords(times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended)
+    return RequestRecords(
+        times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended
+    )
 
 
 @njit_force_inline
@@ -129,7 +165,11 @@ def tracks_block_contents(rules: Any, traffic: Any) -> bool:
 @njit_allocating
 def create_engine_state(rules: Any, table: Any, traffic: Any, longest: int, contents: int) -> Any:
     """An idle engine for requests of up to `longest` tokens, whose blocks have so many different `contents`."""
-    groups, count, seqs = rules.groups, len(rules.groups), min(rules.max_num_seqs, traffic.prompt.size)
+    groups, count, seqs = (
+        rules.groups,
+        len(rules.groups),
+        min(rules.max_num_seqs, traffic.prompt.size),
+    )
     depth, smallest, states = 2 if overlaps_steps(rules, table) else table.stages, groups[0, 1], 0
     cap = np.full(count, 1 << 40)
     for g in range(count):
@@ -137,24 +177,44 @@ def create_engine_state(rules: Any, table: Any, traffic: Any, longest: int, cont
         if groups[g, 0] > 0:
             ahead = rules.max_num_batched_tokens * (depth if rules.uses_v033_scheduler else 1)
             cap[g] = (
-                block_pool.count_table_blocks(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
+                block_pool.count_table_blocks(
+                    min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]
+                )
+                + 1
             )
     caching = tracks_block_contents(rules, traffic)
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
-    pool = block_pool.create_pool(rules.num_blocks, contents * count, rules.host_blocks if caching else 0)
+    pool = block_pool.create_pool(
+        rules.num_blocks, contents * count, rules.host_blocks if caching else 0
+    )
     tables = block_pool.create_tables(
-        seqs, count, max(block_pool.count_table_blocks(longest, 0, smallest), states) if caching else 0
+        seqs,
+        count,
+        max(block_pool.count_table_blocks(longest, 0, smallest), states) if caching else 0,
     )
     state = np.zeros(1, ENGINE_STATE_DTYPE)
-    state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = seqs, rules.recv_interval, -1, -1.0
+    state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = (
+        seqs,
+        rules.recv_interval,
+        -1,
+        -1.0,
+    )
     state[0].soonest = np.inf
     seats, spare = np.full((9, seqs), -1), np.arange(seqs)
-    line, due = np.zeros((2, seqs + 1), np.int64), np.zeros((2, seqs + MAX_FAST_PATH_STEPS), np.int64)
+    line, due = (
+        np.zeros((2, seqs + 1), np.int64),
+        np.zeros((2, seqs + MAX_FAST_PATH_STEPS), np.int64),
+    )
     line[:] = np.arange(seqs + 1)
     due[:] = np.arange(seqs + MAX_FAST_PATH_STEPS)
-    full, blocks = np.zeros((2, seqs + groups[0, 1]), np.int64), np.zeros((2, groups[0, 1]), np.int64)
+    full, blocks = (
+        np.zeros((2, seqs + groups[0, 1]), np.int64),
+        np.zeros((2, groups[0, 1]), np.int64),
+    )
     full[:] = np.arange(seqs + groups[0, 1])
-    drift = FastPathSums(seats[7], seats[8], line, due, full, blocks, np.zeros((2, len(table.decode_windows))))
+    drift = FastPathSums(
+        seats[7], seats[8], line, due, full, blocks, np.zeros((2, len(table.decode_windows)))
+    )
     coming, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
     coming.clear()
     waiting[0].clear()
@@ -163,9 +223,12 @@ def create_engine_state(rules: Any, table: Any, traffic: Any, longest: int, cont
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
     return EngineState(
-        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], np.zeros(seqs), drift,
+        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5],
+        np.zeros(seqs), drift,
         seats[6], spare, np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
-        np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
-        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.NUM_ITL_BINS, np.int64), np.zeros(kinds.NUM_KV_USAGE_BINS),
+        np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64),
+        np.zeros(depth, np.int64),
+        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.NUM_ITL_BINS, np.int64),
+        np.zeros(kinds.NUM_KV_USAGE_BINS),
         np.zeros(6), notes,
     )  # fmt: skip

@@ -13,8 +13,9 @@ ResultT = TypeVar("ResultT")
 def make_interruptible(compiled: Callable[..., ResultT]) -> Callable[..., ResultT]:
     """`compiled`, but never in the main thread: that is the one that handles signals, waits, and may be interrupted.
 
-    Numba turns results into arrays by Python code of its own (0.68: `pythonapi.nrt_adapt_ndarray_to_python` unpickles
-    their class). A signal that raises there, as Ctrl-C does, leaves it without one: a segmentation fault.
+    Numba turns results into arrays by Python code of its own (0.68:
+    `pythonapi.nrt_adapt_ndarray_to_python` unpickles their class). A signal that raises there, as
+    Ctrl-C does, leaves it without one: a segmentation fault.
     """
 
     @wraps(compiled)

@@ -1,7 +1,7 @@
 """How much of a trace's prompts replicas find in their prefix caches: each a plain LRU of the size of its KV pool.
 
-The replay finds the same, request by request, with what runs and when (within three points on Mooncake's trace); this
-is for the closed form, which asks of every candidate.
+The replay finds the same, request by request, with what runs and when (within three points on
+Mooncake's trace); this is for the closed form, which asks of every candidate.
 """
 
 from functools import lru_cache
@@ -20,7 +20,8 @@ from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
 def _simulate_lru(ids: Any, begin: Any, tokens: Any, output: Any, engines: int, room: int) -> Any:
     """[n] prompt tokens that each request finds, dealt in turn to `engines` LRU caches of `room` blocks.
 
-    A prompt is left with its first block used last, so that its end goes first; outputs take room as well.
+    A prompt is left with its first block used last, so that its end goes first; outputs take room
+    as well.
     """
     n, blocks = len(tokens), ids.max() + 1 if len(ids) else 0
     hits = np.zeros(n, np.int64)
@@ -28,7 +29,9 @@ def _simulate_lru(ids: Any, begin: Any, tokens: Any, output: Any, engines: int, 
     for engine in range(engines):
         after, before = np.full(blocks + fresh + 1, -1), np.full(blocks + fresh + 1, -1)
         ring, held, spill, mine = blocks + fresh, 0, 0, blocks
-        after[ring] = before[ring] = ring  # after the ring's own place comes the least recently used
+        after[ring] = before[ring] = (
+            ring  # after the ring's own place comes the least recently used
+        )
         for i in range(engine, n, engines):
             run = 0
             while begin[i] + run < begin[i + 1] and after[ids[begin[i] + run]] >= 0:
@@ -43,7 +46,12 @@ def _simulate_lru(ids: Any, begin: Any, tokens: Any, output: Any, engines: int, 
                 if after[block] >= 0:
                     after[before[block]], before[after[block]] = after[block], before[block]
                     held -= 1
-                after[before[ring]], before[block], after[block], before[ring] = block, before[ring], ring, block
+                after[before[ring]], before[block], after[block], before[ring] = (
+                    block,
+                    before[ring],
+                    ring,
+                    block,
+                )
                 held += 1
                 if held > room:
                     oldest = after[ring]
@@ -56,5 +64,7 @@ def _simulate_lru(ids: Any, begin: Any, tokens: Any, output: Any, engines: int, 
 def compute_prefix_hit_rate(trace: Trace, engines: int, kv_tokens: int) -> float:
     """The share of prompt tokens that `engines`, served in turn, find in KV pools of `kv_tokens` each."""
     ids, begin = trace.block_ids
-    hits = _simulate_lru(ids, begin, trace.prompt, trace.output, engines, kv_tokens // TRACE_BLOCK_TOKENS)
+    hits = _simulate_lru(
+        ids, begin, trace.prompt, trace.output, engines, kv_tokens // TRACE_BLOCK_TOKENS
+    )
     return float(hits.sum() / trace.prompt.sum())

@@ -47,7 +47,9 @@ class SimulationResult:
         for name in ("itl", "usage", "totals"):
             moved[name] = np.sum([getattr(run.outcome, name) for run in runs], axis=0)
         outcome = runs[0].outcome._replace(**moved, notes=np.empty((0, 6)))
-        prompt, output = (np.concatenate([getattr(run, name) for run in runs]) for name in ("prompt", "output"))
+        prompt, output = (
+            np.concatenate([getattr(run, name) for run in runs]) for name in ("prompt", "output")
+        )
         gaps = sum(run.gaps * run.outcome.itl.sum() for run in runs) / max(outcome.itl.sum(), 1)
         return cls(outcome, prompt, output, runs[0].num_blocks, runs[0].clock_scale, gaps)
 
@@ -57,9 +59,13 @@ class SimulationResult:
             return self
         own = slice(first, len(self.output) - last)
         names = ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached")
-        outcome = self.outcome._replace(**{name: getattr(self.outcome, name)[own] for name in names})
+        outcome = self.outcome._replace(
+            **{name: getattr(self.outcome, name)[own] for name in names}
+        )
         gaps = self.gaps * float((self.output[own] - 1).sum() / max((self.output - 1).sum(), 1))
-        return replace(self, outcome=outcome, prompt=self.prompt[own], output=self.output[own], gaps=gaps)
+        return replace(
+            self, outcome=outcome, prompt=self.prompt[own], output=self.output[own], gaps=gaps
+        )
 
     @property
     def sent(self) -> np.ndarray:
@@ -125,7 +131,10 @@ class SimulationResult:
         """Share of the KV blocks in use, mean over the time that steps run."""
         busy = self.outcome.usage
         return float(
-            busy @ np.arange(kinds.NUM_KV_USAGE_BINS) / max(busy.sum(), 1e-300) / (kinds.NUM_KV_USAGE_BINS - 1)
+            busy
+            @ np.arange(kinds.NUM_KV_USAGE_BINS)
+            / max(busy.sum(), 1e-300)
+            / (kinds.NUM_KV_USAGE_BINS - 1)
         )
 
     def compute_kv_usage_quantile(self, q: float) -> float:
@@ -139,25 +148,31 @@ class SimulationResult:
 
         columns = ["seconds", "running", "waiting", "kv_usage", "scheduled_tokens"]
         frame = pd.DataFrame(self.outcome.get_notes(kinds.NOTE_GAUGE, 5), columns=columns)
-        return frame.assign(seconds=frame.seconds * self.clock_scale, kv_usage=frame.kv_usage / (self.num_blocks - 1))
+        return frame.assign(
+            seconds=frame.seconds * self.clock_scale,
+            kv_usage=frame.kv_usage / (self.num_blocks - 1),
+        )
 
     def compute_quantile(self, metric: str, q: float) -> float:
         """Seconds that a share `q` of the values of "ttft", "tpot", "itl", "e2e" or "queue" does not exceed."""
         if metric != "itl":
             values = getattr(self, metric)
             return float(np.quantile(values, q)) if len(values) else math.nan
-        least = min(1 / max(self.outcome.itl.sum(), 1), 0.5)  # one gap: the shortest is no empty bin
+        least = min(
+            1 / max(self.outcome.itl.sum(), 1), 0.5
+        )  # one gap: the shortest is no empty bin
         return (
             self.clock_scale
             * kinds.ITL_FIRST_BIN_S
-            * 10 ** (_find_quantile_bin(self.outcome.itl, max(q, least)) / kinds.ITL_BINS_PER_DECADE)
+            * 10
+            ** (_find_quantile_bin(self.outcome.itl, max(q, least)) / kinds.ITL_BINS_PER_DECADE)
         )
 
     def summarize(self, metric: str) -> dict[str, float]:
         """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
 
-        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a speculative step streams
-        its tokens as one output, so ITL is TPOT times the tokens per step.
+        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a
+        speculative step streams its tokens as one output, so ITL is TPOT times the tokens per step.
         """
         if metric not in self._summaries:
             raise PlannerError(f"metric {metric!r} is not one of {', '.join(self._summaries)}")
@@ -187,19 +202,27 @@ class SimulationResult:
             {
                 "sent_s": self.sent, "prompt_tokens": self.prompt, "output_tokens": self.output,
                 "queue_ms": self.queue * 1e3, "ttft_ms": self.ttft * 1e3, "tpot_ms": tpot * 1e3,
-                "e2e_ms": self.e2e * 1e3, "cached_tokens": self.outcome.cached, "preemptions": self.preemptions,
+                "e2e_ms": self.e2e * 1e3, "cached_tokens": self.outcome.cached,
+                "preemptions": self.preemptions,
             }
         )  # fmt: skip
 
     def __repr__(self) -> str:
         lines = [
-            f"{len(self.output):,} requests in {self.duration:,.1f} s: {self.request_tps:,.2f} requests/s, "
-            f"{self.output_tps:,.0f} output tokens/s; {self.decode_batch:.1f} decoding at once, "
-            f"KV usage p99 {self.compute_kv_usage_quantile(0.99):.0%}, {int(self.preemptions.sum())} preemptions",
-            "        " + "".join(f"{name:>12}" for name in ("mean ms", "p50 ms", "p95 ms", "p99 ms")),
+            (
+                f"{len(self.output):,} requests in {self.duration:,.1f} s: {self.request_tps:,.2f}"
+                f" requests/s, {self.output_tps:,.0f} output tokens/s; {self.decode_batch:.1f}"
+                f" decoding at once, KV usage p99 {self.compute_kv_usage_quantile(0.99):.0%},"
+                f" {int(self.preemptions.sum())} preemptions"
+            ),
+            "        "
+            + "".join(f"{name:>12}" for name in ("mean ms", "p50 ms", "p95 ms", "p99 ms")),
         ]
         for metric in ("ttft", "tpot", "itl", "e2e", "queue"):
-            lines.append(f"{metric:8}" + "".join(f"{value * 1e3:12,.2f}" for value in self.summarize(metric).values()))
+            lines.append(
+                f"{metric:8}"
+                + "".join(f"{value * 1e3:12,.2f}" for value in self.summarize(metric).values())
+            )
         return "\n".join(lines)
 
 

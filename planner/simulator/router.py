@@ -1,6 +1,7 @@
 """Requests through a router to the replicas behind it, compiled: one replica alone is the case without a router.
 
-A replica goes on up to the moment at which the router looks at it, so a request is sent by what the router would see.
+A replica goes on up to the moment at which the router looks at it, so a request is sent by what the
+router would see.
 """
 
 import heapq
@@ -17,7 +18,11 @@ from planner.simulator import decode_fast_path as drift
 from planner.simulator import kernel_types as kinds
 from planner.simulator import step_cost_kernels as step_kernels
 from planner.simulator import waiting_queues as queues
-from planner.simulator.block_pool import CAN_CACHE_COMPILED_CODE, njit_allocating, njit_inline_always
+from planner.simulator.block_pool import (
+    CAN_CACHE_COMPILED_CODE,
+    njit_allocating,
+    njit_inline_always,
+)
 from planner.simulator.engine_state import create_engine_state, create_request_records
 from planner.simulator.interruptible import make_interruptible
 from planner.simulator.kernel_types import (
@@ -32,13 +37,16 @@ from planner.simulator.scheduler import advance_engine, submit_request
 
 MAX_INDEXED_PROMPT_TOKENS = 4096
 """Of a prompt, those that a router looks at which is not told what replicas have: 256 blocks of 64 characters, kept for
-more prompts than a replica has room for (prefix-cache-scorer's defaults, Gateway API Inference Extension 1.0)."""
+more prompts than a replica has room for (prefix-cache-scorer's defaults, Gateway API Inference
+Extension 1.0)."""
 SPECULATIVE_CACHE_TTL_S = 2.0
 """Seconds for which a router counts on blocks of a prompt that it has just sent (llm-d's precise prefix scorer)."""
 
 
 @njit_allocating
-def _match_prefix(rules: Any, traffic: Any, router: Any, engine: Any, sent_at: Any, i: int, now: float) -> float:
+def _match_prefix(
+    rules: Any, traffic: Any, router: Any, engine: Any, sent_at: Any, i: int, now: float
+) -> float:
     """The share of a prompt's blocks that a replica has, or has just been sent, or ever: its longest prefix."""
     full, own, k = traffic.prompt[i] // rules.groups[0, 1], traffic.content_start[i], 0
     since, groups = now - SPECULATIVE_CACHE_TTL_S, len(rules.groups)
@@ -46,8 +54,12 @@ def _match_prefix(rules: Any, traffic: Any, router: Any, engine: Any, sent_at: A
         full, since = min(full, MAX_INDEXED_PROMPT_TOKENS // rules.groups[0, 1]), -np.inf
     while k < full:
         block = traffic.content[own + k]
-        here = sent_at[block] > since or (router.precise and engine.pool.cached[block * groups] >= 0)
-        if not here and not (router.precise and engine.pool.kept[1] and engine.pool.host[0, block] >= 0):
+        here = sent_at[block] > since or (
+            router.precise and engine.pool.cached[block * groups] >= 0
+        )
+        if not here and not (
+            router.precise and engine.pool.kept[1] and engine.pool.host[0, block] >= 0
+        ):
             break
         k += 1
     return k / max(full, 1)
@@ -67,13 +79,23 @@ def _score_replicas(
         free = engines[r].pool.free[0] / (rules.num_blocks - 1)
         scores[r] = router.queue_weight * room + router.kv_weight * free
         if sent_at.size:
-            scores[r] += router.prefix_weight * _match_prefix(rules, traffic, router, engines[r], sent_at[r], i, now)
+            scores[r] += router.prefix_weight * _match_prefix(
+                rules, traffic, router, engines[r], sent_at[r], i, now
+            )
     return scores
 
 
 @njit_allocating
 def _pick_replica(
-    rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_at: Any, i: int, now: float, turn: int
+    rules: Any,
+    traffic: Any,
+    router: Any,
+    engines: Any,
+    up: int,
+    sent_at: Any,
+    i: int,
+    now: float,
+    turn: int,
 ) -> int:
     """The replica, of the first `up`, that request `i` is sent to; among equals the next in turn."""
     if router.policy < kinds.ROUTE_LEAST_LOADED:
@@ -92,7 +114,9 @@ def _pick_replica(
 
 
 @njit_inline_always
-def _advance_replicas(rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at: float, options: Any) -> int:
+def _advance_replicas(
+    rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at: float, options: Any
+) -> int:
     """Let all replicas go on until `at`; in a closed loop only until one request ends. The stuck replica, else -1.
 
     In a closed loop the one that is furthest behind goes first, no further than the next.
@@ -124,12 +148,15 @@ def _advance_replicas(rules: Any, table: Any, traffic: Any, fates: Any, engines:
 
 @njit_inline_always
 def _serve_requests(
-    rules: Any, table: Any, traffic: Any, router: Any, fates: Any, engines: Any, contents: int, replica: Any,
+    rules: Any, table: Any, traffic: Any, router: Any, fates: Any, engines: Any, contents: int,
+    replica: Any,
     options: Any,
 ) -> int:  # fmt: skip
     """Send every request to a replica, in order of arrival, and wait for the last. The stuck replica, else -1."""
     count, up, change, taken, i = len(engines), len(engines), 0, 0, 0
-    sent_at = np.full((count if router.policy == kinds.ROUTE_PREFIX_AFFINITY else 0, contents), -np.inf)
+    sent_at = np.full(
+        (count if router.policy == kinds.ROUTE_PREFIX_AFFINITY else 0, contents), -np.inf
+    )
     size, ends, n = rules.groups[0, 1], [0.0], len(replica)
     ends.clear()
     while True:
@@ -171,13 +198,18 @@ def _simulate(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -
     for number in traffic.content if rules.enable_prefix_caching else traffic.content[:0]:
         contents = max(contents, number + 1)
     routed = router.replicas > 1
-    fates, replica = create_request_records(n, traffic.concurrency > 0), np.zeros(n if routed else 0, np.int32)
+    fates, replica = (
+        create_request_records(n, traffic.concurrency > 0),
+        np.zeros(n if routed else 0, np.int32),
+    )
     engines = [create_engine_state(rules, table, traffic, longest, contents)]
     for _ in range(1, router.replicas):
         engines.append(create_engine_state(rules, table, traffic, longest, contents))
     for r in range(router.replicas):
         engines[r].state[0].due, engines[r].state[0].fed = 0 if routed else n, routed
-    stuck = _serve_requests(rules, table, traffic, router, fates, engines, contents, replica, options)
+    stuck = _serve_requests(
+        rules, table, traffic, router, fates, engines, contents, replica, options
+    )
     engine, totals = engines[max(stuck, 0)], engines[0].totals
     totals[5] = 0 if routed else engine.pool.free[0]
     for r in range(1, router.replicas):
@@ -186,9 +218,12 @@ def _simulate(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -
         totals += engines[r].totals
     notes = np.empty((len(engine.notes), 6))
     for row in range(len(engine.notes)):
-        notes[row, 0], notes[row, 1], notes[row, 2], notes[row, 3], notes[row, 4], notes[row, 5] = engine.notes[row]
+        notes[row, 0], notes[row, 1], notes[row, 2], notes[row, 3], notes[row, 4], notes[row, 5] = (
+            engine.notes[row]
+        )
     return SimulationOutcome(
-        engine.state[0].stuck, fates.sent, fates.scheduled, fates.first_token, fates.last_token, fates.preemptions,
+        engine.state[0].stuck, fates.sent, fates.scheduled, fates.first_token, fates.last_token,
+        fates.preemptions,
         fates.cached, engines[0].itl, engines[0].usage, totals, notes, replica,
     )  # fmt: skip
 
@@ -198,19 +233,31 @@ def _compile_entry_point(sources: int) -> Any:
 
     @njit(cache=CAN_CACHE_COMPILED_CODE, nogil=True, error_model="numpy")
     def simulate(
-        rules: EngineRules, table: StepCostTable, traffic: RequestBatch, router: RouterConfig, timed: bool, log: bool, gauge_s: float,
+        rules: EngineRules, table: StepCostTable, traffic: RequestBatch, router: RouterConfig,
+        timed: bool, log: bool, gauge_s: float,
         halt: bool,
     ) -> SimulationOutcome:  # fmt: skip
         """Run all requests; `timed`: steps last what `table` says, else 1. Of one replica, `log` notes every step and
-        `gauge_s` > 0 is how often to note gauges. `halt`: stop before the first preemption; up to there prompts that
-        share no prefix never hit the prefix cache, so block counts suffice."""
+        `gauge_s` > 0 is how often to note gauges. `halt`: stop before the first preemption; up to
+        there prompts that share no prefix never hit the prefix cache, so block counts suffice."""
         _ = sources
-        return _simulate(rules, table, traffic, router, SimulationOptions(timed, log, gauge_s, halt))
+        return _simulate(
+            rules, table, traffic, router, SimulationOptions(timed, log, gauge_s, halt)
+        )
 
     return make_interruptible(simulate)
 
 
-_COMPILED_MODULES = (block_pool, drift, engine_state, kinds, queues, scheduler, step_kernels, shared_reads)
+_COMPILED_MODULES = (
+    block_pool,
+    drift,
+    engine_state,
+    kinds,
+    queues,
+    scheduler,
+    step_kernels,
+    shared_reads,
+)
 _COMPILED_FILES = [str(module.__file__) for module in _COMPILED_MODULES]
 run_compiled_simulation = _compile_entry_point(
     zlib.crc32(b"".join(Path(file).read_bytes() for file in _COMPILED_FILES))

@@ -72,19 +72,24 @@ class ScheduleCaseConfig(StrictEntry):
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = 0
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = False
-    groups: tuple[Annotated[FullAttentionGroup | SlidingWindowGroup, Field(discriminator="type")], ...] = (
-        FullAttentionGroup(type="full"),
-    )
+    groups: tuple[
+        Annotated[FullAttentionGroup | SlidingWindowGroup, Field(discriminator="type")], ...
+    ] = (FullAttentionGroup(type="full"),)
     engine_version: str | None = None
 
     def build_rules(self) -> EngineRules:
         """The same as the replay reads it."""
         groups = [
-            (group.window if isinstance(group, SlidingWindowGroup) else 0, self.block_size) for group in self.groups
+            (group.window if isinstance(group, SlidingWindowGroup) else 0, self.block_size)
+            for group in self.groups
         ]
-        same: dict[str, Any] = {name: value for name, value in self if name in EngineRules._fields and name != "groups"}
+        same: dict[str, Any] = {
+            name: value for name, value in self if name in EngineRules._fields and name != "groups"
+        }
         recent, priority = uses_v033_scheduler(self.engine_version), self.policy == "priority"
-        return EngineRules(**same, groups=np.array(groups), uses_v033_scheduler=recent, priority=priority)
+        return EngineRules(
+            **same, groups=np.array(groups), uses_v033_scheduler=recent, priority=priority
+        )
 
 
 class ScheduleCaseRequest(StrictEntry):
@@ -106,20 +111,34 @@ class ScheduleCaseRequest(StrictEntry):
 def read_schedule_case(path: Path) -> tuple[ScheduleCaseConfig, list[ScheduleCaseRequest]]:
     """A CASE.json, checked: `PlannerError` names the request and the field that is wrong."""
     data = parse_json(read_text(path), path.name)
-    if not isinstance(data, dict) or set(data) != {"config", "requests"} or not isinstance(data["requests"], list):
-        raise PlannerError(f'{path.name}: expected an object with "config" and a list of "requests"')
+    if (
+        not isinstance(data, dict)
+        or set(data) != {"config", "requests"}
+        or not isinstance(data["requests"], list)
+    ):
+        raise PlannerError(
+            f'{path.name}: expected an object with "config" and a list of "requests"'
+        )
     config = validate_entry(ScheduleCaseConfig, data["config"], f"{path.name}, config")
     if not config.groups:
-        raise PlannerError(f"{path.name}, config, field groups: the list is empty; leave it out for full attention")
+        raise PlannerError(
+            f"{path.name}, config, field groups: the list is empty; leave it out for full attention"
+        )
     requests: list[ScheduleCaseRequest] = []
     for position, fields in enumerate(data["requests"]):
-        name = fields.get("id", f"number {position}") if isinstance(fields, dict) else f"number {position}"
+        name = (
+            fields.get("id", f"number {position}")
+            if isinstance(fields, dict)
+            else f"number {position}"
+        )
         requests.append(validate_entry(ScheduleCaseRequest, fields, f"{path.name}, request {name}"))
     _validate_requests(path.name, config, requests)
     return config, requests
 
 
-def _validate_requests(file: str, config: ScheduleCaseConfig, requests: Sequence[ScheduleCaseRequest]) -> None:
+def _validate_requests(
+    file: str, config: ScheduleCaseConfig, requests: Sequence[ScheduleCaseRequest]
+) -> None:
     if not requests:
         raise PlannerError(f"{file}: the list of requests is empty; at least one is needed")
     ids = Counter(request.id for request in requests)
@@ -127,11 +146,18 @@ def _validate_requests(file: str, config: ScheduleCaseConfig, requests: Sequence
     for request in requests:
         where = f"{file}, request {request.id}, field"
         if ids[request.id] > 1:
-            raise PlannerError(f"{where} id: {ids[request.id]} requests have this id; ids must differ")
+            raise PlannerError(
+                f"{where} id: {ids[request.id]} requests have this id; ids must differ"
+            )
         if any(character in request.id for character in ";:") or not request.id.isprintable():
-            raise PlannerError(f"{where} id: expected printable text without ';' and ':', which the step log needs")
+            raise PlannerError(
+                f"{where} id: expected printable text without ';' and ':', which the step log needs"
+            )
         if request.arrival_step < before:
-            raise PlannerError(f"{where} arrival_step: {request.arrival_step} comes after {before}; sort by arrival")
+            raise PlannerError(
+                f"{where} arrival_step: {request.arrival_step} comes after {before}; sort by"
+                " arrival"
+            )
         before = request.arrival_step
         if (request.prompt is None) == (request.prompt_len is None):
             raise PlannerError(f"{where} prompt_len: give either prompt_len or prompt")
@@ -143,17 +169,24 @@ def _validate_requests(file: str, config: ScheduleCaseConfig, requests: Sequence
     steps = sum(sum(tokens for _, tokens in r.segments) / chunk + r.output_len for r in requests)
     if steps > MAX_LOGGED_TOKENS:
         raise PlannerError(
-            f"{file}: requests of {steps:.3g} steps together are more than the {MAX_LOGGED_TOKENS:,} replayed"
+            f"{file}: requests of {steps:.3g} steps together are more than the"
+            f" {MAX_LOGGED_TOKENS:,} replayed"
         )
 
 
-def _build_request_batch(config: ScheduleCaseConfig, requests: Sequence[ScheduleCaseRequest]) -> RequestBatch:
+def _build_request_batch(
+    config: ScheduleCaseConfig, requests: Sequence[ScheduleCaseRequest]
+) -> RequestBatch:
     prompt = np.array([sum(tokens for _, tokens in request.segments) for request in requests])
     output = np.array([request.output_len for request in requests])
-    traffic = RequestBatch(np.array([request.arrival_step for request in requests], float), prompt, output)
+    traffic = RequestBatch(
+        np.array([request.arrival_step for request in requests], float), prompt, output
+    )
     if config.enable_prefix_caching and prompt.max() < config.max_model_len:
         room = np.clip(config.max_model_len - prompt, 0, output).tolist()
-        whole = [[*r.segments, (f"out:{r.id}", tokens)] for r, tokens in zip(requests, room, strict=True)]
+        whole = [
+            [*r.segments, (f"out:{r.id}", tokens)] for r, tokens in zip(requests, room, strict=True)
+        ]
         content, start = build_segment_blocks(whole, config.block_size)
         traffic = traffic._replace(content=content, content_start=start)
     urgency = np.argsort(np.array([request.priority for request in requests]), kind="stable")
@@ -165,16 +198,27 @@ def run_schedule_case(
 ) -> SimulationResult:
     """Replay the CASE.json at `path` with steps of `fixed_step_time` seconds; write its STEPS.csv to `step_log`."""
     if not (0 < fixed_step_time < float("inf")):
-        raise PlannerError(f"fixed_step_time must be a positive number of seconds, got {fixed_step_time!r}")
+        raise PlannerError(
+            f"fixed_step_time must be a positive number of seconds, got {fixed_step_time!r}"
+        )
     path = Path(path)
     config, requests = read_schedule_case(path)
     names = [request.id for request in requests]
     table, traffic = StepCostTable(np.zeros(1), np.zeros(1)), _build_request_batch(config, requests)
     result = simulate_requests(
-        config.build_rules(), table, traffic, names=names, location=path.name, collect_timing=False, log_steps=True
+        config.build_rules(),
+        table,
+        traffic,
+        names=names,
+        location=path.name,
+        collect_timing=False,
+        log_steps=True,
     )
     if step_log is not None:
-        with replace_atomically(Path(step_log)) as (part,), part.open("w", newline="", encoding="utf-8") as file:
+        with (
+            replace_atomically(Path(step_log)) as (part,),
+            part.open("w", newline="", encoding="utf-8") as file,
+        ):
             write_step_log(file, result, names)
     return replace(result, clock_scale=fixed_step_time)
 

@@ -1,8 +1,9 @@
 """vLLM V1's scheduler, step for step, compiled: arrays in, arrays out, no Python object per request or token.
 
-Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_scheduler.py, v1/engine/core.py:443) and, with
-`Rules.recent`, 0.33.0 where it differs. The KV blocks are in `simulator.block_pool`. An engine can be stopped at any
-time and go on later, so that several take turns behind one router (`simulator.router`).
+Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_scheduler.py,
+v1/engine/core.py:443) and, with `Rules.recent`, 0.33.0 where it differs. The KV blocks are in
+`simulator.block_pool`. An engine can be stopped at any time and go on later, so that several take
+turns behind one router (`simulator.router`).
 """
 
 from typing import Any
@@ -15,19 +16,29 @@ from planner.simulator import kernel_types as kinds
 from planner.simulator import step_cost_kernels as step_kernels
 from planner.simulator import waiting_queues as queues
 from planner.simulator.block_pool import njit_allocating, njit_compiled, njit_force_inline
-from planner.simulator.engine_state import MAX_FAST_PATH_STEPS, has_windows, overlaps_steps, tracks_block_contents
+from planner.simulator.engine_state import (
+    MAX_FAST_PATH_STEPS,
+    has_windows,
+    overlaps_steps,
+    tracks_block_contents,
+)
 from planner.simulator.kernel_types import RequestBatch, StepCostTable
 
-ROW_REQUEST, ROW_SLOT, ROW_TOKENS, ROW_CONTEXT, ROW_DRAFTED, ROW_YIELDS, ROW_PREEMPTIONS = step_kernels.STEP_ROWS
+ROW_REQUEST, ROW_SLOT, ROW_TOKENS, ROW_CONTEXT, ROW_DRAFTED, ROW_YIELDS, ROW_PREEMPTIONS = (
+    step_kernels.STEP_ROWS
+)
 FAST_PATH_COOLDOWN_TURNS = 16
 """Turns for which nobody drifts after all had to be awoken."""
 
 
 @njit_compiled
-def submit_request(rules: Any, traffic: RequestBatch, fates: Any, e: Any, i: int, at: float) -> None:
+def submit_request(
+    rules: Any, traffic: RequestBatch, fates: Any, e: Any, i: int, at: float
+) -> None:
     """Request `i` is sent to the engine, whose scheduler sees it when the front end is through with it.
 
-    That takes by the tokens of its prompt that are not cached by then, as `prompt_token_s` was fitted to.
+    That takes by the tokens of its prompt that are not cached by then, as `prompt_token_s` was
+    fitted to.
     """
     fates.sent[i], fresh, size = at, int(traffic.prompt[i]), rules.groups[0, 1]
     if traffic.prompt_token_s and tracks_block_contents(rules, traffic):
@@ -35,7 +46,9 @@ def submit_request(rules: Any, traffic: RequestBatch, fates: Any, e: Any, i: int
         hit = block_pool.find_longest_cached_prefix(e.pool, content, most, rules.groups)
         more = block_pool.count_host_hits(e.pool, content, hit, most) if rules.host_blocks else 0
         fresh -= (hit + more) * size
-    e.state[0].soonest = queues.push_request(e.coming, at + traffic.request_s + traffic.prompt_token_s * fresh, i)
+    e.state[0].soonest = queues.push_request(
+        e.coming, at + traffic.request_s + traffic.prompt_token_s * fresh, i
+    )
 
 
 @njit_force_inline
@@ -54,11 +67,17 @@ def _receive_requests(rules: Any, traffic: Any, fates: Any, e: Any, until: float
             submit_request(rules, traffic, fates, e, c.arrived, at)
             c.arrived += 1
             at = until
-        looks = rules.recv_interval == 1 or c.unseen >= rules.recv_interval or not (c.num_running or c.flying)
+        looks = (
+            rules.recv_interval == 1
+            or c.unseen >= rules.recv_interval
+            or not (c.num_running or c.flying)
+        )
         while looks and c.soonest <= c.now:
             i, c.soonest = queues.pop_request(e.coming)
             c.queued += 1
-            queues.add_request(traffic, e, float(traffic.rank[i] if rules.priority else c.queued), i)
+            queues.add_request(
+                traffic, e, float(traffic.rank[i] if rules.priority else c.queued), i
+            )
         c.unseen = 0 if looks else c.unseen
         sooner = min(at, c.soonest)
         if c.num_running or c.num_waiting or c.flying or c.now >= until:
@@ -71,25 +90,35 @@ def _allows_fast_path(rules: Any, table: Any, traffic: Any, options: Any) -> boo
     """Whether steps in which sequences only decode are the same whoever looks at them."""
     can = options.timed and not (options.log or rules.priority or options.gauge_s > 0)
     can &= rules.num_speculative_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
-    can &= rules.num_lookahead_tokens == 0 and (rules.groups[0, 0] == 0 or not tracks_block_contents(rules, traffic))
+    can &= rules.num_lookahead_tokens == 0 and (
+        rules.groups[0, 0] == 0 or not tracks_block_contents(rules, traffic)
+    )
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
-        can &= window < 0 or (size == rules.groups[0, 1] and (window == 0 or not tracks_block_contents(rules, traffic)))
+        can &= window < 0 or (
+            size == rules.groups[0, 1]
+            and (window == 0 or not tracks_block_contents(rules, traffic))
+        )
     return can
 
 
 @njit_force_inline
-def _run_decode_only_steps(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: float) -> int:
+def _run_decode_only_steps(
+    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: float
+) -> int:
     """Steps in which nobody is looked at, all at once, up to `sooner`; 0 where there is none.
 
-    With adapters or blocks in host memory nobody drifts beyond, since the order of their use counts.
+    With adapters or blocks in host memory nobody drifts beyond, since the order of their use
+    counts.
     """
     c, many = e.state[0], 0
     full = c.blocked or c.num_spare == 0 or c.num_waiting == 0
     whole = rules.host_blocks > 0 or traffic.adapter.size > 0
     if whole and not (c.steady and full and sooner > c.now + 2 * c.spent):
         return 0
-    drift.stop_fast_path_ring(rules, table, fates, e, e.drift.due, len(e.request) + c.drifted % MAX_FAST_PATH_STEPS)
+    drift.stop_fast_path_ring(
+        rules, table, fates, e, e.drift.due, len(e.request) + c.drifted % MAX_FAST_PATH_STEPS
+    )
     if c.turns >= c.calm and c.num_running <= rules.max_num_batched_tokens:
         drift.start_fast_path(rules, table, traffic, fates, e)
     if full and c.awake == 0 and c.num_running:
@@ -114,19 +143,36 @@ def _select_victim(running: Any, seated: Any, rank: Any) -> int:
 def _count_tokens_to_schedule(rules: Any, traffic: Any, e: Any, s: int, most: int) -> int:
     """Tokens that one who runs takes in a step, of `most`; 0 where all of them are under way, or its blocks are."""
     i, context, pending = e.request[s], e.computed[s], e.placeholders[s]
-    if (pending > 0 and context + 2 - pending >= traffic.prompt[i] + traffic.output[i]) or e.ready[s] > e.state[0].now:
+    if (pending > 0 and context + 2 - pending >= traffic.prompt[i] + traffic.output[i]) or e.ready[
+        s
+    ] > e.state[0].now:
         return 0  # the step under way yields its last token
-    return max(0, min(e.known[s] + e.drafts[s] + pending - context, most, rules.max_model_len - 1 - context))
+    return max(
+        0,
+        min(e.known[s] + e.drafts[s] + pending - context, most, rules.max_model_len - 1 - context),
+    )
 
 
 @njit_force_inline
-def _allocate_fast_path_blocks(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, threshold: int) -> None:
+def _allocate_fast_path_blocks(
+    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, threshold: int
+) -> None:
     """Those that drift take their blocks, as far as the scheduler would come to the same if it looked at them.
 
-    Who might find none, or would have to stand in line for it, is awoken; where tokens might not suffice, all are.
+    Who might find none, or would have to stand in line for it, is awoken; where tokens might not
+    suffice, all are.
     """
-    c, seats, size, ring, crossed = e.state[0], len(e.request), rules.groups[0, 1], e.drift.full, False
-    left, caching = rules.max_num_batched_tokens - (c.num_running - c.awake), tracks_block_contents(rules, traffic)
+    c, seats, size, ring, crossed = (
+        e.state[0],
+        len(e.request),
+        rules.groups[0, 1],
+        e.drift.full,
+        False,
+    )
+    left, caching = (
+        rules.max_num_batched_tokens - (c.num_running - c.awake),
+        tracks_block_contents(rules, traffic),
+    )
     phase = c.drifted % size
     certain, lacking, last = left >= 0, e.drift.blocks[0, phase], ring[1, seats + phase]
     for s in e.running[: c.awake]:
@@ -146,7 +192,9 @@ def _allocate_fast_path_blocks(rules: Any, table: Any, traffic: Any, fates: Any,
         c.calm = c.turns + FAST_PATH_COOLDOWN_TURNS
     elif short or (crossed and caching):
         drift.stop_fast_path_ring(rules, table, fates, e, ring, seats + phase)
-        if short and caching and not overlaps_steps(rules, table):  # who is preempted fills no block
+        if (
+            short and caching and not overlaps_steps(rules, table)
+        ):  # who is preempted fills no block
             drift.stop_fast_path_ring(rules, table, fates, e, ring, seats + (phase + 1) % size)
     drift.allocate_fast_path_blocks(rules, table, traffic, e)
 
@@ -157,11 +205,19 @@ def _schedule_running(
 ) -> tuple[int, int, int, bool]:
     """Schedule those that run, in order of admission, and preempt where blocks lack.
 
-    Returns scheduled and preempted requests, tokens left of the budget, and whether no chunk of a prompt is among them.
+    Returns scheduled and preempted requests, tokens left of the budget, and whether no chunk of a
+    prompt is among them.
     """
     c = e.state[0]
-    caching, windowed, size = tracks_block_contents(rules, traffic), has_windows(rules), rules.groups[0, 1]
-    model_len, budget = rules.max_model_len, rules.max_num_batched_tokens - (c.num_running - c.awake)
+    caching, windowed, size = (
+        tracks_block_contents(rules, traffic),
+        has_windows(rules),
+        rules.groups[0, 1],
+    )
+    model_len, budget = (
+        rules.max_model_len,
+        rules.max_num_batched_tokens - (c.num_running - c.awake),
+    )
     taken, victims, k = 0, 0, 0
     uniform = rules.uses_v033_scheduler and rules.num_speculative_tokens > 0
     while k < c.awake and budget > 0:
@@ -175,7 +231,11 @@ def _schedule_running(
         if windowed and settled >= e.tables.slides[s]:
             block_pool.free_outside_window(rules, e.pool, e.tables, s, settled)
         slots = min(context + want + rules.num_lookahead_tokens, model_len)
-        lacking = block_pool.count_missing_blocks(rules, e.tables, s, slots) if slots > e.tables.capacity[s] else 0
+        lacking = (
+            block_pool.count_missing_blocks(rules, e.tables, s, slots)
+            if slots > e.tables.capacity[s]
+            else 0
+        )
         while lacking > e.pool.free[0] and e.request[s] == i and not halt:
             last = e.drift.line[1, len(e.request)]
             if e.drift.since[last] >= 0:
@@ -207,7 +267,13 @@ def _schedule_running(
                 rules, e.pool, e.tables, s, traffic.content[own:], min(context + want, e.known[s])
             )
         step_kernels.write_step_row(
-            batch, taken, i, s, want, context, max(0, min(e.drafts[s], want + context - e.known[s] - pending))
+            batch,
+            taken,
+            i,
+            s,
+            want,
+            context,
+            max(0, min(e.drafts[s], want + context - e.known[s] - pending)),
         )
         uniform &= e.drafts[s] > 0
         e.drafts[s] = 0
@@ -229,7 +295,9 @@ def _preempt_request(rules: Any, traffic: Any, fates: Any, e: Any, place: int) -
     fates.preemptions[victim] += 1
     _free_slot(rules, e, seat)
     c.front -= 1
-    queues.add_request(traffic, e, float(traffic.rank[victim] if rules.priority else c.front), victim)
+    queues.add_request(
+        traffic, e, float(traffic.rank[victim] if rules.priority else c.front), victim
+    )
     return victim
 
 
@@ -246,12 +314,17 @@ def _free_slot(rules: Any, e: Any, seat: int) -> None:
 
 @njit_force_inline
 def _schedule_waiting(
-    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, taken: int, budget: int,
+    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int,
+    taken: int, budget: int,
     uniform: bool,
 ) -> int:  # fmt: skip
     """Schedule those that wait, behind the `taken` ones; the first that does not fit stops the queue. How many now."""
     c = e.state[0]
-    caching, size, spec_tokens = tracks_block_contents(rules, traffic), rules.groups[0, 1], rules.num_speculative_tokens
+    caching, size, spec_tokens = (
+        tracks_block_contents(rules, traffic),
+        rules.groups[0, 1],
+        rules.num_speculative_tokens,
+    )
     model_len, ran = rules.max_model_len, taken > 0
     while c.num_waiting and budget > 0 and c.num_spare > 0:
         q = queues.select_next_queue(rules, traffic, e)
@@ -262,7 +335,9 @@ def _schedule_waiting(
         tokens, hit = np.int64(traffic.prompt[i] + fates.num_outputs[i]), 0
         content = traffic.content[traffic.content_start[i] if caching else 0 :]
         if caching:
-            hit = block_pool.find_longest_cached_prefix(e.pool, content, (tokens - 1) // size, rules.groups)
+            hit = block_pool.find_longest_cached_prefix(
+                e.pool, content, (tokens - 1) // size, rules.groups
+            )
         more = (
             block_pool.touch_host_hits(e.pool, content, hit, (tokens - 1) // size)
             if rules.host_blocks and caching
@@ -271,16 +346,25 @@ def _schedule_waiting(
         context, drafted = (hit + more) * size, 0
         want = tokens - context
         if want == 1 and uniform and (ran or hit) and context + spec_tokens + 2 <= model_len:
-            drafted = spec_tokens  # 0.33 fills a new decode up with rejected drafts, or waits for room to do so
+            # 0.33 fills a new decode up with rejected drafts, or waits for room to do so
+            drafted = spec_tokens
             if 1 + drafted > budget:
                 break
         want = min(want + drafted, threshold)
         if want > budget and not rules.enable_chunked_prefill:
             break
         want = min(want, budget) if more == 0 else 0  # it begins when they are loaded
-        slots = min(context + want + (rules.num_lookahead_tokens if rules.uses_v033_scheduler else 0), model_len)
-        if block_pool.count_blocks_to_admit(rules, e.pool, content, hit, tokens, slots, e.cap) > e.pool.free[0]:
-            c.blocked = not (caching or has_windows(rules))  # else what leaves a window may make room
+        slots = min(
+            context + want + (rules.num_lookahead_tokens if rules.uses_v033_scheduler else 0),
+            model_len,
+        )
+        if (
+            block_pool.count_blocks_to_admit(rules, e.pool, content, hit, tokens, slots, e.cap)
+            > e.pool.free[0]
+        ):
+            c.blocked = not (
+                caching or has_windows(rules)
+            )  # else what leaves a window may make room
             break
         e.heads[q] = queues.dequeue(e.waiting, q)
         c.num_waiting -= 1
@@ -298,7 +382,9 @@ def _schedule_waiting(
         block_pool.reuse_cached_prefix(rules, e.pool, e.tables, s, content, hit)
         block_pool.allocate_slots(rules, e.pool, e.tables, s, slots)
         if caching and more == 0:
-            block_pool.cache_full_blocks(rules, e.pool, e.tables, s, content, min(context + want, tokens))
+            block_pool.cache_full_blocks(
+                rules, e.pool, e.tables, s, content, min(context + want, tokens)
+            )
         if np.isnan(fates.scheduled[i]):
             fates.scheduled[i], fates.cached[i] = c.now, context
         if more:
@@ -323,7 +409,15 @@ def _find_next_host_load(e: Any) -> float:
 
 @njit_force_inline
 def _start_step(
-    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, turn: int, taken: int, timed: bool
+    rules: Any,
+    table: Any,
+    traffic: Any,
+    fates: Any,
+    e: Any,
+    batch: Any,
+    turn: int,
+    taken: int,
+    timed: bool,
 ) -> tuple[int, float]:
     """Begin the step of `taken` requests: what it costs, and what it is counted in. Returns its tokens and start."""
     c, overlap, usable = e.state[0], overlaps_steps(rules, table), rules.num_blocks - 1
@@ -331,7 +425,9 @@ def _start_step(
         s = batch[ROW_SLOT, j]
         e.computed[s] += batch[ROW_TOKENS, j]
         e.in_flight[s] += batch[ROW_TOKENS, j]
-        batch[ROW_YIELDS, j] = e.computed[s] >= e.known[s] + e.placeholders[s]  # not a chunk before the last
+        batch[ROW_YIELDS, j] = (
+            e.computed[s] >= e.known[s] + e.placeholders[s]
+        )  # not a chunk before the last
         batch[ROW_PREEMPTIONS, j] = fates.preemptions[batch[ROW_REQUEST, j]]
         if overlap and batch[ROW_YIELDS, j]:
             e.placeholders[s] += 1 + batch[ROW_DRAFTED, j]
@@ -365,7 +461,16 @@ def _record_gauges(rules: Any, e: Any, gauge_s: float, start: float, total: int)
     while c.gauges * gauge_s < c.entry:
         on = 1.0 if c.gauges * gauge_s >= start or c.flying > 1 else 0.0  # nothing under way: idle
         used, waits = rules.num_blocks - 1 - e.pool.free[0], c.num_waiting
-        e.notes.append((kinds.NOTE_GAUGE, c.gauges * gauge_s, on * c.num_running, on * waits, on * used, on * total))
+        e.notes.append(
+            (
+                kinds.NOTE_GAUGE,
+                c.gauges * gauge_s,
+                on * c.num_running,
+                on * waits,
+                on * used,
+                on * total,
+            )
+        )
         c.gauges += 1
 
 
@@ -376,10 +481,19 @@ def _log_step(e: Any, batch: Any, taken: int, victims: int, total: int) -> None:
     for j in range(victims):
         e.notes.append((kinds.NOTE_PREEMPTED, float(c.steps), float(e.parted[j]), 0.0, 0.0, 0.0))
     waits, free = c.num_waiting, e.pool.free[0]
-    e.notes.append((kinds.NOTE_STEP, c.now, float(total), float(c.num_running), float(waits), float(free)))
+    e.notes.append(
+        (kinds.NOTE_STEP, c.now, float(total), float(c.num_running), float(waits), float(free))
+    )
     for j in range(taken):
         e.notes.append(
-            (kinds.NOTE_ENTRY, float(c.steps), float(batch[ROW_REQUEST, j]), float(batch[ROW_TOKENS, j]), 0.0, 0.0)
+            (
+                kinds.NOTE_ENTRY,
+                float(c.steps),
+                float(batch[ROW_REQUEST, j]),
+                float(batch[ROW_TOKENS, j]),
+                0.0,
+                0.0,
+            )
         )
     c.steps += 1
 
@@ -397,7 +511,11 @@ def _process_outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, l
     """Take the outputs of the oldest step under way; requests that end leave."""
     c = e.state[0]
     batch, end, depth, before, gone = e.batches[c.first], e.ends[c.first], len(e.batches), c.done, 0
-    caching, overlap, size = tracks_block_contents(rules, traffic), overlaps_steps(rules, table), rules.groups[0, 1]
+    caching, overlap, size = (
+        tracks_block_contents(rules, traffic),
+        overlaps_steps(rules, table),
+        rules.groups[0, 1],
+    )
     if c.flying:
         if c.awake < c.num_running:
             e.itl[step_kernels.get_itl_bin(end - c.last)] += c.num_running - c.awake
@@ -408,10 +526,16 @@ def _process_outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, l
         if current:
             e.in_flight[s] -= batch[ROW_TOKENS, j]
             fates.num_outputs[i] = e.known[s] - traffic.prompt[i]
-        room = min(traffic.output[i], rules.max_model_len - traffic.prompt[i]) - fates.num_outputs[i]
+        room = (
+            min(traffic.output[i], rules.max_model_len - traffic.prompt[i]) - fates.num_outputs[i]
+        )
         if not batch[ROW_YIELDS, j] or room == 0 or (depth > 2 and not current):
             continue  # a chunk of a prompt; ended meanwhile; put back to the queue too long ago
-        kept = step_kernels.sample_accepted_drafts(rules, i, fates.num_outputs[i], drafted) if drafted else 0
+        kept = (
+            step_kernels.sample_accepted_drafts(rules, i, fates.num_outputs[i], drafted)
+            if drafted
+            else 0
+        )
         if fates.num_outputs[i] == 0:
             fates.first_token[i] = end
         else:
@@ -428,11 +552,17 @@ def _process_outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, l
                 e.placeholders[s] -= 1 + drafted
             else:
                 e.drafts[s] = rules.num_speculative_tokens
-            if caching and (overlap or (rules.uses_v033_scheduler and rules.num_speculative_tokens)):
+            if caching and (
+                overlap or (rules.uses_v033_scheduler and rules.num_speculative_tokens)
+            ):
                 own = traffic.content_start[i]
-                settled = min(e.computed[s] - e.placeholders[s] - max(0, 1 + kept - room), e.known[s])
+                settled = min(
+                    e.computed[s] - e.placeholders[s] - max(0, 1 + kept - room), e.known[s]
+                )
                 if settled >= (e.tables.published[s] + 1) * size:
-                    block_pool.cache_full_blocks(rules, e.pool, e.tables, s, traffic.content[own:], settled)
+                    block_pool.cache_full_blocks(
+                        rules, e.pool, e.tables, s, traffic.content[own:], settled
+                    )
         if 1 + kept >= room:
             if traffic.concurrency:
                 fates.released[fates.ended[0]] = end
@@ -466,15 +596,22 @@ def _compact_running(e: Any) -> None:
 
 @njit_compiled
 def advance_engine(
-    rules: Any, table: StepCostTable, traffic: RequestBatch, fates: Any, e: Any, until: float, options: Any
+    rules: Any,
+    table: StepCostTable,
+    traffic: RequestBatch,
+    fates: Any,
+    e: Any,
+    until: float,
+    options: Any,
 ) -> None:
     """Let an engine go on until `until`, or until all requests that are due have ended.
 
     Where the end of one lets another in, an engine behind a router stops there too.
 
-    Each turn schedules a step, or ends one, or both: RECEIVE what was sent meanwhile; COAST over steps in which nothing
-    changes; RUN those that run, preempting where blocks lack; ADMIT those that wait; CLOCK the step; take the OUTPUTS
-    of the oldest step under way. i is a request, s its seat, j a place in a step.
+    Each turn schedules a step, or ends one, or both: RECEIVE what was sent meanwhile; COAST over
+    steps in which nothing changes; RUN those that run, preempting where blocks lack; ADMIT those
+    that wait; CLOCK the step; take the OUTPUTS of the oldest step under way. i is a request, s its
+    seat, j a place in a step.
     """
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
     c, depth = e.state[0], len(e.batches)
@@ -502,7 +639,9 @@ def advance_engine(
         for j in range(taken if traffic.adapter.size else 0):
             queues.mark_adapter_used(e, traffic.adapter[batch[ROW_REQUEST, j]])
         if victims == 0:
-            taken = _schedule_waiting(rules, table, traffic, fates, e, batch, threshold, taken, budget, uniform)
+            taken = _schedule_waiting(
+                rules, table, traffic, fates, e, batch, threshold, taken, budget, uniform
+            )
         if taken or c.awake < c.num_running:
             total, start = _start_step(rules, table, traffic, fates, e, batch, turn, taken, timed)
             if gauge_s > 0:
@@ -514,7 +653,11 @@ def advance_engine(
             c.now = min(_find_next_host_load(e), sooner if sooner > c.now else np.inf)
             continue
         elif c.flying == victims == 0:
-            c.stuck = queues.peek_first(e.waiting, np.argmin(e.heads)) if c.num_waiting else e.request[e.running[0]]
+            c.stuck = (
+                queues.peek_first(e.waiting, np.argmin(e.heads))
+                if c.num_waiting
+                else e.request[e.running[0]]
+            )
             break
         if not timed:
             c.now += 1

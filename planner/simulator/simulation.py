@@ -1,8 +1,9 @@
 """The replay: what happens to every request when traffic meets a deployment, by vLLM V1's own schedule.
 
-`replay` is for requests, `replay_workload` for a `Workload` on a `Deployment`, `simulator.schedule_cases` for step
-logs. The schedule is exact (`simulator.scheduler`), of several replicas behind a router too (`simulator.router`); the
-clock is the step cost that the caller gives. Same seed, same numbers.
+`replay` is for requests, `replay_workload` for a `Workload` on a `Deployment`,
+`simulator.schedule_cases` for step logs. The schedule is exact (`simulator.scheduler`), of several
+replicas behind a router too (`simulator.router`); the clock is the step cost that the caller gives.
+Same seed, same numbers.
 """
 
 import math
@@ -19,7 +20,13 @@ from planner.latency.lora_adapters import compute_adapter_costs
 from planner.latency.shared_prefix_reads import count_concurrent_readers
 from planner.latency.step_model import StepModel
 from planner.memory.kv_cache import KvCachePool
-from planner.simulator.kernel_types import EngineRules, RequestBatch, RouterConfig, StepCostTable, to_compiled_types
+from planner.simulator.kernel_types import (
+    EngineRules,
+    RequestBatch,
+    RouterConfig,
+    StepCostTable,
+    to_compiled_types,
+)
 from planner.simulator.results import SimulationResult
 from planner.workload.request_generator import (
     BlockContents,
@@ -43,16 +50,20 @@ def uses_v033_scheduler(version: str | None) -> bool:
 
 
 def simulate_requests(
-    rules: EngineRules, table: StepCostTable, traffic: RequestBatch, *, names: Sequence[str] | None = None, location: str = "",
-    collect_timing: bool = True, log_steps: bool = False, gauge_s: float = 0.0, router: RouterConfig | None = None,
+    rules: EngineRules, table: StepCostTable, traffic: RequestBatch, *,
+    names: Sequence[str] | None = None, location: str = "",
+    collect_timing: bool = True, log_steps: bool = False, gauge_s: float = 0.0,
+    router: RouterConfig | None = None,
 ) -> SimulationResult:  # fmt: skip
     """Replay [n] requests; `log` what every step schedules, `gauge_s` > 0 samples the gauges so often.
 
-    With a `concurrency` requests are held back while so many are in flight (a closed loop, if all arrive at 0).
-    Without `content` (see `workload.request_generator`) no two prompts share a prefix. Raises `PlannerError` naming the request
-    (by `names`, in the file `where`) and field for anything that cannot be replayed.
+    With a `concurrency` requests are held back while so many are in flight (a closed loop, if all
+    arrive at 0). Without `content` (see `workload.request_generator`) no two prompts share a
+    prefix. Raises `PlannerError` naming the request (by `names`, in the file `where`) and field for
+    anything that cannot be replayed.
 
-    Behind a `router` there are several such engines: the result is of all, and `outcome.replica` says who served whom.
+    Behind a `router` there are several such engines: the result is of all, and `outcome.replica`
+    says who served whom.
     """
     from planner.simulator.router import run_compiled_simulation
 
@@ -66,45 +77,65 @@ def simulate_requests(
         ("output_tokens", traffic.output, tokens),
     ):
         if len(values) != len(arrival):
-            raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
+            raise PlannerError(
+                f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many"
+            )
         if len(bad := np.flatnonzero(~((values >= least) & (values < most)))):
-            raise PlannerError(f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}")
+            raise PlannerError(
+                f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}"
+            )
     if len(late := np.flatnonzero(np.diff(arrival) < 0)):
         before, after = arrival[late[0]], arrival[late[0] + 1]
-        raise PlannerError(f"{label(late[0] + 1)}, field arrival: {after:g} comes after {before:g}; sort by arrival")
+        raise PlannerError(
+            f"{label(late[0] + 1)}, field arrival: {after:g} comes after {before:g}; sort by"
+            " arrival"
+        )
     if not len(arrival):
         raise PlannerError("there are no requests; at least one is needed")
     longest = int(np.argmax(traffic.prompt))
     if traffic.prompt[longest] >= rules.max_model_len:
         raise PlannerError(
-            f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for an output within "
-            f"max_model_len {rules.max_model_len:,}"
+            f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for"
+            f" an output within max_model_len {rules.max_model_len:,}"
         )
     for part, seconds in table._asdict().items():
         if not (np.isfinite(seconds).all() and np.min(seconds, initial=0) >= 0):
-            raise PlannerError(f"step cost, field {part}: it holds something else than times from 0")
+            raise PlannerError(
+                f"step cost, field {part}: it holds something else than times from 0"
+            )
     if rules.priority and not len(traffic.rank):
         traffic = traffic._replace(rank=np.arange(len(arrival)))
-    rules, table, traffic = to_compiled_types(rules), to_compiled_types(table), to_compiled_types(traffic)
+    rules, table, traffic = (
+        to_compiled_types(rules),
+        to_compiled_types(table),
+        to_compiled_types(traffic),
+    )
     router = to_compiled_types(router or RouterConfig())
     prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
     needs = count_final_blocks(rules, prompt, output)
     most = int(needs.argmax())
     if needs[most] > usable:
         raise PlannerError(
-            f"{label(most)} can never fit: its {prompt[most]:,} + {output[most]:,} tokens need {needs[most]:,} KV "
-            f"blocks and the pool has {usable:,}"
+            f"{label(most)} can never fit: its {prompt[most]:,} + {output[most]:,} tokens need"
+            f" {needs[most]:,} KV blocks and the pool has {usable:,}"
         )
     halt = rules.enable_prefix_caching and not len(traffic.content)
-    outcome = run_compiled_simulation(rules, table, traffic, router, collect_timing, log_steps, gauge_s, halt)
+    outcome = run_compiled_simulation(
+        rules, table, traffic, router, collect_timing, log_steps, gauge_s, halt
+    )
     if outcome.stuck == -2:  # a preempted request may find its own blocks again: tell blocks apart
-        own = build_shared_prefix_blocks(prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1]))
+        own = build_shared_prefix_blocks(
+            prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1])
+        )
         traffic = to_compiled_types(traffic._replace(content=own[0], content_start=own[1]))
-        outcome = run_compiled_simulation(rules, table, traffic, router, collect_timing, log_steps, gauge_s, False)
+        outcome = run_compiled_simulation(
+            rules, table, traffic, router, collect_timing, log_steps, gauge_s, False
+        )
     if outcome.stuck >= 0:
         raise PlannerError(
-            f"{label(outcome.stuck)} can never be scheduled: its {prompt[outcome.stuck]:,} prompt tokens do not fit "
-            f"{usable:,} KV blocks of {rules.groups[0, 1]} tokens and steps of {rules.max_num_batched_tokens:,} tokens"
+            f"{label(outcome.stuck)} can never be scheduled: its {prompt[outcome.stuck]:,} prompt"
+            f" tokens do not fit {usable:,} KV blocks of {rules.groups[0, 1]} tokens and steps of"
+            f" {rules.max_num_batched_tokens:,} tokens"
         )
     return SimulationResult(outcome, prompt, output, rules.num_blocks)
 
@@ -116,7 +147,9 @@ def compile_simulator() -> None:
     if CAN_CACHE_COMPILED_CODE:
         rules = EngineRules(1, 16, 4, 16, False, True, 0, False, False, False, np.array([[0, 16]]))
         simulate_requests(
-            rules, StepCostTable(np.ones(1), np.ones(1)), RequestBatch(np.zeros(1), np.ones(1), np.ones(1))
+            rules,
+            StepCostTable(np.ones(1), np.ones(1)),
+            RequestBatch(np.zeros(1), np.ones(1), np.ones(1)),
         )
 
 
@@ -133,16 +166,21 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
     """The rules of one engine (one data-parallel rank) of `deployment` with the KV `pool` of its memory plan."""
     args, speculation = deployment.args, deployment.speculation
     groups: list[tuple[int, int]] = []
-    for group in sorted(pool.layout.groups, key=lambda group: (group.kind == "state", group.block_size)):
+    for group in sorted(
+        pool.layout.groups, key=lambda group: (group.kind == "state", group.block_size)
+    ):
         reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
         groups.append((reach, group.block_size * pool.layout.dcp))
     k = deployment.num_draft_tokens
-    ahead = k if speculation and speculation.method.lower().startswith(LOOKAHEAD_DRAFT_METHODS) else 0
+    ahead = (
+        k if speculation and speculation.method.lower().startswith(LOOKAHEAD_DRAFT_METHODS) else 0
+    )
     return EngineRules(
         args.max_num_seqs, args.max_num_batched_tokens, pool.num_blocks, args.max_model_len,
         args.enable_prefix_caching, args.enable_chunked_prefill, args.long_prefill_token_threshold,
         args.async_scheduling, args.scheduling_policy == "priority",
-        deployment.engine.name != "vllm" or uses_v033_scheduler(deployment.engine.version), np.array(groups, np.int64),
+        deployment.engine.name != "vllm" or uses_v033_scheduler(deployment.engine.version),
+        np.array(groups, np.int64),
         k, speculation.acceptance_rate if speculation else 0.0, ahead, seed,
         args.scheduler_recv_interval,
     )  # fmt: skip
@@ -150,35 +188,51 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
 
 def _coarsen_blocks(rules: EngineRules, prompt: float) -> EngineRules:
     """The same pool in larger blocks, where a mean prompt would fill more than twice `FINE` that are told apart."""
-    factor = 2 ** max(math.floor(math.log2(prompt / (MAX_BLOCKS_PER_MEAN_PROMPT * rules.groups[0, 1]))), 0)
+    factor = 2 ** max(
+        math.floor(math.log2(prompt / (MAX_BLOCKS_PER_MEAN_PROMPT * rules.groups[0, 1]))), 0
+    )
     if factor == 1 or (rules.groups[:, 0] < 0).any():
         return rules
-    return rules._replace(num_blocks=(rules.num_blocks - 1) // factor + 1, groups=rules.groups * np.array([1, factor]))
+    return rules._replace(
+        num_blocks=(rules.num_blocks - 1) // factor + 1, groups=rules.groups * np.array([1, factor])
+    )
 
 
 def build_step_cost_table(model: StepModel) -> StepCostTable:
     """A step cost as the compiled replay reads it."""
-    table = StepCostTable(**{name: getattr(model, name) for name in StepCostTable._fields if hasattr(model, name)})
-    decode, prefill = (np.array(rows, float).reshape(-1, 2) for rows in (model.decode_windows, model.prefill_windows))
+    table = StepCostTable(
+        **{name: getattr(model, name) for name in StepCostTable._fields if hasattr(model, name)}
+    )
+    decode, prefill = (
+        np.array(rows, float).reshape(-1, 2)
+        for rows in (model.decode_windows, model.prefill_windows)
+    )
     return table._replace(decode_windows=decode, prefill_windows=prefill)
 
 
 def simulate_workload(
-    deployment: Deployment, pool: KvCachePool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0,
-    requests: int | None = None, even: bool = False, router: RouterConfig | None = None, arrival: np.ndarray | None = None,
+    deployment: Deployment, pool: KvCachePool, model: StepModel, workload: Workload, seed: int = 0,
+    gauge_s: float = 0.0,
+    requests: int | None = None, even: bool = False, router: RouterConfig | None = None,
+    arrival: np.ndarray | None = None,
 ) -> SimulationResult:  # fmt: skip
     """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
 
-    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. With a `router` all of
-    its replicas are replayed at once instead. `requests` is how many are sent (None: a whole run's), `even` that their
-    lengths are spread evenly, so that few of them have the mean of many; `arrival` [n] s is when, instead of drawn.
-    Prompts that the engine refuses are left out.
-    `model` is `latency.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
-    deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
+    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth.
+    With a `router` all of its replicas are replayed at once instead. `requests` is how many are
+    sent (None: a whole run's), `even` that their lengths are spread evenly, so that few of them
+    have the mean of many; `arrival` [n] s is when, instead of drawn. Prompts that the engine
+    refuses are left out. `model` is `latency.speculation.step_of(deployment)`. Drafted tokens are
+    accepted by chance: each with the deployment's `acceptance_rate` a if those before it were, so
+    that a step yields 1 + a + ... + a^k tokens on average.
     """
     engines = 1 if router else deployment.num_engine_instances
     share, trace, rng = workload.split(engines), workload.trace, np.random.default_rng(seed)
-    own = np.arange(len(trace.arrival))[seed % engines :: engines][:requests] if trace else np.empty(0, np.int64)
+    own = (
+        np.arange(len(trace.arrival))[seed % engines :: engines][:requests]
+        if trace
+        else np.empty(0, np.int64)
+    )
     n = len(own) if trace else requests or share.num_requests
     if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
         prompt, output = trace.prompt[own], trace.output[own]
@@ -196,13 +250,20 @@ def simulate_workload(
         pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = build_engine_rules(deployment, pool, seed)
     if (prompt.astype(np.int64) + output).max() > rules.max_num_batched_tokens:
-        rules = rules._replace(enable_chunked_prefill=True)  # without it no engine would start for such requests
+        rules = rules._replace(
+            enable_chunked_prefill=True
+        )  # without it no engine would start for such requests
     traffic = RequestBatch(
         arrival, prompt, output, concurrency=share.concurrency or 0, request_s=model.request_s,
         prompt_token_s=model.prompt_token_s,
     )  # fmt: skip
-    table, told_apart = build_step_cost_table(model), rules.enable_prefix_caching and bool(share.prefix_hit_rate)
-    if told_apart or rules.groups[0, 1] == 1:  # a block a token: as many as there are tokens in the pool
+    table, told_apart = (
+        build_step_cost_table(model),
+        rules.enable_prefix_caching and bool(share.prefix_hit_rate),
+    )
+    if (
+        told_apart or rules.groups[0, 1] == 1
+    ):  # a block a token: as many as there are tokens in the pool
         rules = _coarsen_blocks(rules, float(prompt.mean()))
     if told_apart:
         size = int(rules.groups[0, 1])
@@ -220,14 +281,26 @@ def simulate_workload(
         table = table._replace(host_block_s=block_s * coarse, tokens_s=stored)
     if workload.adapters:
         if not deployment.args.max_loras:
-            raise PlannerError(f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1")
+            raise PlannerError(
+                f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
+            )
         adapter = rng.choice(
-            workload.adapters, len(prompt), p=compute_adapter_popularity(workload.adapters, workload.adapter_zipf)
+            workload.adapters,
+            len(prompt),
+            p=compute_adapter_popularity(workload.adapters, workload.adapter_zipf),
         )
-        traffic, table = traffic._replace(adapter=adapter), table._replace(**compute_adapter_costs(deployment))
-        slots, kept = deployment.args.max_loras, deployment.args.max_cpu_loras or deployment.args.max_loras
+        traffic, table = (
+            traffic._replace(adapter=adapter),
+            table._replace(**compute_adapter_costs(deployment)),
+        )
+        slots, kept = (
+            deployment.args.max_loras,
+            deployment.args.max_cpu_loras or deployment.args.max_loras,
+        )
         rules = rules._replace(max_loras=slots, max_cpu_loras=kept)
-        if kept >= workload.adapters:  # all were loaded before the first request, as --lora-modules are
+        if (
+            kept >= workload.adapters
+        ):  # all were loaded before the first request, as --lora-modules are
             table = table._replace(adapter_cold_s=0.0)
     return simulate_requests(rules, table, traffic, gauge_s=gauge_s, router=router)
 

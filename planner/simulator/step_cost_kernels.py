@@ -8,7 +8,15 @@ from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, MAX_BLOCK_S
 from planner.simulator.block_pool import njit_compiled, njit_force_inline
 from planner.simulator.kernel_types import ITL_BINS_PER_DECADE, ITL_FIRST_BIN_S, NUM_ITL_BINS
 
-STEP_ROWS = ROW_REQUEST, ROW_SLOT, ROW_TOKENS, ROW_CONTEXT, ROW_DRAFTED, ROW_YIELDS, ROW_PREEMPTIONS = (
+STEP_ROWS = (
+    ROW_REQUEST,
+    ROW_SLOT,
+    ROW_TOKENS,
+    ROW_CONTEXT,
+    ROW_DRAFTED,
+    ROW_YIELDS,
+    ROW_PREEMPTIONS,
+) = (
     0,
     1,
     2,
@@ -30,11 +38,25 @@ def _count_attention_pairs(tokens: int, context: int, window: float) -> float:
 
 @njit_force_inline
 def _sum_step_s(
-    table: Any, tokens: int, sequences: int, sampled: int, contexts: float, pairs: float, windows_s: float
+    table: Any,
+    tokens: int,
+    sequences: int,
+    sampled: int,
+    contexts: float,
+    pairs: float,
+    windows_s: float,
 ) -> float:
     """Seconds of a step, given its sums."""
-    seconds = table.fixed_s + table.state_s * sequences + windows_s + (table.prefill_step_s if pairs else 0.0)
-    seconds += table.tokens_s[min(tokens, table.tokens_s.size - 1)] + table.rows_s[min(sampled, table.rows_s.size - 1)]
+    seconds = (
+        table.fixed_s
+        + table.state_s * sequences
+        + windows_s
+        + (table.prefill_step_s if pairs else 0.0)
+    )
+    seconds += (
+        table.tokens_s[min(tokens, table.tokens_s.size - 1)]
+        + table.rows_s[min(sampled, table.rows_s.size - 1)]
+    )
     seconds += table.sequences_s[min(sequences, table.sequences_s.size - 1)]
     return seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
 
@@ -43,13 +65,18 @@ def _sum_step_s(
 def count_shared_tokens(rules: Any, table: Any, pool: Any, sequences: int) -> float:
     """Tokens that decoding `sequences` have in common and do not each read from memory, on average.
 
-    The sequences are read in n / together rounds, in each of which a block comes from memory once: if r of n have it,
-    in as many as one of the r is in. The chance that none is: (n - together) / n x (n - 1 - together) / (n - 1) x ...
+    The sequences are read in n / together rounds, in each of which a block comes from memory once:
+    if r of n have it, in as many as one of the r is in. The chance that none is: (n - together) / n
+    x (n - 1 - together) / (n - 1) x ...
     """
     value, missed = 0.0, 1.0
     for r in range(1, min(MAX_BLOCK_SHARERS, sequences + 1) if table.concurrent_readers > 0 else 0):
         missed *= max(0.0, 1 - table.concurrent_readers / (sequences - r + 1))
-        value += pool.shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed)) if r > 1 else 0.0
+        value += (
+            pool.shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed))
+            if r > 1
+            else 0.0
+        )
     return value * rules.groups[0, 1]
 
 
@@ -60,16 +87,35 @@ def compute_decode_s(table: Any, count: int, contexts: int, value: float, inside
     for k in range(len(table.decode_windows)):
         windows_s += table.decode_windows[k, 1] * inside[k]
     return _sum_step_s(
-        table, count, count, count, max(contexts - value, contexts / L2_BANDWIDTH_FACTOR), 0.0, windows_s
+        table,
+        count,
+        count,
+        count,
+        max(contexts - value, contexts / L2_BANDWIDTH_FACTOR),
+        0.0,
+        windows_s,
     )
 
 
 @njit_force_inline
-def compute_step_cost(rules: Any, table: Any, e: Any, batch: Any, taken: int) -> tuple[int, int, float]:
+def compute_step_cost(
+    rules: Any, table: Any, e: Any, batch: Any, taken: int
+) -> tuple[int, int, float]:
     """Tokens, decoding sequences and seconds of a step with `taken` sequences and those that drift."""
-    c, tokens_of, context_of, drafted_of = e.state[0], batch[ROW_TOKENS], batch[ROW_CONTEXT], batch[ROW_DRAFTED]
+    c, tokens_of, context_of, drafted_of = (
+        e.state[0],
+        batch[ROW_TOKENS],
+        batch[ROW_CONTEXT],
+        batch[ROW_DRAFTED],
+    )
     total = decoding = c.num_running - c.awake
-    sampled, sequences, contexts, pairs, windows_s = total + taken, total + taken, c.contexts, 0.0, 0.0
+    sampled, sequences, contexts, pairs, windows_s = (
+        total + taken,
+        total + taken,
+        c.contexts,
+        0.0,
+        0.0,
+    )
     decode_windows, prefill_windows = table.decode_windows, table.prefill_windows
     for j in range(taken):
         tokens, context = tokens_of[j], context_of[j]
@@ -82,28 +128,40 @@ def compute_step_cost(rules: Any, table: Any, e: Any, batch: Any, taken: int) ->
             pairs += tokens * (context + (tokens + 1) / 2)
             windows_s += table.prompt_s
             for k in range(len(prefill_windows)):
-                windows_s += prefill_windows[k, 1] * _count_attention_pairs(tokens, context, prefill_windows[k, 0])
+                windows_s += prefill_windows[k, 1] * _count_attention_pairs(
+                    tokens, context, prefill_windows[k, 0]
+                )
     for k in range(len(decode_windows)):
         inside = e.drift.inside[0, k]
         for j in range(taken):
             if tokens_of[j] == 1 + drafted_of[j]:
                 inside += min(context_of[j], decode_windows[k, 0])
         windows_s += decode_windows[k, 1] * inside
-    read = max(contexts - count_shared_tokens(rules, table, e.pool, decoding), contexts / L2_BANDWIDTH_FACTOR)
+    read = max(
+        contexts - count_shared_tokens(rules, table, e.pool, decoding),
+        contexts / L2_BANDWIDTH_FACTOR,
+    )
     return total, decoding, _sum_step_s(table, total, sequences, sampled, read, pairs, windows_s)
 
 
 @njit_compiled
 def get_itl_bin(gap: float) -> int:
     """Bin of the inter-token latency histogram."""
-    return min(int(np.log10(max(gap, ITL_FIRST_BIN_S) / ITL_FIRST_BIN_S) * ITL_BINS_PER_DECADE), NUM_ITL_BINS - 1)
+    return min(
+        int(np.log10(max(gap, ITL_FIRST_BIN_S) / ITL_FIRST_BIN_S) * ITL_BINS_PER_DECADE),
+        NUM_ITL_BINS - 1,
+    )
 
 
 @njit_compiled
 def sample_accepted_drafts(rules: Any, request: int, position: int, drafted: int) -> int:
     """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
     for k in range(drafted):
-        z = np.uint64(rules.seed) + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position + k + 1)
+        z = (
+            np.uint64(rules.seed)
+            + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15)
+            + np.uint64(position + k + 1)
+        )
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         if (z ^ (z >> np.uint64(31))) / 18446744073709551616.0 >= rules.acceptance_rate:
@@ -112,7 +170,9 @@ def sample_accepted_drafts(rules: Any, request: int, position: int, drafted: int
 
 
 @njit_compiled
-def write_step_row(batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int) -> None:
+def write_step_row(
+    batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int
+) -> None:
     """Write what a request does in a step."""
     batch[ROW_REQUEST, j], batch[ROW_SLOT, j], batch[ROW_TOKENS, j] = request, seat, tokens
     batch[ROW_CONTEXT, j], batch[ROW_DRAFTED, j] = context, drafted

@@ -51,8 +51,8 @@ def get_queue_index(traffic: Any, request: int) -> int:
 def select_next_queue(rules: Any, traffic: Any, e: Any) -> int:
     """The queue whose first request comes first of those that may join the step; -1 where all have to wait.
 
-    At most `max_loras` different adapters are in a step; requests with another one are passed over (vLLM 0.20.2,
-    v1/core/sched/scheduler.py: scheduled_loras).
+    At most `max_loras` different adapters are in a step; requests with another one are passed over
+    (vLLM 0.20.2, v1/core/sched/scheduler.py: scheduled_loras).
     """
     c = e.state[0]
     if not traffic.adapter.size:
@@ -83,7 +83,9 @@ def _load_adapter(e: Any, adapter: int, where: int, slots: int) -> bool:
         for a in range(len(e.adapters)):
             if e.adapters[a, where] > 0:
                 held += 1
-                oldest = a if oldest < 0 or e.adapters[a, where] < e.adapters[oldest, where] else oldest
+                oldest = (
+                    a if oldest < 0 or e.adapters[a, where] < e.adapters[oldest, where] else oldest
+                )
         if held >= slots and oldest >= 0:
             e.adapters[oldest, where] = 0
     e.adapters[adapter, where] = turns
@@ -91,7 +93,9 @@ def _load_adapter(e: Any, adapter: int, where: int, slots: int) -> bool:
 
 
 @njit_compiled
-def compute_adapter_s(rules: Any, table: Any, traffic: Any, e: Any, batch: Any, taken: int) -> float:
+def compute_adapter_s(
+    rules: Any, table: Any, traffic: Any, e: Any, batch: Any, taken: int
+) -> float:
     """Seconds that adapters add to the step: those that it uses, what they change, and what has to be loaded first."""
     c, tokens, loading = e.state[0], 0, 0.0
     for j in range(taken):

@@ -36,16 +36,19 @@ MAX_BATCH_FILE_BYTES = 16 * MIB
 
 
 def predict_file(
-    rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None, *, resume: bool = False,
-    progress: Callable[[int, int], None] | None = None, report_message: Callable[[str], object] = lambda text: None,
+    rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None, *,
+    resume: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    report_message: Callable[[str], object] = lambda text: None,
 ) -> int:  # fmt: skip
     """Predict every row of `rows_csv` into `out_csv`; 0 when all were answered, 1 when some failed.
 
-    Answers are appended to OUT.partial as they are found, which becomes OUT at the end; with `resume` those that an
-    earlier run left there are kept. `progress` is told how many of how many rows are answered, `say` which columns are
-    ignored, and why the first row failed where all did. A calibration file of one's own comes before the catalog's.
-    Raises `PlannerError` (the command's exit code 2) when a file cannot be read or written, has no usable header, or a
-    partial one answers other rows.
+    Answers are appended to OUT.partial as they are found, which becomes OUT at the end; with
+    `resume` those that an earlier run left there are kept. `progress` is told how many of how many
+    rows are answered, `say` which columns are ignored, and why the first row failed where all did.
+    A calibration file of one's own comes before the catalog's. Raises `PlannerError` (the command's
+    exit code 2) when a file cannot be read or written, has no usable header, or a partial one
+    answers other rows.
     """
     source, out = Path(rows_csv), Path(out_csv)
     partial = out.with_name(f"{out.name}.partial")
@@ -54,14 +57,21 @@ def predict_file(
     lines = read_csv_lines(source, MAX_BATCH_FILE_BYTES)
     header = [name.strip() for name in next(lines, (1, []))[1]]
     if "gpu" not in header or not {"model", "model_config"} & set(header):
-        raise PlannerError(f"{source.name}: line 1 must name the columns, among them gpu and model (or model_config)")
+        raise PlannerError(
+            f"{source.name}: line 1 must name the columns, among them gpu and model (or"
+            " model_config)"
+        )
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise PlannerError(f"{source.name}: the column {twice} occurs twice")
     for name in filter(is_unknown_column, header):
         report_message(explain_ignored_column(name))
     count = sum(1 for _ in lines)
     place = header.index("id") if "id" in header else MAX_CSV_CELLS_PER_LINE
-    kept, failed = _read_partial_answers(partial, source, place) if resume and os.path.exists(partial) else (0, False)
+    kept, failed = (
+        _read_partial_answers(partial, source, place)
+        if resume and os.path.exists(partial)
+        else (0, False)
+    )
     errors = []
     try:
         with partial.open("a" if kept else "w", newline="", encoding="utf-8") as file:
@@ -92,23 +102,33 @@ def _read_partial_answers(partial: Path, source: Path, place: int) -> tuple[int,
     Their ids are those at `place` in the lines of `source`.
     """
     asked = (
-        cells[place : place + 1] or [""] for _, cells in islice(read_csv_lines(source, MAX_BATCH_FILE_BYTES), 1, None)
+        cells[place : place + 1] or [""]
+        for _, cells in islice(read_csv_lines(source, MAX_BATCH_FILE_BYTES), 1, None)
     )
     kept, failed, whole = -1, False, 0
     with partial.open("rb") as file, suppress(csv.Error):
-        ended = (line.decode(errors="replace") for line in iter(file.readline, b"") if line.endswith(b"\n"))
+        ended = (
+            line.decode(errors="replace")
+            for line in iter(file.readline, b"")
+            if line.endswith(b"\n")
+        )
         for cells in csv.reader(ended, strict=True):
             if len(cells) != len(OUTPUT_COLUMNS) or (
                 cells[:1] != next(asked, None) if kept >= 0 else cells != list(OUTPUT_COLUMNS)
             ):
-                raise PlannerError(f"{partial} does not answer these rows: move it away, or run without --resume")
+                raise PlannerError(
+                    f"{partial} does not answer these rows: move it away, or run without --resume"
+                )
             kept, failed, whole = kept + 1, failed | (cells[1] == "error"), file.tell()
     os.truncate(partial, whole)
     return max(kept, 0), failed
 
 
 def predict_row(
-    row: Mapping[str, str], folder: Path = Path(), surplus: int = 0, own: Mapping[str, UserCalibration] | None = None
+    row: Mapping[str, str],
+    folder: Path = Path(),
+    surplus: int = 0,
+    own: Mapping[str, UserCalibration] | None = None,
 ) -> dict[str, object]:
     """One row of the output for one of the input; paths in it are relative to `folder`.
 
@@ -121,16 +141,31 @@ def predict_row(
         cells, notes = parse_cells(row)
         workload = parse_row_workload(cells, folder, notes)
         model = parse_model(cells, folder)
-        pools = [pool for pool in ("prefill", "decode") if any(f"{pool}_{size}" in cells for size in POOL_SIZE_COLUMNS)]
+        pools = [
+            pool
+            for pool in ("prefill", "decode")
+            if any(f"{pool}_{size}" in cells for size in POOL_SIZE_COLUMNS)
+        ]
         if len(pools) == 1:
-            raise PlannerError(f"only the {pools[0]} pool is given; disaggregated serving needs both pools' sizes")
-        deployments = [parse_deployment(model, cells, folder, notes, pool) for pool in pools or [""]]
+            raise PlannerError(
+                f"only the {pools[0]} pool is given; disaggregated serving needs both pools' sizes"
+            )
+        deployments = [
+            parse_deployment(model, cells, folder, notes, pool) for pool in pools or [""]
+        ]
         if own:
-            deployments = [replace(found, engine=apply_user_calibrations(found.engine, own)) for found in deployments]
+            deployments = [
+                replace(found, engine=apply_user_calibrations(found.engine, own))
+                for found in deployments
+            ]
         if workload and "max_model_len" not in cells:
-            deployments = [fit_max_model_len(deployment, workload, notes) for deployment in deployments]
+            deployments = [
+                fit_max_model_len(deployment, workload, notes) for deployment in deployments
+            ]
         if workload is None:
-            prediction = Prediction(deployments[-1], None, get_memory_plan(deployments[-1]), None, None)
+            prediction = Prediction(
+                deployments[-1], None, get_memory_plan(deployments[-1]), None, None
+            )
         elif pools:
             prediction = evaluate_disaggregated(deployments[0], deployments[1], workload)
         else:
@@ -138,7 +173,11 @@ def predict_row(
     except PlannerError as error:
         return {**answer, "status": "error", "error": str(error)}
     except Exception as error:  # one odd row must not end the others
-        return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
+        return {
+            **answer,
+            "status": "error",
+            "error": f"this row cannot be planned ({type(error).__name__}: {error})",
+        }
     return answer | build_output_row(prediction, notes)
 
 

@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not passed_on:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
-    gc.set_threshold(200_000, 20, 50)  # a search makes many small objects and few circles: a tenth of its time
+    gc.set_threshold(
+        200_000, 20, 50
+    )  # a search makes many small objects and few circles: a tenth of its time
     try:
         done = int(options.run(options) or 0)
         sys.stdout.flush()
@@ -45,17 +47,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("planner: interrupted", file=sys.stderr, flush=True)
-        os._exit(130)  # does not wait for the notebooks that still run: their kernels end with this process
+        os._exit(
+            130
+        )  # does not wait for the notebooks that still run: their kernels end with this process
 
 
 def _build_parser() -> argparse.ArgumentParser:
     """The commands of `templates/commands.yaml`, each a function of its name here."""
-    parser = argparse.ArgumentParser(prog="planner", description="Capacity planning for LLM serving.")
+    parser = argparse.ArgumentParser(
+        prog="planner", description="Capacity planning for LLM serving."
+    )
     parser.add_argument("--version", action="version", version=f"planner {__version__}")
     parser.set_defaults(run=lambda _: parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    for name, command in yaml.safe_load((CLI_TEMPLATE_DIR / "commands.yaml").read_text(encoding="utf-8")).items():
+    for name, command in yaml.safe_load(
+        (CLI_TEMPLATE_DIR / "commands.yaml").read_text(encoding="utf-8")
+    ).items():
         argument_parser = commands.add_parser(name, help=command["about"])
         argument_parser.register("type", "path", Path)
         argument_parser.register("type", "float", float)
@@ -69,7 +77,9 @@ def _build_parser() -> argparse.ArgumentParser:
 def _parse_count(text: str) -> int:
     """A whole number from 1 to 1,024; `ArgumentTypeError` for other text."""
     if not (text.isdecimal() and 1 <= int(text[:9]) <= 1024):
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 1024, got {text!r:.40}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to 1024, got {text!r:.40}"
+        )
     return int(text)
 
 
@@ -84,7 +94,10 @@ def _run_init(options: argparse.Namespace) -> None:
     if path.exists():
         raise PlannerError(f"{path} exists and stays as it is; name another file")
     with replace_atomically(path, new=True) as (part,):
-        part.write_text((CLI_TEMPLATE_DIR / f"{options.kind}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+        part.write_text(
+            (CLI_TEMPLATE_DIR / f"{options.kind}.yaml").read_text(encoding="utf-8"),
+            encoding="utf-8",
+        )
     print(f"wrote {path}; next: planner {NEXT_COMMANDS[options.kind]} {shlex.quote(str(path))}")
 
 
@@ -103,9 +116,13 @@ def _run_models(options: argparse.Namespace) -> None:
     for name in _filter_names(options.pattern, known, "model"):
         model = load_model(name)
         shape, stored = model.architecture, model.quantization.method
-        total, active = (f"{count / 1e9:.2f} B" for count in (shape.params_total, shape.params_active))
+        total, active = (
+            f"{count / 1e9:.2f} B" for count in (shape.params_total, shape.params_active)
+        )
         weights = model.dtype if stored == "none" else stored
-        rows.append((name, total, active if shape.is_moe else "", f"{shape.max_position:,}", weights))
+        rows.append(
+            (name, total, active if shape.is_moe else "", f"{shape.max_position:,}", weights)
+        )
     print(format_columns(rows))
 
 
@@ -118,9 +135,19 @@ def _run_gpus(options: argparse.Namespace) -> None:
     rows = [("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")]
     for card in map(get_gpu, names):
         price, versions = look_up_gpu_price(card), card.supported.items()
-        engines = ", ".join(f"{name} {first}{f'-{last}' if last else '+'}" for name, (first, last) in versions)
+        engines = ", ".join(
+            f"{name} {first}{f'-{last}' if last else '+'}" for name, (first, last) in versions
+        )
         usd = f"{price.median_usd:.2f}" if price else "?"
-        rows.append((card.name, f"{card.memory_bytes / GIB:.1f}", f"{card.memory_bandwidth / GB:,.0f}", usd, engines))
+        rows.append(
+            (
+                card.name,
+                f"{card.memory_bytes / GIB:.1f}",
+                f"{card.memory_bandwidth / GB:,.0f}",
+                usd,
+                engines,
+            )
+        )
     print(format_columns(rows))
 
 
@@ -136,7 +163,9 @@ def _filter_names(pattern: str, names: Iterable[str], what: str) -> list[str]:
     return lines
 
 
-def announce_compilation(command: Callable[[argparse.Namespace], Any]) -> Callable[[argparse.Namespace], Any]:
+def announce_compilation(
+    command: Callable[[argparse.Namespace], Any],
+) -> Callable[[argparse.Namespace], Any]:
     """A command that replays: when that is compiled first, a line on stderr says so, for it takes a while."""
 
     @wraps(command)
@@ -148,7 +177,9 @@ def announce_compilation(command: Callable[[argparse.Namespace], Any]) -> Callab
 
             def on_start(self, event: Event) -> None:
                 if not self.told:
-                    said = "planner: compiling the replay, once on this machine: up to a minute or two"
+                    said = (
+                        "planner: compiling the replay, once on this machine: up to a minute or two"
+                    )
                     print(said, file=sys.stderr, flush=True)
                 self.told = True
 
@@ -171,9 +202,17 @@ def _run_plan(options: argparse.Namespace) -> int:
 
     scenario = load_scenario(options.scenario, _parse_overrides(options))
     if scenario.daily_profile and sys.stderr.isatty():
-        print("planner: replaying the hours of several days, up to a minute or two", file=sys.stderr, flush=True)
+        print(
+            "planner: replaying the hours of several days, up to a minute or two",
+            file=sys.stderr,
+            flush=True,
+        )
     plan = search_deployments(scenario)
-    print(json.dumps(serialize_plan(plan), indent=2, allow_nan=False) if options.json else format_plan(plan))
+    print(
+        json.dumps(serialize_plan(plan), indent=2, allow_nan=False)
+        if options.json
+        else format_plan(plan)
+    )
     if options.out:
         names = write_plan_files(plan, options.out)
         if not options.json:
@@ -188,7 +227,8 @@ def _run_report(options: argparse.Namespace) -> None:
     first, *others = options.scenarios
     names, overrides = options.scenarios, _parse_overrides(options)
     print(
-        f"report: {write_comparison_report(names, options.out, overrides) if others else write_report(first, options.out, overrides)}"
+        "report:"
+        f" {write_comparison_report(names, options.out, overrides) if others else write_report(first, options.out, overrides)}"
     )
 
 
@@ -209,16 +249,25 @@ def _parse_overrides(options: argparse.Namespace) -> dict[str, Any]:
 def _run_predict(options: argparse.Namespace) -> int:
     from planner.tools.batch import predict_file
 
-    shown = (lambda done, rows: _print_progress(done, rows, "rows")) if sys.stderr.isatty() else None
+    shown = (
+        (lambda done, rows: _print_progress(done, rows, "rows")) if sys.stderr.isatty() else None
+    )
     say = partial(print, "planner:", file=sys.stderr)
     return predict_file(
-        options.rows, options.out, options.calibration, resume=options.resume, progress=shown, report_message=say
+        options.rows,
+        options.out,
+        options.calibration,
+        resume=options.resume,
+        progress=shown,
+        report_message=say,
     )
 
 
 def _print_progress(done: int, of: int, what: str) -> None:
     """A line on stderr, written over until all is done."""
-    print(f"\r{done:,} of {of:,} {what}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+    print(
+        f"\r{done:,} of {of:,} {what}", end="\n" if done == of else "", file=sys.stderr, flush=True
+    )
 
 
 @announce_compilation
@@ -229,17 +278,24 @@ def _run_sweep(options: argparse.Namespace) -> int:
 
     def progress(done: int, points: int, kept: int) -> None:
         if done == kept < points:
-            said = "planner: workers start; on a new machine they compile first, up to a minute or two"
+            said = (
+                "planner: workers start; on a new machine they compile first, up to a minute or two"
+            )
             print(said, file=sys.stderr, flush=True)
         if sys.stderr.isatty() or done in (kept, points):
             _print_progress(done, points, f"points, {kept:,} from the store")
 
     store = options.store or user_data_path("headroom") / "answers.sqlite"
-    frame = run_sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
+    frame = run_sweep_file(
+        options.sweep, options.out, store, options.scheduler, options.workers, progress
+    )
     print(format_sweep(frame))
     failed = frame[frame["status"] == "error"]
     if len(failed):
-        print(f"planner: {len(failed):,} points failed, the first: {failed['error'].iloc[0]}", file=sys.stderr)
+        print(
+            f"planner: {len(failed):,} points failed, the first: {failed['error'].iloc[0]}",
+            file=sys.stderr,
+        )
     return int(len(failed) > 0)
 
 
@@ -259,7 +315,10 @@ def _run_explain_log(options: argparse.Namespace) -> int:
     )
     print(explanation)
     if explanation.scenario_line:
-        print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{explanation.scenario_line}")
+        print(
+            "\nTo plan with what this log says, add to the scenario"
+            f" (GiB):\n{explanation.scenario_line}"
+        )
     if explanation.suggestions:
         print(f"\n{explanation.suggestions}")
     return int(bool(explanation.log.failure or explanation.errors))
@@ -286,7 +345,9 @@ def _run_lint(options: argparse.Namespace) -> int:
     traffic = load_scenario(options.scenario).workload if options.scenario else None
     words = [*options.what, *options.rest]
     what, version = words[0] if len(words) == 1 else shlex.join(words), options.engine_version
-    report = lint(what, version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic)
+    report = lint(
+        what, version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic
+    )
     print(json.dumps(report.to_json(), indent=2, allow_nan=False) if options.json else report)
     return {"ok": 0, "at_risk": 3, "mend": 1}[report.verdict]
 
@@ -318,13 +379,18 @@ def _run_replay(options: argparse.Namespace) -> None:
 
 
 def _run_calibrate(options: argparse.Namespace) -> None:
-    from planner.calibration.benchmark_results import plan_benchmarked_deployment, read_benchmark_results
+    from planner.calibration.benchmark_results import (
+        plan_benchmarked_deployment,
+        read_benchmark_results,
+    )
     from planner.calibration.user_fit import REPEAT_SIGMA_TTFT_TPOT, fit_calibration, simulate_means
     from planner.planning.scenario import find_scenario_file
 
     read = [*options.results, *([find_scenario_file(options.scenario)] if options.scenario else [])]
     check_not_overwriting(read, [options.out] if options.out else [])
-    deployment, prefix_tokens = plan_benchmarked_deployment(options.scenario) if options.scenario else (None, 0)
+    deployment, prefix_tokens = (
+        plan_benchmarked_deployment(options.scenario) if options.scenario else (None, 0)
+    )
     results = read_benchmark_results(options.results, deployment, prefix_tokens)
     fitted, date = (
         fit_calibration(results.points, means=simulate_means, noise=REPEAT_SIGMA_TTFT_TPOT),
@@ -335,14 +401,20 @@ def _run_calibrate(options: argparse.Namespace) -> None:
         print("not saved: name a file with --out to plan with it")
     else:
         fitted.save(options.out, date)
-        print(f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration: {options.out}")
+        print(
+            f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration:"
+            f" {options.out}"
+        )
 
 
 def _run_lab(options: argparse.Namespace) -> None:
     """Open JupyterLab; an unknown option is JupyterLab's own."""
     from planner.ui.lab_server import DEFAULT_FOLDER, open_lab
 
-    words = [*([options.folder] if options.folder else []), *(word for word in options.rest if word != "--")]
+    words = [
+        *([options.folder] if options.folder else []),
+        *(word for word in options.rest if word != "--"),
+    ]
     folder = None if not words or words[0].startswith("-") else words.pop(0)
     open_lab(Path(folder or DEFAULT_FOLDER), words)
 
@@ -352,4 +424,6 @@ def _run_scenarios(_options: argparse.Namespace) -> None:
     from planner.planning.scenario import SCENARIO_DIR, list_scenarios
 
     for name in list_scenarios():
-        print(f"{name:20}{escape_to_one_line(read_yaml(SCENARIO_DIR / f'{name}.yaml')['question'])}")
+        print(
+            f"{name:20}{escape_to_one_line(read_yaml(SCENARIO_DIR / f'{name}.yaml')['question'])}"
+        )

@@ -1,6 +1,7 @@
 """The cockpit: a question in controls, answered at once in closed form and soon after by the replay.
 
-What is asked is one immutable `Scenario`; everything on the screen is worked out of it alone (`figures`).
+What is asked is one immutable `Scenario`; everything on the screen is worked out of it alone
+(`figures`).
 """
 
 import multiprocessing
@@ -23,14 +24,28 @@ from planner.models.registry import list_model_names
 from planner.planning.scenario import Scenario, list_scenarios, parse_scenario
 from planner.planning.search import Plan, search_analytically
 from planner.ui import scenario_form as question
-from planner.ui.notebook_session import CURRENT_SCENARIO_FILE, DEFAULT_SCENARIO, save_changes, search_cached
-from planner.ui.notebook_widgets import MultiSelect, escape_html, format_value, show_note, show_table
+from planner.ui.notebook_session import (
+    CURRENT_SCENARIO_FILE,
+    DEFAULT_SCENARIO,
+    save_changes,
+    search_cached,
+)
+from planner.ui.notebook_widgets import (
+    MultiSelect,
+    escape_html,
+    format_value,
+    show_note,
+    show_table,
+)
 from planner.ui.pdf_report import list_chapter_notebooks, write_report
 from planner.ui.plan_panel import render_badge, render_figures
 from planner.ui.scenario_form import METRIC_CHOICES, STATISTIC_CHOICES
 from planner.workload.daily_profile import load_daily_profiles
 
-_CONTROL_STYLE: dict[str, Any] = {"style": {"description_width": "104px"}, "layout": {"width": "98%"}}
+_CONTROL_STYLE: dict[str, Any] = {
+    "style": {"description_width": "104px"},
+    "layout": {"width": "98%"},
+}
 _FLEX_ROW = ui.Layout(flex_flow="row wrap", grid_gap="0 24px", width="100%")
 _STYLE_SHEET = """<style>
 .headroom h4 {margin: .7em 0 .2em; border-bottom: 1px solid #8a8f9866; font-size: 1em}
@@ -77,16 +92,27 @@ def _build_controls() -> dict[str, ui.Widget]:
     small: dict[str, Any] = {"continuous_update": False, "layout": {"width": "4.4em"}}
     return {
         "model": ui.Combobox(
-            options=list_model_names(), placeholder="a part of its name, or any Hub id", description="model", **late
+            options=list_model_names(),
+            placeholder="a part of its name, or any Hub id",
+            description="model",
+            **late,
         ),
         "config": ui.Textarea(placeholder='{"architectures": ...}', rows=6, **late),
-        "gpus": MultiSelect([gpu.name for gpu in list_gpus()], "GPUs", "add one: type a part of its name"),
+        "gpus": MultiSelect(
+            [gpu.name for gpu in list_gpus()], "GPUs", "add one: type a part of its name"
+        ),
         "at_most": ui.BoundedIntText(min=1, max=16384, description="at most", **late),
         "engine": ui.Dropdown(options=list(list_engines()), description="engine", **_CONTROL_STYLE),
         "engine_version": ui.Combobox(description="version", **late),
-        "quantization": MultiSelect(question.FORMAT_CHOICES, "weights", "add a format that you accept"),
-        "kv_cache_dtype": MultiSelect(question.KV_CACHE_CHOICES, "KV cache", "add a format that you accept"),
-        "load": ui.Dropdown(options=list(question.LOAD_CHOICES.items()), description="load", **_CONTROL_STYLE),
+        "quantization": MultiSelect(
+            question.FORMAT_CHOICES, "weights", "add a format that you accept"
+        ),
+        "kv_cache_dtype": MultiSelect(
+            question.KV_CACHE_CHOICES, "KV cache", "add a format that you accept"
+        ),
+        "load": ui.Dropdown(
+            options=list(question.LOAD_CHOICES.items()), description="load", **_CONTROL_STYLE
+        ),
         "rate": _build_log_slider(-2, 3, "requests/s"),
         "concurrency": _build_log_slider(0, 4, "users"),
         "requests": ui.BoundedIntText(min=1, max=10**9, description="requests", **late),
@@ -95,7 +121,9 @@ def _build_controls() -> dict[str, ui.Widget]:
         "preset": ui.Dropdown(options=kinds, description="kind of work", **_CONTROL_STYLE),
         "prompt": _build_log_slider(1, 5, "prompt tokens"),
         "output": _build_log_slider(1, 5, "output tokens"),
-        "reuse": ui.SelectionSlider(options=_label_steps(range(0, 96)), description="cached, %", **_CONTROL_STYLE),
+        "reuse": ui.SelectionSlider(
+            options=_label_steps(range(0, 96)), description="cached, %", **_CONTROL_STYLE
+        ),
         "day": ui.Combobox(
             options=tuple(load_daily_profiles()),
             placeholder="a profile, a trace's file, 24 figures",
@@ -105,7 +133,9 @@ def _build_controls() -> dict[str, ui.Widget]:
         "adapters": ui.BoundedIntText(min=0, max=10_000, description="LoRA adapters", **late),
         "rank": ui.Dropdown(options=LORA_RANKS, description="largest rank", **_CONTROL_STYLE),
         "zipf": ui.BoundedFloatText(min=0, max=10, step=0.1, description="skew (Zipf)", **late),
-        "headroom": ui.SelectionSlider(options=_label_steps(range(0, 61)), description="headroom, %", **_CONTROL_STYLE),
+        "headroom": ui.SelectionSlider(
+            options=_label_steps(range(0, 61)), description="headroom, %", **_CONTROL_STYLE
+        ),
         **{
             f"{metric} {percentile}": ui.Text(tooltip=f"{percentile} {metric.upper()}, ms", **small)
             for metric in METRIC_CHOICES
@@ -114,14 +144,45 @@ def _build_controls() -> dict[str, ui.Widget]:
     }
 
 
-E24_STEPS = (10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91)
+E24_STEPS = (
+    10,
+    11,
+    12,
+    13,
+    15,
+    16,
+    18,
+    20,
+    22,
+    24,
+    27,
+    30,
+    33,
+    36,
+    39,
+    43,
+    47,
+    51,
+    56,
+    62,
+    68,
+    75,
+    82,
+    91,
+)
 """Steps of a decade (IEC 60063)."""
 
 
 def _build_log_slider(low: int, high: int, label: str) -> ui.Widget:
     """A slider over decades from 10^low to 10^high; whatever else a question holds becomes a step of its own."""
-    values = [float(f"{each * 10.0 ** (decade - 1):.6g}") for decade in range(low, high) for each in E24_STEPS]
-    return ui.SelectionSlider(options=_label_steps([*values, 10.0**high]), description=label, **_CONTROL_STYLE)
+    values = [
+        float(f"{each * 10.0 ** (decade - 1):.6g}")
+        for decade in range(low, high)
+        for each in E24_STEPS
+    ]
+    return ui.SelectionSlider(
+        options=_label_steps([*values, 10.0**high]), description=label, **_CONTROL_STYLE
+    )
 
 
 def _label_steps(values: Iterable[float]) -> list[tuple[str, float]]:
@@ -142,8 +203,13 @@ def _fold_controls(title: str, *inside: ui.Widget) -> ui.Widget:
     """Controls that are asked for less often."""
     box = ui.VBox(inside, layout={"display": "none"})
     # an Accordion takes no Tab
-    head = ui.ToggleButton(description=title, tooltip=title, icon="caret-down", layout={"width": "98%"})
-    head.observe(lambda moved: setattr(box.layout, "display", None if moved["new"] else "none"), names="value")
+    head = ui.ToggleButton(
+        description=title, tooltip=title, icon="caret-down", layout={"width": "98%"}
+    )
+    head.observe(
+        lambda moved: setattr(box.layout, "display", None if moved["new"] else "none"),
+        names="value",
+    )
     return ui.VBox([head, box])
 
 
@@ -168,15 +234,21 @@ class Cockpit(ui.VBox):
         first = start or ("current.yaml" if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO)
         files = sorted(str(path) for path in Path().glob("*.yaml") if path.name != "changes.yaml")
         known = list(dict.fromkeys([first, *files, *list_scenarios()]))
-        self._from = ui.Dropdown(options=known, value=first, **_CONTROL_STYLE, description="start from")
+        self._from = ui.Dropdown(
+            options=known, value=first, **_CONTROL_STYLE, description="start from"
+        )
         self._from.observe(lambda moved: self.load_scenario(moved["new"]), names="value")
         self._name = ui.Text("my-question", description="name", **_CONTROL_STYLE)
         self.load_scenario(first)
         badge, html, *rest = self.places.values()
         shown = ui.VBox(
-            [badge, html, self._progress, *rest], layout=ui.Layout(flex=_COLUMN_FLEX["right"], min_width="0")
+            [badge, html, self._progress, *rest],
+            layout=ui.Layout(flex=_COLUMN_FLEX["right"], min_width="0"),
         )
-        self.children = (ui.HTML(_STYLE_SHEET), ui.Box([self._arrange_controls(), shown], layout=_FLEX_ROW))
+        self.children = (
+            ui.HTML(_STYLE_SHEET),
+            ui.Box([self._arrange_controls(), shown], layout=_FLEX_ROW),
+        )
         self.add_class("headroom")
 
     def _arrange_controls(self) -> ui.Widget:
@@ -198,15 +270,24 @@ class Cockpit(ui.VBox):
             ui.Label("KV cache: type to add"),
             c["kv_cache_dtype"],
         )
-        also = _fold_controls("a day, LoRA adapters", *(c[name] for name in ("day", "adapters", *_LORA_CONTROLS)))
+        also = _fold_controls(
+            "a day, LoRA adapters", *(c[name] for name in ("day", "adapters", *_LORA_CONTROLS))
+        )
         groups = [
-            ("What", [self._from, c["model"], _fold_controls("or paste a config.json", c["config"])]),
+            (
+                "What",
+                [self._from, c["model"], _fold_controls("or paste a config.json", c["config"])],
+            ),
             ("On what", [*(c[name] for name in _HARDWARE_CONTROLS), rare]),
             ("Traffic", [*(c[name] for name in _TRAFFIC_CONTROLS), also]),
             ("Promises (ms; empty: none)", [promises, c["headroom"]]),
             ("Then", [self._name, *self._build_buttons()]),
         ]
-        parts = [each for title, widgets in groups for each in (ui.HTML(f"<h4>{escape_html(title)}</h4>"), *widgets)]
+        parts = [
+            each
+            for title, widgets in groups
+            for each in (ui.HTML(f"<h4>{escape_html(title)}</h4>"), *widgets)
+        ]
         return ui.VBox(parts, layout=ui.Layout(flex=_COLUMN_FLEX["left"]))
 
     def _build_buttons(self) -> list[ui.Widget]:
@@ -227,7 +308,8 @@ class Cockpit(ui.VBox):
     def load_scenario(self, name: str) -> None:
         """Go on with a shipped scenario, or a file."""
         self._run_guarded(
-            lambda: self._update_scenario(question.read_scenario_fields(name), Path(name).stem), asking=True
+            lambda: self._update_scenario(question.read_scenario_fields(name), Path(name).stem),
+            asking=True,
         )
 
     def _handle_change(self, name: str, moved: dict[str, Any]) -> None:
@@ -240,10 +322,14 @@ class Cockpit(ui.VBox):
 
             def ask() -> None:
                 what, value = (
-                    ("model", question.store_pasted_config(moved["new"])) if name == "config" else (name, moved["new"])
+                    ("model", question.store_pasted_config(moved["new"]))
+                    if name == "config"
+                    else (name, moved["new"])
                 )
                 now = question.read_control_values(self.fields, self.scenario)
-                self._update_scenario(question.apply_control(self.fields, what, value, now), self.scenario.name)
+                self._update_scenario(
+                    question.apply_control(self.fields, what, value, now), self.scenario.name
+                )
 
             self._run_guarded(ask, asking=True)
 
@@ -273,7 +359,11 @@ class Cockpit(ui.VBox):
             try:
                 try:
                     plan, shown = self._replays.submit(search_and_render, scenario).result()
-                except (BrokenExecutor, AttributeError, OSError):  # no process can be started here, or it was killed
+                except (
+                    BrokenExecutor,
+                    AttributeError,
+                    OSError,
+                ):  # no process can be started here, or it was killed
                     self._replays = ThreadPoolExecutor(1)
                     plan, shown = self._replays.submit(search_and_render, scenario).result()
             except Exception as error:  # else the screen would wait for ever
@@ -298,13 +388,22 @@ class Cockpit(ui.VBox):
         self.places["badge"].value = render_badge(plan, busy) if plan else ""
         for name in FIGURE_NAMES:
             self.places[name].value = shown.get(name, "")
-        held = [*map(search_cached, self._pinned), plan] if self._pinned and plan and not busy else []
+        held = (
+            [*map(search_cached, self._pinned), plan] if self._pinned and plan and not busy else []
+        )
         beside = (
-            show_table(build_plan_comparison(held), "Questions side by side; in brackets: against the first.").html
+            show_table(
+                build_plan_comparison(held),
+                "Questions side by side; in brackets: against the first.",
+            ).html
             if held
             else ""
         )
-        waits = show_note("Held beside this one as soon as it is replayed.").html if self._pinned and busy else ""
+        waits = (
+            show_note("Held beside this one as soon as it is replayed.").html
+            if self._pinned and busy
+            else ""
+        )
         self.places["compared"].value = beside or waits
 
     def _sync_controls(self) -> None:
@@ -321,7 +420,9 @@ class Cockpit(ui.VBox):
                     _set_control(control, values.get(name, ""))
             for name in ("rate", "concurrency", "requests", "within_hours", "trace"):
                 kind = "requests" if name == "within_hours" else name
-                self.controls[name].layout.display = None if values["load"] in (kind, "") or name == "trace" else "none"
+                self.controls[name].layout.display = (
+                    None if values["load"] in (kind, "") or name == "trace" else "none"
+                )
             for name, says in (
                 ("day", values["load"] in ("rate", "trace")),
                 *((n, values["adapters"]) for n in _LORA_CONTROLS),
@@ -345,13 +446,17 @@ class Cockpit(ui.VBox):
         """Write the question to a file of its name, and to the one that the walk opens."""
         path = question.save_scenario(self.fields, question.get_scenario_file(self._name.value))
         self.open_walk()
-        self.places["said"].value = f"<p>Saved as {escape_html(path)}.</p>{self.places['said'].value}"
+        self.places[
+            "said"
+        ].value = f"<p>Saved as {escape_html(path)}.</p>{self.places['said'].value}"
 
     def open_walk(self) -> None:
         """Write the question where every chapter finds it."""
         question.save_scenario(self.fields, CURRENT_SCENARIO_FILE)
         save_changes({})
-        links = " ".join(f'<a href="{path.name}">{path.stem}</a>' for path in list_chapter_notebooks())
+        links = " ".join(
+            f'<a href="{path.name}">{path.stem}</a>' for path in list_chapter_notebooks()
+        )
         self.places["said"].value = f"<p>Every chapter opens with this question now: {links}</p>"
 
     def make_report(self) -> None:
@@ -371,7 +476,10 @@ class Cockpit(ui.VBox):
             html.value = "<p>Report: searching</p>"
             made = write_report(path, Path("reports") / path.stem, progress=told)
             where = Path("reports") / path.stem / made.name
-            html.value = f'<p>Report: <a href="../../files/{where}" target="_blank">{escape_html(where)}</a></p>'
+            html.value = (
+                f'<p>Report: <a href="../../files/{where}"'
+                f' target="_blank">{escape_html(where)}</a></p>'
+            )
         except PlannerError as error:
             html.value = show_note(str(error)).html
         finally:
@@ -382,7 +490,9 @@ class Cockpit(ui.VBox):
         if len(self._pinned) + 1 >= MAX_COMPARED_PLANS:
             raise PlannerError(f"{MAX_COMPARED_PLANS} questions are compared at most")
         self._pinned.append(self.scenario)
-        self.places["compared"].value = show_note("Now change something: the answers are held side by side.").html
+        self.places["compared"].value = show_note(
+            "Now change something: the answers are held side by side."
+        ).html
 
     def unpin(self) -> None:
         """Compare no longer."""

@@ -37,9 +37,14 @@ def open_lab(place: Path, options: Sequence[str] = ()) -> None:
     if kept := copy_notebooks(place):
         more = f" and {len(kept) - LISTED_FILES_MAX} more" if len(kept) > LISTED_FILES_MAX else ""
         names = ", ".join(map(str, kept[:LISTED_FILES_MAX]))
-        print(f"planner: {place}: kept your own {names}{more}; notebooks among them do not run when they are opened")
+        print(
+            f"planner: {place}: kept your own {names}{more}; notebooks among them do not run when"
+            " they are opened"
+        )
     print(f"planner: notebooks in {place}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="headroom-lab-", ignore_cleanup_errors=True) as extensions:
+    with tempfile.TemporaryDirectory(
+        prefix="headroom-lab-", ignore_cleanup_errors=True
+    ) as extensions:
         build_extension(Path(extensions))
         main(
             [

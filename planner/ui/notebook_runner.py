@@ -27,15 +27,23 @@ class _SharedKernel(AsyncKernelManager):
 
 
 def execute_notebooks(
-    notebooks: Sequence[Path], parameters: Mapping[str, str], work: Path, progress: Callable[[str], None]
+    notebooks: Sequence[Path],
+    parameters: Mapping[str, str],
+    work: Path,
+    progress: Callable[[str], None],
 ) -> list[Path]:
     """The copies in `work` of `notebooks` run with the `parameters` that each knows; `PlannerError` if one fails."""
     start, idle = time.monotonic(), SimpleQueue[_SharedKernel]()
-    kernels = [_create_kernel(work / str(k)) for k in range(min(len(notebooks), os.cpu_count() or 1, 4))]
+    kernels = [
+        _create_kernel(work / str(k)) for k in range(min(len(notebooks), os.cpu_count() or 1, 4))
+    ]
     pool = ThreadPoolExecutor(len(kernels))
     for kernel in kernels:
         idle.put(kernel)
-    running = {pool.submit(_run_notebook, notebook, parameters, work, idle): notebook for notebook in notebooks}
+    running = {
+        pool.submit(_run_notebook, notebook, parameters, work, idle): notebook
+        for notebook in notebooks
+    }
     try:
         for done, future in enumerate(as_completed(running), 1):
             notebook = running[future]
@@ -43,12 +51,17 @@ def execute_notebooks(
                 future.result()
             except papermill.PapermillExecutionError as error:
                 failed = f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
-                raise PlannerError(error.evalue if error.ename == "PlannerError" else failed) from None
+                raise PlannerError(
+                    error.evalue if error.ename == "PlannerError" else failed
+                ) from None
             except RuntimeError as error:  # the kernel died or never answered
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
             now = [path.stem for other, path in running.items() if other.running()]
             at_work = f"; at work: {', '.join(now)}" if now else "; now the PDF"
-            progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s){at_work}")
+            progress(
+                f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f}"
+                f" s){at_work}"
+            )
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for kernel in kernels:
@@ -58,10 +71,15 @@ def execute_notebooks(
 
 def _create_kernel(sockets: Path) -> _SharedKernel:
     """A kernel that is not started yet; its sockets are files, where there are such: nobody takes its ports."""
-    return _SharedKernel(kernel_name="python3", **({} if os.name == "nt" else {"transport": "ipc", "ip": str(sockets)}))
+    return _SharedKernel(
+        kernel_name="python3",
+        **({} if os.name == "nt" else {"transport": "ipc", "ip": str(sockets)}),
+    )
 
 
-def _run_notebook(notebook: Path, parameters: Mapping[str, str], work: Path, idle: SimpleQueue[_SharedKernel]) -> None:
+def _run_notebook(
+    notebook: Path, parameters: Mapping[str, str], work: Path, idle: SimpleQueue[_SharedKernel]
+) -> None:
     known, kernel = papermill.inspect_notebook(str(notebook)), idle.get()
     try:
         papermill.execute_notebook(

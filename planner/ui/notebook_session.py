@@ -1,6 +1,7 @@
 """How every chapter of the walk opens: with the plan of what the cockpit asked, searched for once and kept.
 
-The question is a file, `current.yaml` beside the notebooks; what a chapter changed of it is another, `changes.yaml`.
+The question is a file, `current.yaml` beside the notebooks; what a chapter changed of it is
+another, `changes.yaml`.
 """
 
 import hashlib
@@ -34,14 +35,18 @@ MAX_CACHED_PLANS = 50
 
 def open_plan(scenario: str | Path, kept: str | Path = "") -> Plan:
     """The plan of `scenario` ("current", a shipped one, or a YAML file), or the pickled one in the file `kept`."""
-    return _load_pickle(Path(kept), Plan) if kept else search_cached(load_current_scenario(scenario))
+    return (
+        _load_pickle(Path(kept), Plan) if kept else search_cached(load_current_scenario(scenario))
+    )
 
 
 def open_plans(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
     """The plans of several questions, their names or files parted by commas, or the pickled ones in the file `kept`."""
     if kept:
         return tuple(_load_pickle(Path(kept), list))
-    return tuple(search_cached(load_current_scenario(name.strip())) for name in scenarios.split(","))
+    return tuple(
+        search_cached(load_current_scenario(name.strip())) for name in scenarios.split(",")
+    )
 
 
 def open_fleet_plan(fleet: str | Path, kept: str | Path = "") -> FleetPlan:
@@ -56,7 +61,9 @@ def _load_pickle(kept: Path, kind: type[CachedT]) -> CachedT:
     return value
 
 
-def load_current_scenario(scenario: str | Path = CURRENT_SCENARIO, *, changed: bool = True) -> Scenario:
+def load_current_scenario(
+    scenario: str | Path = CURRENT_SCENARIO, *, changed: bool = True
+) -> Scenario:
     """What is asked; "current" is what the cockpit saved, with what chapters `changed` of it since."""
     if scenario != CURRENT_SCENARIO:
         return load_scenario(scenario)
@@ -66,7 +73,9 @@ def load_current_scenario(scenario: str | Path = CURRENT_SCENARIO, *, changed: b
     )
 
 
-def filter_carried_fields(scenario: str | Path, fields: Mapping[str, CachedT]) -> Mapping[str, CachedT]:
+def filter_carried_fields(
+    scenario: str | Path, fields: Mapping[str, CachedT]
+) -> Mapping[str, CachedT]:
     """`fields` that controls may change for the whole walk; none where it is about another question."""
     return fields if scenario == CURRENT_SCENARIO else {}
 
@@ -90,7 +99,9 @@ def search_cached(scenario: Scenario) -> Plan:
     with suppress(Exception):  # whatever is wrong with what was kept, it can be worked out again
         plan = _load_pickle(place, Plan)
         os.utime(place)
-        vars(plan)["scenario"] = scenario  # not `replace`, which would forget the day that is kept with it
+        vars(plan)["scenario"] = (
+            scenario  # not `replace`, which would forget the day that is kept with it
+        )
         return plan
     plan = search_deployments(scenario)
     _ = plan.billing  # a day is worked out here, and kept with the plan
@@ -106,7 +117,9 @@ def search_cached(scenario: Scenario) -> Plan:
 
 def _compute_cache_key(scenario: Scenario) -> str:
     """What the answer to `scenario` hangs on, as one word."""
-    digest = hashlib.sha256(repr((compute_build_digest(), replace(scenario, files=(), name="", question=""))).encode())
+    digest = hashlib.sha256(
+        repr((compute_build_digest(), replace(scenario, files=(), name="", question=""))).encode()
+    )
     for quantization in scenario.quantizations:
         model = load_model(scenario.model, quantization=quantization)
         digest.update(repr((model.architecture, model.quantization, model.dtype)).encode())

@@ -13,7 +13,12 @@ from planner.deploy import (
     ALL_ARTIFACT_FILES,
     render_artifacts,
 )
-from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE, list_benchmark_files
+from planner.deploy.artifacts import (
+    BENCHMARK_ARTIFACTS,
+    BENCHMARK_DIR,
+    SECRETS_FILE,
+    list_benchmark_files,
+)
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.search import Plan
 from planner.ui.plan_json import serialize_plan
@@ -25,7 +30,10 @@ def _render_benchmark_files(plan: Plan) -> dict[str, str]:
     if not (sure and sure.best_benchmark and names and names[0].startswith(BENCHMARK_DIR)):
         return {}
     texts = render_artifacts(
-        sure.best_benchmark[0].prediction, plan.scenario.slo_targets, plan.scenario.storage, BENCHMARK_ARTIFACTS
+        sure.best_benchmark[0].prediction,
+        plan.scenario.slo_targets,
+        plan.scenario.storage,
+        BENCHMARK_ARTIFACTS,
     )
     return {name: texts[name.removeprefix(BENCHMARK_DIR)] for name in names}
 
@@ -33,18 +41,25 @@ def _render_benchmark_files(plan: Plan) -> dict[str, str]:
 def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
     """Write `plan.json`, the plan's files and a finished `report` into `out`, together or not at all; their names.
 
-    Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
+    Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out`
+    cannot be written.
     """
     chosen, scenario = plan.chosen, plan.scenario
     texts = (
         render_artifacts(
-            chosen.prediction, scenario.slo_targets, scenario.storage, scenario.output_kinds, plan.autoscaling
+            chosen.prediction,
+            scenario.slo_targets,
+            scenario.storage,
+            scenario.output_kinds,
+            plan.autoscaling,
         )
         if chosen
         else {}
     )
     kept = {SECRETS_FILE} if _sets_variables(out / SECRETS_FILE) else set()
-    texts = {name: text for name, text in texts.items() if name not in kept} | _render_benchmark_files(plan)
+    texts = {
+        name: text for name, text in texts.items() if name not in kept
+    } | _render_benchmark_files(plan)
     texts["plan.json"] = json.dumps(serialize_plan(plan), indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
     check_not_overwriting(scenario.files, paths)
@@ -66,7 +81,9 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
 
 def _sets_variables(path: Path) -> bool:
     """Whether a file of variables sets any."""
-    return os.path.exists(path) and any(line.strip() and line[0] != "#" for line in read_text(path).splitlines())
+    return os.path.exists(path) and any(
+        line.strip() and line[0] != "#" for line in read_text(path).splitlines()
+    )
 
 
 def _list_previous_files(out: Path) -> set[str]:

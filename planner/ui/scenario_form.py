@@ -19,7 +19,9 @@ from planner.planning.scenario import Scenario, find_scenario_file
 from planner.planning.scenario_schema import LengthsEntry, PrefixEntry
 from planner.planning.slo import LatencyMetric, LatencyStatistic
 
-COCKPIT_FILE_HEADER = "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
+COCKPIT_FILE_HEADER = (
+    "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
+)
 """The first line of files that may be written over."""
 METRIC_CHOICES: tuple[LatencyMetric, ...] = ("ttft", "tpot", "itl", "e2e")
 STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
@@ -54,8 +56,13 @@ def read_scenario_fields(name: str) -> ScenarioFields:
     scenario_fields = read_yaml(path)
     if not isinstance(scenario_fields, dict):
         raise PlannerError(f"{path}: expected fields such as model, gpus and workload")
-    scenario_fields = {field: value for field, value in scenario_fields.items() if value is not None}
-    for place, field in ((scenario_fields, "calibration"), (scenario_fields.get("workload") or {}, "trace")):
+    scenario_fields = {
+        field: value for field, value in scenario_fields.items() if value is not None
+    }
+    for place, field in (
+        (scenario_fields, "calibration"),
+        (scenario_fields.get("workload") or {}, "trace"),
+    ):
         if isinstance(place.get(field), str) and (path.parent / place[field]).is_file():
             place[field] = str((path.parent / place[field]).resolve())
     return scenario_fields
@@ -71,7 +78,9 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
         "at_most": max(wanted.max_gpus for wanted in scenario.gpus),
         "engine": scenario.engine.name,
         "engine_version": scenario.engine.version,
-        "load": next((kind for kind in ("trace", "requests", "concurrency") if given.get(kind)), "rate"),
+        "load": next(
+            (kind for kind in ("trace", "requests", "concurrency") if given.get(kind)), "rate"
+        ),
         "rate": workload.rate or 1.0,
         "concurrency": workload.concurrency or 64,
         "requests": workload.num_prompts or 100_000,
@@ -81,26 +90,38 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
         "output": workload.output.mean,
         "reuse": round(100 * workload.cache_hit_fraction, 2),
         "preset": next(
-            (name for name, workload_preset in load_presets().items() if _matches_preset(workload_preset, given)), ""
+            (
+                name
+                for name, workload_preset in load_presets().items()
+                if _matches_preset(workload_preset, given)
+            ),
+            "",
         ),
         "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
         "adapters": workload.adapters,
         "rank": scenario.engine_args.get("max_lora_rank", 16),
         "zipf": workload.adapter_zipf,
         "headroom": round(100 * fields.get("headroom", 0.2), 2),
-        "quantization": tuple(quantization or "checkpoint" for quantization in scenario.quantizations),
+        "quantization": tuple(
+            quantization or "checkpoint" for quantization in scenario.quantizations
+        ),
         "kv_cache_dtype": scenario.kv_cache_dtypes,
         **{f"{t.metric} {t.percentile}": f"{t.seconds * 1e3:g}" for t in scenario.slo_targets},
     }
 
 
-def apply_control(fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]) -> ScenarioFields:
+def apply_control(
+    fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]
+) -> ScenarioFields:
     """The fields after the control `name` has been set to `value`; `values` are what the controls show."""
     control = copy.deepcopy(fields)
     workload = control["workload"]
     if name in ("prompt", "output"):
         side = f"{name}_tokens"
-        told, factor = workload.get(side) or {"mean": values[name]}, value / values[name]  # which keeps their spread
+        told, factor = (
+            workload.get(side) or {"mean": values[name]},
+            value / values[name],
+        )  # which keeps their spread
         workload[side] = {point: float(f"{tokens * factor:.6g}") for point, tokens in told.items()}
     elif name == "preset" and value:
         told = load_presets()[value].model_dump(exclude_none=True)
@@ -121,14 +142,21 @@ def apply_control(fields: ScenarioFields, name: str, value: Any, values: Mapping
     elif name == "adapters":
         control[name] = {**(control.get(name) or {}), "count": value} if value else None
     elif name in ("rank", "zipf"):
-        control["adapters"] = {**control["adapters"], **({"ranks": [value]} if name == "rank" else {name: value})}
+        control["adapters"] = {
+            **control["adapters"],
+            **({"ranks": [value]} if name == "rank" else {name: value}),
+        }
     elif name == "gpus":
         known = {get_gpu(wanted["gpu"]).name: wanted for wanted in control["gpus"]}
-        control["gpus"] = [known.get(card, {"gpu": card, "at_most": values["at_most"]}) for card in value]
+        control["gpus"] = [
+            known.get(card, {"gpu": card, "at_most": values["at_most"]}) for card in value
+        ]
     elif name == "at_most":
         control["gpus"] = [{**wanted, "at_most": value} for wanted in control["gpus"]]
     elif name in ("quantization", "kv_cache_dtype"):
-        control[name] = list(value) or [(FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]]
+        control[name] = list(value) or [
+            (FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]
+        ]
     elif name == "headroom":
         control[name] = round(value / 100, 4)
     elif name in ("model", "engine", "engine_version"):
@@ -151,7 +179,13 @@ def _matches_preset(workload_preset: WorkloadPreset, workload: Mapping[str, Any]
 
 def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]) -> None:
     """Another kind of load, with the figures that its controls show."""
-    for other in ("rate", "concurrency", "requests", "within_hours", *(("burstiness",) if kind != "rate" else ())):
+    for other in (
+        "rate",
+        "concurrency",
+        "requests",
+        "within_hours",
+        *(("burstiness",) if kind != "rate" else ()),
+    ):
         workload.pop(other, None)
     if kind not in ("rate", "trace"):  # of whom nobody waits for an hour to come
         workload.pop("day", None)
@@ -184,17 +218,22 @@ def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit:
         try:
             level[metric][percentile] = float(limit.replace(",", ""))
         except ValueError:
-            raise PlannerError(f"{percentile} {metric.upper()}: expected milliseconds, got {limit!r:.40}") from None
+            raise PlannerError(
+                f"{percentile} {metric.upper()}: expected milliseconds, got {limit!r:.40}"
+            ) from None
     fields["service_level"] = {name: limits for name, limits in level.items() if limits}
 
 
 def save_scenario(fields: ScenarioFields, path: Path) -> Path:
     """Write a question to `path`, which must be new, or the cockpit's own."""
-    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(COCKPIT_FILE_HEADER):
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
+        COCKPIT_FILE_HEADER
+    ):
         raise PlannerError(f"{path} is not the cockpit's and stays as it is: choose another name")
     with replace_atomically(path) as (part,):
         part.write_text(
-            COCKPIT_FILE_HEADER + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=120),
+            COCKPIT_FILE_HEADER
+            + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=120),
             encoding="utf-8",
         )
     return path

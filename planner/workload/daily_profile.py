@@ -25,7 +25,8 @@ class DailyProfileEntry(SourcedEntry):
     """A profile; the head of `catalogs/days.yaml` explains every field."""
 
     hours: Annotated[
-        tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=HOURS_PER_DAY, max_length=HOURS_PER_WEEK)
+        tuple[Annotated[float, Field(ge=0)], ...],
+        Field(min_length=HOURS_PER_DAY, max_length=HOURS_PER_WEEK),
     ]
 
 
@@ -35,8 +36,12 @@ class DailyProfile:
 
     hourly_fractions: tuple[float, ...]
     name: str  # where they are from
-    peak_rps: float | None = None  # requests/s of a trace's busiest hour; its hours begin with its first request
-    burstiness: float = 1.0  # of a trace's arrivals in their hours, as `workload.traces.Trace` has it
+    peak_rps: float | None = (
+        None  # requests/s of a trace's busiest hour; its hours begin with its first request
+    )
+    burstiness: float = (
+        1.0  # of a trace's arrivals in their hours, as `workload.traces.Trace` has it
+    )
 
     @property
     def num_hours(self) -> int:
@@ -44,7 +49,10 @@ class DailyProfile:
 
     def __str__(self) -> str:
         mean = sum(self.hourly_fractions) / self.num_hours
-        return f"{self.name}: {self.num_hours} hours, on average {mean:.0%} of the busiest, at least {min(self.hourly_fractions):.0%}"
+        return (
+            f"{self.name}: {self.num_hours} hours, on average {mean:.0%} of the busiest, at least"
+            f" {min(self.hourly_fractions):.0%}"
+        )
 
 
 def load_daily_profiles() -> dict[str, DailyProfileEntry]:
@@ -59,28 +67,39 @@ def build_daily_profile(given: str | Sequence[float], path: Path) -> DailyProfil
         return _normalize_hours(np.array(daily_profile_entry.hours), given)
     if not isfile(path):  # Path.is_file raises for a name that is too long
         raise PlannerError(
-            f"{make_unknown_name_error(given, load_daily_profiles(), 'profile')}; or the file of a trace of a day"
+            f"{make_unknown_name_error(given, load_daily_profiles(), 'profile')}; or the file of a"
+            " trace of a day"
         )
     trace = read_trace(path)
     seconds = trace.arrival
     if seconds[-1] >= (HOURS_PER_WEEK + 1) * 3600:
         raise PlannerError(
-            f"{path.name} lasts {seconds[-1] / 3600:,.0f} hours; expected a day ({HOURS_PER_DAY}) up to a week"
+            f"{path.name} lasts {seconds[-1] / 3600:,.0f} hours; expected a day ({HOURS_PER_DAY})"
+            " up to a week"
         )
     counts = np.bincount((seconds // 3600).astype(int))
     before = np.append(0, counts.cumsum())  # each hour
     turns = np.interp(seconds / 3600, np.arange(len(before)), before)  # as if one came a second
-    bursts = float(np.clip(replace(trace, arrival=turns).burstiness, *WORKLOAD_BOUNDS["burstiness"]))
+    bursts = float(
+        np.clip(replace(trace, arrival=turns).burstiness, *WORKLOAD_BOUNDS["burstiness"])
+    )
     counts = counts[
-        : -1 if len(counts) > HOURS_PER_DAY and seconds[-1] % 3600 < MIN_LAST_HOUR_FRACTION * 3600 else None
+        : (
+            -1
+            if len(counts) > HOURS_PER_DAY and seconds[-1] % 3600 < MIN_LAST_HOUR_FRACTION * 3600
+            else None
+        )
     ]
-    return replace(_normalize_hours(counts, path.name, int(counts.max(initial=0)) / 3600), burstiness=bursts)
+    return replace(
+        _normalize_hours(counts, path.name, int(counts.max(initial=0)) / 3600), burstiness=bursts
+    )
 
 
 def _normalize_hours(hours: np.ndarray, name: str, busiest: float | None = None) -> DailyProfile:
     if not HOURS_PER_DAY <= len(hours) <= HOURS_PER_WEEK:
         raise PlannerError(
-            f"{name} has {len(hours)} hours; expected one figure an hour for a day ({HOURS_PER_DAY}) up to a week"
+            f"{name} has {len(hours)} hours; expected one figure an hour for a day"
+            f" ({HOURS_PER_DAY}) up to a week"
         )
     if not hours.max() > 0:
         raise PlannerError(f"{name} has no hour with traffic")

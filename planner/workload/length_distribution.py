@@ -32,7 +32,9 @@ class LengthQuantilesEntry(StrictEntry):
     @property
     def longest(self) -> float:
         """`max`, or the longest that the lognormal through p50 and p95 knows."""
-        return self.max or float(self.p50 * (self.p95 / self.p50) ** (_NORMAL_GRID[-1] / _Z_SCORE_95))
+        return self.max or float(
+            self.p50 * (self.p95 / self.p50) ** (_NORMAL_GRID[-1] / _Z_SCORE_95)
+        )
 
 
 class PublicTraceEntry(SourcedEntry):
@@ -45,11 +47,18 @@ class PublicTraceEntry(SourcedEntry):
 @cache
 def _load_trace_spreads(side: RequestSide) -> tuple[tuple[str, ...], np.ndarray]:
     """The public traces with such lengths, shortest first, and [n, 4] logarithms of their mean, p50, p95 and max."""
-    found = {name: getattr(entry, side) for name, entry in load_catalog("lengths.yaml", PublicTraceEntry).items()}
-    known = sorted(((name, spread) for name, spread in found.items() if spread), key=lambda pair: pair[1].mean)
+    found = {
+        name: getattr(entry, side)
+        for name, entry in load_catalog("lengths.yaml", PublicTraceEntry).items()
+    }
+    known = sorted(
+        ((name, spread) for name, spread in found.items() if spread), key=lambda pair: pair[1].mean
+    )
     figures = np.log([[spread.mean, spread.p50, spread.p95, spread.longest] for _, spread in known])
     if (np.diff(figures, axis=0) <= 0).any():
-        raise PlannerError(f"lengths.yaml: of every {side}, mean, p50, p95 and max must all rise with the mean")
+        raise PlannerError(
+            f"lengths.yaml: of every {side}, mean, p50, p95 and max must all rise with the mean"
+        )
     return tuple(name for name, _ in known), figures
 
 
@@ -63,8 +72,12 @@ class LengthDistribution:
     p95: float
     p99: float
     values: np.ndarray = field(compare=False, repr=False)  # [n] tokens
-    given_figures: Mapping[str, float] = field(default_factory=dict, compare=False)  # the figures it was made from
-    spread_source: str = field(default="", compare=False)  # the public traces whose spread it has, for want of its own
+    given_figures: Mapping[str, float] = field(
+        default_factory=dict, compare=False
+    )  # the figures it was made from
+    spread_source: str = field(
+        default="", compare=False
+    )  # the public traces whose spread it has, for want of its own
 
     @classmethod
     def _from_values(cls, how: DistributionKind, values: np.ndarray) -> Self:
@@ -75,7 +88,8 @@ class LengthDistribution:
     def from_constant(cls, tokens: float) -> Self:
         """Every request has the same length."""
         return replace(
-            cls._from_values("fixed", np.array([_check_min_tokens(tokens, "length")])), given_figures={"mean": tokens}
+            cls._from_values("fixed", np.array([_check_min_tokens(tokens, "length")])),
+            given_figures={"mean": tokens},
         )
 
     @classmethod
@@ -92,29 +106,42 @@ class LengthDistribution:
 
     @classmethod
     def from_lognormal(
-        cls, mean: float, p95: float | None = None, p50: float | None = None, largest: float | None = None
+        cls,
+        mean: float,
+        p95: float | None = None,
+        p50: float | None = None,
+        largest: float | None = None,
     ) -> Self:
         """The lognormal that a mean and `p95` (or `p50`) fix, cut at `largest`; with a mean alone, a fixed length.
 
-        Given both, it is bent until all three are met: ln(length / p50) = ln(p95 / p50) t, where t = z / 1.645 of a
-        standard normal z is replaced by t^k between p50 and p95 and by k t below p50 (k = 1: the lognormal itself).
+        Given both, it is bent until all three are met: ln(length / p50) = ln(p95 / p50) t, where t
+        = z / 1.645 of a standard normal z is replaced by t^k between p50 and p95 and by k t below
+        p50 (k = 1: the lognormal itself).
         """
         mean, given = _check_min_tokens(mean, "mean length"), (p50, p95)
         if p95 is not None and p50 is None:
             if not mean <= p95 <= mean * math.exp(_Z_SCORE_95**2 / 2):
                 raise PlannerError(
-                    f"no lognormal has mean {mean:g} and p95 {p95:g}: p95 must lie between the mean "
-                    f"and {math.exp(_Z_SCORE_95**2 / 2):.2f} x the mean; give p50 too for a longer tail"
+                    f"no lognormal has mean {mean:g} and p95 {p95:g}: p95 must lie between the mean"
+                    f" and {math.exp(_Z_SCORE_95**2 / 2):.2f} x the mean; give p50 too for a longer"
+                    " tail"
                 )
-            p50 = mean * math.exp(-((_Z_SCORE_95 - math.sqrt(_Z_SCORE_95**2 - 2 * math.log(p95 / mean))) ** 2) / 2)
+            p50 = mean * math.exp(
+                -((_Z_SCORE_95 - math.sqrt(_Z_SCORE_95**2 - 2 * math.log(p95 / mean))) ** 2) / 2
+            )
         elif p50 is not None and p95 is None:
             if not 1 <= p50 <= mean:
-                raise PlannerError(f"no lognormal has mean {mean:g} and p50 {p50:g}: p50 must not exceed the mean")
+                raise PlannerError(
+                    f"no lognormal has mean {mean:g} and p50 {p50:g}: p50 must not exceed the mean"
+                )
             p95 = p50 * math.exp(_Z_SCORE_95 * math.sqrt(2 * math.log(mean / p50)))
         if p50 is None or p95 is None:
             return cls.from_constant(mean)
         if not 1 <= p50 <= p95 <= (largest or math.inf):
-            raise PlannerError(f"lengths must not fall from 1 over p50 and p95 to max, got {p50:g}, {p95:g}, {largest}")
+            raise PlannerError(
+                f"lengths must not fall from 1 over p50 and p95 to max, got {p50:g}, {p95:g},"
+                f" {largest}"
+            )
         median, spread = p50, math.log(p95 / p50)
 
         def bent(log_k: float) -> np.ndarray:
@@ -125,8 +152,8 @@ class LengthDistribution:
         low, high = -4.0, 4.0  # the mean falls as k grows
         if not bent(high).mean() * 0.999 <= mean <= bent(low).mean() * 1.001:
             raise PlannerError(
-                f"no lengths have p50 {p50:g}, p95 {p95:g} and mean {mean:g}: with these two the mean lies "
-                f"between {bent(high).mean():.4g} and {bent(low).mean():.4g}"
+                f"no lengths have p50 {p50:g}, p95 {p95:g} and mean {mean:g}: with these two the"
+                f" mean lies between {bent(high).mean():.4g} and {bent(low).mean():.4g}"
             )
         for _ in range(40):
             middle = (low + high) / 2
@@ -138,11 +165,14 @@ class LengthDistribution:
         )
 
     @classmethod
-    def from_public_traces(cls, mean: float, side: RequestSide, at_most: float | None = None) -> Self:
+    def from_public_traces(
+        cls, mean: float, side: RequestSide, at_most: float | None = None
+    ) -> Self:
         """Lengths of which only the `mean` is known, spread as in the public traces of the nearest means.
 
-        The figures of `catalogs/lengths.yaml` are interpolated over the logarithm of the mean, from one constant token
-        up. Where no length may exceed `at_most`, the spread narrows until the longest is that long.
+        The figures of `catalogs/lengths.yaml` are interpolated over the logarithm of the mean, from
+        one constant token up. Where no length may exceed `at_most`, the spread narrows until the
+        longest is that long.
         """
         names, figures = _load_trace_spreads(side)
         at = math.log(_check_min_tokens(mean, "mean length"))
@@ -155,7 +185,9 @@ class LengthDistribution:
             return cls.from_constant(mean)
         above = int(np.searchsorted(figures[:, 0], at))
         between = [names[k] for k in (above - 1, above) if 0 <= k < len(names)]
-        found = cls.from_lognormal(mean, *(float(mean * math.exp(value)) for value in (p95, p50, longest)))
+        found = cls.from_lognormal(
+            mean, *(float(mean * math.exp(value)) for value in (p95, p50, longest))
+        )
         return replace(found, spread_source=" and ".join(between))
 
     @classmethod
@@ -194,7 +226,10 @@ class LengthDistribution:
     def __str__(self) -> str:
         if self.kind == "fixed":
             return f"{self.mean:,.0f} tokens"
-        return f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99 {self.p99:,.0f}, {self.kind})"
+        return (
+            f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99"
+            f" {self.p99:,.0f}, {self.kind})"
+        )
 
 
 def _check_min_tokens(tokens: float, what: str) -> float:

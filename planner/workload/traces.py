@@ -29,7 +29,8 @@ PLAIN_COLUMNS = ("arrival", "prompt_tokens", "output_tokens")
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
 """Fields of Mooncake's JSON lines (github.com/kvcache-ai/Mooncake, FAST25-release): ms, tokens, tokens.
 
-RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but seconds, and `hash_ids` that are an object.
+RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but seconds, and `hash_ids` that are
+an object.
 """
 MAX_TRACE_BYTES, MAX_TRACE_REQUESTS, MAX_TRACE_BLOCKS = 128 * MIB, 2 * 10**6, 8 * 10**6
 """Of a trace, unpacked."""
@@ -45,15 +46,18 @@ _FIELD_NAME_PATTERNS = {
         r"|(request)?timestamp|time|ts|datetime)s??(in)?"
         r"((?P<ns>ns|nanos(econds)?)|(?P<us>us|micros(econds)?)|(?P<ms>ms|msecs?|millis(econds?)?)|(?P<s>s|secs?|seconds?))?"
     ),
-    "prompt tokens": re.compile(rf"(n|num)?(prompt|input|context|prefill|request){_TOKEN_FIELD_PATTERN}|isl"),
+    "prompt tokens": re.compile(
+        rf"(n|num)?(prompt|input|context|prefill|request){_TOKEN_FIELD_PATTERN}|isl"
+    ),
     "output tokens": re.compile(
         rf"(n|num)?(output|generated|generation|gen|completion|decode|response){_TOKEN_FIELD_PATTERN}|osl"
     ),
 }
 """How a field may be called, folded to small letters and digits: Azure's names, BurstGPT's, Vidur's, OpenAI's, ..."""
 _ACCEPTED_COLUMNS_HINT = (
-    f"accepted are {','.join(AZURE_COLUMNS)} or {','.join(PLAIN_COLUMNS)} and the like (arrival_time_ms, arrived_at; input_tokens, "
-    f"prompt_len, num_prefill_tokens; completion_tokens, output_len, num_decode_tokens), as CSV or as JSON lines"
+    f"accepted are {','.join(AZURE_COLUMNS)} or {','.join(PLAIN_COLUMNS)} and the like"
+    " (arrival_time_ms, arrived_at; input_tokens, prompt_len, num_prefill_tokens;"
+    " completion_tokens, output_len, num_decode_tokens), as CSV or as JSON lines"
 )
 
 
@@ -65,7 +69,9 @@ class Trace:
     arrival: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
-    hash_ids: tuple[tuple[int, ...], ...] | None = None  # per request, one id per `BLOCK` tokens of its prompt
+    hash_ids: tuple[tuple[int, ...], ...] | None = (
+        None  # per request, one id per `BLOCK` tokens of its prompt
+    )
     num_dropped: int = 0  # requests of the file that got no output token: failed, or broken off
     num_hours: int = 1  # of the file, of which this is the busiest
 
@@ -78,7 +84,8 @@ class Trace:
     def burstiness(self) -> float:
         """Shape of the gamma that spreads the gaps as much: 1 / CV^2 (1 = Poisson, less = burstier).
 
-        Where most arrivals share a time stamp the clock was coarse: mean / variance of the arrivals per tick instead.
+        Where most arrivals share a time stamp the clock was coarse: mean / variance of the arrivals
+        per tick instead.
         """
         gaps = np.diff(self.arrival)
         if np.count_nonzero(gaps) * 2 < len(gaps):
@@ -90,7 +97,9 @@ class Trace:
     def block_ids(self) -> tuple[np.ndarray, np.ndarray]:
         """`hash_ids` one after the other, numbered from 0, and [n + 1] where each request's begin; none: no blocks."""
         counts = [len(ids) for ids in self.hash_ids or ((),) * len(self.arrival)]
-        flat = np.fromiter((block for ids in self.hash_ids or () for block in ids), np.int64, sum(counts))
+        flat = np.fromiter(
+            (block for ids in self.hash_ids or () for block in ids), np.int64, sum(counts)
+        )
         return np.unique(flat, return_inverse=True)[1], np.concatenate(([0], np.cumsum(counts)))
 
     @cached_property
@@ -114,7 +123,9 @@ class Trace:
         hashes = self.hash_ids and self.hash_ids[own[0] : own[-1] + 1]
         arrival = self.arrival[own] - self.arrival[own[0]]
         prompt, output, lasts = self.prompt[own], self.output[own], int(hours[-1]) + 1
-        return replace(self, arrival=arrival, prompt=prompt, output=output, hash_ids=hashes, num_hours=lasts)
+        return replace(
+            self, arrival=arrival, prompt=prompt, output=output, hash_ids=hashes, num_hours=lasts
+        )
 
     def __str__(self) -> str:
         length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"
@@ -127,20 +138,25 @@ class Trace:
 def read_trace(path: str | Path) -> Trace:
     """The trace in `path`: CSV (comma, semicolon or tab) or JSON lines, maybe gzipped, known by its first line.
 
-    Times are seconds from any start, ms, us or ns where the field's name or the size of an epoch says so, or ISO dates.
-    Requests without an output token are left out. Raises `PlannerError` naming line and field for what is missing, not
-    a number, negative, without a prompt or unsorted, and for fields whose meaning is unclear.
+    Times are seconds from any start, ms, us or ns where the field's name or the size of an epoch
+    says so, or ISO dates. Requests without an output token are left out. Raises `PlannerError`
+    naming line and field for what is missing, not a number, negative, without a prompt or unsorted,
+    and for fields whose meaning is unclear.
     """
     path = Path(path)
     try:
         with _open_text(path) as file:
             head = file.readline(MIB).strip()
             file.seek(0)
-            return (_read_jsonl_trace if head.startswith("{") else _read_csv_trace)(path, head, file)
+            return (_read_jsonl_trace if head.startswith("{") else _read_csv_trace)(
+                path, head, file
+            )
     except PlannerError:
         raise
     except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
-        raise PlannerError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise PlannerError(
+            f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def _open_text(path: Path) -> TextIO:
@@ -153,7 +169,8 @@ def _open_text(path: Path) -> TextIO:
             file = io.BytesIO(inside.read(MAX_TRACE_BYTES + 1))
         if len(file.getbuffer()) > MAX_TRACE_BYTES:
             raise PlannerError(
-                f"{path.name} unpacks to more than {MAX_TRACE_BYTES // MIB} MiB; cut it to its busiest hours"
+                f"{path.name} unpacks to more than {MAX_TRACE_BYTES // MIB} MiB; cut it to its"
+                " busiest hours"
             )
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
@@ -162,19 +179,23 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
     import pandas as pd
 
     names, separator = max(
-        (([name.strip() for name in next(csv.reader([head], delimiter=sep), [])], sep) for sep in ",;\t"),
+        (
+            ([name.strip() for name in next(csv.reader([head], delimiter=sep), [])], sep)
+            for sep in ",;\t"
+        ),
         key=lambda found: len(found[0]),
     )
     fields = _match_columns(names, f"{path.name}, line 1")
     if tuple(map(str.casefold, fields)) == MOONCAKE_FIELDS:
         raise PlannerError(
-            f"{path.name}, line 1: Mooncake's times are ms, most other files' are seconds: call the column "
-            f"timestamp_ms or timestamp_s instead of {fields[0]}"
+            f"{path.name}, line 1: Mooncake's times are ms, most other files' are seconds: call the"
+            f" column timestamp_ms or timestamp_s instead of {fields[0]}"
         )
     columns = {name: names.index(name) for name in fields}
     try:
         frame = pd.read_csv(
-            file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False, usecols=[*columns.values()],
+            file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False,
+            usecols=[*columns.values()],
             nrows=MAX_TRACE_REQUESTS + 1,
         )  # fmt: skip
     except ValueError as error:
@@ -208,14 +229,22 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
             fields = fields or _match_columns(list(request), where)
         if not isinstance(request, dict) or any(name not in request for name in fields):
             raise PlannerError(f"{where}: needs the fields {', '.join(fields)}")
-        values = [value if type(value := request[name]) in (int, float, str) else None for name in fields]
-        cells.append([None if isinstance(value, int) and abs(value) > 2**63 else value for value in values])
+        values = [
+            value if type(value := request[name]) in (int, float, str) else None for name in fields
+        ]
+        cells.append(
+            [None if isinstance(value, int) and abs(value) > 2**63 else value for value in values]
+        )
         lines.append(number)
         hashes.append(ids := request.get("hash_ids") or ())
         blocks += len(ids) if isinstance(ids, list) else 0
         _check_trace_size(path, len(cells), blocks)
-        if isinstance(ids, list) and not all(isinstance(block, int) and abs(block) < 2**63 for block in ids):
-            raise PlannerError(f"{where}, field hash_ids: expected whole numbers below 2^63, got {ids!r:.60}")
+        if isinstance(ids, list) and not all(
+            isinstance(block, int) and abs(block) < 2**63 for block in ids
+        ):
+            raise PlannerError(
+                f"{where}, field hash_ids: expected whole numbers below 2^63, got {ids!r:.60}"
+            )
     frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
     mooncake = fields == MOONCAKE_FIELDS and not any(isinstance(ids, dict) for ids in hashes)
     known = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
@@ -239,8 +268,12 @@ def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
     for what, pattern in _FIELD_NAME_PATTERNS.items():
         called = [name for name in names if pattern.fullmatch(_normalize_field_name(name))]
         if len(called) != 1:
-            problem = f"{' or '.join(called)} for the {what}" if called else f"nothing for the {what}"
-            raise PlannerError(f"{location}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}")
+            problem = (
+                f"{' or '.join(called)} for the {what}" if called else f"nothing for the {what}"
+            )
+            raise PlannerError(
+                f"{location}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}"
+            )
         rows += called
     return tuple(rows)
 
@@ -255,11 +288,14 @@ def _build_trace(
 ) -> Trace:  # fmt: skip
     """A `Trace` of the columns `fields` of `cells`, which stand in `lines` of the file; a bad cell is the error.
 
-    `unit`: seconds in one unit of time, where neither the field's name nor the size of the figures tell.
+    `unit`: seconds in one unit of time, where neither the field's name nor the size of the figures
+    tell.
     """
     import pandas as pd
 
-    time, prompt, output = (pd.to_numeric(cells[name], errors="coerce").to_numpy(dtype=float) for name in fields)
+    time, prompt, output = (
+        pd.to_numeric(cells[name], errors="coerce").to_numpy(dtype=float) for name in fields
+    )
     if np.count_nonzero(np.isnan(time)) * 2 > len(time):
         stamps = pd.to_datetime(cells[fields[0]], format="ISO8601", errors="coerce", utc=True)
         time = (stamps - stamps.min()).dt.total_seconds().to_numpy()
@@ -271,13 +307,23 @@ def _build_trace(
     time = np.where(np.abs(time) < 1e12, time, np.nan)
     if len(time) < 2:
         without = f" ({left_out} more have no output token)" if left_out else ""
-        raise PlannerError(f"{path.name} has {len(time)} requests{without}; a trace needs at least two")
+        raise PlannerError(
+            f"{path.name} has {len(time)} requests{without}; a trace needs at least two"
+        )
     for field, bad, problem in (
-        (fields[0], np.isnan(time), "is not a time; expected all numbers, or all ISO dates (2026-03-29T12:00:00)"),
+        (
+            fields[0],
+            np.isnan(time),
+            "is not a time; expected all numbers, or all ISO dates (2026-03-29T12:00:00)",
+        ),
         (fields[1], ~np.isfinite(prompt), "is not a number"),
         (fields[2], ~np.isfinite(output), "is not a number"),
         (fields[0], time < 0, "must not be negative"),
-        (fields[0], np.diff(time, prepend=time[:1]) < 0, "comes before the line above; sort the trace by time"),
+        (
+            fields[0],
+            np.diff(time, prepend=time[:1]) < 0,
+            "comes before the line above; sort the trace by time",
+        ),
         (fields[1], prompt < 1, "must be at least one token"),
         (fields[2], output < 1, "must be at least one token"),
         (fields[1], prompt >= 2**31, "is more than any model takes"),
@@ -293,7 +339,10 @@ def _build_trace(
     counts = prompt.astype(np.int64), output.astype(np.int64)
     trace = Trace(path.resolve(), time - time[0], *counts, hashes, left_out)
     if trace.select_busiest_hour().arrival[-1] < 1e-9 * len(time):
-        raise PlannerError(f"{path.name}: all requests of its busiest hour arrive at the same time, so it has no rate")
+        raise PlannerError(
+            f"{path.name}: all requests of its busiest hour arrive at the same time, so it has no"
+            " rate"
+        )
     return trace
 
 
@@ -303,4 +352,6 @@ def _detect_time_unit(field: str, first: float, unit: float) -> float:
     for name, seconds in _SECONDS_BY_UNIT.items():
         if named and named[name]:
             return seconds
-    return next((seconds for seconds in _SECONDS_BY_UNIT.values() if 1e9 < first * seconds < 1e10), unit)
+    return next(
+        (seconds for seconds in _SECONDS_BY_UNIT.values() if 1e9 < first * seconds < 1e10), unit
+    )

@@ -26,8 +26,9 @@ def compute_adapter_popularity(adapters: int, zipf: float) -> np.ndarray:
 class Workload:
     """Traffic on the whole deployment: open loop (`rate`), closed loop (`concurrency`), or a rate capped by one.
 
-    Of every prompt the first `prefix_tokens` are shared, and a request finds them cached with `prefix_hit_rate`;
-    without `prefix_tokens`, `prefix_hit_rate` is the share of all prompt tokens that is found cached.
+    Of every prompt the first `prefix_tokens` are shared, and a request finds them cached with
+    `prefix_hit_rate`; without `prefix_tokens`, `prefix_hit_rate` is the share of all prompt tokens
+    that is found cached.
     """
 
     prompt: LengthDistribution
@@ -44,16 +45,23 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.rate is None and self.concurrency is None:
-            raise PlannerError("a workload needs a rate (requests per second) or a concurrency (requests in flight)")
+            raise PlannerError(
+                "a workload needs a rate (requests per second) or a concurrency (requests in"
+                " flight)"
+            )
         for name in ("rate", "concurrency", "burstiness", "num_prompts"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise PlannerError(f"{name} must be a positive number, got {value:g}")
             low, high = WORKLOAD_BOUNDS.get(name, (0.0, math.inf))
             if value is not None and self.trace is None and not low <= value <= high:
-                raise PlannerError(f"{name} {value:g} is beyond what is planned: {low:g} to {high:g}")
+                raise PlannerError(
+                    f"{name} {value:g} is beyond what is planned: {low:g} to {high:g}"
+                )
         if not 0 <= self.prefix_hit_rate <= 1:
-            raise PlannerError(f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}")
+            raise PlannerError(
+                f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}"
+            )
         if self.prefix_tokens < 0:
             raise PlannerError(f"prefix_tokens must not be negative, got {self.prefix_tokens:g}")
 
@@ -75,37 +83,54 @@ class Workload:
         """Requests of a run: a trace's, as many as asked for, 10 per unit of concurrency, or ten minutes' arrivals."""
         if self.trace is not None:
             return len(self.trace.arrival)
-        return self.num_prompts or 10 * (self.concurrency or 0) or math.ceil(DEFAULT_RUN_S * (self.rate or 0.0))
+        return (
+            self.num_prompts
+            or 10 * (self.concurrency or 0)
+            or math.ceil(DEFAULT_RUN_S * (self.rate or 0.0))
+        )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was taken for granted of the traffic, in sentences."""
         sentences = [
-            f"Of the {side} lengths only the mean is given: they are planned with the spread of {lengths.spread_source} "
-            f"(p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most {lengths.max_tokens:,.0f} tokens); "
-            f"{{exactly: {lengths.mean:.10g}}} would make them all alike."
+            f"Of the {side} lengths only the mean is given: they are planned with the spread of"
+            f" {lengths.spread_source} (p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most"
+            f" {lengths.max_tokens:,.0f} tokens); {{exactly: {lengths.mean:.10g}}} would make them"
+            " all alike."
             for side, lengths in (("prompt", self.prompt), ("output", self.output))
             if lengths.spread_source
         ]
-        if self.prefix_tokens and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01:
+        if (
+            self.prefix_tokens
+            and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01
+        ):
             text = f"{self.cache_hit_fraction:.0%} of all prompt tokens are found in the cache"
             sentences.append(
-                f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens that they share, and "
-                f"count as shared whole: {text}."
+                f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens"
+                f" that they share, and count as shared whole: {text}."
             )
         if self.trace is not None and self.trace.num_dropped:
             sentences.append(
-                f"{self.trace.num_dropped:,} requests of {self.trace.path.name} without output are left out."
+                f"{self.trace.num_dropped:,} requests of {self.trace.path.name} without output are"
+                " left out."
             )
         if self.trace is not None and self.trace.num_hours > 1:
-            sentences.append(f"Of the {self.trace.num_hours} hours of {self.trace.path.name} the busiest is planned.")
+            sentences.append(
+                f"Of the {self.trace.num_hours} hours of {self.trace.path.name} the busiest is"
+                " planned."
+            )
         return tuple(sentences)
 
     @property
     def uses_trace_prefixes(self) -> bool:
         """Whether the trace tells which blocks of its prompts are equal, and nothing else was said of their reuse."""
         trace = self.trace
-        if trace is None or not trace.hash_ids or self.prompt.kind != "empirical" or self.prefix_tokens:
+        if (
+            trace is None
+            or not trace.hash_ids
+            or self.prompt.kind != "empirical"
+            or self.prefix_tokens
+        ):
             return False
         return self.prefix_hit_rate == trace.prefix_hit_rate
 
@@ -117,7 +142,11 @@ class Workload:
     @property
     def mean_cached_tokens(self) -> float:
         """Prompt tokens that a request finds in the prefix cache, on average: no more than its prompt has."""
-        shared = np.minimum(self.prompt.values, self.prefix_tokens).mean() if self.prefix_tokens else self.prompt.mean
+        shared = (
+            np.minimum(self.prompt.values, self.prefix_tokens).mean()
+            if self.prefix_tokens
+            else self.prompt.mean
+        )
         return self.prefix_hit_rate * float(shared)
 
     @property
@@ -137,7 +166,12 @@ class Workload:
             return float(np.quantile(self.trace.prompt + self.trace.output, q))
         edges = np.linspace(0, 1, 501)
         return float(
-            np.quantile(np.add.outer(self.prompt.compute_slice_means(edges), self.output.compute_slice_means(edges)), q)
+            np.quantile(
+                np.add.outer(
+                    self.prompt.compute_slice_means(edges), self.output.compute_slice_means(edges)
+                ),
+                q,
+            )
         )
 
     def with_rate(self, rate: float) -> Self:

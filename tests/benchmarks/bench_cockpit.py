@@ -12,7 +12,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from planner.ui.pdf_report import NOTEBOOK_DIR
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed on this machine")
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="no Chromium or Chrome is installed on this machine"
+)
 TIMED = """([label, key]) => new Promise(done => {
   const shown = document.querySelector(".headroom");
   const rows = [...shown.querySelectorAll('.widget-inline-hbox')];

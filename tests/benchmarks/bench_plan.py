@@ -23,12 +23,16 @@ from planner.tools.fleet.allocation import (
 from planner.ui.charts import base as charts
 from planner.ui.notebook_widgets import show_figure
 
-DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, quantization="fp8", max_model_len=8192)
+DEPLOYMENT = deploy_on(
+    "meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, quantization="fp8", max_model_len=8192
+)
 SCENARIO = load_scenario("chat-70b")
 
 
 def test_import(benchmark: BenchmarkFixture) -> None:
-    benchmark.pedantic(lambda: subprocess.run([sys.executable, "-c", "import planner"], check=True), rounds=5)
+    benchmark.pedantic(
+        lambda: subprocess.run([sys.executable, "-c", "import planner"], check=True), rounds=5
+    )
 
 
 def test_memory_plan(benchmark: BenchmarkFixture) -> None:
@@ -63,15 +67,21 @@ def test_thirty_scenarios_on_six_kinds_of_gpu(benchmark: BenchmarkFixture) -> No
         for kind, usd in kinds.items():
             for gpus in (1, 2, 4):
                 share = usd * gpus * float(rng.uniform(0.03, 0.09))
-                made.append(FleetOption(f"{gpus} x {kind}", kind, gpus, usd * gpus, 400.0 * gpus, share))
+                made.append(
+                    FleetOption(f"{gpus} x {kind}", kind, gpus, usd * gpus, 400.0 * gpus, share)
+                )
         return made
 
-    fleet = Fleet({f"scenario {k}": options() for k in range(30)}, dict.fromkeys(kinds, 48), power=60_000.0)
+    fleet = Fleet(
+        {f"scenario {k}": options() for k in range(30)}, dict.fromkeys(kinds, 48), power=60_000.0
+    )
     began = time.process_time()
     found = benchmark.pedantic(allocate_replicas, args=(fleet,), rounds=1)
     seconds = time.process_time() - began
     assert found and found.watts <= fleet.power * (1 + LOAD_TOLERANCE)
     assert compute_shadow_prices(fleet, found).keys() <= kinds.keys() and find_max_growth(fleet) > 1
     alone = [find_max_growth(fleet, {name}) for name in fleet.options]
-    print(f"\n{seconds:.1f} s of CPU, {time.process_time() - began:.1f} s with all that a report says")
+    print(
+        f"\n{seconds:.1f} s of CPU, {time.process_time() - began:.1f} s with all that a report says"
+    )
     assert seconds < 30 and min(alone) >= 1

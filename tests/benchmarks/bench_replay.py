@@ -1,7 +1,8 @@
 """How fast the replay is: `pytest tests/benchmarks/bench_replay.py`; compiled beforehand, one core.
 
-AZURE_TRACE names the Azure conversation trace of 2023 (AzureLLMInferenceTrace_conv.csv); without it, as many requests
-of the same mean lengths. TEN_MILLION=1 also runs ten million requests (about a minute and a half).
+AZURE_TRACE names the Azure conversation trace of 2023 (AzureLLMInferenceTrace_conv.csv); without
+it, as many requests of the same mean lengths. TEN_MILLION=1 also runs ten million requests (about a
+minute and a half).
 """
 
 import os
@@ -15,13 +16,24 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from planner.engines.deployment import deploy_on
 from planner.latency.step_model import build_target_step_model
 from planner.memory.memory_plan import plan_memory
-from planner.simulator.kernel_types import ROUTE_LEAST_LOADED, ROUTE_ROUND_ROBIN, RequestBatch, RouterConfig
+from planner.simulator.kernel_types import (
+    ROUTE_LEAST_LOADED,
+    ROUTE_ROUND_ROBIN,
+    RequestBatch,
+    RouterConfig,
+)
 from planner.simulator.results import SimulationResult
-from planner.simulator.simulation import build_engine_rules, build_step_cost_table, simulate_requests
+from planner.simulator.simulation import (
+    build_engine_rules,
+    build_step_cost_table,
+    simulate_requests,
+)
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.traces import read_trace
 
-DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=16384)
+DEPLOYMENT = deploy_on(
+    "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=16384
+)
 RULES, TABLE = (
     build_engine_rules(DEPLOYMENT, plan_memory(DEPLOYMENT).pool),
     build_step_cost_table(build_target_step_model(DEPLOYMENT)),
@@ -30,7 +42,12 @@ RULES, TABLE = (
 
 def _replay(arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> SimulationResult:
     result = simulate_requests(RULES, TABLE, RequestBatch(arrival, prompt, output))
-    assert result.ttft.mean() > 0 and result.tpot.mean() > 0 and result.e2e.mean() > 0 and result.outcome.itl.sum() > 0
+    assert (
+        result.ttft.mean() > 0
+        and result.tpot.mean() > 0
+        and result.e2e.mean() > 0
+        and result.outcome.itl.sum() > 0
+    )
     return result
 
 
@@ -42,7 +59,10 @@ def test_azure_conversation_hour(benchmark: BenchmarkFixture) -> None:
     else:
         rng = np.random.default_rng(0)
         arrival = sample_arrivals(19_366, 19_366 / 3_502, 1.0, rng)
-        prompt, output = rng.gamma(1.1, 1_155 / 1.1, 19_366) + 1, rng.gamma(1.6, 211 / 1.6, 19_366) + 1
+        prompt, output = (
+            rng.gamma(1.1, 1_155 / 1.1, 19_366) + 1,
+            rng.gamma(1.6, 211 / 1.6, 19_366) + 1,
+        )
         prompt, output = prompt.astype(int), output.astype(int)
     benchmark(_replay, arrival, np.minimum(prompt, 14_000), output)
 
@@ -53,12 +73,21 @@ def test_a_week_behind_a_router(benchmark: BenchmarkFixture, policy: int) -> Non
     n, rng = 537_600, np.random.default_rng(0)
     arrival = sample_arrivals(n, n / (7 * 86_400), 1.0, rng)
     prompt, output = rng.gamma(1.1, 1_155 / 1.1, n) + 1, rng.gamma(1.6, 211 / 1.6, n) + 1
-    sent = RequestBatch(arrival, np.minimum(prompt, 14_000).astype(np.int32), output.astype(np.int32))
+    sent = RequestBatch(
+        arrival, np.minimum(prompt, 14_000).astype(np.int32), output.astype(np.int32)
+    )
     started = time.process_time()
     found = benchmark.pedantic(
-        simulate_requests, (RULES, TABLE, sent), {"router": RouterConfig(8, policy)}, rounds=1, warmup_rounds=0
+        simulate_requests,
+        (RULES, TABLE, sent),
+        {"router": RouterConfig(8, policy)},
+        rounds=1,
+        warmup_rounds=0,
     )
-    seconds, peak = time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds, peak = (
+        time.process_time() - started,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
     print(f"\n{seconds:.1f} s of CPU, peak memory {peak / 1e9:.2f} GB")
     assert np.bincount(found.outcome.replica).min() > n / 9 and np.isfinite(found.e2e).all()
     assert seconds < 10 and peak < 2e9

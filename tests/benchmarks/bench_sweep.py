@@ -1,7 +1,8 @@
 """How much two Dask workers do in the time of one: `python tests/benchmarks/bench_sweep.py [POINTS]`.
 
-Wall time counts on a machine that has two cores to spare. CPU time of all processes says what the second worker costs:
-with twice the cores the sweep cannot be faster than 2 x (CPU of one worker) / (CPU of two), its start apart.
+Wall time counts on a machine that has two cores to spare. CPU time of all processes says what the
+second worker costs: with twice the cores the sweep cannot be faster than 2 x (CPU of one worker) /
+(CPU of two), its start apart.
 """
 
 import os
@@ -24,7 +25,15 @@ def spent(points: int, workers: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
         (place / "sweep.yaml").write_text(SWEEP % points)
-        command = [sys.executable, "-m", "planner", "sweep", str(place / "sweep.yaml"), "--out", str(place / "out.csv")]
+        command = [
+            sys.executable,
+            "-m",
+            "planner",
+            "sweep",
+            str(place / "sweep.yaml"),
+            "--out",
+            str(place / "out.csv"),
+        ]
         command += ["--store", str(place / "answers.sqlite"), "--workers", str(workers)]
         began = time.perf_counter()
         running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -38,5 +47,8 @@ if __name__ == "__main__":
     for workers in (1, 2):
         idle, many = spent(8, workers), spent(points, workers)
         wall, cpu = (after - before for before, after in zip(idle, many, strict=True))
-        print(f"{workers} workers, {points:,} points: {wall:.1f} s, {cpu:.1f} s of CPU, starts apart ({idle[0]:.1f} s)")
+        print(
+            f"{workers} workers, {points:,} points: {wall:.1f} s, {cpu:.1f} s of CPU, starts apart"
+            f" ({idle[0]:.1f} s)"
+        )
     assert many[0] < points * 0.06, "10,000 points in 10 minutes on two cores are asked"

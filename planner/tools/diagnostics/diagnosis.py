@@ -15,7 +15,11 @@ from planner.engines.failure_modes import FailureMode, load_failure_modes
 from planner.engines.metric_names import get_metric_names
 from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
-from planner.tools.diagnostics.failure_detection import DiagnosisCase, DiagnosisFinding, find_failure_modes
+from planner.tools.diagnostics.failure_detection import (
+    DiagnosisCase,
+    DiagnosisFinding,
+    find_failure_modes,
+)
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.diagnostics.planned_replica import PlannedReplica, load_planned_replica
 from planner.tools.diagnostics.remedies import Remedy, simulate_remedies
@@ -47,7 +51,11 @@ class Diagnosis:
     @cached_property
     def remedies(self) -> list[Remedy]:
         """What helps against the first finding, replayed."""
-        return simulate_remedies(self.case, self.findings[0].mode) if self.case and self.findings else []
+        return (
+            simulate_remedies(self.case, self.findings[0].mode)
+            if self.case and self.findings
+            else []
+        )
 
     @property
     def replica_description(self) -> str:
@@ -56,7 +64,10 @@ class Diagnosis:
             return ""
         deployment = self.planned.deployment
         args, pool = deployment.args, get_memory_plan(deployment).pool
-        limits = f"max_num_seqs {args.max_num_seqs}, max_num_batched_tokens {args.max_num_batched_tokens}"
+        limits = (
+            f"max_num_seqs {args.max_num_seqs}, max_num_batched_tokens"
+            f" {args.max_num_batched_tokens}"
+        )
         return f"{deployment}, {limits}, a KV cache of {pool.reported_tokens:,} tokens"
 
     @property
@@ -74,7 +85,11 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return render_template(
-            "tools/diagnostics", "diagnosis", found=self, modes=self.modes, before=self.case and self.case.simulated
+            "tools/diagnostics",
+            "diagnosis",
+            found=self,
+            modes=self.modes,
+            before=self.case and self.case.simulated,
         ).strip("\n")
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +110,10 @@ class Diagnosis:
 
 def _serialize_performance(performance: Performance) -> dict[str, float | None]:
     found = {f"{name}_p95_ms": performance.get(name, "p95").mid * 1e3 for name in ("ttft", "tpot")}
-    found |= {"preemptions_per_request": performance.preemptions, "kv_usage_p99": performance.kv_usage_p99}
+    found |= {
+        "preemptions_per_request": performance.preemptions,
+        "kv_usage_p99": performance.kv_usage_p99,
+    }
     return {name: value if value == value else None for name, value in found.items()}
 
 
@@ -105,7 +123,8 @@ def diagnose(
 ) -> Diagnosis:  # fmt: skip
     """What one or two /metrics pages (files or addresses) of a replica and its start-up `log` say.
 
-    `plan` is a scenario or a plan.json; `seconds` the time between two pages where the files' own times do not tell.
+    `plan` is a scenario or a plan.json; `seconds` the time between two pages where the files' own
+    times do not tell.
     """
     if not pages and log is None:
         raise PlannerError("diagnose needs one or two pages of /metrics, or a log with --log")
@@ -113,6 +132,12 @@ def diagnose(
     case = None
     if pages:
         version = planned.deployment.engine.version if planned else None
-        case = DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned)
-    errors = find_startup_errors(read_text(Path(log), MAX_LOG_BYTES, errors="replace")) if log is not None else []
+        case = DiagnosisCase(
+            measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned
+        )
+    errors = (
+        find_startup_errors(read_text(Path(log), MAX_LOG_BYTES, errors="replace"))
+        if log is not None
+        else []
+    )
     return Diagnosis(case, planned, tuple(errors))

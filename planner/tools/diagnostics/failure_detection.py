@@ -1,7 +1,7 @@
 """Which failure mode a page shows: what was measured, against the plan and against a replay of the measured traffic.
 
-The replay tells causes apart: traffic that it serves as badly as the server is a matter of schedule and room, steps
-that take longer than in it are a matter of the machine.
+The replay tells causes apart: traffic that it serves as badly as the server is a matter of schedule
+and room, steps that take longer than in it are a matter of the machine.
 """
 
 import math
@@ -55,7 +55,9 @@ class DiagnosisCase:
     def measured_workload(self) -> Workload | None:
         """The measured traffic, as bursty as the plan has it."""
         planned = self.planned
-        load = self.measured.estimate_workload(planned.deployment.args.max_model_len - 1 if planned else math.inf)
+        load = self.measured.estimate_workload(
+            planned.deployment.args.max_model_len - 1 if planned else math.inf
+        )
         if load is None or planned is None or planned.workload is None:
             return load
         return replace(load, burstiness=planned.workload.burstiness)
@@ -66,7 +68,9 @@ class DiagnosisCase:
         if self.planned is None or self.measured_workload is None:
             return None
         try:
-            return predict(self.deployment_as_measured, self.measured_workload, quick=True).performance
+            return predict(
+                self.deployment_as_measured, self.measured_workload, quick=True
+            ).performance
         except PlannerError:  # such as prompts that the engine would refuse
             return None
 
@@ -75,12 +79,20 @@ class DiagnosisCase:
         """The planned replica, with the share of its drafts that is really accepted."""
         assert self.planned is not None
         share = self.measured.acceptance_fraction
-        return self.planned.deployment if share is None else with_acceptance(self.planned.deployment, share)
+        return (
+            self.planned.deployment
+            if share is None
+            else with_acceptance(self.planned.deployment, share)
+        )
 
     @property
     def max_running(self) -> int | None:
         """Requests that the replica may run at once."""
-        return self.planned.deployment.args.max_num_seqs * self.planned.deployment.layout.dp if self.planned else None
+        return (
+            self.planned.deployment.args.max_num_seqs * self.planned.deployment.layout.dp
+            if self.planned
+            else None
+        )
 
     @property
     def mean_running(self) -> float:
@@ -91,7 +103,11 @@ class DiagnosisCase:
             self.measured.get_mean("queue") or 0.0,
         )
         gauge = self.measured.gauges.get("running", 0.0)
-        return max(gauge, self.measured.requests / seconds * (e2e - queue)) if seconds and e2e else gauge
+        return (
+            max(gauge, self.measured.requests / seconds * (e2e - queue))
+            if seconds and e2e
+            else gauge
+        )
 
     @property
     def mean_waiting(self) -> float:
@@ -114,7 +130,10 @@ class DiagnosisCase:
             if target.percentile == "mean":
                 value, limit = histogram.mean, target.seconds
             else:
-                value, limit = histogram.compute_fraction_above(target.seconds), 1 - int(target.percentile[1:]) / 100
+                value, limit = (
+                    histogram.compute_fraction_above(target.seconds),
+                    1 - int(target.percentile[1:]) / 100,
+                )
                 value = max(value, 1.0 if histogram.mean > target.seconds else 0.0)
             if value > limit:
                 rows.append((target, value))
@@ -135,16 +154,27 @@ class DiagnosisCase:
         for target in self.planned.targets if self.planned else ():
             if histogram := self.measured.histograms.get(target.metric):
                 at, mean = target.percentile, target.percentile == "mean"
-                kept = mean or histogram.find_quantile_bucket(int(at[1:]) / 100)[1] <= target.seconds
+                kept = (
+                    mean or histogram.find_quantile_bucket(int(at[1:]) / 100)[1] <= target.seconds
+                )
                 what = "kept" if kept else "its limit lies within a bucket, so that nobody can tell"
-                said.append(f"{target}: {_describe_violation(target, broken[target]) if target in broken else what}")
+                said.append(
+                    f"{target}:"
+                    f" {_describe_violation(target, broken[target]) if target in broken else what}"
+                )
         return said
 
     @property
     def is_queueing(self) -> bool:
         """Requests wait for a good part of their time to the first token, which misses its limit where there is one."""
-        limits = [target.seconds for target in self.planned.targets if target.metric == "ttft"] if self.planned else []
-        kept = limits and not any(target.metric in ("ttft", "e2e") for target, _ in self.violated_slos)
+        limits = (
+            [target.seconds for target in self.planned.targets if target.metric == "ttft"]
+            if self.planned
+            else []
+        )
+        kept = limits and not any(
+            target.metric in ("ttft", "e2e") for target, _ in self.violated_slos
+        )
         if kept and self.mean_waiting <= max(limits) * (self.measured.arrival_rps or 0.0):
             return False
         queue, ttft = self.measured.get_mean("queue"), self.measured.get_mean("ttft")
@@ -156,7 +186,9 @@ class DiagnosisCase:
     @property
     def front_end_delay_s(self) -> float | None:
         """Seconds to the first token that are neither queue nor prefill, beyond what the front end takes as planned."""
-        ttft, queue, prefill = (self.measured.get_mean(role) for role in ("ttft", "queue", "prefill"))
+        ttft, queue, prefill = (
+            self.measured.get_mean(role) for role in ("ttft", "queue", "prefill")
+        )
         if ttft is None or queue is None or prefill is None:
             return None
         step = build_step_model(self.planned.deployment) if self.planned else None
@@ -191,14 +223,19 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
     if case.plan_could_serve_traffic:
         findings.sort(key=lambda each: each.mode in LOAD_DEPENDENT_MODES)
     sentences = tuple(
-        f"promised is a {target}, {_describe_violation(target, value)}" for target, value in case.violated_slos
+        f"promised is a {target}, {_describe_violation(target, value)}"
+        for target, value in case.violated_slos
     )
     return findings or [DiagnosisFinding("broken_promise", sentences)] * bool(sentences)
 
 
 def _describe_violation(target: SloTarget, value: float) -> str:
     """How a promise of `Case.broken` is not kept."""
-    return f"the mean is {value * 1e3:,.0f} ms" if target.percentile == "mean" else f"{value:.0%} of requests miss it"
+    return (
+        f"the mean is {value * 1e3:,.0f} ms"
+        if target.percentile == "mean"
+        else f"{value:.0%} of requests miss it"
+    )
 
 
 def detect_other_settings(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -213,9 +250,15 @@ def detect_other_settings(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         for edge in (kv.lo / TRAFFIC_EXCESS_FACTOR, kv.hi * TRAFFIC_EXCESS_FACTOR)
     )
     if pool is not None and not low <= pool <= high:
-        said.append(f"its KV cache has room for {pool:,.0f} tokens (num_gpu_blocks x block_size), planned {room:,.0f}")
+        said.append(
+            f"its KV cache has room for {pool:,.0f} tokens (num_gpu_blocks x block_size), planned"
+            f" {room:,.0f}"
+        )
     if case.measured.most_running > slots:
-        said.append(f"{case.measured.most_running:.0f} run at once, planned are at most {slots} (max_num_seqs)")
+        said.append(
+            f"{case.measured.most_running:.0f} run at once, planned are at most {slots}"
+            " (max_num_seqs)"
+        )
     if said:
         yield DiagnosisFinding("other_settings", tuple(said))
 
@@ -224,8 +267,13 @@ def detect_adapter_starvation(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
     """Requests are passed over for want of an adapter's slot."""
     deferred = case.measured.deferred or 0.0
     if deferred >= 1 and deferred >= 0.5 * case.mean_waiting:
-        text = f"{deferred:.0f} of {max(case.mean_waiting, deferred):.0f} waiting requests are deferred"
-        yield DiagnosisFinding("adapter_starvation", (f"{text}, while {case.mean_running:.0f} run",))
+        text = (
+            f"{deferred:.0f} of {max(case.mean_waiting, deferred):.0f} waiting requests are"
+            " deferred"
+        )
+        yield DiagnosisFinding(
+            "adapter_starvation", (f"{text}, while {case.mean_running:.0f} run",)
+        )
 
 
 def detect_rejected_drafts(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -234,7 +282,9 @@ def detect_rejected_drafts(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     planned = compute_planned_acceptance(case.planned.deployment) if case.planned else None
     if share is not None and share < (0.8 * planned if planned else 0.25):
         against = f", planned {planned:.0%}" if planned else ""
-        yield DiagnosisFinding("drafts_rejected", (f"{share:.0%} of the drafted tokens are accepted{against}",))
+        yield DiagnosisFinding(
+            "drafts_rejected", (f"{share:.0%} of the drafted tokens are accepted{against}",)
+        )
 
 
 def detect_cold_prefix_cache(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -244,7 +294,10 @@ def detect_cold_prefix_cache(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         return
     planned = workload.cache_hit_fraction
     if planned >= 0.05 and case.measured.prefix_hit_fraction < planned / 2:
-        text = f"{case.measured.prefix_hit_fraction:.0%} of the prompt tokens are cached, planned {planned:.0%}"
+        text = (
+            f"{case.measured.prefix_hit_fraction:.0%} of the prompt tokens are cached, planned"
+            f" {planned:.0%}"
+        )
         yield DiagnosisFinding("cold_prefix_cache", (text,))
 
 
@@ -267,14 +320,17 @@ def detect_slow_machine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     if not gap > STEP_SLOWDOWN_FACTOR * most:
         return
     sentences = [
-        f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {replayed.get(role, 'mean') * 1e3:.1f} ms"
+        f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic"
+        f" {replayed.get(role, 'mean') * 1e3:.1f} ms"
     ]
     cpu = case.measured.cpu
     if cpu is not None:
         sentences.append(f"the server's process uses {cpu:.2f} s of CPU a second")
     links = planned.deployment.layout.tp > 1
     host = cpu >= BUSY_FRACTION if cpu is not None else not links
-    yield DiagnosisFinding("host_bound" if host else "tp_communication" if links else "slow_gpu", tuple(sentences))
+    yield DiagnosisFinding(
+        "host_bound" if host else "tp_communication" if links else "slow_gpu", tuple(sentences)
+    )
 
 
 def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -283,8 +339,15 @@ def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     if planned is None:
         return
     said = []
-    if measured.arrival_rps and planned.rate and measured.arrival_rps > TRAFFIC_EXCESS_FACTOR * planned.rate:
-        said.append(f"{measured.arrival_rps:.3g} requests/s come to this replica, planned {planned.rate:.3g}")
+    if (
+        measured.arrival_rps
+        and planned.rate
+        and measured.arrival_rps > TRAFFIC_EXCESS_FACTOR * planned.rate
+    ):
+        said.append(
+            f"{measured.arrival_rps:.3g} requests/s come to this replica, planned"
+            f" {planned.rate:.3g}"
+        )
     if planned.workload:
         for side in LENGTH_METRICS:
             tokens, expected = measured.get_mean_tokens(side), getattr(planned.workload, side).mean
@@ -310,14 +373,20 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         return
     measured, slots = case.measured, case.max_running
     sentences = [
-        f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run" + (f" of at most {slots}" if slots else "")
+        f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run"
+        + (f" of at most {slots}" if slots else "")
     ]
     queue, ttft = measured.get_mean("queue"), measured.get_mean("ttft")
     if queue is not None and ttft is not None:
-        sentences.append(f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue")
+        sentences.append(
+            f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue"
+        )
     usage = measured.gauges.get("kv_usage", 0.0)
     sentences.append(f"the KV cache is {usage:.0%} full")
-    room, free = explain_blocked_queue(case), slots is not None and case.mean_running < BUSY_FRACTION * slots
+    room, free = (
+        explain_blocked_queue(case),
+        slots is not None and case.mean_running < BUSY_FRACTION * slots,
+    )
     if free and room:
         yield DiagnosisFinding("oom_admission", (*sentences, room))
     elif (
@@ -337,12 +406,19 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """The first token is late for what happens outside the engine."""
     outside, late = case.front_end_delay_s, {target.metric for target, _ in case.violated_slos}
-    promised = case.planned is not None and any(target.metric == "ttft" for target in case.planned.targets)
+    promised = case.planned is not None and any(
+        target.metric == "ttft" for target in case.planned.targets
+    )
     if outside is None or (promised and not late & {"ttft", "e2e"}):
         return
-    ttft, queue, prefill = (1e3 * (case.measured.get_mean(role) or 0.0) for role in ("ttft", "queue", "prefill"))
+    ttft, queue, prefill = (
+        1e3 * (case.measured.get_mean(role) or 0.0) for role in ("ttft", "queue", "prefill")
+    )
     if outside > FRONT_END_DELAY_S and outside * 1e3 > FRONT_END_DELAY_S * ttft:
-        text = f"{outside * 1e3:,.0f} of {ttft:,.0f} ms to the first token are neither queue ({queue:,.0f}) nor prefill"
+        text = (
+            f"{outside * 1e3:,.0f} of {ttft:,.0f} ms to the first token are neither queue"
+            f" ({queue:,.0f}) nor prefill"
+        )
         cpu = case.measured.cpu
         busy = () if cpu is None else (f"the server's process uses {cpu:.2f} s of CPU a second",)
         yield DiagnosisFinding("front_end", (f"{text} ({prefill:,.0f})", *busy))
@@ -354,15 +430,25 @@ def explain_blocked_queue(case: DiagnosisCase) -> str:
         return ""
     pool = get_memory_plan(case.planned.deployment).pool
     longest = case.measured_workload.prompt.p95
-    held = case.mean_running / case.planned.deployment.layout.dp * case.measured_workload.mean_decode_context
+    held = (
+        case.mean_running
+        / case.planned.deployment.layout.dp
+        * case.measured_workload.mean_decode_context
+    )
     if held + longest < BUSY_FRACTION * pool.reported_tokens:
         return ""
-    return f"prompts of {longest:,.0f} tokens (p95) do not find room beside {held:,.0f} in a pool of {pool.reported_tokens:,}"
+    return (
+        f"prompts of {longest:,.0f} tokens (p95) do not find room beside {held:,.0f} in a pool of"
+        f" {pool.reported_tokens:,}"
+    )
 
 
 def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Answers are held up by other requests' prompts, and their pace is not what was promised."""
-    gap, alone = case.measured.get_mean("itl") or case.measured.get_mean("tpot"), case.decode_only_step_s
+    gap, alone = (
+        case.measured.get_mean("itl") or case.measured.get_mean("tpot"),
+        case.decode_only_step_s,
+    )
     late = [target for target, _ in case.violated_slos if target.metric in ("itl", "tpot")]
     if (
         gap is None
@@ -379,7 +465,9 @@ def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
 
 
 FAILURE_DETECTORS: tuple[Callable[[DiagnosisCase], Iterator[DiagnosisFinding]], ...] = (
-    detect_other_settings, detect_adapter_starvation, detect_rejected_drafts, detect_cold_prefix_cache, detect_slow_machine, detect_traffic_mismatch, detect_kv_preemption, detect_queueing,
+    detect_other_settings, detect_adapter_starvation, detect_rejected_drafts,
+    detect_cold_prefix_cache, detect_slow_machine, detect_traffic_mismatch, detect_kv_preemption,
+    detect_queueing,
     detect_slow_front_end, detect_prefill_contention,
 )  # fmt: skip
 """From the most particular evidence to the most general, after whether it is the planned server at all."""

@@ -25,7 +25,12 @@ from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
-from planner.tools.diagnostics.startup_log import COUNT_FIGURES, LOG_PHRASES, StartupLog, parse_startup_log
+from planner.tools.diagnostics.startup_log import (
+    COUNT_FIGURES,
+    LOG_PHRASES,
+    StartupLog,
+    parse_startup_log,
+)
 
 EXAMPLE_LOG = CATALOG_DIR / "validation" / "granite-3.1-8b-h100.log"
 """Lines of a public log, to see what an explanation looks like; it ran on an H100."""
@@ -84,7 +89,9 @@ class LogExplanation:
     @cached_property
     def largest_deviation(self) -> LogComparison | None:
         """The assumption that is furthest off: a term of the budget, else the cache's layout; None when none is."""
-        wrong = [line for line in self.lines if line.term in BUDGET_TERMS and not line.is_within_interval]
+        wrong = [
+            line for line in self.lines if line.term in BUDGET_TERMS and not line.is_within_interval
+        ]
         if (
             not wrong
             and (layout := _compare_cache_layout(self.log.figures, self.plan))
@@ -96,15 +103,22 @@ class LogExplanation:
     @property
     def matches_deployment(self) -> bool:
         """The log may be one of this deployment: no term is off by a large part of the GPU."""
-        comparison, most = self.largest_deviation, MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes
-        return comparison is None or comparison.term not in BUDGET_TERMS or abs(comparison.difference) <= most
+        comparison, most = (
+            self.largest_deviation,
+            MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes,
+        )
+        return (
+            comparison is None
+            or comparison.term not in BUDGET_TERMS
+            or abs(comparison.difference) <= most
+        )
 
     @property
     def calibration(self) -> dict[MemoryTerm, float]:
         """Bytes to add to each term, for `deploy_on` and, in GiB, a scenario's `memory_calibration`.
 
-        What the log leaves between its total and its terms goes to the activation peak, or non-torch memory if the log
-        states the former.
+        What the log leaves between its total and its terms goes to the activation peak, or
+        non-torch memory if the log states the former.
         """
         earlier = dict(self.plan.deployment.memory_calibration)
         shifts = {
@@ -131,25 +145,46 @@ class LogExplanation:
     def to_frame(self) -> pd.DataFrame:
         """One row per line: planned with its interval, logged, logged minus planned, whether the interval holds it."""
         columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
-        return pd.DataFrame([(*line.cells, line.is_within_interval) for line in self.lines], columns=columns)
+        return pd.DataFrame(
+            [(*line.cells, line.is_within_interval) for line in self.lines], columns=columns
+        )
 
     @property
     def verdict(self) -> str:
         """Which assumption was off, in a sentence."""
         if not set(MEMORY_TERMS) & {line.term for line in self.lines}:
-            return "The log states no term of the budget, so there is nothing to hold the plan against."
+            return (
+                "The log states no term of the budget, so there is nothing to hold the plan"
+                " against."
+            )
         if self.largest_deviation is None:
             return "Every term lies in its interval: no assumption was off."
         named, unit, _, _, off = self.largest_deviation.cells
         if not self.matches_deployment:
             deployment = self.plan.deployment
-            text = f"The log does not fit {deployment}: {named} is off by {off} of {deployment.gpu.memory_bytes / GIB:.0f} {unit}"
-            return f"{text}. Is it another GPU (--gpu NAME), model, tensor parallelism or gpu_memory_utilization?"
-        return f"Furthest off is {named}, by {off} {unit}. It rests on {LOG_PHRASES['rests_on'][self.largest_deviation.term]}."
+            text = (
+                f"The log does not fit {deployment}: {named} is off by {off} of"
+                f" {deployment.gpu.memory_bytes / GIB:.0f} {unit}"
+            )
+            return (
+                f"{text}. Is it another GPU (--gpu NAME), model, tensor parallelism or"
+                " gpu_memory_utilization?"
+            )
+        return (
+            f"Furthest off is {named}, by {off} {unit}. It rests on"
+            f" {LOG_PHRASES['rests_on'][self.largest_deviation.term]}."
+        )
 
     def __str__(self) -> str:
-        head = [f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}", *map(str, self.lines)] if self.lines else []
-        weigh = f"weights take {self.plan.weights / GIB:.1f} of {self.plan.deployment.gpu.memory_bytes / GIB:.1f} GiB"
+        head = (
+            [f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}", *map(str, self.lines)]
+            if self.lines
+            else []
+        )
+        weigh = (
+            f"weights take {self.plan.weights / GIB:.1f} of"
+            f" {self.plan.deployment.gpu.memory_bytes / GIB:.1f} GiB"
+        )
         text = f"The plan says: {self.plan.reason or self.plan.status}; {weigh} on a GPU"
         failed = [f"The log ends with: {self.log.failure}", text] if self.log.failure else []
         logged = f"{self.plan.deployment}, {describe_formats(self.plan.deployment)}"
@@ -161,32 +196,50 @@ class LogExplanation:
         """What helps, or how many requests fit and which arguments serve more; empty where the log does not fit."""
         if self.errors or not self.matches_deployment:
             helps = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
-            then = ["Next: planner lint of its command, with --gpu, proposes one that starts."] if helps else []
+            then = (
+                ["Next: planner lint of its command, with --gpu, proposes one that starts."]
+                if helps
+                else []
+            )
             return "\n".join(helps + then)
-        as_logged = plan_memory(replace(self.plan.deployment, memory_calibration=tuple(self.calibration.items())))
-        args, load = as_logged.deployment.args, build_default_workload(as_logged.deployment.args.max_model_len)
+        as_logged = plan_memory(
+            replace(self.plan.deployment, memory_calibration=tuple(self.calibration.items()))
+        )
+        args, load = (
+            as_logged.deployment.args,
+            build_default_workload(as_logged.deployment.args.max_model_len),
+        )
         size = f"{load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
         fit = as_logged.pool.count_sequences(round(load.prompt.mean + load.output.mean))
         steps = suggest_changes(as_logged, load)[0]
         better = [f"  {step.argument} {step.value}: {step.benefit}" for step in steps]
-        room = f"{fit:,} requests of {size} fit into its KV cache, max_num_seqs lets {args.max_num_seqs:,} run"
+        room = (
+            f"{fit:,} requests of {size} fit into its KV cache, max_num_seqs lets"
+            f" {args.max_num_seqs:,} run"
+        )
         text = f"{room}; {'better:' if better else 'no other argument serves them better.'}"
         return "\n".join([text, *better, "Next: planner diagnose, on its /metrics under load."])
 
 
-def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deployment | None = None) -> Deployment:
+def infer_deployment(
+    log: StartupLog, gpu: str | None = None, planned: Deployment | None = None
+) -> Deployment:
     """The deployment that wrote `log`.
 
-    What the log doesn't say is as `planned` (a scenario's deployment), or else the engine's default. Raises
-    `PlannerError` where model or GPU remain unknown.
+    What the log doesn't say is as `planned` (a scenario's deployment), or else the engine's
+    default. Raises `PlannerError` where model or GPU remain unknown.
     """
     said = dict(log.arguments)
     said |= {name: str(said[name]) for name in ("quantization", "gpu") if name in said}
-    stored, speculation, name, named = (said.pop(key, None) for key in ("quantization", "speculation", "model", "gpu"))
+    stored, speculation, name, named = (
+        said.pop(key, None) for key in ("quantization", "speculation", "model", "gpu")
+    )
     chip = find_gpu(gpu) if gpu else _find_logged_gpu(named) or (planned.gpu if planned else None)
     total = said.get("gpu_total", 0)
     if chip is None:
-        near = " or ".join(known.name for known in list_gpus() if abs(known.memory_bytes - total) < 0.02 * total)
+        near = " or ".join(
+            known.name for known in list_gpus() if abs(known.memory_bytes - total) < 0.02 * total
+        )
         hint = f"; with {total / GIB:.2f} GiB it may be {near}" if near else ""
         raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
     if planned and planned.gpu.name == chip.name:
@@ -194,7 +247,8 @@ def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deploymen
     model = _resolve_logged_model(name, stored, planned)
     if total and abs(total - chip.memory_bytes) > 0.1 * chip.memory_bytes:
         raise PlannerError(
-            f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has {chip.memory_bytes / GIB:.2f} GiB"
+            f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has"
+            f" {chip.memory_bytes / GIB:.2f} GiB"
         )
     for size in ("tp", "pp", "dp", "dcp"):
         if not isinstance(said.get(size, 1), int):
@@ -212,12 +266,19 @@ def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deploymen
             "speculation": planned.speculation,
         }  # fmt: skip
         base |= {"engine": planned.engine.name, "engine_version": planned.engine.version}
-        base |= {"memory_calibration": dict(planned.memory_calibration), **({} if log.complete else vars(planned.args))}
-    said |= coerce_engine_args({name: value for name, value in said.items() if name in EngineArgs.__dataclass_fields__})
+        base |= {
+            "memory_calibration": dict(planned.memory_calibration),
+            **({} if log.complete else vars(planned.args)),
+        }
+    said |= coerce_engine_args(
+        {name: value for name, value in said.items() if name in EngineArgs.__dataclass_fields__}
+    )
     if speculation is not None:
         method, draft, tokens = speculation
         drafting = load_model(draft) if draft and draft != name else None
-        said["speculation"] = SpeculationConfig(method or "draft_model", int(tokens or 1), draft=drafting)
+        said["speculation"] = SpeculationConfig(
+            method or "draft_model", int(tokens or 1), draft=drafting
+        )
     return deploy_on(model, chip, **{**base, **said})
 
 
@@ -231,7 +292,10 @@ def _find_logged_gpu(name: str | None) -> Gpu | None:
 
 def _plan_logged_scenario(scenario: Scenario, log: StartupLog, gpu: str | None) -> Deployment:
     """What a scenario plans on the GPU that wrote `log`; `PlannerError` where that may be one of several."""
-    chip, total = find_gpu(gpu) if gpu else _find_logged_gpu(log.arguments.get("gpu")), log.figures.get("total", 0.0)
+    chip, total = (
+        find_gpu(gpu) if gpu else _find_logged_gpu(log.arguments.get("gpu")),
+        log.figures.get("total", 0.0),
+    )
     if chip:
         cards = [
             candidate_gpu for candidate_gpu in scenario.gpus if candidate_gpu.gpu.name == chip.name
@@ -241,11 +305,15 @@ def _plan_logged_scenario(scenario: Scenario, log: StartupLog, gpu: str | None) 
         cards = near or list(scenario.gpus)
     if len(cards) > 1:
         names = ", ".join(card.gpu.name for card in cards)
-        raise PlannerError(f"the log does not name its GPU, and the scenario has {names}: add --gpu NAME")
+        raise PlannerError(
+            f"the log does not name its GPU, and the scenario has {names}: add --gpu NAME"
+        )
     return get_reference_deployment(search_deployments(replace(scenario, gpus=tuple(cards))))
 
 
-def _resolve_logged_model(name: str | None, stored: str | None, planned: Deployment | None) -> Model:
+def _resolve_logged_model(
+    name: str | None, stored: str | None, planned: Deployment | None
+) -> Model:
     """The model that a log names; the planned one where it names none, or a path that says nothing."""
     if name is None and planned is None:
         raise PlannerError("the log does not name its model: add --scenario")
@@ -257,43 +325,67 @@ def _resolve_logged_model(name: str | None, stored: str | None, planned: Deploym
         if planned is None:
             raise
         return planned.model
-    if planned is not None and model.architecture.params_total != planned.model.architecture.params_total:
-        raise PlannerError(f"the log is of {name}, the scenario plans {planned.model.name}; add --gpu NAME instead")
-    return load_model(str(name), quantization=stored) if stored and model.quantization.method == "none" else model
+    if (
+        planned is not None
+        and model.architecture.params_total != planned.model.architecture.params_total
+    ):
+        raise PlannerError(
+            f"the log is of {name}, the scenario plans {planned.model.name}; add --gpu NAME instead"
+        )
+    return (
+        load_model(str(name), quantization=stored)
+        if stored and model.quantization.method == "none"
+        else model
+    )
 
 
 def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
     """Every figure of `log` that the plan has too, in the order in which the engine subtracts them."""
     graphs = "cudagraph_estimate" if "cudagraph" in memory.budgeted_terms else "cudagraph_actual"
     planned = {
-        "requested": Interval.from_value(memory.budget_bytes), "weights": memory.weights, "activation": memory.activation,
-        "non_torch": memory.non_torch, graphs: memory.cudagraph, "kv_available": memory.kv_available,
-        "num_blocks": Interval.from_value(memory.pool.num_blocks), "kv_tokens": Interval.from_value(memory.pool.reported_tokens),
+        "requested": Interval.from_value(memory.budget_bytes), "weights": memory.weights,
+        "activation": memory.activation,
+        "non_torch": memory.non_torch, graphs: memory.cudagraph,
+        "kv_available": memory.kv_available,
+        "num_blocks": Interval.from_value(memory.pool.num_blocks),
+        "kv_tokens": Interval.from_value(memory.pool.reported_tokens),
         "max_concurrency": memory.max_concurrency,
     }  # fmt: skip
     pool = (memory.kv_available.mid or 1.0, memory.kv_available.lo, memory.kv_available.hi)
     for name in ("num_blocks", "kv_tokens"):
         mid = planned[name].mid
         planned[name] = Interval(mid * pool[1] / pool[0], mid, mid * pool[2] / pool[0])
-    terms = {name: "cudagraph" if name == graphs else name for name in planned if name in log.figures}
+    terms = {
+        name: "cudagraph" if name == graphs else name for name in planned if name in log.figures
+    }
     lines = [LogComparison(term, planned[name], log.figures[name]) for name, term in terms.items()]
     if (rest := _compare_unexplained_memory(log.figures, memory, graphs)) is not None:
         lines.insert([line.term for line in lines].index("kv_available"), rest)
     return LogExplanation(log, memory, tuple(lines))
 
 
-def _compare_unexplained_memory(figures: Mapping[str, float], memory: MemoryPlan, graphs: str) -> LogComparison | None:
+def _compare_unexplained_memory(
+    figures: Mapping[str, float], memory: MemoryPlan, graphs: str
+) -> LogComparison | None:
     """What the log's terms leave of its budget, against the plan of the terms that it doesn't state."""
-    if not {"weights", "kv_available"} <= set(figures) or {"activation", "non_torch"} <= set(figures):
+    if not {"weights", "kv_available"} <= set(figures) or {"activation", "non_torch"} <= set(
+        figures
+    ):
         return None
     used = figures["weights"] + figures["kv_available"]
     missing = Interval.from_value(0)
-    for name in ("activation", "non_torch", *((graphs,) if "cudagraph" in memory.budgeted_terms else ())):
+    for name in (
+        "activation",
+        "non_torch",
+        *((graphs,) if "cudagraph" in memory.budgeted_terms else ()),
+    ):
         if name in figures:
             used += figures[name]
         else:
             missing = missing + getattr(memory, "cudagraph" if name == graphs else name)
-    return LogComparison("unexplained", missing, figures.get("requested", memory.budget_bytes) - used)
+    return LogComparison(
+        "unexplained", missing, figures.get("requested", memory.budget_bytes) - used
+    )
 
 
 def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> LogComparison | None:
@@ -301,7 +393,9 @@ def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> L
     if not {"kv_available", "kv_tokens"} <= set(figures) or memory.layout.stage_bytes_per_block[1:]:
         return None
     pool = memory.layout.build_pool([figures["kv_available"]])
-    return LogComparison("kv_tokens", Interval.from_value(pool.reported_tokens), figures["kv_tokens"])
+    return LogComparison(
+        "kv_tokens", Interval.from_value(pool.reported_tokens), figures["kv_tokens"]
+    )
 
 
 def explain_log_file(
@@ -314,7 +408,8 @@ def explain_log_file(
         log = parse_startup_log(text)
     except PlannerError as error:
         sentence = "".join(
-            f"; it ended so: {startup_error.phrase.title}. {startup_error.remedy}" for startup_error in errors
+            f"; it ended so: {startup_error.phrase.title}. {startup_error.remedy}"
+            for startup_error in errors
         )
         raise PlannerError(f"{error}{sentence}") from None
     asked = ""

@@ -22,7 +22,8 @@ MAX_PAGE_BYTES = 16 * MIB
 MAX_METRIC_VALUE = 1e15
 """What an engine's metrics stay below: tokens of years, and times since 1970."""
 LENGTH_METRICS: Mapping[RequestSide, tuple[str, str]] = {
-    "prompt": ("prompt_lengths", "prompt_tokens"), "output": ("output_lengths", "generation_tokens"),
+    "prompt": ("prompt_lengths", "prompt_tokens"),
+    "output": ("output_lengths", "generation_tokens"),
 }  # fmt: skip
 """The histogram of tokens by request, and the counter of all."""
 METRIC_PREFIXES = {"vllm:": "vllm", "sglang:": "sglang"}
@@ -48,7 +49,11 @@ class MetricsPage:
 
     def sum_series(self, name: str | None, **labels: str) -> float | None:
         """The sum of a metric over its series with these labels; None where there is none."""
-        values = [value for found, value in self.samples.get(name or "", ()) if labels.items() <= found.items()]
+        values = [
+            value
+            for found, value in self.samples.get(name or "", ())
+            if labels.items() <= found.items()
+        ]
         return sum(values) if values else None
 
     def read_buckets(self, name: str | None) -> dict[float, float]:
@@ -67,7 +72,10 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
     if str(location).startswith(("http://", "https://")):
         text, taken = _fetch_page(str(location))
     else:
-        text, taken = read_text(Path(location), MAX_PAGE_BYTES, errors="replace"), Path(location).stat().st_mtime
+        text, taken = (
+            read_text(Path(location), MAX_PAGE_BYTES, errors="replace"),
+            Path(location).stat().st_mtime,
+        )
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -77,11 +85,14 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
                     math.isnan(edge) or not value < MAX_METRIC_VALUE
                 ):
                     raise ValueError(
-                        f"{sample.name} is {sample.value:g}; a finite number below {MAX_METRIC_VALUE:g} is needed"
+                        f"{sample.name} is {sample.value:g}; a finite number below"
+                        f" {MAX_METRIC_VALUE:g} is needed"
                     )
                 samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise PlannerError(f"{location} is not a /metrics page: {str(error)[:120] or type(error).__name__}") from None
+        raise PlannerError(
+            f"{location} is not a /metrics page: {str(error)[:120] or type(error).__name__}"
+        ) from None
     return MetricsPage(samples, taken, str(location))
 
 
@@ -110,7 +121,13 @@ class MetricsHistogram:
     def format_quantile_bounds(self, q: float) -> str:
         """Between which edges a quantile lies, in ms."""
         low, high = (f"{edge * 1e3:,.0f}" for edge in self.find_quantile_bucket(q))
-        return f"under {high}" if low == "0" else f"over {low}" if high == "inf" else f"{low} to {high}"
+        return (
+            f"under {high}"
+            if low == "0"
+            else f"over {low}"
+            if high == "inf"
+            else f"{low} to {high}"
+        )
 
     def find_quantile_bucket(self, q: float) -> tuple[float, float]:
         """The edges of the bucket in which a quantile lies: it may be anywhere there."""
@@ -119,14 +136,19 @@ class MetricsHistogram:
 
     def compute_fraction_above(self, edge: float) -> float:
         """The share of observations above the lowest edge from `edge` on."""
-        return float(self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum() / self.counts.sum())
+        return float(
+            self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum()
+            / self.counts.sum()
+        )
 
     def estimate_lengths(self, most: float = math.inf) -> LengthDistribution:
         """Tokens as this histogram of them knows, none above `most`: spread within buckets by ratio, with its mean."""
         edges = np.where(np.isinf(self.edges), 2 * self.edges[-2], self.edges)
         reached = np.concatenate(([0.0], np.cumsum(self.counts) / self.counts.sum()))
         shares = (np.arange(2000) + 0.5) / 2000
-        spread = np.exp(np.interp(shares, reached, np.log(np.concatenate(([1.0], np.maximum(edges, 1.0))))))
+        spread = np.exp(
+            np.interp(shares, reached, np.log(np.concatenate(([1.0], np.maximum(edges, 1.0)))))
+        )
         for _ in range(20):
             spread = np.clip(spread * self.mean / spread.mean(), 1.0, most)
         return LengthDistribution.from_samples(spread)
@@ -157,7 +179,9 @@ class ReplicaMetrics:
     @property
     def arrival_rps(self) -> float | None:
         """Requests/s that arrive: those answered, and those by which more are in flight than before."""
-        return max(self.requests + self.in_flight_grew, 1e-9) / self.seconds if self.seconds else None
+        return (
+            max(self.requests + self.in_flight_grew, 1e-9) / self.seconds if self.seconds else None
+        )
 
     def compute_ratio(self, part: str, whole: str) -> float | None:
         """How much of one counter another is; None where either is unknown or nothing was counted."""
@@ -167,7 +191,9 @@ class ReplicaMetrics:
     @property
     def preemptions(self) -> float | None:
         """Per request."""
-        return self.counters["preemptions"] / self.requests if "preemptions" in self.counters else None
+        return (
+            self.counters["preemptions"] / self.requests if "preemptions" in self.counters else None
+        )
 
     @property
     def prefix_hit_fraction(self) -> float | None:
@@ -184,29 +210,42 @@ class ReplicaMetrics:
         role, counter = LENGTH_METRICS[side]
         if role in self.histograms:
             return self.histograms[role].mean
-        return max(self.counters[counter] / self.requests, 1.0) if self.counters.get(counter) else None
+        return (
+            max(self.counters[counter] / self.requests, 1.0) if self.counters.get(counter) else None
+        )
 
-    def estimate_lengths(self, side: RequestSide, most: float = math.inf) -> LengthDistribution | None:
+    def estimate_lengths(
+        self, side: RequestSide, most: float = math.inf
+    ) -> LengthDistribution | None:
         """Tokens of a prompt or an answer: as the histogram has them, or spread as in public traces of that mean."""
         if histogram := self.histograms.get(LENGTH_METRICS[side][0]):
             return histogram.estimate_lengths(most)
         mean = self.get_mean_tokens(side)
         return (
-            LengthDistribution.from_public_traces(mean, side, most if math.isfinite(most) else None) if mean else None
+            LengthDistribution.from_public_traces(mean, side, most if math.isfinite(most) else None)
+            if mean
+            else None
         )
 
     def estimate_workload(self, most: float = math.inf) -> Workload | None:
         """The traffic that this replica saw; None where rate or lengths are not reported.
 
-        A prompt and its answer had at most `most` tokens: neither is longer than the mean of the other leaves.
+        A prompt and its answer had at most `most` tokens: neither is longer than the mean of the
+        other leaves.
         """
-        mean_prompt, mean_output = self.get_mean_tokens("prompt") or 0.0, self.get_mean_tokens("output") or 0.0
+        mean_prompt, mean_output = (
+            self.get_mean_tokens("prompt") or 0.0,
+            self.get_mean_tokens("output") or 0.0,
+        )
         prompt = self.estimate_lengths("prompt", max(most - mean_output, mean_prompt))
         output = self.estimate_lengths("output", max(most - mean_prompt, mean_output))
         if prompt is None or output is None or not self.arrival_rps:
             return None
         return Workload(
-            prompt, output, rate=self.arrival_rps, prefix_hit_rate=min(self.prefix_hit_fraction or 0.0, 1.0)
+            prompt,
+            output,
+            rate=self.arrival_rps,
+            prefix_hit_rate=min(self.prefix_hit_fraction or 0.0, 1.0),
         )
 
 
@@ -231,21 +270,29 @@ def measure_replica(
 ) -> ReplicaMetrics:
     """What happened between two pages of a replica, or since its start by one.
 
-    `seconds`: how long that was, where the files' times do not tell. Raises `PlannerError` where nothing was answered,
-    for more than two pages or two in the wrong order, and for seconds that are no time.
+    `seconds`: how long that was, where the files' times do not tell. Raises `PlannerError` where
+    nothing was answered, for more than two pages or two in the wrong order, and for seconds that
+    are no time.
     """
     if len(pages) > 2:
-        raise PlannerError(f"one page, or two of the same replica, the earlier first; got {len(pages)}")
+        raise PlannerError(
+            f"one page, or two of the same replica, the earlier first; got {len(pages)}"
+        )
     if seconds is not None and not 1e-3 <= seconds <= 1e9:
-        raise PlannerError(f"the seconds between two pages must be from 0.001 to 1e9, got {seconds:g}")
+        raise PlannerError(
+            f"the seconds between two pages must be from 0.001 to 1e9, got {seconds:g}"
+        )
     after = pages[-1]
     names = match_metric_names(after.engine, version, after.samples)
     answered = [page.sum_series(names.names.get("success")) or 0.0 for page in pages]
-    before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None  # else it was started anew
+    before = (
+        pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None
+    )  # else it was started anew
     if len(pages) == 2 and before is None and not _restarted_between(after, pages[0]):
         raise PlannerError(
-            f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it had answered fewer "
-            "requests; of a server started anew in between, give the later page alone"
+            f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it"
+            " had answered fewer requests; of a server started anew in between, give the later"
+            " page alone"
         )
 
     def grown(name: str | None) -> float | None:
@@ -254,14 +301,28 @@ def measure_replica(
 
     requests = grown(names.names.get("success")) or 0.0
     if not requests:
-        raise PlannerError(f"{after.where}: no request was answered in this time, so there is nothing to judge")
+        raise PlannerError(
+            f"{after.where}: no request was answered in this time, so there is nothing to judge"
+        )
     seen = [page for page in (before, after) if page]
-    means = {role: _compute_mean(page.sum_series(names.names[role]) for page in seen) for role in GAUGE_ROLES}
+    means = {
+        role: _compute_mean(page.sum_series(names.names[role]) for page in seen)
+        for role in GAUGE_ROLES
+    }
     gauges = {role: mean for role, mean in means.items() if mean is not None}
     if seconds is None:
-        started = after.sum_series("process_start_time_seconds") if before is None else before.taken_at_s
-        seconds = after.taken_at_s - started if started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S else None
-    in_flight = [sum(page.sum_series(names.names[role]) or 0.0 for role in ("running", "waiting")) for page in seen]
+        started = (
+            after.sum_series("process_start_time_seconds") if before is None else before.taken_at_s
+        )
+        seconds = (
+            after.taken_at_s - started
+            if started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S
+            else None
+        )
+    in_flight = [
+        sum(page.sum_series(names.names[role]) or 0.0 for role in ("running", "waiting"))
+        for page in seen
+    ]
     cpu = grown("process_cpu_seconds_total")
     engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
     if "kv_usage" in gauges:
@@ -288,8 +349,14 @@ def _restarted_between(after: MetricsPage, before: MetricsPage) -> bool:
 
 def _read_pool_tokens(page: MetricsPage, name: str) -> float | None:
     """Blocks x block size of the smallest engine, from the labels of vLLM's `cache_config_info`."""
-    told = [[labels.get(of, "") for of in ("num_gpu_blocks", "block_size")] for labels, _ in page.samples.get(name, ())]
-    return min((float(n) * float(size) for n, size in told if n.isdecimal() and size.isdecimal()), default=None)
+    told = [
+        [labels.get(of, "") for of in ("num_gpu_blocks", "block_size")]
+        for labels, _ in page.samples.get(name, ())
+    ]
+    return min(
+        (float(n) * float(size) for n, size in told if n.isdecimal() and size.isdecimal()),
+        default=None,
+    )
 
 
 def _compute_mean(values: Iterable[float | None]) -> float | None:
@@ -297,14 +364,20 @@ def _compute_mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _subtract_histograms(before: MetricsPage | None, after: MetricsPage, name: str | None) -> MetricsHistogram | None:
+def _subtract_histograms(
+    before: MetricsPage | None, after: MetricsPage, name: str | None
+) -> MetricsHistogram | None:
     """What was observed in between; None where there is nothing."""
     now, then = after.read_buckets(name), before.read_buckets(name) if before else {}
     if len(now) < 2:
         return None
     reached = np.array([value - then.get(edge, 0.0) for edge, value in now.items()])
     counts = np.maximum(np.diff(reached, prepend=0.0), 0.0)
-    total = (after.sum_series(f"{name}_sum") or 0.0) - ((before.sum_series(f"{name}_sum") or 0.0) if before else 0.0)
+    total = (after.sum_series(f"{name}_sum") or 0.0) - (
+        (before.sum_series(f"{name}_sum") or 0.0) if before else 0.0
+    )
     return (
-        MetricsHistogram(np.array(list(now)), counts, total, counts.sum()) if counts.sum() >= 1 and total > 0 else None
+        MetricsHistogram(np.array(list(now)), counts, total, counts.sum())
+        if counts.sum() >= 1 and total > 0
+        else None
     )

@@ -40,7 +40,9 @@ class PlannedReplica:
 def load_planned_replica(location: str | Path) -> PlannedReplica:
     """The plan of a scenario (its name or YAML file), or that of a plan.json; `PlannerError` for what is neither."""
     return (
-        _read_plan_json(Path(location)) if str(location).endswith(".json") else _plan_scenario(load_scenario(location))
+        _read_plan_json(Path(location))
+        if str(location).endswith(".json")
+        else _plan_scenario(load_scenario(location))
     )
 
 
@@ -63,19 +65,29 @@ def _read_plan_json(path: Path) -> PlannedReplica:
         speculation = None
         if drafting:
             draft = load_model(drafting["draft_model"]) if drafting.get("draft_model") else None
-            named = {name: drafting[name] for name in ("method", "num_speculative_tokens", "acceptance_rate")}
+            named = {
+                name: drafting[name]
+                for name in ("method", "num_speculative_tokens", "acceptance_rate")
+            }
             speculation = SpeculationConfig(**named, draft=draft)
         deployment = deploy_on(
-            said["checkpoint"], said["gpu"], engine=said["engine"], engine_version=said["engine_version"],
+            said["checkpoint"], said["gpu"], engine=said["engine"],
+            engine_version=said["engine_version"],
             quantization=stored if stored not in (own, "none") else None, speculation=speculation,
             **{name: size for name, size in layout.items() if name != "replicas"}, **args,
         )  # fmt: skip
         level = said.get("service_level", ())
-        targets = [SloTarget(each["metric"], each["percentile"], each["limit_ms"] / 1e3) for each in level]
+        targets = [
+            SloTarget(each["metric"], each["percentile"], each["limit_ms"] / 1e3) for each in level
+        ]
         rate = said.get("planned_rps")
-        return PlannedReplica(deployment, None, rate / layout["replicas"] if rate else None, tuple(targets))
+        return PlannedReplica(
+            deployment, None, rate / layout["replicas"] if rate else None, tuple(targets)
+        )
     except (KeyError, TypeError, AttributeError) as error:
-        raise PlannerError(f"{path.name} is not a plan.json of this planner: it lacks {error}") from None
+        raise PlannerError(
+            f"{path.name} is not a plan.json of this planner: it lacks {error}"
+        ) from None
 
 
 def with_acceptance(deployment: Deployment, share: float) -> Deployment:

@@ -55,10 +55,18 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
     if mode == "prefill_contention":
         for budget in (args.max_num_batched_tokens // 2, args.max_num_batched_tokens // 4):
             if budget >= max(MIN_BATCHED_TOKENS, args.max_num_seqs):
-                yield f"max_num_batched_tokens {budget}", deployment.with_args(max_num_batched_tokens=budget), load
+                yield (
+                    f"max_num_batched_tokens {budget}",
+                    deployment.with_args(max_num_batched_tokens=budget),
+                    load,
+                )
     if mode == "cold_prefix_cache" and planned.workload:
         share = planned.workload.cache_hit_fraction
-        yield f"{share:.0%} of the prompt tokens cached, as planned", deployment, replace(load, prefix_hit_rate=share)
+        yield (
+            f"{share:.0%} of the prompt tokens cached, as planned",
+            deployment,
+            replace(load, prefix_hit_rate=share),
+        )
     if mode == "drafts_rejected" and deployment.speculation:
         really = case.deployment_as_measured.speculation or deployment.speculation
         if (fewer := really.num_speculative_tokens // 2) >= 1:

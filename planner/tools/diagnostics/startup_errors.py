@@ -46,7 +46,11 @@ def find_startup_errors(text: str) -> list[StartupError]:
     for line in text.splitlines():
         for key, (phrase, pattern) in phrases.items():
             if match := pattern.search(line[:MAX_LINE_CHARS]):
-                figures = {name: value for name, value in match.groupdict().items() if value is not None}
-                found.setdefault(key, StartupError(key, phrase, figures, escape_to_one_line(line)[:300]))
+                figures = {
+                    name: value for name, value in match.groupdict().items() if value is not None
+                }
+                found.setdefault(
+                    key, StartupError(key, phrase, figures, escape_to_one_line(line)[:300])
+                )
                 break
     return list(found.values())

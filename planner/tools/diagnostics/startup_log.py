@@ -63,15 +63,29 @@ def parse_startup_log(text: str) -> StartupLog:
             arguments.setdefault(ours, _parse_value(said[name]))
     if match := re.search(LOG_PHRASES["version"], text):
         arguments["engine_version"] = match[1]
-    if speculative := re.search(r"speculative_config['\"]?\s*[=:]\s*(?:SpeculativeConfig\(|\{)([^)}\n]{0,999})", text):
+    if speculative := re.search(
+        r"speculative_config['\"]?\s*[=:]\s*(?:SpeculativeConfig\(|\{)([^)}\n]{0,999})", text
+    ):
         spoken = [
-            re.search(rf"\b{key}['\"]?\s*[=:]\s*{form}", speculative[1]) for key, form in _SPECULATION_PATTERNS.items()
+            re.search(rf"\b{key}['\"]?\s*[=:]\s*{form}", speculative[1])
+            for key, form in _SPECULATION_PATTERNS.items()
         ]
         arguments["speculation"] = tuple(match and match[1] for match in spoken)
-    arguments |= {f"gpu_{name}": round(figures[name]) for name in ("total", "free") if name in figures}
-    failures = [found for found in re.findall(LOG_PHRASES["failure"], text) if "root cause above" not in found]
-    if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures) and not (failures and "model" in arguments):
-        raise PlannerError('no vLLM start-up figures found; lines such as "Available KV cache memory: ..." would be')
+    arguments |= {
+        f"gpu_{name}": round(figures[name]) for name in ("total", "free") if name in figures
+    }
+    failures = [
+        found
+        for found in re.findall(LOG_PHRASES["failure"], text)
+        if "root cause above" not in found
+    ]
+    if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures) and not (
+        failures and "model" in arguments
+    ):
+        raise PlannerError(
+            'no vLLM start-up figures found; lines such as "Available KV cache memory: ..."'
+            " would be"
+        )
     return StartupLog(
         figures,
         {name: value for name, value in arguments.items() if value not in (None, "auto")},
@@ -83,13 +97,23 @@ def parse_startup_log(text: str) -> StartupLog:
 def _find_numbers(pattern: str, text: str) -> list[str]:
     """The numbers that `pattern` finds around the first thousand times that its longest plain phrase occurs."""
     phrase = max(re.split(r"N|__|[^\w ]", pattern), key=len)
-    pattern = pattern.replace("__", r"[^(\n]{0,80}").replace("N", r"(?<![\d.,])(-?\d[\d,]{0,18}(?:\.\d{1,20})?)", 1)
+    pattern = pattern.replace("__", r"[^(\n]{0,80}").replace(
+        "N", r"(?<![\d.,])(-?\d[\d,]{0,18}(?:\.\d{1,20})?)", 1
+    )
     near = islice(re.finditer(re.escape(phrase), text), 1000)
-    return re.findall(pattern, "\n".join(text[max(hit.start() - 40, 0) : hit.end() + 200] for hit in near))
+    return re.findall(
+        pattern, "\n".join(text[max(hit.start() - 40, 0) : hit.end() + 200] for hit in near)
+    )
 
 
 def _parse_value(text: str) -> Any:
     text = text.removeprefix("torch.").removesuffix(".json")
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
-    return int(text) if re.fullmatch("[0-9]{1,15}", text) else float(text) if re.fullmatch(r"\d*\.\d+", text) else text
+    return (
+        int(text)
+        if re.fullmatch("[0-9]{1,15}", text)
+        else float(text)
+        if re.fullmatch(r"\d*\.\d+", text)
+        else text
+    )

@@ -1,7 +1,8 @@
 """Which of their candidates several scenarios run on, when they share a stock of GPUs, a budget and a power limit.
 
-Each scenario's load is split over replicas of its candidates. A mixed-integer linear programme (HiGHS) finds the split
-of least cost; what a GPU more is worth, and what is in the way where nothing does, are that programme asked again.
+Each scenario's load is split over replicas of its candidates. A mixed-integer linear programme
+(HiGHS) finds the split of least cost; what a GPU more is worth, and what is in the way where
+nothing does, are that programme asked again.
 """
 
 import math
@@ -33,7 +34,9 @@ class FleetOption:
     watts: float  # with all of its share
     load_fraction: float  # of the scenario's load
     at_risk: bool = False  # it may miss its level at the pessimistic end of an interval
-    power_curve: tuple[tuple[float, float], ...] = ()  # parts of its share, ascending, and W with no more than these
+    power_curve: tuple[
+        tuple[float, float], ...
+    ] = ()  # parts of its share, ascending, and W with no more than these
 
     def compute_watts(self, part: float) -> float:
         """W with so large a part of its share."""
@@ -72,7 +75,9 @@ class Allocation:
     def usd_per_hour(self) -> float:
         """Price of all replicas."""
         return math.fsum(
-            fleet_option.usd_per_hour * many for some in self.replicas.values() for fleet_option, many in some.items()
+            fleet_option.usd_per_hour * many
+            for some in self.replicas.values()
+            for fleet_option, many in some.items()
         )
 
     @property
@@ -93,16 +98,24 @@ class Allocation:
         return found
 
 
-def _build_linear_program(fleet: Fleet) -> tuple[list[tuple[str, FleetOption]], np.ndarray, dict[str, Any]]:
+def _build_linear_program(
+    fleet: Fleet,
+) -> tuple[list[tuple[str, FleetOption]], np.ndarray, dict[str, Any]]:
     """All options with their scenarios, the price of a replica of each, and what binds their numbers.
 
-    For every scenario sum of share x replicas >= 1, for every kind of GPU sum of gpus x replicas <= stock.
+    For every scenario sum of share x replicas >= 1, for every kind of GPU sum of gpus x replicas <=
+    stock.
     """
     from scipy.optimize import Bounds, LinearConstraint
 
     flat = [(name, option) for name, some in fleet.options.items() for option in some]
-    column = {field: np.array([getattr(option, field) for _, option in flat]) for field in ("usd_per_hour", "watts")}
-    served = np.array([[option.load_fraction * (name == one) for name, option in flat] for one in fleet.options])
+    column = {
+        field: np.array([getattr(option, field) for _, option in flat])
+        for field in ("usd_per_hour", "watts")
+    }
+    served = np.array(
+        [[option.load_fraction * (name == one) for name, option in flat] for one in fleet.options]
+    )
     kinds = sorted({option.gpu for _, option in flat})
     taken = np.array([[option.gpus * (option.gpu == kind) for _, option in flat] for kind in kinds])
     limits = [
@@ -113,7 +126,8 @@ def _build_linear_program(fleet: Fleet) -> tuple[list[tuple[str, FleetOption]], 
         if math.isfinite(most):
             limits.append(LinearConstraint(column[field][None, :], ub=most * (1 + LOAD_TOLERANCE)))
     copies = [
-        min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.load_fraction)) for _, option in flat
+        min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.load_fraction))
+        for _, option in flat
     ]
     options = {"mip_rel_gap": 0, "time_limit": 60}
     return flat, column["usd_per_hour"], {
@@ -144,8 +158,8 @@ def is_feasible_fleet(fleet: Fleet) -> bool:
 def allocate_replicas(fleet: Fleet) -> Allocation | None:
     """The cheapest replicas that serve every scenario in full within stock, budget and power; None where none do.
 
-    Of those that cost the same, the ones that come first among a scenario's options. Raises `PlannerError` where the
-    solver finds neither an answer nor that there is none.
+    Of those that cost the same, the ones that come first among a scenario's options. Raises
+    `PlannerError` where the solver finds neither an answer nor that there is none.
     """
     from scipy.optimize import LinearConstraint, milp
 
@@ -156,7 +170,9 @@ def allocate_replicas(fleet: Fleet) -> Allocation | None:
         return None
     place = [k for some in fleet.options.values() for k in range(len(some))]
     as_cheap = LinearConstraint(usd[None, :], ub=value.fun * (1 + LOAD_TOLERANCE))
-    first = milp(np.array(place, float), **{**asked, "constraints": [*asked["constraints"], as_cheap]})
+    first = milp(
+        np.array(place, float), **{**asked, "constraints": [*asked["constraints"], as_cheap]}
+    )
     counts = np.rint(value.x if first.x is None else first.x).astype(int)
     return Allocation(
         {
@@ -185,10 +201,14 @@ def find_binding_limits(fleet: Fleet) -> tuple[str, ...]:
     kinds = sorted({option.gpu for some in fleet.options.values() for option in some})
     lifted = {f"stock of {kind}": fleet.with_gpus(kind, 10**6) for kind in kinds}
     lifted |= {"budget": replace(fleet, budget=math.inf), "power": replace(fleet, power=math.inf)}
-    return tuple(name for name, freed in lifted.items() if is_feasible_fleet(freed)) or ("all of them together",)
+    return tuple(name for name, freed in lifted.items() if is_feasible_fleet(freed)) or (
+        "all of them together",
+    )
 
 
-def find_max_growth(fleet: Fleet, names: Collection[str] | None = None, most: float = MAX_GROWTH_FACTOR) -> float:
+def find_max_growth(
+    fleet: Fleet, names: Collection[str] | None = None, most: float = MAX_GROWTH_FACTOR
+) -> float:
     """How many times the load of `names` (None: all) is served, to `FINE`; infinite from `most` on, NaN if not one."""
     if not is_feasible_fleet(fleet):
         return math.nan
@@ -196,7 +216,11 @@ def find_max_growth(fleet: Fleet, names: Collection[str] | None = None, most: fl
         return math.inf
     steps = range(1, round((most - 1) / GROWTH_RESOLUTION))
     return 1 + GROWTH_RESOLUTION * bisect_left(
-        steps, True, key=lambda step: not is_feasible_fleet(fleet.with_growth(1 + step * GROWTH_RESOLUTION, names))
+        steps,
+        True,
+        key=lambda step: (
+            not is_feasible_fleet(fleet.with_growth(1 + step * GROWTH_RESOLUTION, names))
+        ),
     )
 
 
@@ -222,7 +246,11 @@ class FleetPlan:
     @cached_property
     def shadow_prices(self) -> dict[str, float]:
         """USD per hour that one more GPU of each kind would save; empty where nothing serves today's load."""
-        return compute_shadow_prices(self.fleet, self.current_allocation) if self.current_allocation else {}
+        return (
+            compute_shadow_prices(self.fleet, self.current_allocation)
+            if self.current_allocation
+            else {}
+        )
 
     @property
     def growth_limit(self) -> float:
@@ -237,7 +265,10 @@ class FleetPlan:
     @cached_property
     def max_growth_alone(self) -> dict[str, float]:
         """The same of each scenario's load, all others staying as they are."""
-        return {name: find_max_growth(self.fleet, {name}, self.growth_limit) for name in self.fleet.options}
+        return {
+            name: find_max_growth(self.fleet, {name}, self.growth_limit)
+            for name in self.fleet.options
+        }
 
     @property
     def binding_limits(self) -> tuple[str, ...]:

@@ -4,7 +4,12 @@ import math
 
 import pandas as pd
 
-from planner.tools.fleet.allocation import GROWTH_RESOLUTION, FleetPlan, allocate_replicas, find_max_growth
+from planner.tools.fleet.allocation import (
+    GROWTH_RESOLUTION,
+    FleetPlan,
+    allocate_replicas,
+    find_max_growth,
+)
 
 GROWTH_CURVE_POINTS = 25
 """Loads of the curve of cost against growth."""
@@ -16,14 +21,25 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
     """A row for each deployment of each scenario that runs; empty where nothing serves them all."""
     rows = [
         (
-            name, plan.scenarios[name].model.rpartition("/")[2], many, f"{many * one.gpus} {one.gpu}",
+            name, plan.scenarios[name].model.rpartition("/")[2], many,
+            f"{many * one.gpus} {one.gpu}",
             f"{many * one.usd_per_hour:,.2f}", f"{many * one.load_fraction:.0%}", one.description,
             "at risk" if one.at_risk else "holds",
         )
-        for name, some in (plan.current_allocation.replicas if plan.current_allocation else {}).items()
+        for name,
+        some in (plan.current_allocation.replicas if plan.current_allocation else {}).items()
         for one, many in some.items()
     ]  # fmt: skip
-    columns = ["scenario", "model", "replicas", "GPUs", "USD/h", "of its load", "each of them", "service level"]
+    columns = [
+        "scenario",
+        "model",
+        "replicas",
+        "GPUs",
+        "USD/h",
+        "of its load",
+        "each of them",
+        "service level",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -31,10 +47,15 @@ def build_gpu_usage_table(plan: FleetPlan) -> pd.DataFrame:
     """GPUs by kind and by who has them, those that stay free among them."""
     running, rows = plan.current_allocation.replicas if plan.current_allocation else {}, []
     for kind, stock in plan.fleet.stock.items():
-        taken = [sum(one.gpus * many for one, many in some.items() if one.gpu == kind) for some in running.values()]
+        taken = [
+            sum(one.gpus * many for one, many in some.items() if one.gpu == kind)
+            for some in running.values()
+        ]
         rows += [
             (kind, who, gpus)
-            for who, gpus in zip((*running, FREE_GPU_LABEL), (*taken, stock - sum(taken)), strict=True)
+            for who, gpus in zip(
+                (*running, FREE_GPU_LABEL), (*taken, stock - sum(taken)), strict=True
+            )
         ]
     return pd.DataFrame([row for row in rows if row[2]], columns=["GPU", "who", "GPUs"])
 
@@ -44,12 +65,19 @@ def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
     used = plan.current_allocation.gpus_by_kind if plan.current_allocation else {}
     rows = [
         (
-            kind, stock, used.get(kind, 0), f"{plan.shadow_prices[kind]:,.2f}" if kind in plan.shadow_prices else None,
+            kind, stock, used.get(kind, 0),
+            f"{plan.shadow_prices[kind]:,.2f}" if kind in plan.shadow_prices else None,
             _format_factor(plan, find_max_growth(plan.fleet.with_gpus(kind, 1), most=plan.growth_limit)),
         )
         for kind, stock in plan.fleet.stock.items()
     ]  # fmt: skip
-    columns = ["GPU", "there are", "in use", "one more would save (USD/h)", "and every load may grow to"]
+    columns = [
+        "GPU",
+        "there are",
+        "in use",
+        "one more would save (USD/h)",
+        "and every load may grow to",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -86,8 +114,13 @@ def summarize_fleet(plan: FleetPlan) -> str:
         for name, some in plan.current_allocation.replicas.items()
         if any(fleet_option.at_risk for fleet_option in some)
     ]
-    text = f"Together ${plan.current_allocation.usd_per_hour:,.2f} per hour and {plan.current_allocation.watts:,.0f} W on average; in use: {used}."
-    return text + f" At risk at the pessimistic end of an interval: {', '.join(risks)}." * (len(risks) > 0)
+    text = (
+        f"Together ${plan.current_allocation.usd_per_hour:,.2f} per hour and"
+        f" {plan.current_allocation.watts:,.0f} W on average; in use: {used}."
+    )
+    return text + f" At risk at the pessimistic end of an interval: {', '.join(risks)}." * (
+        len(risks) > 0
+    )
 
 
 def describe_shadow_prices(plan: FleetPlan) -> str:
@@ -102,11 +135,18 @@ def describe_growth(plan: FleetPlan) -> str:
     """What becomes of the fleet when every load grows, and what breaks first."""
     if plan.current_allocation is None:
         return ""
-    after = f"${plan.grown_allocation.usd_per_hour:,.2f} per hour" if plan.grown_allocation else "not served"
+    after = (
+        f"${plan.grown_allocation.usd_per_hour:,.2f} per hour"
+        if plan.grown_allocation
+        else "not served"
+    )
     text = f"With {plan.growth:g} times every load: {after}."
     if math.isinf(plan.max_growth):
         return f"{text} Nothing breaks up to {plan.growth_limit:g} times."
-    return f"{text} It breaks above {plan.max_growth:.2f} times; in the way: {describe_binding_limits(plan)}."
+    return (
+        f"{text} It breaks above {plan.max_growth:.2f} times; in the way:"
+        f" {describe_binding_limits(plan)}."
+    )
 
 
 def describe_binding_limits(plan: FleetPlan) -> str:

@@ -36,7 +36,9 @@ class CommandPlan:
         return self.memory.pool.count_sequences(round(self.workload.mean_tokens_per_request))
 
 
-def plan_command(judged: CheckedCommand, gpu: str, version: str, workload: Workload | None = None) -> CommandPlan:
+def plan_command(
+    judged: CheckedCommand, gpu: str, version: str, workload: Workload | None = None
+) -> CommandPlan:
     """The command on a GPU, under its traffic or one of usual lengths, and the changes that are worth something."""
     deployment = build_command_deployment(judged, gpu, version)
     memory = plan_memory(deployment)
@@ -45,9 +47,13 @@ def plan_command(judged: CheckedCommand, gpu: str, version: str, workload: Workl
     else:
         load = build_default_workload(deployment.args.max_model_len)
     many, engines = _limit_in_flight(memory, load), deployment.num_engine_instances
-    sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if memory.can_start else []
+    sizes = (
+        sorted({engines, max(1, many // engines // 4) * engines, many}) if memory.can_start else []
+    )
     loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
-    fixed = judged.command.role or (judged.command.planned_on and not workload)  # chosen for traffic that is not named
+    fixed = judged.command.role or (
+        judged.command.planned_on and not workload
+    )  # chosen for traffic that is not named
     steps, better = suggest_changes(memory, load, () if fixed else tuple(ARGUMENT_SUGGESTERS))
     return CommandPlan(deployment, memory, load, loads, steps, better)
 
@@ -56,7 +62,8 @@ def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
     """What was planned, as JSON: GiB, ms, tokens/s, [middle, low, high]."""
     loads = [
         {
-            "concurrency": prediction.workload.concurrency, "output_tps": prediction.performance.output_tps.as_json_list,
+            "concurrency": prediction.workload.concurrency,
+            "output_tps": prediction.performance.output_tps.as_json_list,
             "ttft_ms_p50": (prediction.performance.get("ttft", "p50") * 1e3).as_json_list,
             "ttft_ms_p95": (prediction.performance.get("ttft", "p95") * 1e3).as_json_list,
             "tpot_ms_mean": (prediction.performance.get("tpot", "mean") * 1e3).as_json_list,
@@ -65,9 +72,13 @@ def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
         for prediction in plan.loads if prediction.performance and prediction.workload
     ]  # fmt: skip
     return {
-        "deployment": str(plan.deployment), "starts": plan.memory.can_start, "status": plan.memory.status,
-        "reason": plan.memory.reason, "kv_available_gib": (plan.memory.kv_available / GIB).as_json_list,
+        "deployment": str(plan.deployment), "starts": plan.memory.can_start,
+        "status": plan.memory.status,
+        "reason": plan.memory.reason,
+        "kv_available_gib": (plan.memory.kv_available / GIB).as_json_list,
         "kv_tokens": plan.memory.pool.reported_tokens, "sequences": plan.sequences,
-        "prompt_tokens_mean": plan.workload.prompt.mean, "output_tokens_mean": plan.workload.output.mean,
-        "loads": loads, "steps": [{"argument": step.argument, "value": step.value, "worth": step.benefit} for step in plan.steps],
+        "prompt_tokens_mean": plan.workload.prompt.mean,
+        "output_tokens_mean": plan.workload.output.mean,
+        "loads": loads,
+        "steps": [{"argument": step.argument, "value": step.value, "worth": step.benefit} for step in plan.steps],
     }  # fmt: skip

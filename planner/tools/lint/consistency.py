@@ -19,9 +19,17 @@ from planner.tools.lint.option_checks import CheckedCommand
 
 CHECKPOINT_ONLY_FORMATS = ("awq", "gptq", "compressed-tensors", "exl2", "marlin")
 """Formats that only a checkpoint has: no engine makes them while it loads."""
-_LONG_CONTEXT_VARIABLES = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"}
+_LONG_CONTEXT_VARIABLES = {
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+}
 """Variables that allow a context longer than the model's own."""
-_CONTEXT_EXTENDING_ARGS = {"hf_overrides", "rope_scaling", "json_model_override_args", "model_loader_extra_config"}
+_CONTEXT_EXTENDING_ARGS = {
+    "hf_overrides",
+    "rope_scaling",
+    "json_model_override_args",
+    "model_loader_extra_config",
+}
 """Arguments that may change what the model was made for."""
 
 
@@ -33,11 +41,15 @@ def find_contradictions(judged: CheckedCommand, engine: Engine | None) -> Iterat
         layout = read_layout(judged.command.engine, judged.argument_values)
     except PlannerError:
         return
-    if engine and engine.name == "sglang" and model.architecture.is_moe:  # DeepEP spreads experts by itself
+    if (
+        engine and engine.name == "sglang" and model.architecture.is_moe
+    ):  # DeepEP spreads experts by itself
         layout = replace(layout, ep=layout.tp * layout.dp)
     if reason := explain_illegal_layout(model, layout, max(layout.tp, 1), engine):
         widest = "--num-shard" if judged.command.engine == "tgi" else "--tensor-parallel-size"
-        yield _make_contradiction(widest, layout.tp, f"{name}: {reason}"[:300], _suggest_divisor(model, layout, widest))
+        yield _make_contradiction(
+            widest, layout.tp, f"{name}: {reason}"[:300], _suggest_divisor(model, layout, widest)
+        )
     yield from _check_format(judged, name, model)
     yield from _check_lengths(judged, name, model.architecture.max_position, engine)
 
@@ -45,7 +57,9 @@ def find_contradictions(judged: CheckedCommand, engine: Engine | None) -> Iterat
 def _check_devices(judged: CheckedCommand) -> Iterator[LintFinding]:
     """More GPUs asked for than are visible, or than the container is given, where the command has one process."""
     command, values = judged.command, judged.as_meant.values
-    several = any(values.get(key) for key in ("nnodes", "data_parallel_size_local", "gpus_per_node"))
+    several = any(
+        values.get(key) for key in ("nnodes", "data_parallel_size_local", "gpus_per_node")
+    )
     if several or values.get("distributed_executor_backend") == "ray":
         return
     with suppress(PlannerError):  # a layout that nothing has
@@ -53,24 +67,43 @@ def _check_devices(judged: CheckedCommand) -> Iterator[LintFinding]:
         visible = command.environment.get(name, "")
         if re.fullmatch(r"\d+(,\d+)*", visible) and asked > (count := len(visible.split(","))):
             why = f"the command takes {asked} GPUs, and {count} are visible"
-            yield LintFinding("environment", name, f"{name}={visible}", "contradicts", why, refused=True)
-        if command.num_visible_gpus is not None and asked > command.num_visible_gpus:
-            why = f"the command takes {asked} GPUs, and the container is given {command.num_visible_gpus}"
             yield LintFinding(
-                "environment", "GPUs", f"{command.num_visible_gpus} GPUs", "contradicts", why, refused=True
+                "environment", name, f"{name}={visible}", "contradicts", why, refused=True
+            )
+        if command.num_visible_gpus is not None and asked > command.num_visible_gpus:
+            why = (
+                f"the command takes {asked} GPUs, and the container is given"
+                f" {command.num_visible_gpus}"
+            )
+            yield LintFinding(
+                "environment",
+                "GPUs",
+                f"{command.num_visible_gpus} GPUs",
+                "contradicts",
+                why,
+                refused=True,
             )
 
 
 def _make_contradiction(option: str, value: Any, why: str, instead: str) -> LintFinding:
-    return LintFinding("flag", option, f"{option} {value}", "contradicts", why, instead, refused=True)
+    return LintFinding(
+        "flag", option, f"{option} {value}", "contradicts", why, instead, refused=True
+    )
 
 
-def _check_lengths(judged: CheckedCommand, name: str, longest: int, engine: Engine | None) -> Iterator[LintFinding]:
+def _check_lengths(
+    judged: CheckedCommand, name: str, longest: int, engine: Engine | None
+) -> Iterator[LintFinding]:
     """A context longer than the model's, and steps too short for a prompt or for the sequences that run."""
     which = judged.command.engine
     args = read_engine_args(which, judged.argument_values)
-    length, tokens, seqs = (args.get(key) for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"))
-    allowed = any(judged.command.environment.get(variable) in ("1", "true") for variable in _LONG_CONTEXT_VARIABLES)
+    length, tokens, seqs = (
+        args.get(key) for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
+    )
+    allowed = any(
+        judged.command.environment.get(variable) in ("1", "true")
+        for variable in _LONG_CONTEXT_VARIABLES
+    )
     if (
         isinstance(length, int)
         and length > longest
@@ -78,7 +111,9 @@ def _check_lengths(judged: CheckedCommand, name: str, longest: int, engine: Engi
     ):
         option = load_argument_names(which).engine_names["max_model_len"]
         flag = f"--{option}" if which == "trtllm" else f"--{option.replace('_', '-')}"
-        yield _make_contradiction(flag, length, f"{name} was made for {longest:,} tokens", f"{flag} {longest}")
+        yield _make_contradiction(
+            flag, length, f"{name} was made for {longest:,} tokens", f"{flag} {longest}"
+        )
     if which != "vllm" or engine is None or not isinstance(tokens, int):
         return
     steps, needed = "--max-num-batched-tokens", length if isinstance(length, int) else longest
@@ -101,16 +136,24 @@ def _check_format(judged: CheckedCommand, name: str, model: Model) -> Iterator[L
         load_model(name, quantization=asked)
     except PlannerError as error:
         if stored != "none" and "unknown" not in str(error):
-            yield _make_contradiction(option, asked, str(error), "leave it out: the checkpoint says it")
+            yield _make_contradiction(
+                option, asked, str(error), "leave it out: the checkpoint says it"
+            )
         return
     if stored == "none" and asked.partition("_")[0] in CHECKPOINT_ONLY_FORMATS:
         packs = f"{judged.command.engine} packs nothing into {asked} while it loads"
         why = f"{name} is stored in {model.dtype}, and {packs}"
-        yield _make_contradiction(option, asked, why, f"a checkpoint in that format, or no {option}")
+        yield _make_contradiction(
+            option, asked, why, f"a checkpoint in that format, or no {option}"
+        )
 
 
 def _suggest_divisor(model: Model, layout: ParallelLayout, option: str) -> str:
     """The powers of two next below and above that the heads allow."""
-    fits = [tp for tp in (1, 2, 4, 8, 16) if not explain_illegal_layout(model, replace(layout, tp=tp, ep=1), tp)]
+    fits = [
+        tp
+        for tp in (1, 2, 4, 8, 16)
+        if not explain_illegal_layout(model, replace(layout, tp=tp, ep=1), tp)
+    ]
     near = [tp for tp in fits if tp < layout.tp][-1:] + [tp for tp in fits if tp > layout.tp][:1]
     return " or ".join(f"{option} {tp}" for tp in near)

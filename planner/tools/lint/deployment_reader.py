@@ -23,13 +23,18 @@ def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
     """How many GPUs, where that is said, and which: "H100", "4xH100", "4x H100-SXM", "H100:4"."""
     match = re.fullmatch(r"\s*(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?\s*", gpu, re.IGNORECASE)
     if match is None or (match[1] and match[3]) or (many := match[1] or match[3]) == "0":
-        raise PlannerError(f"--gpu takes the name of a GPU, as in `planner gpus`, or 4xH100 for four; got {gpu!r:.60}")
+        raise PlannerError(
+            "--gpu takes the name of a GPU, as in `planner gpus`, or 4xH100 for four; got"
+            f" {gpu!r:.60}"
+        )
     return int(many) if many else None, gpus.get_gpu(match[2])
 
 
 def resolve_served_model(judged: CheckedCommand) -> tuple[str, Model]:
     """What the command serves, by its name or by the last part of a path; `PlannerError` where it is not known."""
-    key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(judged.command.engine, "")
+    key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(
+        judged.command.engine, ""
+    )
     words = judged.as_meant.positional if key != "model_id" else ()
     given = words[0] if words else judged.argument_values.get(key)
     if not given:
@@ -47,47 +52,69 @@ def resolve_served_model(judged: CheckedCommand) -> tuple[str, Model]:
 
 
 def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
-    size = {key: value for key, value in values.items() if isinstance(value, int) and not isinstance(value, bool)}
+    size = {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    }
     tp, pp = size.get("tensor_parallel_size", 1), size.get("pipeline_parallel_size", 1)
     dp = size.get("data_parallel_size", 1)
     if engine == "tgi":
         return ParallelLayout(tp=size.get("num_shard", 1))
     if engine == "sglang":
         dcp = size.get("dcp_size", 1)
-        copies, spread = count_attention_copies(values), tp if size.get("expert_parallel_size", 1) > 1 else 1
+        copies, spread = (
+            count_attention_copies(values),
+            tp if size.get("expert_parallel_size", 1) > 1 else 1,
+        )
         if copies > 1:
             return ParallelLayout(tp=max(tp // copies, 1), pp=pp, dp=copies, ep=spread, dcp=dcp)
-        # without attention copies each of dp holds the whole model (docs.sglang.io, dp_dpa_smg_guide, 2026-11)
+        # without attention copies each of dp holds the whole model (docs.sglang.io,
+        # dp_dpa_smg_guide, 2026-11)
         return ParallelLayout(tp=tp, pp=pp, ep=spread, dcp=dcp, replicas=dp)
     if engine == "trtllm":
         spread = tp if size.get("moe_expert_parallel_size", 1) > 1 else 1
         copied = values.get("enable_attention_dp") is True
         return ParallelLayout(tp=1 if copied else tp, dp=tp if copied else 1, pp=pp, ep=spread)
     ep = tp * dp if values.get("enable_expert_parallel") else 1
-    return ParallelLayout(tp=tp, pp=pp, dp=dp, ep=ep, dcp=size.get("decode_context_parallel_size", 1))
+    return ParallelLayout(
+        tp=tp, pp=pp, dp=dp, ep=ep, dcp=size.get("decode_context_parallel_size", 1)
+    )
 
 
 def count_attention_copies(values: Mapping[str, Any]) -> int:
     """SGLang's copies of the attention, which its limits of a batch are shared out to (server_args.py)."""
-    asked = values.get("attn_dp_size") or (values.get("data_parallel_size") if values.get("enable_dp_attention") else 1)
+    asked = values.get("attn_dp_size") or (
+        values.get("data_parallel_size") if values.get("enable_dp_attention") else 1
+    )
     return asked if isinstance(asked, int) and asked > 0 else 1
 
 
 def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The command's arguments by the planner's names; those that only its machine can fill in are left out."""
     values = {name: value for name, value in values.items() if not is_unresolved(value)}
-    found = {ours: values[theirs] for theirs, ours in load_argument_names(engine).arguments.items() if theirs in values}
+    found = {
+        ours: values[theirs]
+        for theirs, ours in load_argument_names(engine).arguments.items()
+        if theirs in values
+    }
     if found.get("max_model_len") in ("auto", "-1", -1):
         del found["max_model_len"]
     if found.get("dtype") == "auto":
         del found["dtype"]
     if isinstance(limits := found.get("limit_mm_per_prompt"), Mapping):
-        plain = {kind: most.get("count") if isinstance(most, Mapping) else most for kind, most in limits.items()}
+        plain = {
+            kind: most.get("count") if isinstance(most, Mapping) else most
+            for kind, most in limits.items()
+        }
         media = (f"{kind}={most}" for kind, most in plain.items() if isinstance(most, int))
         found["limit_mm_per_prompt"] = ",".join(media)
-    found |= {"sglang": _read_sglang_args, "trtllm": _read_trtllm_args, "tgi": _read_tgi_args, "vllm": _read_vllm_args}[
-        engine
-    ](values, found)
+    found |= {
+        "sglang": _read_sglang_args,
+        "trtllm": _read_trtllm_args,
+        "tgi": _read_tgi_args,
+        "vllm": _read_vllm_args,
+    }[engine](values, found)
     return {name: value for name, value in found.items() if name in EngineArgs.__dataclass_fields__}
 
 
@@ -95,8 +122,14 @@ _EXTRA_LORA_ARGS = {"max_lora_rank": 16, "max_cpu_loras": 0}
 
 
 def _read_vllm_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
-    made = _read_lora_args(values, {"max_loras": 1, **_EXTRA_LORA_ARGS}) if values.get("enable_lora") else {}
-    return made | ({"limit_mm_per_prompt": "image=0,video=0"} if values.get("language_model_only") else {})
+    made = (
+        _read_lora_args(values, {"max_loras": 1, **_EXTRA_LORA_ARGS})
+        if values.get("enable_lora")
+        else {}
+    )
+    return made | (
+        {"limit_mm_per_prompt": "image=0,video=0"} if values.get("language_model_only") else {}
+    )
 
 
 def _read_lora_args(values: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:
@@ -112,7 +145,9 @@ def _read_sglang_args(values: Mapping[str, Any], found: Mapping[str, Any]) -> di
         made["max_num_seqs"] = max(seqs // copies, 1)
     if isinstance(tokens := found.get("max_num_batched_tokens"), int):
         made["enable_chunked_prefill"] = tokens > 0
-        made["max_num_batched_tokens"] = tokens // copies if tokens > 0 else values.get("max_prefill_tokens", 16384)
+        made["max_num_batched_tokens"] = (
+            tokens // copies if tokens > 0 else values.get("max_prefill_tokens", 16384)
+        )
     if values.get("disable_radix_cache"):
         made["enable_prefix_caching"] = False
     if values.get("disable_overlap_schedule"):
@@ -122,14 +157,20 @@ def _read_sglang_args(values: Mapping[str, Any], found: Mapping[str, Any]) -> di
     if values.get("cuda_graph_backend_decode") == "disabled":
         made["enforce_eager"] = True
     if values.get("enable_lora") or values.get("lora_paths"):
-        made |= _read_lora_args(values, {"max_loras_per_batch": 8, "max_lora_rank": 16, "max_loaded_loras": 0})
+        made |= _read_lora_args(
+            values, {"max_loras_per_batch": 8, "max_lora_rank": 16, "max_loaded_loras": 0}
+        )
     return made
 
 
 def _read_trtllm_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
     made = dict[str, Any]()
     if isinstance(kept := values.get("kv_cache_config"), Mapping):  # it replaces the options' whole
-        made |= {ours: kept[theirs] for theirs, ours in load_argument_names("trtllm").cache.items() if theirs in kept}
+        made |= {
+            ours: kept[theirs]
+            for theirs, ours in load_argument_names("trtllm").cache.items()
+            if theirs in kept
+        }
     if "disable_overlap_scheduler" in values:
         made["async_scheduling"] = not values["disable_overlap_scheduler"]
     if "cuda_graph_config" in values:
@@ -141,10 +182,16 @@ def _read_trtllm_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> d
 
 def _read_tgi_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
     made = {"enforce_eager": True} if str(values.get("cuda_graphs")) == "0" else dict[str, Any]()
-    return made | ({"enable_prefix_caching": False} if str(values.get("prefix_caching")) in ("0", "false") else {})
+    return made | (
+        {"enable_prefix_caching": False}
+        if str(values.get("prefix_caching")) in ("0", "false")
+        else {}
+    )
 
 
-def read_draft_settings(engine: str, values: Mapping[str, Any]) -> tuple[str, int, str | None] | None:
+def read_draft_settings(
+    engine: str, values: Mapping[str, Any]
+) -> tuple[str, int, str | None] | None:
     """(method by our name, tokens, what drafts them) of speculative decoding; None where there is none."""
     config = values.get("speculative_config")
     if engine == "vllm" and isinstance(config, Mapping):
@@ -153,15 +200,27 @@ def read_draft_settings(engine: str, values: Mapping[str, Any]) -> tuple[str, in
         return method, config.get("num_speculative_tokens", 1), str(draft) if draft else None
     if engine == "vllm" and (draft := values.get("speculative_model")):  # before 0.8.5
         method = "ngram" if draft == "[ngram]" else "draft_model"
-        return method, values.get("num_speculative_tokens", 1), None if method == "ngram" else str(draft)
+        return (
+            method,
+            values.get("num_speculative_tokens", 1),
+            None if method == "ngram" else str(draft),
+        )
     if engine == "sglang" and (algorithm := values.get("speculative_algorithm")):
         tokens = values.get("speculative_num_draft_tokens", 4)
         tokens = max(tokens - 1, 1) if isinstance(tokens, int) else tokens
-        return _normalize_draft_method(engine, algorithm), tokens, values.get("speculative_draft_model_path")
+        return (
+            _normalize_draft_method(engine, algorithm),
+            tokens,
+            values.get("speculative_draft_model_path"),
+        )
     if engine == "trtllm" and isinstance(config, Mapping):
         tokens = config.get("max_draft_len") or config.get("num_nextn_predict_layers") or 1
         draft = config.get("speculative_model") or config.get("speculative_model_dir")
-        return _normalize_draft_method(engine, config.get("decoding_type", "")), tokens, str(draft) if draft else None
+        return (
+            _normalize_draft_method(engine, config.get("decoding_type", "")),
+            tokens,
+            str(draft) if draft else None,
+        )
     if engine == "tgi" and values.get("speculate"):
         return "ngram", values["speculate"], None
     return None
@@ -187,14 +246,20 @@ def build_command_deployment(judged: CheckedCommand, gpu: str, version: str) -> 
     many, card = parse_gpu_count(gpu)
     name, model = resolve_served_model(judged)
     asked = values.get("quantization") or values.get("quantize")
-    if isinstance(asked, str) and model.quantization.method == "none" and asked in get_engine_packaging(engine).online:
+    if (
+        isinstance(asked, str)
+        and model.quantization.method == "none"
+        and asked in get_engine_packaging(engine).online
+    ):
         model = load_model(model.name, quantization=asked)
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):
         model = replace(model, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
     if many is not None and many < layout.num_gpus:
-        raise PlannerError(f"{name} on {layout} takes {layout.num_gpus} GPUs, and --gpu says {many}")
+        raise PlannerError(
+            f"{name} on {layout} takes {layout.num_gpus} GPUs, and --gpu says {many}"
+        )
     node = min(many or card.gpus_per_node, card.gpus_per_node)
     deployment = deploy_on(
         model, card, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,

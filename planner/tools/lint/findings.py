@@ -11,7 +11,15 @@ from planner.core.readers import read_yaml
 from planner.engines.cli_options import FLAGS_DIR
 
 LintVerdict = Literal[
-    "ok", "removed", "renamed", "unknown", "wrong value", "default changed", "contradicts", "useless", "risky"
+    "ok",
+    "removed",
+    "renamed",
+    "unknown",
+    "wrong value",
+    "default changed",
+    "contradicts",
+    "useless",
+    "risky",
 ]
 VERDICTS_TO_FIX = ("removed", "renamed", "unknown", "wrong value", "contradicts", "risky")
 """Verdicts after which there is something to mend; the others only tell."""

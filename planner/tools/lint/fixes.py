@@ -7,7 +7,12 @@ from typing import Any
 
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import ParsedOption
-from planner.tools.lint.findings import LintFinding, OptionChange, is_secret_option, load_engine_changes
+from planner.tools.lint.findings import (
+    LintFinding,
+    OptionChange,
+    is_secret_option,
+    load_engine_changes,
+)
 from planner.tools.lint.option_checks import CheckedCommand, normalize_variable_value
 from planner.tools.lint.server_commands import ServerCommand, quote_word
 
@@ -25,7 +30,11 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
     cli_options, old = judged.options, {found.name: found for found in judged.findings}
     words, diff, drafting = list[str](), list[str](), dict[str, Any]()
     wanted = dict(settings or {})
-    drafts = load_argument_names("vllm").drafting if "--speculative-config" in cli_options.spellings else {}
+    drafts = (
+        load_argument_names("vllm").drafting
+        if "--speculative-config" in cli_options.spellings
+        else {}
+    )
     for option, given in zip(judged.as_written.options, judged.as_meant.options, strict=True):
         spelt = given.written.replace("_", "-") if cli_options.lists.underscores else given.written
         name = given.option.name if given.option and spelt not in old else spelt
@@ -41,7 +50,11 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
         else:
             found = old.get(name)
             now = [given.written, *given.words]
-            now = now if found is None or found.verdict == "ok" else _replace_option(judged, given, name, found)
+            now = (
+                now
+                if found is None or found.verdict == "ok"
+                else _replace_option(judged, given, name, found)
+            )
             now = [] if is_secret_option(name) else now
         words += now
         diff += _diff_option(name, was, now)
@@ -54,7 +67,11 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
             old.get(name),
             load_engine_changes(judged.command.engine).environment.get(name) or OptionChange(),
         )
-        if finding is None or finding.kind != "environment" or finding.verdict not in ("removed", "renamed", "useless"):
+        if (
+            finding is None
+            or finding.kind != "environment"
+            or finding.verdict not in ("removed", "renamed", "useless")
+        ):
             continue
         diff.append(_format_diff_line("-", [f"{name}={value}"]))
         del environment[name]
@@ -69,7 +86,10 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
     for found in judged.findings:
         if found.kind == "word" and found.verdict == "contradicts":
             now = found.written.split(" ", 1) if found.written.startswith("--") else []
-            diff += [_format_diff_line("-", [found.written]), *([_format_diff_line("+", now)] if now else [])]
+            diff += [
+                _format_diff_line("-", [found.written]),
+                *([_format_diff_line("+", now)] if now else []),
+            ]
             words += now
             model.remove(found.written)
     argv = (*model, *words)
@@ -88,15 +108,28 @@ def _format_diff_line(sign: str, words: list[str]) -> str:
     return f"{sign} {' '.join(map(quote_word, words))}"
 
 
-def _replace_option(judged: CheckedCommand, option: ParsedOption, name: str, finding: LintFinding) -> list[str]:
+def _replace_option(
+    judged: CheckedCommand, option: ParsedOption, name: str, finding: LintFinding
+) -> list[str]:
     """An option under its new name or at a safer value; nothing where it is gone or idle; else as it was."""
     change = load_engine_changes(judged.command.engine).flags.get(name)
-    if finding.verdict == "renamed" and change and change.becomes in judged.options.spellings and change.becomes:
+    if (
+        finding.verdict == "renamed"
+        and change
+        and change.becomes in judged.options.spellings
+        and change.becomes
+    ):
         value = ["ray"] if name == "--worker-use-ray" else list(option.words)
         return [change.becomes, *value]
-    if option.option is None and finding.instead in judged.options.spellings and finding.verdict == "unknown":
+    if (
+        option.option is None
+        and finding.instead in judged.options.spellings
+        and finding.verdict == "unknown"
+    ):
         return [finding.instead, *option.words]
-    if finding.verdict == "risky" or (finding.verdict == "unknown" and option.option and not option.error):
+    if finding.verdict == "risky" or (
+        finding.verdict == "unknown" and option.option and not option.error
+    ):
         if finding.instead == "leave it out":
             return []
         safer = finding.instead.split()
@@ -109,7 +142,12 @@ def _spell_argument(judged: CheckedCommand, argument: str, value: Any) -> list[s
     """An argument as an option of this version."""
     cli_options = judged.options
     option = next(
-        (cli_option for cli_option in cli_options.by_spelling.values() if cli_option.argument == argument), None
+        (
+            cli_option
+            for cli_option in cli_options.by_spelling.values()
+            if cli_option.argument == argument
+        ),
+        None,
     )
     if option is None:
         return []

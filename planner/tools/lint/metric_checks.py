@@ -14,7 +14,11 @@ def check_metric(name: str, engine: str, version: str) -> LintFinding:
     known, all_versions = load_recorded_names("metrics", engine), load_flag_lists(engine).versions
     nearest = get_cli_options(engine, version).version
     spelt = next(
-        (one for one in _list_metric_spellings(name) if one in known or one in load_engine_changes(engine).metrics),
+        (
+            one
+            for one in _list_metric_spellings(name)
+            if one in known or one in load_engine_changes(engine).metrics
+        ),
         name,
     )
     had = known.get(spelt, ())
@@ -26,9 +30,13 @@ def check_metric(name: str, engine: str, version: str) -> LintFinding:
     if earlier or (change.advice and not later):
         last = f"; {earlier[-1]} had it" if earlier else ""
         instead = change.becomes or change.instead
-        return LintFinding("metric", name, name, change.verdict, f"not on /metrics of {nearest}{last}", instead)
+        return LintFinding(
+            "metric", name, name, change.verdict, f"not on /metrics of {nearest}{last}", instead
+        )
     if later:
-        return LintFinding("metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before")
+        return LintFinding(
+            "metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before"
+        )
     why = f"not on /metrics of {engine} {nearest}"
     return LintFinding("metric", name, name, "unknown", why, find_closest(name, known, 0.8))
 
@@ -38,18 +46,34 @@ def _list_metric_spellings(name: str) -> list[str]:
     return [name, bare, f"{bare}_total", re.sub(r"_total$", "", name)]
 
 
-def check_metrics(names: Sequence[str], judged: Sequence[CheckedCommand], version: str | None) -> list[LintFinding]:
+def check_metrics(
+    names: Sequence[str], judged: Sequence[CheckedCommand], version: str | None
+) -> list[LintFinding]:
     """The verdicts on metrics that a text names, of the engines that it starts or of their own prefix."""
     metrics = []
     for name in names:
         engine = name.partition(":")[0]
-        own = next((checked.version for checked in judged if checked.command.engine == engine), None)
+        own = next(
+            (checked.version for checked in judged if checked.command.engine == engine), None
+        )
         at = (version if own or not judged else None) or own or load_flag_lists(engine).versions[-1]
         verdict = check_metric(name, engine, at)
-        off = next((one for one in judged if one.command.engine == engine and _explain_disabled_metrics(one)), None)
+        off = next(
+            (
+                one
+                for one in judged
+                if one.command.engine == engine and _explain_disabled_metrics(one)
+            ),
+            None,
+        )
         if verdict.verdict == "ok" and off:
             verdict = LintFinding(
-                "metric", name, name, "contradicts", f"the server has none: {_explain_disabled_metrics(off)}", ""
+                "metric",
+                name,
+                name,
+                "contradicts",
+                f"the server has none: {_explain_disabled_metrics(off)}",
+                "",
             )
         metrics.append(verdict)
     return metrics

@@ -1,6 +1,7 @@
 """A verdict on every option and variable of a command: what a version of its engine makes of it.
 
-What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml` there say the rest.
+What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml`
+there say the rest.
 """
 
 import json
@@ -24,7 +25,13 @@ from planner.engines.cli_options import (
     load_recorded_names,
 )
 from planner.engines.engine import Engine, parse_release
-from planner.tools.lint.findings import LintFinding, LintVerdict, OptionChange, is_secret_option, load_engine_changes
+from planner.tools.lint.findings import (
+    LintFinding,
+    LintVerdict,
+    OptionChange,
+    is_secret_option,
+    load_engine_changes,
+)
 from planner.tools.lint.rules import apply_option_rules
 from planner.tools.lint.server_commands import ServerCommand
 
@@ -52,10 +59,21 @@ class CheckedCommand:
         """Argument -> value, with what else sets them: TGI's environment, and TensorRT-LLM's file, which wins."""
         variables = {name.lower(): value for name, value in self.command.environment.items()}
         own: dict[str, Any] = {}
-        if self.command.engine == "tgi":  # clap reads each option from the variable of its name, too
-            cli_options = {option for option in self.options.by_spelling.values() if option.argument in variables}
-            words = [word for option in cli_options for word in (option.name, variables[option.argument])]
-            own = {**self.options.parse(words).values, "prefix_caching": variables.get("prefix_caching")}
+        if (
+            self.command.engine == "tgi"
+        ):  # clap reads each option from the variable of its name, too
+            cli_options = {
+                option
+                for option in self.options.by_spelling.values()
+                if option.argument in variables
+            }
+            words = [
+                word for option in cli_options for word in (option.name, variables[option.argument])
+            ]
+            own = {
+                **self.options.parse(words).values,
+                "prefix_caching": variables.get("prefix_caching"),
+            }
         return {**own, **self.as_meant.values, **self.command.config}
 
 
@@ -66,7 +84,11 @@ def check_command(command: ServerCommand, version: str) -> CheckedCommand:
     findings = [check_flag(option, cli_options, version) for option in parsed_command_line.options]
     parsed = _correct_misspellings(command, parsed_command_line, findings, cli_options)
     pairs = zip(parsed_command_line.options, parsed.options, strict=True)
-    findings += [check_flag(meant, cli_options, version) for given, meant in pairs if meant.error and meant != given]
+    findings += [
+        check_flag(meant, cli_options, version)
+        for given, meant in pairs
+        if meant.error and meant != given
+    ]
     findings += check_positional_words(command, parsed, version)
     findings += check_environment(command, version)
     findings += check_settings(command, version)
@@ -82,14 +104,23 @@ def check_command(command: ServerCommand, version: str) -> CheckedCommand:
             extra.needs_fix and not findings[at].needs_fix
         ):
             findings[at] = extra
-    return CheckedCommand(command, cli_options, version, parsed_command_line, parsed, tuple(findings))
+    return CheckedCommand(
+        command, cli_options, version, parsed_command_line, parsed, tuple(findings)
+    )
 
 
 def _correct_misspellings(
-    command: ServerCommand, parsed: ParsedCommandLine, findings: Sequence[LintFinding], options: CliOptions
+    command: ServerCommand,
+    parsed: ParsedCommandLine,
+    findings: Sequence[LintFinding],
+    options: CliOptions,
 ) -> ParsedCommandLine:
     """The command line with its misspelt options as they were meant, so that their values are judged too."""
-    unknown = (finding for finding in findings if finding.verdict == "unknown" and finding.instead in options.spellings)
+    unknown = (
+        finding
+        for finding in findings
+        if finding.verdict == "unknown" and finding.instead in options.spellings
+    )
     right = {found.written.split()[0]: found.instead for found in unknown}
     parted = [word.partition("=") for word in command.argv]
     meant = options.parse([right.get(name, name) + sign + value for name, sign, value in parted])
@@ -98,9 +129,16 @@ def _correct_misspellings(
 
 def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintFinding:
     spelt = _normalize_setting_name(option.written, options)
-    name = option.option.name if option.option and spelt not in load_engine_changes(options.engine).flags else spelt
+    name = (
+        option.option.name
+        if option.option and spelt not in load_engine_changes(options.engine).flags
+        else spelt
+    )
     written = " ".join(
-        [option.written, *(["..."] if is_secret_option(option.written) else map(shlex.quote, option.words))]
+        [
+            option.written,
+            *(["..."] if is_secret_option(option.written) else map(shlex.quote, option.words)),
+        ]
     )[:300]
     change = load_engine_changes(options.engine).flags.get(name) or OptionChange()
     if option.option is None:
@@ -110,10 +148,17 @@ def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintF
         return LintFinding("flag", name, written, *_check_value(option, options), refused=True)
     verdict, why = _check_accepted_option(change, name, version)
     after = next(
-        (one for one in options.lists.versions if options.note and parse_release(one) > parse_release(version)),
+        (
+            one
+            for one in options.lists.versions
+            if options.note and parse_release(one) > parse_release(version)
+        ),
         options.version,
     )
-    if verdict == "ok" and option.option.name not in get_cli_options(options.engine, after).spellings:
+    if (
+        verdict == "ok"
+        and option.option.name not in get_cli_options(options.engine, after).spellings
+    ):
         verdict, why = "risky", f"in {options.version}, not in {after}: {version} is between them"
     return LintFinding("flag", name, written, verdict, why, change.advice if why else "")
 
@@ -125,10 +170,22 @@ def check_settings(command: ServerCommand, version: str) -> Iterator[LintFinding
               for inner, value in held.items()}  # fmt: skip
     for key, value in given.items():
         change = load_engine_changes(command.engine).settings.get(key)
-        if change and change.gone_from and parse_release(change.gone_from) <= parse_release(version):
+        if (
+            change
+            and change.gone_from
+            and parse_release(change.gone_from) <= parse_release(version)
+        ):
             why = f"its file has no {key} since {change.gone_from}, if not before"
             instead = change.instead or f"{change.becomes}: {value}"
-            yield LintFinding("setting", key, f"{key}: {value}"[:300], change.verdict, why, instead[:300], refused=True)
+            yield LintFinding(
+                "setting",
+                key,
+                f"{key}: {value}"[:300],
+                change.verdict,
+                why,
+                instead[:300],
+                refused=True,
+            )
 
 
 def _normalize_setting_name(written: str, options: CliOptions) -> str:
@@ -136,11 +193,18 @@ def _normalize_setting_name(written: str, options: CliOptions) -> str:
     return name.replace("_", "-") if options.lists.underscores and name.startswith("--") else name
 
 
-def _check_accepted_option(change: OptionChange, name: str, version: str) -> tuple[LintVerdict, str]:
+def _check_accepted_option(
+    change: OptionChange, name: str, version: str
+) -> tuple[LintVerdict, str]:
     """What is said of an option that is still taken."""
     at = parse_release(version)
-    if change.falls_back and parse_release(change.falls_back[0]) <= at < parse_release(change.falls_back[1]):
-        return "risky", "engine V1 does not have it: the server falls back to the slower V0, or ends"
+    if change.falls_back and parse_release(change.falls_back[0]) <= at < parse_release(
+        change.falls_back[1]
+    ):
+        return (
+            "risky",
+            "engine V1 does not have it: the server falls back to the slower V0, or ends",
+        )
     if change.idle_from and at >= parse_release(change.idle_from):
         return "useless", f"it does nothing since {change.idle_from}"
     if change.old_from and at >= parse_release(change.old_from):
@@ -159,16 +223,24 @@ def _check_missing_option(
     earlier = [one for one in had if all_versions.index(one) <= at]
     if later and options.note and all_versions.index(later[0]) == at + 1:
         return LintFinding(
-            "flag", name, written, "ok", f"not in {options.version}, in {later[0]}: {version} is between them"
+            "flag",
+            name,
+            written,
+            "ok",
+            f"not in {options.version}, in {later[0]}: {version} is between them",
         )
     if earlier:
         first = all_versions[all_versions.index(earlier[-1]) + 1]
         why = f"gone since {first}, if not before; {earlier[-1]} had it"
         return LintFinding("flag", name, written, change.verdict, why, change.advice or "nothing")
     if change.advice:
-        return LintFinding("flag", name, written, change.verdict, "versions before all lists had it", change.advice)
+        return LintFinding(
+            "flag", name, written, change.verdict, "versions before all lists had it", change.advice
+        )
     if later:
-        return LintFinding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
+        return LintFinding(
+            "flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", ""
+        )
     alike = [one for one in options.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
     several, none = options.find_spellings(name), f"no option of {options.engine} {options.version}"
     why = f"it may be {' or '.join(several[:3])}" if len(several) > 1 else none
@@ -184,11 +256,19 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
         return (
             "wrong value",
             why,
-            name if value.lower() == "true" else " or ".join(option.option.negations[:1]) or "nothing",
+            (
+                name
+                if value.lower() == "true"
+                else " or ".join(option.option.negations[:1]) or "nothing"
+            ),
         )
     if "json" in option.option.kind and re.fullmatch(r"\w+=\w+(,\w+=\w+)*", value):
         pairs = (pair.split("=") for pair in value.split(","))
-        return "wrong value", why, f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}"
+        return (
+            "wrong value",
+            why,
+            f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}",
+        )
     if value and option.option.choices:
         had = [
             v
@@ -203,7 +283,9 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
     return "wrong value", why, ""
 
 
-def check_positional_words(command: ServerCommand, parsed: ParsedCommandLine, version: str) -> Iterator[LintFinding]:
+def check_positional_words(
+    command: ServerCommand, parsed: ParsedCommandLine, version: str
+) -> Iterator[LintFinding]:
     """What is said of words that belong to no option: one may name the model."""
     takes_model = command.subcommand or command.engine == "trtllm"
     extra = parsed.positional[1:] if takes_model else parsed.positional
@@ -214,7 +296,11 @@ def check_positional_words(command: ServerCommand, parsed: ParsedCommandLine, ve
     for number, word in enumerate(parsed.positional[:50]):
         said: tuple[LintVerdict, str, str] | None = None
         if word and word[0] in "\u2010\u2011\u2012\u2013\u2014\u2212":
-            said = "unknown", "it begins with a dash that is no hyphen, as word processors make of two", f"--{word[1:]}"
+            said = (
+                "unknown",
+                "it begins with a dash that is no hyphen, as word processors make of two",
+                f"--{word[1:]}",
+            )
         elif word.startswith("--") and " " in word:
             said = "contradicts", "one word with a blank in it is no option", "two words"
         elif word == "serve" and serve and number == 0:
@@ -225,22 +311,38 @@ def check_positional_words(command: ServerCommand, parsed: ParsedCommandLine, ve
         if said:
             yield LintFinding("word", word[:80], word[:300], *said, refused=True)
     serves = command.engine == "vllm" and command.subcommand and not command.container
-    if serves and "model" in parsed.values and not parsed.positional and parse_release(version) >= (0, 8, 5):
-        why = "`vllm serve` takes the model as its first word; --model is taken with a warning, or not at all"
-        yield LintFinding("flag", "--model", f"--model {parsed.values['model']}"[:300], "ok", why, "")
+    if (
+        serves
+        and "model" in parsed.values
+        and not parsed.positional
+        and parse_release(version) >= (0, 8, 5)
+    ):
+        why = (
+            "`vllm serve` takes the model as its first word; --model is taken with a warning, or"
+            " not at all"
+        )
+        yield LintFinding(
+            "flag", "--model", f"--model {parsed.values['model']}"[:300], "ok", why, ""
+        )
 
 
 def check_environment(command: ServerCommand, version: str) -> Iterator[LintFinding]:
     """The verdict on each variable of the engine, and on secrets."""
     known, engine = load_recorded_names("environment", command.engine), command.engine
-    all_versions, nearest = load_flag_lists(engine).versions, get_cli_options(engine, version).version
+    all_versions, nearest = (
+        load_flag_lists(engine).versions,
+        get_cli_options(engine, version).version,
+    )
     at = all_versions.index(nearest)
     for name, value in command.environment.items():
         written = f"{name}={value}"[:300]
         change = load_engine_changes(engine).environment.get(name) or OptionChange()
         stands_in = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
         if _SECRET_NAME_PATTERN.search(name) and len(value) > 7 and not stands_in:
-            why, instead = "a secret in plain text", "a secret, or a file that only the server reads"
+            why, instead = (
+                "a secret in plain text",
+                "a secret, or a file that only the server reads",
+            )
             yield LintFinding("environment", name, f"{name}=...", "risky", why, instead)
             continue
         if not name.startswith("VLLM_") or engine != "vllm":
@@ -248,21 +350,44 @@ def check_environment(command: ServerCommand, version: str) -> Iterator[LintFind
         had = known.get(name, ())
         earlier = [one for one in had if all_versions.index(one) <= at]
         after = all_versions[at + 1 : at + 2]
-        if nearest not in had and set(after) & set(had) and parse_release(nearest) != parse_release(version):
-            yield LintFinding("environment", name, written, "ok", f"not read by {nearest}, read by {after[0]}")
+        if (
+            nearest not in had
+            and set(after) & set(had)
+            and parse_release(nearest) != parse_release(version)
+        ):
+            yield LintFinding(
+                "environment", name, written, "ok", f"not read by {nearest}, read by {after[0]}"
+            )
         elif nearest in had:
             verdict, why = _check_accepted_option(change, name, version)
-            yield LintFinding("environment", name, written, verdict, why, change.advice if why else "")
+            yield LintFinding(
+                "environment", name, written, verdict, why, change.advice if why else ""
+            )
         elif earlier:
             first = all_versions[all_versions.index(earlier[-1]) + 1]
             why = f"not read since {first}, if not before; {earlier[-1]} did, now it only warns"
-            instead = f"{change.becomes} {normalize_variable_value(value)}" if change.becomes else change.instead
-            yield LintFinding("environment", name, written, change.verdict, why, instead or "nothing")
+            instead = (
+                f"{change.becomes} {normalize_variable_value(value)}"
+                if change.becomes
+                else change.instead
+            )
+            yield LintFinding(
+                "environment", name, written, change.verdict, why, instead or "nothing"
+            )
         elif had:
-            yield LintFinding("environment", name, written, "unknown", f"read since {had[0]}, or shortly before", "")
+            yield LintFinding(
+                "environment",
+                name,
+                written,
+                "unknown",
+                f"read since {had[0]}, or shortly before",
+                "",
+            )
         else:
             why = f"vllm {nearest} does not read it"
-            yield LintFinding("environment", name, written, "unknown", why, find_closest(name, known, 0.8))
+            yield LintFinding(
+                "environment", name, written, "unknown", why, find_closest(name, known, 0.8)
+            )
 
 
 def normalize_variable_value(value: str) -> str:
@@ -278,17 +403,27 @@ def find_engine_version(engine: str, version: str) -> Engine | None:
         return None
 
 
-def find_redundant_defaults(parsed: ParsedCommandLine, engine: str, version: str) -> Iterator[LintFinding]:
+def find_redundant_defaults(
+    parsed: ParsedCommandLine, engine: str, version: str
+) -> Iterator[LintFinding]:
     """Options that say what is so anyway."""
     facts = find_engine_version(engine, version)
     if engine != "vllm" or facts is None:
         return
     for option in parsed.options:
-        fact = VERSIONED_DEFAULTS.get(option.option.argument) if option.option and not option.error else None
+        fact = (
+            VERSIONED_DEFAULTS.get(option.option.argument)
+            if option.option and not option.error
+            else None
+        )
         if fact and option.option and option.value == facts.facts[fact]:
             since = _find_default_since(fact, option.value, version)
             why = f"the default since {since}, if not before" if since else "the default"
-            if fact == "prefix_caching" and option.value and not facts.facts["prefix_caching_hybrid"]:
+            if (
+                fact == "prefix_caching"
+                and option.value
+                and not facts.facts["prefix_caching_hybrid"]
+            ):
                 why += ", but for models with recurrent layers"
             yield LintFinding("flag", option.option.name, str(option)[:300], "useless", why)
 

@@ -31,7 +31,9 @@ class CommandReport:
 
     checked: CheckedCommand
     fixed: FixedCommand
-    plan: CommandPlan | None  # of the command as it is, or once it is `mended` where it does not start as it is
+    plan: (
+        CommandPlan | None
+    )  # of the command as it is, or once it is `mended` where it does not start as it is
     not_planned_reason: str  # why there is no plan, where a GPU was named
 
     @property
@@ -42,13 +44,17 @@ class CommandReport:
     @property
     def reported_findings(self) -> list[LintFinding]:
         """What there is to say something of."""
-        return [finding for finding in self.checked.findings if finding.verdict != "ok" or finding.why]
+        return [
+            finding for finding in self.checked.findings if finding.verdict != "ok" or finding.why
+        ]
 
     @property
     def accepted_names(self) -> list[str]:
         """The names of the rest."""
         names = dict.fromkeys(
-            finding.name for finding in self.checked.findings if finding not in self.reported_findings
+            finding.name
+            for finding in self.checked.findings
+            if finding not in self.reported_findings
         )
         return [escape_to_one_line(name)[:40] for name in names]
 
@@ -56,7 +62,8 @@ class CommandReport:
     def needs_author(self) -> bool:
         """Only its author can say how it starts."""
         return not self.plan and any(
-            finding.kind == "flag" and finding.verdict == "contradicts" for finding in self.reported_findings
+            finding.kind == "flag" and finding.verdict == "contradicts"
+            for finding in self.reported_findings
         )
 
 
@@ -74,7 +81,11 @@ class LintReport:
     def findings(self) -> list[LintFinding]:
         """Of all commands and metrics."""
         return [
-            *(finding for command_report in self.commands for finding in command_report.checked.findings),
+            *(
+                finding
+                for command_report in self.commands
+                for finding in command_report.checked.findings
+            ),
             *self.metrics,
         ]
 
@@ -82,19 +93,31 @@ class LintReport:
     def needs_fix(self) -> bool:
         """Something should be mended: now, or to start at `to`."""
         starts = all(memory.can_start for memory in self._memory_plans)
-        return not starts or any(finding.needs_fix for finding in (*self.findings, *self.upgrade_findings))
+        return not starts or any(
+            finding.needs_fix for finding in (*self.findings, *self.upgrade_findings)
+        )
 
     @property
     def verdict(self) -> Literal["ok", "at_risk", "mend"]:
         """At risk: it starts, but something in it is risky, or its memory may not suffice."""
-        wrong = {finding.verdict for finding in (*self.findings, *self.upgrade_findings) if finding.needs_fix}
+        wrong = {
+            finding.verdict
+            for finding in (*self.findings, *self.upgrade_findings)
+            if finding.needs_fix
+        }
         if wrong - {"risky"} or not all(memory.can_start for memory in self._memory_plans):
             return "mend"
-        return "at_risk" if wrong or any(memory.status != "ok" for memory in self._memory_plans) else "ok"
+        return (
+            "at_risk"
+            if wrong or any(memory.status != "ok" for memory in self._memory_plans)
+            else "ok"
+        )
 
     @property
     def _memory_plans(self) -> list[MemoryPlan]:
-        return [command_report.plan.memory for command_report in self.commands if command_report.plan]
+        return [
+            command_report.plan.memory for command_report in self.commands if command_report.plan
+        ]
 
     def list_rows(self) -> list[dict[str, Any]]:
         """One row for each finding, for tables."""
@@ -104,11 +127,15 @@ class LintReport:
         return {
             "commands": [
                 {
-                    "where": command_report.checked.command.where, "engine": command_report.checked.command.engine,
-                    "engine_version": command_report.checked.version, "command": _format_without_secrets(command_report.checked.command),
+                    "where": command_report.checked.command.where,
+                    "engine": command_report.checked.command.engine,
+                    "engine_version": command_report.checked.version,
+                    "command": _format_without_secrets(command_report.checked.command),
                     "findings": [vars(finding) for finding in command_report.checked.findings],
-                    "better": _format_without_secrets(command_report.fixed.command) if command_report.fixed.diff else None, "diff": list(command_report.fixed.diff),
-                    "refused": command_report.refuses_to_start, "planned": serialize_command_plan(command_report.plan) if command_report.plan else None,
+                    "better": _format_without_secrets(command_report.fixed.command) if command_report.fixed.diff else None,
+                    "diff": list(command_report.fixed.diff),
+                    "refused": command_report.refuses_to_start,
+                    "planned": serialize_command_plan(command_report.plan) if command_report.plan else None,
                     "unplanned": command_report.not_planned_reason or None,
                 }
                 for command_report in self.commands
@@ -120,7 +147,11 @@ class LintReport:
 
     def __str__(self) -> str:
         return render_template(
-            "tools/lint", "lint", found=self, table=_format_findings_table, public=_format_without_secrets
+            "tools/lint",
+            "lint",
+            found=self,
+            table=_format_findings_table,
+            public=_format_without_secrets,
         ).strip("\n")
 
 
@@ -130,9 +161,10 @@ def lint(
 ) -> LintReport:  # fmt: skip
     """Judge the command line, or the file, `what` for an engine's version; on a `gpu` also what it does and is worth.
 
-    The version is that of the image where none is given, or else the newest that is listed; a file of a plan names its
-    version, and its GPU where no `gpu` is given. `to` is another version that the command is to move to. Nothing of
-    `what` is run. Raises `PlannerError` where nothing can be made of it.
+    The version is that of the image where none is given, or else the newest that is listed; a file
+    of a plan names its version, and its GPU where no `gpu` is given. `to` is another version that
+    the command is to move to. Nothing of `what` is run. Raises `PlannerError` where nothing can be
+    made of it.
     """
     text = read_source(what, engine)
     notes = list[str]()
@@ -146,14 +178,22 @@ def lint(
         at = version or command.version or load_flag_lists(command.engine).versions[-1]
         judged = _check_command(command, at)
         notes += filter(None, (judged.options.note, command.note))
-        pool = f"a {command.role} worker of pools is planned as a server of its own, which does both"
+        pool = (
+            f"a {command.role} worker of pools is planned as a server of its own, which does both"
+        )
         on = gpu or command.planned_on or None
         notes += [pool] if command.role and on else []
-        notes += [] if version or command.version else [f"no version given: judged for {command.engine} {at}"]
+        notes += (
+            []
+            if version or command.version
+            else [f"no version given: judged for {command.engine} {at}"]
+        )
         command_reports.append(_plan_command(judged, on, at, workload))
         drift += check_upgrade(judged, to) if to else []
     watched = (
-        check_metrics(text.metrics, [command_report.checked for command_report in command_reports], version)
+        check_metrics(
+            text.metrics, [command_report.checked for command_report in command_reports], version
+        )
         if text.metrics
         else []
     )
@@ -162,7 +202,11 @@ def lint(
         then = check_metrics(text.metrics, [one.checked for one in command_reports], to)
         drift += [one for one in then if one != now[one.name] and one.needs_fix]
     return LintReport(
-        tuple(command_reports), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(drift))
+        tuple(command_reports),
+        tuple(watched),
+        tuple(dict.fromkeys(notes)),
+        to,
+        tuple(dict.fromkeys(drift)),
     )
 
 
@@ -170,10 +214,14 @@ def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """The verdicts on a command, those on its model among them."""
     judged = check_command(command, version)
     engine = find_engine_version(command.engine, version)
-    return replace(judged, findings=_merge_findings(judged.findings, find_contradictions(judged, engine)))
+    return replace(
+        judged, findings=_merge_findings(judged.findings, find_contradictions(judged, engine))
+    )
 
 
-def _plan_command(judged: CheckedCommand, gpu: str | None, version: str, workload: Workload | None) -> CommandReport:
+def _plan_command(
+    judged: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
+) -> CommandReport:
     """One command, planned where a GPU is named and the planner knows enough; what does not start, once mended."""
     better = fix_command(judged)
     if gpu is None:
@@ -189,7 +237,9 @@ def _plan_command(judged: CheckedCommand, gpu: str | None, version: str, workloa
     except PlannerError as error:
         return CommandReport(judged, better, None, str(error))
     judged = _drop_safe_memory_findings(judged, done)
-    return CommandReport(judged, fix_command(judged, {step.argument: step.value for step in done.steps}), done, "")
+    return CommandReport(
+        judged, fix_command(judged, {step.argument: step.value for step in done.steps}), done, ""
+    )
 
 
 def _drop_safe_memory_findings(judged: CheckedCommand, done: CommandPlan) -> CheckedCommand:
@@ -198,13 +248,19 @@ def _drop_safe_memory_findings(judged: CheckedCommand, done: CommandPlan) -> Che
         return judged
     share = ("--gpu-memory-utilization", "risky")
     findings = (
-        replace(finding, verdict="ok", why="", instead="") if (finding.name, finding.verdict) == share else finding
+        (
+            replace(finding, verdict="ok", why="", instead="")
+            if (finding.name, finding.verdict) == share
+            else finding
+        )
         for finding in judged.findings
     )
     return replace(judged, findings=tuple(findings))
 
 
-def _merge_findings(findings: Iterable[LintFinding], more: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
+def _merge_findings(
+    findings: Iterable[LintFinding], more: Iterable[LintFinding]
+) -> tuple[LintFinding, ...]:
     """Findings, those of `more` in place of what was said of the same item and was no more than a risk."""
     made = {(finding.kind, finding.name): finding for finding in findings}
     for one in more:
@@ -216,8 +272,15 @@ def _merge_findings(findings: Iterable[LintFinding], more: Iterable[LintFinding]
 
 def _format_without_secrets(command: ServerCommand) -> str:
     """The command in one line, with its environment in front, and without secrets."""
-    secret = {name for name, value in command.environment.items() if len(value) > 7 and name.endswith(("KEY", "TOKEN"))}
-    shown = [f"{name}={'...' if name in secret else value}" for name, value in command.environment.items()]
+    secret = {
+        name
+        for name, value in command.environment.items()
+        if len(value) > 7 and name.endswith(("KEY", "TOKEN"))
+    }
+    shown = [
+        f"{name}={'...' if name in secret else value}"
+        for name, value in command.environment.items()
+    ]
     return escape_to_one_line(" ".join([*shown, _mask_secret(command)]))
 
 
@@ -241,5 +304,7 @@ def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
 
 def _format_finding(finding: LintFinding) -> str:
     return escape_to_one_line(
-        "; ".join(filter(None, (finding.why, f"instead: {finding.instead}" if finding.instead else "")))
+        "; ".join(
+            filter(None, (finding.why, f"instead: {finding.instead}" if finding.instead else ""))
+        )
     )

@@ -10,7 +10,13 @@ from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, validate_entry
 from planner.core.readers import read_yaml
-from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, get_cli_options, is_unresolved, load_flag_lists
+from planner.engines.cli_options import (
+    FLAGS_DIR,
+    ParsedCommandLine,
+    get_cli_options,
+    is_unresolved,
+    load_flag_lists,
+)
 from planner.engines.engine import parse_release
 from planner.tools.lint.findings import LintFinding, LintVerdict, is_secret_option
 from planner.tools.lint.server_commands import ServerCommand
@@ -33,39 +39,71 @@ class OptionRule(SourcedEntry):
 def load_option_rules(engine: str) -> tuple[OptionRule, ...]:
     """The rules of all engines, and those of `engine`."""
     data = read_yaml(FLAGS_DIR / "rules.yaml")
-    listed_rules = [(whose, n, one) for whose in ("all", engine) for n, one in enumerate(data.get(whose, []), start=1)]
+    listed_rules = [
+        (whose, n, one)
+        for whose in ("all", engine)
+        for n, one in enumerate(data.get(whose, []), start=1)
+    ]
     return tuple(
-        validate_entry(OptionRule, one, f"flags/rules.yaml, rule {n} of {whose}") for whose, n, one in listed_rules
+        validate_entry(OptionRule, one, f"flags/rules.yaml, rule {n} of {whose}")
+        for whose, n, one in listed_rules
     )
 
 
-def apply_option_rules(command: ServerCommand, parsed: ParsedCommandLine, version: str) -> Iterator[LintFinding]:
+def apply_option_rules(
+    command: ServerCommand, parsed: ParsedCommandLine, version: str
+) -> Iterator[LintFinding]:
     """What the rules say of options and variables together."""
     values: dict[str, Any] = {**command.environment, **_read_nearby_version(command, version)}
-    own = command.container and not command.launched.startswith("python -m dynamo.")  # where Dynamo's frontend listens
+    own = command.container and not command.launched.startswith(
+        "python -m dynamo."
+    )  # where Dynamo's frontend listens
     values |= {**parsed.values, "container": own, "role": command.role or None}
     at = parse_release(version)
     for rule in load_option_rules(command.engine):
-        if (rule.from_ and at < parse_release(rule.from_)) or (rule.before and at >= parse_release(rule.before)):
+        if (rule.from_ and at < parse_release(rule.from_)) or (
+            rule.before and at >= parse_release(rule.before)
+        ):
             continue
         if not all(_matches_test(test, values.get(name)) for name, test in rule.when.items()):
             continue
         name = rule.flag or next(iter(rule.when))
         if name.isupper():
             written = f"{name}={values.get(name)}"[:300]
-            yield LintFinding("environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses)
+            yield LintFinding(
+                "environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses
+            )
             continue
-        option = next((one for one in reversed(parsed.options) if one.option and one.option.argument == name), None)
+        option = next(
+            (one for one in reversed(parsed.options) if one.option and one.option.argument == name),
+            None,
+        )
         shown = option.option.name if option and option.option else f"--{name.replace('_', '-')}"
-        written = "(not given)" if option is None else shown if is_secret_option(option.written) else str(option)[:300]
-        yield LintFinding("flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses)
+        written = (
+            "(not given)"
+            if option is None
+            else shown
+            if is_secret_option(option.written)
+            else str(option)[:300]
+        )
+        yield LintFinding(
+            "flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses
+        )
 
 
 def _read_nearby_version(command: ServerCommand, version: str) -> dict[str, Any]:
     """What the next list reads in the command, for a version between two lists."""
     cli_options = get_cli_options(command.engine, version)
-    later = [one for one in load_flag_lists(command.engine).versions if parse_release(one) > parse_release(version)]
-    return get_cli_options(command.engine, later[0]).parse(command.argv).values if cli_options.note and later else {}
+    later = [
+        one
+        for one in load_flag_lists(command.engine).versions
+        if parse_release(one) > parse_release(version)
+    ]
+    return (
+        get_cli_options(command.engine, later[0]).parse(command.argv).values
+        if cli_options.note and later
+        else {}
+    )
 
 
 def _matches_test(test: str, value: Any) -> bool:
@@ -79,7 +117,11 @@ def _matches_test(test: str, value: Any) -> bool:
     if test.startswith("any of "):
         return str(value) in test.split()[2:]
     if test.startswith("none of "):
-        return value is not None and not is_unresolved(value) and str(value).lower() not in test.lower().split()[2:]
+        return (
+            value is not None
+            and not is_unresolved(value)
+            and str(value).lower() not in test.lower().split()[2:]
+        )
     match = re.fullmatch(r"([<>]=?) ([\d.]+)", test)
     if not match:
         return str(value) == test

@@ -52,7 +52,9 @@ class ServerCommand:
     note: str = ""
     num_visible_gpus: int | None = None  # GPUs that its container is given
     launched: str = ""  # by another program than the engine's own: this, and its own options
-    renamed_options: Mapping[str, str] = field(default_factory=dict)  # that program's names of options -> the engine's
+    renamed_options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # that program's names of options -> the engine's
     planned_on: str = ""  # the GPU, where a plan of ours wrote it
 
     @property
@@ -60,11 +62,14 @@ class ServerCommand:
         """The command in one line, as a shell would take it."""
         program = {
             "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
-            "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher",
+            "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve",
+            "tgi": "text-generation-launcher",
         }[self.engine]  # fmt: skip
         words, theirs = self.argv, {ours: name for name, ours in self.renamed_options.items()}
         if theirs:  # it names the model in an option of its own
-            words = tuple(theirs.get(word, word) for word in words if word.startswith("-") or word != words[0])
+            words = tuple(
+                theirs.get(word, word) for word in words if word.startswith("-") or word != words[0]
+            )
         return " ".join([self.launched or program, *map(quote_word, words)])
 
     @property
@@ -72,13 +77,17 @@ class ServerCommand:
         """Of a worker of pools, "prefill" or "decode"; nothing of a server that does both."""
         pattern = r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)"
         match = re.search(pattern, f"{self.launched} {' '.join(self.argv)}")
-        return {"producer": "prefill", "consumer": "decode"}.get(match[2], match[1]) if match else ""
+        return (
+            {"producer": "prefill", "consumer": "decode"}.get(match[2], match[1]) if match else ""
+        )
 
 
 def quote_word(word: str) -> str:
     """A word as a shell takes it, whose variables and sums are still filled in there; `$(...)` never runs by itself."""
     parts = re.split(r"(\$\{[A-Za-z_]\w*(?::?[-=?+][^$`\"\\{}]*)?\}|\$\(\([\w +*/%-]*\)\))", word)
-    escaped = (part if at % 2 else re.sub(r'([\\"`$])', r"\\\1", part) for at, part in enumerate(parts))
+    escaped = (
+        part if at % 2 else re.sub(r'([\\"`$])', r"\\\1", part) for at, part in enumerate(parts)
+    )
     return f'"{"".join(escaped)}"' if parts[1:] else shlex.quote(word)
 
 
@@ -89,7 +98,9 @@ def find_commands(
     shell_statements = parse_statements(text, environment)
     for number, statement in enumerate(shell_statements, start=1):
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
-        yield from _parse_statement(statement, place, engine if len(shell_statements) == 1 else None)
+        yield from _parse_statement(
+            statement, place, engine if len(shell_statements) == 1 else None
+        )
 
 
 def _parse_statement(
@@ -108,25 +119,45 @@ def _parse_statement(
         name, at, subcommand = found
         set_before = (word.partition("=")[::2] for word in words[:at])
         before = {key: value for key, value in set_before if value and key.isidentifier()}
-        pinned = next(filter(None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])), None)
+        pinned = next(
+            filter(
+                None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])
+            ),
+            None,
+        )
         version = pinned[1] if pinned else ""
         held = parse_image_name(_find_pyxis_image(words[:at]))
         if held and held.engine == name:
             version = held.version
         command = ServerCommand(
-            location, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand
+            location,
+            name,
+            tuple(words[at:]),
+            {**environment, **before},
+            version,
+            subcommand=subcommand,
         )
         if wrapper := load_wrappers().get(words[at - 1]):
             argv, own, settings = unwrap_command(words[at - 1], words[at:])
             launched = shlex.join(["python", "-m", words[at - 1], *own])
-            command = replace(command, argv=argv, launched=launched, renamed_options=wrapper.renamed, config=settings)
+            command = replace(
+                command,
+                argv=argv,
+                launched=launched,
+                renamed_options=wrapper.renamed,
+                config=settings,
+            )
         yield command
         return
-    script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
+    script = next(
+        (at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None
+    )
     sentences = [
         word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)
     ]  # ssh HOST '...', tmux new '...'
-    if script is not None and any(PurePath(word).name in _SHELL_PROGRAMS for word in words[:script]):
+    if script is not None and any(
+        PurePath(word).name in _SHELL_PROGRAMS for word in words[:script]
+    ):
         sentences = [words[script + 1]]
     if sentences:
         for inner in parse_statements(sentences[-1], environment):
@@ -172,7 +203,11 @@ def _parse_docker_run(
     inside, entrypoint, at = dict[str, str](), "", words.index("run") + 1
     while at < len(words) and words[at].startswith("-"):
         key, tied, value = words[at].partition("=")
-        alone = bool(tied) or key in _VALUELESS_DOCKER_OPTIONS or re.fullmatch(r"-[ditP]+", key) is not None
+        alone = (
+            bool(tied)
+            or key in _VALUELESS_DOCKER_OPTIONS
+            or re.fullmatch(r"-[ditP]+", key) is not None
+        )
         text = value if tied else words[at + 1] if at + 1 < len(words) else ""
         at += 1 if alone else 2
         if key == "--entrypoint":
@@ -215,11 +250,21 @@ def parse_container(
 ) -> Iterator[ServerCommand]:
     """What a container of the image `name` starts with these words, unless its entry point is `replaced`."""
     engine_image = parse_image_name(name)
-    begun = list(_parse_statement(ShellStatement(tuple(words), environment), location, None, depth + 1))
+    begun = list(
+        _parse_statement(ShellStatement(tuple(words), environment), location, None, depth + 1)
+    )
     for command in begun:
-        version = engine_image.version if engine_image and engine_image.engine == command.engine else ""
+        version = (
+            engine_image.version if engine_image and engine_image.engine == command.engine else ""
+        )
         yield replace(command, container=True, version=version or command.version)
-    if not begun and engine_image and engine_image.starts and not replaced and (words or environment):
+    if (
+        not begun
+        and engine_image
+        and engine_image.starts
+        and not replaced
+        and (words or environment)
+    ):
         serves = engine_image.engine == "vllm"
         yield ServerCommand(
             location,

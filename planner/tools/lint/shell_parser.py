@@ -35,7 +35,11 @@ class ShellWord:
     @property
     def unquoted_prefix(self) -> str:
         """What stands in front of any quote or variable."""
-        return self.parts[0].text if self.parts and not (self.parts[0].quoted or self.parts[0].variable) else ""
+        return (
+            self.parts[0].text
+            if self.parts and not (self.parts[0].quoted or self.parts[0].variable)
+            else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,14 @@ class ShellStatement:
     environment: Mapping[str, str]
 
 
-def parse_statements(text: str, environment: Mapping[str, str] | None = None) -> list[ShellStatement]:
+def parse_statements(
+    text: str, environment: Mapping[str, str] | None = None
+) -> list[ShellStatement]:
     """The commands of `text`, each with the variables set before it; `PlannerError` where a quote does not end."""
-    exported, variables = dict(environment or {}), {name: [value] for name, value in (environment or {}).items()}
+    exported, variables = (
+        dict(environment or {}),
+        {name: [value] for name, value in (environment or {}).items()},
+    )
     statements = []
     for words in _split_into_commands(text):
         filled, own, exporting, at = list[str](), dict[str, str](), False, 0
@@ -58,14 +67,27 @@ def parse_statements(text: str, environment: Mapping[str, str] | None = None) ->
             match = _ASSIGNMENT_PATTERN.match(word.unquoted_prefix)
             if match and not filled:
                 first = [WordPart(word.unquoted_prefix[match.end() :]), *word.parts[1:]]
-                many = at < len(words) and words[at].unquoted_prefix == "(" and not word.unquoted_prefix[match.end() :]
+                many = (
+                    at < len(words)
+                    and words[at].unquoted_prefix == "("
+                    and not word.unquoted_prefix[match.end() :]
+                )
                 if many:
-                    end = next((i for i in range(at, len(words)) if words[i].unquoted_prefix == ")"), len(words))
-                    value = [text for each in words[at + 1 : end] for text in _expand_word(each.parts, variables)]
+                    end = next(
+                        (i for i in range(at, len(words)) if words[i].unquoted_prefix == ")"),
+                        len(words),
+                    )
+                    value = [
+                        text
+                        for each in words[at + 1 : end]
+                        for text in _expand_word(each.parts, variables)
+                    ]
                     at = end + 1
                 else:
                     value = ["".join(_expand_part(part, variables) for part in first)]
-                variables[match[1]] = [*variables.get(match[1], []), *value] if match[2] and many else value
+                variables[match[1]] = (
+                    [*variables.get(match[1], []), *value] if match[2] and many else value
+                )
                 own[match[1]] = " ".join(value)
                 continue
             if word.unquoted_prefix in _COMMAND_PREFIXES and not filled:
@@ -73,13 +95,21 @@ def parse_statements(text: str, environment: Mapping[str, str] | None = None) ->
                 continue
             filled += _expand_word(word.parts, variables)
         if exporting:
-            exported |= own | {name: " ".join(variables[name]) for name in filled if name in variables}
+            exported |= own | {
+                name: " ".join(variables[name]) for name in filled if name in variables
+            }
         elif filled:
             statements.append(ShellStatement(tuple(filled), {**exported, **own}))
         else:
             exported |= {name: value for name, value in own.items() if name in exported}
-        if sum(map(len, filled)) + sum(len(v) for values in variables.values() for v in values) > MAX_EXPANDED_CHARS:
-            raise PlannerError(f"with its variables filled in the text grows beyond {MAX_EXPANDED_CHARS:,} characters")
+        if (
+            sum(map(len, filled)) + sum(len(v) for values in variables.values() for v in values)
+            > MAX_EXPANDED_CHARS
+        ):
+            raise PlannerError(
+                f"with its variables filled in the text grows beyond {MAX_EXPANDED_CHARS:,}"
+                " characters"
+            )
     return statements
 
 
@@ -113,7 +143,9 @@ def _expand_part(part: WordPart, variables: Mapping[str, list[str]], depth: int 
     if name in variables and not how.endswith("+"):
         return " ".join(variables[name])
     if how.endswith(("-", "=")) and depth < 4:
-        return "".join(_expand_part(inner, variables, depth + 1) for inner in _split_into_parts(other))
+        return "".join(
+            _expand_part(inner, variables, depth + 1) for inner in _split_into_parts(other)
+        )
     return f"${{{name}}}"
 
 

@@ -21,7 +21,11 @@ from planner.tools.lint.server_commands import (
     parse_container,
     parse_image_name,
 )
-from planner.tools.lint.shell_parser import expand_variables, extract_here_documents, parse_statements
+from planner.tools.lint.shell_parser import (
+    expand_variables,
+    extract_here_documents,
+    parse_statements,
+)
 
 MAX_FILE_BYTES = MIB
 """Bytes of a file that is read."""
@@ -44,28 +48,50 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
     path = _find_file(what)
     text, name = (read_text(path, MAX_FILE_BYTES), path.name) if path else (what, "")
     beside = _NearbyFiles(text, name, path.parent if path else Path())
-    text = re.sub(r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text)  # lines that PowerShell and cmd carry on
+    text = re.sub(
+        r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text
+    )  # lines that PowerShell and cmd carry on
     if len(text) > MAX_FILE_BYTES:
-        raise PlannerError(f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}")
-    server_commands = list(islice(_find_commands_in_text(text, name, engine), MAX_COMMANDS_PER_FILE))
-    for script in () if server_commands else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE):
-        server_commands += islice(_find_commands_in_text(beside.find(script) or "", "", engine), MAX_COMMANDS_PER_FILE)
-    found = tuple(_apply_config_file(_apply_plan_header(command, text), beside) for command in server_commands)
-    metrics = tuple(dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word))
+        raise PlannerError(
+            f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
+        )
+    server_commands = list(
+        islice(_find_commands_in_text(text, name, engine), MAX_COMMANDS_PER_FILE)
+    )
+    for script in (
+        () if server_commands else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE)
+    ):
+        server_commands += islice(
+            _find_commands_in_text(beside.find(script) or "", "", engine), MAX_COMMANDS_PER_FILE
+        )
+    found = tuple(
+        _apply_config_file(_apply_plan_header(command, text), beside) for command in server_commands
+    )
+    metrics = tuple(
+        dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word)
+    )
     if not found and not metrics:
         where = path.name if path else f"{what!r:.60}"
         hint = "" if engine else "; --engine says whose options they are"
         raise PlannerError(
-            f"no server starts in {where}: expected `vllm serve`, `python -m sglang.launch_server`, `trtllm-serve` or "
-            f"`text-generation-launcher`, or one of their images{hint}"
+            f"no server starts in {where}: expected `vllm serve`, `python -m sglang.launch_server`,"
+            f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
         )
     return ParsedSource(found, metrics)
 
 
 def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
     """The command with the GPU, and where it names none itself the version, that head the files of a plan."""
-    title = re.search(rf"^# .+ on (?:.+ of )?(.+), {command.engine} (\d[\w.+]*|nightly\S*)$", text[:2000], re.MULTILINE)
-    return replace(command, version=command.version or title[2], planned_on=title[1]) if title else command
+    title = re.search(
+        rf"^# .+ on (?:.+ of )?(.+), {command.engine} (\d[\w.+]*|nightly\S*)$",
+        text[:2000],
+        re.MULTILINE,
+    )
+    return (
+        replace(command, version=command.version or title[2], planned_on=title[1])
+        if title
+        else command
+    )
 
 
 class _NearbyFiles(NamedTuple):
@@ -112,7 +138,9 @@ def _apply_config_file(command: ServerCommand, beside: _NearbyFiles) -> ServerCo
     if command.engine == "trtllm":
         settings = {str(name).replace("-", "_"): value for name, value in content.items()}
         return replace(command, config={**command.config, **settings}, note=note)
-    words = _format_as_words([(f"--{name}", value) for name, value in content.items() if _is_scalar(value)])
+    words = _format_as_words(
+        [(f"--{name}", value) for name, value in content.items() if _is_scalar(value)]
+    )
     at = 1 if command.subcommand and command.argv and not command.argv[0].startswith("-") else 0
     return replace(command, argv=(*command.argv[:at], *words, *command.argv[at:]), note=note)
 
@@ -136,15 +164,22 @@ def _find_commands_in_text(text: str, name: str, engine: str | None) -> Iterator
         yield from _parse_systemd_unit(text, engine)
     elif re.search(r'^\s*task\s+"[^"\n]*"\s*\{', text, re.MULTILINE):
         yield from _parse_nomad_job(text)
-    elif all(re.search(rf"^\s*{line}", text, re.MULTILINE) for line in (r"FROM\s+\S+", r"(CMD|ENTRYPOINT|RUN)\b")):
+    elif all(
+        re.search(rf"^\s*{line}", text, re.MULTILINE)
+        for line in (r"FROM\s+\S+", r"(CMD|ENTRYPOINT|RUN)\b")
+    ):
         yield from _parse_dockerfile(text, engine)
-    elif re.search(r"^\s*(- )?[\w./\"-]+\s*:(\s|$)", text, re.MULTILINE) or text.lstrip().startswith("{"):
+    elif re.search(
+        r"^\s*(- )?[\w./\"-]+\s*:(\s|$)", text, re.MULTILINE
+    ) or text.lstrip().startswith("{"):
         documents = list(_load_yaml_documents(text, name))
         if documents:
             for document in documents:
                 yield from _find_commands_in_node(document, "", engine)
         else:
-            yield from find_commands(re.sub(r"^(\s*)- (?=[\"'-])", r"\1\\\n", text, flags=re.MULTILINE), "", engine)
+            yield from find_commands(
+                re.sub(r"^(\s*)- (?=[\"'-])", r"\1\\\n", text, flags=re.MULTILINE), "", engine
+            )
     else:
         yield from find_commands(text, "", engine)
 
@@ -152,13 +187,19 @@ def _find_commands_in_text(text: str, name: str, engine: str | None) -> Iterator
 def _parse_nomad_job(text: str) -> Iterator[ServerCommand]:
     """What the tasks of a Nomad job start in their containers."""
     for task in re.split(r'^\s*task\s+"[^"\n]*"\s*\{', text, flags=re.MULTILINE)[1:]:
-        pairs = dict(re.findall(r'^\s*"?(\w+)"?\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*$', task, re.MULTILINE))
+        pairs = dict(
+            re.findall(r'^\s*"?(\w+)"?\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*$', task, re.MULTILINE)
+        )
         lists = dict(re.findall(r"^\s*(args|entrypoint)\s*=\s*(\[[^\]]*\])", task, re.MULTILINE))
-        words = {key: _parse_json_list(re.sub(r",\s*\]", "]", found)) for key, found in lists.items()}
+        words = {
+            key: _parse_json_list(re.sub(r",\s*\]", "]", found)) for key, found in lists.items()
+        }
         command = [pairs["command"]] if "command" in pairs else []
         started = [*words.get("entrypoint", []), *command, *words.get("args", [])]
         environment = {name: value for name, value in pairs.items() if name.isupper()}
-        yield from parse_container(pairs.get("image", ""), started, environment, "task", "entrypoint" in lists)
+        yield from parse_container(
+            pairs.get("image", ""), started, environment, "task", "entrypoint" in lists
+        )
 
 
 def _parse_systemd_unit(text: str, engine: str | None) -> Iterator[ServerCommand]:
@@ -167,9 +208,15 @@ def _parse_systemd_unit(text: str, engine: str | None) -> Iterator[ServerCommand
     environment: dict[str, str] = {}
     for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE):
         with suppress(ValueError):
-            environment |= dict(word.partition("=")[::2] for word in shlex.split(line) if "=" in word)
-    for number, line in enumerate(re.findall(r"^ExecStart=[@\-:+!]*(.+)$", text, re.MULTILINE), start=1):
-        yield from find_commands(line, f"ExecStart {number}" if number > 1 else "ExecStart", engine, environment)
+            environment |= dict(
+                word.partition("=")[::2] for word in shlex.split(line) if "=" in word
+            )
+    for number, line in enumerate(
+        re.findall(r"^ExecStart=[@\-:+!]*(.+)$", text, re.MULTILINE), start=1
+    ):
+        yield from find_commands(
+            line, f"ExecStart {number}" if number > 1 else "ExecStart", engine, environment
+        )
 
 
 def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
@@ -217,7 +264,9 @@ def _load_yaml_documents(text: str, name: str) -> Iterator[Any]:
             yield document
 
 
-def _find_commands_in_node(node: Any, location: str, engine: str | None, depth: int = 0) -> Iterator[ServerCommand]:
+def _find_commands_in_node(
+    node: Any, location: str, engine: str | None, depth: int = 0
+) -> Iterator[ServerCommand]:
     """Commands anywhere inside a document: containers, and text that a shell would run."""
     if depth > 40:
         return
@@ -237,26 +286,40 @@ def _find_commands_in_node(node: Any, location: str, engine: str | None, depth: 
         yield from _parse_kserve(node, location)
         return
     if flat := _read_config_options(node, engine):
-        yield ServerCommand(location or "configuration", engine or "vllm", flat, {}, subcommand=True)
+        yield ServerCommand(
+            location or "configuration", engine or "vllm", flat, {}, subcommand=True
+        )
         return
     server_commands = list(_parse_container_node(node, location))
     yield from server_commands
     for key, value in node.items():
         if not (server_commands and key in ("command", "args", "entrypoint")):
-            yield from _find_commands_in_node(value, f"{location}.{key}".lstrip("."), engine, depth + 1)
+            yield from _find_commands_in_node(
+                value, f"{location}.{key}".lstrip("."), engine, depth + 1
+            )
 
 
 def _parse_container_node(node: Mapping[str, Any], location: str) -> Iterator[ServerCommand]:
     """What a service of a compose file, or a container of a manifest, starts."""
-    words = [word for key in ("entrypoint", "command", "args") for word in _split_command_value(node.get(key))]
+    words = [
+        word
+        for key in ("entrypoint", "command", "args")
+        for word in _split_command_value(node.get(key))
+    ]
     name = node.get("image")
-    name = "" if name is None else str(name.get("repository", "") if isinstance(name, Mapping) else name)
+    name = (
+        ""
+        if name is None
+        else str(name.get("repository", "") if isinstance(name, Mapping) else name)
+    )
     if not words and not parse_image_name(name):
         return
     environment = _parse_environment(node.get("environment")) | _parse_environment(node.get("env"))
     filled = []
     for word in words:
-        word = re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
+        word = re.sub(
+            r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word
+        )
         filled.append(expand_variables(word.replace("$$", "\0"), {}).replace("\0", "$"))
     replaced = "entrypoint" in node or ("command" in node and "args" in node)
     for command in parse_container(name, filled, environment, location, replaced):
@@ -268,7 +331,9 @@ def _read_gpu_limit(node: Mapping[str, Any]) -> int | None:
     limits = node.get("resources")
     limits = limits.get("limits") if isinstance(limits, Mapping) else None
     if isinstance(limits, Mapping):
-        counts = [str(many) for name, many in limits.items() if str(name).endswith(("/gpu", "/gaudi"))]
+        counts = [
+            str(many) for name, many in limits.items() if str(name).endswith(("/gpu", "/gaudi"))
+        ]
         return int(counts[0]) if counts and counts[0].isdecimal() and len(counts[0]) < 10 else None
     place: Any = node
     for key in ("deploy", "resources", "reservations", "devices"):
@@ -288,28 +353,48 @@ def _parse_production_stack(node: Mapping[str, Any], location: str) -> ServerCom
             pairs.append((f"--no-{name}", True) if value is False else (f"--{name}", value))
     extra = config.get("extraArgs") if isinstance(config, Mapping) else None
     engine_image = parse_image_name(f"{node.get('repository', '')}:{node.get('tag', '')}")
-    words = (_format_scalar(node["modelURL"]), *_format_as_words(pairs), *_split_command_value(extra))
+    words = (
+        _format_scalar(node["modelURL"]),
+        *_format_as_words(pairs),
+        *_split_command_value(extra),
+    )
     asked = str(node.get("requestGPU", ""))
     gpus = int(asked) if asked.isdecimal() and len(asked) < 10 else None
     version = engine_image.version if engine_image else ""
     return ServerCommand(
-        location, "vllm", words, _parse_environment(node.get("env")), version, True, True, num_visible_gpus=gpus
+        location,
+        "vllm",
+        words,
+        _parse_environment(node.get("env")),
+        version,
+        True,
+        True,
+        num_visible_gpus=gpus,
     )
 
 
 def _parse_kserve(node: Mapping[str, Any], location: str) -> Iterator[ServerCommand]:
     """What KServe's runtimes of vLLM make of an InferenceService's model; its Hugging Face server has names of its own.
 
-    `--model_id` and `--model_name` are its own, and `--backend=huggingface` starts no vLLM (kserve.github.io, Hugging
-    Face runtime, 0.15 to 0.20).
+    `--model_id` and `--model_name` are its own, and `--backend=huggingface` starts no vLLM
+    (kserve.github.io, Hugging Face runtime, 0.15 to 0.20).
     """
     kind = str(node["modelFormat"].get("name", "")).lower()
     words = [part for word in _split_command_value(node.get("args")) for part in word.split("=", 1)]
     own = {name: words[at + 1] for at, name in enumerate(words[:-1]) if name in _KSERVE_OPTIONS}
     if kind not in ("huggingface", "vllm") or own.get("--backend") == "huggingface":
         return
-    taken = {at + step for at, name in enumerate(words[:-1]) if name in _KSERVE_OPTIONS for step in (0, 1)}
-    model = own.get("--model_id") or str(node.get("storageUri", "")).removeprefix("hf://") or own.get("--model_dir", "")
+    taken = {
+        at + step
+        for at, name in enumerate(words[:-1])
+        if name in _KSERVE_OPTIONS
+        for step in (0, 1)
+    }
+    model = (
+        own.get("--model_id")
+        or str(node.get("storageUri", "")).removeprefix("hf://")
+        or own.get("--model_dir", "")
+    )
     rest = [word for at, word in enumerate(words) if at not in taken]
     argv = (*(["--model", model] if model else []), *rest)
     note = f"left to KServe: {', '.join(own)}" if own else ""
@@ -347,7 +432,9 @@ def _format_scalar(value: Any) -> str:
 def _parse_environment(value: Any) -> dict[str, str]:
     """Environment in any of its forms: a mapping, a list of NAME=value, or a list of name and value."""
     if isinstance(value, Mapping):
-        return {str(name): "" if held is None else _format_scalar(held) for name, held in value.items()}
+        return {
+            str(name): "" if held is None else _format_scalar(held) for name, held in value.items()
+        }
     made = {}
     for entry in value if isinstance(value, list) else []:
         if isinstance(entry, Mapping) and "name" in entry:
@@ -364,13 +451,19 @@ def _read_config_options(node: Mapping[str, Any], engine: str | None) -> tuple[s
     cli_options = get_cli_options(engine or "vllm", load_flag_lists(engine or "vllm").versions[-1])
     names = [f"--{name}" for name in node if isinstance(name, str)]
     right = sum(len(cli_options.find_spellings(name)) == 1 for name in names)
-    if len(names) < 2 or right < 0.6 * len(node) or not all(_is_scalar(value) for value in node.values()):
+    if (
+        len(names) < 2
+        or right < 0.6 * len(node)
+        or not all(_is_scalar(value) for value in node.values())
+    ):
         return ()
     return tuple(_format_as_words(zip(names, node.values(), strict=False)))
 
 
 def _is_scalar(value: Any) -> bool:
-    return not isinstance(value, Mapping | list) or (isinstance(value, list) and all(map(_is_scalar, value)))
+    return not isinstance(value, Mapping | list) or (
+        isinstance(value, list) and all(map(_is_scalar, value))
+    )
 
 
 def _format_as_words(pairs: Iterable[tuple[str, Any]]) -> Iterator[str]:

@@ -5,7 +5,12 @@ from typing import Any
 
 from planner.engines.cli_options import CliOption, get_cli_options
 from planner.tools.lint.findings import LintFinding
-from planner.tools.lint.option_checks import VERSIONED_DEFAULTS, CheckedCommand, check_command, find_engine_version
+from planner.tools.lint.option_checks import (
+    VERSIONED_DEFAULTS,
+    CheckedCommand,
+    check_command,
+    find_engine_version,
+)
 
 
 def check_upgrade(judged: CheckedCommand, to: str) -> list[LintFinding]:
@@ -15,14 +20,22 @@ def check_upgrade(judged: CheckedCommand, to: str) -> list[LintFinding]:
     changed = [one for one in then if one.verdict != "ok" and one != now.get((one.kind, one.name))]
     listed = list(_compare_recorded_defaults(judged, to))
     named = {one.name for one in listed}
-    return [*changed, *listed, *(one for one in _compare_catalog_defaults(judged, to) if one.name not in named)]
+    return [
+        *changed,
+        *listed,
+        *(one for one in _compare_catalog_defaults(judged, to) if one.name not in named),
+    ]
 
 
 def _compare_recorded_defaults(judged: CheckedCommand, to: str) -> Iterator[LintFinding]:
     """Defaults that differ between the lists of two versions."""
     old, new = judged.options, get_cli_options(judged.command.engine, to)
     for name in dict.fromkeys(option.name for option in old.by_spelling.values()):
-        if name not in new.by_spelling or old[name].argument in judged.as_meant.values or old[name].kind == "json":
+        if (
+            name not in new.by_spelling
+            or old[name].argument in judged.as_meant.values
+            or old[name].kind == "json"
+        ):
             continue
         before, after = old[name].default, new[name].default
         if before != after and before and after:
@@ -31,15 +44,24 @@ def _compare_recorded_defaults(judged: CheckedCommand, to: str) -> Iterator[Lint
 
 def _compare_catalog_defaults(judged: CheckedCommand, to: str) -> Iterator[LintFinding]:
     """Defaults that `catalogs/engines.yaml` has by version."""
-    first, second = (find_engine_version(judged.command.engine, version) for version in (judged.version, to))
+    first, second = (
+        find_engine_version(judged.command.engine, version) for version in (judged.version, to)
+    )
     if judged.command.engine != "vllm" or first is None or second is None:
         return
     new = get_cli_options("vllm", to)
     for argument, fact in VERSIONED_DEFAULTS.items():
-        name, before, after = f"--{argument.replace('_', '-')}", first.facts[fact], second.facts[fact]
+        name, before, after = (
+            f"--{argument.replace('_', '-')}",
+            first.facts[fact],
+            second.facts[fact],
+        )
         if argument not in judged.as_meant.values and before != after:
             yield _make_default_change(
-                name, _format_value(before), _format_value(after), _keep_default(new[name], _format_value(before))
+                name,
+                _format_value(before),
+                _format_value(after),
+                _keep_default(new[name], _format_value(before)),
             )
 
 

@@ -26,7 +26,9 @@ def load_wrappers() -> Mapping[str, EngineWrapper]:
     return load_catalog("flags/wrappers.yaml", EngineWrapper)
 
 
-def unwrap_command(name: str, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, Any]]:
+def unwrap_command(
+    name: str, words: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, Any]]:
     """Of the words behind the module `name`: what the engine's launcher would be given, its own, and what it sets."""
     wrapper, shared = load_wrappers()[name], load_wrappers().get(name.partition(".")[0])
     patterns = f"{wrapper.own} {shared.own if shared else ''}".split()
@@ -39,7 +41,9 @@ def unwrap_command(name: str, words: Sequence[str]) -> tuple[tuple[str, ...], tu
         elif option in wrapper.model.split():
             into = model
             model += [value] if tied else []
-        elif option in wrapper.settings or any(fnmatchcase(option, pattern) for pattern in patterns):
+        elif option in wrapper.settings or any(
+            fnmatchcase(option, pattern) for pattern in patterns
+        ):
             into = own
             own.append(word)
             settings |= {wrapper.settings[option]: True} if option in wrapper.settings else {}

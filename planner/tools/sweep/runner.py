@@ -1,7 +1,8 @@
 """`planner sweep`: thousands of what-ifs of one scenario, worked out on Dask and kept in a store.
 
-Every point is the scenario with some fields set. Its answer is kept under a digest of all that decides it: the fields,
-the files that they name, the catalogs and the planner's own code. What the store knows is not worked out again.
+Every point is the scenario with some fields set. Its answer is kept under a digest of all that
+decides it: the fields, the files that they name, the catalogs and the planner's own code. What the
+store knows is not worked out again.
 """
 
 import hashlib
@@ -57,8 +58,19 @@ def compute_point_key(sweep: SweepSpec, asked: Mapping[str, Any]) -> str:
     for part, files in (("workload", ("trace", "day")), ("speculation", ("draft_model",))):
         if isinstance(given := said.get(part), dict):
             named += map(given.get, files)
-    places = [place for name in named if isinstance(name, str) for place in (sweep.folder / name, Path(name))]
-    whole = [compute_build_digest(), sweep.answer, sweep.replay, said, [_hash_file(place) for place in places]]
+    places = [
+        place
+        for name in named
+        if isinstance(name, str)
+        for place in (sweep.folder / name, Path(name))
+    ]
+    whole = [
+        compute_build_digest(),
+        sweep.answer,
+        sweep.replay,
+        said,
+        [_hash_file(place) for place in places],
+    ]
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -69,7 +81,9 @@ class AnswerStore:
         self.path = path
         ensure_folder(path.parent)
         with self._open() as data:
-            data.execute("create table if not exists answers (key text primary key, answer text not null)")
+            data.execute(
+                "create table if not exists answers (key text primary key, answer text not null)"
+            )
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -92,7 +106,9 @@ class AnswerStore:
 
     def add(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep `answers`, all of them or none; errors, which may pass, are not kept."""
-        rows = [(name, json.dumps(one)) for name, one in answers.items() if one["status"] != "error"]
+        rows = [
+            (name, json.dumps(one)) for name, one in answers.items() if one["status"] != "error"
+        ]
         with self._open() as data:
             data.executemany("insert or ignore into answers values (?, ?)", rows)
 
@@ -102,7 +118,9 @@ def answer_points(
 ) -> dict[str, dict[str, Any]]:
     """The answers to (key, fields set) of some points: one task. `wanted` is the build that asks."""
     if compute_build_digest() != wanted:
-        raise PlannerError("a worker has another version of the planner, or other catalogs: give it the same")
+        raise PlannerError(
+            "a worker has another version of the planner, or other catalogs: give it the same"
+        )
     return {name: answer_point(sweep, point) for name, point in questions}
 
 
@@ -113,60 +131,108 @@ def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
         wanted = fields.pop("deployment", None)
         scenario = parse_scenario(fields, sweep.name, sweep.folder)
         if sweep.answer == "predict":
-            candidate = _predict_point(scenario, validate_entry(DeploymentEntry, wanted, "deployment"), sweep.replay)
+            candidate = _predict_point(
+                scenario, validate_entry(DeploymentEntry, wanted, "deployment"), sweep.replay
+            )
             return _build_point_row(scenario, candidate)
         plan = search_deployments(scenario) if sweep.replay else search_analytically(scenario)
-        about: dict[str, Any] = {"verdict": plan.verdict, "binding": plan.binding_constraint.constraint}
+        about: dict[str, Any] = {
+            "verdict": plan.verdict,
+            "binding": plan.binding_constraint.constraint,
+        }
         if sweep.replay and (day := plan.autoscaling):
             fewest, most = min(day.replicas), max(day.replicas)
-            about |= {"replicas_fewest": fewest, "replicas_most": most, "hours_missed": len(day.violated_hours)}
+            about |= {
+                "replicas_fewest": fewest,
+                "replicas_most": most,
+                "hours_missed": len(day.violated_hours),
+            }
             about |= {"gpu_hours": day.gpu_hours, "gpu_hours_fixed": day.fixed_gpu_hours}
         if plan.best is None:
             return {"status": "nothing_meets", **about, "error": str(plan.binding_constraint)}
         row = _build_point_row(scenario, plan.best) | about
-        return row if plan.chosen else row | {"status": "nothing_meets", "error": "; ".join(plan.reasons)}
+        return (
+            row
+            if plan.chosen
+            else row | {"status": "nothing_meets", "error": "; ".join(plan.reasons)}
+        )
     except PlannerError as error:
         return {"status": "error", "error": str(error)}
     except Exception as error:  # one odd point must not end the others
         return {
             "status": "error",
-            "error": escape_to_one_line(f"this point cannot be planned ({type(error).__name__}: {error})"),
+            "error": escape_to_one_line(
+                f"this point cannot be planned ({type(error).__name__}: {error})"
+            ),
         }
 
 
-def _predict_point(scenario: Scenario, deployment_entry: DeploymentEntry, replay: bool) -> Candidate:
+def _predict_point(
+    scenario: Scenario, deployment_entry: DeploymentEntry, replay: bool
+) -> Candidate:
     """The given deployment under the scenario's traffic."""
     name = get_gpu(deployment_entry.gpu).name if deployment_entry.gpu else scenario.gpus[0].gpu.name
     candidate_gpu = next((card for card in scenario.gpus if card.gpu.name == name), None)
     model = load_model(
         scenario.model,
-        quantization=None if deployment_entry.quantization == "checkpoint" else deployment_entry.quantization,
+        quantization=(
+            None if deployment_entry.quantization == "checkpoint" else deployment_entry.quantization
+        ),
     )
     layout = ParallelLayout(
-        deployment_entry.tp, deployment_entry.pp, deployment_entry.dp, deployment_entry.ep, deployment_entry.dcp
+        deployment_entry.tp,
+        deployment_entry.pp,
+        deployment_entry.dp,
+        deployment_entry.ep,
+        deployment_entry.dcp,
     )
     if reason := explain_illegal_layout(model, layout, layout.gpus_per_replica, scenario.engine):
         raise PlannerError(reason)
-    drafting = scenario.speculation.to_config() if scenario.speculation and scenario.speculation.allowed else None
-    candidate_gpu = candidate_gpu or CandidateGpu(get_gpu(name), layout.num_gpus * deployment_entry.replicas)
-    deployment = build_deployment(scenario, candidate_gpu, model, layout, deployment_entry.kv_cache_dtype, drafting)
+    drafting = (
+        scenario.speculation.to_config()
+        if scenario.speculation and scenario.speculation.allowed
+        else None
+    )
+    candidate_gpu = candidate_gpu or CandidateGpu(
+        get_gpu(name), layout.num_gpus * deployment_entry.replicas
+    )
+    deployment = build_deployment(
+        scenario, candidate_gpu, model, layout, deployment_entry.kv_cache_dtype, drafting
+    )
     candidate = evaluate_candidate(scenario, deployment, deployment_entry.replicas)
-    return simulate_candidate(scenario, candidate) if replay and candidate.prediction.can_start else candidate
+    return (
+        simulate_candidate(scenario, candidate)
+        if replay and candidate.prediction.can_start
+        else candidate
+    )
 
 
 def _build_point_row(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     """What a candidate is and does, with the columns of `planner predict`."""
     deployment = candidate.deployment
-    verdict = "nothing_meets" if not candidate.is_feasible else "at_risk" if candidate.at_risk else "holds"
+    verdict = (
+        "nothing_meets"
+        if not candidate.is_feasible
+        else "at_risk"
+        if candidate.at_risk
+        else "holds"
+    )
     return {
-        "status": "ok", "verdict": verdict, "binding": "", "figures": "replay" if candidate.is_simulated else "closed form",
-        "gpu": deployment.gpu.name, "gpus": sum(pool.num_gpus for pool in candidate.prediction.pools),
-        "gpus_rented": candidate.prediction.num_gpus_billed, **vars(deployment.layout), "pools": candidate.description if candidate.is_disaggregated else "",
-        "quantization": deployment.model.quantization.method, "kv_cache_dtype": deployment.args.kv_cache_dtype or "auto",
-        "max_num_seqs": deployment.args.max_num_seqs, "max_model_len": deployment.args.max_model_len,
-        "misses": "; ".join(candidate.violations), "margin": candidate.limit_utilization if math.isfinite(candidate.limit_utilization) else None,
+        "status": "ok", "verdict": verdict, "binding": "",
+        "figures": "replay" if candidate.is_simulated else "closed form",
+        "gpu": deployment.gpu.name,
+        "gpus": sum(pool.num_gpus for pool in candidate.prediction.pools),
+        "gpus_rented": candidate.prediction.num_gpus_billed, **vars(deployment.layout),
+        "pools": candidate.description if candidate.is_disaggregated else "",
+        "quantization": deployment.model.quantization.method,
+        "kv_cache_dtype": deployment.args.kv_cache_dtype or "auto",
+        "max_num_seqs": deployment.args.max_num_seqs,
+        "max_model_len": deployment.args.max_model_len,
+        "misses": "; ".join(candidate.violations),
+        "margin": candidate.limit_utilization if math.isfinite(candidate.limit_utilization) else None,
     } | {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value  # as JSON holds it
+        # as JSON holds it
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in build_output_row(candidate.prediction).items()
     }  # fmt: skip
 
@@ -175,7 +241,9 @@ def unify_column_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """A column as Parquet holds it: text where its values are of several types, such as a number and "auto"."""
     if column.dtype != object or len({type(value) for value in column.dropna()}) < 2:
         return column
-    return column.map(lambda value: value if isinstance(value, str) else json.dumps(value), na_action="ignore")
+    return column.map(
+        lambda value: value if isinstance(value, str) else json.dumps(value), na_action="ignore"
+    )
 
 
 def run_sweep(
@@ -184,9 +252,10 @@ def run_sweep(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The answers to all points, in their order; those that the store lacks are worked out and appended to it.
 
-    They run on the Dask `scheduler` at an address, else on `workers` processes of this machine (as many as it has
-    cores). `progress` is told the distinct points that are answered, all of them, and those that the store knew.
-    Raises `PlannerError` where the scheduler cannot be reached or its workers have another planner.
+    They run on the Dask `scheduler` at an address, else on `workers` processes of this machine (as
+    many as it has cores). `progress` is told the distinct points that are answered, all of them,
+    and those that the store knew. Raises `PlannerError` where the scheduler cannot be reached or
+    its workers have another planner.
     """
     keys = [compute_point_key(sweep, sweep.build_scenario_fields(point)) for point in sweep.points]
     found = store.fetch(keys)
@@ -205,7 +274,10 @@ def run_sweep(
 
 
 def _compute_answers(
-    sweep: SweepSpec, questions: list[tuple[str, Mapping[str, Any]]], scheduler: str | None, workers: int | None
+    sweep: SweepSpec,
+    questions: list[tuple[str, Mapping[str, Any]]],
+    scheduler: str | None,
+    workers: int | None,
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Answers, chunk by chunk as they are found."""
     from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
@@ -216,13 +288,16 @@ def _compute_answers(
         POINTS_PER_TASK[sweep.replay],
     )
     if scheduler and not re.fullmatch(r"(tcp|tls|ws|wss)://.+:\d{1,5}", scheduler):
-        raise PlannerError(f"--scheduler takes an address such as tcp://10.0.0.1:8786, got {scheduler!r:.80}")
+        raise PlannerError(
+            f"--scheduler takes an address such as tcp://10.0.0.1:8786, got {scheduler!r:.80}"
+        )
     chunks = [questions[k : k + size] for k in range(0, len(questions), size)]
     try:
         with ExitStack() as held:
             place: Any = scheduler or held.enter_context(
                 LocalCluster(
-                    n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit=0,
+                    n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0",
+                    memory_limit=0,
                     silence_logs=50, local_directory=held.enter_context(TemporaryDirectory()),
                 )
             )  # fmt: skip
@@ -254,7 +329,13 @@ def run_sweep_file(
     ensure_folder(out.parent)
     found = run_sweep(sweep, AnswerStore(store), scheduler, workers, progress)
     rows = [
-        {"point": k, **{f"set.{name}": json.dumps(v) if isinstance(v, dict | list) else v for name, v in point.items()}}
+        {
+            "point": k,
+            **{
+                f"set.{name}": json.dumps(v) if isinstance(v, dict | list) else v
+                for name, v in point.items()
+            },
+        }
         | one
         for k, (point, one) in enumerate(zip(sweep.points, found, strict=True))
     ]
@@ -267,7 +348,15 @@ def run_sweep_file(
     return table
 
 
-TERMINAL_COLUMNS = ("verdict", "gpu", "gpus_rented", "usd_per_hour", "ttft_ms_p95", "tpot_ms_p95", "figures")
+TERMINAL_COLUMNS = (
+    "verdict",
+    "gpu",
+    "gpus_rented",
+    "usd_per_hour",
+    "ttft_ms_p95",
+    "tpot_ms_p95",
+    "figures",
+)
 """Columns of a table that a terminal shows beside the fields that were set."""
 
 
@@ -278,7 +367,11 @@ def format_sweep(table: "pd.DataFrame", most: int = 20) -> str:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
     columns = [*(name for name in map(str, table) if name.startswith("set.")), *TERMINAL_COLUMNS]
-    shown = table.head(most).reindex(columns=columns).rename(columns=lambda name: name.removeprefix("set."))
+    shown = (
+        table.head(most)
+        .reindex(columns=columns)
+        .rename(columns=lambda name: name.removeprefix("set."))
+    )
     shown["verdict"] = shown["verdict"].astype(object).fillna(table["status"])
     more = f"\n... and {len(table) - most:,} more" * (len(table) > most)
     return shown.to_string(index=False, na_rep="", float_format=figure) + more

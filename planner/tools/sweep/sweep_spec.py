@@ -105,7 +105,9 @@ def load_sweep_spec(path: Path) -> SweepSpec:
     if entry.answer == "plan" and entry.deployment:
         raise PlannerError(f"{path.name}, field deployment: a plan chooses it; leave it out")
     if bool(entry.grid) == bool(entry.sample):
-        raise PlannerError(f"{path.name}: give either a grid or a sample, such as grid: {{workload.rate: [1, 2]}}")
+        raise PlannerError(
+            f"{path.name}: give either a grid or a sample, such as grid: {{workload.rate: [1, 2]}}"
+        )
     source = find_scenario_file(entry.scenario, path.parent)
     data = read_yaml(source)
     if not isinstance(data, dict):
@@ -114,12 +116,17 @@ def load_sweep_spec(path: Path) -> SweepSpec:
     if entry.answer == "predict":
         fields["deployment"] = (entry.deployment or DeploymentEntry()).model_dump(exclude_none=True)
     swept = entry.sample.fields if entry.sample else entry.grid
-    if entry.answer == "plan" and any(name.split(".")[0] == "deployment" for name in (*swept, *entry.set)):
-        raise PlannerError(f"{path.name}: a plan chooses its deployment; sweep that with answer: predict")
+    if entry.answer == "plan" and any(
+        name.split(".")[0] == "deployment" for name in (*swept, *entry.set)
+    ):
+        raise PlannerError(
+            f"{path.name}: a plan chooses its deployment; sweep that with answer: predict"
+        )
     with add_error_context(path.name):
         points = _sample_points(entry.sample) if entry.sample else _build_grid(entry.grid)
         sweep_spec = SweepSpec(
-            entry.answer, entry.answer == "plan" if entry.replay is None else entry.replay, fields, source.stem,
+            entry.answer, entry.answer == "plan" if entry.replay is None else entry.replay, fields,
+            source.stem,
             source.parent.resolve(), points, (path, source),
         )  # fmt: skip
         sweep_spec.build_scenario_fields(points[0])
@@ -137,7 +144,9 @@ def _build_grid(fields: Mapping[str, list[FieldValue] | RangeEntry]) -> list[dic
 
 def _check_sweep_size(points: int, fields: int) -> None:
     if points * fields > MAX_SWEEP_VALUES:
-        raise PlannerError(f"{points:,} points of {fields:,} fields are more than {MAX_SWEEP_VALUES:,} values")
+        raise PlannerError(
+            f"{points:,} points of {fields:,} fields are more than {MAX_SWEEP_VALUES:,} values"
+        )
 
 
 def _list_values(name: str, given: list[FieldValue] | RangeEntry) -> list[Any]:
@@ -148,13 +157,19 @@ def _list_values(name: str, given: list[FieldValue] | RangeEntry) -> list[Any]:
     if given.points is None:
         raise PlannerError(f"{name}: a range in a grid needs its number of points")
     _check_range(name, given)
-    return list(dict.fromkeys(given.interpolate(k / (given.points - 1)) for k in range(given.points)))
+    return list(
+        dict.fromkeys(given.interpolate(k / (given.points - 1)) for k in range(given.points))
+    )
 
 
 def _check_range(name: str, range_entry: RangeEntry) -> None:
-    if range_entry.high < range_entry.low or (range_entry.scale == "log" and range_entry.low < MIN_LOG_RANGE_START):
+    if range_entry.high < range_entry.low or (
+        range_entry.scale == "log" and range_entry.low < MIN_LOG_RANGE_START
+    ):
         ends = f"{range_entry.low:g} to {range_entry.high:g}"
-        raise PlannerError(f"{name}: a range goes up, and by factors from {MIN_LOG_RANGE_START:g} on, got {ends}")
+        raise PlannerError(
+            f"{name}: a range goes up, and by factors from {MIN_LOG_RANGE_START:g} on, got {ends}"
+        )
 
 
 def _sample_points(sample: SampleEntry) -> list[dict[str, Any]]:
@@ -172,7 +187,11 @@ def _sample_points(sample: SampleEntry) -> list[dict[str, Any]]:
     shares = qmc.LatinHypercube(len(sample.fields), rng=sample.seed).random(sample.points)
     return [
         {
-            name: given[int(share * len(given))] if isinstance(given, list) else given.interpolate(float(share))
+            name: (
+                given[int(share * len(given))]
+                if isinstance(given, list)
+                else given.interpolate(float(share))
+            )
             for (name, given), share in zip(sample.fields.items(), row, strict=True)
         }
         for row in shares

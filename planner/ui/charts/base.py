@@ -23,7 +23,8 @@ CHART_WIDTH_PX: int = VEGA_THEME["view"]["continuousWidth"]
 CATEGORY_COLORS: list[str] = VEGA_THEME["range"]["category"]
 OK_COLOR, VIOLATED_COLOR, MUTED_COLOR = "#2e9e78", "#c9524a", "#8a8f98"
 MEMORY_PART_COLORS = {
-    "weights": "#3b7dd8", "activation": "#e0802f", "non-torch": "#b38a3d", "CUDA graphs": "#8a6fc4", "KV cache": OK_COLOR,
+    "weights": "#3b7dd8", "activation": "#e0802f", "non-torch": "#b38a3d", "CUDA graphs": "#8a6fc4",
+    "KV cache": OK_COLOR,
     "driver context": "#4fa9bd", "other tenants": VIOLATED_COLOR, "headroom": "#8a8f9866",
 }  # fmt: skip
 """One colour for each part of a memory budget, everywhere."""
@@ -44,9 +45,13 @@ def build_theme() -> Any:
 def render_svg(chart: alt.TopLevelMixin | dict[str, Any]) -> str:
     """The chart, or its Vega-Lite, as one SVG element, made offline; a mark says what it is under the pointer."""
     version = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
-    drawn = vl_convert.vegalite_to_svg(chart if isinstance(chart, dict) else chart.to_dict(), vl_version=version)
+    drawn = vl_convert.vegalite_to_svg(
+        chart if isinstance(chart, dict) else chart.to_dict(), vl_version=version
+    )
     mark = hashlib.sha1(drawn.encode()).hexdigest()[:8]
-    drawn = re.sub(r'(id="|url\(#)((?:clip|gradient)\w*)', rf"\g<1>{mark}-\2", drawn)  # several charts share a page
+    drawn = re.sub(
+        r'(id="|url\(#)((?:clip|gradient)\w*)', rf"\g<1>{mark}-\2", drawn
+    )  # several charts share a page
 
     def titled(mark: re.Match[str]) -> str:
         text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.3g}", mark[2])
@@ -65,7 +70,8 @@ def _widen_left_margin(drawn: str) -> str:
     def widened(match: re.Match[str]) -> str:
         width = float(match[1]) + room
         return (
-            f'width="{width:g}" height="{match[2]}" viewBox="{-room} 0 {width:g} {match[2]}" style="overflow: visible"'
+            f'width="{width:g}" height="{match[2]}" viewBox="{-room} 0 {width:g} {match[2]}"'
+            ' style="overflow: visible"'
         )
 
     return re.sub(size, widened, drawn, count=1)
@@ -76,7 +82,9 @@ def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
     rows = [
         (label, order, part, size / GIB)
         for label, plan in plans.items()
-        for order, (part, size) in enumerate(item for item in plan.bytes_by_part.items() if item[1] > 0)
+        for order, (part, size) in enumerate(
+            item for item in plan.bytes_by_part.items() if item[1] > 0
+        )
     ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
     return (
@@ -95,9 +103,15 @@ def encode_color(
     column: str, colors: Mapping[str, str] | Sequence[str], present: Iterable[str] | None = None
 ) -> alt.Color:
     """What `column` names in its own colours, names alone in the palette's; the legend has all, or those `present`."""
-    colors = colors if isinstance(colors, Mapping) else dict(zip(colors, cycle(CATEGORY_COLORS), strict=False))
+    colors = (
+        colors
+        if isinstance(colors, Mapping)
+        else dict(zip(colors, cycle(CATEGORY_COLORS), strict=False))
+    )
     shown = list(colors) if present is None else [name for name in colors if name in set(present)]
-    return alt.Color(column, title=None, scale=alt.Scale(domain=shown, range=[colors[name] for name in shown]))
+    return alt.Color(
+        column, title=None, scale=alt.Scale(domain=shown, range=[colors[name] for name in shown])
+    )
 
 
 def split_intervals(intervals: Iterable[Any]) -> dict[str, list[float]]:
@@ -114,36 +128,58 @@ def cap_utilization(parts: Iterable[Interval]) -> pd.DataFrame:
 
 def plot_overflow_arrows(base: alt.Chart) -> alt.Chart:
     """An arrow at the end of each of the `shares` that goes on."""
-    return base.transform_filter("datum.further").mark_point(shape="triangle-right", filled=True).encode(x="hi:Q")
+    return (
+        base.transform_filter("datum.further")
+        .mark_point(shape="triangle-right", filled=True)
+        .encode(x="hi:Q")
+    )
 
 
 def plot_band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:
     """The line of `mid`, drawn as `height` says, in its 80% band from `lo` to `hi`."""
-    return [base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")), base.mark_line().encode(y=height)]
+    return [
+        base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+        base.mark_line().encode(y=height),
+    ]
 
 
 def plot_limit_line(limit: float | None, axis: str = "y") -> list[alt.Chart]:
     """A promise, as a dashed line across; nothing where nothing is promised."""
-    rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=VIOLATED_COLOR)
+    rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(
+        strokeDash=[5, 4], color=VIOLATED_COLOR
+    )
     return [] if limit is None else [rule.encode(**{axis: "limit:Q"})]
 
 
-def arrange_panels(panel: Any, column: str, order: Sequence[str], abreast: int = 1) -> alt.FacetChart:
+def arrange_panels(
+    panel: Any, column: str, order: Sequence[str], abreast: int = 1
+) -> alt.FacetChart:
     """`panel` once for each value of `column`, its name above it; so many abreast, one row above the other."""
     above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
-    return panel.facet(facet=alt.Facet(f"{column}:N", title=None, sort=list(order), header=above), columns=abreast)
+    return panel.facet(
+        facet=alt.Facet(f"{column}:N", title=None, sort=list(order), header=above), columns=abreast
+    )
 
 
 def plot_lines(
-    data: pd.DataFrame, x: str, y: str, series: str | None = None, limit: float | None = None, log: bool = False
+    data: pd.DataFrame,
+    x: str,
+    y: str,
+    series: str | None = None,
+    limit: float | None = None,
+    log: bool = False,
 ) -> alt.LayerChart | alt.FacetChart:
     """`y` against `x` by `series`; a column of intervals gets its 80% band, `limit` a dashed line across.
 
     Column names are the axis titles, units included.
     """
     base = alt.Chart(data.drop(columns=y).assign(**split_intervals(data[y]))).encode(
-        x=alt.X(_escape_field(x), title=x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
-        color=alt.Color(_escape_field(series), title=series, sort=None) if series else alt.Undefined,
+        x=alt.X(
+            _escape_field(x), title=x, scale=alt.Scale(type="log" if log else "linear", nice=False)
+        ),
+        color=(
+            alt.Color(_escape_field(series), title=series, sort=None) if series else alt.Undefined
+        ),
     )
     return alt.layer(*plot_band(base, alt.Y("mid:Q", title=y)), *plot_limit_line(limit))
 

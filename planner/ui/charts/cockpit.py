@@ -21,7 +21,11 @@ VegaSpec = dict[str, Any]
 
 
 def plot_live_latency(
-    curves: pd.DataFrame, load: str, here: float, limits: Mapping[str, float], plan: Mapping[str, Interval]
+    curves: pd.DataFrame,
+    load: str,
+    here: float,
+    limits: Mapping[str, float],
+    plan: Mapping[str, Interval],
 ) -> VegaSpec:
     """One panel for each promised latency against the load: limit dashed, and the plan with its interval."""
     panels = []
@@ -46,11 +50,20 @@ def plot_live_latency(
                 "mark": {"type": "rule", "color": CATEGORY_COLORS[1], "strokeWidth": 2},
                 "encoding": interval,
             },
-            {**_wrap_values(spot), "mark": _POINT_MARK, "encoding": {"x": _encode_load_axis(load), "y": height}},
+            {
+                **_wrap_values(spot),
+                "mark": _POINT_MARK,
+                "encoding": {"x": _encode_load_axis(load), "y": height},
+            },
         ]
         size = COCKPIT_HEIGHT_PX if len(limits) < 3 else COCKPIT_PANEL_HEIGHT_PX
         panels.append(
-            {**_wrap_values(data.to_dict("records")), "width": COCKPIT_WIDTH_PX, "height": size, "layer": layers}
+            {
+                **_wrap_values(data.to_dict("records")),
+                "width": COCKPIT_WIDTH_PX,
+                "height": size,
+                "layer": layers,
+            }
         )
     return {"config": VEGA_THEME, "vconcat": panels, "spacing": 12}
 
@@ -60,21 +73,46 @@ def plot_live_cost(data: pd.DataFrame, load: str, here: float, paid: float | Non
     unit = str(data.columns[1])
     flat = pd.DataFrame({"load": data[load], "cost": data[unit], "what": data["Deployment"]})
     last, left = flat[flat["what"] != flat["what"].shift(-1)], flat["load"].iloc[0]
-    begins = last["load"].shift(fill_value=left)  # a name ends with its step: above it, and left of it, nothing is
+    begins = last["load"].shift(
+        fill_value=left
+    )  # a name ends with its step: above it, and left of it, nothing is
     wide = last[(last["load"] > 1.3 * begins) & (last["load"] > 2 * left)]
     spot = _wrap_values([{"load": here, "cost": paid}])
     height = {"field": "cost", "type": "quantitative", "title": unit, "axis": {"tickCount": 5}}
     both = {"x": _encode_load_axis(load), "y": height}
-    below = {} if paid is None else {"y": height, "y2": {"datum": 0}}  # above the plan its step has its name
-    named = {"type": "text", "align": "right", "dx": -3, "dy": -8, "fontSize": 10, "color": "currentColor"}
+    below = (
+        {} if paid is None else {"y": height, "y2": {"datum": 0}}
+    )  # above the plan its step has its name
+    named = {
+        "type": "text",
+        "align": "right",
+        "dx": -3,
+        "dy": -8,
+        "fontSize": 10,
+        "color": "currentColor",
+    }
     layers = [
         {"mark": {"type": "line", "interpolate": "step-before"}, "encoding": both},
-        {**_wrap_values(wide.to_dict("records")), "mark": named, "encoding": both | {"text": {"field": "what"}}},
-        {**spot, "mark": _LIMIT_MARK | {"color": MUTED_COLOR}, "encoding": {"x": _encode_load_axis(load)} | below},
+        {
+            **_wrap_values(wide.to_dict("records")),
+            "mark": named,
+            "encoding": both | {"text": {"field": "what"}},
+        },
+        {
+            **spot,
+            "mark": _LIMIT_MARK | {"color": MUTED_COLOR},
+            "encoding": {"x": _encode_load_axis(load)} | below,
+        },
         *([] if paid is None else [{**spot, "mark": _POINT_MARK, "encoding": both}]),
     ]
     values = _wrap_values(flat.to_dict("records"))
-    return {"config": VEGA_THEME, "width": COCKPIT_WIDTH_PX, "height": COCKPIT_HEIGHT_PX, **values, "layer": layers}
+    return {
+        "config": VEGA_THEME,
+        "width": COCKPIT_WIDTH_PX,
+        "height": COCKPIT_HEIGHT_PX,
+        **values,
+        "layer": layers,
+    }
 
 
 _LIMIT_MARK: VegaSpec = {"type": "rule", "strokeDash": [5, 4]}
@@ -91,4 +129,8 @@ def _escape_plain_field(field: str) -> VegaSpec:
 
 def _encode_load_axis(load: str) -> VegaSpec:
     scale = {"type": "log", "nice": False, "padding": 8}
-    return _escape_plain_field("load") | {"title": load, "scale": scale, "axis": {"tickCount": 5, "format": "~g"}}
+    return _escape_plain_field("load") | {
+        "title": load,
+        "scale": scale,
+        "axis": {"tickCount": 5, "format": "~g"},
+    }

@@ -33,7 +33,9 @@ def plot_slo_comparison(data: pd.DataFrame) -> alt.TopLevelMixin:
     share = alt.X("mid:Q", title="share of the limit", axis=alt.Axis(format="%"))
     scale = alt.Scale(domain=names, range=list(PLAN_MARKERS[: len(names)]))
     marks = alt.Shape("scenario:N", title=None, scale=scale)
-    reach = base.mark_rule(strokeWidth=2).encode(x=alt.X("lo:Q", title="share of the limit"), x2="hi:Q")
+    reach = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X("lo:Q", title="share of the limit"), x2="hi:Q"
+    )
     return alt.layer(
         reach,
         base.mark_point(size=60).encode(x=share, shape=marks),
@@ -59,7 +61,12 @@ def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
         alt.Chart(frame, width=CHART_WIDTH_PX, height=180)
         .mark_line(interpolate="step-before")
         .encode(
-            x=alt.X("load:Q", title=load, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~g")),
+            x=alt.X(
+                "load:Q",
+                title=load,
+                scale=alt.Scale(type="log", nice=False),
+                axis=alt.Axis(format="~g"),
+            ),
             y=alt.Y("cost:Q", title=unit),
             color=encode_color("scenario:N", names),
             strokeDash=alt.StrokeDash("scenario:N", title=None, scale=dash),
@@ -78,7 +85,9 @@ def plot_knob_effects(data: pd.DataFrame) -> alt.TopLevelMixin:
     sign = alt.Scale(domain=[True, False], range=CATEGORY_COLORS[:2])
     tiles = base.mark_rect().encode(
         color=alt.Color("helps:N", scale=sign, legend=None),
-        opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 0.5], range=[0.04, 0.75]), legend=None),
+        opacity=alt.Opacity(
+            "strength:Q", scale=alt.Scale(domain=[0, 0.5], range=[0.04, 0.75]), legend=None
+        ),
     )
     return tiles + base.mark_text(fontSize=10, color="currentColor").encode(text="told:N")
 

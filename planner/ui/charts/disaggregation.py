@@ -14,10 +14,16 @@ def plot_pool_sizes(data: pd.DataFrame) -> alt.TopLevelMixin:
         y=alt.Y("decode workers:O", sort="descending"),
     )
     tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1)
-    tiles = tiles.encode(color=encode_color("service level", SLO_STATUS_COLORS, data["service level"]))
+    tiles = tiles.encode(
+        color=encode_color("service level", SLO_STATUS_COLORS, data["service level"])
+    )
     share = alt.Text("share of the tightest limit:Q", format=".0%")
     text = base.mark_text(fontSize=10, dy=-6, color="currentColor").encode(text=share)
-    gpus = base.mark_text(fontSize=9, dy=8, color="currentColor").transform_calculate(said="datum.GPUs + ' GPUs'")
-    ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter("datum.chosen")
+    gpus = base.mark_text(fontSize=9, dy=8, color="currentColor").transform_calculate(
+        said="datum.GPUs + ' GPUs'"
+    )
+    ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter(
+        "datum.chosen"
+    )
     layers = alt.layer(tiles, text, gpus.encode(text="said:N"), ring)
     return layers.properties(width=CHART_WIDTH_PX - 160, height=alt.Step(36))

@@ -8,17 +8,28 @@ import pandas as pd
 
 from planner.tools.fleet.allocation import FleetPlan
 from planner.tools.fleet.tables import FREE_GPU_LABEL, build_gpu_usage_table, sweep_fleet_growth
-from planner.ui.charts.base import CATEGORY_COLORS, CHART_WIDTH_PX, MUTED_COLOR, VIOLATED_COLOR, encode_color
+from planner.ui.charts.base import (
+    CATEGORY_COLORS,
+    CHART_WIDTH_PX,
+    MUTED_COLOR,
+    VIOLATED_COLOR,
+    encode_color,
+)
 
 
 def plot_fleet_stock(plan: FleetPlan) -> alt.TopLevelMixin:
     """The GPUs of each kind as a bar, in the colours of the scenarios that have them; free ones are grey."""
     data = build_gpu_usage_table(plan)
     names = [name for name in plan.fleet.options if name in set(data["who"])]
-    colors = {**dict(zip(names, cycle(CATEGORY_COLORS), strict=False)), FREE_GPU_LABEL: MUTED_COLOR + "55"}
+    colors = {
+        **dict(zip(names, cycle(CATEGORY_COLORS), strict=False)),
+        FREE_GPU_LABEL: MUTED_COLOR + "55",
+    }
     order = {name: k for k, name in enumerate(colors)}
     return (
-        alt.Chart(data.assign(order=data["who"].map(order)), width=CHART_WIDTH_PX, height=alt.Step(26))
+        alt.Chart(
+            data.assign(order=data["who"].map(order)), width=CHART_WIDTH_PX, height=alt.Step(26)
+        )
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
             x=alt.X("GPUs:Q", axis=alt.Axis(tickMinStep=1, format="d")),
@@ -32,13 +43,19 @@ def plot_fleet_stock(plan: FleetPlan) -> alt.TopLevelMixin:
 def plot_fleet_costs(plan: FleetPlan) -> alt.TopLevelMixin:
     """What all cost as every load grows; dashed the growth that was asked about, and in red where it is too much."""
     data = sweep_fleet_growth(plan)
-    x = alt.X("every load, times:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format=".2f"))
+    x = alt.X(
+        "every load, times:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format=".2f")
+    )
     line = alt.Chart(data, width=CHART_WIDTH_PX, height=180).mark_line(interpolate="step-after")
     marks = [(plan.growth, MUTED_COLOR)] * (plan.grown_allocation is not None)
     if math.isfinite(plan.max_growth) and plan.max_growth <= data["every load, times"].max() + 1e-9:
         marks.append((plan.max_growth, VIOLATED_COLOR))
     rules = [
-        alt.Chart(pd.DataFrame({"every load, times": [at]})).mark_rule(color=color, strokeDash=[5, 4]).encode(x=x)
+        alt.Chart(pd.DataFrame({"every load, times": [at]}))
+        .mark_rule(color=color, strokeDash=[5, 4])
+        .encode(x=x)
         for at, color in marks
     ]
-    return alt.layer(line.encode(x=x, y=alt.Y("USD per hour:Q", scale=alt.Scale(zero=True))), *rules)
+    return alt.layer(
+        line.encode(x=x, y=alt.Y("USD per hour:Q", scale=alt.Scale(zero=True))), *rules
+    )

@@ -31,9 +31,13 @@ def plot_legal_layouts(data: pd.DataFrame) -> alt.TopLevelMixin:
         y=alt.Y("TP:O", title=None, sort=list(dict.fromkeys(data["TP"]))),
     )
     tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1)
-    tiles = tiles.encode(color=encode_color("Service level", LAYOUT_STATUS_COLORS, data["Service level"]))
+    tiles = tiles.encode(
+        color=encode_color("Service level", LAYOUT_STATUS_COLORS, data["Service level"])
+    )
     text = base.mark_text(fontSize=9, color="currentColor").encode(text="GPUs:Q")
-    ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter("datum.Chosen")
+    ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter(
+        "datum.Chosen"
+    )
     gpus = list(dict.fromkeys(data["GPU"]))
     abreast = min(len(gpus), 3)
     wide = min((CHART_WIDTH_PX - 90) // abreast - 16, 46 * int(max(data["PP"].max(), 4)))
@@ -43,7 +47,9 @@ def plot_legal_layouts(data: pd.DataFrame) -> alt.TopLevelMixin:
 
 def plot_candidate_memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMixin:
     """What fills the fullest GPU of each candidate."""
-    drawn = plot_memory_budget({name: candidate.prediction.memory for name, candidate in candidates.items()})
+    drawn = plot_memory_budget(
+        {name: candidate.prediction.memory for name, candidate in candidates.items()}
+    )
     return drawn.properties(height=alt.Step(16))
 
 
@@ -55,8 +61,12 @@ def plot_communication(data: pd.DataFrame) -> alt.TopLevelMixin:
         y=alt.Y("Layout", title=None, sort=list(dict.fromkeys(data["Layout"]))),
         yOffset=alt.YOffset("Link", sort=order),
     )
-    bars = base.mark_bar().encode(color=alt.Color("Link", title=None, sort=order, scale=alt.Scale(domain=order)))
-    label = base.mark_text(align="left", dx=3, fontSize=9, color="currentColor").encode(text="label")
+    bars = base.mark_bar().encode(
+        color=alt.Color("Link", title=None, sort=order, scale=alt.Scale(domain=order))
+    )
+    label = base.mark_text(align="left", dx=3, fontSize=9, color="currentColor").encode(
+        text="label"
+    )
     panel = alt.layer(bars, label).properties(width=(CHART_WIDTH_PX - 90) // 2, height=alt.Step(13))
     labelled = data.assign(label=data["Share of the step (%)"].map("{:.0f}%".format))
     columns = alt.Column("Step", title=None, sort=None)
@@ -72,11 +82,23 @@ def plot_pareto_front(
     if limit is not None and not more_is_better:
         near = held[[value.mid <= MAX_LAYOUT_LIMIT_MULTIPLE * limit for value in held[y]]]
         held = near if len(near) else held
-    flat = pd.DataFrame({"cost": held[cost], "gpu": held["GPU"], "layout": held["Layout"], "chosen": held["Chosen"]})
+    flat = pd.DataFrame(
+        {"cost": held[cost], "gpu": held["GPU"], "layout": held["Layout"], "chosen": held["Chosen"]}
+    )
     flat = flat.assign(**split_intervals(held[y]))
     flat["front"] = find_pareto_front(held, cost, y, more_is_better)
-    x = alt.X("cost:Q", title=cost, scale=alt.Scale(type="log", nice=False, padding=12), axis=alt.Axis(tickCount=6))
-    at = alt.Y("mid:Q", title=y, scale=alt.Scale(type="log", nice=False, padding=8), axis=alt.Axis(tickCount=6))
+    x = alt.X(
+        "cost:Q",
+        title=cost,
+        scale=alt.Scale(type="log", nice=False, padding=12),
+        axis=alt.Axis(tickCount=6),
+    )
+    at = alt.Y(
+        "mid:Q",
+        title=y,
+        scale=alt.Scale(type="log", nice=False, padding=8),
+        axis=alt.Axis(tickCount=6),
+    )
     color = encode_color("gpu:N", list(dict.fromkeys(flat["gpu"])))
     base, best = alt.Chart(flat).encode(x=x), alt.Chart(flat[flat["front"]]).encode(x=x)
     layers = [
@@ -88,6 +110,8 @@ def plot_pareto_front(
     layers += [
         picked.mark_rule(color="currentColor").encode(y="lo:Q", y2="hi:Q"),
         picked.mark_point(filled=False, size=170, color="currentColor", strokeWidth=2).encode(y=at),
-        picked.mark_text(align="left", dx=12, dy=-9, color="currentColor").encode(y=at, text="layout:N"),
+        picked.mark_text(align="left", dx=12, dy=-9, color="currentColor").encode(
+            y=at, text="layout:N"
+        ),
     ]
     return alt.layer(*layers, *plot_limit_line(limit))

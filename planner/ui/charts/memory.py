@@ -13,14 +13,22 @@ from planner.ui.charts.base import (
     split_intervals,
 )
 
-MEMORY_STATUS_COLORS = {"ok": OK_COLOR, "at risk": CATEGORY_COLORS[1], "does not fit": VIOLATED_COLOR}
+MEMORY_STATUS_COLORS = {
+    "ok": OK_COLOR,
+    "at risk": CATEGORY_COLORS[1],
+    "does not fit": VIOLATED_COLOR,
+}
 LOG_MATCH_COLORS = {"logged, inside": OK_COLOR, "logged, outside": VIOLATED_COLOR}
 
 
-def plot_memory_sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) -> alt.TopLevelMixin:
+def plot_memory_sweep(
+    data: pd.DataFrame, chosen: float | None = None, log: bool = False
+) -> alt.TopLevelMixin:
     """The second column against the first, with its 80% band, dots coloured by `status`, and a rule at `chosen`."""
     x, y = data.columns[:2]
-    dots = data.drop(columns=y).assign(mid=split_intervals(data[y])["mid"], status=data["status"].str.replace("_", " "))
+    dots = data.drop(columns=y).assign(
+        mid=split_intervals(data[y])["mid"], status=data["status"].str.replace("_", " ")
+    )
     points = alt.Chart(dots).mark_point()
     points = points.encode(
         x=alt.X(x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
@@ -29,7 +37,9 @@ def plot_memory_sweep(data: pd.DataFrame, chosen: float | None = None, log: bool
     )
     layers = [plot_lines(data, x, y, log=log), points]
     if chosen is not None:
-        layers.append(alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x))
+        layers.append(
+            alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x)
+        )
     return alt.layer(*layers).properties(height=140)
 
 
@@ -47,14 +57,22 @@ def plot_memory_residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
     )
     y = alt.Y("log", title=None, sort=None, axis=alt.Axis(labelLimit=300))
     base = alt.Chart(drawn, height=alt.Step(11)).encode(y=y)
-    x = alt.X("lo", title="logged minus planned KV cache (% of the budget); bar: planned 80% interval")
+    x = alt.X(
+        "lo", title="logged minus planned KV cache (% of the budget); bar: planned 80% interval"
+    )
     bars = base.mark_bar(color=MUTED_COLOR, opacity=0.45, height=7).encode(x=x, x2="hi")
-    return bars + base.mark_point().encode(x="error", color=encode_color("logged", LOG_MATCH_COLORS))
+    return bars + base.mark_point().encode(
+        x="error", color=encode_color("logged", LOG_MATCH_COLORS)
+    )
 
 
 def plot_sequence_counts(data: pd.DataFrame) -> alt.TopLevelMixin:
     """How many sequences fit, by their length."""
     scale = _build_zero_scale(data["sequences"] * 1.1)
     x = alt.X("sequences", title="sequences that fit at once in one engine", scale=scale)
-    base = alt.Chart(data, height=alt.Step(30)).encode(x=x, y=alt.Y("length", title=None, sort=None))
-    return base.mark_bar() + base.mark_text(align="left", dx=4).encode(text=alt.Text("sequences", format=",d"))
+    base = alt.Chart(data, height=alt.Step(30)).encode(
+        x=x, y=alt.Y("length", title=None, sort=None)
+    )
+    return base.mark_bar() + base.mark_text(align="left", dx=4).encode(
+        text=alt.Text("sequences", format=",d")
+    )

@@ -32,23 +32,43 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
     """Each target's prediction with its 80% interval, as a share of its limit."""
     performance, rows = candidate.prediction.performance, []
     for target in scenario.slo_targets:
-        interval = performance.get_for_display(target.metric, target.percentile) if performance else UNBOUNDED
+        interval = (
+            performance.get_for_display(target.metric, target.percentile)
+            if performance
+            else UNBOUNDED
+        )
         if performance and not math.isnan(interval.mid):
-            rows.append((str(target), interval / target.seconds, SLO_STATUS_LABELS[get_slo_status(target, interval)]))
+            rows.append(
+                (
+                    str(target),
+                    interval / target.seconds,
+                    SLO_STATUS_LABELS[get_slo_status(target, interval)],
+                )
+            )
     names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
     data = cap_utilization(parts).assign(target=names, state=states)
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
-    base = alt.Chart(data, height=alt.Step(24)).encode(y=y, color=encode_color("state:N", SLO_STATUS_COLORS))
+    base = alt.Chart(data, height=alt.Step(24)).encode(
+        y=y, color=encode_color("state:N", SLO_STATUS_COLORS)
+    )
     share = alt.X("lo:Q", title="share of the limit", axis=alt.Axis(format="%"))
     bars = base.mark_bar(height=10, opacity=0.35).encode(x=share, x2="hi")
-    return alt.layer(bars, base.mark_point().encode(x="mid:Q"), plot_overflow_arrows(base), *plot_limit_line(1.0, "x"))
+    return alt.layer(
+        bars,
+        base.mark_point().encode(x="mid:Q"),
+        plot_overflow_arrows(base),
+        *plot_limit_line(1.0, "x"),
+    )
 
 
 def plot_prices(plan: Plan) -> alt.TopLevelMixin:
     """USD per hour (GPUs, where no price is known) of the twelve best, and whether each meets the service level."""
     shown = plan.candidates[:12]
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
-    rows = [(c.description, c.usd_per_hour if priced else c.prediction.num_gpus, get_slo_label(c)) for c in shown]
+    rows = [
+        (c.description, c.usd_per_hour if priced else c.prediction.num_gpus, get_slo_label(c))
+        for c in shown
+    ]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
     base = alt.Chart(data, height=alt.Step(18), width=CHART_WIDTH_PX - 260).encode(
         x=alt.X("cost", title="USD per hour" if priced else "GPUs"),
@@ -62,7 +82,10 @@ def plot_prices(plan: Plan) -> alt.TopLevelMixin:
 def plot_framework_scores(choice: FrameworkChoice) -> alt.TopLevelMixin:
     """Each framework's points, those that cannot serve on these GPUs in grey."""
     told = [(each.title, each.name, each.ruled_out, each.points) for each in choice.ranked]
-    rows = [(title, 0 if out else n, out or str(n), name == choice.chosen.name) for title, name, out, n in told]
+    rows = [
+        (title, 0 if out else n, out or str(n), name == choice.chosen.name)
+        for title, name, out, n in told
+    ]
     data = pd.DataFrame(rows, columns=["framework", "points", "label", "chosen"])
     base = alt.Chart(data.assign(end=data["points"].clip(lower=0)), height=alt.Step(22))
     base = base.encode(y=alt.Y("framework", title=None, sort=None))
@@ -70,4 +93,6 @@ def plot_framework_scores(choice: FrameworkChoice) -> alt.TopLevelMixin:
         x=alt.X("points", title="points", axis=alt.Axis(tickMinStep=1)),
         color=alt.condition("datum.chosen", alt.value(OK_COLOR), alt.value(MUTED_COLOR)),
     )
-    return bars + base.mark_text(align="left", dx=4, color="currentColor").encode(x="end", text="label")
+    return bars + base.mark_text(align="left", dx=4, color="currentColor").encode(
+        x="end", text="label"
+    )

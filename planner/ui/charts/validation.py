@@ -18,15 +18,20 @@ from planner.ui.charts.base import (
 from planner.ui.charts.latency import compute_panel_width
 
 
-def plot_predicted_over_measured(data: pd.DataFrame, quantities: Mapping[str, str], series: str) -> alt.TopLevelMixin:
+def plot_predicted_over_measured(
+    data: pd.DataFrame, quantities: Mapping[str, str], series: str
+) -> alt.TopLevelMixin:
     """One panel per quantity, named with its unit: predicted over measured, with intervals and the diagonal.
 
-    `data` has the columns "measured ..." and "predicted ..." (intervals) of every quantity; `quantities` gives each its
-    panel's title. Both axes are logarithmic; colours are by the column `series`. What was not measured is left out.
+    `data` has the columns "measured ..." and "predicted ..." (intervals) of every quantity;
+    `quantities` gives each its panel's title. Both axes are logarithmic; colours are by the column
+    `series`. What was not measured is left out.
     """
     panels = []
     for quantity, title in quantities.items():
-        shown, scale, axis = _build_comparison_axes(data[data[f"measured {quantity}"].notna()], quantity, series)
+        shown, scale, axis = _build_comparison_axes(
+            data[data[f"measured {quantity}"].notna()], quantity, series
+        )
         base = alt.Chart(shown).encode(
             x=alt.X("measured:Q", title=f"measured {quantity}", scale=scale, axis=axis),
             color=alt.Color(f"{series}:N", title=None, sort=None),
@@ -34,33 +39,55 @@ def plot_predicted_over_measured(data: pd.DataFrame, quantities: Mapping[str, st
         height = alt.Y("mid:Q", title=f"predicted {quantity}", scale=scale, axis=axis)
         diagonal = alt.Chart(pd.DataFrame({"measured": scale.domain, "mid": scale.domain}))
         layers = [
-            diagonal.mark_line(color=MUTED_COLOR, strokeDash=[2, 3], strokeWidth=1).encode(x="measured:Q", y=height),
+            diagonal.mark_line(color=MUTED_COLOR, strokeDash=[2, 3], strokeWidth=1).encode(
+                x="measured:Q", y=height
+            ),
             base.mark_rule(opacity=0.45, strokeWidth=1.5).encode(y=alt.Y("lo:Q"), y2="hi"),
             base.mark_point(size=26).encode(y=alt.Y("mid:Q")),
         ]
-        panels.append(alt.layer(*layers).properties(width=compute_panel_width(2), height=205, title=title))
+        panels.append(
+            alt.layer(*layers).properties(width=compute_panel_width(2), height=205, title=title)
+        )
     return alt.hconcat(*panels)
 
 
-def _build_comparison_axes(data: pd.DataFrame, quantity: str, by: str) -> tuple[pd.DataFrame, alt.Scale, alt.Axis]:
+def _build_comparison_axes(
+    data: pd.DataFrame, quantity: str, by: str
+) -> tuple[pd.DataFrame, alt.Scale, alt.Axis]:
     """Columns `by`, measured, lo, mid and hi of a quantity, and the logarithmic scale and axis that hold them all.
 
     The axis has marks at 1, 2 and 5, or over a long way at powers of ten.
     """
-    measured, predicted = data[f"measured {quantity}"], split_intervals(data[f"predicted {quantity}"])
+    measured, predicted = (
+        data[f"measured {quantity}"],
+        split_intervals(data[f"predicted {quantity}"]),
+    )
     shown = pd.DataFrame({by: data[by], "measured": measured, **predicted})
-    least, most = shown[["lo", "measured"]].min().min() * 0.9, shown[["hi", "measured"]].max().max() * 1.1
+    least, most = (
+        shown[["lo", "measured"]].min().min() * 0.9,
+        shown[["hi", "measured"]].max().max() * 1.1,
+    )
     decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)))
-    marks = [step * 10.0**decade for decade in decades for step in ((1, 2, 5) if most < 100 * least else (1,))]
+    marks = [
+        step * 10.0**decade
+        for decade in decades
+        for step in ((1, 2, 5) if most < 100 * least else (1,))
+    ]
     scale = alt.Scale(type="log", domain=[least, most], nice=False)
-    return shown, scale, alt.Axis(values=[mark for mark in marks if least <= mark <= most], format="~s")
+    return (
+        shown,
+        scale,
+        alt.Axis(values=[mark for mark in marks if least <= mark <= most], format="~s"),
+    )
 
 
 def plot_serving_curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
     """One deployment's `serving_validation.serving_points` over concurrency: the predicted band, dots as measured."""
     loads = list(points["concurrency"])
     across = alt.Scale(type="log", base=2, nice=False, domain=[loads[0], loads[-1]])
-    x = alt.X("concurrency:Q", title="requests in flight", scale=across, axis=alt.Axis(values=loads))
+    x = alt.X(
+        "concurrency:Q", title="requests in flight", scale=across, axis=alt.Axis(values=loads)
+    )
     panels = []
     for quantity in quantities:
         shown, scale, axis = _build_comparison_axes(points, quantity, "concurrency")
