@@ -6,7 +6,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from planner.core.catalog import CATALOG_DIR, SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.readers import parse_json, read_csv_lines
 from planner.core.units import MIB
-from planner.engines.engine import parse_release
+from planner.core.versions import Version
 
 FLAGS_DIR = CATALOG_DIR / "flags"
 FLAG_COLUMNS = ["option", "also", "off", "takes", "default", "choices", "first", "last"]
@@ -44,7 +44,7 @@ _SIZE_SUFFIXES = {
 class FlagLists(SourcedEntry):
     """One engine's lists: `catalogs/flags/lists.yaml`."""
 
-    versions: tuple[str, ...]
+    versions: tuple[Version, ...]
     parser: Literal["argparse", "click", "clap"]
     underscores: bool
 
@@ -60,8 +60,8 @@ class CliOption:
     count: str
     default: str
     choices: tuple[str, ...]
-    first: str
-    last: str
+    first: Version
+    last: Version
 
     @property
     def argument(self) -> str:
@@ -117,7 +117,7 @@ class CliOptions:
     """The options that `engine` takes at a version, by the list of `version`; `note` where that is another one."""
 
     engine: str
-    version: str
+    version: Version
     note: str
     lists: FlagLists
     by_spelling: Mapping[str, CliOption] = field(repr=False)
@@ -350,7 +350,8 @@ def load_flag_lists(engine: str) -> FlagLists:
 @cache
 def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
     """All options of all listed versions of `engine`; `PlannerError` names file, line and what is wrong."""
-    known, path, results = load_flag_lists(engine).versions, FLAGS_DIR / f"{engine}.csv", []
+    known = {str(version): version for version in load_flag_lists(engine).versions}
+    path, results = FLAGS_DIR / f"{engine}.csv", []
     rows = read_csv_lines(path, MIB)
     if next(rows)[1] != FLAG_COLUMNS:
         raise PlannerError(f"{path.name}: expected the columns {', '.join(FLAG_COLUMNS)}")
@@ -370,7 +371,14 @@ def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
         spellings = tuple(also.split()), tuple(off.split())
         results.append(
             CliOption(
-                name, *spellings, match[1], match[2], default, tuple(choices.split()), first, last
+                name,
+                *spellings,
+                match[1],
+                match[2],
+                default,
+                tuple(choices.split()),
+                known[first],
+                known[last],
             )
         )
     return tuple(results)
@@ -385,25 +393,22 @@ def _find_in_other_versions(engine: str, spelling: str) -> CliOption | None:
 @cache
 def load_recorded_names(
     what: Literal["environment", "metrics"], engine: str
-) -> Mapping[str, tuple[str, ...]]:
+) -> Mapping[str, tuple[Version, ...]]:
     """Every name that `engine` reads from its environment, or has on /metrics -> the listed versions that know it."""
-    known, path, recorded_names = (
-        load_flag_lists(engine).versions,
-        FLAGS_DIR / f"{what}.csv",
-        dict[str, tuple[str, ...]](),
-    )
+    known, path = load_flag_lists(engine).versions, FLAGS_DIR / f"{what}.csv"
+    texts, recorded_names = list(map(str, known)), dict[str, tuple[Version, ...]]()
     for number, cells in read_csv_lines(path, MIB):
         if cells == ["engine", "name", "first", "last"] or cells[0] != engine:
             continue
-        if len(cells) != 4 or not {*cells[2:]} <= {*known}:
-            accepted = f"engine, name, first and last of {', '.join(known)}"
+        if len(cells) != 4 or not {*cells[2:]} <= {*texts}:
+            accepted = f"engine, name, first and last of {', '.join(texts)}"
             raise PlannerError(f"{path.name}, line {number}: expected {accepted}")
-        first, last = map(known.index, cells[2:])
+        first, last = map(texts.index, cells[2:])
         recorded_names[cells[1]] = recorded_names.get(cells[1], ()) + known[first : last + 1]
     return recorded_names
 
 
-def list_versions_with_spelling(engine: str, spelling: str) -> list[str]:
+def list_versions_with_spelling(engine: str, spelling: str) -> list[Version]:
     """The listed versions of `engine` whose parser knows exactly this spelling, in ascending order."""
     return [
         version
@@ -412,41 +417,34 @@ def list_versions_with_spelling(engine: str, spelling: str) -> list[str]:
     ]
 
 
-def get_cli_options(engine: str, version: str) -> CliOptions:
+def get_cli_options(engine: str, version: str | Version) -> CliOptions:
     """What `engine` takes at `version`, by the nearest earlier list, or by the first; a nightly build by the last.
 
     "0.20" is any patch of it, so that the list of 0.20.2 counts.
     """
-    known = load_flag_lists(engine).versions
-    if version.startswith("nightly"):
-        return replace(
-            get_cli_options(engine, known[-1]),
-            note=f"{engine} {version} is read by the options of {known[-1]}",
+    lists = load_flag_lists(engine)
+    if str(version).startswith("nightly"):
+        nearest, is_listed = lists.versions[-1], False
+    else:
+        release = Version.parse(str(version))
+        any_patch = str(version).count(".") == 1
+        earlier = (
+            listed
+            for listed in lists.versions
+            if listed <= release or (any_patch and listed.series == release.series)
         )
-    parts = version.count(".") + 1
-    earlier = [
-        listed
-        for listed in known
-        if parse_release(listed)[:parts] <= parse_release(version)[:parts]
-    ]
-    nearest = max(earlier, key=parse_release) if earlier else known[0]
-    note = (
-        ""
-        if parse_release(nearest) == parse_release(version)
-        else f"{engine} {version} is read by the options of {nearest}"
-    )
-    return CliOptions(
-        engine, nearest, note, load_flag_lists(engine), _index_by_spelling(engine, nearest)
-    )
+        nearest = max(earlier, default=lists.versions[0])
+        is_listed = nearest == release
+    note = "" if is_listed else f"{engine} {version} is read by the options of {nearest}"
+    return CliOptions(engine, nearest, note, lists, _index_by_spelling(engine, nearest))
 
 
 @cache
-def _index_by_spelling(engine: str, version: str) -> Mapping[str, CliOption]:
+def _index_by_spelling(engine: str, version: Version) -> Mapping[str, CliOption]:
     """The options of a listed version, by all that they are called."""
-    at = parse_release(version)
-    there = (
-        option
+    return {
+        spelling: option
         for option in load_recorded_options(engine)
-        if parse_release(option.first) <= at <= parse_release(option.last)
-    )
-    return {spelling: option for option in there for spelling in option.spellings}
+        if option.first <= version <= option.last
+        for spelling in option.spellings
+    }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pydantic import Field, PositiveFloat
 
 from planner.core.catalog import SourcedEntry, StrictEntry
+from planner.core.versions import Version
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ class CalibrationEffect(StrictEntry):
     model: str | None = None  # by `model_type`
     quantization: str | None = None
     tp: int | None = None
-    before: str | None = None  # the engine's release; of several alike the lowest above it holds
+    before: Version | None = (
+        None  # the engine's release; of several alike the lowest above it holds
+    )
     times: dict[str, PositiveFloat] = Field(default_factory=dict)
     kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open
     spread_tpot: PositiveFloat = 1.0  # of a generation's errors, against those of all
@@ -79,7 +82,7 @@ class CalibrationEffect(StrictEntry):
     spread_output_tps: PositiveFloat = 1.0
     points: int = 0  # that were measured of a pair, and
     curves: int = 0  # how many loads, of a layout each, those are at several concurrencies or rates
-    versions: tuple[str, ...] = ()
+    versions: tuple[Version, ...] = ()
 
 
 class ErrorWidths(StrictEntry):

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any, Self
 
 from planner.core.errors import PlannerError
+from planner.core.versions import Version
 from planner.engines.engine import Engine, get_engine
 from planner.engines.engine_args import EngineArgs, resolve_engine_args
 from planner.hardware import gpus
@@ -172,7 +173,7 @@ class Deployment:
         vllm pulls 22299 and 32757; docs/configuration/conserving_memory.md.
         """
         closed = {"image=0", "video=0"} <= {*(self.args.limit_mm_per_prompt or "").split(",")}
-        skipped = closed and self.engine.name == "vllm" and self.engine.release_tuple >= (0, 15, 0)
+        skipped = closed and self.engine.name == "vllm" and self.engine.release >= Version(0, 15)
         return () if skipped else self.model.architecture.vision_towers
 
     def with_args(self, **args: Any) -> Self:

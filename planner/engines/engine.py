@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from planner.core.catalog import EntryT, SourcedEntry, StrictEntry, load_catalog, validate_entry
 from planner.core.errors import PlannerError, make_unknown_name_error
+from planner.core.versions import Version
 from planner.hardware.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class ModelRunnerV2(StrictEntry):
 class EngineFacts(StrictEntry):
     """Everything known of one engine version; the head of `catalogs/engines.yaml` explains every field."""
 
-    upto: str
+    upto: Version
     program: str
     port: PositiveInt
     gpu_memory_utilization: float = Field(gt=0, le=1)
@@ -103,8 +104,8 @@ class Engine:
 
     name: str
     version: str
-    facts_version: str
-    facts: Mapping[str, Any]
+    facts_version: Version
+    facts: EngineFacts
     calibration: Mapping[str, UserCalibration] = field(
         default_factory=dict
     )  # an owner's, by GPU; wins over the catalog's
@@ -116,19 +117,19 @@ class Engine:
         return f"{self.name} {self.version}"
 
     @property
-    def release_tuple(self) -> tuple[int, int, int]:
-        """The version as numbers, for comparing; a nightly build counts as the newest known version."""
-        return parse_release(self.version if self.version[0].isdigit() else self.facts_version)
+    def release(self) -> Version:
+        """The version for comparing; a nightly build counts as the newest known version."""
+        return Version.parse(self.version) if self.version[0].isdigit() else self.facts_version
 
     @property
     def is_v0(self) -> bool:
         """vLLM's first engine, before 0.8: its pool is what torch's allocator left, its scheduler another."""
-        return self.name == "vllm" and self.release_tuple < (0, 8, 0)
+        return self.name == "vllm" and self.release < Version(0, 8)
 
     @property
     def substitution_note(self) -> str:
         """What stands in for facts of this version; empty when they are its own."""
-        own = self.version[0].isdigit() and self.release_tuple == parse_release(self.facts_version)
+        own = self.version[0].isdigit() and self.release == self.facts_version
         others = "" if own else f"with the facts of {self.facts_version}"
         scheduler = "with engine V1's scheduler" if self.is_v0 else ""
         stand_ins = " and ".join(filter(None, (others, scheduler)))
@@ -137,56 +138,42 @@ class Engine:
 
 def find_required_plugin(engine: Engine, method: str) -> str | None:
     """The package that `engine` needs for weights in the format `method`, which left its tree; else None."""
-    found: Mapping[str, str] = engine.facts["plugins"]
-    return found.get(method)
+    return engine.facts.plugins.get(method)
 
 
 def select_entry_for_release(name: str, engine: Engine, known_names: Iterable[str]) -> str:
     """Which of the entries NAME and NAME before RELEASE holds for `engine`: of those before a later one the lowest."""
+    prefix = f"{name} before "
     bounds = (
-        entry.partition(" before ")[2]
+        Version.parse(entry.removeprefix(prefix))
         for entry in known_names
-        if entry.startswith(f"{name} before ")
+        if entry.startswith(prefix)
     )
-    later = [bound for bound in bounds if engine.release_tuple < parse_release(bound)]
-    return f"{name} before {min(later, key=parse_release)}" if later else name
+    later = [bound for bound in bounds if engine.release < bound]
+    return f"{prefix}{min(later)}" if later else name
 
 
-@lru_cache(maxsize=1024)
-def parse_release(version: str) -> tuple[int, int, int]:
-    """(major, minor, patch) of a version such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130", else `PlannerError`.
-
-    What follows the numbers (rc, dev, post, local part) is not compared: a candidate counts as its
-    release.
-    """
-    match = re.fullmatch(
-        r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", version.strip().lower()
-    )
-    if not match:
-        raise PlannerError(f"engine_version {version!r} is not a version; write it like 0.20.2")
-    return int(match[1]), int(match[2]), int(match[3] or 0)
-
-
-def load_entries_by_release(file: str, kind: type[EntryT]) -> list[tuple[str, str, EntryT]]:
+def load_entries_by_release(file: str, kind: type[EntryT]) -> list[tuple[str, Version, EntryT]]:
     """(engine, version, entry) of a catalog whose entries are called ENGINE VERSION, versions in ascending order."""
-    listed = [
-        (*title.partition(" ")[::2], entry) for title, entry in load_catalog(file, kind).items()
-    ]
-    return sorted(listed, key=lambda found: parse_release(found[1]))
+    rows = []
+    for title, entry in load_catalog(file, kind).items():
+        name, _, version = title.partition(" ")
+        rows.append((name, Version.parse(version), entry))
+    return sorted(rows, key=lambda row: row[1])
 
 
 @cache
-def _load_engine_catalog() -> dict[str, dict[str, dict[str, Any]]]:
+def _load_engine_catalog() -> dict[str, dict[Version, EngineFacts]]:
     """Engine name -> version -> all its facts, versions in ascending order."""
-    known: dict[str, dict[str, dict[str, Any]]] = {}
+    known: dict[str, dict[Version, EngineFacts]] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for name, version, entry in load_entries_by_release("engines.yaml", EngineEntry):
-        versions = known.setdefault(name, {})
-        facts = dict(next(reversed(versions.values()), {}))
+        merged = facts.setdefault(name, {})
         for key, fact in entry.facts.items():
-            facts[key] = {**facts.get(key, {}), **fact} if isinstance(fact, dict) else fact
-        versions[version] = validate_entry(
-            EngineFacts, facts, f"engines.yaml, entry {name} {version}"
-        ).model_dump()
+            merged[key] = {**merged.get(key, {}), **fact} if isinstance(fact, dict) else fact
+        known.setdefault(name, {})[version] = validate_entry(
+            EngineFacts, merged, f"engines.yaml, entry {name} {version}"
+        )
     return known
 
 
@@ -198,30 +185,28 @@ def _normalize_engine_name(name: str) -> str:
 def list_engines() -> dict[str, tuple[str, ...]]:
     """Every engine, with the newest release that is known, and those before it that changed something."""
     return {
-        name: tuple(dict.fromkeys((next(reversed(versions.values()))["upto"], *reversed(versions))))
+        name: tuple(dict.fromkeys(map(str, (versions[max(versions)].upto, *reversed(versions)))))
         for name, versions in _load_engine_catalog().items()
     }
 
 
-def get_engine(name: str = "vllm", version: str | None = None) -> Engine:
+def get_engine(name: str = "vllm", version: str | Version | None = None) -> Engine:
     """The engine at `version` (None: the newest known); `PlannerError` for an unknown engine or version."""
     name = _normalize_engine_name(name)
     if name not in _load_engine_catalog():
         raise make_unknown_name_error(name, _load_engine_catalog(), "engine")
     versions = _load_engine_catalog()[name]
-    first, newest = next(iter(versions)), next(reversed(versions))
-    upto = versions[newest]["upto"]
-    version = (version or upto).strip().removeprefix("v")
+    first, newest = min(versions), max(versions)
+    upto = versions[newest].upto
+    version = str(version or upto).strip().removeprefix("v")
     if version.startswith("nightly"):
         return Engine(name, version, newest, versions[newest])
-    wanted = parse_release(version)
-    if wanted < parse_release(first) or wanted[:2] > parse_release(upto)[:2]:
+    wanted = Version.parse(version)
+    if wanted < first or wanted.series > upto.series:
         raise PlannerError(
             f"engine_version {version} of {name} is not known; accepted: {first} to {upto}"
         )
-    facts_version = max(
-        (known for known in versions if parse_release(known) <= wanted), key=parse_release
-    )
+    facts_version = max(known for known in versions if known <= wanted)
     return Engine(name, version, facts_version, versions[facts_version])
 
 
@@ -230,20 +215,15 @@ def resolve_dynamo_version(name: str, version: str) -> str:
     dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(_normalize_engine_name(name))
     if dynamo_releases is None or not version[:1].isdigit():
         return version
-    earlier = [
-        text for text in dynamo_releases.shipped if parse_release(text) <= parse_release(version)
-    ]
-    newest = max(map(parse_release, dynamo_releases.shipped))
-    meant = (
+    release = Version.parse(version)
+    shipped = {Version.parse(text): ships for text, ships in dynamo_releases.shipped.items()}
+    earlier = [dynamo for dynamo in shipped if dynamo <= release]
+    is_engine_release = (
         re.search(r"\drc", version)
         or version in dynamo_releases.own
-        or parse_release(version)[:2] > newest[:2]
+        or release.series > max(shipped).series
     )
-    return (
-        version
-        if meant or not earlier
-        else dynamo_releases.shipped[max(earlier, key=parse_release)]
-    )
+    return version if is_engine_release or not earlier else shipped[max(earlier)]
 
 
 def get_dynamo_image_version(name: str, version: str) -> str:
@@ -262,14 +242,16 @@ def find_dynamo_release(engine: Engine) -> tuple[str, str]:
     cloud_names = load_catalog("clouds.yaml", CloudNames).get(f"dynamo {engine.name}")
     names = cloud_names.names if cloud_names else {}
     fitting = [
-        one for one, ships in names.items() if parse_release(ships)[:2] == engine.release_tuple[:2]
+        dynamo
+        for dynamo, ships in names.items()
+        if Version.parse(ships).series == engine.release.series
     ]
     if not fitting:
         known_versions = ", ".join(names.values()) or "none"
         raise PlannerError(
             f"files: no known release of Dynamo ships {engine}; known: {known_versions}"
         )
-    newest = max(fitting, key=parse_release)
+    newest = max(fitting, key=Version.parse)
     return newest, names[newest]
 
 
@@ -283,8 +265,8 @@ def explain_unsupported_gpu(gpu: Gpu, engine: Engine) -> str | None:
         )
         return f"{engine.name} does not support {gpu.name}; {there}"
     first, last = gpu.supported[engine.name]
-    if engine.release_tuple < parse_release(first):
+    if engine.release < first:
         return f"{engine.name} supports {gpu.name} from {first} on, not yet in {engine.version}"
-    if last is not None and engine.release_tuple[:2] > parse_release(last)[:2]:
+    if last is not None and engine.release.series > last.series:
         return f"{engine.name} supports {gpu.name} up to {last}, no longer in {engine.version}"
     return None

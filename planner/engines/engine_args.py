@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError, check_known_names
 from planner.core.units import GIB
+from planner.core.versions import Version
 from planner.hardware.gpus import Gpu
 
 if TYPE_CHECKING:
     from planner.models.registry import Model
-from planner.engines.engine import Engine
+from planner.engines.engine import BatchLimitTier, Engine
 
 _DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 """Short forms that people write for dtypes."""
@@ -53,7 +54,7 @@ MAX_BATCH_LIMITS = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 """Whose step costs are tabled: more than the longest context that a model of the catalog was made for."""
 
 
-FIRST_RELEASE_WITH_KV_OFFLOAD, MAX_KV_OFFLOAD_GIB = (0, 12, 0), 65536
+FIRST_RELEASE_WITH_KV_OFFLOAD, MAX_KV_OFFLOAD_GIB = Version(0, 12), 65536
 """The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv), and GiB that are planned at most."""
 
 
@@ -75,25 +76,25 @@ def resolve_engine_args(
         if name in user_args
     }
     length = user_args.get("max_model_len") or shape.max_position
-    chunked = user_args.get("enable_chunked_prefill", facts["chunked_prefill"])
-    tokens = tier["max_num_batched_tokens"]
+    chunked = user_args.get("enable_chunked_prefill", facts.chunked_prefill)
+    tokens = tier.max_num_batched_tokens
     if engine.name == "vllm":
-        seqs = user_args.get("max_num_seqs") or tier["max_num_seqs"]
+        seqs = user_args.get("max_num_seqs") or tier.max_num_seqs
         tokens = min(tokens if chunked else max(tokens, length), seqs * length)
     tokens = user_args.get("max_num_batched_tokens", tokens)
     defaults = {
-        "gpu_memory_utilization": tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
+        "gpu_memory_utilization": tier.gpu_memory_utilization or facts.gpu_memory_utilization,
         "max_model_len": length,
-        "max_num_seqs": min(tier["max_num_seqs"], tokens),
+        "max_num_seqs": min(tier.max_num_seqs, tokens),
         "max_num_batched_tokens": tokens,
         "dtype": (
             "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops else model.dtype
         ),
-        "enable_prefix_caching": facts[
-            "prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"
-        ],
+        "enable_prefix_caching": (
+            facts.prefix_caching_hybrid if shape.is_hybrid else facts.prefix_caching
+        ),
         "enable_chunked_prefill": chunked,
-        "async_scheduling": facts["async_scheduling"],
+        "async_scheduling": facts.async_scheduling,
     }
     filled = EngineArgs(**{**defaults, **user_args})
     if (reason := _explain_refusal(filled, engine, gpu, model)) is not None:
@@ -101,26 +102,23 @@ def resolve_engine_args(
     return filled
 
 
-def _select_batch_limits(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
+def _select_batch_limits(engine: Engine, gpu: Gpu) -> BatchLimitTier:
     """The version's default limits on this GPU: by total memory and by parts of the device name, as the engine does."""
 
-    def fits(tier: Mapping[str, Any]) -> bool:
-        named, not_named = (
-            any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named")
-        )
-        return (
-            gpu.memory_bytes >= tier["memory_gib"] * GIB
-            and (named or not tier["named"])
-            and not not_named
-        )
-
-    return next(filter(fits, engine.facts["limits"]))
+    name = gpu.name.lower()
+    return next(
+        tier
+        for tier in engine.facts.limits
+        if gpu.memory_bytes >= tier.memory_gib * GIB
+        and (not tier.named or any(part in name for part in tier.named))
+        and not any(part in name for part in tier.not_named)
+    )
 
 
 def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
     """Why the engine would not start with these arguments (vLLM config/scheduler.py, cache.py, model.py); else None."""
     length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
-    accepted = engine.facts["kv_cache_dtypes"]
+    accepted = engine.facts.kv_cache_dtypes
     longest = model.architecture.max_position
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(args, name)) is not None and value < 1:
@@ -164,7 +162,7 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
         )
     if accepted and args.kv_cache_dtype not in (None, *accepted):
         return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
-    least, capability = engine.facts["fp8_kv_capability"], gpu.compute_capability
+    least, capability = engine.facts.fp8_kv_capability, gpu.compute_capability
     if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < least:
         where = f"{gpu.name} (compute capability {capability}) in {engine}"
         return (
@@ -183,7 +181,7 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
             f" {MAX_KV_OFFLOAD_GIB:,}"
         )
     if args.kv_offloading_size and (
-        engine.name != "vllm" or engine.release_tuple < FIRST_RELEASE_WITH_KV_OFFLOAD
+        engine.name != "vllm" or engine.release < FIRST_RELEASE_WITH_KV_OFFLOAD
     ):
         return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
     if args.kv_offloading_size and not args.enable_prefix_caching:
@@ -205,11 +203,11 @@ def list_cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0)
 
     vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
     """
-    capture = engine.facts["capture"]
-    most = capture["max_cc10" if int(gpu.compute_capability or 0) == 10 else "max"]
-    if capture["by_seqs"]:
+    capture = engine.facts.capture
+    most = capture.max_cc10 if int(gpu.compute_capability or 0) == 10 else capture.max
+    if capture.by_seqs:
         most = min(most, 2 * args.max_num_seqs * (1 + k))
     most = 0 if args.enforce_eager else min(most, args.max_num_batched_tokens)
-    coarse = capture["coarse_from"]
+    coarse = capture.coarse_from
     sizes = (1, 2, 4, *range(8, coarse, 8), *range(coarse, most + 1, 16))
     return tuple(size for size in sizes if size <= most)

@@ -6,7 +6,8 @@ from functools import cache
 from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, StrictEntry
-from planner.engines.engine import Engine, get_engine, load_entries_by_release, parse_release
+from planner.core.versions import Version
+from planner.engines.engine import Engine, get_engine, load_entries_by_release
 
 
 class EngineMetricNames(StrictEntry):
@@ -26,16 +27,14 @@ class MetricNamesEntry(EngineMetricNames, SourcedEntry):
 
 
 @cache
-def _load_metric_names() -> dict[str, dict[tuple[int, int, int], EngineMetricNames]]:
+def _load_metric_names() -> dict[str, dict[Version, EngineMetricNames]]:
     """Engine name -> release -> all that is known of its metrics."""
-    known: dict[str, dict[tuple[int, int, int], EngineMetricNames]] = {}
+    known: dict[str, dict[Version, EngineMetricNames]] = {}
     for name, version, entry in load_entries_by_release("metrics.yaml", MetricNamesEntry):
         versions = known.setdefault(name, {})
         before = next(reversed(versions.values()), EngineMetricNames())
         names, buckets = before.names | entry.names, before.buckets | entry.buckets
-        versions[parse_release(version)] = EngineMetricNames(
-            names=names, buckets=buckets, without=entry.without
-        )
+        versions[version] = EngineMetricNames(names=names, buckets=buckets, without=entry.without)
     return known
 
 
@@ -62,7 +61,7 @@ def match_metric_names(
 def get_metric_names(of: Engine) -> EngineMetricNames:
     """The metrics of an engine, by the nearest entry before its version."""
     versions = _load_metric_names().get(of.name, {})
-    earlier = [version for version in versions if version <= of.release_tuple]
+    earlier = [version for version in versions if version <= of.release]
     if not earlier:
         return EngineMetricNames(without=f"What {of} says on /metrics is not known.")
     return versions[max(earlier)]

@@ -8,8 +8,9 @@ from pydantic import Field, NonNegativeFloat
 
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment, SpeculationConfig
-from planner.engines.engine import Engine, parse_release
+from planner.engines.engine import Engine
 from planner.models.architecture import (
     DecoderLayer,
     DenseMlp,
@@ -28,7 +29,9 @@ class DraftMethod(SourcedEntry):
     passes: Literal["each", "one"]
     head_vocab: int | None = None
     host_us: float = 0.0
-    releases: dict[str, tuple[tuple[str | None, str | None], ...]] = Field(default_factory=dict)
+    releases: dict[str, tuple[tuple[Version | None, Version | None], ...]] = Field(
+        default_factory=dict
+    )
     without: tuple[str, ...] = ()
 
 
@@ -85,9 +88,7 @@ def explain_unsupported_method(name: str, engine: Engine) -> str | None:
         return f"{engine.name} has no speculative method {known}"
     spans = how.releases.get(engine.name, ((None, None),))
     for first, last in spans:
-        if (first is None or engine.release_tuple >= parse_release(first)) and (
-            last is None or engine.release_tuple <= parse_release(last)
-        ):
+        if (first is None or engine.release >= first) and (last is None or engine.release <= last):
             return None
     have = " and ".join(
         f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans

@@ -11,6 +11,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.units import GB, GIB
+from planner.core.versions import Version
 
 ComputeDtype = Literal["fp32", "fp16", "bf16", "int8", "fp8", "fp4"]
 
@@ -58,7 +59,7 @@ class GpuEntry(SourcedEntry):
     memory: _GpuMemory
     tflops: dict[ComputeDtype, PositiveFloat]
     links: _GpuLinks
-    supported: dict[str, tuple[str, str | None]]
+    supported: dict[str, tuple[Version, Version | None]]
     sold_in: tuple[PositiveInt, ...] = ()
 
     @model_validator(mode="after")
@@ -103,7 +104,7 @@ class Gpu:
     board_limit_w: float  # W
     multiprocessors: int | None  # None: not known
     boost_clock_hz: float | None  # Hz, boosted; None: not known
-    supported: Mapping[str, tuple[str, str | None]] = field(
+    supported: Mapping[str, tuple[Version, Version | None]] = field(
         hash=False
     )  # engine -> first version, last or None
     sold_in: tuple[int, ...]  # GPUs of the machines that are let; none: any number

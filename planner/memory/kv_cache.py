@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from planner.core.errors import PlannerError
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.speculation_methods import list_draft_layers
 from planner.memory.layer_caches import (
@@ -36,9 +37,9 @@ KERNEL_BLOCK_TOKENS = 16
 """Tokens that attention kernels want a block to be a multiple of (FlashAttention, FlashAttention-MLA)."""
 MAX_GROUP_SIZE_RATIO = 1.5
 """Layer counts of mixed kinds closer than this become groups of the largest count, else of the smallest."""
-FIRST_RELEASE_WITH_HYBRID_POOL = (0, 10, 0)
+FIRST_RELEASE_WITH_HYBRID_POOL = Version(0, 10)
 """Before this release windows were stored like full attention in V1."""
-FIRST_RELEASE_WITH_GDN_CHECKPOINTS = (0, 33, 0)
+FIRST_RELEASE_WITH_GDN_CHECKPOINTS = Version(0, 33)
 """From here on cached gated-delta-rule states lie on chunk borders of 64 tokens and cost one page more."""
 
 
@@ -291,7 +292,7 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     stages = [
         count_caches(layers, layout.tp, dtype, k) for layers in assign_stage_layers(deployment)
     ]
-    block_size = args.block_size or facts["block_size"]
+    block_size = args.block_size or facts.block_size
     if engine.name == "vllm" and args.block_size is None:
         block_size = get_backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
     states = 1 + k
@@ -301,15 +302,15 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
             isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn"
             for mixer in architecture.mixers
         )
-        checkpoints = cached and gdn and engine.release_tuple >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
+        checkpoints = cached and gdn and engine.release >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
         block_size = compute_state_block_size(
             sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK_TOKENS)
         )
         states += cached + checkpoints
     groups, pages, used = group_caches(
-        stages, block_size, states, hybrid=engine.release_tuple >= FIRST_RELEASE_WITH_HYBRID_POOL
+        stages, block_size, states, hybrid=engine.release >= FIRST_RELEASE_WITH_HYBRID_POOL
     )
-    batches = layout.pp + args.async_scheduling if facts["window_batches"] == "concurrent" else 1
+    batches = layout.pp + args.async_scheduling if facts.window_batches == "concurrent" else 1
     return KvCacheLayout(
         groups=groups,
         block_size=min(
@@ -324,7 +325,7 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
         max_model_len=args.max_model_len,
         in_flight=batches * args.max_num_batched_tokens,
         dcp=layout.dcp,
-        counts_blocks=facts["kv_tokens"] == "blocks",
+        counts_blocks=facts.kv_tokens == "blocks",
     )
 
 

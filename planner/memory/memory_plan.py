@@ -151,7 +151,7 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
         }
         used = sum((terms[name] for name in in_budget), Interval.from_value(0))
         if (
-            engine.facts["memory_budget"] == "free"
+            engine.facts.memory_budget == "free"
         ):  # a share of what is free once everything else is there
             free = -used - context + (deployment.gpu_total_bytes - deployment.other_tenants_bytes)
             stages.append(
@@ -194,7 +194,7 @@ def _select_budgeted_terms(deployment: Deployment) -> tuple[str, ...]:
     vLLM: all, graphs if it estimates them; SGLang's static fraction: weights; TensorRT-LLM and TGI
     size the pool last.
     """
-    budget = deployment.engine.facts["memory_budget"]
+    budget = deployment.engine.facts.memory_budget
     if budget == "static":
         return ("weights",)
     return (
@@ -227,7 +227,7 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
                 f" ({deployment.args.gpu_memory_utilization}, {memory.budget_bytes / gib:.2f} GiB)"
             ),
         )
-    reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
+    reserve = 1 if deployment.engine.facts.null_block_reserved else 0
     need = layout.max_blocks_per_request + reserve
     if pools[0].num_blocks < need:
         status: MemoryStatus = "at_risk" if pools[2].num_blocks >= need else "does_not_fit"
@@ -369,7 +369,7 @@ def _propose_memory_changes(memory: MemoryPlan) -> Iterator[tuple[str, Deploymen
                 f"set {text}max_model_len to {length}",
                 changed(gpu_memory_utilization=share, max_model_len=length),
             )
-    formats = deployment.engine.facts["kv_cache_dtypes"]
+    formats = deployment.engine.facts.kv_cache_dtypes
     if (args.kv_cache_dtype or "auto") == "auto" and (not formats or "fp8" in formats):
         yield "store the KV cache in FP8 (kv_cache_dtype fp8)", changed(kv_cache_dtype="fp8")
     wider = [
@@ -401,7 +401,7 @@ def find_max_model_len(memory: MemoryPlan) -> tuple[int, int]:
     Never above what the model was trained for.
     """
     limit = memory.deployment.model.architecture.max_position
-    reserve = bool(memory.deployment.engine.facts["null_block_reserved"])
+    reserve = bool(memory.deployment.engine.facts.null_block_reserved)
     blocks = (
         max(0.0, size) // memory.pool.bytes_per_block
         for size in (memory.kv_available.lo, memory.kv_available.mid)

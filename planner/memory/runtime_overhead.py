@@ -11,8 +11,8 @@ from functools import cache, cached_property
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.intervals import Interval
 from planner.core.units import GIB, MIB
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment
-from planner.engines.engine import parse_release
 from planner.engines.engine_args import list_cudagraph_sizes
 from planner.models.architecture import DenseMlp, LatentAttention, ModelArchitecture, MoeBlock
 
@@ -58,27 +58,25 @@ class FittedConstant(SourcedEntry):
 @cache
 def _load_constants(
     file: str,
-) -> Mapping[str, tuple[tuple[tuple[int, int, int], FittedConstant], ...]]:
-    known: dict[str, list[tuple[tuple[int, int, int], FittedConstant]]] = {}
+) -> Mapping[str, tuple[tuple[Version, FittedConstant], ...]]:
+    known: dict[str, list[tuple[Version, FittedConstant]]] = {}
     for title, constant in load_catalog(file, FittedConstant).items():
         name, _, version = title.partition(" from ")
         known.setdefault(name, []).append(
-            (parse_release(version) if version else (0, 0, 0), constant)
+            (Version.parse(version) if version else Version(0, 0), constant)
         )
     return {name: tuple(sorted(versions, key=lambda v: v[0])) for name, versions in known.items()}
 
 
 @cache
-def get_constant(
-    name: str, version: tuple[int, int, int], file: str = "memory.yaml"
-) -> FittedConstant | None:
+def get_constant(name: str, version: Version, file: str = "memory.yaml") -> FittedConstant | None:
     """The entry of `name` that holds for the release `version`; None before its first."""
     return next((c for since, c in reversed(_load_constants(file)[name]) if since <= version), None)
 
 
-def _get_constants_release(deployment: Deployment) -> tuple[int, int, int]:
+def _get_constants_release(deployment: Deployment) -> Version:
     """The vLLM release whose constants hold; other engines are planned with the newest."""
-    return deployment.engine.release_tuple if deployment.engine.name == "vllm" else (99, 0, 0)
+    return deployment.engine.release if deployment.engine.name == "vllm" else Version(99, 0)
 
 
 def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstant:
@@ -89,21 +87,19 @@ def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstan
 
 def uses_model_runner_v2(deployment: Deployment) -> bool:
     """vLLM serves this model with its second model runner (vLLM 0.26.0 config/vllm.py:605)."""
-    facts, architecture = deployment.engine.facts["runner_v2"], deployment.model.architecture
+    facts, architecture = deployment.engine.facts.runner_v2, deployment.model.architecture
     dense = not architecture.is_moe and not architecture.is_hybrid
-    if facts["others"] == "all" or (facts["others"] == "dense" and dense):
+    if facts.others == "all" or (facts.others == "dense" and dense):
         return True
     plain = deployment.model.quantization.method == "none"
-    return architecture.model_type in facts["model_types"] and (facts["quantized"] or plain)
+    return architecture.model_type in facts.model_types and (facts.quantized or plain)
 
 
 def estimates_cudagraphs(deployment: Deployment) -> bool:
     """The engine deducts an estimate of its CUDA graphs from the pool; never on AMD (vLLM 0.23.0 gpu_worker.py:420)."""
-    estimates = deployment.engine.facts["runner_v2"]["estimates"] or not uses_model_runner_v2(
-        deployment
-    )
+    estimates = deployment.engine.facts.runner_v2.estimates or not uses_model_runner_v2(deployment)
     return (
-        deployment.engine.facts["cudagraph_memory"] == "estimated"
+        deployment.engine.facts.cudagraph_memory == "estimated"
         and estimates
         and deployment.gpu.vendor != "amd"
     )
@@ -189,7 +185,7 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
         sampling = _get_deployment_constant(deployment, sampler).multiply(
             float(rows * architecture.vocab)
         )
-        added = args.max_loras * deployment.engine.facts["lora_extra_vocabulary"]
+        added = args.max_loras * deployment.engine.facts.lora_extra_vocabulary
         sampling += _get_deployment_constant(deployment, "lora-logits").multiply(
             float(rows * added)
         )
@@ -218,11 +214,9 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
     """Bytes outside the torch allocator that loading and profiling add: libraries, NCCL, all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
         return _get_deployment_constant(deployment, "non-torch-rocm").as_non_negative_interval
-    measured = deployment.gpu.architecture == "hopper" or _get_constants_release(deployment) < (
-        0,
-        17,
-        0,
-    )
+    measured = deployment.gpu.architecture == "hopper" or _get_constants_release(
+        deployment
+    ) < Version(0, 17)
     elsewhere = (
         Interval.from_value(0)
         if measured
@@ -270,10 +264,8 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
         size <= deployment.args.max_num_seqs * (1 + deployment.num_draft_tokens) for size in sizes
     )
     first = _get_deployment_constant(deployment, "graph-first-mib").multiply(MIB)
-    if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= (
-        0,
-        11,
-        0,
+    if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= Version(
+        0, 11
     ):
         widths = (m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim)
                   for m in architecture.attentions)  # fmt: skip
@@ -285,7 +277,7 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     per_layer = _get_deployment_constant(
         deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer"
     )
-    full = max(0, decode - 1) if _get_constants_release(deployment) >= (0, 11, 0) else 0
+    full = max(0, decode - 1) if _get_constants_release(deployment) >= Version(0, 11) else 0
     return first + per_layer.multiply(
         MIB
         * layers

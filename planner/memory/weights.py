@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import ceil
 
 from planner.core.units import MIB
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
 from planner.models.architecture import DecoderLayer, WeightTensor
@@ -18,7 +19,7 @@ from planner.models.registry import DTYPE_BYTES, Model
 from planner.parallelism.pipeline import split_layers_into_stages
 from planner.parallelism.sharding import compute_shard_shape
 
-FIRST_RELEASE_WITH_SHARED_ROTARY = (0, 33, 0)
+FIRST_RELEASE_WITH_SHARED_ROTARY = Version(0, 33)
 """The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
 least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818,
 interfaces.py:392)."""
@@ -92,10 +93,10 @@ def compute_lora_embedding_bytes(deployment: Deployment) -> tuple[int, int]:
         deployment.args,
     )
     if not args.max_loras or not any(
-        architecture.model_type in types for types in facts["lora_ends"].values()
+        architecture.model_type in types for types in facts.lora_ends.values()
     ):
         return 0, 0
-    extra, hidden, tp = facts["lora_extra_vocabulary"], architecture.hidden, deployment.layout.tp
+    extra, hidden, tp = facts.lora_extra_vocabulary, architecture.hidden, deployment.layout.tp
     each = (
         2
         * args.max_loras
@@ -112,7 +113,7 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
         model = replace(model, architecture=replace(model.architecture, vision_towers=()))
     stages = list(
         _sum_stage_bytes(
-            model, layout, deployment.engine.release_tuple >= FIRST_RELEASE_WITH_SHARED_ROTARY
+            model, layout, deployment.engine.release >= FIRST_RELEASE_WITH_SHARED_ROTARY
         )
     )
     if deployment.speculation is not None:

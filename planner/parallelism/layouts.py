@@ -56,7 +56,7 @@ def explain_illegal_layout(
             return f"expert parallel size is tp x dp = {tp * layout.dp}, not {layout.ep}"
     if model.quantization.method == "fp8_block":
         for what, width, cut in _collect_fp8_block_widths(
-            model, layout, engine is None or engine.facts["fp8_block_experts_whole"]
+            model, layout, engine is None or engine.facts.fp8_block_experts_whole
         ):
             if width % cut or (width // cut) % FP8_BLOCK_SIZE:
                 return (
@@ -102,7 +102,7 @@ def list_legal_layouts(
     for free it changed no bill, of the shipped scenarios and of 60 random ones (2026-11).
     """
     node, moe, rows = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
-    shared = moe and (engine is None or engine.facts["data_parallel_attention"])
+    shared = moe and (engine is None or engine.facts.data_parallel_attention)
     for tp in _list_powers_of_two(min(node, max_gpus)):
         sizes = product(
             range(1, min(max_gpus // tp, MAX_PIPELINE_STAGES) + 1),
