@@ -31,7 +31,7 @@ class Version:
     @classmethod
     @lru_cache(maxsize=1024)
     def parse(cls, text: str) -> Self:
-        """Parse text such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130"; `PlannerError` if none."""
+        """Parse text such as "v0.19.0", "0.15.2rc1.dev9" or "0.20.2+cu130", else `PlannerError`."""
         match = re.fullmatch(
             r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", text.strip().lower()
         )

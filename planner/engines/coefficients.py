@@ -10,7 +10,7 @@ from planner.core.versions import Version
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The fitted coefficients of the step cost: fractions of a published peak, or seconds (`_s`)."""
+    """Fitted coefficients of the step cost: fractions of a published peak, or seconds (`_s`)."""
 
     memory: float  # of bandwidth, reading weights of dense linears
     memory_fp4: float  # the same for 4-bit weights
