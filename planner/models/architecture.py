@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Literal
 
 ShardingKind = Literal["column", "row", "kv", "vocab", "replicated"]
-"""How tensor parallelism splits a weight: by outputs, by inputs, by heads until one is left per rank
-(which is then repeated), by vocabulary rows padded to 64, or not at all."""
+"""How tensor parallelism splits a weight: by outputs, by inputs, by heads (one is left per rank, and
+repeated on further ranks), by vocabulary rows padded to a multiple of 64, or not at all."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LatentAttention:
 
     @property
     def index_bytes(self) -> float:
-        """Bytes of index keys per token: FP8 and an FP32 scale per 128 (V3.2), bf16 per 4 tokens (V4)."""
+        """Bytes of index keys per token: FP8 with scales (V3.2), or bf16 per 4 tokens (V4)."""
         if not self.has_indexer_cache:
             return 0
         if self.window:

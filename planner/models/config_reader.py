@@ -31,7 +31,7 @@ class ConfigReader:
         self.warnings: list[str] = []
 
     def override(self, changes: Mapping[str, Any]) -> ConfigReader:
-        """Copy the reader with some fields replaced, for a layer that differs; warnings are shared."""
+        """Copy the reader with some fields replaced, as one layer has them; share its warnings."""
         fields = ConfigReader({**self.config, **changes}, self.traits, self.where)
         fields.warnings = self.warnings
         return fields
@@ -46,7 +46,7 @@ class ConfigReader:
         return next((value for value in values if value is not None), None)
 
     def get_or_default(self, name: str, default: Any = None) -> Any:
-        """Get the file's value, else the class default with a warning, else the trait or `default`."""
+        """Get the file's value, else the class default (with a warning), trait or `default`."""
         if (value := self.get_explicit(name)) is not None:
             return value
         if name in self.defaults:
@@ -64,7 +64,7 @@ class ConfigReader:
     def read_int(
         self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20
     ) -> Any:
-        """Read a whole number in [least, most]; required if neither `default` nor the class has one."""
+        """Read a whole number in [least, most]; `PlannerError` if missing without a default."""
         value = self.get_or_default(name, default)
         if value is _MISSING:
             known = ", ".join((name, *_FIELD_SYNONYMS.get(name, ())))

@@ -16,7 +16,7 @@ from planner.models.architecture import WeightTensor
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """A storage format: bits per element, with scale and zero point per group of (rows, columns)."""
+    """A storage format: bits per element, with scale and zero point per (rows, columns) group."""
 
     method: str
     bits: float
@@ -48,7 +48,7 @@ _CONTAINER_FORMATS = QUANTIZATION_CATALOG["containers"]
 
 @dataclass(frozen=True)
 class CheckpointQuantization:
-    """Formats of a checkpoint: the first pattern that matches a module holds, unless `ignore` does."""
+    """Formats of a checkpoint: the first pattern that matches a module holds, except `ignore`."""
 
     method: str
     schemes: tuple[tuple[str, WeightFormat], ...] = ()  # (expression of module paths, format)
@@ -92,7 +92,7 @@ class CheckpointQuantization:
         return {}
 
     def get_weight_format(self, weight: WeightTensor, prefix: str = "") -> WeightFormat | None:
-        """Get the format of a weight in the module `prefix` ("layers.3."); None: the model's dtype."""
+        """Get the format of a weight in the module `prefix` ("layers.3."); None: unquantized."""
         if not weight.linear or not self.schemes:
             return None
         # `_groups`: part of Mamba-2's in_proj, which is split in two
@@ -136,9 +136,9 @@ def _parse_format_name(name: str) -> tuple[list[str], str]:
 def parse_quantization(
     name: str, targets: tuple[tuple[str, str], ...] = ()
 ) -> CheckpointQuantization:
-    """Parse the name of a quantization, on all linear layers but the head unless `targets` are given.
+    """Parse the name of a quantization, by default of all linear layers but the head.
 
-    `targets` are (expression of modules, format). A container ("compressed-tensors", "modelopt")
+    `targets` are (expression of modules, format) instead. A container ("compressed-tensors", "modelopt")
     means the format of most of its checkpoints.
     """
     words, key = _parse_format_name(name)

@@ -26,7 +26,7 @@ from planner.models.hf_config import parse_hf_config
 DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes per element of the dtypes of weights and activations."""
 MAX_PATTERN_STEPS = 10**8
-"""Limit for matching all expressions of a checkpoint's quantization against one weight per layer."""
+"""Limit for matching a checkpoint's quantization patterns against one weight of each layer."""
 
 
 class ModelEntry(SourcedEntry):
@@ -55,7 +55,7 @@ class Model:
 
     @cached_property
     def layer_prefixes(self) -> tuple[str, ...]:
-        """The module path of each layer, "layers.3."; equally stored layers share the first one's."""
+        """The module path of each layer, "layers.3.", or of the first that is stored alike."""
         first_prefixes: dict[tuple[DecoderLayer, tuple[q.WeightFormat | None, ...]], str] = {}
         prefixes = []
         for index, layer in enumerate(self.architecture.layers):
@@ -302,7 +302,7 @@ _BLOCK_FP8_MAKERS = (
     "stepfun-ai",
     "xiaomimimo",
 )
-"""Makers whose FP8 releases scale 128 x 128 blocks; GLM-4 scales channels (vllm-hpu-extension pull 350)."""
+"""Makers whose FP8 releases scale 128 x 128 blocks, except GLM-4 (vllm-hpu-extension pull 350)."""
 
 
 @cache
@@ -421,7 +421,7 @@ def _read_hub_cache(name: str) -> dict[str, Any] | None:
 
 @cache
 def _check_hub_reachable() -> bool:
-    """Return whether the Hub answers; cached, so that only the first unknown name may wait for it."""
+    """Return whether the Hub answers; cached, so that only the first unknown name waits."""
     from huggingface_hub import constants
 
     try:
