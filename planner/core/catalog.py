@@ -74,7 +74,7 @@ for _tag, _pattern, _first_letters in (
     )
 
 
-def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT:
+def validate_entry(entry_type: type[EntryT], data: object, location: str) -> EntryT:
     """Validate `data`; `location` names file and entry in the `PlannerError`."""
     try:
         entry = entry_type.model_validate(data)
@@ -106,15 +106,15 @@ def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT
             raise PlannerError(f"{location}, field {field}: field is missing") from None
         if first["type"] == "value_error" and not first["loc"]:
             raise PlannerError(f"{location}: {first['ctx']['error']}") from None
-        wanted = (
+        expected = (
             "Input should be a number"
             if "than" in first["type"] and first["input"] is True
             else first["msg"]
         )
         if first["type"] == "float_parsing":
-            wanted = "Input should be a number, worked out (2.5 for 60/24)"
+            expected = "Input should be a number, worked out (2.5 for 60/24)"
         raise PlannerError(
-            f"{location}, field {field}: {wanted}, got {first['input']!r:.80}"
+            f"{location}, field {field}: {expected}, got {first['input']!r:.80}"
         ) from None
 
 

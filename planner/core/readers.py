@@ -81,7 +81,7 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
     depth = values = 0
 
-    def descend_resolver(self, parent: Any, index: Any) -> None:
+    def descend_resolver(self, parent: yaml.Node, index: object) -> None:
         self.depth += 1
         self.values += 1
         if self.depth > MAX_NESTING_DEPTH:
@@ -98,7 +98,7 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
         level, depth, size = [root], 0, 0
         while level:
             depth += 1
-            inside: list[Any] = []
+            inside: list[yaml.Node] = []
             for node in level:
                 parts = node.value if isinstance(node, yaml.CollectionNode) else ()
                 size += len(parts)
@@ -111,7 +111,7 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
             level = inside
         return root
 
-    def construct_yaml_int(self, node: Any) -> int:
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         digits = node.value.replace("_", "")
         if len(digits) > 20 or abs(int(digits)) > 2**53:
             raise _make_yaml_error(
@@ -120,7 +120,7 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
         return int(digits)
 
 
-def _reject_duplicate_keys(keys: Iterable[Any]) -> None:
+def _reject_duplicate_keys(keys: Iterable[yaml.Node]) -> None:
     seen = set()
     for key in keys:
         if isinstance(key, yaml.ScalarNode):
@@ -129,7 +129,7 @@ def _reject_duplicate_keys(keys: Iterable[Any]) -> None:
             seen.add(key.value)
 
 
-def _make_yaml_error(problem: str, node: Any) -> yaml.YAMLError:
+def _make_yaml_error(problem: str, node: yaml.Node) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 

@@ -23,7 +23,7 @@ def _create_environment(folder: str) -> jinja2.Environment:
     So no text of a user can leave the comment that shows it.
     """
 
-    def as_yaml(text: Any) -> str:
+    def as_yaml(text: object) -> str:
         # these end a line in YAML 1.1 only
         style = '"' if re.search("[\x85\u2028\u2029]", str(text)) else None
         dumped = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Literal
 
 ShardingKind = Literal["column", "row", "kv", "vocab", "replicated"]
-"""How tensor parallelism splits a weight: by outputs, by inputs, by heads (one is left per rank, and
-repeated on further ranks), by vocabulary rows padded to a multiple of 64, or not at all."""
+"""How tensor parallelism splits a weight: by outputs, by inputs, by heads (repeated once each rank
+has one), by vocabulary rows padded to a multiple of 64, or not at all."""
 
 
 @dataclass(frozen=True)

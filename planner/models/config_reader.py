@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.readers import read_yaml
+
+ValueT = TypeVar("ValueT")
 
 _MISSING: Any = object()
 MAX_LAYERS = 2000
@@ -57,13 +59,21 @@ class ConfigReader:
             return value
         return self.traits.get(name, default)
 
-    def make_field_error(self, name: str, accepted: str, value: Any) -> PlannerError:
+    def make_field_error(self, name: str, accepted: str, value: object) -> PlannerError:
         """Build the error for a field whose value is invalid."""
         return PlannerError(f"{self.where}, field {name}: expected {accepted}, got {value!r:.60}")
 
+    @overload
+    def read_int(self, name: str, default: int = ..., least: int = 1, most: int = 2**20) -> int: ...
+
+    @overload
     def read_int(
-        self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20
-    ) -> Any:
+        self, name: str, default: None, least: int = 1, most: int = 2**20
+    ) -> int | None: ...
+
+    def read_int(
+        self, name: str, default: int | None = _MISSING, least: int = 1, most: int = 2**20
+    ) -> int | None:
         """Read a whole number in [least, most]; `PlannerError` if missing without a default."""
         value = self.get_or_default(name, default)
         if value is _MISSING:
@@ -91,9 +101,7 @@ class ConfigReader:
         """Read a string."""
         return self._read_typed(str, name, default, "a string")
 
-    def read_list(
-        self, name: str, kind: type | tuple[type, ...], count: int | None = None
-    ) -> list[Any]:
+    def read_list(self, name: str, kind: type[ValueT], count: int | None = None) -> list[ValueT]:
         """Read a list of `kind`, cut to `count` entries if given; empty if the field is absent."""
         value = self.get_or_default(name)
         if value is None:
@@ -101,9 +109,7 @@ class ConfigReader:
         if isinstance(value, str) and kind is str:
             value = list(value)
         if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
-            raise self.make_field_error(
-                name, f"a list of {getattr(kind, '__name__', 'number')}", value
-            )
+            raise self.make_field_error(name, f"a list of {kind.__name__}", value)
         if len(value) > MAX_LAYERS:
             raise self.make_field_error(name, f"at most {MAX_LAYERS:,} entries", value)
         if count is not None and value and len(value) < count:
@@ -112,13 +118,16 @@ class ConfigReader:
 
     def get_nested(self, name: str) -> Mapping[str, Any] | None:
         """Get a nested configuration; None if absent."""
-        return self._read_typed((Mapping, type(None)), name, None, "a mapping")
+        value = self.get_or_default(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.make_field_error(name, "a mapping", value)
+        return value
 
     def read_nested(self, name: str) -> ConfigReader:
         """Read a nested configuration without class defaults; it is empty if absent."""
         return ConfigReader(self.get_nested(name) or {}, {}, f"{self.where}, {name}")
 
-    def _read_typed(self, kind: Any, name: str, default: Any, accepted: str) -> Any:
+    def _read_typed(self, kind: type[ValueT], name: str, default: ValueT, accepted: str) -> ValueT:
         value = self.get_or_default(name, default)
         if not isinstance(value, kind):
             raise self.make_field_error(name, accepted, value)

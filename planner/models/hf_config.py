@@ -305,7 +305,7 @@ def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str
     overrides |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
     if mixer.startswith("compressed"):
         overrides["compress_ratio"] = int(mixer.split()[1])
-    if configs := c.read_list("block_configs", Mapping, count):
+    if configs := c.read_list("block_configs", Mapping, count):  # type: ignore[type-abstract]
         overrides |= _collect_nas_overrides(c, configs[index], f"block_configs[{index}]")
     return overrides
 

@@ -138,8 +138,8 @@ def parse_quantization(
 ) -> CheckpointQuantization:
     """Parse the name of a quantization, by default of all linear layers but the head.
 
-    `targets` are (expression of modules, format) instead. A container ("compressed-tensors", "modelopt")
-    means the format of most of its checkpoints.
+    `targets` are (expression of modules, format) instead. A container ("compressed-tensors",
+    "modelopt") means the format of most of its checkpoints.
     """
     words, key = _parse_format_name(name)
     key = _CONTAINER_FORMATS.get(key, key)

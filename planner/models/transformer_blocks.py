@@ -240,7 +240,9 @@ def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTenso
     inner = c.read_int(c.read_text_field("expert_width", "moe_intermediate_size"))
     if field := c.read_text_field("shared_width"):
         shared = c.read_int(field)
-    elif (shared := c.read_int("shared_expert_intermediate_size", None, least=0)) is None:
+    elif (width := c.read_int("shared_expert_intermediate_size", None, least=0)) is not None:
+        shared = width
+    else:
         shared = c.read_int("n_shared_experts", 0, least=0) * inner
     # Nemotron-3: experts work on a projection of the hidden state
     latent = c.read_int("moe_latent_size", hidden)
