@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.core.errors import PlannerError, find_closest
-from planner.core.readers import _Yaml12Loader, read_text, read_yaml
+from planner.core.readers import read_text, read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -54,24 +53,6 @@ class SourcedEntry(StrictEntry):
 
 
 EntryT = TypeVar("EntryT", bound=StrictEntry)
-
-
-_Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _Yaml12Loader.construct_yaml_int)
-for _tag, _pattern, _first_letters in (
-    ("merge", r"<<", ["<"]),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-):
-    _Yaml12Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first_letters
-    )
 
 
 def validate_entry(entry_type: type[EntryT], data: object, location: str) -> EntryT:

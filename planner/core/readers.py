@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -118,6 +119,24 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
                 f"{digits:.40} is beyond 2^53, the largest whole number that is read", node
             )
         return int(digits)
+
+
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _Yaml12Loader.construct_yaml_int)
+for _tag, _pattern, _first_letters in (
+    ("merge", r"<<", ["<"]),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    _Yaml12Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first_letters
+    )
 
 
 def _reject_duplicate_keys(keys: Iterable[yaml.Node]) -> None:

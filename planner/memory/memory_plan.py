@@ -50,7 +50,9 @@ class MemoryPlan:
     activation: Interval
     non_torch: Interval
     cudagraph: Interval
-    budgeted_terms: tuple[str, ...]  # inside the budget beside the KV cache; others are outside
+    budgeted_terms: tuple[
+        MemoryTerm, ...
+    ]  # inside the budget beside the KV cache; others are outside
     context: Interval
     kv_available: Interval
     layout: KvCacheLayout
@@ -177,7 +179,7 @@ def get_memory_plan(deployment: Deployment) -> MemoryPlan:
 _plan_memory_cached = lru_cache(maxsize=4096)(plan_memory)
 
 
-def _select_budgeted_terms(deployment: Deployment) -> tuple[str, ...]:
+def _select_budgeted_terms(deployment: Deployment) -> tuple[MemoryTerm, ...]:
     """Select the terms that share the engine's budget with the KV cache.
 
     vLLM: all, graphs only if it estimates them; SGLang's static fraction: weights; TensorRT-LLM and

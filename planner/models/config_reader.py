@@ -28,13 +28,13 @@ class ConfigReader:
     def __init__(
         self, config: Mapping[str, Any], traits: Mapping[str, Any], location: str = "config.json"
     ) -> None:
-        self.config, self.traits, self.where = config, traits, location
+        self.config, self.traits, self.location = config, traits, location
         self.defaults: Mapping[str, Any] = traits.get("defaults", {})
         self.warnings: list[str] = []
 
     def override(self, changes: Mapping[str, Any]) -> ConfigReader:
         """Copy the reader with some fields replaced, as one layer has them; share its warnings."""
-        fields = ConfigReader({**self.config, **changes}, self.traits, self.where)
+        fields = ConfigReader({**self.config, **changes}, self.traits, self.location)
         fields.warnings = self.warnings
         return fields
 
@@ -54,43 +54,51 @@ class ConfigReader:
         if name in self.defaults:
             value = self.defaults[name]
             self.warnings.append(
-                f"{self.where} does not state {name}; its class default, {value}, is assumed"
+                f"{self.location} does not state {name}; its class default, {value}, is assumed"
             )
             return value
         return self.traits.get(name, default)
 
     def make_field_error(self, name: str, accepted: str, value: object) -> PlannerError:
         """Build the error for a field whose value is invalid."""
-        return PlannerError(f"{self.where}, field {name}: expected {accepted}, got {value!r:.60}")
-
-    @overload
-    def read_int(self, name: str, default: int = ..., least: int = 1, most: int = 2**20) -> int: ...
+        return PlannerError(
+            f"{self.location}, field {name}: expected {accepted}, got {value!r:.60}"
+        )
 
     @overload
     def read_int(
-        self, name: str, default: None, least: int = 1, most: int = 2**20
+        self, name: str, default: int = ..., minimum: int = 1, maximum: int = 2**20
+    ) -> int: ...
+
+    @overload
+    def read_int(
+        self, name: str, default: None, minimum: int = 1, maximum: int = 2**20
     ) -> int | None: ...
 
     def read_int(
-        self, name: str, default: int | None = _MISSING, least: int = 1, most: int = 2**20
+        self, name: str, default: int | None = _MISSING, minimum: int = 1, maximum: int = 2**20
     ) -> int | None:
-        """Read a whole number in [least, most]; `PlannerError` if missing without a default."""
+        """Read a whole number in [minimum, maximum]; `PlannerError` if missing and no default."""
         value = self.get_or_default(name, default)
         if value is _MISSING:
             known = ", ".join((name, *_FIELD_SYNONYMS.get(name, ())))
-            raise PlannerError(f"{self.where}: field {name} is missing; looked for {known}")
+            raise PlannerError(f"{self.location}: field {name} is missing; looked for {known}")
         if value is default:
             return value
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and least <= value <= most and value == int(value)):
-            raise self.make_field_error(name, f"a whole number from {least} to {most}", value)
+        if not (number and minimum <= value <= maximum and value == int(value)):
+            raise self.make_field_error(name, f"a whole number from {minimum} to {maximum}", value)
         return int(value)
 
-    def read_fraction(self, name: str, default: float, most: float = 1) -> float:
-        """Read a number above 0 and up to `most`."""
+    def read_fraction(self, name: str, default: float, maximum: float = 1) -> float:
+        """Read a number above 0 and up to `maximum`."""
         value = self.get_or_default(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-            raise self.make_field_error(name, f"a number above 0 and up to {most:g}", value)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value <= maximum
+        ):
+            raise self.make_field_error(name, f"a number above 0 and up to {maximum:g}", value)
         return float(value)
 
     def read_bool(self, name: str, default: bool = False) -> bool:
@@ -125,7 +133,7 @@ class ConfigReader:
 
     def read_nested(self, name: str) -> ConfigReader:
         """Read a nested configuration without class defaults; it is empty if absent."""
-        return ConfigReader(self.get_nested(name) or {}, {}, f"{self.where}, {name}")
+        return ConfigReader(self.get_nested(name) or {}, {}, f"{self.location}, {name}")
 
     def _read_typed(self, kind: type[ValueT], name: str, default: ValueT, accepted: str) -> ValueT:
         value = self.get_or_default(name, default)

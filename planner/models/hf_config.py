@@ -74,7 +74,7 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
                 text = {"model_type": family, **text}
             c = _open_config(text, f"{location}, {key}")
             break
-    hidden, vocab = c.read_int("hidden_size"), c.read_int("vocab_size", most=2**24)
+    hidden, vocab = c.read_int("hidden_size"), c.read_int("vocab_size", maximum=2**24)
     tied = (top if "tie_word_embeddings" in top.config else c).read_bool("tie_word_embeddings")
     kinds = _classify_layers(c)
     built = {kind: _build_layer(c, hidden, *kind) for kind in dict.fromkeys(kinds)}
@@ -82,7 +82,7 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
         model_type=top.read_text_field("model_type", "unknown"),
         hidden=hidden,
         vocab=vocab,
-        max_position=c.read_int("max_position_embeddings", most=2**31),
+        max_position=c.read_int("max_position_embeddings", maximum=2**31),
         layers=tuple(built[kind] for kind in kinds),
         embedding_and_head=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied)
         + _build_rotary_tables(c, built.values()),
@@ -147,7 +147,7 @@ def _classify_layers(c: ConfigReader) -> list[LayerKind]:
     dense, moe and none.
     """
     pattern = c.read_list("hybrid_override_pattern", str) or c.read_list("layers_block_type", str)
-    count = c.read_int("num_hidden_layers", most=MAX_LAYERS) if not pattern else len(pattern)
+    count = c.read_int("num_hidden_layers", maximum=MAX_LAYERS) if not pattern else len(pattern)
     mixers, ffns = _classify_mixers(c, count, pattern), _classify_feed_forwards(c, count)
     kinds = []
     for index, mixer in enumerate(mixers):
@@ -157,7 +157,7 @@ def _classify_layers(c: ConfigReader) -> list[LayerKind]:
         for key, value in overrides.items():
             if isinstance(value, dict | list):
                 raise PlannerError(
-                    f"{c.where}, field {key} of layer {index}: expected one value, got"
+                    f"{c.location}, field {key} of layer {index}: expected one value, got"
                     f" {value!r:.50}"
                 )
         kinds.append(
@@ -190,15 +190,15 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
         return ["full" if kind else "recurrent" for kind in kinds]
     if ratios := c.read_list("compress_ratios", int, count):
         return [f"compressed {int(ratio)}" for ratio in ratios]
-    if (period := c.read_int("attn_layer_period", 0, least=0)) > 0:
-        offset = c.read_int("attn_layer_offset", 0, least=0)
+    if (period := c.read_int("attn_layer_period", 0, minimum=0)) > 0:
+        offset = c.read_int("attn_layer_offset", 0, minimum=0)
         return ["full" if index % period == offset else "recurrent" for index in range(count)]
     full = c.read_list("attn_layer_indices", int) or c.read_list("full_attn_idxs", int)
     if full or c.has_field("attn_layer_indices"):
         return ["full" if index in full else "recurrent" for index in range(count)]
     if mixer := c.read_text_field("mixer"):
         return [mixer] * count
-    if cycle := c.read_int("full_attention_interval", 0, least=0):
+    if cycle := c.read_int("full_attention_interval", 0, minimum=0):
         return ["full" if (index + 1) % cycle == 0 else "recurrent" for index in range(count)]
     return _classify_windows(c, count)
 
@@ -206,7 +206,7 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
 def _classify_windows(c: ConfigReader, count: int) -> list[str]:
     """Return the mixers of a model of attention layers only: full, or limited to a window."""
     if c.get_or_default("attention_chunk_size") is not None and (
-        cycle := c.read_int("layer_cycle", 0, least=0)
+        cycle := c.read_int("layer_cycle", 0, minimum=0)
     ):
         has_rope = c.read_list("no_rope_layers", int) or [
             (index + 1) % cycle for index in range(count)
@@ -217,7 +217,7 @@ def _classify_windows(c: ConfigReader, count: int) -> list[str]:
     ):
         return ["full"] * count
     if c.read_bool("sliding_off"):
-        first = c.read_int("max_window_layers", 0, least=0)
+        first = c.read_int("max_window_layers", 0, minimum=0)
         return ["sliding" if index >= first else "full" for index in range(count)]
     pattern = c.get_or_default("sliding_window_pattern")
     if isinstance(pattern, str) and pattern:
@@ -229,7 +229,7 @@ def _classify_windows(c: ConfigReader, count: int) -> list[str]:
             )
         letters = itertools.islice(itertools.cycle(pattern), count)
         return ["full" if letter == "G" else "sliding" for letter in letters]
-    cycle = c.read_int("sliding_window_pattern", c.read_int("layer_cycle", 0, least=0), least=0)
+    cycle = c.read_int("sliding_window_pattern", c.read_int("layer_cycle", 0, minimum=0), minimum=0)
     return ["full" if cycle and (index + 1) % cycle == 0 else "sliding" for index in range(count)]
 
 
@@ -238,7 +238,7 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
     if ffn := c.read_text_field("ffn"):
         return [ffn] * count
     if not c.read_int(
-        "num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16
+        "num_experts", None, minimum=int("num_experts" in c.traits.get("needs", ())), maximum=2**16
     ):
         return ["dense"] * count
     if kinds := c.read_list("mlp_layer_types", str, count):
@@ -249,8 +249,8 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
     if (moe_layers := c.read_list("moe_layers", int)) or c.has_field("moe_layers"):
         return ["moe" if index in moe_layers else "dense" for index in range(count)]
     first_fields = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-    first = max(c.read_int(name, 0, least=0) for name in first_fields)
-    last = c.read_int("moe_layer_end_index", count - 1, least=-1)
+    first = max(c.read_int(name, 0, minimum=0) for name in first_fields)
+    last = c.read_int("moe_layer_end_index", count - 1, minimum=-1)
     last = count - 1 if last == -1 else last
     step = c.read_int(
         "decoder_sparse_step",
@@ -290,7 +290,7 @@ def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str
             overrides["num_key_value_heads"] = c.read_int(
                 "num_global_key_value_heads", c.read_int("num_key_value_heads")
             )
-    if index >= count - c.read_int("num_kv_shared_layers", 0, least=0):
+    if index >= count - c.read_int("num_kv_shared_layers", 0, minimum=0):
         overrides["stores_kv"] = False
         if c.read_bool("use_double_wide_mlp"):
             overrides["intermediate_size"] = 2 * c.read_int("intermediate_size")
@@ -314,11 +314,11 @@ def _collect_nas_overrides(
     c: ConfigReader, block: Mapping[str, Any], location: str
 ) -> dict[str, Any]:
     """Collect fields that an architecture search chose for a layer (Nemotron-NAS, DeciLM)."""
-    fields = ConfigReader(block, {}, f"{c.where}, {location}")
+    fields = ConfigReader(block, {}, f"{c.location}, {location}")
     attention, ffn = fields.read_nested("attention"), fields.read_nested("ffn")
     if attention.read_bool("replace_with_linear") or ffn.read_bool("replace_with_linear"):
         raise PlannerError(
-            f"{c.where}, {location}: replace_with_linear is not planned for; attention or no_op"
+            f"{c.location}, {location}: replace_with_linear is not planned for; attention or no_op"
             " would be"
         )
     overrides: dict[str, Any] = {"norms": 2 - attention.read_bool("no_op") - ffn.read_bool("no_op")}
@@ -378,19 +378,23 @@ def _build_layer(
             c, hidden
         )
         weights += more
-    alone = "none" in (mixer_kind, ffn_kind) or (
+    has_one_norm = "none" in (mixer_kind, ffn_kind) or (
         c.read_bool("parallel_attn") and not c.read_bool("new_decoder_architecture")
     )
-    count = c.read_int("norms", 1 if alone else 2, least=0)
+    count = c.read_int("norms", 1 if has_one_norm else 2, minimum=0)
     weights += blocks.build_norms(
         c, hidden, count + (c.read_int("moe_norms", 0) if ffn_kind == "moe" else 0)
     )
-    if narrow := c.read_int("hidden_size_per_layer_input", 0, least=0):
-        weights += blocks.build_linear("per_layer_input_gate", narrow, hidden, "replicated", "norm")
-        weights += blocks.build_linear("per_layer_projection", hidden, narrow, "replicated", "norm")
+    if input_size := c.read_int("hidden_size_per_layer_input", 0, minimum=0):
+        weights += blocks.build_linear(
+            "per_layer_input_gate", input_size, hidden, "replicated", "norm"
+        )
+        weights += blocks.build_linear(
+            "per_layer_projection", hidden, input_size, "replicated", "norm"
+        )
         weights += blocks.build_vector("post_per_layer_input_norm", hidden)
     # hyper-connections before attention and feed-forward
-    if streams := c.read_int("hc_mult", 0, least=0):
+    if streams := c.read_int("hc_mult", 0, minimum=0):
         mixing = (2 + streams) * streams
         weights += 2 * (
             WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, stored_bits=32),
@@ -406,7 +410,7 @@ def _build_embedding_and_head(
     ends: tuple[WeightTensor, ...] = (
         WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),
     )
-    ends += blocks.build_norms(c, hidden, c.read_int("final_norms", 1, least=0))
+    ends += blocks.build_norms(c, hidden, c.read_int("final_norms", 1, minimum=0))
     if not tied:
         ends += blocks.build_linear(
             "lm_head",
@@ -417,20 +421,25 @@ def _build_embedding_and_head(
             c.read_bool("lm_head_bias", c.read_bool("head_bias")),
         )
     if "position_offset" in c.traits:
-        rows = c.read_int("max_position_embeddings") + c.read_int("position_offset", 0, least=0)
+        rows = c.read_int("max_position_embeddings") + c.read_int("position_offset", 0, minimum=0)
         ends += (WeightTensor("embed_positions", rows, hidden, part="embedding", linear=False),)
-    if narrow := c.read_int("hidden_size_per_layer_input", 0, least=0):
-        rows = c.read_int("vocab_size_per_layer_input", vocab, most=2**24)
+    if input_size := c.read_int("hidden_size_per_layer_input", 0, minimum=0):
+        rows = c.read_int("vocab_size_per_layer_input", vocab, maximum=2**24)
         ends += (
             WeightTensor(
-                "embed_tokens_per_layer", rows, layers * narrow, "vocab", "embedding", linear=False
+                "embed_tokens_per_layer",
+                rows,
+                layers * input_size,
+                "vocab",
+                "embedding",
+                linear=False,
             ),
         )
         ends += blocks.build_linear(
-            "per_layer_model_projection", layers * narrow, hidden, "column", "embedding"
+            "per_layer_model_projection", layers * input_size, hidden, "column", "embedding"
         )
-        ends += blocks.build_vector("per_layer_projection_norm", narrow)
-    if streams := c.read_int("hc_mult", 0, least=0):
+        ends += blocks.build_vector("per_layer_projection_norm", input_size)
+    if streams := c.read_int("hc_mult", 0, minimum=0):
         ends += (
             WeightTensor(
                 "hc_head", streams, streams * hidden, part="norm", linear=False, stored_bits=32
@@ -458,7 +467,7 @@ def _build_rotary_tables(
         )
         rope = parameters.get("sliding_attention" if local else "full_attention", parameters)
         r = ConfigReader(
-            rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters"
+            rope if isinstance(rope, Mapping) else {}, {}, f"{c.location}, rope_parameters"
         )
         kind, dim = r.read_text_field("rope_type", r.read_text_field("type")), mixer.rotary_dim
         if isinstance(mixer, GroupedQueryAttention) and kind != "proportional":
@@ -466,9 +475,9 @@ def _build_rotary_tables(
                 "partial_rotary_factor", r.read_fraction("partial_rotary_factor", 1)
             )
             dim = c.read_int("rotary_dim", int(dim * partial))
-        positions = c.read_int("max_position_embeddings", 0, least=0, most=2**31)
+        positions = c.read_int("max_position_embeddings", 0, minimum=0, maximum=2**31)
         if kind == "yarn" and r.get_or_default("original_max_position_embeddings"):
-            original = r.read_int("original_max_position_embeddings", most=2**31)
+            original = r.read_int("original_max_position_embeddings", maximum=2**31)
             positions = round(original * r.read_fraction("factor", 0, 2**16))
         copies = 4 if r.get_or_default("mrope_section") else 1
         tables.add((positions, dim, copies, local))
@@ -492,7 +501,7 @@ def _build_rotary_tables(
 def _build_vision_towers(top: ConfigReader, hidden: int) -> tuple[WeightTensor, ...]:
     """Build the vision tower; warn of an unknown kind and of an audio tower."""
     towers: tuple[WeightTensor, ...] = ()
-    if count := top.read_int(_ENCODER_PARAMETERS_FIELD, 0, least=0, most=2**40):
+    if count := top.read_int(_ENCODER_PARAMETERS_FIELD, 0, minimum=0, maximum=2**40):
         return build_generic_encoder(count)
     if top.get_nested("vision_config"):
         kind = top.read_text_field("vision")
@@ -500,10 +509,11 @@ def _build_vision_towers(top: ConfigReader, hidden: int) -> tuple[WeightTensor, 
             towers = VISION_TOWER_BUILDERS[kind](top.read_nested("vision_config"), top, hidden)
         else:
             top.warnings.append(
-                f"{top.where}: the vision tower is of an unknown kind; its weights are not counted"
+                f"{top.location}: the vision tower is of an unknown kind; its weights are not"
+                " counted"
             )
     if top.get_nested("audio_config"):
-        top.warnings.append(f"{top.where}: the audio tower's weights are not counted")
+        top.warnings.append(f"{top.location}: the audio tower's weights are not counted")
     return towers
 
 
@@ -511,7 +521,7 @@ def _build_mtp_layers(
     c: ConfigReader, hidden: int, kinds: list[LayerKind]
 ) -> tuple[DecoderLayer, ...]:
     """Build multi-token-prediction layers: decoder layers with a projection and three norms."""
-    depth = c.read_int("num_nextn_predict_layers", 0, least=0, most=64)
+    depth = c.read_int("num_nextn_predict_layers", 0, minimum=0, maximum=64)
     if not depth:
         return ()
     pattern = c.read_list("mtp_hybrid_override_pattern", str) or c.read_list(

@@ -133,7 +133,7 @@ def build_mamba1(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTe
 
 def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Build the lightning attention of MiniMax-01 and M1 (arXiv 2501.08313)."""
-    heads = c.read_int("num_attention_heads", most=2**14)
+    heads = c.read_int("num_attention_heads", maximum=2**14)
     dim = c.read_int("head_dim", hidden // heads)
     # the state is in the model's dtype
     mixer = RecurrentMixer("lightning", heads, state_elements=heads * dim * dim, state_width=2)
@@ -178,14 +178,14 @@ def build_compressed_attention(
     heads, dim, rope = (
         c.read_int(name) for name in ("num_attention_heads", "head_dim", "qk_rope_head_dim")
     )
-    q_rank, ratio = c.read_int("q_lora_rank"), c.read_int("compress_ratio", least=0)
+    q_rank, ratio = c.read_int("q_lora_rank"), c.read_int("compress_ratio", minimum=0)
     groups, o_rank = c.read_int("o_groups"), c.read_int("o_lora_rank")
     if ratio not in (0, 4, 128):
         raise c.make_field_error("compress_ratios", "entries among 0, 4 and 128", ratio)
     index_heads, index_dim = (
         (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if ratio == 4 else (0, 0)
     )
-    window = c.read_int("sliding_window", most=2**31)
+    window = c.read_int("sliding_window", maximum=2**31)
     mixer = LatentAttention(
         heads,
         dim - rope,

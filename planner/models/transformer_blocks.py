@@ -68,7 +68,7 @@ def build_attention(
     c: ConfigReader, hidden: int, kind: str
 ) -> tuple[GroupedQueryAttention, WeightTensors]:
     """Build multi-head, grouped- or multi-query attention; `kind` is full, sliding or chunked."""
-    heads = c.read_int("num_attention_heads", most=2**14)
+    heads = c.read_int("num_attention_heads", maximum=2**14)
     # Falcon-7B states 71 KV heads and has 1
     is_multi_query = c.read_bool("multi_query") and not c.read_bool("new_decoder_architecture")
     if (
@@ -77,9 +77,10 @@ def build_attention(
         and not c.read_bool("multi_head")
     ):
         c.warnings.append(
-            f"{c.where} does not state num_key_value_heads; as many as attention heads are assumed"
+            f"{c.location} does not state num_key_value_heads; as many as attention heads are"
+            " assumed"
         )
-    kv_heads = 1 if is_multi_query else c.read_int("num_key_value_heads", heads, most=2**14)
+    kv_heads = 1 if is_multi_query else c.read_int("num_key_value_heads", heads, maximum=2**14)
     if heads % kv_heads:
         raise c.make_field_error(
             "num_key_value_heads", f"a divisor of the {heads} attention heads", kv_heads
@@ -88,14 +89,14 @@ def build_attention(
         raise c.make_field_error(
             "head_dim", f"a value, as hidden_size {hidden} is no multiple of {heads} heads", None
         )
-    head_dim = c.read_int("head_dim", hidden // heads, most=2**14)
-    v_dim = c.read_int("v_head_dim", head_dim, most=2**14)
+    head_dim = c.read_int("head_dim", hidden // heads, maximum=2**14)
+    v_dim = c.read_int("v_head_dim", head_dim, maximum=2**14)
     window = None
     if kind != "full":
         window = c.read_int(
-            "attention_chunk_size" if kind == "chunked" else "sliding_window", most=2**31
+            "attention_chunk_size" if kind == "chunked" else "sliding_window", maximum=2**31
         )
-        if window >= c.read_int("max_position_embeddings", 2**31, most=2**31):
+        if window >= c.read_int("max_position_embeddings", 2**31, maximum=2**31):
             window = None
     stores_kv = c.read_bool("stores_kv", True)
     mixer = GroupedQueryAttention(
@@ -133,7 +134,7 @@ def build_attention(
     if c.read_bool("sinks"):
         weights += build_vector("self_attn.sinks", heads, "attention", "column")
     # MiniMax-M3 selects blocks of tokens to attend to
-    if index_heads := c.read_int("num_index_heads", 0, least=0):
+    if index_heads := c.read_int("num_index_heads", 0, minimum=0):
         index_dim = c.read_int("index_dim")
         weights += build_linear(
             "self_attn.index_q_proj", index_heads * index_dim, hidden, "replicated", "indexer"
@@ -143,7 +144,7 @@ def build_attention(
         )
         weights += build_vector("self_attn.index_norms", 2 * index_dim, "indexer")
         c.warnings.append(
-            f"{c.where}: the cache of the sparse attention's index keys is not counted"
+            f"{c.location}: the cache of the sparse attention's index keys is not counted"
         )
     if c.read_bool("use_head_wise_attn_gate"):
         weights += build_linear("self_attn.g_proj", heads, hidden, "column", "attention")
@@ -152,7 +153,7 @@ def build_attention(
 
 def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttention, WeightTensors]:
     """Build multi-head latent attention, with an indexer if the field `indexer` is set."""
-    heads = c.read_int("num_attention_heads", most=2**14)
+    heads = c.read_int("num_attention_heads", maximum=2**14)
     kv_rank, nope, rope = (
         c.read_int(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
     )
@@ -226,24 +227,24 @@ def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTenso
     weights = build_feed_forward(
         c, hidden, inner, "mlp", "dense_mlp", c.read_bool("mlp_bias", c.read_bool("use_bias"))
     )
-    if extra := c.read_int("activation_parameters", 0, least=0):
+    if extra := c.read_int("activation_parameters", 0, minimum=0):
         weights += build_vector("mlp.act_fn", extra, "dense_mlp")
     return DenseMlp(inner, 3 if c.read_bool("gated", True) else 2), weights
 
 
 def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTensors]:
     """Build routed experts, the router, and the shared weights that every token uses."""
-    total = c.read_int("num_experts", most=2**16)
-    active = c.read_int("num_experts_per_tok", most=2**16)
+    total = c.read_int("num_experts", maximum=2**16)
+    active = c.read_int("num_experts_per_tok", maximum=2**16)
     if active > total:
         raise c.make_field_error("num_experts_per_tok", f"at most the {total} experts", active)
     inner = c.read_int(c.read_text_field("expert_width", "moe_intermediate_size"))
     if field := c.read_text_field("shared_width"):
         shared = c.read_int(field)
-    elif (width := c.read_int("shared_expert_intermediate_size", None, least=0)) is not None:
+    elif (width := c.read_int("shared_expert_intermediate_size", None, minimum=0)) is not None:
         shared = width
     else:
-        shared = c.read_int("n_shared_experts", 0, least=0) * inner
+        shared = c.read_int("n_shared_experts", 0, minimum=0) * inner
     # Nemotron-3: experts work on a projection of the hidden state
     latent = c.read_int("moe_latent_size", hidden)
     routed_name = c.read_text_field("routed_name", "mlp.experts")
