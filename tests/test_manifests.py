@@ -398,6 +398,7 @@ def script_of(started: LaunchSpec) -> str:
 
     deployment: Deployment = started.deployment
     return render_template(
+        "deploy",
         "serve.sh",
         title="t",
         launch=started,

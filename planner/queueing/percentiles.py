@@ -2,7 +2,7 @@
 
 Only as well as ranking, sweeps and sliders need: each latency as one gamma distribution of its mean
 and variance (gaps between tokens: none or one or more prompts in them). What is stated is replayed
-(`planning.benchmark_run`). Arrays have three axes, [cases, what is varied, slices of a
+(`planning.simulation_runs`). Arrays have three axes, [cases, what is varied, slices of a
 distribution]; see `queueing.steady_state`.
 """
 
