@@ -353,7 +353,9 @@ def test_a_measured_fleet_under_two_routers() -> None:
     )  # fmt: skip
 
     def served(policy: int) -> tuple[np.ndarray, np.ndarray]:
-        table = build_step_cost_table(step)._replace(concurrent_readers=count_concurrent_readers(deployment))
+        table = build_step_cost_table(step)._replace(
+            concurrent_readers=count_concurrent_readers(deployment)
+        )
         outcome = simulate_requests(rules, table, sent, router=RouterConfig(8, policy)).outcome
         own = [stage == k for k in range(1, len(stages))]
         seconds = [outcome.last_token[j].max() - outcome.sent[j].min() for j in own]

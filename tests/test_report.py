@@ -77,10 +77,10 @@ class Written:
             for i in range(14)
         }
         shown = (
-            f"text = {HOSTILE!r}\ndisplay(note(text), table(pd.DataFrame({{text: [text]}}), text),"
-            " code(text))\n"
+            f"text = {HOSTILE!r}\ndisplay(show_note(text), show_table(pd.DataFrame({{text: [text]}}), text),"
+            " show_code(text))\n"
         )
-        shown += f"display(Markdown(f'**{{text}}**'), table(pd.DataFrame({columns}), 'Wide.'))"
+        shown += f"display(Markdown(f'**{{text}}**'), show_table(pd.DataFrame({columns}), 'Wide.'))"
         self.said: list[str] = []
         self.again = partial(
             write_report,
