@@ -193,10 +193,10 @@ def _defaults(deployment: Deployment) -> dict[str, Any]:
         field.name: field.default for field in fields(EngineArgs) if field.default is not MISSING
     }
     defaults |= {
-        "enable_chunked_prefill": facts["chunked_prefill"],
-        "async_scheduling": facts["async_scheduling"],
+        "enable_chunked_prefill": facts.chunked_prefill,
+        "async_scheduling": facts.async_scheduling,
     }
-    defaults |= {"enable_prefix_caching": facts["prefix_caching"], "kv_cache_dtype": "auto"}
+    defaults |= {"enable_prefix_caching": facts.prefix_caching, "kv_cache_dtype": "auto"}
     if deployment.engine.name == "tgi":  # it has no option for these
         defaults |= {"block_size": deployment.args.block_size, "dtype": deployment.args.dtype}
     return defaults

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.engines.engine import get_engine, parse_release
+from planner.core.versions import Version
+from planner.engines.engine import get_engine
 from planner.hardware.gpus import Gpu, get_gpu
 from planner.models.registry import Model, load_model
 from planner.planning.scenario_schema import LengthsEntry, ScenarioEntry, WorkloadEntry
@@ -321,7 +322,7 @@ def _extras(dice: Draw, data: dict[str, Any], served: Model, cards: list[Gpu]) -
                                "acceptance_rate": rate, "allowed": dice.happens(0.7)}  # fmt: skip
     started = get_engine(data["engine"], data.get("engine_version"))
     if all(
-        parse_release(card.supported.get(started.name, ("99.0.0", None))[0]) > started.release_tuple
+        card.supported.get(started.name, (Version(99, 0), None))[0] > started.release
         for card in cards
     ):
         data.pop("engine_version", None)  # nobody asks for GPUs that all came after their engine

@@ -9,13 +9,13 @@ import pytest
 
 from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
+from planner.core.versions import Version
 from planner.engines import engine as engines
 from planner.engines.engine import (
     EngineEntry,
     explain_unsupported_gpu,
     find_required_plugin,
     get_engine,
-    parse_release,
 )
 from planner.engines.engine_args import EngineArgs, list_cudagraph_sizes, resolve_engine_args
 from planner.engines.metric_names import get_metric_names
@@ -140,23 +140,22 @@ def test_the_newest_known_releases() -> None:
         get_engine("sglang").version == "0.5.23"
         and get_engine("sglang", "0.5.23").substitution_note == ""
     )
+    assert get_engine("trtllm", "1.2.1").substitution_note == "" and get_engine(
+        "trtllm", "1.3.0rc25"
+    ).facts_version == Version(1, 3)
     assert (
-        get_engine("trtllm", "1.2.1").substitution_note == ""
-        and get_engine("trtllm", "1.3.0rc25").facts_version == "1.3.0"
-    )
-    assert (
-        "mxfp8" in get_engine("sglang").facts["kv_cache_dtypes"]
+        "mxfp8" in get_engine("sglang").facts.kv_cache_dtypes
     )  # declared by 0.5.23, not by 0.5.10
-    assert "mxfp8" not in get_engine("sglang", "0.5.10").facts["kv_cache_dtypes"]
+    assert "mxfp8" not in get_engine("sglang", "0.5.10").facts.kv_cache_dtypes
 
 
 def test_tensorrt_llm_reuses_blocks_by_default() -> None:
-    assert get_engine("trtllm").facts["prefix_caching"] is True
+    assert get_engine("trtllm").facts.prefix_caching is True
 
 
 @pytest.mark.parametrize(("version", "cached"), [("0.27.1", False), ("0.28.0", True)])
 def test_hybrids_cache_prefixes_from_0_28_on(version: str, cached: bool) -> None:
-    assert get_engine("vllm", version).facts["prefix_caching_hybrid"] is cached
+    assert get_engine("vllm", version).facts.prefix_caching_hybrid is cached
 
 
 def test_no_default_exceeds_what_the_model_can_use() -> None:
@@ -217,15 +216,15 @@ def test_refuses_what_the_engine_refuses(given: dict[str, Any], message: str) ->
 )
 def test_versions_in_between_use_the_nearest_earlier_facts(version: str, facts: str) -> None:
     known = get_engine("vllm", version)
-    assert known.facts_version == facts
-    exact = parse_release(version) == parse_release(facts)
+    assert str(known.facts_version) == facts
+    exact = Version.parse(version) == Version.parse(facts)
     assert (known.substitution_note == "") is exact
     assert facts in known.substitution_note or exact
 
 
 def test_a_nightly_build_is_the_newest_known() -> None:
     nightly, newest = get_engine("vllm", "nightly-5b8c30d62b754b57"), get_engine("vllm")
-    assert nightly.release_tuple == newest.release_tuple and nightly.facts == newest.facts
+    assert nightly.release == newest.release and nightly.facts == newest.facts
     assert (
         nightly.substitution_note
         == f"vllm nightly-5b8c30d62b754b57 is planned with the facts of {newest.facts_version}"
@@ -234,7 +233,7 @@ def test_a_nightly_build_is_the_newest_known() -> None:
 
 def test_versions_outside_are_refused() -> None:
     newest = get_engine("vllm").version
-    major, minor, _ = parse_release(newest)
+    major, minor = Version.parse(newest).series
     for outside in ("0.4.2", f"{major}.{minor + 1}.0"):
         with pytest.raises(PlannerError, match=f"accepted: 0.5.0 to {newest}"):
             get_engine("vllm", outside)
@@ -274,14 +273,14 @@ def test_facts_that_changed_what_logs_mean() -> None:
     old, graphs, new, last = (
         get_engine("vllm", version).facts for version in ("0.19.0", "0.20.0", "0.20.2", "0.33.0")
     )
-    assert (old["kv_tokens"], graphs["kv_tokens"], new["kv_tokens"]) == (
+    assert (old.kv_tokens, graphs.kv_tokens, new.kv_tokens) == (
         "blocks",
         "blocks",
         "concurrency",
     )
-    assert (old["cudagraph_memory"], graphs["cudagraph_memory"]) == ("outside", "estimated")
-    assert (new["window_batches"], last["window_batches"]) == ("one", "concurrent")
-    assert (new["null_block_reserved"], last["null_block_reserved"]) == (False, True)
+    assert (old.cudagraph_memory, graphs.cudagraph_memory) == ("outside", "estimated")
+    assert (new.window_batches, last.window_batches) == ("one", "concurrent")
+    assert (new.null_block_reserved, last.null_block_reserved) == (False, True)
 
 
 def test_metric_names_follow_the_version() -> None:

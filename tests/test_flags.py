@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.errors import PlannerError
+from planner.core.versions import Version
 from planner.engines import cli_options as flags
 from planner.engines import engine as engines
 from planner.engines.cli_options import (
@@ -24,7 +25,7 @@ from planner.engines.cli_options import (
 from planner.engines.metric_names import get_metric_names
 
 LISTED = [
-    (engine, version)
+    (engine, str(version))
     for engine in ("vllm", "sglang", "trtllm", "tgi")
     for version in load_flag_lists(engine).versions
 ]
@@ -194,33 +195,34 @@ def test_other_launchers_take_no_beginnings_and_no_other_dashes() -> None:
 
 def test_a_version_without_a_list_is_read_by_the_nearest_and_says_so() -> None:
     assert get_cli_options("vllm", "0.20.2").note == ""
-    assert [get_cli_options("vllm", short).version for short in ("0.20", "0.19", "0.20.0")] == [
+    assert [
+        str(get_cli_options("vllm", short).version) for short in ("0.20", "0.19", "0.20.0")
+    ] == [
         "0.20.2",
         "0.18.0",
         "0.18.0",
     ]
     assert get_cli_options("vllm", "0.19.1").note == "vllm 0.19.1 is read by the options of 0.18.0"
-    assert get_cli_options("vllm", "0.5.0").version == "0.5.4"
-    assert get_cli_options("vllm", "nightly").version == "0.33.0"
+    assert get_cli_options("vllm", "0.5.0").version == Version(0, 5, 4)
+    assert get_cli_options("vllm", "nightly").version == Version(0, 33)
     with pytest.raises(PlannerError, match="unknown engine 'ollama'"):
         get_cli_options("ollama", "1.0")
 
 
 def test_when_options_came_and_went() -> None:
-    assert list_versions_with_spelling("vllm", "--swap-space")[-1] == "0.16.0"
-    assert list_versions_with_spelling("vllm", "--nnodes")[0] == "0.12.0"
+    assert list_versions_with_spelling("vllm", "--swap-space")[-1] == Version(0, 16)
+    assert list_versions_with_spelling("vllm", "--nnodes")[0] == Version(0, 12)
     assert list_versions_with_spelling("vllm", "--disable-log-requests") == [
         *load_flag_lists("vllm").versions[:8],
-        "0.33.0",
+        Version(0, 33),
     ]
-    assert list_versions_with_spelling("vllm", "--speculative-model") == ["0.5.4", "0.6.6", "0.7.3"]
-    assert list_versions_with_spelling("vllm", "--worker-use-ray") == ["0.5.4", "0.6.6"]
-    assert list_versions_with_spelling("vllm", "--num-scheduler-steps") == [
-        "0.6.6",
-        "0.7.3",
-        "0.8.5",
-        "0.10.0",
-    ]
+    for spelling, listed in (
+        ("--speculative-model", "0.5.4 0.6.6 0.7.3"),
+        ("--worker-use-ray", "0.5.4 0.6.6"),
+        ("--num-scheduler-steps", "0.6.6 0.7.3 0.8.5 0.10.0"),
+    ):
+        versions = list_versions_with_spelling("vllm", spelling)
+        assert " ".join(map(str, versions)) == listed
     spelt = [
         len(get_cli_options("vllm", version).by_spelling)
         for version in load_flag_lists("vllm").versions[3:]
@@ -242,11 +244,11 @@ def test_what_the_environment_and_metrics_pages_had() -> None:
         load_recorded_names("environment", "vllm"),
         load_recorded_names("metrics", "vllm"),
     )
-    assert environment["VLLM_USE_V1"] == ("0.6.6", "0.7.3", "0.8.5", "0.10.0")
-    assert environment["VLLM_ATTENTION_BACKEND"][-1] == "0.14.1"
-    assert metrics["vllm:gpu_cache_usage_perc"][-1] == "0.10.0"
+    assert " ".join(map(str, environment["VLLM_USE_V1"])) == "0.6.6 0.7.3 0.8.5 0.10.0"
+    assert environment["VLLM_ATTENTION_BACKEND"][-1] == Version(0, 14, 1)
+    assert metrics["vllm:gpu_cache_usage_perc"][-1] == Version(0, 10)
     assert metrics["vllm:kv_cache_usage_perc"] == load_flag_lists("vllm").versions[4:]
-    assert load_recorded_names("metrics", "sglang")["sglang:token_usage"] == ("0.5.23",)
+    assert load_recorded_names("metrics", "sglang")["sglang:token_usage"] == (Version(0, 5, 23),)
     for engine in ("vllm", "sglang"):  # what the plan's alerts ask for is there
         for version in load_flag_lists(engine).versions[-2:]:
             asked = get_metric_names(engines.get_engine(engine, version)).names

@@ -391,8 +391,8 @@ def test_programs_around_an_engine_keep_what_is_theirs() -> None:
         " Qwen/Qwen3-8B"
     )
     assert worker.fixed.command.line == line
-    assert lint(WRITTEN["dynamo's image"]).commands[0].checked.version == "0.20.1"
-    assert lint(WRITTEN["srun"]).commands[0].checked.version == "0.20.2"
+    assert str(lint(WRITTEN["dynamo's image"]).commands[0].checked.version) == "0.20.1"
+    assert str(lint(WRITTEN["srun"]).commands[0].checked.version) == "0.20.2"
     assert lint(WRITTEN["nomad"]).commands[0].checked.command.environment == {"HF_HOME": "/c"}
     assert "left to KServe: --model_name, --model_id, --backend" in lint(WRITTEN["kserve"]).notes
     with pytest.raises(PlannerError, match="no server starts"):
@@ -402,7 +402,7 @@ def test_programs_around_an_engine_keep_what_is_theirs() -> None:
         " Qwen/Qwen3-8B"
     )
     (served,) = lint(slurm).commands  # which shares its host's network
-    assert served.checked.version == "1.2.0" and not [
+    assert str(served.checked.version) == "1.2.0" and not [
         one for one in served.checked.findings if one.needs_fix
     ]
 
@@ -413,7 +413,7 @@ def test_words_that_only_the_machine_fills_in_are_no_unknown_options() -> None:
 
 
 def test_a_version_that_the_command_pins_is_its_version() -> None:
-    assert lint(WRITTEN["uv"]).commands[0].checked.version == "0.20.2"
+    assert str(lint(WRITTEN["uv"]).commands[0].checked.version) == "0.20.2"
 
 
 def test_two_hyphens_that_a_word_processor_joined_are_told_apart() -> None:
@@ -455,7 +455,7 @@ def test_script_and_unit_of_a_plan_are_read_at_its_version(tmp_path: Path) -> No
         (tmp_path / name).write_text(text)
     for name in ("serve.sh", "headroom@.service"):
         found = lint(str(tmp_path / name))
-        assert [one.checked.version for one in found.commands] == [
+        assert [str(one.checked.version) for one in found.commands] == [
             asked.engine.version
         ] and not found.notes
         assert found.verdict == "ok"
@@ -931,7 +931,7 @@ def test_a_dynamo_worker_of_tensorrt_llm_is_read_and_written_by_its_own_names() 
         "docker run nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.2.0 python3 -m dynamo.trtllm"
         " --model-path m"
     )
-    assert lint(image).commands[0].checked.version == "1.3.0rc14"
+    assert str(lint(image).commands[0].checked.version) == "1.3.0rc14"
 
 
 OLD_SETTINGS = """use_cuda_graph: true

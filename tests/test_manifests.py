@@ -436,7 +436,7 @@ def test_variables_are_read_by_the_versions_that_are_said_to() -> None:
     known = load_catalog("environment.yaml", EnvVariableEntry)
     for name, entry in known.items():
         if entry.engine == "vllm":
-            assert read[name] == (entry.first, entry.last or "0.33.0"), name
+            assert read[name] == (str(entry.first), str(entry.last or "0.33.0")), name
             assert (
                 not entry.flag
                 or entry.flag.split()[0] in get_cli_options("vllm", "0.33.0").spellings

@@ -20,7 +20,7 @@ from planner.calibration.pooled_fit import (
 from planner.core.catalog import CATALOG_DIR
 from planner.core.files import get_report_date, replace_atomically
 from planner.core.readers import read_text
-from planner.engines.engine import parse_release
+from planner.core.versions import Version
 from planner.latency.coefficient_lookup import (
     NOVELTY_KINDS,
     load_calibration_catalog,
@@ -42,9 +42,7 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
         }
         return {name: value for name, value in total.items() if value}
 
-    newest = max(
-        (run.deployment.engine.release_tuple, run.effect_groups["release"]) for run in runs
-    )[1]
+    newest = max((run.deployment.engine.release, run.effect_groups["release"]) for run in runs)[1]
     start = sums(("common", ""), ("engine", engine), ("release", newest))
     common = {
         "coefficients": {
@@ -132,7 +130,7 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     for label in dict.fromkeys(run.effect_groups["pair"] for run in runs):
         family, method, gpu, _ = label.split("|")
         mine = [run for run in runs if run.effect_groups["pair"] == label]
-        versions = sorted({run.deployment.engine.version for run in mine}, key=parse_release)
+        versions = sorted({run.deployment.engine.version for run in mine}, key=Version.parse)
         conditions = {"gpu": gpu, "model": family, "quantization": method}
         name = f"{family} {method} on {gpu}"
         add(name, sums(("pair", label)), conditions, always=True)

@@ -31,9 +31,9 @@ from planner.core.errors import PlannerError, add_error_context
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.readers import read_text, read_yaml
 from planner.core.units import MIB
+from planner.core.versions import Version
 from planner.engines.coefficients import StepCoefficients, list_coefficient_names
 from planner.engines.deployment import Deployment
-from planner.engines.engine import parse_release
 from planner.latency.coefficient_lookup import (
     MIN_CURVES_PER_PAIR,
     NOVELTY_KINDS,
@@ -98,7 +98,7 @@ class MeasuredRun:
             (
                 bound
                 for bound in RELEASE_BOUNDARIES[engine.name]
-                if engine.release_tuple < parse_release(bound)
+                if engine.release < Version.parse(bound)
             ),
             "",
         )

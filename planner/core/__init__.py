@@ -1,1 +1,1 @@
-"""Shared ground without LLM knowledge: units, intervals, errors, and how catalogs are read."""
+"""Code without knowledge of LLMs: units, intervals, versions, errors and catalog files."""

@@ -1,4 +1,4 @@
-"""Read what people write, YAML and JSON, bounded and checked on load, with errors that name file, entry and field."""
+"""Catalogs: YAML and CSV files, validated on load; errors name file, entry and field."""
 
 import csv
 import hashlib
@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def locate_shipped_folder(folder: str) -> Path:
-    """Where a folder that comes along lies: inside an installed package, or beside it in a checkout."""
+    """Locate a shipped folder, inside an installed package or beside it in a checkout."""
     return _PACKAGE / folder if (_PACKAGE / folder).is_dir() else _PACKAGE.parent / folder
 
 
@@ -26,7 +26,7 @@ CATALOG_DIR = locate_shipped_folder("catalogs")
 
 @cache
 def compute_build_digest() -> str:
-    """A digest of the planner's code and catalogs: what answers hang on besides the question."""
+    """Compute a digest of code and catalogs, on which plans depend besides the scenario."""
     digest = hashlib.sha256()
     for root, kinds in ((_PACKAGE, ("*.py",)), (CATALOG_DIR, ("*.yaml", "*.csv", "*.json"))):
         for path in sorted(path for kind in kinds for path in root.rglob(kind)):
@@ -37,17 +37,17 @@ def compute_build_digest() -> str:
 
 
 class StrictEntry(BaseModel):
-    """Base of every catalog entry: unknown fields are errors, numbers finite, text Unicode, values frozen."""
+    """Base of catalog entries: frozen; no unknown fields, infinite numbers or very long text."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=2**16
     )
     misspelling_hints: ClassVar[Mapping[str, str]] = {}
-    """Parts of names that people expect here, and what to write instead."""
+    """Part of an unknown field's name -> the hint that its error gives instead of a near name."""
 
 
 class SourcedEntry(StrictEntry):
-    """An entry that says where its figures are from, and when they were read there."""
+    """An entry with the source of its figures and the date on which they were read there."""
 
     source: str
     date: str
@@ -57,21 +57,25 @@ EntryT = TypeVar("EntryT", bound=StrictEntry)
 
 
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _Yaml12Loader.construct_yaml_int)
-for _tag, _written, _first in (
+for _tag, _pattern, _first_letters in (
     ("merge", r"<<", ["<"]),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-     list("-+.0123456789")),
-):  # fmt: skip
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
     _Yaml12Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_written})\Z"), _first
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first_letters
     )
 
 
-def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT:
-    """Validate `data` as a `kind`; `where` names the file and entry in the error."""
+def validate_entry(entry_type: type[EntryT], data: object, location: str) -> EntryT:
+    """Validate `data`; `location` names file and entry in the `PlannerError`."""
     try:
         entry = entry_type.model_validate(data)
         if flag := next(_find_bools_read_as_numbers(data, entry), None):
@@ -80,78 +84,74 @@ def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT
             )
         return entry
     except ValidationError as error:
-        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+        first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         field = (
             ".".join(str(part) for part in first["loc"] if part != "[key]") or "(the whole entry)"
         )
         if first["type"] == "extra_forbidden":
             *parents, unknown = first["loc"]
-            inside: type[StrictEntry] = entry_type
+            parent_type: type[StrictEntry] = entry_type
             for parent in parents:
-                if parent in inside.model_fields:
-                    inside = _find_entry_type(inside.model_fields[str(parent)].annotation) or inside
-            known = sorted(inside.model_fields)
+                if field_info := parent_type.model_fields.get(str(parent)):
+                    parent_type = _find_entry_type(field_info.annotation) or parent_type
+            known = sorted(parent_type.model_fields)
             close = find_closest(str(unknown), known, 0.5)
             hint = f"; did you mean {close}?" if close else f"; accepted: {', '.join(known)}"
-            hint = next(
-                (
-                    f"; {text}"
-                    for part, text in inside.misspelling_hints.items()
-                    if part in str(unknown)
-                ),
-                hint,
-            )
+            for part, text in parent_type.misspelling_hints.items():
+                if part in str(unknown):
+                    hint = f"; {text}"
+                    break
             raise PlannerError(f"{location}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":
             raise PlannerError(f"{location}, field {field}: field is missing") from None
         if first["type"] == "value_error" and not first["loc"]:
             raise PlannerError(f"{location}: {first['ctx']['error']}") from None
-        wanted = (
+        expected = (
             "Input should be a number"
             if "than" in first["type"] and first["input"] is True
             else first["msg"]
         )
         if first["type"] == "float_parsing":
-            wanted = "Input should be a number, worked out (2.5 for 60/24)"
+            expected = "Input should be a number, worked out (2.5 for 60/24)"
         raise PlannerError(
-            f"{location}, field {field}: {wanted}, got {first['input']!r:.80}"
+            f"{location}, field {field}: {expected}, got {first['input']!r:.80}"
         ) from None
 
 
 def _find_entry_type(annotation: Any) -> type[StrictEntry] | None:
-    """The kind of entry that a field, maybe a list or a mapping, holds."""
+    """Find the entry type in the annotation of a field, which may be a list or a mapping."""
     if isinstance(annotation, type) and issubclass(annotation, StrictEntry):
         return annotation
     return next(filter(None, map(_find_entry_type, get_args(annotation))), None)
 
 
 def _find_bools_read_as_numbers(
-    given: Any, read: Any, place: str = ""
+    data: object, parsed: object, path: str = ""
 ) -> Iterator[tuple[str, bool]]:
-    """Where true or false was read as a number."""
-    if isinstance(read, tuple) and not isinstance(
-        given, list | tuple
-    ):  # one item stood for a list of one
-        read = next(iter(read), None)
-    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
-        yield place.removeprefix("."), given
-    elif isinstance(given, Mapping):
-        for key, value in given.items():
-            inside = read.get(key) if isinstance(read, Mapping) else getattr(read, str(key), None)
-            yield from _find_bools_read_as_numbers(value, inside, f"{place}.{key}")
-    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
-        for index, value in enumerate(given[: len(read)]):
+    """Yield field and value of every true or false that was read as a number."""
+    if isinstance(parsed, tuple) and not isinstance(data, list | tuple):
+        parsed = next(iter(parsed), None)  # a single item stands for a list of one
+    if isinstance(data, bool) and isinstance(parsed, int | float) and not isinstance(parsed, bool):
+        yield path.removeprefix("."), data
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            field = (
+                parsed.get(key) if isinstance(parsed, Mapping) else getattr(parsed, str(key), None)
+            )
+            yield from _find_bools_read_as_numbers(value, field, f"{path}.{key}")
+    elif isinstance(data, list | tuple) and isinstance(parsed, list | tuple):
+        for index, value in enumerate(data[: len(parsed)]):
             if isinstance(value, bool | Mapping | list | tuple):
-                yield from _find_bools_read_as_numbers(value, read[index], f"{place}.{index}")
+                yield from _find_bools_read_as_numbers(value, parsed[index], f"{path}.{index}")
 
 
-def load_catalog_rows(file: str, kind: type[EntryT]) -> tuple[EntryT, ...]:
-    """All rows of the catalog's CSV `file`, each validated as a `kind`; lines from # on are its guide."""
+def load_catalog_rows(file: str, entry_type: type[EntryT]) -> tuple[EntryT, ...]:
+    """Load and validate all rows of a CSV catalog; lines that begin with # are comments."""
     lines = [
         line for line in read_text(CATALOG_DIR / file).splitlines() if not line.startswith("#")
     ]
     return tuple(
-        validate_entry(kind, row, f"{file}, row {number}")
+        validate_entry(entry_type, row, f"{file}, row {number}")
         for number, row in enumerate(csv.DictReader(lines), 1)
     )
 
@@ -159,7 +159,7 @@ def load_catalog_rows(file: str, kind: type[EntryT]) -> tuple[EntryT, ...]:
 def load_catalog(
     file: str, entry_type: type[EntryT], root: Path = CATALOG_DIR
 ) -> dict[str, EntryT]:
-    """All entries of the catalog `file`, a mapping of name to fields, each validated as a `kind`."""
+    """Load and validate all entries of a YAML catalog, by name."""
     data = read_yaml(root / file)
     if not isinstance(data, dict):
         raise PlannerError(

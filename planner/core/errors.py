@@ -1,4 +1,4 @@
-"""Units, intervals and the one error type: what every other module counts in."""
+"""The one error type of the package, and messages that suggest the nearest known name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ValueT = TypeVar("ValueT")
 
 
 class PlannerError(ValueError):
-    """Bad input, told in one sentence: what is wrong, where, and what would be accepted.
+    """Bad input, described in one sentence: what is wrong, where, and what is accepted.
 
-    It is one line of at most 400 printable characters, whatever it quotes.
+    The message is one line of at most 400 printable characters, whatever it quotes.
     """
 
     def __init__(self, message: object) -> None:
@@ -26,7 +26,7 @@ class PlannerError(ValueError):
 
 @contextmanager
 def add_error_context(location: str) -> Iterator[None]:
-    """Every `PlannerError` of the block says first that it is about `where`."""
+    """Prefix the message of every `PlannerError` in the block with `location`."""
     try:
         yield
     except PlannerError as error:
@@ -34,39 +34,40 @@ def add_error_context(location: str) -> Iterator[None]:
 
 
 def find_closest(name: str, known_names: Iterable[str], min_similarity: float) -> str:
-    """The nearest of the `known` names, at least so much `alike`; empty where none is."""
+    """Return the nearest known name of at least this similarity (0 to 1), or an empty string."""
     return next(iter(difflib.get_close_matches(name, known_names, n=1, cutoff=min_similarity)), "")
 
 
 def make_unknown_name_error(
-    name: str, known_names: Iterable[str], what: str, alike: float = 0.5
+    name: str, known_names: Iterable[str], kind: str, min_similarity: float = 0.5
 ) -> PlannerError:
-    """The error for an unknown `name`: the nearest known ones, at least so much `alike`, or all of them when few."""
+    """Build the error for an unknown name, with the nearest known names or, if few, all of them."""
     known_names = sorted(known_names)
     folded = {k.casefold(): k for k in known_names}
     close = [
         folded[match]
-        for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=alike)
+        for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=min_similarity)
     ]
     listed = (
         f"known: {', '.join(known_names)}" if len(known_names) <= 12 else "nothing like it is known"
     )
     hint = f"did you mean {' or '.join(close)}?" if close else listed
-    return PlannerError(f"unknown {what} {name!r}; {hint}")
+    return PlannerError(f"unknown {kind} {name!r}; {hint}")
 
 
 def check_known_names(
-    given: Mapping[str, ValueT], names: Iterable[str], what: str
+    values: Mapping[str, ValueT], known_names: Iterable[str], kind: str
 ) -> Mapping[str, ValueT]:
-    """What was `given`, if `names` has all its keys; `PlannerError` with the nearest where one is not."""
-    for key in given:
-        if key not in names:
-            raise make_unknown_name_error(key, names, what)
-    return given
+    """Return `values` if all keys are known, else raise `PlannerError` with the nearest name."""
+    for key in values:
+        if key not in known_names:
+            raise make_unknown_name_error(key, known_names, kind)
+    return values
 
 
-def validate_unicode_text(name: object, what: str) -> str:
-    """`name` as text; `PlannerError` where it has half characters, which no file and no terminal takes."""
-    if any(category(letter) == "Cs" for letter in str(name)):
-        raise PlannerError(f"{what} {str(name)!r:.80} is no Unicode text")
-    return str(name)
+def validate_unicode_text(value: object, kind: str) -> str:
+    """Return `value` as text, or raise `PlannerError` for lone surrogates, which UTF-8 lacks."""
+    text = str(value)
+    if any(category(letter) == "Cs" for letter in text):
+        raise PlannerError(f"{kind} {text!r:.80} is no Unicode text")
+    return text

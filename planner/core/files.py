@@ -1,4 +1,4 @@
-"""What goes out: files that are whole or not there, and the date."""
+"""Output files, written completely or not at all, and the date of reports."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from planner.core.errors import PlannerError
 
 
 def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None:
-    """`PlannerError` where a file that is `read` would be written over."""
+    """Raise `PlannerError` if a file that is `read` would be overwritten."""
     places = {os.path.realpath(path) for path in written}
     if over := next((path for path in read if os.path.realpath(path) in places), None):
         raise PlannerError(
@@ -26,12 +26,12 @@ def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None
 def replace_atomically(
     *paths: Path, stale: Iterable[Path] = (), new: bool = False
 ) -> Iterator[list[Path]]:
-    """Paths to write instead of `paths`, which take their places together when the block ends well.
+    """Yield temporary paths that replace `paths` together when the block ends without an error.
 
-    A write that fails, or a process that is killed in it, leaves what was there before. Processes
-    take turns in the folder that holds them all, so that files of one are never mixed with those of
-    another; `stale` files are removed in the same turn. A pipe or a device is written as it is.
-    Raises `PlannerError` when a file cannot be written, or is there where it must be `new`.
+    A failed write or a killed process leaves the earlier files. The folder that holds all files is
+    locked while they are replaced, so that files of two processes never mix; `stale` files are
+    removed under the same lock. A pipe or a device is written directly. Raises `PlannerError` if a
+    file cannot be written, or exists although it must be `new`.
     """
     parts: dict[Path, Path] = {}
     try:
@@ -60,7 +60,7 @@ def replace_atomically(
 
 
 def _make_temp_path(path: Path, parts: dict[Path, Path]) -> Path:
-    """What to write instead of `path`, remembered in `parts`; the path itself where it is no file."""
+    """Return a temporary path for `path` and add it to `parts`; a pipe or device stays as it is."""
     if path.exists() and not path.is_file():
         return path
     place = Path(os.path.realpath(path))
@@ -72,20 +72,20 @@ def _make_temp_path(path: Path, parts: dict[Path, Path]) -> Path:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """One process at a time, where the system has such locks: Windows and some network folders have not."""
-    with ExitStack() as held:
+    """Lock a folder against other processes; Windows and some network folders lack these."""
+    with ExitStack() as stack:
         if sys.platform != "win32":
             import fcntl
 
             handle = os.open(folder, os.O_RDONLY)
-            held.callback(os.close, handle)
+            stack.callback(os.close, handle)
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def ensure_folder(path: Path) -> Path:
-    """`path` as a folder that can be written into, made where there is none; `PlannerError` where that fails."""
+    """Return `path` as a writable folder, created if missing; `PlannerError` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
@@ -96,7 +96,7 @@ def ensure_folder(path: Path) -> Path:
 
 
 def get_report_date() -> date:
-    """The date to print: today's, or that of `SOURCE_DATE_EPOCH` (seconds, UTC), so that output can be reproduced."""
+    """Return the date to print: today, or that of `SOURCE_DATE_EPOCH` (s, UTC) for equal output."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if not epoch:
         return date.today()

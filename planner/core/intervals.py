@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Z_SCORE_80PCT = 1.2815515655446004
-"""Standard normal quantile at 0.90: an 80% interval reaches this many sigmas to each side."""
+"""Standard normal quantile at 0.90: an 80% interval extends this many sigmas to each side."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A predicted figure: `mid`, and the 80% interval [`lo`, `hi`] around it, all in the same unit."""
+    """A predicted value `mid` with its 80% interval [`lo`, `hi`], all in the same unit."""
 
     lo: float
     mid: float
@@ -20,37 +20,37 @@ class Interval:
 
     @classmethod
     def from_value(cls, value: float) -> Interval:
-        """A figure that is known, such as arithmetic on a checkpoint's shapes."""
+        """Create the interval of a known value, such as arithmetic on a checkpoint's shapes."""
         return cls(value, value, value)
 
     @classmethod
     def from_normal(cls, mid: float, sigma: float) -> Interval:
-        """Normal around `mid` with standard deviation `sigma`, in the unit of `mid`."""
+        """Create a normal interval with standard deviation `sigma`, in the unit of `mid`."""
         return cls(mid - Z_SCORE_80PCT * sigma, mid, mid + Z_SCORE_80PCT * sigma)
 
     @classmethod
     def from_lognormal(cls, mid: float, sigma: float) -> Interval:
-        """Lognormal around `mid`: `sigma` is the standard deviation of its logarithm (0.1 = about 10%)."""
-        reach = math.exp(Z_SCORE_80PCT * sigma)
-        return cls(mid / reach, mid, mid * reach)
+        """Create a lognormal interval; `sigma` is the std of the logarithm (0.1 = about 10%)."""
+        factor = math.exp(Z_SCORE_80PCT * sigma)
+        return cls(mid / factor, mid, mid * factor)
 
     @property
     def relative_half_width(self) -> str:
-        """How far it goes to each side, in percent of the middle."""
+        """The distance to each end in percent of the expected value."""
         return f"{self.lo / self.mid - 1:+.0%} to {self.hi / self.mid - 1:+.0%}"
 
     def map_monotone(self, function: Callable[[float], float]) -> Interval:
-        """Carry a monotone `function` through the interval."""
+        """Apply a monotone function, rising or falling, to the interval."""
         lo, mid, hi = function(self.lo), function(self.mid), function(self.hi)
         return Interval(min(lo, hi), mid, max(lo, hi))
 
     @property
     def as_json_list(self) -> list[float] | None:
-        """[middle, low, high] for JSON; None where there is no figure."""
+        """[mid, lo, hi] for JSON; None if the value is NaN."""
         return None if math.isnan(self.mid) else [self.mid, self.lo, self.hi]
 
     def __add__(self, other: Interval | float) -> Interval:
-        """Sum of independent figures: the half-widths add in quadrature."""
+        """Add independent values: half-widths add in quadrature."""
         if not isinstance(other, Interval):
             return Interval(self.lo + other, self.mid + other, self.hi + other)
         mid = self.mid + other.mid

@@ -16,36 +16,35 @@ from planner.core.errors import PlannerError
 from planner.core.units import MIB
 
 MAX_NESTING_DEPTH = 100
-"""Levels of lists and mappings inside one another."""
+"""Levels of nested lists and mappings."""
 MAX_YAML_VALUES = 2**16
-"""Of a YAML file, which take about a second."""
+"""Values of a YAML file; reading as many takes about a second."""
 MAX_JSON_BYTES = 800 * 10**6
-"""Bytes that the values of a JSON file may take."""
+"""Memory that the values of a JSON file may take."""
 MAX_CSV_CELLS_PER_LINE = 1000
-"""Of a line of a CSV."""
 
 
-def open_bounded(path: Path, max_bytes: int, what: str = "") -> BinaryIO:
-    """The file at `path`, open to be read; `PlannerError` where it is none, or has more than `most` bytes."""
+def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
+    """Open a regular file for reading; `PlannerError` if it is none or exceeds `max_bytes`."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(
-                f"it is {'a directory' if stat.S_ISDIR(found.st_mode) else 'no regular file'}"
+                f"it is {'a directory' if stat.S_ISDIR(status.st_mode) else 'no regular file'}"
             )
-        if found.st_size > max_bytes:
+        if status.st_size > max_bytes:
             raise ValueError(
-                f"it has {found.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read"
+                f"it has {status.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read"
             )
         return path.open("rb")
     except (OSError, ValueError) as error:
         raise PlannerError(
-            f"cannot read {what}{path}: {getattr(error, 'strerror', None) or error}"
+            f"cannot read {prefix}{path}: {getattr(error, 'strerror', None) or error}"
         ) from None
 
 
 def read_text(path: Path, max_bytes: int = 16 * MIB, errors: str = "strict") -> str:
-    """The text of a file of at most `most` bytes, UTF-8; `PlannerError` for any other."""
+    """Read a UTF-8 file of at most `max_bytes`; `PlannerError` for any other."""
     try:
         with open_bounded(path, max_bytes) as file:
             return file.read(max_bytes).decode("utf-8-sig", errors)
@@ -58,7 +57,7 @@ def read_text(path: Path, max_bytes: int = 16 * MIB, errors: str = "strict") -> 
 
 
 def read_csv_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a CSV that are not blank, as their numbers and cells; `PlannerError` for what is none."""
+    """Yield number and cells of each CSV line that is not blank; `PlannerError` if invalid."""
     with (
         open_bounded(path, max_bytes) as raw,
         io.TextIOWrapper(raw, "utf-8-sig", newline="") as file,
@@ -77,12 +76,12 @@ def read_csv_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, list[str]]
 
 
 class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Plain scalars as YAML 1.2 reads them: yes, 1:30 and 2024-01-01 are text, 010 is ten, 1e3 a number."""
+    """Read scalars as YAML 1.2 does: yes, 1:30 and 2024-01-01 are text, 010 is 10, 1e3 a number."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
     depth = values = 0
 
-    def descend_resolver(self, parent: Any, index: Any) -> None:
+    def descend_resolver(self, parent: yaml.Node, index: object) -> None:
         self.depth += 1
         self.values += 1
         if self.depth > MAX_NESTING_DEPTH:
@@ -94,12 +93,12 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
         self.depth -= 1
 
     def get_single_node(self) -> Any:
-        """Keys are given once, and aliases do not stand for more than a file could hold."""
+        """Compose the document; reject duplicate keys and aliases that expand beyond the limits."""
         root = super().get_single_node()
         level, depth, size = [root], 0, 0
         while level:
             depth += 1
-            inside: list[Any] = []
+            inside: list[yaml.Node] = []
             for node in level:
                 parts = node.value if isinstance(node, yaml.CollectionNode) else ()
                 size += len(parts)
@@ -112,7 +111,7 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
             level = inside
         return root
 
-    def construct_yaml_int(self, node: Any) -> int:
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         digits = node.value.replace("_", "")
         if len(digits) > 20 or abs(int(digits)) > 2**53:
             raise _make_yaml_error(
@@ -121,7 +120,7 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
         return int(digits)
 
 
-def _reject_duplicate_keys(keys: Iterable[Any]) -> None:
+def _reject_duplicate_keys(keys: Iterable[yaml.Node]) -> None:
     seen = set()
     for key in keys:
         if isinstance(key, yaml.ScalarNode):
@@ -130,36 +129,32 @@ def _reject_duplicate_keys(keys: Iterable[Any]) -> None:
             seen.add(key.value)
 
 
-def _make_yaml_error(problem: str, node: Any) -> yaml.YAMLError:
+def _make_yaml_error(problem: str, node: yaml.Node) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of one YAML file (at most half a MiB, 65,536 values); `PlannerError` when it is none."""
+    """Read a YAML file of at most 512 KiB and 65,536 values; `PlannerError` if it is invalid."""
     return parse_yaml(read_text(path, MIB // 2), path.name)
 
 
 def parse_yaml(text: str, location: str) -> Any:
-    """The content of YAML `text`; `where` names it in the `PlannerError` for what is none."""
+    """Parse YAML; `location` names it in the `PlannerError` for invalid text."""
     try:
         return yaml.load(text, Loader=_Yaml12Loader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         problem = ", ".join(filter(None, (error.context, error.problem)))
         raise PlannerError(f"{location} is not valid YAML: {line}{problem}") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        AttributeError,
-    ) as error:  # from PyYAML's readers of tags
+    # PyYAML's constructors of tags raise more than YAMLError
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         raise PlannerError(f"{location} is not valid YAML: {error}") from None
 
 
 def parse_json(text: str, location: str) -> Any:
-    """The content of JSON `text`; `where` names it in the `PlannerError` for what is none."""
+    """Parse JSON; `location` names it in the `PlannerError` for invalid or too large text."""
     try:
-        values = sum(map(text.count, ",[{{{"))  # an object is as much as three
+        values = sum(map(text.count, ",[{{{"))  # an object takes the memory of three values
         if (taken := 2 * sys.getsizeof(text) + 100 * values) > MAX_JSON_BYTES:
             raise ValueError(
                 f"{values:,} values would take {taken:.2g} bytes, and at most {MAX_JSON_BYTES:.0e}"
@@ -183,7 +178,7 @@ def parse_json(text: str, location: str) -> Any:
 
 
 def _build_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, whose keys are given once."""
+    """Build a JSON object; raise `ValueError` for a duplicate key."""
     json_object = dict(pairs)
     if len(json_object) < len(pairs):
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))

@@ -1,4 +1,4 @@
-"""Jinja templates of the package's folders; a user's text stays within its line, or is quoted by a filter."""
+"""Jinja templates of the package; text of users stays within its line or is quoted by a filter."""
 
 import json
 import math
@@ -18,14 +18,16 @@ from planner.core.units import GIB
 
 @cache
 def _create_environment(folder: str) -> jinja2.Environment:
-    """Whatever a template shows stays within its line, which no comment can leave, unless a filter quoted it."""
+    """Create an environment whose output is escaped to one line unless a filter has quoted it.
 
-    def as_yaml(text: Any) -> str:
-        style = (
-            '"' if re.search("[\x85\u2028\u2029]", str(text)) else None
-        )  # ends of lines to YAML 1.1 alone
-        sentence = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)
-        return sentence.removesuffix("...\n").rstrip("\n")
+    So no text of a user can leave the comment that shows it.
+    """
+
+    def as_yaml(text: object) -> str:
+        # these end a line in YAML 1.1 only
+        style = '"' if re.search("[\x85\u2028\u2029]", str(text)) else None
+        dumped = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)
+        return dumped.removesuffix("...\n").rstrip("\n")
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / folder / "templates"),
@@ -42,9 +44,8 @@ def _create_environment(folder: str) -> jinja2.Environment:
         "yaml": as_yaml,
     }
     environment.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
-    environment.filters["go"] = lambda text: text.replace(
-        "{{", '{{"{{"}}'
-    )  # what Prometheus expands in labels
+    # Prometheus expands Go templates in labels
+    environment.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')
     environment.filters["promql"] = quote_promql
     environment.filters["scalar"] = lambda text: Markup(
         yaml.safe_dump(str(text), default_style='"', width=math.inf).removesuffix("\n")
@@ -55,10 +56,10 @@ def _create_environment(folder: str) -> jinja2.Environment:
 
 
 def quote_promql(text: str) -> Markup:
-    """`text` as a string of PromQL."""
+    """Quote text as a PromQL string."""
     return Markup(json.dumps(text, ensure_ascii=False))
 
 
 def render_template(folder: str, template: str, /, **values: Any) -> str:
-    """Render `template` of a folder of the package, such as "deploy", with `values`."""
+    """Render a template of a folder of the package, such as "deploy"."""
     return _create_environment(folder).get_template(f"{template}.j2").render(**values)

@@ -1,4 +1,4 @@
-"""Text for a terminal: one line, aligned columns."""
+"""Text for terminals: single lines and aligned columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unicodedata import category
 
 
 def escape_to_one_line(text: object) -> str:
-    """Text with whatever would not print as a character of one line, such as a newline, shown as its escape."""
+    """Replace characters that do not print within one line, such as newlines, by their escapes."""
     shown = (
         c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode()
         for c in str(text)
@@ -16,7 +16,7 @@ def escape_to_one_line(text: object) -> str:
 
 
 def format_columns(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of text in columns, the last as wide as it is."""
+    """Align rows of text in columns; the last column is not padded."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, (*widths[:-1], 0))) for row in rows)

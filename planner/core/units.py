@@ -5,13 +5,13 @@ from __future__ import annotations
 from planner.core.errors import PlannerError
 
 MIB, GIB = 2**20, 2**30
-"""Bytes in a MiB and a GiB: memory as drivers and engines report it."""
+"""Bytes in a MiB and a GiB, the units in which drivers and engines report memory."""
 GB = 10**9
-"""Bytes in a GB: vendors' bandwidths and capacities."""
+"""Bytes in a GB, the unit of vendors' bandwidths and capacities."""
 
 
 def convert_gib_to_bytes(gib: float, max_bytes: int, field: str) -> int:
-    """The bytes of `gib` GiB; `PlannerError` above the `most` bytes that a GPU has."""
+    """Convert GiB to bytes; raise `PlannerError` above the `max_bytes` of the GPU."""
     if gib * GIB > 1.1 * max_bytes:
         mib = f"; if it is MiB, write {gib / 1024:.4g}" if gib * MIB <= 1.1 * max_bytes else ""
         raise PlannerError(

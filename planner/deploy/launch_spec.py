@@ -18,6 +18,7 @@ from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.templates import render_template
 from planner.core.units import GIB
+from planner.core.versions import Version
 from planner.deploy.arguments import (
     Argument,
     EnvVariable,
@@ -28,7 +29,7 @@ from planner.deploy.arguments import (
 )
 from planner.engines.cli_options import CliOptions, get_cli_options
 from planner.engines.deployment import Deployment, SpeculationConfig
-from planner.engines.engine import parse_release, select_entry_for_release
+from planner.engines.engine import select_entry_for_release
 from planner.engines.speculation_methods import (
     explain_missing_draft,
     explain_unsupported_method,
@@ -77,7 +78,7 @@ class OutputParser(StrictEntry):
     """A parser's name, and the first version of the engine that has it."""
 
     name: str
-    since: str = "0.0"
+    since: Version = Version(0, 0)
 
 
 class ModelFlagsEntry(SourcedEntry):
@@ -85,7 +86,7 @@ class ModelFlagsEntry(SourcedEntry):
 
     only: tuple[str, ...] = ()
     remote_code: str | None = None
-    remote_code_until: dict[str, str] = Field(default_factory=dict)
+    remote_code_until: dict[str, Version] = Field(default_factory=dict)
     reasoning: dict[str, tuple[OutputParser, ...]] = Field(default_factory=dict)
     tools: dict[str, tuple[OutputParser, ...]] = Field(default_factory=dict)
 
@@ -229,7 +230,7 @@ def count_nodes(deployment: Deployment) -> int:
 
 def get_port(deployment: Deployment, role: str = "") -> int:
     """Where the first replica of a node, or worker of a pool, listens."""
-    return int(deployment.engine.facts["port"]) + DECODE_PORT_OFFSET * (role == "decode")
+    return deployment.engine.facts.port + DECODE_PORT_OFFSET * (role == "decode")
 
 
 def build_launches(
@@ -307,11 +308,10 @@ def build_deployment_launch(
         role=role, bootstrap_port=ReplicaPort(BOOTSTRAP_PORT),
         handover_port=ReplicaPort(KV_TRANSFER_PORTS.get(role, 0), layout.dp),
         here=EnvVariable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
-        release=engine.release_tuple, at=parse_release, limits=media,
+        release=engine.release, at=Version.parse, limits=media,
     )  # fmt: skip
     program = [
-        (weights,) if part == "{model}" else (part,)
-        for part in shlex.split(engine.facts["program"])
+        (weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts.program)
     ]
     notes = (cli_options.note, engine.substitution_note, *found["notes"])
     return LaunchSpec(
@@ -425,11 +425,7 @@ def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
     if model_flags_entry is None:
         return {"remote_code": None, "reasoning": None, "tools": None}
     until = model_flags_entry.remote_code_until.get(engine.name)
-    code = (
-        None
-        if until and engine.release_tuple >= parse_release(until)
-        else model_flags_entry.remote_code
-    )
+    code = None if until and engine.release >= until else model_flags_entry.remote_code
     if model_flags_entry.only and not any(
         part.lower() in name.lower() for part in model_flags_entry.only
     ):
@@ -437,9 +433,7 @@ def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
 
     def newest(parsers: Mapping[str, tuple[OutputParser, ...]]) -> str | None:
         there = [
-            parser.name
-            for parser in parsers.get(engine.name, ())
-            if parse_release(parser.since) <= engine.release_tuple
+            parser.name for parser in parsers.get(engine.name, ()) if parser.since <= engine.release
         ]
         return there[-1] if there else None
 

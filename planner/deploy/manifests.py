@@ -15,6 +15,7 @@ from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.templates import render_template
 from planner.core.units import GIB
+from planner.core.versions import Version
 from planner.deploy.alerts import get_prometheus_job
 from planner.deploy.arguments import (
     CONTAINER_MOUNT_DIR,
@@ -25,7 +26,7 @@ from planner.deploy.arguments import (
 )
 from planner.deploy.launch_spec import LaunchSpec, get_checkpoint
 from planner.engines.deployment import Deployment
-from planner.engines.engine import CloudNames, Engine, find_dynamo_release, parse_release
+from planner.engines.engine import CloudNames, Engine, find_dynamo_release
 from planner.engines.metric_names import get_metric_names
 from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
 from planner.planning.autoscaling import AutoscalingPlan, compute_stabilization_s
@@ -65,8 +66,8 @@ class EnvVariableEntry(SourcedEntry):
     engine: str | None = None
     what: str
     example: str = ""
-    first: str = "0.0"
-    last: str | None = None
+    first: Version = Version(0, 0)
+    last: Version | None = None
     flag: str = ""
 
 
@@ -75,8 +76,8 @@ def load_environment_variables(engine: Engine) -> dict[str, EnvVariableEntry]:
     known = load_catalog("environment.yaml", EnvVariableEntry)
     return {
         name: entry for name, entry in known.items()
-        if entry.engine in (None, engine.name) and parse_release(entry.first) <= engine.release_tuple
-        and (entry.last is None or engine.release_tuple <= parse_release(entry.last))
+        if entry.engine in (None, engine.name) and entry.first <= engine.release
+        and (entry.last is None or engine.release <= entry.last)
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The planner's argument names and the engine's own."""
+"""Argument names of the planner and of each engine."""
 
 from functools import cache
 
@@ -8,7 +8,7 @@ from planner.core.catalog import SourcedEntry, load_catalog
 
 
 class ArgumentNames(SourcedEntry):
-    """What an engine calls what we do: `catalogs/flags/arguments.yaml`, whose head explains every field."""
+    """One engine's entry of `catalogs/flags/arguments.yaml`, whose head explains every field."""
 
     arguments: dict[str, str]
     cache: dict[str, str] = Field(default_factory=dict)
@@ -17,11 +17,11 @@ class ArgumentNames(SourcedEntry):
 
     @property
     def engine_names(self) -> dict[str, str]:
-        """Our name of an argument -> the engine's."""
+        """The planner's argument name -> the engine's."""
         return {ours: theirs for theirs, ours in self.arguments.items()}
 
 
 @cache
 def load_argument_names(engine: str) -> ArgumentNames:
-    """What `engine` calls arguments, and methods of drafting."""
+    """Load the engine's names of arguments and of speculative methods."""
     return load_catalog("flags/arguments.yaml", ArgumentNames)[engine]

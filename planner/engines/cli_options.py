@@ -1,12 +1,12 @@
-"""The options of an engine's launcher at a version, and what its own parser would read in a command line.
+"""Options of an engine's launcher by version, and a parser that reads command lines as it does.
 
-`catalogs/flags/` holds them, and its `lists.yaml` says how they are written down. Nothing is run.
+The options are in `catalogs/flags/`; `lists.yaml` there explains their format. Nothing is executed.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from planner.core.catalog import CATALOG_DIR, SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.readers import parse_json, read_csv_lines
 from planner.core.units import MIB
-from planner.engines.engine import parse_release
+from planner.core.versions import Version
 
 FLAGS_DIR = CATALOG_DIR / "flags"
 FLAG_COLUMNS = ["option", "also", "off", "takes", "default", "choices", "first", "last"]
@@ -42,16 +42,16 @@ _SIZE_SUFFIXES = {
 
 
 class FlagLists(SourcedEntry):
-    """One engine's lists: `catalogs/flags/lists.yaml`."""
+    """An engine's entry of `catalogs/flags/lists.yaml`, whose head explains every field."""
 
-    versions: tuple[str, ...]
+    versions: tuple[Version, ...]
     parser: Literal["argparse", "click", "clap"]
     underscores: bool
 
 
 @dataclass(frozen=True)
 class CliOption:
-    """One option, as it was from version `first` to version `last` of the lists."""
+    """One option, unchanged from version `first` to version `last` of the lists."""
 
     name: str
     aliases: tuple[str, ...]
@@ -60,23 +60,23 @@ class CliOption:
     count: str
     default: str
     choices: tuple[str, ...]
-    first: str
-    last: str
+    first: Version
+    last: Version
 
     @property
     def argument(self) -> str:
-        """The engine's own name of what the option sets: max_num_seqs for --max-num-seqs."""
+        """The engine's name of the argument that it sets: max_num_seqs for --max-num-seqs."""
         return self.name.lstrip("-").replace("-", "_")
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """All that it can be called."""
+        """All spellings: name, aliases and negations."""
         return self.name, *self.aliases, *self.negations
 
 
 @dataclass(frozen=True)
 class ParsedOption:
-    """An option in a command line: as `written`, the words it took, what they mean or what is wrong with them."""
+    """An option of a command line with the words that it takes, and their value or an error."""
 
     written: str
     words: tuple[str, ...] = ()
@@ -90,176 +90,162 @@ class ParsedOption:
 
 @dataclass(frozen=True)
 class ParsedCommandLine:
-    """A command line as its parser reads it: options in their order, and the words that belong to none."""
+    """A parsed command line: options in their order, and words that belong to none."""
 
     options: tuple[ParsedOption, ...]
     positional: tuple[str, ...]
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Why the launcher would end at once, a sentence for each reason."""
+        """Reasons for which the launcher would end at once, one sentence each."""
         return tuple(option.error for option in self.options if option.error)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Argument -> value; the last word counts, and parts of one JSON value are joined."""
-        found: dict[str, Any] = {}
+        """Argument -> value; later options override, parts of one JSON value are merged."""
+        values: dict[str, Any] = {}
         for option in self.options:
             if option.option and not option.error:
-                name = option.option.argument
-                joined = isinstance(option.value, dict) and isinstance(found.get(name), dict)
-                found[name] = _merge_json(found[name], option.value) if joined else option.value
-        return found
+                name, value = option.option.argument, option.value
+                if isinstance(value, dict) and isinstance(values.get(name), dict):
+                    value = _merge_json(values[name], value)
+                values[name] = value
+        return values
 
 
 @dataclass(frozen=True)
 class CliOptions:
-    """The options that `engine` takes at a version, by the list of `version`; `note` where that is another one."""
+    """An engine's options by the list of `version`; `note` if another version was requested."""
 
     engine: str
-    version: str
+    version: Version
     note: str
     lists: FlagLists
     by_spelling: Mapping[str, CliOption] = field(repr=False)
 
     @property
     def spellings(self) -> frozenset[str]:
-        """Everything that an option can be called."""
+        """All spellings of all options."""
         return frozenset(self.by_spelling)
 
     def find_spellings(self, written: str) -> list[str]:
-        """The spellings that `written` may stand for: itself, or all that it is the beginning of."""
+        """Find the spellings that a word may mean: itself, or those that begin with it."""
         word = self._normalize_spelling(written)
         if word in self.by_spelling:
             return [word]
-        if (
-            word.startswith("--no-")
-            and (pair := self.by_spelling.get("--" + word[5:]))
-            and pair.negations
-        ):
-            return [
-                word
-            ]  # vLLM 0.33.0 utils/argparse_utils.py:120: still taken beside --disable-...
+        positive = self.by_spelling.get("--" + word.removeprefix("--no-"))
+        if word.startswith("--no-") and positive and positive.negations:
+            # vLLM 0.33.0 utils/argparse_utils.py:120: still accepted beside --disable-...
+            return [word]
         if self.lists.parser != "argparse" or not word.startswith("--") or len(word) < 3:
             return []
-        begun = [spelling for spelling in self.by_spelling if spelling.startswith(word)]
-        meant = {
+        matches = [spelling for spelling in self.by_spelling if spelling.startswith(word)]
+        meanings = {
             (self.by_spelling[spelling].name, spelling in self.by_spelling[spelling].negations)
-            for spelling in begun
+            for spelling in matches
         }
-        return (
-            begun[:1] if len(meant) == 1 else begun
-        )  # one option, and not both its on and its off
+        return matches[:1] if len(meanings) == 1 else matches
 
     def _normalize_spelling(self, word: str) -> str:
         return word.replace("_", "-") if self.lists.underscores and word.startswith("--") else word
 
     def __getitem__(self, spelling: str) -> CliOption:
-        """The option behind a spelling that `find` gave."""
+        """Get the option of a spelling that `find_spellings` returned."""
         return (
             self.by_spelling.get(spelling)
             or self.by_spelling["--" + spelling.removeprefix("--no-")]
         )
 
     def parse(self, argv: Sequence[str]) -> ParsedCommandLine:
-        """What the launcher's parser reads in `argv`, the words after the program's own."""
-        given, positional, words = [], [], list(_expand_optimization_levels(argv, self))
-        at = 0
-        while at < len(words):
-            word = words[at]
-            at += 1
+        """Parse the words after the program's own as the launcher does."""
+        options, positional, words = [], [], list(_expand_optimization_levels(argv, self))
+        index = 0
+        while index < len(words):
+            word = words[index]
+            index += 1
             if word == "--":
-                positional += words[at:]
+                positional += words[index:]
                 break
             if not self._is_option(word):
                 positional.append(word)
                 continue
-            option, at = self._read_option(word, words, at)
-            given.append(option)
-        return ParsedCommandLine(tuple(given), tuple(positional))
+            option, index = self._read_option(word, words, index)
+            options.append(option)
+        return ParsedCommandLine(tuple(options), tuple(positional))
 
     def _is_option(self, word: str) -> bool:
-        """Whether a parser takes the word for an option: not a number below zero, nor words with a space in them."""
+        """Return whether the parser takes a word for an option: no negative number, no space."""
         if not word.startswith("-") or len(word) < 2 or re.fullmatch(r"-\d+|-\d*\.\d+", word):
             return False
         return " " not in word.partition("=")[0]
 
-    def _read_option(self, word: str, words: Sequence[str], at: int) -> tuple[ParsedOption, int]:
-        """The option `word` with what it takes of the `words` from `at` on; where the next one begins."""
-        written, tied, rest = word.partition("=")
+    def _read_option(self, word: str, words: Sequence[str], start: int) -> tuple[ParsedOption, int]:
+        """Read the option `word` with its values in `words[start:]`; return it and their end."""
+        written, equals, text = word.partition("=")
         name, dot, key = written.partition(".")
-        lines = self.find_spellings(name)
-        if len(lines) != 1 or (dot and "json" not in self[lines[0]].kind):
+        spellings = self.find_spellings(name)
+        if len(spellings) != 1 or (dot and "json" not in self[spellings[0]].kind):
             option, dot = _find_in_other_versions(self.engine, self._normalize_spelling(name)), ""
             error = (
-                f"{name} may be {' or '.join(lines[:4])}"
-                if len(lines) > 1
+                f"{name} may be {' or '.join(spellings[:4])}"
+                if len(spellings) > 1
                 else f"unknown option {written}"
             )
         else:
-            option, error = self[lines[0]], ""
+            option, error = self[spellings[0]], ""
         kind, count = (option.kind, option.count) if option else ("text", "?")
-        if tied:
-            taken, end = [rest], at
-        else:
-            end = at + _count_option_words(words[at:], kind, "" if dot else count, self._is_option)
-            taken = list(words[at:end])
-        given = ParsedOption(written, tuple(taken), None if error else option, error=error)
+        values: tuple[str, ...] = (text,)
+        end = start
+        if not equals:
+            end += _count_option_words(words[start:], kind, "" if dot else count, self._is_option)
+            values = tuple(words[start:end])
         if error or option is None:
-            return given, end
-        off = lines[0] not in (option.name, *option.aliases)
-        value, error = (
-            _parse_dotted_json(key, taken)
-            if dot
-            else _parse_option_value(option, taken, bool(tied), off)
-        )
-        return (
-            ParsedOption(
-                written, tuple(taken), option, value, f"{written}: {error}" if error else ""
-            ),
-            end,
-        )
+            return ParsedOption(written, values, error=error), end
+        if dot:
+            value, error = _parse_dotted_json(key, values)
+        else:
+            negated = spellings[0] not in (option.name, *option.aliases)
+            value, error = _parse_option_value(option, values, bool(equals), negated)
+        return ParsedOption(written, values, option, value, error and f"{written}: {error}"), end
 
 
 def _expand_optimization_levels(argv: Sequence[str], options: CliOptions) -> Iterator[str]:
-    """The words, with vLLM's -O2, -O=2 and -O 2 as the option of that version."""
+    """Yield the words, with vLLM's -O2, -O=2 and -O 2 as the option of that version."""
     name = "--optimization-level" if "--optimization-level" in options.by_spelling else "-O"
-    words = iter(range(len(argv)))
-    for at in words:
-        level = re.fullmatch(r"-O=?(\d+)", argv[at])
-        if options.engine == "vllm" and level:
+    is_vllm, words = options.engine == "vllm", iter(enumerate(argv))
+    for index, word in words:
+        level = re.fullmatch(r"-O=?(\d+)", word)
+        if is_vllm and level:
             yield from (name, level[1])
-        elif (
-            options.engine == "vllm"
-            and argv[at] == "-O"
-            and argv[at + 1 : at + 2]
-            and argv[at + 1].isdigit()
-        ):
-            yield from (name, argv[next(words)])
+        elif is_vllm and word == "-O" and "".join(argv[index + 1 : index + 2]).isdigit():
+            yield from (name, next(words)[1])
         else:
-            yield argv[at]
+            yield word
 
 
-def _count_option_words(words: Sequence[str], kind: str, count: str, is_option: Any) -> int:
-    """How many of the words an option takes."""
+def _count_option_words(
+    words: Sequence[str], kind: str, count: str, is_option: Callable[[str], bool]
+) -> int:
+    """Count the words that an option takes."""
     if kind == "nothing":
         return 0
-    end = next((at for at, word in enumerate(words) if is_option(word) or word == "--"), len(words))
+    ends = (index for index, word in enumerate(words) if is_option(word) or word == "--")
+    end = next(ends, len(words))
     return min(end, 1) if count in ("", "?") else end
 
 
 def _parse_option_value(
-    option: CliOption, taken: Sequence[str], tied: bool, off: bool
+    option: CliOption, words: Sequence[str], has_equals_sign: bool, negated: bool
 ) -> tuple[Any, str]:
-    """What the words mean to the option, or what is wrong with them."""
+    """Return the value of an option and an error, which is empty if the words are valid."""
     if option.kind == "nothing":
-        return not off, f"takes no value, got {taken[0]!r:.80}" if tied else ""
-    if not taken and option.count in ("", "+"):
+        return not negated, f"takes no value, got {words[0]!r:.80}" if has_equals_sign else ""
+    if not words and option.count in ("", "+"):
         return None, f"needs {_describe_expected_value(option)}"
-    if not taken and option.kind == "bool":
+    if not words and option.kind == "bool":
         return True, ""
     values = []
-    for word in taken:
+    for word in words:
         try:
             values.append(_convert_word(option.kind, word))
         except ValueError:
@@ -269,22 +255,26 @@ def _parse_option_value(
     return (values if option.count in ("+", "*") else values[0] if values else None), ""
 
 
-def is_unresolved(value: Any) -> bool:
-    """Whether a value is text that is filled in only where it runs."""
+def is_unresolved(value: object) -> bool:
+    """Return whether a value is text with placeholders that are filled in at run time."""
     return isinstance(value, str) and any(mark in value for mark in ("${", "$(", "{{"))
 
 
 def _describe_expected_value(option: CliOption) -> str:
-    """What an option takes, in words."""
+    """Describe the values that an option takes."""
     if option.choices:
         return f"one of {', '.join(option.choices[:12])}{', ...' * (len(option.choices) > 12)}"
-    kinds = {"int": "a whole number", "float": "a number", "text": "a value", "json": "JSON", "size": "a whole number",
-             "bool": "true or false"}  # fmt: skip
-    return kinds.get(option.kind.partition(" ")[0], "a value")
+    return {
+        "int": "a whole number",
+        "size": "a whole number",
+        "float": "a number",
+        "json": "JSON",
+        "bool": "true or false",
+    }.get(option.kind.partition(" ")[0], "a value")
 
 
 def _convert_word(kind: str, word: str) -> Any:
-    """A word as its kind; `ValueError` where it is none."""
+    """Convert a word to its kind; `ValueError` if it is invalid."""
     if kind == "text" or is_unresolved(word):
         return word
     if kind == "bool":
@@ -309,14 +299,14 @@ def _convert_word(kind: str, word: str) -> Any:
         raise ValueError(word) from None
 
 
-def _parse_dotted_json(key: str, taken: Sequence[str]) -> tuple[Any, str]:
-    """`--option.a.b value` as the JSON {"a": {"b": value}}; a `+` at the end makes it a list (vLLM)."""
-    if not key or not taken:
+def _parse_dotted_json(key: str, words: Sequence[str]) -> tuple[Any, str]:
+    """Parse vLLM's `--option.a.b value` as {"a": {"b": value}}; a final `+` makes it a list."""
+    if not key or not words:
         return None, "needs a key and a value"
     try:
-        value = json.loads(taken[0])
+        value = json.loads(words[0])
     except (ValueError, RecursionError):
-        value = taken[0]
+        value = words[0]
     keys = key.split(".")[:100]
     if keys[-1].endswith("+"):
         keys[-1], value = keys[-1][:-1], [value]
@@ -326,21 +316,21 @@ def _parse_dotted_json(key: str, taken: Sequence[str]) -> tuple[Any, str]:
 
 
 def _merge_json(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two JSON objects as one; lists grow, and the second wins."""
-    made = dict(first)
+    """Merge two JSON objects: lists are joined, other values of the second override."""
+    merged = dict(first)
     for key, value in second.items():
-        if isinstance(value, dict) and isinstance(made.get(key), dict):
-            made[key] = _merge_json(made[key], value)
-        elif isinstance(value, list) and isinstance(made.get(key), list):
-            made[key] = [*made[key], *value]
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge_json(merged[key], value)
+        elif isinstance(value, list) and isinstance(merged.get(key), list):
+            merged[key] = [*merged[key], *value]
         else:
-            made[key] = value
-    return made
+            merged[key] = value
+    return merged
 
 
 @cache
 def load_flag_lists(engine: str) -> FlagLists:
-    """Which versions of `engine` are listed, and how its parser reads; `PlannerError` for an engine without lists."""
+    """Load the listed versions and the parser's rules; `PlannerError` for an unknown engine."""
     known = load_catalog("flags/lists.yaml", FlagLists)
     if engine not in known:
         raise make_unknown_name_error(engine, known, "engine")
@@ -349,8 +339,9 @@ def load_flag_lists(engine: str) -> FlagLists:
 
 @cache
 def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
-    """All options of all listed versions of `engine`; `PlannerError` names file, line and what is wrong."""
-    known, path, results = load_flag_lists(engine).versions, FLAGS_DIR / f"{engine}.csv", []
+    """Load all options of all listed versions; a `PlannerError` names file and line."""
+    known = {str(version): version for version in load_flag_lists(engine).versions}
+    path, results = FLAGS_DIR / f"{engine}.csv", []
     rows = read_csv_lines(path, MIB)
     if next(rows)[1] != FLAG_COLUMNS:
         raise PlannerError(f"{path.name}: expected the columns {', '.join(FLAG_COLUMNS)}")
@@ -370,41 +361,45 @@ def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
         spellings = tuple(also.split()), tuple(off.split())
         results.append(
             CliOption(
-                name, *spellings, match[1], match[2], default, tuple(choices.split()), first, last
+                name,
+                *spellings,
+                match[1],
+                match[2],
+                default,
+                tuple(choices.split()),
+                known[first],
+                known[last],
             )
         )
     return tuple(results)
 
 
 def _find_in_other_versions(engine: str, spelling: str) -> CliOption | None:
-    """The option of any other version, to know how many words it took; None where no version had it."""
+    """Find the option in another version, to know how many words it took; None if unknown."""
     had = list_versions_with_spelling(engine, spelling)
     return _index_by_spelling(engine, had[-1])[spelling] if had else None
 
 
 @cache
 def load_recorded_names(
-    what: Literal["environment", "metrics"], engine: str
-) -> Mapping[str, tuple[str, ...]]:
-    """Every name that `engine` reads from its environment, or has on /metrics -> the listed versions that know it."""
-    known, path, recorded_names = (
-        load_flag_lists(engine).versions,
-        FLAGS_DIR / f"{what}.csv",
-        dict[str, tuple[str, ...]](),
-    )
+    kind: Literal["environment", "metrics"], engine: str
+) -> Mapping[str, tuple[Version, ...]]:
+    """Load name -> listed versions of an engine's environment variables or metrics."""
+    known, path = load_flag_lists(engine).versions, FLAGS_DIR / f"{kind}.csv"
+    texts, recorded_names = list(map(str, known)), dict[str, tuple[Version, ...]]()
     for number, cells in read_csv_lines(path, MIB):
         if cells == ["engine", "name", "first", "last"] or cells[0] != engine:
             continue
-        if len(cells) != 4 or not {*cells[2:]} <= {*known}:
-            accepted = f"engine, name, first and last of {', '.join(known)}"
+        if len(cells) != 4 or not {*cells[2:]} <= {*texts}:
+            accepted = f"engine, name, first and last of {', '.join(texts)}"
             raise PlannerError(f"{path.name}, line {number}: expected {accepted}")
-        first, last = map(known.index, cells[2:])
+        first, last = map(texts.index, cells[2:])
         recorded_names[cells[1]] = recorded_names.get(cells[1], ()) + known[first : last + 1]
     return recorded_names
 
 
-def list_versions_with_spelling(engine: str, spelling: str) -> list[str]:
-    """The listed versions of `engine` whose parser knows exactly this spelling, in ascending order."""
+def list_versions_with_spelling(engine: str, spelling: str) -> list[Version]:
+    """List the versions whose parser knows exactly this spelling, in ascending order."""
     return [
         version
         for version in load_flag_lists(engine).versions
@@ -412,41 +407,34 @@ def list_versions_with_spelling(engine: str, spelling: str) -> list[str]:
     ]
 
 
-def get_cli_options(engine: str, version: str) -> CliOptions:
-    """What `engine` takes at `version`, by the nearest earlier list, or by the first; a nightly build by the last.
+def get_cli_options(engine: str, version: str | Version) -> CliOptions:
+    """Get the options at a version from the nearest list up to it, else from the first list.
 
-    "0.20" is any patch of it, so that the list of 0.20.2 counts.
+    A nightly build is read by the last list. "0.20" means any patch, so the list of 0.20.2 counts.
     """
-    known = load_flag_lists(engine).versions
-    if version.startswith("nightly"):
-        return replace(
-            get_cli_options(engine, known[-1]),
-            note=f"{engine} {version} is read by the options of {known[-1]}",
+    lists = load_flag_lists(engine)
+    if str(version).startswith("nightly"):
+        nearest, is_listed = lists.versions[-1], False
+    else:
+        release = Version.parse(str(version))
+        any_patch = str(version).count(".") == 1
+        earlier = (
+            listed
+            for listed in lists.versions
+            if listed <= release or (any_patch and listed.series == release.series)
         )
-    parts = version.count(".") + 1
-    earlier = [
-        listed
-        for listed in known
-        if parse_release(listed)[:parts] <= parse_release(version)[:parts]
-    ]
-    nearest = max(earlier, key=parse_release) if earlier else known[0]
-    note = (
-        ""
-        if parse_release(nearest) == parse_release(version)
-        else f"{engine} {version} is read by the options of {nearest}"
-    )
-    return CliOptions(
-        engine, nearest, note, load_flag_lists(engine), _index_by_spelling(engine, nearest)
-    )
+        nearest = max(earlier, default=lists.versions[0])
+        is_listed = nearest == release
+    note = "" if is_listed else f"{engine} {version} is read by the options of {nearest}"
+    return CliOptions(engine, nearest, note, lists, _index_by_spelling(engine, nearest))
 
 
 @cache
-def _index_by_spelling(engine: str, version: str) -> Mapping[str, CliOption]:
-    """The options of a listed version, by all that they are called."""
-    at = parse_release(version)
-    there = (
-        option
+def _index_by_spelling(engine: str, version: Version) -> Mapping[str, CliOption]:
+    """Index the options of a listed version by all their spellings."""
+    return {
+        spelling: option
         for option in load_recorded_options(engine)
-        if parse_release(option.first) <= at <= parse_release(option.last)
-    )
-    return {spelling: option for option in there for spelling in option.spellings}
+        if option.first <= version <= option.last
+        for spelling in option.spellings
+    }

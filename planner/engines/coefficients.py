@@ -1,15 +1,16 @@
-"""What a calibration is: the fitted numbers of the step cost for one GPU under one engine, and how sure they are."""
+"""Calibrations: fitted coefficients of the step cost by GPU and engine, with their errors."""
 
 from dataclasses import dataclass, fields
 
 from pydantic import Field, PositiveFloat
 
 from planner.core.catalog import SourcedEntry, StrictEntry
+from planner.core.versions import Version
 
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The fitted numbers of the step cost: fractions of a published peak, or seconds (`_s`)."""
+    """Fitted coefficients of the step cost: fractions of a published peak, or seconds (`_s`)."""
 
     memory: float  # of bandwidth, reading weights of dense linears
     memory_fp4: float  # the same for 4-bit weights
@@ -17,45 +18,36 @@ class StepCoefficients:
     gemm_bf16: float  # of dense peak, by the dtype that the matrix units compute in
     gemm_fp8: float
     gemm_fp4: float
-    gemm_widened: (
-        float  # of what 16-bit weights reach, where narrow ones are widened to 16 bit first
-    )
+    # of what 16-bit weights reach, for kernels that first widen narrower weights to 16 bit
+    gemm_widened: float
     expert_gemm: float  # of what the fused-experts kernel reaches when measured alone
-    expert_latency: float  # of its latency measured alone, what is seen in a step
+    expert_latency: float  # latency in a step, relative to that measured alone
     attention: float  # of dense bf16 peak, prefill attention
     link: float  # of link bandwidth, large all-reduces
     allreduce_s: float  # latency of one small all-reduce between two GPUs
-    kernel_s: (
-        float  # latency of one kernel in a CUDA graph that no roofline covers, at H100's clock
-    )
-    token_passes: (
-        float  # activations: time of one token's against what the bandwidth would move them in
-    )
-    step_s: (
-        float  # host time of one step; with asynchronous scheduling only what outlasts the GPU's
-    )
+    kernel_s: float  # latency of one kernel in a CUDA graph beside its roofline, at H100's clock
+    token_passes: float  # time for one token's activations, relative to moving them at bandwidth
+    step_s: float  # host time of one step; asynchronous: only what exceeds the GPU's time
     row_s: float  # the same, per scheduled sequence
-    # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait
-    # for
-    launch_s: float
-    prompt_s: float  # in a step of each prompt chunk, whatever its length
+    launch_s: float  # launching one kernel outside a CUDA graph: steps with prompts, eager mode
+    prompt_s: float  # per prompt chunk of a step, whatever its length
     request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
     prompt_token_s: float  # the same per prompt token that is not cached: tokenizing, moving
-    # of the whole step, against what the others give: young kernels and a model's own lie above 1
-    pace: float
+    pace: float  # factor of the whole step; above 1 for young kernels and a model's own
 
 
 def list_coefficient_names() -> tuple[str, ...]:
+    """List the fields of `StepCoefficients`."""
     return tuple(field.name for field in fields(StepCoefficients))
 
 
 class UserCalibration(SourcedEntry):
-    """One GPU of an owner's calibration file; coefficients that it leaves out are the catalog's."""
+    """One GPU of a user's calibration file; the catalog provides coefficients that it omits."""
 
     coefficients: dict[str, PositiveFloat]
     sigma_tpot: PositiveFloat | None = None  # standard deviation of ln(measured / predicted)
     sigma_ttft: PositiveFloat | None = None
-    kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open
+    kv_cache_dtype: str = "auto"  # set by the measured recipes if the deployment does not
     models: tuple[str, ...] = ()  # by `model_type`
     points: int = 0
     versions: tuple[str, ...] = ()
@@ -64,45 +56,46 @@ class UserCalibration(SourcedEntry):
 
 
 class CalibrationEffect(StrictEntry):
-    """One entry of a calibration catalog: where all its conditions hold, factors of the coefficients before it."""
+    """One entry of a calibration catalog: factors of the coefficients if all conditions hold."""
 
-    generation: str | None = None  # of the GPU, see `Gpu.generation`
+    generation: str | None = None  # of the GPU, see `Gpu.kernel_generation`
     gpu: str | None = None
     model: str | None = None  # by `model_type`
     quantization: str | None = None
     tp: int | None = None
-    before: str | None = None  # the engine's release; of several alike the lowest above it holds
+    before: Version | None = (
+        None  # the engine's release; of equal entries the lowest bound above it holds
+    )
     times: dict[str, PositiveFloat] = Field(default_factory=dict)
-    kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open
-    spread_tpot: PositiveFloat = 1.0  # of a generation's errors, against those of all
+    kv_cache_dtype: str = "auto"  # set by the measured recipes if the deployment does not
+    spread_tpot: PositiveFloat = 1.0  # errors of a generation, relative to those of all
     spread_ttft: PositiveFloat = 1.0
     spread_output_tps: PositiveFloat = 1.0
-    points: int = 0  # that were measured of a pair, and
-    curves: int = 0  # how many loads, of a layout each, those are at several concurrencies or rates
-    versions: tuple[str, ...] = ()
+    points: int = 0  # measured for a pair of GPU and model
+    curves: int = 0  # their loads, each of one layout at several concurrencies or rates
+    versions: tuple[Version, ...] = ()
 
 
 class ErrorWidths(StrictEntry):
-    """Standard deviations of ln(measured / predicted) on what was held back as a whole."""
+    """Standard deviations of ln(measured / predicted) on runs that the fit left out as a group."""
 
-    curve: PositiveFloat  # a load that was not measured, of a pair that was
-    pair: PositiveFloat  # a model, in its number format, that was measured on other GPUs only
-    model: PositiveFloat  # one of a kind that was not measured
+    curve: PositiveFloat  # a new load of a measured pair of GPU and model
+    pair: PositiveFloat  # a model and format measured on other GPUs only
+    model: PositiveFloat  # a model of a kind that was not measured
     gpu: PositiveFloat
-    version: PositiveFloat  # a release apart from all measured ones
+    version: PositiveFloat  # a release outside the range of the measured ones
 
 
 class LoadErrorWidths(ErrorWidths):
-    """Those that tell loads of pairs apart."""
+    """Error widths with one of their own for pairs of which many loads were measured."""
 
-    # a load that was not measured, of a pair of which many were; `curve` is of the other pairs
-    many: PositiveFloat
+    many: PositiveFloat  # a new load of a pair with many measured; `curve`: of other pairs
 
 
 class CommonCalibration(SourcedEntry):
-    """What all effects of a calibration catalog start from."""
+    """The common coefficients that all effects of a calibration catalog multiply."""
 
     coefficients: dict[str, PositiveFloat]
     sigma_tpot: LoadErrorWidths
     sigma_ttft: LoadErrorWidths
-    sigma_output_tps: ErrorWidths | None = None  # None: not measured, it is as TPOT's
+    sigma_output_tps: ErrorWidths | None = None  # None: not measured, TPOT's is used

@@ -1,4 +1,4 @@
-"""A model on GPUs: the parallel layout, the engine and its arguments, and what else lives on the cards."""
+"""Deployments: a model on GPUs with its parallel layout, engine, arguments and speculation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any, Self
 
 from planner.core.errors import PlannerError
+from planner.core.versions import Version
 from planner.engines.engine import Engine, get_engine
 from planner.engines.engine_args import EngineArgs, resolve_engine_args
 from planner.hardware import gpus
@@ -18,7 +19,7 @@ from planner.models.registry import Model
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How many GPUs share a model, and in which way; `ep` > 1 spreads whole experts over tp x dp ranks."""
+    """How GPUs share a model; `ep` > 1 spreads whole experts over tp x dp ranks."""
 
     tp: int = 1
     pp: int = 1
@@ -41,7 +42,7 @@ class ParallelLayout:
 
     @property
     def gpus_per_replica(self) -> int:
-        """GPUs of one serving endpoint."""
+        """GPUs of one replica."""
         return self.tp * self.pp * self.dp
 
     @property
@@ -57,19 +58,17 @@ class ParallelLayout:
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Speculative decoding: k = `num_speculative_tokens`, each accepted with `acceptance_rate` a after the one before.
+    """Speculative decoding with k = `num_speculative_tokens` drafted tokens per step.
 
-    A step then yields 1 + a + ... + a^k tokens on average, the bonus token included: engines' mean
-    acceptance length.
+    Each is accepted with probability a = `acceptance_rate` if the one before was. A step yields
+    1 + a + ... + a^k tokens on average, bonus token included: engines' mean acceptance length.
     """
 
     method: str  # mtp, eagle, eagle3, draft_model, ngram, ...
     num_speculative_tokens: int
     acceptance_rate: float = 0.7
     draft: Model | None = None
-    head: str | None = (
-        None  # repository or path of the weights that draft, where they are no model of their own
-    )
+    head: str | None = None  # repository or path of draft weights that are no model of their own
 
     def __post_init__(self) -> None:
         if (
@@ -87,11 +86,11 @@ class SpeculationConfig:
 def choose_machines(
     replicas: int, gpus_per_replica: int, sold_in: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """GPUs of the machines to rent, the largest first, for so many `replicas` of `each` GPUs.
+    """Choose the machines to rent for all replicas; return the GPUs of each, largest first.
 
-    Machines have one of the sizes `sold_in`, and as few GPUs altogether as can be. A replica lies
-    in one machine or, where no machine holds it, evenly on as few as can be, and no other replica
-    on those.
+    Machines have one of the sizes `sold_in`; their total number of GPUs is minimal, then their
+    count. A replica lies in one machine or, if none is large enough, evenly on as few as possible,
+    which it shares with no other replica.
     """
     sizes = sorted(sold_in)
     if gpus_per_replica > sizes[-1]:
@@ -100,22 +99,21 @@ def choose_machines(
             replicas * count
         )
     rooms = [(size // gpus_per_replica, size) for size in sizes if size >= gpus_per_replica]
-    least: list[tuple[int, int, int]] = [
-        (0, 0, 0)
-    ]  # for so many replicas: GPUs, machines, and the size of one of them
-    for wanted in range(1, replicas + 1):
-        before = [(least[max(wanted - room, 0)], size) for room, size in rooms]
-        least.append(min((gpus + size, count + 1, size) for (gpus, count, _), size in before))
-    rows = []
+    # by number of replicas: minimal GPUs, machines, and the size of one of them
+    minimal: list[tuple[int, int, int]] = [(0, 0, 0)]
+    for number in range(1, replicas + 1):
+        before = [(minimal[max(number - room, 0)], size) for room, size in rooms]
+        minimal.append(min((gpus + size, count + 1, size) for (gpus, count, _), size in before))
+    machines = []
     while replicas > 0:
-        rows.append(least[replicas][2])
-        replicas -= rows[-1] // gpus_per_replica
-    return tuple(sorted(rows, reverse=True))
+        machines.append(minimal[replicas][2])
+        replicas -= machines[-1] // gpus_per_replica
+    return tuple(sorted(machines, reverse=True))
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Everything that decides what a replica needs and does; made by `deploy_on`."""
+    """Everything that decides memory and latency of a replica; created by `deploy_on`."""
 
     model: Model
     gpu: Gpu
@@ -126,61 +124,62 @@ class Deployment:
     gpus_per_node: int
     link_bandwidth: float  # bytes/s per direction per GPU inside a node
     gpu_total_bytes: int  # bytes per GPU as the driver reports
-    gpu_free_bytes: int | None = None  # bytes free at start, if less than total for reasons unknown
-    other_tenants_bytes: int = 0  # bytes per GPU that others hold
-    memory_calibration: tuple[
-        tuple[str, float], ...
-    ] = ()  # bytes to add to terms of the memory plan, from a log
-    spare_replicas: int = 0  # beside those of the layout: paid, and idle until one of them is lost
-    machine_sizes: tuple[int, ...] = ()  # GPUs of the machines that are let; none: any number
+    gpu_free_bytes: int | None = None  # bytes free at start, if unexplained bytes are in use
+    other_tenants_bytes: int = 0  # bytes per GPU that other processes hold
+    # (term, bytes to add) of the memory plan, from a startup log
+    memory_calibration: tuple[tuple[str, float], ...] = ()
+    spare_replicas: int = 0  # beside those of the layout: paid, idle until one of these fails
+    machine_sizes: tuple[int, ...] = ()  # GPUs of rentable machines; empty: any number
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all replicas, spares among them."""
+        """GPUs of all replicas, including spares."""
         return self.layout.gpus_per_replica * self.num_replicas
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that run: those that the traffic needs, and spares."""
+        """Replicas that run: those that the workload needs, and spares."""
         return self.layout.replicas + self.spare_replicas
 
     @property
     def machines(self) -> tuple[int, ...]:
-        """GPUs of each machine that is rented; none where GPUs are let in any number."""
-        count, each = self.num_replicas, self.layout.gpus_per_replica
-        return choose_machines(count, each, self.machine_sizes) if self.machine_sizes else ()
+        """GPUs of each rented machine; empty if GPUs are rented in any number."""
+        if not self.machine_sizes:
+            return ()
+        return choose_machines(self.num_replicas, self.layout.gpus_per_replica, self.machine_sizes)
 
     @property
     def num_gpus_billed(self) -> int:
-        """GPUs that are paid: those of whole machines, where only whole machines are let."""
+        """GPUs that are paid, with idle ones if only whole machines are for rent."""
         return sum(self.machines) or self.num_gpus
 
     @property
     def num_engine_instances(self) -> int:
-        """Schedulers that share the traffic: data-parallel ranks of all replicas."""
+        """Schedulers that share the requests: data-parallel ranks of all replicas."""
         return self.layout.replicas * self.layout.dp
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens that a sequence drafts in a step; 0 without speculation."""
+        """Drafted tokens per sequence and step; 0 without speculation."""
         return self.speculation.num_speculative_tokens if self.speculation else 0
 
     @property
     def loaded_vision_towers(self) -> tuple[WeightTensor, ...]:
-        """Encoders of images that are loaded: vLLM's from 0.15 on only where a prompt may hold images or videos.
+        """Loaded vision encoders; vLLM from 0.15 on skips them if prompts may hold no media.
 
         vllm pulls 22299 and 32757; docs/configuration/conserving_memory.md.
         """
-        closed = {"image=0", "video=0"} <= {*(self.args.limit_mm_per_prompt or "").split(",")}
-        skipped = closed and self.engine.name == "vllm" and self.engine.release_tuple >= (0, 15, 0)
-        return () if skipped else self.model.architecture.vision_towers
+        no_media = {"image=0", "video=0"} <= {*(self.args.limit_mm_per_prompt or "").split(",")}
+        if no_media and self.engine.name == "vllm" and self.engine.release >= Version(0, 15):
+            return ()
+        return self.model.architecture.vision_towers
 
     def with_args(self, **args: Any) -> Self:
-        """The same with other engine arguments."""
+        """Copy the deployment with other engine arguments."""
         return replace(self, args=replace(self.args, **args))
 
     def with_replicas(self, replicas: int) -> Self:
-        """The same in so many copies."""
+        """Copy the deployment with another number of replicas."""
         if self.layout.replicas == replicas:
             return self
         return replace(self, layout=replace(self.layout, replicas=replicas))
@@ -203,20 +202,21 @@ def deploy_on(
     dtype: str | None = None, spare_replicas: int = 0, sold_in: tuple[int, ...] = (),
     **engine_args: Any,
 ) -> Deployment:  # fmt: skip
-    """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's own."""
-    card = gpus.get_gpu(gpu) if isinstance(gpu, str) else gpu
-    served = (
-        registry.load_model(model, quantization=quantization, dtype=dtype)
-        if isinstance(model, str)
-        else model
-    )
-    started = engine if isinstance(engine, Engine) else get_engine(engine, engine_version)
+    """Create a deployment from names or objects.
+
+    `engine_args` are fields of `EngineArgs`; missing or None: the engine's default. A `model`
+    object keeps its own quantization and dtype.
+    """
+    gpu = gpus.get_gpu(gpu) if isinstance(gpu, str) else gpu
+    if isinstance(model, str):
+        model = registry.load_model(model, quantization=quantization, dtype=dtype)
+    engine = engine if isinstance(engine, Engine) else get_engine(engine, engine_version)
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
-    args = resolve_engine_args(engine_args, started, card, served)
-    link = gpus.resolve_link_bandwidth(card, interconnect) if interconnect else card.link_bandwidth
+    args = resolve_engine_args(engine_args, engine, gpu, model)
+    link = gpus.resolve_link_bandwidth(gpu, interconnect) if interconnect else gpu.link_bandwidth
     return Deployment(
-        served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,
-        gpu_total or card.memory_bytes, gpu_free, other_tenants,
+        model, gpu, layout, engine, args, speculation, gpus_per_node or gpu.gpus_per_node, link,
+        gpu_total or gpu.memory_bytes, gpu_free, other_tenants,
         tuple(sorted((memory_calibration or {}).items())),
         spare_replicas, sold_in,
     )  # fmt: skip

@@ -1,17 +1,18 @@
-"""Serving engines by version: what each is known to do, its arguments, and how it fills in what the user left out."""
+"""Serving engines by version: facts about each release, its GPUs, and NVIDIA Dynamo's releases."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from planner.core.catalog import EntryT, SourcedEntry, StrictEntry, load_catalog, validate_entry
 from planner.core.errors import PlannerError, make_unknown_name_error
+from planner.core.versions import Version
 from planner.hardware.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class CudaGraphCapture(StrictEntry):
 
 
 class ModelRunnerV2(StrictEntry):
-    """Which models vLLM's second model runner serves by default, and whether it estimates its CUDA graphs."""
+    """The models that vLLM's model runner V2 serves, and whether it estimates its CUDA graphs."""
 
     model_types: tuple[str, ...]
     quantized: bool
@@ -49,9 +50,9 @@ class ModelRunnerV2(StrictEntry):
 
 
 class EngineFacts(StrictEntry):
-    """Everything known of one engine version; the head of `catalogs/engines.yaml` explains every field."""
+    """Facts about one engine version; the head of `catalogs/engines.yaml` explains every field."""
 
-    upto: str
+    upto: Version
     program: str
     port: PositiveInt
     gpu_memory_utilization: float = Field(gt=0, le=1)
@@ -79,13 +80,13 @@ class EngineFacts(StrictEntry):
 
 
 class EngineEntry(SourcedEntry):
-    """What one version changed."""
+    """The facts that one version changed."""
 
     facts: dict[str, Any]
 
 
 class DynamoReleases(SourcedEntry):
-    """An entry of `catalogs/dynamo.yaml`: release of NVIDIA Dynamo -> the engine's version in it."""
+    """An entry of `catalogs/dynamo.yaml`: release of NVIDIA Dynamo -> version of the engine."""
 
     shipped: dict[str, str]
     own: tuple[str, ...] = ()
@@ -99,15 +100,14 @@ class CloudNames(SourcedEntry):
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine at a version, and the facts of the nearest earlier version that the catalog knows."""
+    """An engine at a version, with the facts of the nearest catalog version up to it."""
 
     name: str
     version: str
-    facts_version: str
-    facts: Mapping[str, Any]
-    calibration: Mapping[str, UserCalibration] = field(
-        default_factory=dict
-    )  # an owner's, by GPU; wins over the catalog's
+    facts_version: Version
+    facts: EngineFacts
+    # a user's own by GPU, used instead of the catalog's
+    calibration: Mapping[str, UserCalibration] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
@@ -116,77 +116,68 @@ class Engine:
         return f"{self.name} {self.version}"
 
     @property
-    def release_tuple(self) -> tuple[int, int, int]:
-        """The version as numbers, for comparing; a nightly build counts as the newest known version."""
-        return parse_release(self.version if self.version[0].isdigit() else self.facts_version)
+    def release(self) -> Version:
+        """The version for comparing; a nightly build counts as the newest known version."""
+        return Version.parse(self.version) if self.version[0].isdigit() else self.facts_version
 
     @property
     def is_v0(self) -> bool:
-        """vLLM's first engine, before 0.8: its pool is what torch's allocator left, its scheduler another."""
-        return self.name == "vllm" and self.release_tuple < (0, 8, 0)
+        """vLLM before 0.8, whose engine V0 sizes its KV cache and schedules in another way."""
+        return self.name == "vllm" and self.release < Version(0, 8)
 
     @property
     def substitution_note(self) -> str:
-        """What stands in for facts of this version; empty when they are its own."""
-        own = self.version[0].isdigit() and self.release_tuple == parse_release(self.facts_version)
-        others = "" if own else f"with the facts of {self.facts_version}"
+        """The version whose facts replace those of this one; empty if they are its own."""
+        is_exact = self.version[0].isdigit() and self.release == self.facts_version
+        facts = "" if is_exact else f"with the facts of {self.facts_version}"
         scheduler = "with engine V1's scheduler" if self.is_v0 else ""
-        stand_ins = " and ".join(filter(None, (others, scheduler)))
-        return stand_ins and f"{self} is planned {stand_ins}"
+        substitutions = " and ".join(filter(None, (facts, scheduler)))
+        return substitutions and f"{self} is planned {substitutions}"
 
 
 def find_required_plugin(engine: Engine, method: str) -> str | None:
-    """The package that `engine` needs for weights in the format `method`, which left its tree; else None."""
-    found: Mapping[str, str] = engine.facts["plugins"]
-    return found.get(method)
+    """Find the package that the engine needs for a weight format that left its own tree."""
+    return engine.facts.plugins.get(method)
 
 
 def select_entry_for_release(name: str, engine: Engine, known_names: Iterable[str]) -> str:
-    """Which of the entries NAME and NAME before RELEASE holds for `engine`: of those before a later one the lowest."""
-    bounds = (
-        entry.partition(" before ")[2]
-        for entry in known_names
-        if entry.startswith(f"{name} before ")
-    )
-    later = [bound for bound in bounds if engine.release_tuple < parse_release(bound)]
-    return f"{name} before {min(later, key=parse_release)}" if later else name
+    """Select the entry that holds for the engine's release: "NAME before RELEASE", else "NAME".
 
-
-@lru_cache(maxsize=1024)
-def parse_release(version: str) -> tuple[int, int, int]:
-    """(major, minor, patch) of a version such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130", else `PlannerError`.
-
-    What follows the numbers (rc, dev, post, local part) is not compared: a candidate counts as its
-    release.
+    Of several bounds above the release the lowest holds.
     """
-    match = re.fullmatch(
-        r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", version.strip().lower()
+    prefix = f"{name} before "
+    bounds = (
+        Version.parse(entry.removeprefix(prefix))
+        for entry in known_names
+        if entry.startswith(prefix)
     )
-    if not match:
-        raise PlannerError(f"engine_version {version!r} is not a version; write it like 0.20.2")
-    return int(match[1]), int(match[2]), int(match[3] or 0)
+    later = [bound for bound in bounds if engine.release < bound]
+    return f"{prefix}{min(later)}" if later else name
 
 
-def load_entries_by_release(file: str, kind: type[EntryT]) -> list[tuple[str, str, EntryT]]:
-    """(engine, version, entry) of a catalog whose entries are called ENGINE VERSION, versions in ascending order."""
-    listed = [
-        (*title.partition(" ")[::2], entry) for title, entry in load_catalog(file, kind).items()
-    ]
-    return sorted(listed, key=lambda found: parse_release(found[1]))
+def load_entries_by_release(
+    file: str, entry_type: type[EntryT]
+) -> list[tuple[str, Version, EntryT]]:
+    """Load (engine, version, entry) by ascending version from entries named "ENGINE VERSION"."""
+    rows = []
+    for title, entry in load_catalog(file, entry_type).items():
+        name, _, version = title.partition(" ")
+        rows.append((name, Version.parse(version), entry))
+    return sorted(rows, key=lambda row: row[1])
 
 
 @cache
-def _load_engine_catalog() -> dict[str, dict[str, dict[str, Any]]]:
-    """Engine name -> version -> all its facts, versions in ascending order."""
-    known: dict[str, dict[str, dict[str, Any]]] = {}
+def _load_engine_catalog() -> dict[str, dict[Version, EngineFacts]]:
+    """Load engine name -> version -> all its facts, versions in ascending order."""
+    known: dict[str, dict[Version, EngineFacts]] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for name, version, entry in load_entries_by_release("engines.yaml", EngineEntry):
-        versions = known.setdefault(name, {})
-        facts = dict(next(reversed(versions.values()), {}))
+        merged = facts.setdefault(name, {})
         for key, fact in entry.facts.items():
-            facts[key] = {**facts.get(key, {}), **fact} if isinstance(fact, dict) else fact
-        versions[version] = validate_entry(
-            EngineFacts, facts, f"engines.yaml, entry {name} {version}"
-        ).model_dump()
+            merged[key] = {**merged.get(key, {}), **fact} if isinstance(fact, dict) else fact
+        known.setdefault(name, {})[version] = validate_entry(
+            EngineFacts, merged, f"engines.yaml, entry {name} {version}"
+        )
     return known
 
 
@@ -196,58 +187,55 @@ def _normalize_engine_name(name: str) -> str:
 
 
 def list_engines() -> dict[str, tuple[str, ...]]:
-    """Every engine, with the newest release that is known, and those before it that changed something."""
+    """List each engine with its newest known release and those before it that changed facts."""
     return {
-        name: tuple(dict.fromkeys((next(reversed(versions.values()))["upto"], *reversed(versions))))
+        name: tuple(dict.fromkeys(map(str, (versions[max(versions)].upto, *reversed(versions)))))
         for name, versions in _load_engine_catalog().items()
     }
 
 
-def get_engine(name: str = "vllm", version: str | None = None) -> Engine:
-    """The engine at `version` (None: the newest known); `PlannerError` for an unknown engine or version."""
-    name = _normalize_engine_name(name)
-    if name not in _load_engine_catalog():
-        raise make_unknown_name_error(name, _load_engine_catalog(), "engine")
-    versions = _load_engine_catalog()[name]
-    first, newest = next(iter(versions)), next(reversed(versions))
-    upto = versions[newest]["upto"]
-    version = (version or upto).strip().removeprefix("v")
+def get_engine(name: str = "vllm", version: str | Version | None = None) -> Engine:
+    """Get an engine at a version (None: the newest known); `PlannerError` if either is unknown."""
+    name, engines = _normalize_engine_name(name), _load_engine_catalog()
+    if name not in engines:
+        raise make_unknown_name_error(name, engines, "engine")
+    versions = engines[name]
+    first, newest = min(versions), max(versions)
+    upto = versions[newest].upto
+    version = str(version or upto).strip().removeprefix("v")
     if version.startswith("nightly"):
         return Engine(name, version, newest, versions[newest])
-    wanted = parse_release(version)
-    if wanted < parse_release(first) or wanted[:2] > parse_release(upto)[:2]:
+    release = Version.parse(version)
+    if release < first or release.series > upto.series:
         raise PlannerError(
             f"engine_version {version} of {name} is not known; accepted: {first} to {upto}"
         )
-    facts_version = max(
-        (known for known in versions if parse_release(known) <= wanted), key=parse_release
-    )
+    facts_version = max(known for known in versions if known <= release)
     return Engine(name, version, facts_version, versions[facts_version])
 
 
 def resolve_dynamo_version(name: str, version: str) -> str:
-    """The version of the engine that Dynamo `version` ships, where tables mean that; else `version` as it is."""
+    """Return the engine version in Dynamo `version` if a table means Dynamo's, else `version`.
+
+    A release candidate, a release of the engine's own, or one newer than every Dynamo is the
+    engine's.
+    """
     dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(_normalize_engine_name(name))
     if dynamo_releases is None or not version[:1].isdigit():
         return version
-    earlier = [
-        text for text in dynamo_releases.shipped if parse_release(text) <= parse_release(version)
-    ]
-    newest = max(map(parse_release, dynamo_releases.shipped))
-    meant = (
+    release = Version.parse(version)
+    shipped = {Version.parse(text): ships for text, ships in dynamo_releases.shipped.items()}
+    earlier = [dynamo for dynamo in shipped if dynamo <= release]
+    is_engine_release = (
         re.search(r"\drc", version)
         or version in dynamo_releases.own
-        or parse_release(version)[:2] > newest[:2]
+        or release.series > max(shipped).series
     )
-    return (
-        version
-        if meant or not earlier
-        else dynamo_releases.shipped[max(earlier, key=parse_release)]
-    )
+    return version if is_engine_release or not earlier else shipped[max(earlier)]
 
 
 def get_dynamo_image_version(name: str, version: str) -> str:
-    """The version of the engine in the image of Dynamo `version`; empty where it is not known."""
+    """Get the engine version in the image of a Dynamo version; empty if unknown."""
     dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(name)
     shipped = (
         dynamo_releases.shipped
@@ -258,33 +246,35 @@ def get_dynamo_image_version(name: str, version: str) -> str:
 
 
 def find_dynamo_release(engine: Engine) -> tuple[str, str]:
-    """(newest release of Dynamo whose engine is of this minor version, that engine's); `PlannerError` for none."""
+    """Find the newest Dynamo with this minor version of the engine; `PlannerError` if none.
+
+    Returns the release of Dynamo and the version of the engine in it.
+    """
     cloud_names = load_catalog("clouds.yaml", CloudNames).get(f"dynamo {engine.name}")
     names = cloud_names.names if cloud_names else {}
-    fitting = [
-        one for one, ships in names.items() if parse_release(ships)[:2] == engine.release_tuple[:2]
-    ]
-    if not fitting:
+    series = engine.release.series
+    matches = [dynamo for dynamo, ships in names.items() if Version.parse(ships).series == series]
+    if not matches:
         known_versions = ", ".join(names.values()) or "none"
         raise PlannerError(
             f"files: no known release of Dynamo ships {engine}; known: {known_versions}"
         )
-    newest = max(fitting, key=parse_release)
+    newest = max(matches, key=Version.parse)
     return newest, names[newest]
 
 
 def explain_unsupported_gpu(gpu: Gpu, engine: Engine) -> str | None:
-    """Why `engine` does not run on `gpu`, by the catalog; None if it does."""
+    """Explain why the engine does not run on a GPU, by the catalog; None if it does."""
     if engine.name not in gpu.supported:
-        there = (
+        alternatives = (
             f"supported there: {', '.join(gpu.supported)}"
             if gpu.supported
             else "no engine that is known here does"
         )
-        return f"{engine.name} does not support {gpu.name}; {there}"
+        return f"{engine.name} does not support {gpu.name}; {alternatives}"
     first, last = gpu.supported[engine.name]
-    if engine.release_tuple < parse_release(first):
+    if engine.release < first:
         return f"{engine.name} supports {gpu.name} from {first} on, not yet in {engine.version}"
-    if last is not None and engine.release_tuple[:2] > parse_release(last)[:2]:
+    if last is not None and engine.release.series > last.series:
         return f"{engine.name} supports {gpu.name} up to {last}, no longer in {engine.version}"
     return None

@@ -5,25 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.core.errors import PlannerError, check_known_names
 from planner.core.units import GIB
+from planner.core.versions import Version
+from planner.engines.engine import BatchLimitTier, Engine
 from planner.hardware.gpus import Gpu
-
-if TYPE_CHECKING:
-    from planner.models.registry import Model
-from planner.engines.engine import Engine
+from planner.models.registry import Model
 
 _DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-"""Short forms that people write for dtypes."""
+"""Common short forms of dtypes -> the engine's name."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """An engine's own names of arguments, as it has started with them; open is only what backends decide."""
+    """Resolved arguments of a started engine, by its own names; None: left to its backends."""
 
     gpu_memory_utilization: float
     max_model_len: int
@@ -39,31 +38,28 @@ class EngineArgs:
     max_loras: int = 0  # 0: no LoRA
     max_lora_rank: int = 16
     max_cpu_loras: int = 0  # adapters kept in host memory; 0: as many as max_loras
-    kv_offloading_size: float = (
-        0.0  # GiB of host memory for KV blocks, over all ranks of an engine; 0: none
-    )
+    kv_offloading_size: float = 0.0  # GiB of host memory for KV blocks, over all ranks; 0: none
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
-    scheduler_recv_interval: int = 1  # SGLang: decode steps between two looks for new requests
+    scheduler_recv_interval: int = 1  # SGLang: decode steps between polls for requests
     limit_mm_per_prompt: str | None = None  # "image=2,video=0"
     revision: str | None = None  # branch, tag or commit of the checkpoint's repository
 
 
 MAX_BATCH_LIMITS = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
-"""Whose step costs are tabled: more than the longest context that a model of the catalog was made for."""
-
-
-FIRST_RELEASE_WITH_KV_OFFLOAD, MAX_KV_OFFLOAD_GIB = (0, 12, 0), 65536
-"""The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv), and GiB that are planned at most."""
+"""Largest batches with tabulated step costs; above the longest context of the catalog's models."""
+FIRST_RELEASE_WITH_KV_OFFLOAD = Version(0, 12)
+"""The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv)."""
+MAX_KV_OFFLOAD_GIB = 65536
 
 
 def resolve_engine_args(
     user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model
 ) -> EngineArgs:
-    """Fill in what is not `given` (or None) as `engine` does at start; `PlannerError` where it would refuse to start.
+    """Fill in missing or None arguments as the engine does; `PlannerError` if it would not start.
 
     `block_size` stays as given: backends and hybrid models change its default (see
-    `memory.kv_cache`). Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0
+    `memory.kv_cache`). Order of steps: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0
     engine/arg_utils.py:3151.
     """
     facts, shape, tier = engine.facts, model.architecture, _select_batch_limits(engine, gpu)
@@ -75,59 +71,59 @@ def resolve_engine_args(
         if name in user_args
     }
     length = user_args.get("max_model_len") or shape.max_position
-    chunked = user_args.get("enable_chunked_prefill", facts["chunked_prefill"])
-    tokens = tier["max_num_batched_tokens"]
+    chunked = user_args.get("enable_chunked_prefill", facts.chunked_prefill)
+    tokens = tier.max_num_batched_tokens
     if engine.name == "vllm":
-        seqs = user_args.get("max_num_seqs") or tier["max_num_seqs"]
+        seqs = user_args.get("max_num_seqs") or tier.max_num_seqs
         tokens = min(tokens if chunked else max(tokens, length), seqs * length)
     tokens = user_args.get("max_num_batched_tokens", tokens)
     defaults = {
-        "gpu_memory_utilization": tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
+        "gpu_memory_utilization": tier.gpu_memory_utilization or facts.gpu_memory_utilization,
         "max_model_len": length,
-        "max_num_seqs": min(tier["max_num_seqs"], tokens),
+        "max_num_seqs": min(tier.max_num_seqs, tokens),
         "max_num_batched_tokens": tokens,
         "dtype": (
             "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops else model.dtype
         ),
-        "enable_prefix_caching": facts[
-            "prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"
-        ],
+        "enable_prefix_caching": (
+            facts.prefix_caching_hybrid if shape.is_hybrid else facts.prefix_caching
+        ),
         "enable_chunked_prefill": chunked,
-        "async_scheduling": facts["async_scheduling"],
+        "async_scheduling": facts.async_scheduling,
     }
-    filled = EngineArgs(**{**defaults, **user_args})
-    if (reason := _explain_refusal(filled, engine, gpu, model)) is not None:
+    args = EngineArgs(**{**defaults, **user_args})
+    if (reason := _explain_refusal(args, engine, gpu, model)) is not None:
         raise PlannerError(reason)
-    return filled
+    return args
 
 
-def _select_batch_limits(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
-    """The version's default limits on this GPU: by total memory and by parts of the device name, as the engine does."""
+def _select_batch_limits(engine: Engine, gpu: Gpu) -> BatchLimitTier:
+    """Select the default batch limits of a GPU by its memory and parts of its name."""
 
-    def fits(tier: Mapping[str, Any]) -> bool:
-        named, not_named = (
-            any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named")
-        )
-        return (
-            gpu.memory_bytes >= tier["memory_gib"] * GIB
-            and (named or not tier["named"])
-            and not not_named
-        )
-
-    return next(filter(fits, engine.facts["limits"]))
+    name = gpu.name.lower()
+    return next(
+        tier
+        for tier in engine.facts.limits
+        if gpu.memory_bytes >= tier.memory_gib * GIB
+        and (not tier.named or any(part in name for part in tier.named))
+        and not any(part in name for part in tier.not_named)
+    )
 
 
 def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
-    """Why the engine would not start with these arguments (vLLM config/scheduler.py, cache.py, model.py); else None."""
+    """Explain why the engine would not start with these arguments; None if it would.
+
+    vLLM config/scheduler.py, cache.py and model.py.
+    """
     length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
-    accepted = engine.facts["kv_cache_dtypes"]
-    longest = model.architecture.max_position
+    accepted = engine.facts.kv_cache_dtypes
+    max_position = model.architecture.max_position
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             return f"{name} is {value}; it must be at least 1"
-    for name, most in MAX_BATCH_LIMITS.items():
-        if (value := getattr(args, name)) > most:
-            return f"{name} is {value}; at most {most} are planned"
+    for name, limit in MAX_BATCH_LIMITS.items():
+        if (value := getattr(args, name)) > limit:
+            return f"{name} is {value}; at most {limit} are planned"
     if args.long_prefill_token_threshold < 0:
         return (
             f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0"
@@ -147,9 +143,9 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
             f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at"
             " most 1"
         )
-    if length > longest:
+    if length > max_position:
         return (
-            f"max_model_len {length} is more than the {longest} tokens that {model.name} was"
+            f"max_model_len {length} is more than the {max_position} tokens that {model.name} was"
             " made for"
         )
     if tokens < seqs and engine.name == "vllm":
@@ -164,12 +160,11 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
         )
     if accepted and args.kv_cache_dtype not in (None, *accepted):
         return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
-    least, capability = engine.facts["fp8_kv_capability"], gpu.compute_capability
-    if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < least:
-        where = f"{gpu.name} (compute capability {capability}) in {engine}"
+    required, capability = engine.facts.fp8_kv_capability, gpu.compute_capability
+    if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < required:
         return (
-            f"kv_cache_dtype {args.kv_cache_dtype} does not run on {where}; it needs {least}: use"
-            " auto"
+            f"kv_cache_dtype {args.kv_cache_dtype} does not run on {gpu.name} (compute capability"
+            f" {capability}) in {engine}; it needs {required}: use auto"
         )
     if args.dtype == "bfloat16" and "bf16" not in gpu.peak_flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
@@ -183,7 +178,7 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
             f" {MAX_KV_OFFLOAD_GIB:,}"
         )
     if args.kv_offloading_size and (
-        engine.name != "vllm" or engine.release_tuple < FIRST_RELEASE_WITH_KV_OFFLOAD
+        engine.name != "vllm" or engine.release < FIRST_RELEASE_WITH_KV_OFFLOAD
     ):
         return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
     if args.kv_offloading_size and not args.enable_prefix_caching:
@@ -201,15 +196,16 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
 
 
 def list_cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
-    """Batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens; none with `enforce_eager`.
+    """List the batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens.
 
-    vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
+    There are none with `enforce_eager`. Source: vLLM 0.20.2 config/vllm.py:1423, 0.33.0
+    config/vllm.py:2398.
     """
-    capture = engine.facts["capture"]
-    most = capture["max_cc10" if int(gpu.compute_capability or 0) == 10 else "max"]
-    if capture["by_seqs"]:
-        most = min(most, 2 * args.max_num_seqs * (1 + k))
-    most = 0 if args.enforce_eager else min(most, args.max_num_batched_tokens)
-    coarse = capture["coarse_from"]
-    sizes = (1, 2, 4, *range(8, coarse, 8), *range(coarse, most + 1, 16))
-    return tuple(size for size in sizes if size <= most)
+    capture = engine.facts.capture
+    largest = capture.max_cc10 if int(gpu.compute_capability or 0) == 10 else capture.max
+    if capture.by_seqs:
+        largest = min(largest, 2 * args.max_num_seqs * (1 + k))
+    largest = 0 if args.enforce_eager else min(largest, args.max_num_batched_tokens)
+    coarse = capture.coarse_from
+    sizes = (1, 2, 4, *range(8, coarse, 8), *range(coarse, largest + 1, 16))
+    return tuple(size for size in sizes if size <= largest)

@@ -1,4 +1,4 @@
-"""How serving goes wrong: symptom, cause, check and remedy, in the words of `catalogs/failure_modes.yaml`."""
+"""Failure modes of serving: symptom, cause, check and remedy (`catalogs/failure_modes.yaml`)."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from planner.core.catalog import StrictEntry, load_catalog
 
 
 class FailureMode(StrictEntry):
-    """One way to go wrong; the head of the catalog explains every field."""
+    """One failure mode; the head of the catalog explains every field."""
 
     title: str
     symptom: str
@@ -17,10 +17,12 @@ class FailureMode(StrictEntry):
 
 
 def load_failure_modes(names: Mapping[str, str | None]) -> dict[str, FailureMode]:
-    """Every mode by its key, with the engine's own `names` of metrics by role; one not reported keeps its role."""
-    named = {role: name or f"{role} (not reported)" for role, name in names.items()}
-    known = load_catalog("failure_modes.yaml", FailureMode)
+    """Load all failure modes by key, with the engine's own metric `names` (by role) in the checks.
+
+    A metric that is not reported keeps the name of its role.
+    """
+    shown_names = {role: name or f"{role} (not reported)" for role, name in names.items()}
     return {
-        key: mode.model_copy(update={"check": mode.check.format_map(named)})
-        for key, mode in known.items()
+        key: mode.model_copy(update={"check": mode.check.format_map(shown_names)})
+        for key, mode in load_catalog("failure_modes.yaml", FailureMode).items()
     }

@@ -1,4 +1,4 @@
-"""What drafts tokens for speculative decoding: a model of its own, a layer beside the target, or a mere look-up."""
+"""Draft methods of speculative decoding: a draft model, extra layers of the target, look-ups."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,8 +8,9 @@ from pydantic import Field, NonNegativeFloat
 
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment, SpeculationConfig
-from planner.engines.engine import Engine, parse_release
+from planner.engines.engine import Engine
 from planner.models.architecture import (
     DecoderLayer,
     DenseMlp,
@@ -28,7 +29,9 @@ class DraftMethod(SourcedEntry):
     passes: Literal["each", "one"]
     head_vocab: int | None = None
     host_us: float = 0.0
-    releases: dict[str, tuple[tuple[str | None, str | None], ...]] = Field(default_factory=dict)
+    releases: dict[str, tuple[tuple[Version | None, Version | None], ...]] = Field(
+        default_factory=dict
+    )
     without: tuple[str, ...] = ()
 
 
@@ -41,7 +44,7 @@ class DraftHostCost(SourcedEntry):
 
 @cache
 def load_draft_host_costs() -> dict[str, DraftHostCost]:
-    """What a speculative step costs the host, by engine."""
+    """Load the host time of a speculative step, by engine."""
     return load_catalog("drafting.yaml", DraftHostCost)
 
 
@@ -51,54 +54,53 @@ _METHOD_SPELLINGS = {
     "prompt_lookup": "ngram",
     "draft": "draft_model",
 }
-"""Other beginnings of a method's name, and the catalog's name of its kind."""
+"""Other beginnings of a method's name -> the catalog's name."""
 
 
 @cache
 def load_draft_methods() -> dict[str, DraftMethod]:
-    """All known methods by the engine's name."""
+    """Load all draft methods by name."""
     return load_catalog("speculation.yaml", DraftMethod)
 
 
 def normalize_method_name(name: str) -> str:
-    """The catalog's name of the method `name`; "EAGLE-2", "ngram_gpu" and "deepseek_mtp" count as their kind."""
+    """Return the catalog's name of a method, such as "mtp" for "deepseek_mtp" or "nextn"."""
     folded = name.casefold().replace("-", "_")
-    kinds = (*load_draft_methods(), *_METHOD_SPELLINGS)
-    begun = next(
-        (kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded
-    )
-    method_name = "mtp" if folded.endswith("mtp") else _METHOD_SPELLINGS.get(begun, begun)
+    prefixes = sorted((*load_draft_methods(), *_METHOD_SPELLINGS), key=len, reverse=True)
+    prefix = next(filter(folded.startswith, prefixes), folded)
+    method_name = "mtp" if folded.endswith("mtp") else _METHOD_SPELLINGS.get(prefix, prefix)
     if method_name not in load_draft_methods():
         raise make_unknown_name_error(name, load_draft_methods(), "speculative method")
     return method_name
 
 
 def get_draft_method(name: str) -> DraftMethod:
-    """How the method drafts that an engine calls `name`."""
+    """Get the catalog entry of a method by any of its names."""
     return load_draft_methods()[normalize_method_name(name)]
 
 
 def explain_unsupported_method(name: str, engine: Engine) -> str | None:
-    """Why `engine` cannot draft by the method `name`, in one sentence; None if it can."""
-    known, how = normalize_method_name(name), get_draft_method(name)
-    if engine.name in how.without:
-        return f"{engine.name} has no speculative method {known}"
-    spans = how.releases.get(engine.name, ((None, None),))
+    """Explain in one sentence why the engine lacks a draft method; None if it has it."""
+    method_name, method = normalize_method_name(name), get_draft_method(name)
+    if engine.name in method.without:
+        return f"{engine.name} has no speculative method {method_name}"
+    spans = method.releases.get(engine.name, ((None, None),))
     for first, last in spans:
-        if (first is None or engine.release_tuple >= parse_release(first)) and (
-            last is None or engine.release_tuple <= parse_release(last)
-        ):
+        if (first is None or engine.release >= first) and (last is None or engine.release <= last):
             return None
-    have = " and ".join(
+    releases = " and ".join(
         f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans
     )
-    return f"{engine} lacks the speculative method {known}; releases that have it: {have}"
+    return f"{engine} lacks the speculative method {method_name}; releases that have it: {releases}"
 
 
 def explain_missing_draft(speculation: SpeculationConfig, engine: Engine) -> str | None:
-    """Why `engine` cannot be told what drafts only where it runs, in one sentence; None if it can, or need not."""
-    told_later = engine.name != "trtllm" or speculation.head or speculation.draft
-    if told_later or get_draft_method(speculation.method).draft not in ("layer", "heads"):
+    """Explain why the draft's weights must be named now instead of at start; None if they need not.
+
+    TensorRT-LLM reads them from a file, the other engines from a variable.
+    """
+    can_wait = engine.name != "trtllm" or speculation.head or speculation.draft
+    if can_wait or get_draft_method(speculation.method).draft not in ("layer", "heads"):
         return None
     return (
         f"{engine.name} reads what drafts from a file, not from a variable: name the"
@@ -107,7 +109,7 @@ def explain_missing_draft(speculation: SpeculationConfig, engine: Engine) -> str
 
 
 def get_deployment_draft_method(deployment: Deployment) -> DraftMethod:
-    """How `deployment` drafts; `PlannerError` where its engine lacks that."""
+    """Get the draft method of a deployment; `PlannerError` if its engine lacks it."""
     assert deployment.speculation is not None
     if reason := explain_unsupported_method(deployment.speculation.method, deployment.engine):
         raise PlannerError(reason)
@@ -116,36 +118,37 @@ def get_deployment_draft_method(deployment: Deployment) -> DraftMethod:
 
 @cache
 def resolve_draft_model(target: Model, speculation: SpeculationConfig) -> Model | None:
-    """The model that drafts: the scenario's own, or what the method puts beside the target; None for look-ups."""
-    how, architecture = get_draft_method(speculation.method), target.architecture
-    if how.draft == "none" or speculation.draft is not None:
+    """Build the draft model from the scenario or the method's own layers; None for look-ups."""
+    method, architecture = get_draft_method(speculation.method), target.architecture
+    if method.draft == "none" or speculation.draft is not None:
         return speculation.draft
-    if how.draft == "model":
+    if method.draft == "model":
         raise PlannerError("method draft_model needs the draft model's name")
     name = f"{target.name} {speculation.method}"
-    if how.draft == "mtp":
-        mtp, place = architecture.mtp_layers, f"mtp.layers.{len(architecture.layers)}."
-        again = next((i for i in range(1, len(mtp)) if mtp[i] == mtp[0]), len(mtp))
-        layers = (
-            mtp[:again] or architecture.layers[-1:]
-        )  # of equal modules the first, which drafts all tokens
-        narrow = any(
-            target.quantization.get_weight_format(weight, place) for weight in layers[0].weights
+    if method.draft == "mtp":
+        mtp, prefix = architecture.mtp_layers, f"mtp.layers.{len(architecture.layers)}."
+        # of equal modules only the first, which drafts all tokens
+        module_end = next((i for i in range(1, len(mtp)) if mtp[i] == mtp[0]), len(mtp))
+        layers = mtp[:module_end] or architecture.layers[-1:]
+        # 4-bit checkpoints keep their MTP layers in 16 bit
+        is_quantized = any(
+            target.quantization.get_weight_format(weight, prefix) for weight in layers[0].weights
         )
-        stored = (
-            target.quantization if narrow else UNQUANTIZED
-        )  # 4-bit checkpoints keep their MTP layers in 16 bit
-        one = replace(architecture, layers=layers, mtp_layers=(), vision_towers=())
-        return replace(target, name=name, architecture=one, quantization=stored)
+        return replace(
+            target,
+            name=name,
+            architecture=replace(architecture, layers=layers, mtp_layers=(), vision_towers=()),
+            quantization=target.quantization if is_quantized else UNQUANTIZED,
+        )
     return replace(
-        load_model(_build_draft_layer_config(architecture, how)), name=name, dtype=target.dtype
+        load_model(_build_draft_layer_config(architecture, method)), name=name, dtype=target.dtype
     )
 
 
 def _build_draft_layer_config(
-    architecture: ModelArchitecture, how: DraftMethod
+    architecture: ModelArchitecture, method: DraftMethod
 ) -> dict[str, object]:
-    """config.json of a dense one-layer draft as wide as the target, with an MLP like those its tokens pass through."""
+    """Build the config.json of a dense one-layer draft as wide as the target's active layers."""
     mlps = [layer.mlp for layer in architecture.layers]
     dense = [mlp.intermediate for mlp in mlps if isinstance(mlp, DenseMlp)]
     sparse = [
@@ -161,13 +164,13 @@ def _build_draft_layer_config(
         "num_attention_heads": heads,
         "num_key_value_heads": mixer.kv_heads if mixer else heads,
         "head_dim": mixer.head_dim if mixer else 128,
-        "vocab_size": min(how.head_vocab or architecture.vocab, architecture.vocab),
+        "vocab_size": min(method.head_vocab or architecture.vocab, architecture.vocab),
         "max_position_embeddings": architecture.max_position,
     }  # fmt: skip
 
 
 def list_draft_layers(deployment: Deployment) -> tuple[DecoderLayer, ...]:
-    """The draft's layers, which keep a cache beside the target's; heads and look-ups keep none."""
+    """List the draft's layers that keep a KV cache; heads and look-ups have none."""
     if (speculation := deployment.speculation) is None or get_draft_method(
         speculation.method
     ).draft == "heads":

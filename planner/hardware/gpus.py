@@ -11,6 +11,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.units import GB, GIB
+from planner.core.versions import Version
 
 ComputeDtype = Literal["fp32", "fp16", "bf16", "int8", "fp8", "fp4"]
 
@@ -51,28 +52,28 @@ class _GpuLinks(StrictEntry):
 
 
 class GpuEntry(SourcedEntry):
-    """One GPU as people write it; the head of `catalogs/gpus.yaml` explains every field."""
+    """One entry of `catalogs/gpus.yaml`, whose head explains every field."""
 
     aliases: tuple[str, ...] = ()
     chip: _GpuChip
     memory: _GpuMemory
     tflops: dict[ComputeDtype, PositiveFloat]
     links: _GpuLinks
-    supported: dict[str, tuple[str, str | None]]
+    supported: dict[str, tuple[Version, Version | None]]
     sold_in: tuple[PositiveInt, ...] = ()
 
     @model_validator(mode="after")
     def _every_peak(self) -> Self:
-        known = self.chip.compute_capability or 0.0
-        wanted = {"fp32": 0.0, "fp16": 0.0, "bf16": 8.0, "fp8": 8.9, "fp4": 10.0}
-        least = {name for name, first in wanted.items() if known >= first}
-        if missing := sorted(least - set(self.tflops)):
+        capability = self.chip.compute_capability or 0.0
+        first_capability = {"fp32": 0.0, "fp16": 0.0, "bf16": 8.0, "fp8": 8.9, "fp4": 10.0}
+        required = {name for name, first in first_capability.items() if capability >= first}
+        if missing := sorted(required - set(self.tflops)):
             raise ValueError(f"field tflops lacks {', '.join(missing)}")
         return self
 
 
 class LinkEntry(SourcedEntry):
-    """One kind of link: what a GPU sends over it, GB/s per direction."""
+    """One kind of link: GB/s per GPU and direction."""
 
     gbs: PositiveFloat
 
@@ -86,37 +87,32 @@ class Gpu:
     vendor: str
     architecture: str
     compute_capability: float | None
-    memory_bytes: int  # bytes
-    memory_basis: str  # "reported" by somebody's driver, or "estimated" from siblings
+    memory_bytes: int
+    memory_basis: str  # "reported" by a driver, or "estimated" from similar GPUs
     marketed_gb: float
     memory_bandwidth: float  # bytes/s
-    peak_flops: Mapping[str, float] = field(
-        hash=False
-    )  # dense FLOP/s by dtype; one that the matrix units lack is absent
+    # dense FLOP/s by dtype, without those that the matrix units lack
+    peak_flops: Mapping[str, float] = field(hash=False)
     link: str
     link_bandwidth: float  # bytes/s per direction per GPU inside the node
-    bridge: str | None  # the NVLink bridge that this PCIe card can take
+    bridge: str | None  # the NVLink bridge that fits this PCIe card
     pcie_bandwidth: float  # bytes/s per direction
     host_bandwidth: float  # bytes/s per direction to the CPU's memory
     internode_bandwidth: float  # bytes/s per direction per GPU
     gpus_per_node: int
-    board_limit_w: float  # W
+    board_limit_w: float
     multiprocessors: int | None  # None: not known
-    boost_clock_hz: float | None  # Hz, boosted; None: not known
-    supported: Mapping[str, tuple[str, str | None]] = field(
-        hash=False
-    )  # engine -> first version, last or None
-    sold_in: tuple[int, ...]  # GPUs of the machines that are let; none: any number
+    boost_clock_hz: float | None  # boost; None: not known
+    # engine -> first and last version (None: still supported)
+    supported: Mapping[str, tuple[Version, Version | None]] = field(hash=False)
+    sold_in: tuple[int, ...]  # GPUs of rentable machines; empty: any number
 
     @property
     def kernel_generation(self) -> str:
-        """Of GPUs whose kernels are alike: the architecture, data-centre and desktop Blackwell apart."""
+        """The architecture, with desktop Blackwell apart, whose kernels differ."""
         family = self.architecture.removesuffix("-ultra")
-        return (
-            f"{family}-desktop"
-            if family == "blackwell" and (self.compute_capability or 0) >= 12
-            else family
-        )
+        is_desktop = family == "blackwell" and (self.compute_capability or 0) >= 12
+        return f"{family}-desktop" if is_desktop else family
 
     def __str__(self) -> str:
         return (
@@ -126,7 +122,7 @@ class Gpu:
 
 
 def normalize_gpu_name(name: str) -> str:
-    """`name` without what people write differently: case, separators, vendor and memory words, notes in brackets."""
+    """Normalize a GPU name: drop case, separators, vendor, memory type and text in brackets."""
     name = re.sub(
         r"\(.*?\)|nvidia|geforce|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d",
         "",
@@ -137,7 +133,7 @@ def normalize_gpu_name(name: str) -> str:
 
 @cache
 def load_links() -> Mapping[str, float]:
-    """Every named link -> bytes/s per direction per GPU."""
+    """Load name of link -> bytes/s per direction and GPU."""
     return {name: entry.gbs * GB for name, entry in load_catalog("links.yaml", LinkEntry).items()}
 
 
@@ -149,7 +145,7 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
                 f"gpus.yaml, entry {name}, field links.{place}:"
                 f" {make_unknown_name_error(link, load_links(), 'link')}"
             )
-    chip, memory, wires = entry.chip, entry.memory, entry.links
+    chip, memory, links = entry.chip, entry.memory, entry.links
     return Gpu(
         name=name,
         aliases=entry.aliases,
@@ -160,13 +156,13 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
         marketed_gb=memory.marketed_gb,
         memory_bandwidth=memory.gbs * GB,
         peak_flops={dtype: tera * 1e12 for dtype, tera in entry.tflops.items()},
-        link=wires.node,
-        link_bandwidth=load_links()[wires.node],
-        bridge=wires.bridge,
-        pcie_bandwidth=load_links()[wires.pcie],
-        host_bandwidth=load_links()[wires.host or wires.pcie],
-        internode_bandwidth=wires.internode_gbs * GB,
-        gpus_per_node=wires.gpus_per_node,
+        link=links.node,
+        link_bandwidth=load_links()[links.node],
+        bridge=links.bridge,
+        pcie_bandwidth=load_links()[links.pcie],
+        host_bandwidth=load_links()[links.host or links.pcie],
+        internode_bandwidth=links.internode_gbs * GB,
+        gpus_per_node=links.gpus_per_node,
         board_limit_w=chip.power_w,
         supported=entry.supported,
         sold_in=tuple(sorted(entry.sold_in)),
@@ -175,28 +171,29 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
 
 @cache
 def _load_gpu_catalog() -> tuple[tuple[Gpu, ...], Mapping[str, Gpu]]:
-    """The GPUs in the catalog's order, and by folded name."""
+    """Load the GPUs in the catalog's order, and by normalized name."""
     gpus = tuple(
         _build_gpu(name, entry) for name, entry in load_catalog("gpus.yaml", GpuEntry).items()
     )
     names: dict[str, Gpu] = {}
-    called = [(alias, gpu) for gpu in gpus for alias in (gpu.name, *gpu.aliases)]
-    for alias, known in called:
-        if (other := names.setdefault(normalize_gpu_name(alias), known)) is not known:
+    aliases = [(alias, gpu) for gpu in gpus for alias in (gpu.name, *gpu.aliases)]
+    for alias, gpu in aliases:
+        if (other := names.setdefault(normalize_gpu_name(alias), gpu)) is not gpu:
             raise PlannerError(
-                f"gpus.yaml, entry {known.name}, field aliases: {alias} already names {other.name}"
+                f"gpus.yaml, entry {gpu.name}, field aliases: {alias} already names {other.name}"
             )
-    for alias, known in called:
-        names.setdefault(f"{normalize_gpu_name(alias)}{known.marketed_gb:g}gb", known)
+    for alias, gpu in aliases:
+        names.setdefault(f"{normalize_gpu_name(alias)}{gpu.marketed_gb:g}gb", gpu)
     return gpus, names
 
 
 def list_gpus() -> tuple[Gpu, ...]:
+    """List the GPUs in the catalog's order."""
     return _load_gpu_catalog()[0]
 
 
 def get_gpu(name: str) -> Gpu:
-    """The GPU called `name` or known by it (see `aliases` in the catalog); `PlannerError` with the nearest if none."""
+    """Get a GPU by name or alias; `PlannerError` with the nearest names if unknown."""
     gpus, names = _load_gpu_catalog()
     if normalize_gpu_name(name) not in names:
         raise make_unknown_name_error(
@@ -206,20 +203,18 @@ def get_gpu(name: str) -> Gpu:
 
 
 def resolve_link_bandwidth(gpu: Gpu, name: str) -> float:
-    """Bytes/s per direction that `gpu` gets inside a node from the named link.
+    """Return the bytes/s per direction of a GPU inside a node over the named link.
 
-    "nvlink", "nvswitch", "infinity-fabric" and "pcie" mean the card's own. `PlannerError` for a
-    link that it lacks.
+    "nvlink", "nvswitch", "infinity-fabric" and "pcie" mean the GPU's own; `PlannerError` if it
+    lacks that link.
     """
-    wanted = name.casefold().replace("_", "-").replace(" ", "-")
-    if wanted in load_links():
-        return load_links()[wanted]
-    if wanted == "pcie":
+    link_name = name.casefold().replace("_", "-").replace(" ", "-")
+    if link_name in load_links():
+        return load_links()[link_name]
+    if link_name == "pcie":
         return gpu.pcie_bandwidth
-    family = {"nvlink": "nvlink", "nvswitch": "nvlink", "infinity-fabric": "infinity-fabric"}.get(
-        wanted
-    )
-    if family is None:
+    families = {"nvlink": "nvlink", "nvswitch": "nvlink", "infinity-fabric": "infinity-fabric"}
+    if (family := families.get(link_name)) is None:
         raise make_unknown_name_error(
             name, (*load_links(), "nvlink", "nvswitch", "infinity-fabric", "pcie"), "interconnect"
         )

@@ -1,4 +1,4 @@
-"""What a GPU-hour costs: quotes by tier from `catalogs/prices.yaml`, their median and range, a user's own instead."""
+"""Prices of a GPU-hour: quotes by tier from `catalogs/prices.yaml`, or a user's own price."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ SCENARIO_PRICE_SOURCE = "given by the scenario"
 
 
 class PriceQuote(SourcedEntry):
-    """What one seller asks for a GPU-hour, USD; `source` begins with the seller and a colon."""
+    """One provider's price of a GPU-hour, USD; `source` begins with the provider and a colon."""
 
     usd: PositiveFloat
 
     @property
     def seller(self) -> str:
-        """Who asks."""
+        """The provider."""
         return self.source.partition(":")[0]
 
 
@@ -39,7 +39,7 @@ class PriceEntry(StrictEntry):
 
 @dataclass(frozen=True)
 class GpuPrice:
-    """What a GPU-hour costs in one tier, USD: the quotes for it, at least one."""
+    """The price of a GPU-hour in one tier, from at least one quote."""
 
     tier: PriceTier
     quotes: tuple[PriceQuote, ...]
@@ -51,34 +51,31 @@ class GpuPrice:
 
     @property
     def min_usd(self) -> float:
-        """The cheapest."""
+        """The cheapest quote."""
         return min(quote.usd for quote in self.quotes)
 
     @property
     def max_usd(self) -> float:
-        """The dearest."""
+        """The most expensive quote."""
         return max(quote.usd for quote in self.quotes)
 
     @property
     def is_user_given(self) -> bool:
-        """The scenario says so, not the catalog."""
+        """Whether the price is from the scenario instead of the catalog."""
         return self.quotes[0].source == SCENARIO_PRICE_SOURCE
 
     @property
     def date(self) -> str:
-        """When it was asked, from and to; nothing for a user's own."""
-        return " to ".join(
-            sorted({min(dates := [quote.date for quote in self.quotes]), max(dates)})
-        )
+        """First and last date of the quotes; empty for a user's own price."""
+        dates = [quote.date for quote in self.quotes]
+        return " to ".join(sorted({min(dates), max(dates)}))
 
     @property
     def source(self) -> str:
-        """Who asks it, or that the scenario says so."""
-        return (
-            SCENARIO_PRICE_SOURCE
-            if self.is_user_given
-            else ", ".join(dict.fromkeys(quote.seller for quote in self.quotes))
-        )
+        """The providers, or a note that the scenario states the price."""
+        if self.is_user_given:
+            return SCENARIO_PRICE_SOURCE
+        return ", ".join(dict.fromkeys(quote.seller for quote in self.quotes))
 
     def __str__(self) -> str:
         if self.is_user_given:
@@ -93,27 +90,27 @@ class GpuPrice:
 
 @dataclass(frozen=True)
 class PriceSelection:
-    """Which prices count: USD per GPU-hour that are `given`, by GPU name or alias, else the catalog's of one tier."""
+    """Prices to use: USD per GPU-hour by GPU name or alias, else the catalog's of one tier."""
 
     user_prices: Mapping[str, float] = field(default_factory=dict)
     tier: PriceTier = "on_demand"
 
 
 def _format_usd(usd: float) -> str:
-    """In cents; the middle of two quotes with their tenth."""
+    """Format USD in cents; the median of two quotes may have a tenth."""
     return f"{usd:.3f}".removesuffix("0")
 
 
 @cache
 def _load_price_catalog() -> Mapping[str, PriceEntry]:
-    """Quotes by GPU name; `PlannerError` for a GPU that `gpus.yaml` doesn't have."""
+    """Load quotes by GPU name; `PlannerError` for a GPU that is not in `gpus.yaml`."""
     return {
         get_gpu(name).name: entry for name, entry in load_catalog("prices.yaml", PriceEntry).items()
     }
 
 
 def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
-    """The price of one `card`-hour among `prices` (None: the catalog's on demand); None if unknown."""
+    """Look up the price of a GPU-hour (default: the catalog's, on demand); None if unknown."""
     prices = prices or PriceSelection()
     for name, usd in prices.user_prices.items():
         if usd <= 0:

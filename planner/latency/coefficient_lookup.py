@@ -25,7 +25,7 @@ from planner.engines.coefficients import (
     list_coefficient_names,
 )
 from planner.engines.deployment import Deployment
-from planner.engines.engine import Engine, parse_release
+from planner.engines.engine import Engine
 from planner.hardware.gpus import Gpu, get_gpu
 from planner.models.registry import Model
 
@@ -62,12 +62,12 @@ class CalibrationCatalog:
             return True
         kind = {name: getattr(effect, name) for name in asked}
         bounds = [
-            parse_release(other.before)
+            other.before
             for other in self.effects.values()
             if other.before and {name: getattr(other, name) for name in asked} == kind
         ]
-        return parse_release(effect.before) == min(
-            (bound for bound in bounds if engine.release_tuple < bound), default=None
+        return effect.before == min(
+            (bound for bound in bounds if engine.release < bound), default=None
         )
 
 
@@ -146,11 +146,11 @@ def look_up_coefficients(
     ]
     measured = [e for e in here if (e.model, e.quantization) == (model_type, quantization)]
     versions = {
-        parse_release(version)
+        version
         for e in measured or here or calibration_catalog.effects.values()
         for version in e.versions
     }
-    apart = bool(versions) and not min(versions) <= engine.release_tuple <= max(versions)
+    apart = bool(versions) and not min(versions) <= engine.release <= max(versions)
     there = next((e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None)
     is_known = {
         "pair": bool(measured),

@@ -90,7 +90,7 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     def of(items: float, *names: str) -> Interval:
         """The product of `items` and the constants `names`."""
         fitted_constants = [
-            get_constant(name, deployment.engine.release_tuple, STARTUP_CATALOG) for name in names
+            get_constant(name, deployment.engine.release, STARTUP_CATALOG) for name in names
         ]
         values, sigmas = zip(
             *(

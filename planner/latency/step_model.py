@@ -347,7 +347,7 @@ def build_target_step_model(
         + sum(m.kernels for m in w.matmuls)
         + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
     )
-    launches, pieces = kernels * c.launch_s, deployment.engine.facts["capture"]["pieces"]
+    launches, pieces = kernels * c.launch_s, deployment.engine.facts.capture.pieces
     between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
     parts["launches"] = (launches - between) * (tokens > captured) * (not args.enforce_eager)
     host = ASYNC_HOST_FRACTION if args.async_scheduling else 1.0

@@ -1,4 +1,4 @@
-"""What to set: the longest context and the largest batch that memory carries, and what more memory would buy."""
+"""Batch sizes that the KV cache holds, their preemption risk, and the gain of more memory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NUM_CONTEXT_KNOTS = 33
-"""Context lengths at which blocks are counted; between them they are interpolated."""
+"""Context lengths at which blocks are counted; others are interpolated."""
 _QUASI_RANDOM_POINTS = np.outer((0.8191725, 0.6710436, 0.5497005), np.arange(1, 1025)) % 1
-"""1,024 points that fill the unit cube evenly (Roberts' R3 sequence): a prompt, an answer, and how far it has come."""
+"""1,024 points of Roberts' R3 sequence in the unit cube: prompt, output, and progress in it."""
 
 
 def estimate_preemption_risk(memory: MemoryPlan, workload: Workload, sequences: int) -> float:
-    """Probability that `sequences` concurrent requests outgrow the pool at a random moment, so that one is preempted.
+    """Estimate the probability that concurrent requests outgrow the KV cache at a random moment.
 
-    Each has a prompt of the workload and is somewhere in its answer; long answers are met more
-    often than short ones. The blocks of all of them together are taken as normal. Sharing of cached
-    prefixes is left out.
+    Each has a prompt of the workload and is at a random point of its output; long outputs are met
+    more often than short ones. The sum of their blocks is taken as normal; shared prefixes are
+    ignored.
     """
     mean, spread = _estimate_blocks_held(memory.layout, workload.prompt, workload.output)
     free = memory.pool.num_blocks - 1 - sequences * mean
@@ -40,14 +40,14 @@ def estimate_preemption_risk(memory: MemoryPlan, workload: Workload, sequences: 
 
 
 def find_safe_max_num_seqs(memory: MemoryPlan, workload: Workload, max_risk: float = 0.05) -> int:
-    """The largest max_num_seqs whose preemption risk is at most `risk`; 0 when not even one request fits.
+    """Find the largest max_num_seqs with at most `max_risk` of preemption; 0 if no request fits.
 
-    n requests hold n x mean + z x spread x sqrt(n) blocks in all but `risk` of moments: solved for
-    sqrt(n).
+    n requests hold up to n x mean + z x spread x sqrt(n) blocks with probability 1 - max_risk;
+    solved for sqrt(n).
     """
     mean, spread = _estimate_blocks_held(memory.layout, workload.prompt, workload.output)
-    free, reach = max(0, memory.pool.num_blocks - 1), NormalDist().inv_cdf(1 - max_risk) * spread
-    root = (math.sqrt(reach**2 + 4 * mean * free) - reach) / (2 * mean)
+    free, margin = max(0, memory.pool.num_blocks - 1), NormalDist().inv_cdf(1 - max_risk) * spread
+    root = (math.sqrt(margin**2 + 4 * mean * free) - margin) / (2 * mean)
     return math.floor(root**2 + 1e-9)
 
 
@@ -55,7 +55,7 @@ def find_safe_max_num_seqs(memory: MemoryPlan, workload: Workload, max_risk: flo
 def _estimate_blocks_held(
     layout: KvCacheLayout, prompt: LengthDistribution, output: LengthDistribution
 ) -> tuple[float, float]:
-    """Mean and standard deviation of the blocks that a request holds at a random moment of its decoding."""
+    """Estimate mean and standard deviation of a request's blocks at a random moment of decoding."""
     contexts, knots = _sample_contexts(prompt, output, layout.max_model_len)
     blocks = np.interp(
         contexts, knots, [layout.count_request_blocks(int(context)) for context in knots]
@@ -65,52 +65,44 @@ def _estimate_blocks_held(
 
 @lru_cache(maxsize=64)
 def _sample_contexts(
-    prompt: LengthDistribution, output: LengthDistribution, most: int
+    prompt: LengthDistribution, output: LengthDistribution, max_context: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Contexts of requests at random moments of their decoding, at most `most`; and some of them, ascending."""
+    """Sample contexts at random moments of decoding, and knots (ascending) to interpolate them."""
     prompts, outputs = prompt.values, output.values
-    begun = prompts[(_QUASI_RANDOM_POINTS[0] * len(prompts)).astype(int)]
-    met = outputs[
-        np.searchsorted(np.cumsum(outputs) / outputs.sum(), _QUASI_RANDOM_POINTS[1])
-    ]  # by length: long ones stay longer
-    contexts = np.clip(begun + _QUASI_RANDOM_POINTS[2] * met, 1, most)
-    return contexts, np.unique(
-        np.quantile(contexts, np.linspace(0, 1, NUM_CONTEXT_KNOTS)).astype(int)
-    )
+    sampled_prompts = prompts[(_QUASI_RANDOM_POINTS[0] * len(prompts)).astype(int)]
+    # weighted by length, as long outputs stay longer
+    length_cdf = np.cumsum(outputs) / outputs.sum()
+    sampled_outputs = outputs[np.searchsorted(length_cdf, _QUASI_RANDOM_POINTS[1])]
+    contexts = np.clip(sampled_prompts + _QUASI_RANDOM_POINTS[2] * sampled_outputs, 1, max_context)
+    knots = np.quantile(contexts, np.linspace(0, 1, NUM_CONTEXT_KNOTS))
+    return contexts, np.unique(knots.astype(int))
 
 
 def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame:
-    """One row per length (p50, p95, max_model_len): how many sequences fit, and the preemption risk of so many."""
+    """Tabulate sequences that fit and their preemption risk at p50, p95 and max_model_len."""
     import pandas as pd
 
-    most, rows = memory.layout.max_model_len, []
+    max_model_len, rows = memory.layout.max_model_len, []
     lengths = {
         "p50": workload.compute_total_tokens_quantile(0.5),
         "p95": workload.compute_total_tokens_quantile(0.95),
-        "max_model_len": most,
+        "max_model_len": max_model_len,
     }
     for name, tokens in lengths.items():
-        fit = memory.pool.count_sequences(min(round(tokens), most))
-        rows.append(
-            (
-                name,
-                round(tokens),
-                fit,
-                estimate_preemption_risk(memory, workload, fit) if fit else 1.0,
-            )
-        )
+        sequences = memory.pool.count_sequences(min(round(tokens), max_model_len))
+        risk = estimate_preemption_risk(memory, workload, sequences) if sequences else 1.0
+        rows.append((name, round(tokens), sequences, risk))
     return pd.DataFrame(rows, columns=["length", "tokens", "sequences", "preemption risk"])
 
 
 def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
-    """What one more GiB, an FP8 KV cache, and FP8 or 4-bit weights each buy, in sequences of `tokens` of context."""
+    """Estimate the gain of 1 GiB, an FP8 KV cache and narrower weights in sequences of `tokens`."""
     import pandas as pd
 
     deployment = memory.deployment
     gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
-    changes = {
-        "one more GiB": replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)
-    }
+    larger = replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)
+    changes = {"one more GiB": larger}
     if get_kv_element_bytes(resolve_kv_cache_dtype(deployment)) > 1:
         changes["FP8 KV cache"] = deployment.with_args(kv_cache_dtype="fp8")
     for name, scheme in (
@@ -123,14 +115,8 @@ def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
             )
     rows = []
     for name, changed in changes.items():
-        p = plan_memory(changed)
-        held = p.pool.count_sequences(tokens)
-        rows.append(
-            (
-                name,
-                max(0.0, p.kv_available.mid / GIB),
-                held,
-                held - memory.pool.count_sequences(tokens),
-            )
-        )
+        plan = plan_memory(changed)
+        sequences = plan.pool.count_sequences(tokens)
+        gain = sequences - memory.pool.count_sequences(tokens)
+        rows.append((name, max(0.0, plan.kv_available.mid / GIB), sequences, gain))
     return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

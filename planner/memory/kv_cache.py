@@ -1,6 +1,6 @@
-"""The KV pool as the engine lays it out: groups of layers that share one pool, their blocks, what a request holds.
+"""The KV cache pool as the engine lays it out: groups of layers, blocks, and those of a request.
 
-Rules read from vLLM 0.20.2 (v1/core/kv_cache_utils.py:1052-1684, platforms/interface.py:502) and
+Rules from vLLM 0.20.2 (v1/core/kv_cache_utils.py:1052-1684, platforms/interface.py:502) and
 0.33.0 (v1/core/kv_cache_planning.py:416, v1/core/kv_cache_utils.py:1061-1130).
 """
 
@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from planner.core.errors import PlannerError
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.speculation_methods import list_draft_layers
 from planner.memory.layer_caches import (
@@ -33,18 +34,18 @@ from planner.models.architecture import (
 from planner.parallelism.pipeline import split_layers_into_stages
 
 KERNEL_BLOCK_TOKENS = 16
-"""Tokens that attention kernels want a block to be a multiple of (FlashAttention, FlashAttention-MLA)."""
+"""Tokens per block are a multiple of this (FlashAttention, FlashAttention-MLA)."""
 MAX_GROUP_SIZE_RATIO = 1.5
-"""Layer counts of mixed kinds closer than this become groups of the largest count, else of the smallest."""
-FIRST_RELEASE_WITH_HYBRID_POOL = (0, 10, 0)
-"""Before this release windows were stored like full attention in V1."""
-FIRST_RELEASE_WITH_GDN_CHECKPOINTS = (0, 33, 0)
-"""From here on cached gated-delta-rule states lie on chunk borders of 64 tokens and cost one page more."""
+"""Up to this ratio of layer counts, groups have the largest count, beyond it the smallest."""
+FIRST_RELEASE_WITH_HYBRID_POOL = Version(0, 10)
+"""Before this release, V1 stored windows like full attention."""
+FIRST_RELEASE_WITH_GDN_CHECKPOINTS = Version(0, 33)
+"""Since then, cached gated-delta-rule states are at multiples of 64 tokens and cost a page more."""
 
 
 @dataclass(frozen=True)
 class KvCacheGroup:
-    """Layers that share block tables: a request holds `blocks()` of the pool for them, whatever their number."""
+    """Layers that share block tables, so that a request holds the same blocks for all of them."""
 
     kind: CacheKind
     layers: int
@@ -53,7 +54,7 @@ class KvCacheGroup:
     states: int = 0
 
     def count_blocks(self, tokens: int, in_flight: int = 1) -> int:
-        """Blocks that a request with `tokens` of context holds while `in_flight` of them are being computed."""
+        """Count a request's blocks at `tokens` of context, `in_flight` of them in computation."""
         if self.kind == "state":
             return self.states
         if self.kind == "window":
@@ -65,37 +66,31 @@ class KvCacheGroup:
 
 @dataclass(frozen=True)
 class KvCacheLayout:
-    """How caches are cut into blocks, before the memory is known. Bytes are per GPU, one entry per pipeline stage."""
+    """How caches are split into blocks; bytes are per GPU, tuples by pipeline stage."""
 
     groups: tuple[KvCacheGroup, ...]
     block_size: int
     stage_bytes_per_block: tuple[int, ...]
-    # share of a block's bytes that no layer uses: groups filled up to equal size, pages to equal
-    # bytes
-    padding: float
-    kv_bytes_per_token: (
-        float  # what one more token of context costs once windows are full, fullest stage
-    )
+    padding: float  # unused fraction of a block: groups of equal size, pages of equal bytes
+    kv_bytes_per_token: float  # of one more token once windows are full, fullest stage
     state_bytes_per_seq: int
     max_model_len: int
-    in_flight: (
-        int  # tokens being computed per request at most: what the engine reserves windows for
-    )
+    in_flight: int  # maximum tokens in computation per request, for which windows are reserved
     dcp: int = 1
     counts_blocks: bool = False  # the version logs blocks x block size as "GPU KV cache size"
 
     def count_request_blocks(self, tokens: int, in_flight: int = 1) -> int:
-        """Blocks that one request with `tokens` of context holds, over all groups; decoding by default."""
+        """Count a request's blocks at `tokens` of context in all groups; default: decoding."""
         local = math.ceil(tokens / self.dcp)
         return sum(group.count_blocks(local, in_flight) for group in self.groups)
 
     @cached_property
     def max_blocks_per_request(self) -> int:
-        """Blocks that the engine wants for one request of `max_model_len` tokens."""
+        """Blocks that the engine reserves for a request of `max_model_len` tokens."""
         return self.count_request_blocks(self.max_model_len, self.in_flight)
 
     def compute_max_model_len(self, num_blocks: int) -> int:
-        """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
+        """Compute the largest max_model_len of which one request fits; 0 if none does."""
         lengths = range(1, 2**26 + 1)
         return bisect_right(
             lengths,
@@ -104,7 +99,7 @@ class KvCacheLayout:
         )
 
     def build_pool(self, available: Sequence[float]) -> KvCachePool:
-        """The pool that the `available` bytes of every stage give: the poorest stage decides for all."""
+        """Build the pool from the `available` bytes of each stage; the smallest decides for all."""
         pages = self.stage_bytes_per_block
         counts = [int(max(0, size) // page) for size, page in zip(available, pages, strict=True)]
         return KvCachePool(self, min(counts), pages[counts.index(min(counts))])
@@ -112,7 +107,7 @@ class KvCacheLayout:
 
 @dataclass(frozen=True)
 class KvCachePool:
-    """`num_blocks` blocks of `bytes_per_block` bytes on each GPU (one of them is the engine's null block)."""
+    """`num_blocks` blocks of `bytes_per_block` on each GPU, including the engine's null block."""
 
     layout: KvCacheLayout
     num_blocks: int
@@ -125,32 +120,29 @@ class KvCachePool:
 
     @property
     def reported_tokens(self) -> int:
-        """What this version logs as GPU KV cache size: blocks x block size up to 0.20.0, concurrency x length since."""
-        if self.layout.counts_blocks:
-            return (
-                self.num_blocks
-                // len(self.layout.groups)
-                * self.layout.block_size
-                * self.layout.dcp
-            )
-        return int(self.max_concurrency_x * self.layout.max_model_len)
+        """Logged GPU KV cache size: blocks x block size up to 0.20.0, then concurrency x length."""
+        layout = self.layout
+        if layout.counts_blocks:
+            return self.num_blocks // len(layout.groups) * layout.block_size * layout.dcp
+        return int(self.max_concurrency_x * layout.max_model_len)
 
     def count_sequences(self, tokens: int) -> int:
-        """Decoding sequences with `tokens` of context that fit at once."""
+        """Count the decoding sequences with `tokens` of context that fit at once."""
         return max(0, self.num_blocks - 1) // max(1, self.layout.count_request_blocks(tokens))
 
 
 StageCaches = Sequence[Mapping[LayerCache, int]]
 BlockGroups = tuple[tuple[KvCacheGroup, ...], list[float], float]
-"""Groups, bytes per block of every stage, and the share of those bytes that is used."""
+"""Groups, bytes per block of each stage, and the fraction of these bytes that is used."""
 
 
 def group_caches(
     stages: StageCaches, block_size: int, states: int = 1, hybrid: bool = True
 ) -> BlockGroups:
-    """Cut the caches of every pipeline stage into groups and blocks; `states`: state pages that a sequence holds.
+    """Split the caches of all pipeline stages into groups and blocks.
 
-    `hybrid=False` stores windows like full attention. Raises `PlannerError` when nothing is cached.
+    `states` is the number of state pages of a sequence; `hybrid=False` stores windows like full
+    attention. Raises `PlannerError` if nothing is cached.
     """
     total: Counter[LayerCache] = Counter()
     for stage in stages:
@@ -165,18 +157,15 @@ def group_caches(
         return _group_compressed_caches(stages, total)
     if kinds == {"full"} or (not hybrid and "state" not in kinds):
         group = KvCacheGroup("full", total.total(), block_size)
-        return (
-            (group,),
-            [sum(c.token_bytes * n for c, n in stage.items()) * block_size for stage in stages],
-            1.0,
-        )
+        token_bytes = (sum(c.token_bytes * n for c, n in stage.items()) for stage in stages)
+        return (group,), [size * block_size for size in token_bytes], 1.0
     return _group_mixed_caches(stages, total, block_size, states)
 
 
 def _group_mixed_caches(
     stages: StageCaches, total: Mapping[LayerCache, int], block_size: int, states: int
 ) -> BlockGroups:
-    """Groups of equal size, short ones padded, and pages of equal bytes, small ones taking more tokens per block."""
+    """Make groups of equal size (padded) and pages of equal bytes (more tokens in small ones)."""
     page = max(max(cache.token_bytes * block_size, cache.state_bytes) for cache in total)
     smallest, largest = min(total.values()), max(total.values())
     size = largest if largest < MAX_GROUP_SIZE_RATIO * smallest else smallest
@@ -196,9 +185,10 @@ def _group_mixed_caches(
 
 
 def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int]) -> BlockGroups:
-    """DeepSeek-V4: one group of all compressed caches, one or more per window, all in tuples of the former's pages.
+    """Group DeepSeek-V4's caches: all compressed ones, then one or more groups per window.
 
-    Raises `PlannerError` for a cache that is not compressed: a draft's that is another model.
+    All use the pages of the compressed caches. Raises `PlannerError` for the cache of a draft
+    model, which is not compressed.
     """
     if not all(cache.page_bytes for cache in total):
         raise PlannerError(
@@ -226,12 +216,12 @@ def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int
     used = sum(cache.page_bytes * n for cache, n in total.items()) / (
         sum(pages) * size * len(groups)
     )
-    shares = [sum(stage.values()) / sum(total.values()) for stage in stages]
-    return tuple(groups), [sum(pages) * math.ceil(size * share) for share in shares], used
+    fractions = [sum(stage.values()) / sum(total.values()) for stage in stages]
+    return tuple(groups), [sum(pages) * math.ceil(size * part) for part in fractions], used
 
 
 def compute_state_block_size(caches: Mapping[LayerCache, int], align: int) -> int:
-    """Attention block size of a hybrid: the smallest multiple of `align` whose page holds the largest state page."""
+    """Compute a hybrid's block size: the smallest multiple of `align` whose page holds a state."""
     state = max(cache.state_bytes for cache in caches)
     token = max((cache.token_bytes for cache in caches), default=0)
     return align * math.ceil(state / (align * token)) if token and state else align
@@ -240,35 +230,30 @@ def compute_state_block_size(caches: Mapping[LayerCache, int], align: int) -> in
 def get_backend_block_size(
     architecture: ModelArchitecture, kv_cache_dtype: str, compute_capability: float | None
 ) -> int:
-    """Block size that the attention backend insists on: 64 for sparse MLA and FlashMLA (FP8 on Hopper), else 16.
+    """Get the block size of the attention backend: 64 for sparse MLA and FlashMLA, else mostly 16.
 
-    vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64, FlashInfer-MLA 32 (Blackwell),
-    DeepSeek-V4 256.
+    FlashMLA runs FP8 on Hopper. vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64,
+    FlashInfer-MLA 32 (Blackwell), DeepSeek-V4 256.
     """
     latent = next((m for m in architecture.attentions if isinstance(m, LatentAttention)), None)
     if latent is not None and latent.window:
         return 256
     if latent is None or architecture.is_hybrid:
         return KERNEL_BLOCK_TOKENS
-    if latent.index_heads or (
-        compute_capability == 9.0 and get_kv_element_bytes(kv_cache_dtype) < 2
-    ):
+    uses_flash_mla = compute_capability == 9.0 and get_kv_element_bytes(kv_cache_dtype) < 2
+    if latent.index_heads or uses_flash_mla:
         return 64
-    return (
-        32
-        if compute_capability is not None and int(compute_capability) == 10
-        else KERNEL_BLOCK_TOKENS
-    )
+    return 32 if int(compute_capability or 0) == 10 else KERNEL_BLOCK_TOKENS
 
 
 def resolve_kv_cache_dtype(deployment: Deployment) -> str:
-    """The dtype of the KV cache: as asked, else what the checkpoint's scales make of "auto"."""
-    asked = deployment.args.kv_cache_dtype or "auto"
-    return asked if asked != "auto" else deployment.model.quantization.kv_cache_dtype or "auto"
+    """Resolve the dtype of the KV cache: as given, else "auto" by the checkpoint's scales."""
+    dtype = deployment.args.kv_cache_dtype or "auto"
+    return dtype if dtype != "auto" else deployment.model.quantization.kv_cache_dtype or "auto"
 
 
 def assign_stage_layers(deployment: Deployment) -> list[tuple[DecoderLayer, ...]]:
-    """The layers of every pipeline stage; a draft's lie on the last."""
+    """Assign layers to pipeline stages; those of a draft go to the last."""
     layers = deployment.model.architecture.layers
     stages = [
         layers[start:end]
@@ -279,37 +264,35 @@ def assign_stage_layers(deployment: Deployment) -> list[tuple[DecoderLayer, ...]
 
 
 def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
-    """How the engine lays out the KV cache of `deployment`."""
-    model, args, engine, layout = (
-        deployment.model,
-        deployment.args,
-        deployment.engine,
-        deployment.layout,
-    )
-    architecture, facts = model.architecture, engine.facts
+    """Build the KV cache layout of a deployment."""
+    args, engine, layout = deployment.args, deployment.engine, deployment.layout
+    architecture, facts = deployment.model.architecture, engine.facts
     dtype, k = resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
     stages = [
         count_caches(layers, layout.tp, dtype, k) for layers in assign_stage_layers(deployment)
     ]
-    block_size = args.block_size or facts["block_size"]
+    block_size = args.block_size or facts.block_size
     if engine.name == "vllm" and args.block_size is None:
         block_size = get_backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
     states = 1 + k
     if any(cache.kind == "state" for stage in stages for cache in stage):
-        cached = args.enable_prefix_caching
-        gdn = any(
+        has_gdn = any(
             isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn"
             for mixer in architecture.mixers
         )
-        checkpoints = cached and gdn and engine.release_tuple >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
-        block_size = compute_state_block_size(
-            sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK_TOKENS)
+        has_checkpoints = (
+            args.enable_prefix_caching
+            and has_gdn
+            and engine.release >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
         )
-        states += cached + checkpoints
+        block_size = compute_state_block_size(
+            sum(stages, Counter()), max(block_size, 64 if has_checkpoints else KERNEL_BLOCK_TOKENS)
+        )
+        states += args.enable_prefix_caching + has_checkpoints
     groups, pages, used = group_caches(
-        stages, block_size, states, hybrid=engine.release_tuple >= FIRST_RELEASE_WITH_HYBRID_POOL
+        stages, block_size, states, hybrid=engine.release >= FIRST_RELEASE_WITH_HYBRID_POOL
     )
-    batches = layout.pp + args.async_scheduling if facts["window_batches"] == "concurrent" else 1
+    batches = layout.pp + args.async_scheduling if facts.window_batches == "concurrent" else 1
     return KvCacheLayout(
         groups=groups,
         block_size=min(
@@ -324,7 +307,7 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
         max_model_len=args.max_model_len,
         in_flight=batches * args.max_num_batched_tokens,
         dcp=layout.dcp,
-        counts_blocks=facts["kv_tokens"] == "blocks",
+        counts_blocks=facts.kv_tokens == "blocks",
     )
 
 

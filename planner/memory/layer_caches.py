@@ -1,6 +1,6 @@
-"""What one layer keeps in the KV cache on one rank, in the engine's storage formats.
+"""The caches of one layer on one rank, in the engine's storage formats.
 
-Rules read from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0
+Rules from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0
 (:552, :1663).
 """
 
@@ -23,11 +23,11 @@ _DTYPE_BYTES = {
     "fp4": 0.5625,
 }
 FP8_DS_MLA_BYTES, NVFP4_DS_MLA_BYTES, V4_LATENT_BYTES = 656, 352, 584
-"""Bytes of a stored latent in sparse attention's formats: DeepSeek-V3.2 in FP8 and in NVFP4, and DeepSeek-V4."""
+"""Bytes of a latent in formats of sparse attention: DeepSeek-V3.2 in FP8 and NVFP4, DeepSeek-V4."""
 
 
 def get_kv_element_bytes(kv_cache_dtype: str) -> float:
-    """Bytes of one cached element: 2 for 16-bit formats, 1 for FP8 and INT8, 0.5625 for NVFP4 with its block scales."""
+    """Return the bytes of a cached element; those of NVFP4 include its block scales."""
     return next(
         (width for name, width in _DTYPE_BYTES.items() if kv_cache_dtype.startswith(name)), 2.0
     )
@@ -41,27 +41,23 @@ class LayerCache:
     token_bytes: float = 0
     window: int = 0
     state_bytes: int = 0
-    block: int = 0  # tokens per block, where the format insists on it (DeepSeek-V4)
-    page_bytes: int = 0  # bytes of such a block, padding included
+    block: int = 0  # tokens per block, if the format requires it (DeepSeek-V4)
+    page_bytes: int = 0  # bytes of such a block, with padding
 
 
 def list_mixer_caches(
     mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int = 0
 ) -> list[LayerCache]:
-    """What `mixer` keeps on one of `tp` ranks, with `k` speculative tokens (which lengthen convolution states).
+    """List the caches of a mixer on one of `tp` ranks; `k` speculative tokens extend its states.
 
-    KV heads split until one is left per rank, then they are replicated; latents and index keys
+    KV heads are split until one is left per rank, then they are replicated; latents and index keys
     always are.
     """
     width = get_kv_element_bytes(kv_cache_dtype)
-    if isinstance(
-        mixer, RecurrentMixer
-    ):  # DeepSeek-V4 keeps its compressors' states with the latents
-        return (
-            []
-            if mixer.kind == "compressor"
-            else [LayerCache("state", state_bytes=mixer.compute_state_bytes(tp, k))]
-        )
+    if isinstance(mixer, RecurrentMixer):
+        if mixer.kind == "compressor":
+            return []  # DeepSeek-V4 stores its state with the latents
+        return [LayerCache("state", state_bytes=mixer.compute_state_bytes(tp, k))]
     if not mixer.stores_kv:
         return []
     if isinstance(mixer, LatentAttention):
@@ -75,7 +71,7 @@ def list_mixer_caches(
 def count_caches(
     layers: Sequence[DecoderLayer], tp: int, kv_cache_dtype: str, k: int = 0
 ) -> Counter[LayerCache]:
-    """Caches of all `layers`, equal ones counted."""
+    """Count the equal caches of all layers."""
     counts: Counter[LayerCache] = Counter()
     for layer, times in Counter(layers).items():
         for mixer in layer.mixers:
@@ -85,14 +81,14 @@ def count_caches(
 
 
 def sum_cache_bytes(caches: Mapping[LayerCache, int]) -> tuple[float, float, int]:
-    """Bytes of counted `caches`: per token of a long context; of a sequence in full windows; and in states."""
+    """Sum the bytes of caches: per token of a long context, of full windows, and of states."""
     token = sum(cache.token_bytes * n for cache, n in caches.items() if cache.kind == "full")
     windows = sum(cache.window * cache.token_bytes * n for cache, n in caches.items())
     return token, windows, sum(cache.state_bytes * n for cache, n in caches.items())
 
 
 def _list_latent_caches(mixer: LatentAttention, width: float) -> list[LayerCache]:
-    """An MLA layer's latents, plus its index keys (always FP8 with one FP32 scale) where it has an indexer."""
+    """List an MLA layer's latents and index keys, which are always FP8 with FP32 scales."""
     keys = mixer.index_dim + 4 * math.ceil(mixer.index_dim / 128) if mixer.has_indexer_cache else 0
     if mixer.window:
         return _list_compressed_caches(mixer, mixer.window, keys)
@@ -103,38 +99,25 @@ def _list_latent_caches(mixer: LatentAttention, width: float) -> list[LayerCache
 
 
 def _list_compressed_caches(mixer: LatentAttention, window: int, keys: int) -> list[LayerCache]:
-    """DeepSeek-V4: latents of a window and of every `compress` tokens, index keys, and the compressors' FP32 states.
+    """List DeepSeek-V4's latents of window and compressed tokens, index keys and FP32 states.
 
-    vLLM 0.27 models/deepseek_v4 (attention, compressor): pages padded to multiples of 576 bytes.
+    vLLM 0.27 models/deepseek_v4 (attention, compressor): pages are padded to multiples of 576
+    bytes.
     """
 
-    def page(size: int) -> int:
+    def pad_page(size: int) -> int:
         return math.ceil(size / 576) * 576
 
-    def states(elements: int) -> LayerCache:
-        row = 2 * overlap * elements * 4
-        return LayerCache(
-            "window",
-            0,
-            overlap * ratio,
-            overlap * ratio * row,
-            block=rows,
-            page_bytes=page(rows * row),
-        )
-
     ratio = mixer.compress
-    overlap, rows = (2, 4) if keys else (1, 8)
-    caches = [
-        LayerCache(
-            "window", V4_LATENT_BYTES, window, block=64, page_bytes=page(64 * V4_LATENT_BYTES)
-        )
-    ]
-    for stored, kept in ((V4_LATENT_BYTES, mixer.kv_elements), (keys, mixer.index_dim)):
-        if ratio and stored:
+    overlap, block = (2, 4) if keys else (1, 8)
+    latent_page = pad_page(64 * V4_LATENT_BYTES)
+    caches = [LayerCache("window", V4_LATENT_BYTES, window, block=64, page_bytes=latent_page)]
+    for size, elements in ((V4_LATENT_BYTES, mixer.kv_elements), (keys, mixer.index_dim)):
+        if ratio and size:
+            page, row = pad_page(256 // ratio * size), 2 * overlap * elements * 4
+            tokens, state_page = overlap * ratio, pad_page(block * row)
             caches += [
-                LayerCache(
-                    "full", stored / ratio, block=256, page_bytes=page(256 // ratio * stored)
-                ),
-                states(kept),
+                LayerCache("full", size / ratio, block=256, page_bytes=page),
+                LayerCache("window", 0, tokens, tokens * row, block, state_page),
             ]
     return caches

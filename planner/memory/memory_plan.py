@@ -1,8 +1,8 @@
-"""The memory plan: what an engine does with a GPU's bytes at start-up, term by term, and whether it starts at all.
+"""The memory plan: how an engine divides a GPU's memory at startup, and whether it starts.
 
-vLLM 0.20.2 v1/worker/gpu_worker.py:332, 0.33.0 v1/worker/gpu_worker.py:641: requested = ceil(total
-x utilization); what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-graph
-estimate) leave is the KV pool.
+vLLM 0.20.2 v1/worker/gpu_worker.py:332, 0.33.0 v1/worker/gpu_worker.py:641: the budget is
+ceil(total x utilization); the KV cache pool is the rest of it after weights, activation peak,
+non-torch memory and, from 0.20.2 on, the CUDA graph estimate.
 """
 
 import math
@@ -26,7 +26,7 @@ from planner.parallelism.layouts import explain_illegal_layout
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
 MemoryTerm = Literal["weights", "activation", "non_torch", "cudagraph"]
 MEMORY_TERMS: tuple[MemoryTerm, ...] = get_args(MemoryTerm)
-"""What takes memory beside the KV cache, in the order in which the engine subtracts it; a calibration shifts these."""
+"""Terms beside the KV cache in the order of the engine; a memory calibration shifts them."""
 MEMORY_TERM_LABELS = {
     "weights": "weights",
     "activation": "activation",
@@ -34,14 +34,14 @@ MEMORY_TERM_LABELS = {
     "cudagraph": "CUDA graphs",
 }
 WEIGHTS_RELATIVE_SIGMA = 0.004
-"""Relative spread of logged weights around the checkpoint's arithmetic (loader padding, repacked quantized formats)."""
+"""Relative spread of logged weights around the checkpoint's (loader padding, repacked formats)."""
 BOOT_RELATIVE_SPREAD = 0.05
-"""By how much a term differs between identical boots (first, uncached compile), where a log calibrates it."""
+"""Relative spread of a calibrated term over identical starts (first, uncached compile)."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per GPU on the rank that decides the pool. Parts of the budget sum to `requested` to the byte."""
+    """Bytes per GPU on the rank that decides the pool; parts of the budget sum up exactly."""
 
     deployment: Deployment
     total_bytes: int
@@ -50,9 +50,7 @@ class MemoryPlan:
     activation: Interval
     non_torch: Interval
     cudagraph: Interval
-    budgeted_terms: tuple[
-        str, ...
-    ]  # terms that `requested` must hold beside the KV cache; the others live outside
+    budgeted_terms: tuple[str, ...]  # inside the budget beside the KV cache; others are outside
     context: Interval
     kv_available: Interval
     layout: KvCacheLayout
@@ -64,26 +62,22 @@ class MemoryPlan:
 
     @property
     def bytes_outside_budget(self) -> int:
-        """Bytes outside the budget: driver context, other tenants, and terms that the engine doesn't budget."""
+        """Bytes outside the budget: driver context, other tenants, and terms not in the budget."""
         return self.total_bytes - self.budget_bytes
 
     @property
     def bytes_by_part(self) -> dict[str, int]:
-        """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
-        inside = {
-            MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid) for term in self.budgeted_terms
-        }
+        """Bytes by name, in sum `total_bytes`; a negative KV cache is missing memory."""
+        inside: dict[str, int] = {}
         others = {
-            MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid)
-            for term in MEMORY_TERMS
-            if term not in self.budgeted_terms
-        }
-        beside = {
             "driver context": round(self.context.mid),
             "other tenants": self.deployment.other_tenants_bytes,
         }
+        for term in MEMORY_TERMS:
+            sizes = inside if term in self.budgeted_terms else others
+            sizes[MEMORY_TERM_LABELS[term]] = round(getattr(self, term).mid)
         rest, outside = self.bytes_outside_budget, {}
-        for name, size in (beside | others).items():
+        for name, size in others.items():
             outside[name] = min(rest, size)
             rest -= outside[name]
         return {
@@ -95,12 +89,12 @@ class MemoryPlan:
 
     @cached_property
     def remedy(self) -> str:
-        """The smallest change that would make it fit; empty when it fits."""
+        """The smallest change after which it fits; empty if it does."""
         return "" if self.status == "ok" else _find_remedy(self)
 
     @property
     def can_start(self) -> bool:
-        """The engine would start: everything fits, and the pool holds one request of max_model_len."""
+        """Whether the engine starts: all terms fit, and one request of max_model_len does."""
         return self.status != "does_not_fit" and self.pool.max_concurrency_x >= 1
 
     def __str__(self) -> str:
@@ -114,10 +108,9 @@ class MemoryPlan:
 
 
 def plan_memory(deployment: Deployment) -> MemoryPlan:
-    """The start-up accounting of `deployment` on its fullest pipeline stage, its `memory_calibration` added."""
-    engine, args = deployment.engine, deployment.args
-    share = args.gpu_memory_utilization
-    requested = math.ceil(deployment.gpu_total_bytes * share)
+    """Plan the memory of the fullest pipeline stage, with the deployment's memory calibration."""
+    utilization = deployment.args.gpu_memory_utilization
+    budget = math.ceil(deployment.gpu_total_bytes * utilization)
     shifts = dict(deployment.memory_calibration)
     if unknown := set(shifts) - set(MEMORY_TERMS):
         raise PlannerError(
@@ -125,10 +118,8 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
             f" {', '.join(MEMORY_TERMS)}"
         )
     in_budget = _select_budgeted_terms(deployment)
-    layout, context = (
-        build_kv_layout(deployment),
-        runtime_overhead.estimate_driver_context(deployment),
-    )
+    layout = build_kv_layout(deployment)
+    context = runtime_overhead.estimate_driver_context(deployment)
     estimate = runtime_overhead.estimate_cudagraph_budget(deployment)
     graphs = (
         estimate
@@ -150,22 +141,20 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
             name: _apply_calibration_shift(term, shifts.get(name)) for name, term in terms.items()
         }
         used = sum((terms[name] for name in in_budget), Interval.from_value(0))
-        if (
-            engine.facts["memory_budget"] == "free"
-        ):  # a share of what is free once everything else is there
+        if deployment.engine.facts.memory_budget == "free":
+            # a fraction of the memory that is free beside all other terms
             free = -used - context + (deployment.gpu_total_bytes - deployment.other_tenants_bytes)
-            stages.append(
-                (terms, free.map_monotone(lambda size: round(share * size)), round(used.mid))
-            )
+            available = free.map_monotone(lambda size: round(utilization * size))
         else:
-            stages.append((terms, -used + requested, round(used.mid)))
+            available = -used + budget
+        stages.append((terms, available, round(used.mid)))
     pools = [
         layout.build_pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")
     ]
-    tight = min(
+    fullest = min(
         range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i]
     )
-    terms, available, budgeted = stages[tight]
+    terms, available, budgeted = stages[fullest]
     memory = MemoryPlan(
         deployment, deployment.gpu_total_bytes, budgeted + round(available.mid), **terms,
         budgeted_terms=in_budget,
@@ -180,7 +169,7 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
 
 
 def get_memory_plan(deployment: Deployment) -> MemoryPlan:
-    """`plan`, worked out once for any number of replicas."""
+    """Plan the memory of a deployment, cached for any number of replicas."""
     memory = _plan_memory_cached(deployment.with_replicas(1))
     return memory if deployment.layout.replicas == 1 else replace(memory, deployment=deployment)
 
@@ -189,60 +178,60 @@ _plan_memory_cached = lru_cache(maxsize=4096)(plan_memory)
 
 
 def _select_budgeted_terms(deployment: Deployment) -> tuple[str, ...]:
-    """The terms that share the engine's memory fraction with the KV cache.
+    """Select the terms that share the engine's budget with the KV cache.
 
-    vLLM: all, graphs if it estimates them; SGLang's static fraction: weights; TensorRT-LLM and TGI
-    size the pool last.
+    vLLM: all, graphs only if it estimates them; SGLang's static fraction: weights; TensorRT-LLM and
+    TGI: all, as they size the pool last.
     """
-    budget = deployment.engine.facts["memory_budget"]
+    budget = deployment.engine.facts.memory_budget
     if budget == "static":
         return ("weights",)
-    return (
-        MEMORY_TERMS
-        if budget == "free" or runtime_overhead.estimates_cudagraphs(deployment)
-        else MEMORY_TERMS[:3]
-    )
+    if budget == "free" or runtime_overhead.estimates_cudagraphs(deployment):
+        return MEMORY_TERMS
+    return MEMORY_TERMS[:3]
 
 
 def _apply_calibration_shift(term: Interval, shift: float | None) -> Interval:
-    """`term` with whole bytes in the middle, moved by a calibrated `shift` and then at most as wide as boots differ."""
+    """Round a term to bytes; if calibrated, shift it and limit its width to that of starts."""
     mid = round(term.mid)
     if shift is None:
         return Interval(min(term.lo, mid), mid, max(term.hi, mid))
-    moved = max(0, round(term.mid + shift))
-    most = BOOT_RELATIVE_SPREAD * moved
-    return Interval(moved - min(mid - term.lo, most), moved, moved + min(term.hi - mid, most))
+    shifted = max(0, round(term.mid + shift))
+    limit = BOOT_RELATIVE_SPREAD * shifted
+    return Interval(
+        shifted - min(mid - term.lo, limit), shifted, shifted + min(term.hi - mid, limit)
+    )
 
 
 def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[MemoryStatus, str]:
-    """Status and reason, in the engine's words: the start check, the pool's size, then what comes after the pool."""
-    deployment, layout, gib = memory.deployment, memory.layout, GIB
+    """Determine status and reason from startup check, pool size and memory after the pool."""
+    deployment, layout = memory.deployment, memory.layout
     free = _estimate_free_at_start(memory)
     if free.hi < memory.budget_bytes:
         return (
             "does_not_fit",
             (
-                f"Free memory on device ({free.mid / gib:.2f}/{memory.total_bytes / gib:.2f} GiB)"
+                f"Free memory on device ({free.mid / GIB:.2f}/{memory.total_bytes / GIB:.2f} GiB)"
                 " on startup is less than desired GPU memory utilization"
-                f" ({deployment.args.gpu_memory_utilization}, {memory.budget_bytes / gib:.2f} GiB)"
+                f" ({deployment.args.gpu_memory_utilization}, {memory.budget_bytes / GIB:.2f} GiB)"
             ),
         )
-    reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
-    need = layout.max_blocks_per_request + reserve
-    if pools[0].num_blocks < need:
-        status: MemoryStatus = "at_risk" if pools[2].num_blocks >= need else "does_not_fit"
-        have, want = memory.kv_available.mid, need * memory.pool.bytes_per_block
+    reserve = 1 if deployment.engine.facts.null_block_reserved else 0
+    required = layout.max_blocks_per_request + reserve
+    if pools[0].num_blocks < required:
+        status: MemoryStatus = "at_risk" if pools[2].num_blocks >= required else "does_not_fit"
+        have, want = memory.kv_available.mid, required * memory.pool.bytes_per_block
         if have <= 0:
             return (
                 status,
-                f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB",
+                f"No available memory for the cache blocks: the budget lacks {-have / GIB:.2f} GiB",
             )
         return (
             status,
             (
-                f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV"
-                f" cache, {memory.kv_available / gib:.2f} GiB is available,"
-                f" {max(0.0, want - have) / gib:.2f} GiB is missing; estimated maximum model length"
+                f"One request of max_model_len {layout.max_model_len} needs {want / GIB:.2f} GiB KV"
+                f" cache, {memory.kv_available / GIB:.2f} GiB is available,"
+                f" {max(0.0, want - have) / GIB:.2f} GiB is missing; estimated maximum model length"
                 f" {layout.compute_max_model_len(memory.pool.num_blocks - reserve)}"
             ),
         )
@@ -250,7 +239,7 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
         return (
             "at_risk",
             (
-                f"{free / gib:.2f} GiB may be free at start, {memory.budget_bytes / gib:.2f} GiB is"
+                f"{free / GIB:.2f} GiB may be free at start, {memory.budget_bytes / GIB:.2f} GiB is"
                 " requested"
             ),
         )
@@ -260,7 +249,7 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
             "at_risk",
             (
                 f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want"
-                f" {interval / gib:.2f} GiB after the KV pool is allocated, {rest / gib:.2f} GiB"
+                f" {interval / GIB:.2f} GiB after the KV pool is allocated, {rest / GIB:.2f} GiB"
                 " remains"
             ),
         )
@@ -268,15 +257,15 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
 
 
 def _estimate_free_at_start(memory: MemoryPlan) -> Interval:
-    if memory.deployment.gpu_free_bytes is not None:
-        return Interval.from_value(memory.deployment.gpu_free_bytes)
-    return (
-        -memory.context + (memory.total_bytes - memory.deployment.other_tenants_bytes)
-    ).map_monotone(lambda size: max(0.0, size))
+    deployment = memory.deployment
+    if deployment.gpu_free_bytes is not None:
+        return Interval.from_value(deployment.gpu_free_bytes)
+    free = -memory.context + (memory.total_bytes - deployment.other_tenants_bytes)
+    return free.map_monotone(lambda size: max(0.0, size))
 
 
 def _estimate_after_pool(memory: MemoryPlan) -> tuple[float, Interval]:
-    """Bytes left once the pool is allocated, and what vLLM then still takes: graphs outside the budget, warm-up."""
+    """Estimate bytes left after the pool's allocation, and those of graphs and warm-up."""
     deployment = memory.deployment
     free = deployment.gpu_free_bytes
     if free is None:
@@ -293,63 +282,63 @@ def _estimate_after_pool(memory: MemoryPlan) -> tuple[float, Interval]:
 
 
 def find_safe_memory_utilization(deployment: Deployment) -> float:
-    """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
+    """Find the largest safe gpu_memory_utilization, in hundredths.
+
+    It passes the startup check and leaves memory for graphs and warm-up after the pool.
+    """
     memory = get_memory_plan(deployment)
     rest, interval = _estimate_after_pool(memory)
-    most = min(
+    limit = min(
         _estimate_free_at_start(memory).lo,
         memory.budget_bytes + rest - interval.hi,
         memory.total_bytes,
     )
-    return max(0.0, math.floor(100 * most / memory.total_bytes) / 100)
+    return max(0.0, math.floor(100 * limit / memory.total_bytes) / 100)
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:
-    """What speaks for a gpu_memory_utilization that is not the engine's default; empty where it is."""
-    usual = resolve_engine_args(
-        {}, deployment.engine, deployment.gpu, deployment.model
-    ).gpu_memory_utilization
-    if deployment.args.gpu_memory_utilization == usual:
+    """Explain a gpu_memory_utilization that is not the engine's default; empty if it is."""
+    defaults = resolve_engine_args({}, deployment.engine, deployment.gpu, deployment.model)
+    default = defaults.gpu_memory_utilization
+    if deployment.args.gpu_memory_utilization == default:
         return ""
-    most = find_safe_memory_utilization(deployment)
-    return f"the default is {usual:g}; up to {most:g} starts and leaves what the engine takes later"
+    safe = find_safe_memory_utilization(deployment)
+    return (
+        f"the default is {default:g}; up to {safe:g} starts and leaves what the engine takes later"
+    )
 
 
 def _find_remedy(memory: MemoryPlan) -> str:
-    """The first change, from the smallest on, after which `plan` says ok."""
+    """Find the smallest change after which the memory plan is ok."""
     for text, changed in _propose_memory_changes(memory):
         if plan_memory(changed).status == "ok":
             return text
     sizes = range(math.ceil(memory.total_bytes / GIB), 1024)
-    alone = replace(memory.deployment, gpu_free_bytes=None)
+    empty = replace(memory.deployment, gpu_free_bytes=None)
     index = bisect_left(
         sizes,
         True,
-        key=lambda gib: plan_memory(replace(alone, gpu_total_bytes=gib * GIB)).status == "ok",
+        key=lambda gib: plan_memory(replace(empty, gpu_total_bytes=gib * GIB)).status == "ok",
     )
-    return (
-        f"use GPUs with {sizes[index]} GiB or more" if index < len(sizes) else "use a smaller model"
-    )
+    if index == len(sizes):
+        return "use a smaller model"
+    return f"use GPUs with {sizes[index]} GiB or more"
 
 
 def _propose_memory_changes(memory: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
-    """Changes that may help: engine arguments, then the KV cache's format, more GPUs, the weights' format."""
+    """Propose changes: engine arguments, KV cache format, more GPUs, weight format."""
     deployment, args, layout = memory.deployment, memory.deployment.args, memory.deployment.layout
-    current, safe, changed = (
-        args.gpu_memory_utilization,
-        find_safe_memory_utilization(deployment),
-        deployment.with_args,
-    )
-    shares = [
-        percent / 100 for percent in range(math.floor(100 * current) + 1, round(100 * safe) + 1)
-    ] or [safe]
-    least = bisect_left(
-        shares,
+    current, safe = args.gpu_memory_utilization, find_safe_memory_utilization(deployment)
+    changed = deployment.with_args
+    percents = range(math.floor(100 * current) + 1, round(100 * safe) + 1)
+    utilizations = [percent / 100 for percent in percents] or [safe]
+    index = bisect_left(
+        utilizations,
         True,
-        key=lambda share: plan_memory(changed(gpu_memory_utilization=share)).status == "ok",
+        key=lambda value: plan_memory(changed(gpu_memory_utilization=value)).status == "ok",
     )
-    if (share := shares[min(least, len(shares) - 1)]) > 0:
-        yield f"set gpu_memory_utilization to {share}", changed(gpu_memory_utilization=share)
+    if (value := utilizations[min(index, len(utilizations) - 1)]) > 0:
+        yield f"set gpu_memory_utilization to {value}", changed(gpu_memory_utilization=value)
     if deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes:
         yield (
             "stop what else runs on the GPU",
@@ -357,19 +346,16 @@ def _propose_memory_changes(memory: MemoryPlan) -> Iterator[tuple[str, Deploymen
         )
     if args.max_num_seqs > 256:
         yield "set max_num_seqs to 256", changed(max_num_seqs=256)
-    for share, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
-        if (
-            share > 0
-            and (
-                length := find_max_model_len(plan_memory(changed(gpu_memory_utilization=share)))[0]
-            )
-            >= 1024
-        ):
+    for value, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
+        if value <= 0:
+            continue
+        length, _ = find_max_model_len(plan_memory(changed(gpu_memory_utilization=value)))
+        if length >= 1024:
             yield (
                 f"set {text}max_model_len to {length}",
-                changed(gpu_memory_utilization=share, max_model_len=length),
+                changed(gpu_memory_utilization=value, max_model_len=length),
             )
-    formats = deployment.engine.facts["kv_cache_dtypes"]
+    formats = deployment.engine.facts.kv_cache_dtypes
     if (args.kv_cache_dtype or "auto") == "auto" and (not formats or "fp8" in formats):
         yield "store the KV cache in FP8 (kv_cache_dtype fp8)", changed(kv_cache_dtype="fp8")
     wider = [
@@ -379,34 +365,31 @@ def _propose_memory_changes(memory: MemoryPlan) -> Iterator[tuple[str, Deploymen
     ]
     deeper = [replace(layout, pp=pp) for pp in (2, 4, 8) if pp > layout.pp]
     for bigger in (*wider, *deeper, *(replace(w, pp=d.pp) for w in wider[-1:] for d in deeper)):
-        if (
-            explain_illegal_layout(
-                deployment.model, bigger, deployment.gpus_per_node, deployment.engine
-            )
-            is None
+        if not explain_illegal_layout(
+            deployment.model, bigger, deployment.gpus_per_node, deployment.engine
         ):
             yield f"spread the model over {bigger}", replace(deployment, layout=bigger)
-    for what, scheme in (
+    for name, scheme in (
         ("FP8", parse_quantization("fp8")),
         ("4 bits (AWQ)", parse_quantization("awq")),
     ):
         if scheme.weight_bits < deployment.model.quantization.weight_bits:
             smaller = replace(deployment.model, quantization=scheme)
-            yield f"store the weights in {what}", replace(deployment, model=smaller)
+            yield f"store the weights in {name}", replace(deployment, model=smaller)
 
 
 def find_max_model_len(memory: MemoryPlan) -> tuple[int, int]:
-    """The largest max_model_len that surely starts (lower end of the KV interval), and that the middle says starts.
+    """Find the largest max_model_len at the lower end of the KV interval, and at its middle.
 
-    Never above what the model was trained for.
+    Neither exceeds the model's own limit.
     """
     limit = memory.deployment.model.architecture.max_position
-    reserve = bool(memory.deployment.engine.facts["null_block_reserved"])
+    reserve = memory.deployment.engine.facts.null_block_reserved
     blocks = (
-        max(0.0, size) // memory.pool.bytes_per_block
+        int(max(0.0, size) // memory.pool.bytes_per_block)
         for size in (memory.kv_available.lo, memory.kv_available.mid)
     )
     safe, likely = (
-        min(limit, memory.layout.compute_max_model_len(max(0, int(n) - reserve))) for n in blocks
+        min(limit, memory.layout.compute_max_model_len(max(0, n - reserve))) for n in blocks
     )
     return safe, likely

@@ -1,7 +1,6 @@
-"""What an engine allocates beside weights and KV cache, by version: activation peak, non-torch, graphs, warm-up.
+"""Memory beside weights and KV cache by version: activations, non-torch memory, CUDA graphs.
 
-Every constant is an entry of `catalogs/memory.yaml`, fitted to start-up logs, with its spread and
-source.
+Constants are entries of `catalogs/memory.yaml`, fitted to startup logs, with spread and source.
 """
 
 import math
@@ -11,15 +10,15 @@ from functools import cache, cached_property
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.intervals import Interval
 from planner.core.units import GIB, MIB
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment
-from planner.engines.engine import parse_release
 from planner.engines.engine_args import list_cudagraph_sizes
 from planner.models.architecture import DenseMlp, LatentAttention, ModelArchitecture, MoeBlock
 
 FLASH_ATTENTION3_SPLITS = 32
-"""Partial results per query that FlashAttention-3 keeps in captured graphs, FP32 (Hopper only)."""
+"""FP32 partial results per query in the graphs of FlashAttention-3 (Hopper only)."""
 PIECEWISE_GRAPH_FRACTION = 0.6
-"""Share of a layer's graph memory per size that its piecewise graph takes; the full graph takes the rest."""
+"""Fraction of a layer's graph memory in its piecewise graph; the rest is in the full graph."""
 MAX_IMAGE_TOKENS = {
     "qwen": 16384,
     "gemma": 256,
@@ -28,13 +27,13 @@ MAX_IMAGE_TOKENS = {
     "llava": 2928,
     "llama4": 2465,
 }
-"""Tokens of the largest image by `model_type` prefix: the encoder's profiling batch holds at least one."""
+"""Tokens of the largest image by `model_type` prefix; profiling runs at least one image."""
 VISION_PATCHES_PER_TOKEN = {"gemma": 16, "llava": 1}
-"""Vision patches pooled into one token; 4 (2 x 2) unless given here."""
+"""Vision patches per token by `model_type` prefix; 4 (2 x 2) for others."""
 
 
 class FittedConstant(SourcedEntry):
-    """One fitted constant; the heads of `catalogs/memory.yaml` and `catalogs/start_up.yaml` explain the fields."""
+    """A constant of `catalogs/memory.yaml` or `start_up.yaml`, whose heads explain the fields."""
 
     value: float
     unit: str
@@ -42,43 +41,42 @@ class FittedConstant(SourcedEntry):
 
     @cached_property
     def as_interval(self) -> Interval:
-        """In bytes, for a constant in GiB whose `sigma` is in GiB too."""
+        """In bytes, for a constant and `sigma` in GiB."""
         return Interval.from_normal(self.value, self.sigma) * GIB
 
     @cached_property
     def as_non_negative_interval(self) -> Interval:
-        """`spread`, but never below zero."""
+        """`as_interval` with its lower end at 0 or above."""
         return Interval(max(0.0, self.as_interval.lo), self.as_interval.mid, self.as_interval.hi)
 
     def multiply(self, items: float) -> Interval:
-        """`items` times the constant, whose `sigma` is relative."""
+        """Multiply by `items`, for a constant whose `sigma` is relative."""
         return Interval.from_normal(self.value * items, self.value * items * self.sigma)
 
 
 @cache
 def _load_constants(
     file: str,
-) -> Mapping[str, tuple[tuple[tuple[int, int, int], FittedConstant], ...]]:
-    known: dict[str, list[tuple[tuple[int, int, int], FittedConstant]]] = {}
+) -> Mapping[str, tuple[tuple[Version, FittedConstant], ...]]:
+    """Load name -> (first release, constant) by ascending release; "NAME from RELEASE" names it."""
+    known: dict[str, list[tuple[Version, FittedConstant]]] = {}
     for title, constant in load_catalog(file, FittedConstant).items():
         name, _, version = title.partition(" from ")
         known.setdefault(name, []).append(
-            (parse_release(version) if version else (0, 0, 0), constant)
+            (Version.parse(version) if version else Version(0, 0), constant)
         )
-    return {name: tuple(sorted(versions, key=lambda v: v[0])) for name, versions in known.items()}
+    return {name: tuple(sorted(entries, key=lambda e: e[0])) for name, entries in known.items()}
 
 
 @cache
-def get_constant(
-    name: str, version: tuple[int, int, int], file: str = "memory.yaml"
-) -> FittedConstant | None:
-    """The entry of `name` that holds for the release `version`; None before its first."""
+def get_constant(name: str, version: Version, file: str = "memory.yaml") -> FittedConstant | None:
+    """Get the entry of a constant that holds for a release; None before its first."""
     return next((c for since, c in reversed(_load_constants(file)[name]) if since <= version), None)
 
 
-def _get_constants_release(deployment: Deployment) -> tuple[int, int, int]:
-    """The vLLM release whose constants hold; other engines are planned with the newest."""
-    return deployment.engine.release_tuple if deployment.engine.name == "vllm" else (99, 0, 0)
+def _get_constants_release(deployment: Deployment) -> Version:
+    """Return the vLLM release whose constants hold; other engines use the newest."""
+    return deployment.engine.release if deployment.engine.name == "vllm" else Version(99, 0)
 
 
 def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstant:
@@ -88,23 +86,24 @@ def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstan
 
 
 def uses_model_runner_v2(deployment: Deployment) -> bool:
-    """vLLM serves this model with its second model runner (vLLM 0.26.0 config/vllm.py:605)."""
-    facts, architecture = deployment.engine.facts["runner_v2"], deployment.model.architecture
-    dense = not architecture.is_moe and not architecture.is_hybrid
-    if facts["others"] == "all" or (facts["others"] == "dense" and dense):
+    """Return whether vLLM uses model runner V2 for the model (vLLM 0.26.0 config/vllm.py:605)."""
+    facts, architecture = deployment.engine.facts.runner_v2, deployment.model.architecture
+    is_dense = not architecture.is_moe and not architecture.is_hybrid
+    if facts.others == "all" or (facts.others == "dense" and is_dense):
         return True
-    plain = deployment.model.quantization.method == "none"
-    return architecture.model_type in facts["model_types"] and (facts["quantized"] or plain)
+    is_unquantized = deployment.model.quantization.method == "none"
+    return architecture.model_type in facts.model_types and (facts.quantized or is_unquantized)
 
 
 def estimates_cudagraphs(deployment: Deployment) -> bool:
-    """The engine deducts an estimate of its CUDA graphs from the pool; never on AMD (vLLM 0.23.0 gpu_worker.py:420)."""
-    estimates = deployment.engine.facts["runner_v2"]["estimates"] or not uses_model_runner_v2(
-        deployment
-    )
+    """Return whether the engine deducts an estimate of its CUDA graphs from the KV cache pool.
+
+    Never on AMD (vLLM 0.23.0 gpu_worker.py:420).
+    """
+    facts = deployment.engine.facts
     return (
-        deployment.engine.facts["cudagraph_memory"] == "estimated"
-        and estimates
+        facts.cudagraph_memory == "estimated"
+        and (facts.runner_v2.estimates or not uses_model_runner_v2(deployment))
         and deployment.gpu.vendor != "amd"
     )
 
@@ -118,7 +117,7 @@ def _match_model_type_prefix(table: Mapping[str, int], model_type: str, default:
 def _count_inner_elements(
     architecture: ModelArchitecture, deployment: Deployment
 ) -> tuple[float, float]:
-    """Elements per token of the widest dense block's inner tensors, and of the routed experts' buffers, on one rank."""
+    """Count elements per token on a rank: of the widest dense block, and of routed experts."""
     layout = deployment.layout
     dense = experts = 0.0
     for layer in architecture.distinct_layers:
@@ -126,16 +125,14 @@ def _count_inner_elements(
             dense = max(dense, layer.mlp.matrices * layer.mlp.intermediate / layout.tp)
         elif isinstance(layer.mlp, MoeBlock):
             inner = layer.mlp.intermediate / (1 if layout.ep > 1 else layout.tp * layout.dp)
-            wide = layer.mlp.num_active_experts * (
-                max((layer.mlp.matrices - 1) * inner, architecture.hidden) + inner
-            )
-            experts = max(experts, wide)
+            width = max((layer.mlp.matrices - 1) * inner, architecture.hidden) + inner
+            experts = max(experts, layer.mlp.num_active_experts * width)
             dense = max(dense, layer.mlp.matrices * layer.mlp.shared_intermediate / layout.tp)
     return dense, experts
 
 
 def _estimate_vision_bytes(deployment: Deployment) -> tuple[float, float, float]:
-    """Bytes that an encoder's profiling batch leaves behind; elements of its inner layers, and of its patch states."""
+    """Estimate bytes left by the encoder's profiling, and elements of inner layers and patches."""
     architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens
     blocks = [
         weight
@@ -158,11 +155,11 @@ def _estimate_vision_bytes(deployment: Deployment) -> tuple[float, float, float]
 
 
 def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Interval:
-    """Peak bytes that the profiling batch adds: the largest of its vision, forward and sampling phases.
+    """Estimate the peak bytes of profiling: the largest of its vision, forward and sampling phases.
 
     Forward: max_num_batched_tokens tokens through the widest block. Sampling (last pipeline stage
-    only): min(max_num_seqs, max_num_batched_tokens) rows of the whole vocabulary, hidden states and
-    expert buffers kept. vLLM 0.20.2 v1/worker/gpu_model_runner.py profile_run.
+    only): min(max_num_seqs, max_num_batched_tokens) rows of the whole vocabulary, beside hidden
+    states and expert buffers. vLLM 0.20.2 v1/worker/gpu_model_runner.py profile_run.
     """
     args, architecture = deployment.args, deployment.model.architecture
     tokens = args.max_num_batched_tokens
@@ -170,13 +167,11 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
     hidden = 2.0 * tokens * architecture.hidden
     dense, experts = _count_inner_elements(architecture, deployment)
     left, inner, patches = _estimate_vision_bytes(deployment)
-    kept = get_constant("expert-workspace", _get_constants_release(deployment))
-    marlin = (
-        deployment.model.quantization.method == "mxfp4"
-    )  # its kernels hold no buffers between layers
-    workspace = (
-        kept.multiply(2.0 * tokens * experts) if kept and not marlin else Interval.from_value(0)
-    )
+    expert_workspace = get_constant("expert-workspace", _get_constants_release(deployment))
+    workspace = Interval.from_value(0)
+    # kernels for MXFP4 (Marlin) keep no buffers between layers
+    if expert_workspace and deployment.model.quantization.method != "mxfp4":
+        workspace = expert_workspace.multiply(2.0 * tokens * experts)
     phases = [
         _get_deployment_constant(deployment, "forward-copies").multiply(hidden)
         + 2.0 * tokens * max(dense, experts)
@@ -186,15 +181,12 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
     ]
     if last_stage:
         sampler = "sampler-bytes-v2" if uses_model_runner_v2(deployment) else "sampler-bytes"
-        sampling = _get_deployment_constant(deployment, sampler).multiply(
-            float(rows * architecture.vocab)
-        )
-        added = args.max_loras * deployment.engine.facts["lora_extra_vocabulary"]
-        sampling += _get_deployment_constant(deployment, "lora-logits").multiply(
-            float(rows * added)
-        )
+        extra_vocab = args.max_loras * deployment.engine.facts.lora_extra_vocabulary
         phases.append(
-            sampling
+            _get_deployment_constant(deployment, sampler).multiply(float(rows * architecture.vocab))
+            + _get_deployment_constant(deployment, "lora-logits").multiply(
+                float(rows * extra_vocab)
+            )
             + _get_deployment_constant(deployment, "hidden-copies").multiply(hidden)
             + workspace
             + left
@@ -204,7 +196,7 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
 
 
 def _get_fabric_suffix(deployment: Deployment) -> str:
-    """The suffix of communication constants: none on one GPU, else by link."""
+    """Get the suffix of communication constants: none on one GPU, else by link."""
     if deployment.layout.tp * (deployment.layout.dp if deployment.layout.ep > 1 else 1) == 1:
         return ""
     return (
@@ -215,45 +207,34 @@ def _get_fabric_suffix(deployment: Deployment) -> str:
 
 
 def estimate_non_torch(deployment: Deployment) -> Interval:
-    """Bytes outside the torch allocator that loading and profiling add: libraries, NCCL, all-reduce buffers."""
+    """Estimate bytes outside torch's allocator: libraries, NCCL and all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
         return _get_deployment_constant(deployment, "non-torch-rocm").as_non_negative_interval
-    measured = deployment.gpu.architecture == "hopper" or _get_constants_release(deployment) < (
-        0,
-        17,
-        0,
-    )
-    elsewhere = (
-        Interval.from_value(0)
-        if measured
-        else _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
-    )
-    interval = (
-        _get_deployment_constant(
-            deployment, "non-torch" + _get_fabric_suffix(deployment)
-        ).as_non_negative_interval
-        + elsewhere
-    )
+    elsewhere, release = Interval.from_value(0), _get_constants_release(deployment)
+    if deployment.gpu.architecture != "hopper" and release >= Version(0, 17):
+        elsewhere = _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
+    base = _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment))
+    interval = base.as_non_negative_interval + elsewhere
     return Interval(max(0.0, interval.lo), interval.mid, interval.hi)
 
 
 def estimate_driver_context(deployment: Deployment) -> Interval:
-    """Bytes that the driver context and NCCL's set-up hold before the engine measures; outside its budget."""
+    """Estimate bytes of driver context and NCCL set-up, which are outside the engine's budget."""
     return _get_deployment_constant(
         deployment, "context" + _get_fabric_suffix(deployment)
     ).as_non_negative_interval
 
 
 def get_base_driver_context(deployment: Deployment) -> float:
-    """The driver context alone: what NCCL's set-up holds is counted in `non_torch` again once weights are loaded."""
+    """Get the bytes of the driver context alone; after loading, `non_torch` has those of NCCL."""
     return _get_deployment_constant(deployment, "context").as_non_negative_interval.mid
 
 
 def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
-    """The engine's own estimate of its graphs: the first size of a mode in full, the others by the second's growth.
+    """Estimate graph memory as the engine does: one size of a mode in full, others by the growth.
 
     Piecewise graphs at every size, full ones up to max_num_seqs sequences; the first full graph on
-    Hopper holds FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
+    Hopper has FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
     """
     sizes = list_cudagraph_sizes(
         deployment.engine, deployment.args, deployment.gpu, deployment.num_draft_tokens
@@ -261,19 +242,18 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     if not sizes:
         return Interval.from_value(0)
     architecture = deployment.model.architecture
-    if (
-        architecture.model_type == "gpt_oss" and sizes[-1] == 512
-    ):  # vLLM captures up to 1024 for it (0.19.0 logs)
-        most = min(1024, deployment.args.max_num_batched_tokens, 2 * deployment.args.max_num_seqs)
-        sizes = (*sizes, *range(528, most + 1, 16))
+    # vLLM captures up to 1024 for gpt-oss (0.19.0 logs)
+    if architecture.model_type == "gpt_oss" and sizes[-1] == 512:
+        largest = min(
+            1024, deployment.args.max_num_batched_tokens, 2 * deployment.args.max_num_seqs
+        )
+        sizes = (*sizes, *range(528, largest + 1, 16))
     decode = sum(
         size <= deployment.args.max_num_seqs * (1 + deployment.num_draft_tokens) for size in sizes
     )
     first = _get_deployment_constant(deployment, "graph-first-mib").multiply(MIB)
-    if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= (
-        0,
-        11,
-        0,
+    if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= Version(
+        0, 11
     ):
         widths = (m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim)
                   for m in architecture.attentions)  # fmt: skip
@@ -285,7 +265,7 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     per_layer = _get_deployment_constant(
         deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer"
     )
-    full = max(0, decode - 1) if _get_constants_release(deployment) >= (0, 11, 0) else 0
+    full = max(0, decode - 1) if _get_constants_release(deployment) >= Version(0, 11) else 0
     return first + per_layer.multiply(
         MIB
         * layers
@@ -294,7 +274,7 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
 
 
 def estimate_after_pool(deployment: Deployment, graphs: Interval) -> Interval:
-    """Bytes wanted once the pool is allocated: graph capture, then the sampler's warm-up on max_num_seqs rows."""
+    """Estimate bytes after the pool's allocation: graphs, sampler warm-up on max_num_seqs rows."""
     rows = min(deployment.args.max_num_seqs, deployment.args.max_num_batched_tokens)
     return graphs + _get_deployment_constant(deployment, "warmup-bytes").multiply(
         float(rows * deployment.model.architecture.vocab)
@@ -302,6 +282,6 @@ def estimate_after_pool(deployment: Deployment, graphs: Interval) -> Interval:
 
 
 def estimate_cudagraph_actual(deployment: Deployment, estimate: Interval) -> Interval:
-    """What capturing the graphs really takes, from the engine's estimate."""
+    """Estimate the memory that graphs really take from the engine's estimate."""
     actual = _get_deployment_constant(deployment, "graph-actual")
     return Interval.from_lognormal(estimate.mid * actual.value, actual.sigma)

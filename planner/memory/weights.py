@@ -1,4 +1,4 @@
-"""Bytes of weights as vLLM holds them: per tensor-, pipeline- and expert-parallel rank, quantized as stored.
+"""Bytes of weights per tensor-, pipeline- and expert-parallel rank, quantized as stored.
 
 Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, fused_moe/layer.py,
 distributed/utils.py.
@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import ceil
 
 from planner.core.units import MIB
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
 from planner.models.architecture import DecoderLayer, WeightTensor
@@ -18,29 +19,28 @@ from planner.models.registry import DTYPE_BYTES, Model
 from planner.parallelism.pipeline import split_layers_into_stages
 from planner.parallelism.sharding import compute_shard_shape
 
-FIRST_RELEASE_WITH_SHARED_ROTARY = (0, 33, 0)
-"""The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
-least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818,
+FIRST_RELEASE_WITH_SHARED_ROTARY = Version(0, 33)
+"""The first known version with one multimodal rotary table for Qwen3-VL and its successors (until
+0.20.2 at least: four) and with towers on the first pipeline stage only (models/qwen3_vl.py:1818,
 interfaces.py:392)."""
 MXFP4_TILE_SIZES = (128, 256)
-"""What the inner and the hidden size of MXFP4 experts are padded to (vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837)."""
+"""Multiples to which inner and hidden size of MXFP4 experts are padded.
+
+vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837.
+"""
 LARGE_ALLOCATION_BYTES, ALLOCATION_STEP_BYTES = 10 * MIB, 2 * MIB
-"""torch's CUDA allocator reserves tensors from `LARGE` on in multiples of `STEP` (CUDACachingAllocator.cpp)."""
+"""torch reserves large tensors in multiples of the step (CUDACachingAllocator.cpp)."""
 
 
 def compute_weight_bytes(
     model: Model, weight: WeightTensor, layout: ParallelLayout, prefix: str = ""
 ) -> float:
-    """Bytes of `weight` on the fullest rank, in the module `prefix`."""
+    """Compute the bytes of a weight on the fullest rank, in the module `prefix`."""
     rows, cols, copies = compute_shard_shape(weight, layout)
     scheme = model.quantization.get_weight_format(weight, prefix)
     if scheme is None:
-        return (
-            rows
-            * cols
-            * copies
-            * (weight.stored_bits // 8 if weight.stored_bits else DTYPE_BYTES[model.dtype])
-        )
+        bits = weight.stored_bits
+        return rows * cols * copies * (bits // 8 if bits else DTYPE_BYTES[model.dtype])
     if scheme.method == "mxfp4" and weight.part == "routed_experts":
         tiles = MXFP4_TILE_SIZES if weight.shard == "column" else reversed(MXFP4_TILE_SIZES)
         rows, cols = (
@@ -53,66 +53,52 @@ def compute_lora_bytes(
     weights: Iterable[WeightTensor], layout: ParallelLayout, max_loras: int, max_lora_rank: int,
     targets: tuple[str, ...] = (), reserved: bool = False,
 ) -> int:  # fmt: skip
-    """Bytes per GPU that vLLM sets aside for adapters on `weights`: an A and a B matrix of `max_lora_rank` per slot.
+    """Compute the bytes per GPU that vLLM allocates for adapters: matrices A and B per slot.
 
-    Both are in 16 bit, and only the side that the weight itself splits is split (vLLM 0.33.0
-    lora/layers/). `targets` are module names such as "q_proj"; empty means every linear layer.
-    `reserved`: as torch's allocator reserves them.
+    Both have rank `max_lora_rank` and 16 bit; only the side that the weight itself splits is split
+    (vLLM 0.33.0 lora/layers/). `targets` are module names such as "q_proj"; empty means every
+    linear layer. `reserved` rounds sizes up as torch's allocator does.
     """
-    weight_tensors = [
-        w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)
-    ]
-    shapes = (compute_shard_shape(weight, layout) for weight in weight_tensors)
-    sizes = (
-        (2 * max_loras * max_lora_rank * side, n)
-        for rows, cols, n in shapes
-        for side in (rows, cols)
-    )
-    return sum(
-        n
-        * (
-            ceil(size / ALLOCATION_STEP_BYTES) * ALLOCATION_STEP_BYTES
-            if reserved and size >= LARGE_ALLOCATION_BYTES
-            else size
-        )
-        for size, n in sizes
-    )
+    total = 0
+    for weight in weights:
+        if not weight.linear or (targets and weight.name.split(".")[-1] not in targets):
+            continue
+        rows, cols, copies = compute_shard_shape(weight, layout)
+        for side in (rows, cols):
+            size = 2 * max_loras * max_lora_rank * side
+            if reserved and size >= LARGE_ALLOCATION_BYTES:
+                size = ceil(size / ALLOCATION_STEP_BYTES) * ALLOCATION_STEP_BYTES
+            total += copies * size
+    return total
 
 
 def compute_lora_embedding_bytes(deployment: Deployment) -> tuple[int, int]:
-    """Bytes per GPU of adapters on the embedding and on the output head, where the engine has any; not split.
+    """Compute bytes per GPU of adapters on embedding and output head, which are not split.
 
-    Until 0.11 every slot also has room for tokens that its adapter adds, once more in the embedding
-    itself (vLLM 0.9.2 lora/layers.py, models/llama.py:332; 0.33.0
+    Until 0.11 every slot also has space for tokens that its adapter adds, once more in the
+    embedding itself (vLLM 0.9.2 lora/layers.py, models/llama.py:332; 0.33.0
     lora/layers/vocab_parallel_embedding.py).
     """
-    architecture, facts, args = (
-        deployment.model.architecture,
-        deployment.engine.facts,
-        deployment.args,
-    )
+    architecture, args = deployment.model.architecture, deployment.args
+    facts = deployment.engine.facts
     if not args.max_loras or not any(
-        architecture.model_type in types for types in facts["lora_ends"].values()
+        architecture.model_type in types for types in facts.lora_ends.values()
     ):
         return 0, 0
-    extra, hidden, tp = facts["lora_extra_vocabulary"], architecture.hidden, deployment.layout.tp
-    each = (
-        2
-        * args.max_loras
-        * (args.max_lora_rank * (architecture.vocab + extra + hidden) + extra * hidden)
-    )
-    added = ceil(2 * extra * hidden / tp)
-    return each + args.max_loras * added, each + added
+    extra, hidden, tp = facts.lora_extra_vocabulary, architecture.hidden, deployment.layout.tp
+    elements = args.max_lora_rank * (architecture.vocab + extra + hidden) + extra * hidden
+    adapters, added = 2 * args.max_loras * elements, ceil(2 * extra * hidden / tp)
+    return adapters + args.max_loras * added, adapters + added
 
 
 def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
-    """Weight bytes per GPU of every pipeline stage, with draft and adapters; the fullest stage decides what fits."""
+    """Compute the weight bytes per GPU of each pipeline stage, with draft and adapters."""
     model, layout, args = deployment.model, deployment.layout, deployment.args
     if model.architecture.vision_towers and not deployment.loaded_vision_towers:
         model = replace(model, architecture=replace(model.architecture, vision_towers=()))
     stages = list(
         _sum_stage_bytes(
-            model, layout, deployment.engine.release_tuple >= FIRST_RELEASE_WITH_SHARED_ROTARY
+            model, layout, deployment.engine.release >= FIRST_RELEASE_WITH_SHARED_ROTARY
         )
     )
     if deployment.speculation is not None:
@@ -134,7 +120,7 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]:
-    """Bytes per stage; `lean` engines keep one multimodal rotary table, and towers on the first stage only."""
+    """Sum weight bytes per stage; `lean`: one rotary table, and towers on the first stage only."""
     architecture = model.architecture
     stages = []
     for stage, (start, end) in enumerate(
@@ -146,14 +132,14 @@ def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[
             for i in range(start, end)
         )
         for weight in architecture.embedding_and_head:
-            embedding, everywhere = weight.part == "embedding", weight.part == "engine"
+            is_embedding, everywhere = weight.part == "embedding", weight.part == "engine"
             if (
                 everywhere
-                or (first and embedding)
-                or (last and (not embedding or architecture.tied))
+                or (first and is_embedding)
+                or (last and (not is_embedding or architecture.tied))
             ):
-                spare = weight.copies if lean and weight.name == "mrope_once" else 1
-                total += compute_weight_bytes(model, weight, layout) / spare
+                divisor = weight.copies if lean and weight.name == "mrope_once" else 1
+                total += compute_weight_bytes(model, weight, layout) / divisor
         if first or not lean:
             total += sum(
                 compute_weight_bytes(model, weight, layout) for weight in architecture.vision_towers
@@ -173,15 +159,15 @@ def _compute_layer_bytes(
 def compute_draft_bytes(
     model: Model, speculation: SpeculationConfig, layout: ParallelLayout
 ) -> int:
-    """Weight bytes per GPU that speculation adds to the last stage, without what the draft shares with the target.
+    """Compute the bytes per GPU that speculation adds to the last stage, without shared weights.
 
     MTP layers use the target's embedding and head; EAGLE heads its embedding, and its head unless
-    they have a smaller vocabulary of their own (vLLM 0.33.0 v1/spec_decode/llm_base_proposer.py).
+    they have a smaller vocabulary (vLLM 0.33.0 v1/spec_decode/llm_base_proposer.py).
     """
     if (draft := resolve_draft_model(model, speculation)) is None:
         return 0
-    how, alone = get_draft_method(speculation.method), ParallelLayout(tp=layout.tp)
-    if how.draft == "mtp":
+    method, draft_layout = get_draft_method(speculation.method), ParallelLayout(tp=layout.tp)
+    if method.draft == "mtp":
         layers = enumerate(
             model.architecture.mtp_layers or draft.architecture.layers,
             len(model.architecture.layers),
@@ -192,16 +178,12 @@ def compute_draft_bytes(
                 for index, layer in layers
             )
         )
-    shared = (
-        ()
-        if how.draft == "model"
-        else ("embedding",)
-        if how.head_vocab
-        else ("embedding", "lm_head")
-    )
-    ends = sum(
-        compute_weight_bytes(draft, weight, alone)
+    shared_parts: tuple[str, ...] = ()
+    if method.draft != "model":
+        shared_parts = ("embedding",) if method.head_vocab else ("embedding", "lm_head")
+    shared_bytes = sum(
+        compute_weight_bytes(draft, weight, draft_layout)
         for weight in draft.architecture.embedding_and_head
-        if weight.part in shared
+        if weight.part in shared_parts
     )
-    return _sum_stage_bytes(draft, alone, True)[0] - round(ends)
+    return _sum_stage_bytes(draft, draft_layout, True)[0] - round(shared_bytes)

@@ -1,1 +1,1 @@
-"""Model architectures from config.json, and weight formats."""
+"""Models by name or `config.json`: their architecture and how their weights are stored."""

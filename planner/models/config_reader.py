@@ -1,24 +1,29 @@
-"""Read a `config.json` with care: synonyms, class defaults, types and ranges checked, every refusal a sentence."""
+"""Checked reading of a `config.json`: synonyms, class defaults, types and ranges of fields."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.readers import read_yaml
 
+ValueT = TypeVar("ValueT")
+
 _MISSING: Any = object()
 MAX_LAYERS = 2000
-"""And most entries of any list that is read."""
+"""Also the largest number of entries of any list that is read."""
 CONFIG_FIELD_CATALOG: Mapping[str, Any] = read_yaml(CATALOG_DIR / "config_fields.yaml")
-"""What is read of a `config.json`, and what models call it; the catalog explains it."""
+"""The fields that are read, with the names that models give them; the catalog explains it."""
 _FIELD_SYNONYMS: Mapping[str, list[str]] = CONFIG_FIELD_CATALOG["sizes"]
 
 
 class ConfigReader:
-    """One (sub)configuration, and what its class adds where the file is silent: traits, and defaults to warn of."""
+    """One (nested) configuration, with the traits of its class and defaults for missing fields.
+
+    A default that is used adds to `warnings`.
+    """
 
     def __init__(
         self, config: Mapping[str, Any], traits: Mapping[str, Any], location: str = "config.json"
@@ -28,22 +33,22 @@ class ConfigReader:
         self.warnings: list[str] = []
 
     def override(self, changes: Mapping[str, Any]) -> ConfigReader:
-        """These fields with some replaced, as one layer may differ from the rest; warnings are shared."""
+        """Copy the reader with some fields replaced, as one layer has them; share its warnings."""
         fields = ConfigReader({**self.config, **changes}, self.traits, self.where)
         fields.warnings = self.warnings
         return fields
 
     def has_field(self, name: str) -> bool:
-        """The file states the field, be it null."""
+        """Return whether the file has the field, even if it is null."""
         return any(key in self.config for key in (name, *_FIELD_SYNONYMS.get(name, ())))
 
     def get_explicit(self, name: str) -> Any:
-        """The file's value under the field's name or a synonym; None when absent or null."""
+        """Get the file's value under the field's name or a synonym; None if absent or null."""
         values = (self.config.get(key) for key in (name, *_FIELD_SYNONYMS.get(name, ())))
         return next((value for value in values if value is not None), None)
 
     def get_or_default(self, name: str, default: Any = None) -> Any:
-        """The file's value, else the class's, else `default`; a class default is warned of."""
+        """Get the file's value, else the class default (with a warning), trait or `default`."""
         if (value := self.get_explicit(name)) is not None:
             return value
         if name in self.defaults:
@@ -54,14 +59,22 @@ class ConfigReader:
             return value
         return self.traits.get(name, default)
 
-    def make_field_error(self, name: str, accepted: str, value: Any) -> PlannerError:
-        """The error for a field whose value cannot be used."""
+    def make_field_error(self, name: str, accepted: str, value: object) -> PlannerError:
+        """Build the error for a field whose value is invalid."""
         return PlannerError(f"{self.where}, field {name}: expected {accepted}, got {value!r:.60}")
 
+    @overload
+    def read_int(self, name: str, default: int = ..., least: int = 1, most: int = 2**20) -> int: ...
+
+    @overload
     def read_int(
-        self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20
-    ) -> Any:
-        """A whole number in [least, most]; without a `default` the field must be there or have a class default."""
+        self, name: str, default: None, least: int = 1, most: int = 2**20
+    ) -> int | None: ...
+
+    def read_int(
+        self, name: str, default: int | None = _MISSING, least: int = 1, most: int = 2**20
+    ) -> int | None:
+        """Read a whole number in [least, most]; `PlannerError` if missing without a default."""
         value = self.get_or_default(name, default)
         if value is _MISSING:
             known = ", ".join((name, *_FIELD_SYNONYMS.get(name, ())))
@@ -74,31 +87,29 @@ class ConfigReader:
         return int(value)
 
     def read_fraction(self, name: str, default: float, most: float = 1) -> float:
-        """A number above 0 and up to `most`."""
+        """Read a number above 0 and up to `most`."""
         value = self.get_or_default(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
             raise self.make_field_error(name, f"a number above 0 and up to {most:g}", value)
         return float(value)
 
     def read_bool(self, name: str, default: bool = False) -> bool:
+        """Read true or false."""
         return self._read_typed(bool, name, default, "true or false")
 
     def read_text_field(self, name: str, default: str = "") -> str:
+        """Read a string."""
         return self._read_typed(str, name, default, "a string")
 
-    def read_list(
-        self, name: str, kind: type | tuple[type, ...], count: int | None = None
-    ) -> list[Any]:
-        """A list of `kind`, empty when the field is absent; at least `count` long when `count` is given."""
+    def read_list(self, name: str, kind: type[ValueT], count: int | None = None) -> list[ValueT]:
+        """Read a list of `kind`, cut to `count` entries if given; empty if the field is absent."""
         value = self.get_or_default(name)
         if value is None:
             return []
         if isinstance(value, str) and kind is str:
             value = list(value)
         if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
-            raise self.make_field_error(
-                name, f"a list of {getattr(kind, '__name__', 'number')}", value
-            )
+            raise self.make_field_error(name, f"a list of {kind.__name__}", value)
         if len(value) > MAX_LAYERS:
             raise self.make_field_error(name, f"at most {MAX_LAYERS:,} entries", value)
         if count is not None and value and len(value) < count:
@@ -106,14 +117,17 @@ class ConfigReader:
         return list(value) if count is None else list(value[:count])
 
     def get_nested(self, name: str) -> Mapping[str, Any] | None:
-        """A nested configuration, or None when absent."""
-        return self._read_typed((Mapping, type(None)), name, None, "a mapping")
+        """Get a nested configuration; None if absent."""
+        value = self.get_or_default(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.make_field_error(name, "a mapping", value)
+        return value
 
     def read_nested(self, name: str) -> ConfigReader:
-        """The fields of a nested configuration, with nothing of a class; none where it is absent."""
+        """Read a nested configuration without class defaults; it is empty if absent."""
         return ConfigReader(self.get_nested(name) or {}, {}, f"{self.where}, {name}")
 
-    def _read_typed(self, kind: Any, name: str, default: Any, accepted: str) -> Any:
+    def _read_typed(self, kind: type[ValueT], name: str, default: ValueT, accepted: str) -> ValueT:
         value = self.get_or_default(name, default)
         if not isinstance(value, kind):
             raise self.make_field_error(name, accepted, value)

@@ -1,9 +1,10 @@
-"""Any `config.json` to an `Architecture`: which kind every layer is, then its weights from the building blocks.
+"""From a `config.json` to a `ModelArchitecture`: the kind of each layer, then its weights.
 
-Families differ by a table of class facts, `catalogs/families.yaml`, and a layer from its siblings
-by a few changed fields; not by code.
+Families differ by the facts in `catalogs/families.yaml`, layers by a few overridden fields; neither
+needs code of its own.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -40,12 +41,12 @@ ModelFamily = create_model(
     nested=(tuple[str, ...], ()),
     defaults=(_FamilyFields, _FamilyFields()),
 )
-"""What may be stated of a family; the head of `catalogs/families.yaml` explains it."""
+"""An entry of `catalogs/families.yaml`, whose head explains every field."""
 
 
 @cache
 def load_model_families() -> dict[str, dict[str, Any]]:
-    """Class facts by `model_type`, from `catalogs/families.yaml`; `PlannerError` for one that nothing reads."""
+    """Load class facts by `model_type`; `PlannerError` for a field that nothing reads."""
     return {
         name: family.model_dump(exclude_unset=True)
         for name, family in load_catalog("families.yaml", ModelFamily).items()
@@ -53,10 +54,9 @@ def load_model_families() -> dict[str, dict[str, Any]]:
 
 
 def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") -> ModelArchitecture:
-    """The architecture that a `config.json` describes.
+    """Parse a `config.json` to an architecture, with assumptions in its `warnings`.
 
-    Raises `PlannerError` with the field's name when one is missing or impossible; what had to be
-    assumed is in the result's `warnings`.
+    Raises `PlannerError` with the name of a missing or invalid field.
     """
     if not isinstance(config, Mapping):
         raise PlannerError(f"{location}: expected a mapping of fields, got {type(config).__name__}")
@@ -66,49 +66,41 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
             "unplanned", "encoder-decoder models are not planned for; a decoder-only model would be"
         )
         raise PlannerError(f"{location}, field model_type: {reason}")
-    nested = next(
-        (key for key in ("text_config", "llm_config", "language_config") if top.get_nested(key)),
-        None,
-    )
     c = top
-    if nested:
-        inner, own = top.get_nested(nested) or {}, f"{top.get_or_default('model_type')}_text"
-        c = _open_config(
-            {"model_type": own, **inner} if own in load_model_families() else inner,
-            f"{location}, {nested}",
-        )
+    for key in ("text_config", "llm_config", "language_config"):
+        if text := top.get_nested(key):
+            family = f"{top.get_or_default('model_type')}_text"
+            if family in load_model_families():
+                text = {"model_type": family, **text}
+            c = _open_config(text, f"{location}, {key}")
+            break
     hidden, vocab = c.read_int("hidden_size"), c.read_int("vocab_size", most=2**24)
     tied = (top if "tie_word_embeddings" in top.config else c).read_bool("tie_word_embeddings")
     kinds = _classify_layers(c)
-    made: dict[Any, DecoderLayer] = {}
-    for kind in kinds:
-        if kind not in made:
-            made[kind] = _build_layer(c, hidden, *kind)
+    built = {kind: _build_layer(c, hidden, *kind) for kind in dict.fromkeys(kinds)}
     return ModelArchitecture(
         model_type=top.read_text_field("model_type", "unknown"),
         hidden=hidden,
         vocab=vocab,
         max_position=c.read_int("max_position_embeddings", most=2**31),
-        layers=tuple(made[kind] for kind in kinds),
+        layers=tuple(built[kind] for kind in kinds),
         embedding_and_head=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied)
-        + _build_rotary_tables(c, made.values()),
+        + _build_rotary_tables(c, built.values()),
         vision_towers=_build_vision_towers(top, hidden),
         mtp_layers=_build_mtp_layers(c, hidden, kinds),
         tied=tied,
-        warnings=tuple(
-            dict.fromkeys(top.warnings + c.warnings)
-        ),  # last: building the rest adds to them
+        warnings=tuple(dict.fromkeys(top.warnings + c.warnings)),  # last: building adds to them
     )
 
 
 def _open_config(config: Mapping[str, Any], location: str) -> ConfigReader:
-    """The fields of a configuration with its family's facts."""
+    """Open a configuration with the facts of its family."""
     model_type = config.get("model_type")
-    known = load_model_families().get(model_type) if isinstance(model_type, str) else None
-    fields = ConfigReader(config, known or {}, location)
-    for part in fields.traits.get("nested", ()):
-        fields.config = {**fields.config, **(fields.get_nested(part) or {})}
-    if known is None:
+    family = load_model_families().get(model_type) if isinstance(model_type, str) else None
+    fields = ConfigReader(config, family or {}, location)
+    for name in fields.traits.get("nested", ()):
+        fields.config = {**fields.config, **(fields.get_nested(name) or {})}
+    if family is None:
         note = (
             f"{location}: model_type {model_type!r} is not a known family; planned from its generic"
             " fields"
@@ -130,22 +122,26 @@ def _open_config(config: Mapping[str, Any], location: str) -> ConfigReader:
 
 
 _ENCODER_PARAMETERS_FIELD = "encoder_parameters"
-"""The catalog's own field: how many parameters the encoders have where their kind has no builder."""
+"""A field of the catalog's own: parameters of encoders that have no builder."""
 _PER_LAYER_FIELDS = (
     "num_experts_per_tok",
     "moe_intermediate_size",
     "n_shared_experts",
     "num_key_value_heads",
 )
-"""Fields that some files give as a list with one value a layer."""
+"""Fields that some files give as a list with one value per layer."""
+_SLIDING_WINDOW_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+"""Fields that some files override for sliding-window layers, with the prefix `swa_`."""
 _LAYER_TYPE_NAMES: Mapping[str, str] = CONFIG_FIELD_CATALOG["layers"]
-"""What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
-LayerKind = tuple[str, str, tuple[tuple[str, Any], ...]]
-"""Mixer, feed-forward block, and the fields in which a layer differs from what the configuration says of all."""
+"""Names of layers in configurations -> mixer, and feed-forward block if implied."""
+FieldOverrides = tuple[tuple[str, Any], ...]
+"""(field, value) of one layer that differ from those of the whole configuration."""
+LayerKind = tuple[str, str, FieldOverrides]
+"""Mixer, feed-forward block and overridden fields of a layer."""
 
 
 def _classify_layers(c: ConfigReader) -> list[LayerKind]:
-    """(mixer, feed-forward, changed fields) of every layer.
+    """Classify every layer.
 
     Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks
     dense, moe and none.
@@ -157,35 +153,34 @@ def _classify_layers(c: ConfigReader) -> list[LayerKind]:
     for index, mixer in enumerate(mixers):
         name, *more = mixer.split()
         ffn = more[0] if more and name != "compressed" else ffns[index]
-        changes = _collect_layer_overrides(c, index, count, mixer)
-        if nested := next(
-            (key for key, value in changes.items() if isinstance(value, dict | list)), None
-        ):
-            got = f"{changes[nested]!r:.50}"
-            raise PlannerError(
-                f"{c.where}, field {nested} of layer {index}: expected one value, got {got}"
-            )
-        kinds.append((changes.pop("mixer", name), changes.pop("ffn", ffn), tuple(changes.items())))
+        overrides = _collect_layer_overrides(c, index, count, mixer)
+        for key, value in overrides.items():
+            if isinstance(value, dict | list):
+                raise PlannerError(
+                    f"{c.where}, field {key} of layer {index}: expected one value, got"
+                    f" {value!r:.50}"
+                )
+        kinds.append(
+            (overrides.pop("mixer", name), overrides.pop("ffn", ffn), tuple(overrides.items()))
+        )
     return kinds
 
 
 def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[str]:
-    for field, stated in (
+    """Return the mixer of every layer, some with the feed-forward block that they imply."""
+    for field, names in (
         ("layer_types", c.read_list("layer_types", str, count)),
         ("layers_block_type", pattern),
     ):
-        if stated:
-            for name in stated:
+        if names:
+            for name in names:
                 if name not in _LAYER_TYPE_NAMES:
                     raise c.make_field_error(
                         field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", name
                     )
-            single = c.read_bool("single_blocks")
-            return [
-                _LAYER_TYPE_NAMES[name]
-                + (" none" if single and " " not in _LAYER_TYPE_NAMES[name] else "")
-                for name in stated
-            ]
+            suffix = " none" if c.read_bool("single_blocks") else ""
+            mixers = [_LAYER_TYPE_NAMES[name] for name in names]
+            return [mixer if " " in mixer else mixer + suffix for mixer in mixers]
     if c.get_nested("linear_attn_config"):
         recurrent = set(c.read_nested("linear_attn_config").read_list("kda_layers", int))
         return ["recurrent" if index + 1 in recurrent else "full" for index in range(count)]
@@ -198,10 +193,9 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
     if (period := c.read_int("attn_layer_period", 0, least=0)) > 0:
         offset = c.read_int("attn_layer_offset", 0, least=0)
         return ["full" if index % period == offset else "recurrent" for index in range(count)]
-    if (
-        chosen := c.read_list("attn_layer_indices", int) or c.read_list("full_attn_idxs", int)
-    ) or c.has_field("attn_layer_indices"):
-        return ["full" if index in chosen else "recurrent" for index in range(count)]
+    full = c.read_list("attn_layer_indices", int) or c.read_list("full_attn_idxs", int)
+    if full or c.has_field("attn_layer_indices"):
+        return ["full" if index in full else "recurrent" for index in range(count)]
     if mixer := c.read_text_field("mixer"):
         return [mixer] * count
     if cycle := c.read_int("full_attention_interval", 0, least=0):
@@ -210,14 +204,14 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
 
 
 def _classify_windows(c: ConfigReader, count: int) -> list[str]:
-    """Which attention layers see a window only."""
+    """Return the mixers of a model of attention layers only: full, or limited to a window."""
     if c.get_or_default("attention_chunk_size") is not None and (
         cycle := c.read_int("layer_cycle", 0, least=0)
     ):
-        rotary = c.read_list("no_rope_layers", int) or [
+        has_rope = c.read_list("no_rope_layers", int) or [
             (index + 1) % cycle for index in range(count)
         ]
-        return ["chunked" if turned else "full" for turned in rotary[:count]]
+        return ["chunked" if rotary else "full" for rotary in has_rope[:count]]
     if c.get_or_default("sliding_window") is None or (
         c.read_bool("sliding_off") and not c.read_bool("use_sliding_window")
     ):
@@ -225,46 +219,45 @@ def _classify_windows(c: ConfigReader, count: int) -> list[str]:
     if c.read_bool("sliding_off"):
         first = c.read_int("max_window_layers", 0, least=0)
         return ["sliding" if index >= first else "full" for index in range(count)]
-    stated = c.get_or_default("sliding_window_pattern")
-    if isinstance(stated, str) and stated:
-        if set(stated) - {"L", "G"}:
+    pattern = c.get_or_default("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern:
+        if set(pattern) - {"L", "G"}:
             raise c.make_field_error(
-                "sliding_window_pattern", "a number, or L for local and G for global layers", stated
+                "sliding_window_pattern",
+                "a number, or L for local and G for global layers",
+                pattern,
             )
-        return [
-            "full" if stated[index % len(stated)] == "G" else "sliding" for index in range(count)
-        ]
+        letters = itertools.islice(itertools.cycle(pattern), count)
+        return ["full" if letter == "G" else "sliding" for letter in letters]
     cycle = c.read_int("sliding_window_pattern", c.read_int("layer_cycle", 0, least=0), least=0)
     return ["full" if cycle and (index + 1) % cycle == 0 else "sliding" for index in range(count)]
 
 
 def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
-    """dense or moe for every layer."""
+    """Return the feed-forward block of every layer: dense, moe, or one of the family's own."""
     if ffn := c.read_text_field("ffn"):
         return [ffn] * count
     if not c.read_int(
         "num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16
     ):
         return ["dense"] * count
-    if stated := c.read_list("mlp_layer_types", str, count):
-        return ["dense" if kind == "dense" else "moe" for kind in stated]
+    if kinds := c.read_list("mlp_layer_types", str, count):
+        return ["dense" if kind == "dense" else "moe" for kind in kinds]
     frequency = c.get_or_default("moe_layer_freq", 1)
     if isinstance(frequency, list):
         return ["moe" if kind else "dense" for kind in c.read_list("moe_layer_freq", int, count)]
-    if (chosen := c.read_list("moe_layers", int)) or c.has_field("moe_layers"):
-        return ["moe" if index in chosen else "dense" for index in range(count)]
-    first = max(c.read_int(name, 0, least=0) for name in ("first_k_dense_replace", "num_dense_layers",
-                                                       "moe_layer_start_index"))  # fmt: skip
+    if (moe_layers := c.read_list("moe_layers", int)) or c.has_field("moe_layers"):
+        return ["moe" if index in moe_layers else "dense" for index in range(count)]
+    first_fields = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    first = max(c.read_int(name, 0, least=0) for name in first_fields)
     last = c.read_int("moe_layer_end_index", count - 1, least=-1)
     last = count - 1 if last == -1 else last
     step = c.read_int(
         "decoder_sparse_step",
         c.read_int("moe_layer_interval", c.read_int("interleave_moe_layer_step", 1)),
     )
-    period, offset = (
-        c.read_int("expert_layer_period", c.read_int("moe_layer_freq", 1)),
-        c.read_int("expert_layer_offset", 0, 0),
-    )
+    period = c.read_int("expert_layer_period", c.read_int("moe_layer_freq", 1))
+    offset = c.read_int("expert_layer_offset", 0, 0)
     dense = c.read_list("mlp_only_layers", int)
     routed = [
         first <= index <= last
@@ -277,57 +270,50 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
 
 
 def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str) -> dict[str, Any]:
-    """The fields in which layer `index` differs from what the configuration says of all."""
-    lists = {
-        name: c.read_list(name, int, count)
-        for name in _PER_LAYER_FIELDS
-        if isinstance(c.get_explicit(name), list)
-    }
-    changes: dict[str, Any] = {name: values[index] for name, values in lists.items() if values}
+    """Collect the fields in which layer `index` differs from the whole configuration."""
+    overrides: dict[str, Any] = {}
+    for name in _PER_LAYER_FIELDS:
+        if isinstance(c.get_explicit(name), list) and (values := c.read_list(name, int, count)):
+            overrides[name] = values[index]
     if mixer == "sliding":
-        changes |= {name: c.read_int(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim",
-                   "v_head_dim") if c.has_field(f"swa_{name}")}  # fmt: skip
-        changes |= {"sinks": True} if c.read_bool("add_swa_attention_sink_bias") else {}
-        changes |= {
-            key: value
-            for key, value in (c.get_nested("attention_other_setting") or {}).items()
-            if "num" in key
-        }
+        for name in _SLIDING_WINDOW_FIELDS:
+            if c.has_field(f"swa_{name}"):
+                overrides[name] = c.read_int(f"swa_{name}")
+        if c.read_bool("add_swa_attention_sink_bias"):
+            overrides["sinks"] = True
+        other = c.get_nested("attention_other_setting") or {}
+        overrides |= {key: value for key, value in other.items() if "num" in key}
     if mixer == "full" and c.get_or_default("global_head_dim") is not None:
-        changes["head_dim"] = c.read_int("global_head_dim")
+        overrides["head_dim"] = c.read_int("global_head_dim")
         if c.read_bool("attention_k_eq_v"):
-            changes["key_is_value"] = True
-            changes["num_key_value_heads"] = c.read_int(
+            overrides["key_is_value"] = True
+            overrides["num_key_value_heads"] = c.read_int(
                 "num_global_key_value_heads", c.read_int("num_key_value_heads")
             )
     if index >= count - c.read_int("num_kv_shared_layers", 0, least=0):
-        changes["stores_kv"] = False
+        overrides["stores_kv"] = False
         if c.read_bool("use_double_wide_mlp"):
-            changes["intermediate_size"] = 2 * c.read_int("intermediate_size")
+            overrides["intermediate_size"] = 2 * c.read_int("intermediate_size")
     if c.get_or_default("index_n_heads") is not None and mixer == "full":
         kinds = c.read_list("indexer_types", str, count)
-        changes["indexer"] = kinds[index] if kinds else "full"
+        overrides["indexer"] = kinds[index] if kinds else "full"
     sparse = c.read_nested("sparse_attention_config")
-    if (
-        mixer == "full"
-        and (chosen := sparse.read_list("sparse_attention_freq", int, count))
-        and chosen[index]
-    ):
-        changes |= {
-            name: sparse.read_int(f"sparse_{name}") for name in ("num_index_heads", "index_dim")
-        }
-    changes |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
+    flags = sparse.read_list("sparse_attention_freq", int, count) if mixer == "full" else []
+    if flags and flags[index]:
+        for name in ("num_index_heads", "index_dim"):
+            overrides[name] = sparse.read_int(f"sparse_{name}")
+    overrides |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
     if mixer.startswith("compressed"):
-        changes["compress_ratio"] = int(mixer.split()[1])
-    if blocks_ := c.read_list("block_configs", Mapping, count):
-        changes |= _collect_nas_overrides(c, blocks_[index], f"block_configs[{index}]")
-    return changes
+        overrides["compress_ratio"] = int(mixer.split()[1])
+    if configs := c.read_list("block_configs", Mapping, count):  # type: ignore[type-abstract]
+        overrides |= _collect_nas_overrides(c, configs[index], f"block_configs[{index}]")
+    return overrides
 
 
 def _collect_nas_overrides(
     c: ConfigReader, block: Mapping[str, Any], location: str
 ) -> dict[str, Any]:
-    """Changes of one layer that a neural architecture search has chosen (Nemotron-NAS, DeciLM)."""
+    """Collect fields that an architecture search chose for a layer (Nemotron-NAS, DeciLM)."""
     fields = ConfigReader(block, {}, f"{c.where}, {location}")
     attention, ffn = fields.read_nested("attention"), fields.read_nested("ffn")
     if attention.read_bool("replace_with_linear") or ffn.read_bool("replace_with_linear"):
@@ -335,23 +321,23 @@ def _collect_nas_overrides(
             f"{c.where}, {location}: replace_with_linear is not planned for; attention or no_op"
             " would be"
         )
-    changes: dict[str, Any] = {"norms": 2 - attention.read_bool("no_op") - ffn.read_bool("no_op")}
+    overrides: dict[str, Any] = {"norms": 2 - attention.read_bool("no_op") - ffn.read_bool("no_op")}
     if attention.read_bool("no_op"):
-        changes["mixer"] = "none"
+        overrides["mixer"] = "none"
     else:
-        changes["num_key_value_heads"] = c.read_int("num_attention_heads") // attention.read_int(
+        overrides["num_key_value_heads"] = c.read_int("num_attention_heads") // attention.read_int(
             "n_heads_in_group"
         )
     if ffn.read_bool("no_op"):
-        changes["ffn"] = "none"
+        overrides["ffn"] = "none"
     else:
         multiple = ffn.get_or_default("ffn_mult")
         if not isinstance(multiple, int | float) or not 0 < multiple < 100:
             raise ffn.make_field_error("ffn_mult", "a number between 0 and 100", multiple)
-        changes["intermediate_size"] = (
+        overrides["intermediate_size"] = (
             -(-int(2 * multiple * c.read_int("hidden_size") / 3) // 256) * 256
         )
-    return changes
+    return overrides
 
 
 def _build_layer(
@@ -359,9 +345,10 @@ def _build_layer(
     hidden: int,
     mixer_kind: str,
     ffn_kind: str,
-    changes: tuple[tuple[str, Any], ...],
+    overrides: FieldOverrides,
 ) -> DecoderLayer:
-    c = c.override(dict(changes)) if changes else c
+    """Build a layer of this kind with all its weights."""
+    c = c.override(dict(overrides)) if overrides else c
     mixer: SequenceMixer | None = None
     extra: RecurrentMixer | None = None
     ffn: DenseMlp | MoeBlock | None = None
@@ -402,9 +389,8 @@ def _build_layer(
         weights += blocks.build_linear("per_layer_input_gate", narrow, hidden, "replicated", "norm")
         weights += blocks.build_linear("per_layer_projection", hidden, narrow, "replicated", "norm")
         weights += blocks.build_vector("post_per_layer_input_norm", hidden)
-    if streams := c.read_int(
-        "hc_mult", 0, least=0
-    ):  # hyper-connections before attention and feed-forward
+    # hyper-connections before attention and feed-forward
+    if streams := c.read_int("hc_mult", 0, least=0):
         mixing = (2 + streams) * streams
         weights += 2 * (
             WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, stored_bits=32),
@@ -416,7 +402,7 @@ def _build_layer(
 def _build_embedding_and_head(
     c: ConfigReader, hidden: int, vocab: int, layers: int, tied: bool
 ) -> tuple[WeightTensor, ...]:
-    """Embeddings, final norm and head."""
+    """Build embeddings, final norm and head."""
     ends: tuple[WeightTensor, ...] = (
         WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),
     )
@@ -457,10 +443,10 @@ def _build_embedding_and_head(
 def _build_rotary_tables(
     c: ConfigReader, layers: Iterable[DecoderLayer]
 ) -> tuple[WeightTensor, ...]:
-    """The cosine and sine tables that engines keep on every GPU: positions by rotary dimension, per kind of layer."""
+    """Build the rotary tables on every GPU: positions by rotary dimension, per kind of layer."""
     if c.read_bool("no_rope"):
         return ()
-    stated = c.get_nested("rope_parameters") or c.get_nested("rope_scaling") or {}
+    parameters = c.get_nested("rope_parameters") or c.get_nested("rope_scaling") or {}
     tables = set()
     for mixer in (layer.mixer for layer in layers):
         if mixer is None or isinstance(mixer, RecurrentMixer):
@@ -470,7 +456,7 @@ def _build_rotary_tables(
             and mixer.window is not None
             and getattr(mixer, "compress", 0) == 0
         )
-        rope = stated.get("sliding_attention" if local else "full_attention", stated)
+        rope = parameters.get("sliding_attention" if local else "full_attention", parameters)
         r = ConfigReader(
             rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters"
         )
@@ -486,10 +472,8 @@ def _build_rotary_tables(
             positions = round(original * r.read_fraction("factor", 0, 2**16))
         copies = 4 if r.get_or_default("mrope_section") else 1
         tables.add((positions, dim, copies, local))
-    bits, name = (
-        c.read_int("rope_bits", None),
-        "mrope_once" if c.read_bool("mrope_once") else "mrope",
-    )
+    bits = c.read_int("rope_bits", None)
+    name = "mrope_once" if c.read_bool("mrope_once") else "mrope"
     return tuple(
         WeightTensor(
             name if copies > 1 else "rope",
@@ -506,7 +490,7 @@ def _build_rotary_tables(
 
 
 def _build_vision_towers(top: ConfigReader, hidden: int) -> tuple[WeightTensor, ...]:
-    """The vision tower; warns of one of an unknown kind, and of an audio tower."""
+    """Build the vision tower; warn of an unknown kind and of an audio tower."""
     towers: tuple[WeightTensor, ...] = ()
     if count := top.read_int(_ENCODER_PARAMETERS_FIELD, 0, least=0, most=2**40):
         return build_generic_encoder(count)
@@ -526,7 +510,7 @@ def _build_vision_towers(top: ConfigReader, hidden: int) -> tuple[WeightTensor, 
 def _build_mtp_layers(
     c: ConfigReader, hidden: int, kinds: list[LayerKind]
 ) -> tuple[DecoderLayer, ...]:
-    """Multi-token-prediction layers: a decoder layer each, with a projection of 2 x hidden and three norms."""
+    """Build multi-token-prediction layers: decoder layers with a projection and three norms."""
     depth = c.read_int("num_nextn_predict_layers", 0, least=0, most=64)
     if not depth:
         return ()
@@ -540,18 +524,16 @@ def _build_mtp_layers(
                 f"entries among {', '.join(_LAYER_TYPE_NAMES)}",
                 unknown[0],
             )
-        blocks_ = [f"{_LAYER_TYPE_NAMES[name]} none".split() for name in pattern]
-        chosen: list[LayerKind] = [(block[0], block[1], ()) for block in blocks_]
+        words = [f"{_LAYER_TYPE_NAMES[name]} none".split() for name in pattern]
+        mtp_kinds: list[LayerKind] = [(mixer, ffn, ()) for mixer, ffn, *_ in words]
     else:
-        mixer, ffn, changes = next(
+        mixer, ffn, overrides = next(
             (kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1]
         )
-        own = {
-            "compress_ratio": 0,
-            "indexer": "full",
-        }  # what layers share or compress, an MTP layer does for itself
-        chosen = [(mixer, ffn, tuple((name, own.get(name, value)) for name, value in changes))]
-    first, *rest = (_build_layer(c, hidden, *kind) for kind in chosen)
+        # an MTP layer neither compresses its cache nor shares another layer's indexer
+        own = {"compress_ratio": 0, "indexer": "full"}
+        mtp_kinds = [(mixer, ffn, tuple((name, own.get(name, value)) for name, value in overrides))]
+    first, *rest = (_build_layer(c, hidden, *kind) for kind in mtp_kinds)
     join = blocks.build_linear(
         "mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp"
     ) + blocks.build_norms(c, hidden, 3)

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are stored: which matrices are quantized, and to how many bytes."""
+"""Weight formats of checkpoints: which matrices are quantized, and their bytes."""
 
 import re
 import warnings
@@ -16,18 +16,18 @@ from planner.models.architecture import WeightTensor
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """One storage format: `bits` per element, and per group of `group` = (rows, columns) a scale and a zero point."""
+    """A storage format: bits per element, with scale and zero point per (rows, columns) group."""
 
     method: str
     bits: float
-    activation: str = "bf16"  # what the matrix product runs in: bf16 fp8 int8 fp4
+    activation: str = "bf16"  # dtype of the matrix product: bf16 fp8 int8 fp4
     group: tuple[int, int] = (0, 0)  # 0: the whole dimension
     scale_bytes: float = 4
     zero_bits: float = 0
     column_bytes: float = 0  # per input: GPTQ's g_idx
 
     def compute_matrix_bytes(self, rows: int, cols: int) -> float:
-        """Bytes of a `rows` x `cols` matrix with its scales."""
+        """Compute the bytes of a `rows` x `cols` matrix with its scales."""
         groups = ceil(rows / (self.group[0] or rows)) * ceil(cols / (self.group[1] or cols))
         return (
             rows * cols * self.bits / 8
@@ -41,49 +41,43 @@ WEIGHT_FORMATS = {
     name: WeightFormat(**{**scheme, "group": tuple(scheme.get("group", (0, 0)))})
     for name, scheme in QUANTIZATION_CATALOG["schemes"].items()
 }
-"""Formats by the name that a user may give."""
-_FORMAT_SPELLINGS, _CONTAINER_FORMATS = (
-    QUANTIZATION_CATALOG["spellings"],
-    QUANTIZATION_CATALOG["containers"],
-)
+"""Formats by the names that users may give."""
+_FORMAT_SPELLINGS = QUANTIZATION_CATALOG["spellings"]
+_CONTAINER_FORMATS = QUANTIZATION_CATALOG["containers"]
 
 
 @dataclass(frozen=True)
 class CheckpointQuantization:
-    """The formats of a checkpoint: the first whose pattern matches a module's path holds, unless `ignore` does."""
+    """Formats of a checkpoint: the first pattern that matches a module holds, except `ignore`."""
 
     method: str
-    schemes: tuple[
-        tuple[str, WeightFormat], ...
-    ] = ()  # (regular expression of module paths, format)
-    ignore: tuple[
-        str, ...
-    ] = ()  # module names, globs and `re:` expressions of what stays in the model's dtype
-    kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
-    steps: float = 0.0  # that a search of all its expressions in one module's path may take
+    schemes: tuple[tuple[str, WeightFormat], ...] = ()  # (expression of module paths, format)
+    ignore: tuple[str, ...] = ()  # names, globs, `re:` expressions of unquantized modules
+    kv_cache_dtype: str | None = None  # the meaning of "auto" for this checkpoint
+    steps: float = 0.0  # limit for matching all expressions against one module path
 
     @property
     def main_format(self) -> WeightFormat | None:
-        """The format of most weights; None when nothing is quantized."""
+        """The narrowest format, which most weights have; None if nothing is quantized."""
         return min(
             (scheme for _, scheme in self.schemes), key=lambda scheme: scheme.bits, default=None
         )
 
     @property
     def weight_bits(self) -> float:
-        """Bits per element of the quantized matrices; 16 when there are none."""
+        """Bits per element of the quantized matrices; 16 if there are none."""
         return self.main_format.bits if self.main_format else 16
 
     @property
     def activation(self) -> str:
-        """What quantized matrix products run in: bf16, fp8, int8 or fp4."""
+        """Dtype of quantized matrix products: bf16, fp8, int8 or fp4."""
         return self.main_format.activation if self.main_format else "bf16"
 
     @cached_property
     def _compiled_patterns(
         self,
     ) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], WeightFormat]]]:
-        """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
+        """Names to ignore, the expression of other ignored modules, and (pattern, format) pairs."""
         names = {
             _strip_wrapper_prefix(pattern) for pattern in self.ignore if _is_plain_name(pattern)
         }
@@ -98,12 +92,11 @@ class CheckpointQuantization:
         return {}
 
     def get_weight_format(self, weight: WeightTensor, prefix: str = "") -> WeightFormat | None:
-        """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
+        """Get the format of a weight in the module `prefix` ("layers.3."); None: unquantized."""
         if not weight.linear or not self.schemes:
             return None
-        path = (prefix + weight.name).removesuffix(
-            "_groups"
-        )  # Mamba-2's in_proj, whose groups are split apart
+        # `_groups`: part of Mamba-2's in_proj, which is split in two
+        path = (prefix + weight.name).removesuffix("_groups")
         if path not in self._format_cache:
             names, others, formats = self._compiled_patterns
             parts = path.split(".")
@@ -126,106 +119,100 @@ _IGNORE_FIELD_NAMES = (
     "llm_int8_skip_modules",
 )
 ROUTED_EXPERTS_PATTERN = r"(?:^|\.)experts\."
-"""The routed experts, whatever block they lie in."""
+"""The routed experts of any block."""
 UNQUANTIZED = CheckpointQuantization("none")
 
 
 def _parse_format_name(name: str) -> tuple[list[str], str]:
-    """The words of `name` that say a format, and the format (or container) that they say together."""
+    """Return the words of a name that mean a format, and the format or container that they mean."""
     words = re.findall(r"[\w.]+", re.sub(r"[-/]", "_", name.casefold()))
     known = [word for word in words if word in WEIGHT_FORMATS or word in _FORMAT_SPELLINGS]
     if not known:
         raise make_unknown_name_error(name, (*WEIGHT_FORMATS, *_FORMAT_SPELLINGS), "quantization")
-    return known, max(
-        (_FORMAT_SPELLINGS.get(word, word) for word in known),
-        key=lambda key: key not in _CONTAINER_FORMATS,
-    )
+    keys = (_FORMAT_SPELLINGS.get(word, word) for word in known)
+    return known, max(keys, key=lambda key: key not in _CONTAINER_FORMATS)
 
 
 def parse_quantization(
     name: str, targets: tuple[tuple[str, str], ...] = ()
 ) -> CheckpointQuantization:
-    """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
+    """Parse the name of a quantization, by default of all linear layers but the head.
 
-    A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints
-    have.
+    `targets` are (expression of modules, format) instead. A container ("compressed-tensors",
+    "modelopt") means the format of most of its checkpoints.
     """
-    known, key = _parse_format_name(name)
+    words, key = _parse_format_name(name)
     key = _CONTAINER_FORMATS.get(key, key)
     if key in ("none", "auto"):
         return UNQUANTIZED
-    if "nvfp4" in known and "fp8" in known:
+    if "nvfp4" in words and "fp8" in words:
         targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
-    parts = targets or ((ROUTED_EXPERTS_PATTERN if key == "mxfp4" else "", key),)
-    ignored = (
-        ("lm_head", "mtp*") if WEIGHT_FORMATS[key].bits < 6 and key != "mxfp4" else ("lm_head",)
-    )
+    targets = targets or ((ROUTED_EXPERTS_PATTERN if key == "mxfp4" else "", key),)
+    keeps_mtp = WEIGHT_FORMATS[key].bits < 6 and key != "mxfp4"
     return CheckpointQuantization(
         WEIGHT_FORMATS[key].method,
-        tuple((modules, WEIGHT_FORMATS[part]) for modules, part in parts),
-        ignored,
+        tuple((modules, WEIGHT_FORMATS[format_name]) for modules, format_name in targets),
+        ("lm_head", "mtp*") if keeps_mtp else ("lm_head",),
     )
 
 
 def is_container_name(name: str) -> bool:
-    """`name` says by whom a checkpoint was written, and not in which format."""
+    """Return whether a name means the tool that wrote a checkpoint instead of a format."""
     return _parse_format_name(name)[1] in _CONTAINER_FORMATS
 
 
 def matches_stored_format(name: str, stored: CheckpointQuantization) -> bool:
-    """A checkpoint in the format `stored` is what `name` asks for, so that an engine told so would load it.
+    """Return whether an engine that is started with `name` loads a checkpoint stored like this.
 
-    FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of
-    four-bit floats.
+    FP8 matches any FP8 whatever its scales span, int4 any 4-bit integer format, fp4 any 4-bit
+    floating-point format.
     """
-    known, key = _parse_format_name(name)
+    words, key = _parse_format_name(name)
     if key == "auto" or not stored.schemes:
         return key in ("auto", "none")
     if key in _CONTAINER_FORMATS or key == "none":
         return key != "none" and not (
             key == "compressed_tensors" and stored.method in ("gptq", "awq")
         )
-    held = {scheme.method for _, scheme in stored.schemes if scheme.bits == stored.weight_bits} | {
-        stored.method
-    }
-    if "nvfp4" in known and "fp8" in known:
+    if "nvfp4" in words and "fp8" in words:
         return {"nvfp4", "fp8"} <= {scheme.method for _, scheme in stored.schemes}
-    any_of = {"int4": {"awq", "gptq"}, "nvfp4": {"mxfp4"} if "fp4" in known else set()}.get(
-        key, set()
-    )
-    if stored.weight_bits == 4 and held & any_of:
+    methods = {scheme.method for _, scheme in stored.schemes if scheme.bits == stored.weight_bits}
+    methods.add(stored.method)
+    if stored.weight_bits == 4 and (
+        (key == "int4" and methods & {"awq", "gptq"})
+        or (key == "nvfp4" and "fp4" in words and "mxfp4" in methods)
+    ):
         return True
-    return WEIGHT_FORMATS[key].method.removesuffix("_block") in {
-        method.removesuffix("_block") for method in held
-    }
+    method = WEIGHT_FORMATS[key].method.removesuffix("_block")
+    return method in {stored_method.removesuffix("_block") for stored_method in methods}
 
 
 def parse_quantization_config(
     config: Mapping[str, Any], location: str = "config.json"
 ) -> CheckpointQuantization:
-    """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
+    """Parse a `quantization_config`, or ModelOpt's `hf_quant_config.json` in its place."""
     text = config.get("text_config")
-    found = config.get("quantization_config") or config.get("compression_config")
-    if not found and isinstance(text, Mapping):
-        found = text.get("quantization_config")
-    if not found:
+    section = config.get("quantization_config") or config.get("compression_config")
+    if not section and isinstance(text, Mapping):
+        section = text.get("quantization_config")
+    if not section:
         return UNQUANTIZED
-    if not isinstance(found, Mapping):
+    if not isinstance(section, Mapping):
         raise PlannerError(
-            f"{location}, field quantization_config: expected a mapping, got {found!r:.60}"
+            f"{location}, field quantization_config: expected a mapping, got {section!r:.60}"
         )
-    nested = found.get("quantization")
-    q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
+    nested = section.get("quantization")
+    q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else section
     ignored: list[str] = []
     for key in _IGNORE_FIELD_NAMES:
-        if (listed := q.get(key)) is None:
+        if (names := q.get(key)) is None:
             continue
-        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+        if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
             raise PlannerError(
                 f"{location}, quantization_config.{key}: expected a list of names, got"
-                f" {listed!r:.50}"
+                f" {names!r:.50}"
             )
-        ignored += listed
+        ignored += names
     groups, layers = q.get("config_groups"), q.get("quantized_layers")
     searched = [pattern for pattern in ignored if not _is_plain_name(pattern)]
     if (
@@ -239,11 +226,10 @@ def parse_quantization_config(
         method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
         searched += {_strip_wrapper_prefix(name) for name in layers}
     elif isinstance(groups, Mapping) and groups:
-        places = {
-            f"{location}, quantization_config.config_groups.{name}": group
-            for name, group in groups.items()
-        }
-        formats = tuple(_parse_format_group(group, place) for place, group in places.items())
+        prefix = f"{location}, quantization_config.config_groups"
+        formats = tuple(
+            _parse_format_group(group, f"{prefix}.{name}") for name, group in groups.items()
+        )
         searched += [target for group in groups.values() for target in group.get("targets") or ()]
         method = min(formats, key=lambda part: part[1].bits)[1].method
         head = any("lm_head" in pattern for pattern, _ in formats)
@@ -251,21 +237,20 @@ def parse_quantization_config(
         scheme = _parse_uniform_format(q, location)
         method, head = scheme.method, bool(q.get("lm_head"))
         formats = ((ROUTED_EXPERTS_PATTERN if method == "mxfp4" else "", scheme),)
-        if (
-            config.get("expert_dtype") == "fp4"
-        ):  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
+        # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
+        if config.get("expert_dtype") == "fp4":
             formats = ((ROUTED_EXPERTS_PATTERN, WEIGHT_FORMATS["mxfp4"]), *formats)
-    cache, steps = (
+    return CheckpointQuantization(
+        method,
+        formats,
+        (*ignored, *([] if head else ["lm_head"])),
         "fp8" if _has_fp8_kv_scales(q) else None,
         sum(map(_estimate_regex_steps, searched)),
-    )
-    return CheckpointQuantization(
-        method, formats, (*ignored, *([] if head else ["lm_head"])), cache, steps
     )
 
 
 def _has_fp8_kv_scales(q: Mapping[str, Any]) -> bool:
-    """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
+    """Return whether the checkpoint has FP8 scales of the KV cache, so that "auto" means FP8."""
     scheme = q.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
     return bits == 8 or "FP8" in (str(scheme).upper(), str(q.get("kv_cache_quant_algo")).upper())
@@ -276,13 +261,13 @@ _MODELOPT_FORMATS = {
     "mxfp8": WEIGHT_FORMATS["mxfp8"], "nvfp4": WEIGHT_FORMATS["nvfp4"],
     "w4a16_nvfp4": replace(WEIGHT_FORMATS["nvfp4"], activation="bf16"),
 }  # fmt: skip
-"""ModelOpt's names of a layer's format."""
+"""Formats by ModelOpt's names."""
 
 
 def _parse_per_layer_formats(
     layers: Mapping[str, Any], location: str
 ) -> tuple[tuple[str, WeightFormat], ...]:
-    """The formats of a checkpoint that states one for every layer, the narrowest first."""
+    """Parse a configuration with one format per layer; the narrowest format comes first."""
     modules: dict[str, dict[str, None]] = {}
     for name, layer in layers.items():
         algorithm = str(layer.get("quant_algo") if isinstance(layer, Mapping) else layer).lower()
@@ -294,15 +279,15 @@ def _parse_per_layer_formats(
         modules.setdefault(algorithm, {})[_strip_wrapper_prefix(name)] = None
     if not modules:
         raise PlannerError(f"{location}: expected the layers and their formats, got none")
-    found = (
+    formats = (
         (_join_patterns(list(names)), _MODELOPT_FORMATS[algorithm])
         for algorithm, names in modules.items()
     )
-    return tuple(sorted(found, key=lambda part: part[1].bits))
+    return tuple(sorted(formats, key=lambda part: part[1].bits))
 
 
 def _parse_uniform_format(q: Mapping[str, Any], location: str) -> WeightFormat:
-    """The one format of a checkpoint without groups of formats."""
+    """Parse the format of a checkpoint that has only one."""
     method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
     algo = str(q.get("quant_algo") or "").lower()
     block = q.get("weight_block_size")
@@ -337,11 +322,7 @@ def _parse_uniform_format(q: Mapping[str, Any], location: str) -> WeightFormat:
             "awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4
         )
     if method == "bitsandbytes":
-        return (
-            WEIGHT_FORMATS["bitsandbytes"]
-            if q.get("load_in_4bit", True)
-            else WEIGHT_FORMATS["int8"]
-        )
+        return WEIGHT_FORMATS["bitsandbytes" if q.get("load_in_4bit", True) else "int8"]
     if method in WEIGHT_FORMATS:
         return WEIGHT_FORMATS[method]
     raise PlannerError(
@@ -351,7 +332,7 @@ def _parse_uniform_format(q: Mapping[str, Any], location: str) -> WeightFormat:
 
 
 def _parse_format_group(group: Any, location: str) -> tuple[str, WeightFormat]:
-    """One group of a compressed-tensors or ModelOpt configuration: the modules it targets and their format."""
+    """Parse one group of a compressed-tensors or ModelOpt configuration to (modules, format)."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise PlannerError(
@@ -378,7 +359,7 @@ def _parse_format_group(group: Any, location: str) -> tuple[str, WeightFormat]:
             "compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits
         )
     targets = group.get("targets")
-    if targets is None:  # all of them, as in ModelOpt's own groups
+    if targets is None:  # all modules, as in ModelOpt's own groups
         return "", scheme
     if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
         raise PlannerError(
@@ -388,12 +369,12 @@ def _parse_format_group(group: Any, location: str) -> tuple[str, WeightFormat]:
 
 
 def _join_patterns(patterns: list[str]) -> str:
-    """One regular expression for module names, globs and `re:` expressions, whatever wraps the decoder's path."""
+    """Join module names, globs and `re:` expressions to one regular expression."""
     return "|".join(dict.fromkeys(map(_convert_to_regex, patterns)))
 
 
 def _strip_wrapper_prefix(pattern: str) -> str:
-    """A module name or glob without what wraps the decoder, in the spelling of the building blocks."""
+    """Strip wrappers of the decoder from a module name or glob, and translate it to our names."""
     bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern)
     for theirs, ours in QUANTIZATION_CATALOG["modules"].items():
         bare = re.sub(theirs, ours, bare)
@@ -401,7 +382,7 @@ def _strip_wrapper_prefix(pattern: str) -> str:
 
 
 def _convert_to_regex(pattern: str) -> str:
-    """What is searched in a path for a module's name, a glob or a `re:` expression."""
+    """Convert a module name, a glob or a `re:` expression to an expression for `search`."""
     if pattern.startswith("re:"):
         return f"(?:{_strip_search_anchors(pattern[3:])})"
     bare = (
@@ -413,24 +394,24 @@ def _convert_to_regex(pattern: str) -> str:
 
 
 def _is_plain_name(pattern: str) -> bool:
-    """A module's name as it is."""
+    """Return whether a pattern is a plain module name."""
     return not re.search(r"[*:]|mixer", pattern)
 
 
 def _strip_search_anchors(expression: str) -> str:
-    """An expression without what a search does anyway: `.*` at its ends."""
+    """Strip `.*` from both ends of an expression, where a search does not need it."""
     return re.sub(r"^\^?(\.\*\??)+|(?<!\\)(\.\*)+\$?$", "", expression)
 
 
 _MAX_MODULE_PATH_CHARS = 60
-"""Letters of a module's path, at most."""
+"""Length of the longest module path."""
 
 
 def _estimate_regex_steps(pattern: str) -> float:
-    """How many steps a search for `pattern` in a module's path may take: the ways in which its parts can be chosen.
+    """Estimate the steps of a search in a module path from the ways to choose the pattern's parts.
 
-    A repetition begins and ends anywhere, a `?` is there or not; what repeats a group, or refers to
-    one, has no bound.
+    A repetition begins and ends anywhere, a `?` matches or not; repeated groups and references to
+    groups have no bound.
     """
     if not pattern.startswith("re:"):
         return comb(_MAX_MODULE_PATH_CHARS + pattern.count("*"), pattern.count("*") + 1)
@@ -445,6 +426,6 @@ def _estimate_regex_steps(pattern: str) -> float:
         raise PlannerError(
             f"quantization_config: {pattern!r:.80} is no regular expression: {error}"
         ) from None
-    repeats, options = (len(re.findall(kind, expression)) for kind in (r"[*+{]", r"(?<!\()\?"))
+    repeats, options = (len(re.findall(mark, expression)) for mark in (r"[*+{]", r"(?<!\()\?"))
     alternatives = prod(1 + part.count("|") for part in re.split(r"[()]", expression))
     return 2.0**options * alternatives * comb(_MAX_MODULE_PATH_CHARS + repeats, repeats + 1)

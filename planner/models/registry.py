@@ -1,4 +1,4 @@
-"""Models by name, path or configuration: an architecture, how its weights are stored, and what was assumed."""
+"""Models by name, path or configuration: architecture, weight formats and assumptions."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from glob import escape
-from os.path import isfile  # False for a name that no file can have
+from os.path import isfile  # False for names that no file can have
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,13 +24,13 @@ from planner.models.architecture import DecoderLayer, ModelArchitecture
 from planner.models.hf_config import parse_hf_config
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-"""Bytes per element of the dtypes that weights and activations may have."""
+"""Bytes per element of the dtypes of weights and activations."""
 MAX_PATTERN_STEPS = 10**8
-"""Of all expressions of a checkpoint's quantization on the names of one weight of each layer."""
+"""Limit for matching a checkpoint's quantization patterns against one weight of each layer."""
 
 
 class ModelEntry(SourcedEntry):
-    """One model as people write it; the head of `catalogs/models.yaml` explains every field."""
+    """One entry of `catalogs/models.yaml`, whose head explains every field."""
 
     base: str | None = None
     aliases: tuple[str, ...] = ()
@@ -38,37 +38,37 @@ class ModelEntry(SourcedEntry):
     config: dict[str, Any] = Field(default_factory=dict)
 
     def list_names(self, key: str) -> tuple[str, ...]:
-        """Every name of the entry called `key`."""
+        """List all names of the entry called `key`."""
         return (key, *self.aliases, *self.variants)
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model as an engine would load it."""
+    """A model as an engine loads it."""
 
     name: str
     architecture: ModelArchitecture
     quantization: q.CheckpointQuantization = q.UNQUANTIZED
     dtype: str = "bfloat16"
     warnings: tuple[str, ...] = ()
-    is_inferred: bool = False  # the name alone says what it is and how it is stored
+    is_inferred: bool = False  # architecture and format follow from the name alone
 
     @cached_property
     def layer_prefixes(self) -> tuple[str, ...]:
-        """A module path for every layer, "layers.3."; layers whose weights are stored alike share the first one's."""
-        alike: dict[Any, str] = {}
-        rows = []
+        """The module path of each layer, "layers.3.", or of the first that is stored alike."""
+        first_prefixes: dict[tuple[DecoderLayer, tuple[q.WeightFormat | None, ...]], str] = {}
+        prefixes = []
         for index, layer in enumerate(self.architecture.layers):
             prefix = f"layers.{index}."
             formats = tuple(
                 self.quantization.get_weight_format(weight, prefix) for weight in layer.weights
             )
-            rows.append(alike.setdefault((layer, formats), prefix))
-        return tuple(rows)
+            prefixes.append(first_prefixes.setdefault((layer, formats), prefix))
+        return tuple(prefixes)
 
     @cached_property
     def distinct_layers(self) -> Mapping[tuple[DecoderLayer, str], int]:
-        """Layers that differ, or are stored differently, with their place in the checkpoint -> how many there are."""
+        """(layer, module path) of layers that differ in shape or format -> their number."""
         return Counter(zip(self.architecture.layers, self.layer_prefixes, strict=True))
 
     def __str__(self) -> str:
@@ -77,11 +77,12 @@ class Model:
 
 
 def list_models() -> tuple[str, ...]:
+    """List the keys of the catalog's models."""
     return tuple(_load_model_catalog()[0])
 
 
 def list_model_names() -> tuple[str, ...]:
-    """Every name that the catalog knows: its models, their aliases and their variants."""
+    """List all names in the catalog: models, aliases and variants."""
     return tuple(
         name for key, entry in _load_model_catalog()[0].items() for name in entry.list_names(key)
     )
@@ -93,51 +94,42 @@ def load_model(
     quantization: str | None = None,
     dtype: str | None = None,
 ) -> Model:
-    """The model called `source`, or described by a path to a `config.json` or by its content; it keeps that name,
-    its folder's where that is one.
+    """Load a model by name, by the path of a `config.json` or its folder, or by its content.
 
     Names are looked up in the catalog, in the local Hub cache, as a variant of a catalog model,
-    then on the Hub. `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may
-    become NVFP4 too); for any other it names the format that the checkpoint has, or leads to a
-    published checkpoint that has it, whose name the model then bears. `dtype` overrides what the
-    configuration says. Raises `PlannerError`, also for a `quantization` that contradicts the
-    checkpoint.
+    then on the Hub. `quantization` is the format to which the engine converts a 16-bit checkpoint
+    (or FP8 to NVFP4). For other checkpoints it must name their format, or that of a published
+    checkpoint of the model, which is loaded instead. `dtype` overrides the configuration. Raises
+    `PlannerError`, also for a `quantization` that contradicts the checkpoint.
     """
     if isinstance(source, Mapping):
-        model = _build_model(
-            source,
-            validate_unicode_text(
-                source.get("_name_or_path") or source.get("model_type") or "config", "model"
-            ),
-        )
+        name = source.get("_name_or_path") or source.get("model_type") or "config"
+        model = _build_model(source, validate_unicode_text(name, "model"))
     elif isfile(path := Path(validate_unicode_text(source, "model"))) or isfile(
         path / "config.json"
     ):
-        where = path.name if isfile(path) else "config.json"
+        location = path.name if isfile(path) else "config.json"
         model = _build_model(
-            _read_config_file(path), str(source).removesuffix("/config.json"), where
+            _read_config_file(path), str(source).removesuffix("/config.json"), location
         )
     elif str(source).endswith(".json"):
         raise PlannerError(f"model {str(source)!r:.300}: there is no such file")
     elif not str(source).isprintable() or len(str(source)) > 200:
-        long = f"model {str(source)!r:.80} is longer than 200 letters"
-        raise PlannerError(f"{long}, or has one that cannot be printed; no name is so")
+        raise PlannerError(
+            f"model {str(source)!r:.80} is longer than 200 letters, or has one that cannot be"
+            " printed; no name is so"
+        )
     else:
         model = _look_up_model(str(source))
     if quantization is not None:
         model = _apply_format(quantization, model)
-    if not model.quantization.schemes and (said := _split_format_from_name(model.name)[1]) not in (
-        None,
-        "none",
-    ):
+    named_format = _split_format_from_name(model.name)[1]
+    if not model.quantization.schemes and named_format not in (None, "none"):
         note = (
-            f"{model.name} says {said}, and its configuration states no quantization: planned in"
-            f" {model.dtype}"
+            f"{model.name} says {named_format}, and its configuration states no quantization:"
+            f" planned in {model.dtype}; add its hf_quant_config.json, or quantization"
         )
-        model = replace(
-            model,
-            warnings=(*model.warnings, f"{note}; add its hf_quant_config.json, or quantization"),
-        )
+        model = replace(model, warnings=(*model.warnings, note))
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPE_BYTES:
             raise make_unknown_name_error(dtype, (*DTYPE_BYTES, "auto"), "dtype")
@@ -146,83 +138,67 @@ def load_model(
 
 
 @lru_cache(maxsize=256)
-def _apply_format(wanted: str, base_model: Model) -> Model:
-    """`found` in the format called `wanted`: as it is, converted, or another checkpoint of it; else refused.
+def _apply_format(requested: str, model: Model) -> Model:
+    """Return the model in the requested format: as stored, converted, or another checkpoint.
 
-    The same for the same, so that what has been worked out of a deployment is known of its like.
+    Raises `PlannerError` if there is none. Cached, so that equal requests return the same object,
+    by which results of deployments are cached in turn.
     """
-    stored = base_model.quantization
-    if q.matches_stored_format(wanted, stored):
-        return base_model
-    converted = _convert_quantization(wanted, base_model)
-    if not stored.schemes or (
-        base_model.is_inferred and converted.method == stored.method
-    ):  # more than the name said
-        return replace(base_model, quantization=converted)
-    if (
-        base_model.is_inferred and q.is_container_name(wanted) and stored.method in ("gptq", "awq")
-    ):  # who packed it, the name didn't say
-        return replace(base_model, quantization=q.parse_quantization("int4"))
-    if (
-        stored.method in ("fp8", "fp8_block")
-        and stored.weight_bits == 8
-        and converted.method == "nvfp4"
-    ):
-        note = (
-            f"{base_model.name} is stored in {stored.method}; planned with all its linear layers"
-            f" converted to {wanted}"
-        )
-        if published := _find_published_checkpoint(wanted, base_model):
+    stored = model.quantization
+    if q.matches_stored_format(requested, stored):
+        return model
+    converted = _convert_quantization(requested, model)
+    # the request is more specific than the name
+    if not stored.schemes or (model.is_inferred and converted.method == stored.method):
+        return replace(model, quantization=converted)
+    # the name does not tell who packed the weights
+    if model.is_inferred and q.is_container_name(requested) and stored.method in ("gptq", "awq"):
+        return replace(model, quantization=q.parse_quantization("int4"))
+    note = f"{model.name} is stored in {stored.method}; planned"
+    published = _find_published_checkpoint(requested, model)
+    is_fp8 = stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8
+    if is_fp8 and converted.method == "nvfp4":
+        note += f" with all its linear layers converted to {requested}"
+        if published:
             note += f" ({published} keeps some as they were)"
-        return replace(base_model, quantization=converted, warnings=(*base_model.warnings, note))
-    if published := _find_published_checkpoint(wanted, base_model):
-        note = (
-            f"{base_model.name} is stored in {stored.method}; planned as {published}, which is what"
-            f" {wanted} asks for"
-        )
-        return replace(_build_catalog_model(published), warnings=(*base_model.warnings, note))
+        return replace(model, quantization=converted, warnings=(*model.warnings, note))
+    if published:
+        note += f" as {published}, which is what {requested} asks for"
+        return replace(_build_catalog_model(published), warnings=(*model.warnings, note))
     raise PlannerError(
-        f"{base_model.name} is stored in {stored.method}, so quantization {wanted} would be another"
+        f"{model.name} is stored in {stored.method}, so quantization {requested} would be another"
         " checkpoint: name that one, or leave quantization out"
     )
 
 
-def _convert_quantization(wanted: str, base_model: Model) -> q.CheckpointQuantization:
-    """The format called `wanted` on what of `found` it is used for: MXFP4 on the experts, where there are some."""
-    quantization = q.parse_quantization(wanted)
-    dense = quantization.method == "mxfp4" and not base_model.architecture.is_moe
-    return q.parse_quantization(wanted, (("", "mxfp4"),)) if dense else quantization
+def _convert_quantization(requested: str, model: Model) -> q.CheckpointQuantization:
+    """Return the requested format on the layers that use it; MXFP4 only on experts, if any."""
+    quantization = q.parse_quantization(requested)
+    if quantization.method == "mxfp4" and not model.architecture.is_moe:
+        return q.parse_quantization(requested, (("", "mxfp4"),))
+    return quantization
 
 
-def _find_published_checkpoint(wanted: str, base_model: Model) -> str | None:
-    """The catalog's checkpoint of the same model in the format called `wanted`."""
-    bare = _split_format_from_name(base_model.name)[0]
-    same = (name for name in list_model_names() if _split_format_from_name(name)[0] == bare)
-    return next(
-        (
-            name
-            for name in same
-            if q.matches_stored_format(wanted, _build_catalog_model(name).quantization)
-        ),
-        None,
+def _find_published_checkpoint(requested: str, model: Model) -> str | None:
+    """Find a checkpoint of the same model in the requested format in the catalog."""
+    bare = _split_format_from_name(model.name)[0]
+    matches = (
+        name
+        for name in list_model_names()
+        if _split_format_from_name(name)[0] == bare
+        and q.matches_stored_format(requested, _build_catalog_model(name).quantization)
     )
+    return next(matches, None)
 
 
 def _build_model(config: Mapping[str, Any], name: str, location: str = "config.json") -> Model:
     architecture = parse_hf_config(config, location)
     text = config.get("text_config")
-    inner = text if isinstance(text, Mapping) else {}
-    dtype = (
-        config.get("dtype")
-        or config.get("torch_dtype")
-        or inner.get("dtype")
-        or inner.get("torch_dtype")
-    )
-    dtype = str(dtype or "bfloat16").removeprefix("torch.")
-    if (
-        dtype not in DTYPE_BYTES or dtype == "float32"
-    ):  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
-        dtype = "bfloat16"
+    configs = (config, text if isinstance(text, Mapping) else {})
+    dtypes = (fields.get(key) for fields in configs for key in ("dtype", "torch_dtype"))
+    dtype = str(next(filter(None, dtypes), "bfloat16")).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES or dtype == "float32":
+        dtype = "bfloat16"  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
     stored = q.parse_quantization_config(config, location)
     if stored.steps * len(architecture.layers) > MAX_PATTERN_STEPS:
         raise PlannerError(
@@ -237,36 +213,36 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     config = parse_json(read_text(path), str(path))
     if not isinstance(config, dict):
         raise PlannerError(f"{path}: expected a mapping of fields, got {type(config).__name__}")
-    beside = path.parent / "hf_quant_config.json"
-    if not config.get("quantization_config") and beside.is_file() and beside != path:
-        config["quantization_config"] = parse_json(read_text(beside), str(beside))
+    modelopt = path.parent / "hf_quant_config.json"
+    if not config.get("quantization_config") and modelopt.is_file() and modelopt != path:
+        config["quantization_config"] = parse_json(read_text(modelopt), str(modelopt))
     return config
 
 
 @cache
 def _load_model_catalog() -> tuple[dict[str, ModelEntry], dict[str, str]]:
-    """Entries by name, and every known name by its folded form, with and without its maker."""
-    found = load_catalog("models.yaml", ModelEntry)
-    known = [name for key, entry in found.items() for name in entry.list_names(key)]
+    """Load entries by key, and all names by their folded form, with and without the maker."""
+    entries = load_catalog("models.yaml", ModelEntry)
+    known = [name for key, entry in entries.items() for name in entry.list_names(key)]
     folded = {_remove_dashes(_normalize_name(name)): name for name in known}
     for name in known:
         folded.setdefault(_remove_dashes(_normalize_name(name.split("/")[-1])), name)
-    return found, folded
+    return entries, folded
 
 
 def _normalize_name(name: str) -> str:
-    """A name without its case, spaces, and what stands in brackets."""
+    """Fold case, spaces and underscores, and drop text in brackets."""
     return re.sub(r"[\s_]+", "-", re.sub(r"\(.*?\)", "", name).strip().casefold())
 
 
 def _remove_dashes(name: str) -> str:
-    """A folded name without its dashes: "llama3.1-8b" and "llama-3.1-8b" are the same."""
+    """Remove dashes, so that "llama3.1-8b" and "llama-3.1-8b" are equal."""
     return name.replace("-", "")
 
 
 @cache
 def _build_catalog_model(name: str) -> Model:
-    """The catalog's model `name`: its bases' configurations, then its entry's, then its own, one over the other."""
+    """Build a catalog model from the configurations of its bases, its entry and its variant."""
     catalog, _ = _load_model_catalog()
     if name not in catalog:
         key = next(key for key, entry in catalog.items() if name in entry.list_names(key))
@@ -282,7 +258,7 @@ def _build_catalog_model(name: str) -> Model:
 
 
 def _merge_entry_config(key: str) -> dict[str, Any]:
-    """The configuration of the catalog's entry `key`, over those that it is based on."""
+    """Merge the configuration of an entry over those of its bases."""
     catalog, _ = _load_model_catalog()
     chain = [catalog[key]]
     while (base := chain[-1].base) is not None:
@@ -298,26 +274,25 @@ def _merge_entry_config(key: str) -> dict[str, Any]:
     return config
 
 
-def _merge_configs(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`under` with the fields of `over`, nested configurations field by field; a quantization is replaced whole."""
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        if (
-            isinstance(value, Mapping)
-            and isinstance(below, Mapping)
-            and key != "quantization_config"
-        ):
-            value = _merge_configs(below, value)
+def _merge_configs(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two configurations, nested ones field by field; a quantization is replaced whole."""
+    merged = dict(base)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and key != "quantization_config":
+            value = _merge_configs(old, value)
         merged[key] = value
     return merged
 
 
 _SUFFIX_PATTERN = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|preview|\d{4})(?=-|$)"
-"""What names add that doesn't change any shape."""
+"""Parts of names that do not change any shape."""
 _VERSION_PATTERN = r"-v\d+(\.\d+)?(?=-|$)"
-_OTHER_MODEL_PATTERN = r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark|draft\w*)\b"
-"""What follows a known name in the name of something else."""
+_OTHER_MODEL_PATTERN = (
+    r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark"
+    r"|draft\w*)\b"
+)
+"""Text after a known name that makes it the name of another model."""
 _BLOCK_FP8_MAKERS = (
     "qwen",
     "zai-org",
@@ -327,7 +302,7 @@ _BLOCK_FP8_MAKERS = (
     "stepfun-ai",
     "xiaomimimo",
 )
-"""Makers whose own FP8 releases scale blocks of 128 x 128; GLM-4's scale channels (vllm-hpu-extension pull 350)."""
+"""Makers whose FP8 releases scale 128 x 128 blocks, except GLM-4 (vllm-hpu-extension pull 350)."""
 
 
 @cache
@@ -335,10 +310,10 @@ def _look_up_model(name: str) -> Model:
     _, folded = _load_model_catalog()
     if (known := folded.get(_remove_dashes(_normalize_name(name)))) is not None:
         model = _build_catalog_model(known)
-        read = (f"{name} is read as {known}",) if name.casefold() != known.casefold() else ()
-        return (
-            model if name == known else replace(model, name=name, warnings=(*model.warnings, *read))
-        )
+        notes = (f"{name} is read as {known}",) if name.casefold() != known.casefold() else ()
+        if name == known:
+            return model
+        return replace(model, name=name, warnings=(*model.warnings, *notes))
     if (config := _read_hub_cache(name)) is not None:
         return _build_model(config, name)
     if (variant := _find_variant(name)) is not None:
@@ -351,99 +326,92 @@ def _look_up_model(name: str) -> Model:
 
 
 def resolve_repository(name: str) -> str:
-    """The Hub repository of the model called `name`, where the catalog knows it by more than its short name."""
-    return (
-        name
-        if "/" in name
-        else _load_model_catalog()[1].get(_remove_dashes(_normalize_name(name)), name)
-    )
+    """Return the Hub repository of a catalog model's short name; other names stay as they are."""
+    if "/" in name:
+        return name
+    return _load_model_catalog()[1].get(_remove_dashes(_normalize_name(name)), name)
 
 
 @cache
 def _split_format_from_name(name: str) -> tuple[str, str | None]:
-    """The folded name without its maker and without what it says of the format, and that format."""
-    bare, said = (
-        _normalize_name(name.rstrip("/").removesuffix("/config.json").removesuffix(".json")).split(
-            "/"
-        )[-1],
-        None,
-    )
-    for pattern, spelled in q.QUANTIZATION_CATALOG["in_names"].items():
+    """Split a name into its folded form without maker and format, and the format (None: none)."""
+    path = name.rstrip("/").removesuffix("/config.json").removesuffix(".json")
+    bare, named_format = _normalize_name(path).split("/")[-1], None
+    for pattern, weight_format in q.QUANTIZATION_CATALOG["in_names"].items():
         stripped = re.sub(rf"[-.]({pattern})(-v\d(?=-|$))?(?=[-.]|$)", "", bare)
         if stripped != bare:
-            bare, said = stripped, said or spelled
-    return bare, said
+            bare, named_format = stripped, named_format or weight_format
+    return bare, named_format
 
 
 @cache
 def _index_stripped_names() -> dict[str, str]:
-    """Known names by what is left of them without what doesn't change a shape; a size may do without its version."""
-    plain: dict[str, str] = {}
+    """Index known names by their form without suffixes and, if it has a size, without version."""
+    stripped: dict[str, str] = {}
     for name in reversed(list_model_names()):
         bare = re.sub(_SUFFIX_PATTERN, "", _normalize_name(name).split("/")[-1])
-        plain[bare] = name
+        stripped[bare] = name
         if re.search(r"\d[bm](-|$)", bare):
-            plain.setdefault(re.sub(_VERSION_PATTERN, "", bare), name)
-    return plain
+            stripped.setdefault(re.sub(_VERSION_PATTERN, "", bare), name)
+    return stripped
 
 
 def _find_variant(name: str) -> Model | None:
-    """A catalog model under a dressed-up name, or a quantized copy of one: its base, with what the name says.
+    """Find a catalog model by a longer name or the name of a quantized copy; None if none fits.
 
-    NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model
+    NVFP4 copies keep the layers that NVIDIA's own keep: all but the routed experts of an MoE model
     (Kimi-K2.6-NVFP4, Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
     """
-    if unknown := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _normalize_name(name)):
+    if unsupported := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _normalize_name(name)):
         raise PlannerError(
-            f"{name}: {unknown[1]} checkpoints are not planned for;"
+            f"{name}: {unsupported[1]} checkpoints are not planned for;"
             f" {', '.join(q.WEIGHT_FORMATS)} are"
         )
-    bare, wanted = _split_format_from_name(name)
-    if (
-        wanted == "fp8"
-        and _normalize_name(name).split("/")[0] in _BLOCK_FP8_MAKERS
-        and not bare.startswith("glm-4")
-    ):
-        wanted = "fp8_block"
-    plain, undressed = re.sub(_SUFFIX_PATTERN, "", bare), _index_stripped_names()
-    squashed = {_remove_dashes(alias): known for alias, known in undressed.items()}
-    exact = _load_model_catalog()[1].get(_remove_dashes(bare)) or squashed.get(
-        _remove_dashes(plain)
+    bare, named_format = _split_format_from_name(name)
+    maker = _normalize_name(name).split("/")[0]
+    if named_format == "fp8" and maker in _BLOCK_FP8_MAKERS and not bare.startswith("glm-4"):
+        named_format = "fp8_block"
+    stripped, known_names = re.sub(_SUFFIX_PATTERN, "", bare), _index_stripped_names()
+    without_dashes = {_remove_dashes(alias): known for alias, known in known_names.items()}
+    exact = _load_model_catalog()[1].get(_remove_dashes(bare)) or without_dashes.get(
+        _remove_dashes(stripped)
     )
-    begins = [
+    prefixes = (
         alias
-        for alias in undressed
-        if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)
-    ]
-    longest = max(begins, key=len, default="")
-    if exact is None and (not longest or re.match(_OTHER_MODEL_PATTERN, plain[len(longest) + 1 :])):
+        for alias in known_names
+        if stripped.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)
+    )
+    prefix = max(prefixes, key=len, default="")
+    if exact is None and (
+        not prefix or re.match(_OTHER_MODEL_PATTERN, stripped[len(prefix) + 1 :])
+    ):
         return None
-    known = exact or undressed[longest]
+    known = exact or known_names[prefix]
     base = _build_catalog_model(known)
     derived = "planned as" if exact else "taken for a derivative of"
     note, quantization = f"{name} is not in the catalog; {derived} {known}", base.quantization
-    bits = q.parse_quantization(wanted).weight_bits if wanted else 0
-    if wanted is not None and not (
-        q.matches_stored_format(wanted, quantization) and bits == quantization.weight_bits
+    bits = q.parse_quantization(named_format).weight_bits if named_format else 0
+    if named_format is not None and not (
+        q.matches_stored_format(named_format, quantization) and bits == quantization.weight_bits
     ):
         targets: tuple[tuple[str, str], ...] = ()
-        if wanted == "nvfp4" and base.architecture.is_moe:
+        if named_format == "nvfp4" and base.architecture.is_moe:
             targets = ((q.ROUTED_EXPERTS_PATTERN, "nvfp4"),)
-        elif wanted == "nvfp4" and base.architecture.is_hybrid:
+        elif named_format == "nvfp4" and base.architecture.is_hybrid:
             targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
         quantization = (
-            q.parse_quantization(wanted, targets)
+            q.parse_quantization(named_format, targets)
             if targets
-            else _convert_quantization(wanted, base)
+            else _convert_quantization(named_format, base)
         )
-        stored = "16-bit" if wanted == "none" else wanted
+        stored = "16-bit" if named_format == "none" else named_format
         note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
     warnings = (*base.warnings, note)
     return replace(base, name=name, quantization=quantization, warnings=warnings, is_inferred=True)
 
 
 def _read_hub_cache(name: str) -> dict[str, Any] | None:
-    """The newest `config.json` of the repository `name` in the local Hub cache."""
+    """Read the newest `config.json` of a repository in the local Hub cache."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache_dir = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     folder = escape(f"models--{name.replace('/', '--')}")
@@ -453,7 +421,7 @@ def _read_hub_cache(name: str) -> dict[str, Any] | None:
 
 @cache
 def _check_hub_reachable() -> bool:
-    """The Hub answers; asked once, so that a planner without a network doesn't wait for every unknown name."""
+    """Return whether the Hub answers; cached, so that only the first unknown name waits."""
     from huggingface_hub import constants
 
     try:
@@ -466,7 +434,7 @@ def _check_hub_reachable() -> bool:
 
 
 def _download_config(name: str) -> dict[str, Any] | None:
-    """`config.json` from the Hub; None without a network or repository."""
+    """Download `config.json` from the Hub; None without network or repository."""
     if name.count("/") != 1 or not _check_hub_reachable():
         return None
     from huggingface_hub import hf_hub_download

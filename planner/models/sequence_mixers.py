@@ -1,4 +1,4 @@
-"""Mixers other than plain attention: recurrent ones with a constant state, and DeepSeek-V4's compressed attention."""
+"""Recurrent mixers with a constant state, and DeepSeek-V4's compressed attention."""
 
 from collections.abc import Callable
 
@@ -15,21 +15,15 @@ RECURRENT_PART = "linear_ssm"
 
 
 def _get_state_element_bytes(c: ConfigReader, default: str = "auto") -> int:
-    """Bytes of a recurrent state element: vLLM keeps it in the model's dtype unless the configuration says FP32."""
-    return (
-        4
-        if c.read_text_field("mamba_ssm_dtype", c.read_text_field("mamba_ssm_cache_dtype", default))
-        == "float32"
-        else 2
-    )
+    """Return bytes per element of a recurrent state: vLLM uses 16 bit unless configured as FP32."""
+    cache_dtype = c.read_text_field("mamba_ssm_cache_dtype", default)
+    return 4 if c.read_text_field("mamba_ssm_dtype", cache_dtype) == "float32" else 2
 
 
 def build_gated_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
-    """Gated delta rule of Qwen3-Next and Qwen3.5 (arXiv 2412.06464)."""
-    key_heads, value_heads = (
-        c.read_int("linear_num_key_heads"),
-        c.read_int("linear_num_value_heads"),
-    )
+    """Build the gated delta rule of Qwen3-Next and Qwen3.5 (arXiv 2412.06464)."""
+    key_heads = c.read_int("linear_num_key_heads")
+    value_heads = c.read_int("linear_num_value_heads")
     key_dim, value_dim = c.read_int("linear_key_head_dim"), c.read_int("linear_value_head_dim")
     kernel, values = c.read_int("linear_conv_kernel_dim", 4), value_heads * value_dim
     channels, state = 2 * key_heads * key_dim + values, values * key_dim
@@ -51,7 +45,7 @@ def build_gated_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Wei
 
 
 def build_kimi_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
-    """Kimi Delta Attention (arXiv 2510.26692)."""
+    """Build Kimi Delta Attention (arXiv 2510.26692)."""
     if c.get_nested("linear_attn_config"):  # the first release's form
         linear = c.read_nested("linear_attn_config")
         heads, dim, kernel = (
@@ -63,7 +57,8 @@ def build_kimi_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
     width = heads * dim
     mixer = RecurrentMixer("kda", heads, 3 * width, conv_kernel=kernel, state_elements=width * dim)
     return mixer, join_weights([
-        *(build_linear(f"self_attn.{name}_proj", width, hidden, "column", RECURRENT_PART) for name in "qkv"),
+        *(build_linear(f"self_attn.{name}_proj", width, hidden, "column", RECURRENT_PART)
+          for name in "qkv"),
         build_vector("self_attn.conv1d", 3 * width * kernel, RECURRENT_PART, "column", bits=32),
         build_linear("self_attn.f_a_proj", dim, hidden, "replicated", RECURRENT_PART),
         build_linear("self_attn.f_b_proj", width, dim, "column", RECURRENT_PART),
@@ -78,7 +73,7 @@ def build_kimi_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
 
 
 def build_mamba2(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
-    """Mamba-2 (arXiv 2405.21060)."""
+    """Build Mamba-2 (arXiv 2405.21060)."""
     heads, state = c.read_int("mamba_num_heads"), c.read_int("ssm_state_size")
     inner = c.read_int("mamba_d_ssm", None) or heads * c.read_int("mamba_head_dim")
     groups, kernel = c.read_int("n_groups", 1), c.read_int("conv_kernel", 4)
@@ -88,20 +83,27 @@ def build_mamba2(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTe
     mixer = RecurrentMixer("mamba2", heads, inner, 2 * state, groups, kernel, inner * state, width)
     grouped = groups * state
     bias = c.read_bool("mamba_proj_bias", c.read_bool("use_bias"))
-    return mixer, join_weights([
+    weights = join_weights([
         build_linear("mixer.in_proj", 2 * inner + heads, hidden, "column", RECURRENT_PART, bias),
-        build_linear("mixer.in_proj_groups", 2 * grouped, hidden, "kv", RECURRENT_PART, bias, 1, groups),
+        build_linear("mixer.in_proj_groups", 2 * grouped, hidden, "kv", RECURRENT_PART, bias, 1,
+                     groups),
         build_vector("mixer.conv1d", inner * kernel, RECURRENT_PART, "column"),
-        (WeightTensor("mixer.conv1d_groups", 2 * grouped * kernel, 1, "kv", RECURRENT_PART, num_shard_units=groups, linear=False),),
-        *([build_vector("mixer.conv1d.bias", inner + 2 * grouped, RECURRENT_PART, "column")] if c.read_bool("use_conv_bias", True) else []),
-        *(build_vector(f"mixer.{name}", heads, RECURRENT_PART, "column", bits=32) for name in ("A_log", "D", "dt_bias")),
-        *([build_vector("mixer.norm", inner, RECURRENT_PART, "column")] if c.read_bool("mamba_rms_norm", True) else []),
-        build_linear("mixer.out_proj", hidden, inner, "row", RECURRENT_PART, bias),
+        (WeightTensor("mixer.conv1d_groups", 2 * grouped * kernel, 1, "kv", RECURRENT_PART,
+                      num_shard_units=groups, linear=False),),
     ])  # fmt: skip
+    if c.read_bool("use_conv_bias", True):
+        weights += build_vector("mixer.conv1d.bias", inner + 2 * grouped, RECURRENT_PART, "column")
+    for name in ("A_log", "D", "dt_bias"):
+        weights += build_vector(f"mixer.{name}", heads, RECURRENT_PART, "column", bits=32)
+    if c.read_bool("mamba_rms_norm", True):
+        weights += build_vector("mixer.norm", inner, RECURRENT_PART, "column")
+    return mixer, weights + build_linear(
+        "mixer.out_proj", hidden, inner, "row", RECURRENT_PART, bias
+    )
 
 
 def build_mamba1(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
-    """Mamba (arXiv 2312.00752), with Jamba's norms where the family has them."""
+    """Build Mamba (arXiv 2312.00752), with Jamba's norms if the family has them."""
     inner = c.read_int("mamba_expand", 2) * hidden
     state, kernel = c.read_int("ssm_state_size", 16), c.read_int("conv_kernel", 4)
     rank = (
@@ -114,26 +116,27 @@ def build_mamba1(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTe
         "mamba1", 1, inner, conv_kernel=kernel, state_elements=inner * state, state_width=width
     )
     normed = (("dt", rank), ("b", state), ("c", state)) if c.read_bool("mamba_inner_norms") else ()
+    bias = c.read_bool("use_bias")
     return mixer, join_weights([
-        build_linear("mamba.in_proj", 2 * inner, hidden, "column", RECURRENT_PART, c.read_bool("use_bias")),
+        build_linear("mamba.in_proj", 2 * inner, hidden, "column", RECURRENT_PART, bias),
         build_vector("mamba.conv1d", inner * kernel, RECURRENT_PART, "column"),
         build_vector("mamba.conv1d.bias", inner, RECURRENT_PART, "column"),
         build_linear("mamba.x_proj", rank + 2 * state, inner, "row", RECURRENT_PART),
         build_linear("mamba.dt_proj", inner, rank, "column", RECURRENT_PART, bias=True),
-        (WeightTensor("mamba.A", inner, state, "column", RECURRENT_PART, linear=False, stored_bits=32),),
+        (WeightTensor("mamba.A", inner, state, "column", RECURRENT_PART, linear=False,
+                      stored_bits=32),),
         build_vector("mamba.D", inner, RECURRENT_PART, "column"),
         *(build_vector(f"mamba.{name}_layernorm", count, RECURRENT_PART) for name, count in normed),
-        build_linear("mamba.out_proj", hidden, inner, "row", RECURRENT_PART, c.read_bool("use_bias")),
+        build_linear("mamba.out_proj", hidden, inner, "row", RECURRENT_PART, bias),
     ])  # fmt: skip
 
 
 def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
-    """Lightning attention of MiniMax-01 and M1 (arXiv 2501.08313)."""
+    """Build the lightning attention of MiniMax-01 and M1 (arXiv 2501.08313)."""
     heads = c.read_int("num_attention_heads", most=2**14)
     dim = c.read_int("head_dim", hidden // heads)
-    mixer = RecurrentMixer(
-        "lightning", heads, state_elements=heads * dim * dim, state_width=2
-    )  # in the model's dtype
+    # the state is in the model's dtype
+    mixer = RecurrentMixer("lightning", heads, state_elements=heads * dim * dim, state_width=2)
     return mixer, join_weights([
         build_linear("self_attn.qkv_proj", 3 * heads * dim, hidden, "column", RECURRENT_PART),
         build_linear("self_attn.output_gate", heads * dim, hidden, "column", RECURRENT_PART),
@@ -143,7 +146,7 @@ def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMi
 
 
 def build_short_conv(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
-    """Gated short convolution of LFM2."""
+    """Build the gated short convolution of LFM2."""
     kernel, bias = c.read_int("conv_L_cache", 3), c.read_bool("conv_bias")
     return RecurrentMixer("short_conv", 1, hidden, conv_kernel=kernel), join_weights([
         build_linear("conv.in_proj", 3 * hidden, hidden, "column", RECURRENT_PART, bias),
@@ -152,26 +155,28 @@ def build_short_conv(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
     ])  # fmt: skip
 
 
-RECURRENT_MIXER_BUILDERS: dict[str, Callable[[ConfigReader, int], tuple[RecurrentMixer, WeightTensors]]] = {
-    "gdn": build_gated_delta, "kda": build_kimi_delta, "mamba1": build_mamba1,
-    "mamba2": build_mamba2, "lightning": build_lightning_attention,
+MixerBuilder = Callable[[ConfigReader, int], tuple[RecurrentMixer, WeightTensors]]
+RECURRENT_MIXER_BUILDERS: dict[str, MixerBuilder] = {
+    "gdn": build_gated_delta,
+    "kda": build_kimi_delta,
+    "mamba1": build_mamba1,
+    "mamba2": build_mamba2,
+    "lightning": build_lightning_attention,
     "short_conv": build_short_conv,
-}  # fmt: skip
-"""Builders by the name that families give their recurrent mixer."""
+}
+"""Builders by the name of the recurrent mixer in `catalogs/families.yaml`."""
 
 
 def build_compressed_attention(
     c: ConfigReader, hidden: int
 ) -> tuple[LatentAttention, RecurrentMixer | None, WeightTensors]:
-    """DeepSeek-V4: a sliding window of latents, and beside it one latent per 4 or 128 tokens.
+    """Build DeepSeek-V4's attention: a sliding window of latents, and one per 4 or 128 tokens.
 
     The compressor's running sums are a recurrent state in FP32: `ratio` rows of keys and of scores,
-    twice the rows and the width where windows of 4 overlap.
+    with twice the rows and the width for the overlapping windows of 4.
     """
     heads, dim, rope = (
-        c.read_int("num_attention_heads"),
-        c.read_int("head_dim"),
-        c.read_int("qk_rope_head_dim"),
+        c.read_int(name) for name in ("num_attention_heads", "head_dim", "qk_rope_head_dim")
     )
     q_rank, ratio = c.read_int("q_lora_rank"), c.read_int("compress_ratio", least=0)
     groups, o_rank = c.read_int("o_groups"), c.read_int("o_lora_rank")
@@ -199,7 +204,8 @@ def build_compressed_attention(
         build_linear("self_attn.q_b_proj", heads * dim, q_rank, "column", "attention"),
         build_linear("self_attn.kv_proj", dim, hidden, "replicated", "attention"),
         build_vector("self_attn.kv_norm", dim),
-        build_linear("self_attn.o_a_proj", groups * o_rank, heads * dim // groups, "column", "attention"),
+        build_linear("self_attn.o_a_proj", groups * o_rank, heads * dim // groups, "column",
+                     "attention"),
         build_linear("self_attn.o_b_proj", hidden, groups * o_rank, "row", "attention"),
         build_vector("self_attn.sinks", heads, "attention", "column", bits=32),
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Building blocks of decoders: the weights of attention, feed-forward blocks and experts.
+"""Building blocks of decoders: weights of attention, feed-forward blocks and experts.
 
 Shapes follow the Hugging Face modelling code of each family (transformers 5.23), sharding follows
 vLLM 0.33's layers.
@@ -20,6 +20,7 @@ WeightTensors = tuple[WeightTensor, ...]
 
 
 def join_weights(parts: Iterable[WeightTensors]) -> WeightTensors:
+    """Join groups of weights to one."""
     return tuple(weight for part in parts for weight in part)
 
 
@@ -33,7 +34,7 @@ def build_linear(
     copies: int = 1,
     units: int = 1,
 ) -> WeightTensors:
-    """A linear layer of `rows` outputs and `cols` inputs; its bias is split with the outputs."""
+    """Build a linear layer of `rows` outputs and `cols` inputs; its bias is split by outputs."""
     weight = WeightTensor(name, rows, cols, shard, part, copies, units)
     if not bias:
         return (weight,)
@@ -49,17 +50,15 @@ def build_vector(
     bias: bool = False,
     bits: int | None = None,
 ) -> WeightTensors:
-    """A norm's scale or another vector, and its bias."""
-    scale = WeightTensor(name, width, 1, shard, part, linear=False, stored_bits=bits)
-    return (
-        (scale, WeightTensor(f"{name}.bias", width, 1, shard, part, linear=False, stored_bits=bits))
-        if bias
-        else (scale,)
+    """Build the scale of a norm, or another vector, with an optional bias."""
+    return tuple(
+        WeightTensor(full_name, width, 1, shard, part, linear=False, stored_bits=bits)
+        for full_name in ((name, f"{name}.bias") if bias else (name,))
     )
 
 
 def build_norms(c: ConfigReader, width: int, count: int) -> WeightTensors:
-    """`count` norms over `width` elements."""
+    """Build `count` norms over `width` elements."""
     return join_weights(
         build_vector("norm", width, bias=c.read_bool("norm_bias")) for _ in range(count)
     )
@@ -68,20 +67,19 @@ def build_norms(c: ConfigReader, width: int, count: int) -> WeightTensors:
 def build_attention(
     c: ConfigReader, hidden: int, kind: str
 ) -> tuple[GroupedQueryAttention, WeightTensors]:
-    """Multi-head, grouped-query or multi-query attention; `kind` is full, sliding or chunked."""
+    """Build multi-head, grouped- or multi-query attention; `kind` is full, sliding or chunked."""
     heads = c.read_int("num_attention_heads", most=2**14)
-    one = c.read_bool("multi_query") and not c.read_bool(
-        "new_decoder_architecture"
-    )  # Falcon-7B states 71 heads and has 1
+    # Falcon-7B states 71 KV heads and has 1
+    is_multi_query = c.read_bool("multi_query") and not c.read_bool("new_decoder_architecture")
     if (
-        not one
+        not is_multi_query
         and c.get_or_default("num_key_value_heads") is None
         and not c.read_bool("multi_head")
     ):
         c.warnings.append(
             f"{c.where} does not state num_key_value_heads; as many as attention heads are assumed"
         )
-    kv_heads = 1 if one else c.read_int("num_key_value_heads", heads, most=2**14)
+    kv_heads = 1 if is_multi_query else c.read_int("num_key_value_heads", heads, most=2**14)
     if heads % kv_heads:
         raise c.make_field_error(
             "num_key_value_heads", f"a divisor of the {heads} attention heads", kv_heads
@@ -99,14 +97,16 @@ def build_attention(
         )
         if window >= c.read_int("max_position_embeddings", 2**31, most=2**31):
             window = None
-    own = c.read_bool("stores_kv", True)
-    mixer = GroupedQueryAttention(heads, kv_heads, head_dim, v_dim, window, kind == "chunked", own)
+    stores_kv = c.read_bool("stores_kv", True)
+    mixer = GroupedQueryAttention(
+        heads, kv_heads, head_dim, v_dim, window, kind == "chunked", stores_kv
+    )
 
     biased = c.read_bool("attention_bias", c.read_bool("use_bias", c.read_bool("bias")))
     qkv_bias, o_bias = c.read_bool("qkv_bias", biased), c.read_bool("o_bias", biased)
     query = heads * head_dim * (2 if c.read_bool("attn_output_gate") else 1)
     weights = build_linear("self_attn.q_proj", query, hidden, "column", "attention", qkv_bias)
-    if own:
+    if stores_kv:
         weights += build_linear(
             "self_attn.k_proj",
             kv_heads * head_dim,
@@ -117,8 +117,7 @@ def build_attention(
             1,
             kv_heads,
         )
-        # Gemma 4 reads values from the keys of full layers, yet vLLM makes room for a projection of
-        # their own
+        # Gemma 4 uses the keys of full layers as values, yet vLLM allocates a projection for them
         part = "engine" if c.read_bool("key_is_value") else "attention"
         weights += build_linear(
             "self_attn.v_proj", kv_heads * v_dim, hidden, "kv", part, qkv_bias, 1, kv_heads
@@ -127,15 +126,14 @@ def build_attention(
     if c.read_bool("use_qk_norm", True) and (normed := c.read_text_field("qk_norm")):
         whole, bias = normed == "full", c.read_bool("norm_bias")
         weights += build_vector("self_attn.q_norm", head_dim * (heads if whole else 1), bias=bias)
-        if own:
+        if stores_kv:
             weights += build_vector(
                 "self_attn.k_norm", head_dim * (kv_heads if whole else 1), bias=bias
             )
     if c.read_bool("sinks"):
         weights += build_vector("self_attn.sinks", heads, "attention", "column")
-    if index_heads := c.read_int(
-        "num_index_heads", 0, least=0
-    ):  # MiniMax-M3 chooses blocks of tokens to attend to
+    # MiniMax-M3 selects blocks of tokens to attend to
+    if index_heads := c.read_int("num_index_heads", 0, least=0):
         index_dim = c.read_int("index_dim")
         weights += build_linear(
             "self_attn.index_q_proj", index_heads * index_dim, hidden, "replicated", "indexer"
@@ -153,20 +151,16 @@ def build_attention(
 
 
 def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttention, WeightTensors]:
-    """Multi-head latent attention, with a sparse-attention indexer where the field `indexer` says full or shared."""
+    """Build multi-head latent attention, with an indexer if the field `indexer` is set."""
     heads = c.read_int("num_attention_heads", most=2**14)
     kv_rank, nope, rope = (
         c.read_int(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
     )
-    v_dim, query, bias = (
-        c.read_int("v_head_dim"),
-        heads * (nope + rope),
-        c.read_bool("attention_bias"),
-    )
-    stated_none = (
-        c.has_field("q_lora_rank") and c.config.get("q_lora_rank") is None
-    )  # null: no rank; absent: the class's
-    q_rank = None if stated_none else c.read_int("q_lora_rank", None)
+    v_dim, bias = c.read_int("v_head_dim"), c.read_bool("attention_bias")
+    query = heads * (nope + rope)
+    # null: no rank; absent: the class default
+    is_null = c.has_field("q_lora_rank") and c.config.get("q_lora_rank") is None
+    q_rank = None if is_null else c.read_int("q_lora_rank", None)
     if q_rank is None:
         weights = build_linear("self_attn.q_proj", query, hidden, "column", "attention")
     else:
@@ -212,7 +206,7 @@ def build_feed_forward(
     bias: bool = False,
     copies: int = 1,
 ) -> WeightTensors:
-    """Gate (unless the family has none), up and down projections."""
+    """Build up and down projections, and the gate unless the family has none."""
     weights = (
         build_linear(f"{name}.gate_proj", inner, inputs, "column", part, bias, copies)
         if c.read_bool("gated", True)
@@ -223,7 +217,7 @@ def build_feed_forward(
 
 
 def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTensors]:
-    """A dense feed-forward block."""
+    """Build a dense feed-forward block."""
     field = c.read_text_field("dense_width", "intermediate_size")
     inner = c.read_int(field, 4 * hidden) if c.read_bool("four_times") else c.read_int(field)
     if c.read_bool("block_auto_adjust_ff_dim"):  # LFM2: two thirds, rounded up
@@ -238,27 +232,24 @@ def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTenso
 
 
 def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTensors]:
-    """Routed experts, the router, and what every token passes through beside them."""
-    total, active = (
-        c.read_int("num_experts", most=2**16),
-        c.read_int("num_experts_per_tok", most=2**16),
-    )
+    """Build routed experts, the router, and the shared weights that every token uses."""
+    total = c.read_int("num_experts", most=2**16)
+    active = c.read_int("num_experts_per_tok", most=2**16)
     if active > total:
         raise c.make_field_error("num_experts_per_tok", f"at most the {total} experts", active)
     inner = c.read_int(c.read_text_field("expert_width", "moe_intermediate_size"))
     if field := c.read_text_field("shared_width"):
         shared = c.read_int(field)
-    elif (shared := c.read_int("shared_expert_intermediate_size", None, least=0)) is None:
+    elif (width := c.read_int("shared_expert_intermediate_size", None, least=0)) is not None:
+        shared = width
+    else:
         shared = c.read_int("n_shared_experts", 0, least=0) * inner
-    latent = c.read_int(
-        "moe_latent_size", hidden
-    )  # Nemotron-3: experts work on a projection of the hidden state
-    routed, beside = (
-        c.read_text_field("routed_name", "mlp.experts"),
-        c.read_text_field("shared_name", "mlp.shared_experts"),
-    )
+    # Nemotron-3: experts work on a projection of the hidden state
+    latent = c.read_int("moe_latent_size", hidden)
+    routed_name = c.read_text_field("routed_name", "mlp.experts")
+    shared_name = c.read_text_field("shared_name", "mlp.shared_experts")
     weights = build_feed_forward(
-        c, latent, inner, routed, "routed_experts", c.read_bool("expert_bias"), total
+        c, latent, inner, routed_name, "routed_experts", c.read_bool("expert_bias"), total
     )
     weights += (
         WeightTensor(
@@ -279,7 +270,7 @@ def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTenso
             "mlp.gate.per_expert_scale", total, "router"
         )
     if shared:
-        weights += build_feed_forward(c, hidden, shared, beside, "shared_experts")
+        weights += build_feed_forward(c, hidden, shared, shared_name, "shared_experts")
     if c.read_bool("shared_expert_gate"):
         weights += (
             WeightTensor("mlp.shared_expert_gate", 1, hidden, part="shared_experts", linear=False),

@@ -1,4 +1,4 @@
-"""Vision towers: encoders that turn images into tokens, and the projector into the decoder's width."""
+"""Vision towers: image encoders, and projectors to the width of the decoder."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,21 +18,32 @@ VISION_PART = "vision_audio"
 def _build_unquantized_linear(
     name: str, rows: int, cols: int, shard: ShardingKind, bias: bool = False, copies: int = 1
 ) -> WeightTensors:
-    """A linear layer that stays in the model's dtype: quantizers leave towers alone."""
+    """Build a linear layer in the model's dtype; quantizers skip towers."""
     weights = build_linear(f"vision.{name}", rows, cols, shard, VISION_PART, bias, copies)
     return tuple(replace(weight, linear=False) for weight in weights)
 
 
-def _build_encoder(depth: int, hidden: int, inner: int, bias: bool = True, norm_bias: bool = True, gated: bool = False,
-             norms: int = 2, extra: int = 0) -> WeightTensors:  # fmt: skip
-    """`depth` transformer blocks; `extra` counts further elements of each block."""
-    names = ("gate_proj", "fc1") if gated else ("fc1",)
-    block = join_weights([
-        *(_build_unquantized_linear(f"attn.{name}", hidden, hidden, "column", bias, depth) for name in "qkv"),
-        _build_unquantized_linear("attn.proj", hidden, hidden, "row", bias, depth),
-        *(_build_unquantized_linear(f"mlp.{name}", inner, hidden, "column", bias, depth) for name in names),
-        _build_unquantized_linear("mlp.fc2", hidden, inner, "row", bias, depth),
-    ])  # fmt: skip
+def _build_encoder(
+    depth: int, hidden: int, inner: int, bias: bool = True, norm_bias: bool = True,
+    gated: bool = False, norms: int = 2, extra: int = 0,
+) -> WeightTensors:  # fmt: skip
+    """Build `depth` transformer blocks; `extra` is the number of other elements in each."""
+    attention = (
+        _build_unquantized_linear(f"attn.{name}", hidden, hidden, "column", bias, depth)
+        for name in "qkv"
+    )
+    mlp = (
+        _build_unquantized_linear(f"mlp.{name}", inner, hidden, "column", bias, depth)
+        for name in (("gate_proj", "fc1") if gated else ("fc1",))
+    )
+    block = join_weights(
+        [
+            *attention,
+            _build_unquantized_linear("attn.proj", hidden, hidden, "row", bias, depth),
+            *mlp,
+            _build_unquantized_linear("mlp.fc2", hidden, inner, "row", bias, depth),
+        ]
+    )
     rest = norms * hidden * (2 if norm_bias else 1) + extra
     return (
         *block,
@@ -41,35 +52,33 @@ def _build_encoder(depth: int, hidden: int, inner: int, bias: bool = True, norm_
 
 
 def _build_unsplit_weights(count: int) -> WeightTensors:
-    """Embeddings, norms and whatever else is neither split nor quantized."""
+    """Build embeddings, norms and other weights that are neither split nor quantized."""
     return build_vector("vision.embeddings", count, VISION_PART)
 
 
 def _count_patch_embedding(v: ConfigReader, hidden: int, frames: int = 1) -> int:
-    """Elements of the patch embedding."""
-    return (
-        hidden
-        * v.read_int("in_channels", v.read_int("num_channels", 3))
-        * frames
-        * v.read_int("patch_size") ** 2
-    )
+    """Count the elements of the patch embedding."""
+    channels = v.read_int("in_channels", v.read_int("num_channels", 3))
+    return hidden * channels * frames * v.read_int("patch_size") ** 2
 
 
 def _build_projector(
     inputs: int, inner: int, outputs: int, bias: bool = True, split: bool = True
 ) -> WeightTensors:
-    first = _build_unquantized_linear(
-        "projector.linear_1", inner, inputs, "column" if split else "replicated", bias
+    """Build a projector of two linear layers, split over GPUs or repeated on each."""
+    shards: tuple[ShardingKind, ShardingKind] = (
+        ("column", "row") if split else ("replicated", "replicated")
     )
-    return first + _build_unquantized_linear(
-        "projector.linear_2", outputs, inner, "row" if split else "replicated", bias
+    return (
+        *_build_unquantized_linear("projector.linear_1", inner, inputs, shards[0], bias),
+        *_build_unquantized_linear("projector.linear_2", outputs, inner, shards[1], bias),
     )
 
 
 def build_qwen_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
-    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
-    third = v.has_field("num_position_embeddings")
-    gated = not third and v.has_field("intermediate_size")
+    """Build the tower of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
+    is_qwen3 = v.has_field("num_position_embeddings")
+    gated = not is_qwen3 and v.has_field("intermediate_size")
     width = v.read_int("embed_dim", None) or v.read_int("hidden_size")
     inner = v.read_int("intermediate_size", None) or width * v.read_int("mlp_ratio", 4)
     merged = width * v.read_int("spatial_merge_size", 2) ** 2
@@ -77,31 +86,23 @@ def build_qwen_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTen
     patch = _count_patch_embedding(v, width, v.read_int("temporal_patch_size", 2))
     towers = _build_encoder(v.read_int("depth"), width, inner, norm_bias=not gated, gated=gated)
     towers += _build_projector(merged, merged, outputs)
-    if not third:
+    if not is_qwen3:
         return towers + _build_unsplit_weights(patch + width * (1 if gated else 2))
-    deep = len(v.read_list("deepstack_visual_indexes", int))
-    stacked = join_weights([_build_projector(merged, merged, outputs)] * deep)
-    return (
-        towers
-        + stacked
-        + _build_unsplit_weights(
-            patch + width * (3 + v.read_int("num_position_embeddings")) + deep * 2 * merged
-        )
-    )
+    num_projectors = len(v.read_list("deepstack_visual_indexes", int))
+    towers += _build_projector(merged, merged, outputs) * num_projectors
+    positions = width * (3 + v.read_int("num_position_embeddings"))
+    return towers + _build_unsplit_weights(patch + positions + num_projectors * 2 * merged)
 
 
 def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
-    """CLIP and SigLIP encoders with LLaVA's or Gemma 3's projector."""
+    """Build CLIP and SigLIP encoders with LLaVA's or Gemma 3's projector."""
     if (kind := v.read_text_field("model_type")) not in (
         "clip_vision_model",
         "siglip_vision_model",
     ):
         raise v.make_field_error("model_type", "clip_vision_model or siglip_vision_model", kind)
-    width, depth, siglip = (
-        v.read_int("hidden_size"),
-        v.read_int("num_hidden_layers"),
-        kind.startswith("siglip"),
-    )
+    width, depth = v.read_int("hidden_size"), v.read_int("num_hidden_layers")
+    siglip = kind.startswith("siglip")
     patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
     towers = _build_encoder(depth, width, v.read_int("intermediate_size"))
     other = _count_patch_embedding(v, width) + patches * width + (3 if siglip else 6) * width
@@ -114,8 +115,8 @@ def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTen
             + _build_unsplit_weights(other + width)
             + _build_unquantized_linear("projector", hidden, width, "replicated")
         )
-    chosen = c.get_or_default("vision_feature_layer")
-    features = len(chosen) if isinstance(chosen, list) else 1
+    layers = c.get_or_default("vision_feature_layer")
+    features = len(layers) if isinstance(layers, list) else 1
     newline = hidden if "next" in c.read_text_field("model_type") else 0
     return (
         towers
@@ -125,7 +126,7 @@ def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTen
 
 
 def build_pixtral_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
-    """Pixtral's encoder with Mistral 3's patch merger."""
+    """Build Pixtral's encoder with Mistral 3's patch merger."""
     width, merged = v.read_int("hidden_size"), c.read_int("spatial_merge_size", 2) ** 2
     depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
     towers = _build_encoder(depth, width, inner, bias=False, norm_bias=False, gated=True)
@@ -140,7 +141,7 @@ def build_pixtral_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
 
 
 def build_llama4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
-    """Llama 4's encoder, pixel-shuffle adapter and projector."""
+    """Build Llama 4's encoder, pixel-shuffle adapter and projector."""
     width, inner = v.read_int("hidden_size"), v.read_int("intermediate_size")
     patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
     towers = _build_encoder(v.read_int("num_hidden_layers"), width, inner)
@@ -153,25 +154,25 @@ def build_llama4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightT
 
 
 def build_gemma4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
-    """Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
+    """Build Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
     width, head = v.read_int("hidden_size"), v.read_int("head_dim")
     depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
     towers = _build_encoder(
         depth, width, inner, bias=False, norm_bias=False, gated=True, norms=4, extra=2 * head
     )
     towers += _build_unquantized_linear("projector", hidden, width, "replicated")
-    whole = tuple(replace(weight, shard="replicated") for weight in towers)  # vLLM runs it unsplit
-    return whole + _build_unsplit_weights(
+    towers = tuple(replace(weight, shard="replicated") for weight in towers)  # vLLM: not split
+    return towers + _build_unsplit_weights(
         _count_patch_embedding(v, width) + 2 * v.read_int("position_embedding_size") * width
     )
 
 
 def build_moonvit_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
-    """Kimi's MoonViT with its patch-merging projector."""
+    """Build Kimi's MoonViT with its patch-merging projector."""
     width = v.read_int("vt_hidden_size", None) or v.read_int("hidden_size")
     depth = v.read_int("vt_num_hidden_layers", None) or v.read_int("num_hidden_layers")
     inner = v.read_int("vt_intermediate_size", None) or v.read_int("intermediate_size")
-    high, wide = (
+    rows, cols = (
         v.read_int(f"init_pos_emb_{side}", v.read_int(f"pos_emb_{side}", 64))
         for side in ("height", "width")
     )
@@ -180,12 +181,12 @@ def build_moonvit_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
         merged, merged, hidden, split=False
     )
     return towers + _build_unsplit_weights(
-        _count_patch_embedding(v, width) + width * (1 + high * wide + 4)
+        _count_patch_embedding(v, width) + width * (1 + rows * cols + 4)
     )
 
 
 def build_minimax_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
-    """MiniMax-M3's encoder: CLIP's blocks, a projector, and a merger of 2 x 2 patches."""
+    """Build MiniMax-M3's encoder: CLIP's blocks, a projector, and a merger of 2 x 2 patches."""
     width, merged = v.read_int("hidden_size"), 4 * hidden
     towers = _build_encoder(v.read_int("num_hidden_layers"), width, v.read_int("intermediate_size"))
     towers += _build_projector(width, hidden, hidden)
@@ -197,13 +198,15 @@ def build_minimax_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
 
 
 def build_generic_encoder(count: int) -> WeightTensors:
-    """Encoders and projectors of which only the number of parameters is known; engines split their matrices."""
+    """Build encoders of which only the number of parameters is known; engines split them."""
     return _build_unquantized_linear(
         "encoders", count // 4096, 4096, "column"
     ) + _build_unsplit_weights(count % 4096)
 
 
-VISION_TOWER_BUILDERS: dict[str, Callable[[ConfigReader, ConfigReader, int], WeightTensors]] = {
+TowerBuilder = Callable[[ConfigReader, ConfigReader, int], WeightTensors]
+"""(vision_config, whole configuration, width of the decoder) -> weights."""
+VISION_TOWER_BUILDERS: dict[str, TowerBuilder] = {
     tower.__name__.removeprefix("build_").removesuffix("_tower"): tower
     for tower in (
         build_qwen_tower,
@@ -215,4 +218,4 @@ VISION_TOWER_BUILDERS: dict[str, Callable[[ConfigReader, ConfigReader, int], Wei
         build_minimax_tower,
     )
 }
-"""Builders by the name that families give their tower: (vision_config, whole configuration, decoder width)."""
+"""Builders by the name of the tower in `catalogs/families.yaml`."""

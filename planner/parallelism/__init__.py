@@ -1,1 +1,1 @@
-"""Layouts of a model over GPUs: sharding, pipeline stages, communication."""
+"""Layouts of a model on GPUs: sharding, pipeline stages, communication."""

@@ -14,10 +14,30 @@ from planner.models.architecture import (
     MoeBlock,
 )
 
+RING_LATENCY_PER_RANK_S = 3.2e-6
+"""Latency per rank of a small NCCL all-gather or reduce-scatter: 7 to 25 us from 2 to 8 ranks, or
+5.0 ms per step of Kimi K2 at DCP8 (vLLM on 8 B200, ai-dynamo/aisimulate pull 240, 2026)."""
+EXPERT_EXCHANGE_LATENCY_FACTOR = 15.0
+"""Latency of sending tokens to their experts and back, as a multiple of a small all-reduce.
+
+It is spent on permuting, quantizing, signalling every peer and waiting for the slowest. Fitted on
+decode pools of 8 to 32 GB200 (InferenceX; 10 and 20 fit about as well).
+"""
+PCIE_LATENCY_FACTOR = 3.0
+"""Small all-reduces take 7-27 us through host bridges, 3-6 us over NVLink.
+
+AIConfigurator, L40S and RTX PRO 6000.
+"""
+PCIE_CONTENTION_FRACTION = {2: 0.75, 4: 0.6, 8: 0.5}
+"""Fraction of a PCIe link per number of GPUs that reduce at once.
+
+AIConfigurator, RTX PRO 6000 over PCIe 5.
+"""
+
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """One kind of message in a step: how often, how many bytes one GPU contributes each time, seconds altogether."""
+    """A kind of collective in a step: number, bytes per GPU and collective, seconds in total."""
 
     name: str
     count: int
@@ -26,7 +46,7 @@ class CollectiveCost:
 
 
 def _has_cross_head_norm(layer: DecoderLayer) -> bool:
-    """Queries and keys are normalised over all heads at once (MiniMax-M2), so ranks must add up their squares."""
+    """Return whether queries and keys are normalised over all heads, across ranks (MiniMax-M2)."""
     return isinstance(layer.mixer, GroupedQueryAttention) and any(
         weight.name.endswith("q_norm") and weight.rows > layer.mixer.head_dim
         for weight in layer.weights
@@ -34,11 +54,11 @@ def _has_cross_head_norm(layer: DecoderLayer) -> bool:
 
 
 def estimate_allreduce_s(size: np.ndarray, gpus: int, link: float, latency: float) -> np.ndarray:
-    """One all-reduce of `size` bytes: one latency, plus a ring's 2 (n - 1) / n over the link.
+    """Estimate an all-reduce of `size` bytes: latency plus a ring's size x 2 (n - 1) / n / link.
 
-    One- and two-shot kernels hardly slow down from 2 to 8 GPUs (AIConfigurator's communication
-    tables, H100 and B200: 2.7, 3.2, 3.6 us and 4.7, 5.2, 5.8 us), and serving points show no growth
-    at all.
+    The latency of one- and two-shot kernels hardly grows from 2 to 8 GPUs (AIConfigurator's
+    communication tables, H100 and B200: 2.7, 3.2, 3.6 us and 4.7, 5.2, 5.8 us), and serving
+    benchmarks show no growth at all.
     """
     return latency + size * (2 * (gpus - 1) / gpus) / link
 
@@ -46,15 +66,12 @@ def estimate_allreduce_s(size: np.ndarray, gpus: int, link: float, latency: floa
 def estimate_collectives(
     deployment: Deployment, tokens: np.ndarray, c: StepCoefficients
 ) -> tuple[CollectiveCost, ...]:
-    """The messages of one step of `tokens` tokens on one replica, with the bytes that each GPU contributes."""
+    """Estimate the collectives of one step of `tokens` tokens on one replica."""
     architecture, layout, gpu = deployment.model.architecture, deployment.layout, deployment.gpu
     size = np.asarray(tokens, float) * architecture.hidden * 2  # bf16 activations
     nvlink = deployment.link_bandwidth >= 1.5 * gpu.pcie_bandwidth
-    inside = (
-        deployment.link_bandwidth
-        * c.link
-        * (1 if nvlink else PCIE_CONTENTION_FRACTION.get(min(layout.tp * layout.dp, 8), 0.35))
-    )
+    contention = PCIE_CONTENTION_FRACTION.get(min(layout.tp * layout.dp, 8), 0.35)
+    inside = deployment.link_bandwidth * c.link * (1 if nvlink else contention)
     outside = gpu.internode_bandwidth * c.link
     latency = c.allreduce_s * (1 if nvlink else PCIE_LATENCY_FACTOR)
     rows = []
@@ -72,28 +89,18 @@ def estimate_collectives(
         seconds = count * estimate_allreduce_s(size, layout.tp, link, latency)
         rows.append(CollectiveCost("TP all-reduce", count, size, seconds))
     if layout.dcp > 1:
-        rows.append(
-            _estimate_dcp_collective(
-                deployment, np.minimum(tokens, deployment.args.max_num_seqs), inside
-            )
-        )
+        sequences = np.minimum(tokens, deployment.args.max_num_seqs)
+        rows.append(_estimate_dcp_collective(deployment, sequences, inside))
     if layout.dp > 1 and architecture.is_moe:
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
         experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, MoeBlock)]
-        sent, wait = (
-            float(layout.dp),
-            2 * latency,
-        )  # gather everybody's tokens, reduce everybody's results
-        if (
-            layout.ep > 1 and deployment.engine.name != "vllm"
-        ):  # vLLM's default is that too; the others send a token
-            reached = layout.dp * (
-                1 - (1 - 1 / layout.dp) ** max(mlp.num_active_experts for mlp in experts)
-            )
-            sent, wait = (
-                0.75 * reached,
-                EXPERT_EXCHANGE_LATENCY_FACTOR * latency,
-            )  # to the ranks of its experts only: FP8 there, bf16 back
+        # gather the tokens of all ranks, reduce their results; vLLM's default with EP, too
+        sent, wait = float(layout.dp), 2 * latency
+        if layout.ep > 1 and deployment.engine.name != "vllm":
+            # send a token only to the ranks of its experts: in FP8, and back in bf16
+            num_active = max(mlp.num_active_experts for mlp in experts)
+            num_ranks = layout.dp * (1 - (1 - 1 / layout.dp) ** num_active)
+            sent, wait = 0.75 * num_ranks, EXPERT_EXCHANGE_LATENCY_FACTOR * latency
         seconds = len(experts) * estimate_allreduce_s(size * sent, layout.dp, link, wait)
         rows.append(
             CollectiveCost("expert dispatch and combine", len(experts), size * sent, seconds)
@@ -111,34 +118,19 @@ def estimate_collectives(
 def _estimate_dcp_collective(
     deployment: Deployment, rows: np.ndarray, link: float
 ) -> CollectiveCost:
-    """Decode context parallelism: a layer gathers the queries of `rows` and their log-sum-exps, and adds up outputs.
+    """Estimate decode context parallelism: queries and log-sum-exps gathered, outputs reduced.
 
-    Every rank of the group attends with all its queries to its share of the tokens (vLLM's
+    Each rank attends with the queries of all `rows` to its part of the tokens (vLLM's
     cp_lse_ag_out_rs).
     """
     layout, layers, sent = deployment.layout, deployment.model.architecture.attentions, 0.0
     for mixer in layers:
         if isinstance(mixer, LatentAttention):
-            wide = mixer.kv_elements + mixer.kv_lora_rank
+            width = mixer.kv_elements + mixer.kv_lora_rank
         else:
-            wide = mixer.head_dim + mixer.v_head_dim
-        sent += (
-            mixer.heads / layout.tp * (2 * wide + 4) * (layout.dcp - 1)
-        )  # bf16, and a log-sum-exp in fp32
-    waits, count = 3 * len(layers) * layout.dcp * RING_LATENCY_PER_RANK_S, 3 * len(layers)
-    return CollectiveCost(
-        "DCP gather and merge", count, rows * sent / count, waits + rows * sent / link
-    )
-
-
-RING_LATENCY_PER_RANK_S = 3.2e-6
-"""A small all-gather or reduce-scatter of NCCL takes so long per rank: 7 to 25 us from 2 to 8 ranks, and all of them
-5.0 ms a step of Kimi K2 at DCP8 (vLLM on 8 B200, ai-dynamo/aisimulate pull 240, 2026)."""
-EXPERT_EXCHANGE_LATENCY_FACTOR = 15.0
-"""Latency of sending tokens to their experts and back, in small all-reduces: permuting, quantizing, signalling every
-peer, waiting for the slowest. Fitted on decode pools of 8 to 32 GB200 (InferenceX; 10 and 20 fit
-about as well)."""
-PCIE_LATENCY_FACTOR = 3.0
-"""Small all-reduces through host bridges take 7-27 us, over NVLink 3-6 us (AIConfigurator, L40S and RTX PRO 6000)."""
-PCIE_CONTENTION_FRACTION = {2: 0.75, 4: 0.6, 8: 0.5}
-"""What is left of a PCIe link when this many GPUs reduce at once (AIConfigurator, RTX PRO 6000 over PCIe 5)."""
+            width = mixer.head_dim + mixer.v_head_dim
+        # bf16, and a log-sum-exp in FP32
+        sent += mixer.heads / layout.tp * (2 * width + 4) * (layout.dcp - 1)
+    latency, count = 3 * len(layers) * layout.dcp * RING_LATENCY_PER_RANK_S, 3 * len(layers)
+    seconds = latency + rows * sent / link
+    return CollectiveCost("DCP gather and merge", count, rows * sent / count, seconds)

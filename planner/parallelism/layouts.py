@@ -1,4 +1,4 @@
-"""How a model is cut over GPUs: which layouts an engine accepts, what they say to each other, how a pipeline idles."""
+"""Legal layouts of a model on GPUs, by the rules of each engine."""
 
 from itertools import product
 from math import ceil
@@ -10,20 +10,17 @@ from planner.models.registry import Model
 
 FP8_BLOCK_SIZE = 128
 MAX_PIPELINE_STAGES = 8
-"""Stages of a pipeline at most: nobody runs a longer one, as its bubbles and its latency grow with each."""
+"""Longest pipeline that is tried; bubbles and latency grow with every stage."""
 
 
 def explain_illegal_layout(
     model: Model, layout: ParallelLayout, gpus_per_node: int, engine: Engine | None = None
 ) -> str | None:
-    """Why `engine` would not start `model` in this layout, in the sense of vLLM's own message; None if it would."""
+    """Explain, much like vLLM, why the engine does not start this layout; None if it does."""
     architecture, tp = model.architecture, layout.tp
     heads, kv_heads = architecture.num_query_heads, architecture.num_kv_heads
-    if (
-        engine is not None
-        and engine.name == "tgi"
-        and max(layout.pp, layout.dp, layout.ep, layout.dcp) > 1
-    ):
+    is_tgi = engine is not None and engine.name == "tgi"
+    if is_tgi and max(layout.pp, layout.dp, layout.ep, layout.dcp) > 1:
         return "tgi splits a model by tensor parallelism alone"
     if heads % tp:
         return (
@@ -55,36 +52,30 @@ def explain_illegal_layout(
         if layout.ep not in (tp, tp * layout.dp):
             return f"expert parallel size is tp x dp = {tp * layout.dp}, not {layout.ep}"
     if model.quantization.method == "fp8_block":
-        for what, width, cut in _collect_fp8_block_widths(
-            model, layout, engine is None or engine.facts["fp8_block_experts_whole"]
-        ):
-            if width % cut or (width // cut) % FP8_BLOCK_SIZE:
+        check_experts = engine is None or engine.facts.fp8_block_experts_whole
+        for name, width, parts in _collect_fp8_block_widths(model, layout, check_experts):
+            if width % parts or (width // parts) % FP8_BLOCK_SIZE:
                 return (
-                    f"the output size of {what} / {cut} GPUs = {width / cut:g} is not divisible by "
-                    f"weight quantization block_n = {FP8_BLOCK_SIZE}"
+                    f"the output size of {name} / {parts} GPUs = {width / parts:g} is not divisible"
+                    f" by weight quantization block_n = {FP8_BLOCK_SIZE}"
                 )
     return None
 
 
 def _collect_fp8_block_widths(
-    model: Model, layout: ParallelLayout, experts: bool
+    model: Model, layout: ParallelLayout, check_experts: bool
 ) -> dict[tuple[str, int, int], None]:
-    """Sizes that tensor parallelism cuts and that must stay whole 128-blocks: (name, size, cut over)."""
-    fp8_block_widths: dict[tuple[str, int, int], None] = {}
+    """Collect (name, size, parts) of sizes that are split and must remain whole 128-blocks."""
+    widths: dict[tuple[str, int, int], None] = {}
     for layer in model.architecture.distinct_layers:
         for weight in layer.weights:
-            if (
-                experts
-                and weight.part == "routed_experts"
-                and weight.shard == "column"
-                and layout.ep == 1
-            ):
-                fp8_block_widths["the experts' gate and up", weight.rows, layout.tp * layout.dp] = (
-                    None
-                )
-            elif weight.part in ("dense_mlp", "shared_experts") and weight.shard == "column":
-                fp8_block_widths["gate and up", weight.rows, layout.tp] = None
-    return fp8_block_widths
+            if weight.shard != "column":
+                continue
+            if check_experts and weight.part == "routed_experts" and layout.ep == 1:
+                widths["the experts' gate and up", weight.rows, layout.tp * layout.dp] = None
+            elif weight.part in ("dense_mlp", "shared_experts"):
+                widths["gate and up", weight.rows, layout.tp] = None
+    return widths
 
 
 def list_legal_layouts(
@@ -94,30 +85,28 @@ def list_legal_layouts(
     gpus_per_node: int | None = None,
     engine: Engine | None = None,
 ) -> list[ParallelLayout]:
-    """Every layout of ONE replica on at most `max_gpus`: TP inside a node (powers of two), PP, for MoE EP and DP too.
+    """List all legal layouts of ONE replica on up to `max_gpus`: TP, PP, and for MoE EP and DP.
 
-    A pipeline has at most `STAGES` stages, and where it takes several nodes each holds as many of
-    them. With attention data parallelism (DP) every rank has its own requests and KV cache, and
-    experts are spread over all. Decode context parallelism (DCP) is not tried: with its messages
-    for free it changed no bill, of the shipped scenarios and of 60 random ones (2026-11).
+    TP is a power of two inside a node. A pipeline has at most `MAX_PIPELINE_STAGES` stages, equally
+    many on each of its nodes. With attention data parallelism (DP) every rank has its own requests
+    and KV cache, and experts are spread over all ranks. Decode context parallelism (DCP) is not
+    tried: even with free communication it changed no plan's cost, of the shipped scenarios and of
+    60 random ones (2026-11).
     """
-    node, moe, rows = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
-    shared = moe and (engine is None or engine.facts["data_parallel_attention"])
+    node, moe, layouts = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
+    has_dp = moe and (engine is None or engine.facts.data_parallel_attention)
     for tp in _list_powers_of_two(min(node, max_gpus)):
-        sizes = product(
-            range(1, min(max_gpus // tp, MAX_PIPELINE_STAGES) + 1),
-            (1, tp) if moe and tp > 1 else (1,),
-        )
-        rows += [
-            ParallelLayout(tp=tp, pp=pp, ep=ep) for pp, ep in sizes if not pp % ceil(tp * pp / node)
+        stages = range(1, min(max_gpus // tp, MAX_PIPELINE_STAGES) + 1)
+        layouts += [
+            ParallelLayout(tp=tp, pp=pp, ep=ep)
+            for pp, ep in product(stages, (1, tp) if moe and tp > 1 else (1,))
+            if not pp % ceil(tp * pp / node)
         ]
-        ranks = _list_powers_of_two(max_gpus // tp)[1:] if shared else []
-        rows += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
-    return [
-        layout for layout in rows if explain_illegal_layout(model, layout, node, engine) is None
-    ]
+        ranks = _list_powers_of_two(max_gpus // tp)[1:] if has_dp else []
+        layouts += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
+    return [layout for layout in layouts if not explain_illegal_layout(model, layout, node, engine)]
 
 
-def _list_powers_of_two(most: int) -> list[int]:
-    """The powers of two up to `most`."""
-    return [2**power for power in range(max(most, 1).bit_length())]
+def _list_powers_of_two(maximum: int) -> list[int]:
+    """List the powers of two up to `maximum`."""
+    return [2**power for power in range(max(maximum, 1).bit_length())]

@@ -1,12 +1,12 @@
-"""Pipeline stages: which layers each holds, and the bubble."""
+"""Pipeline stages: their layers, and the bubble."""
 
 from itertools import accumulate
 
 
 def split_layers_into_stages(layers: int, pp: int) -> tuple[int, ...]:
-    """Where each pipeline stage begins, and the last one ends.
+    """Split layers into stages; return the first layer of each, and the end of the last.
 
-    The remainder goes one each to stages counted back from the last but one (vLLM 0.33.0
+    Stages before the last, counted backwards, get one layer of the remainder each (vLLM 0.33.0
     distributed/utils.py:198, without VLLM_PP_LAYER_PARTITION).
     """
     sizes = [layers // pp] * pp
@@ -16,5 +16,5 @@ def split_layers_into_stages(layers: int, pp: int) -> tuple[int, ...]:
 
 
 def compute_pipeline_bubble(pp: int, microbatches: int) -> float:
-    """Idle share of a pipeline of `pp` stages fed `microbatches` at a time: (pp - 1) / (pp - 1 + m), GPipe (2019)."""
+    """Compute the idle fraction of a pipeline: (pp - 1) / (pp - 1 + microbatches), GPipe (2019)."""
     return (pp - 1) / (pp - 1 + microbatches)

@@ -6,11 +6,11 @@ from planner.engines.deployment import ParallelLayout
 from planner.models.architecture import WeightTensor
 
 VOCAB_PADDING_ROWS = 64
-"""vLLM pads the vocabulary to a multiple of this before it splits it (vocab_parallel_embedding.py)."""
+"""vLLM pads the vocabulary to a multiple of this before splitting (vocab_parallel_embedding.py)."""
 
 
 def compute_shard_shape(weight: WeightTensor, layout: ParallelLayout) -> tuple[int, int, int]:
-    """(rows, columns, copies) of `weight` on the fullest rank."""
+    """Compute (rows, columns, copies) of a weight on the fullest rank."""
     tp, rows, cols, copies = layout.tp, weight.rows, weight.cols, weight.copies
     if weight.part == "routed_experts":
         if layout.ep > 1:

@@ -126,7 +126,7 @@ def _propose_starting_changes(memory: MemoryPlan) -> Iterator[tuple[str, Any, De
         yield called["max_num_seqs"], 256, deployment.with_args(max_num_seqs=256)
     if (length := find_max_model_len(memory)[0] // 16 * 16) >= 1024:
         yield called["max_model_len"], length, deployment.with_args(max_model_len=length)
-    accepted = deployment.engine.facts["kv_cache_dtypes"]
+    accepted = deployment.engine.facts.kv_cache_dtypes
     if "kv_cache_dtype" in called and (not accepted or "fp8" in accepted):
         yield called["kv_cache_dtype"], "fp8", deployment.with_args(kv_cache_dtype="fp8")
     wide = {"tgi": "num_shard"}.get(deployment.engine.name, "tensor_parallel_size")

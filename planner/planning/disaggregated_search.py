@@ -44,7 +44,7 @@ UNFIXABLE_CONSTRAINTS = {"power", "start-up", "max_model_len"}
 def explain_skipped_pools(scenario: Scenario) -> str:
     """Why no pools are looked at; "" where they are."""
     without = [
-        one.engine for one in scenario.split_by_engine if one.engine.facts["kv_handover"] == "none"
+        one.engine for one in scenario.split_by_engine if one.engine.facts.kv_handover == "none"
     ]
     if len(without) == len(scenario.split_by_engine):
         return f"no worker of {without[0]} is known to hand its KV cache to another"
@@ -113,7 +113,7 @@ def _generate_worker_shapes(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations),
         enumerate(scenario.kv_cache_dtypes),
     ):  # fmt: skip
-        if under.engine.facts["kv_handover"] == "none" or explain_unsupported_gpu(
+        if under.engine.facts.kv_handover == "none" or explain_unsupported_gpu(
             candidate_gpu.gpu, under.engine
         ):
             continue
@@ -141,7 +141,7 @@ def _generate_worker_shapes(
 
 def _can_transfer_kv(prefill: Deployment, decode: Deployment) -> bool:
     """Whether a prefill worker like `first` can hand its KV cache to a decode worker like `rest`."""
-    how, before, after = decode.engine.facts["kv_handover"], prefill.layout.tp, decode.layout.tp
+    how, before, after = decode.engine.facts.kv_handover, prefill.layout.tp, decode.layout.tp
     return how == "any" or before == after or (how == "wider" and before < after)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.core.errors import PlannerError
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
 from planner.latency.kv_offload import estimate_kv_offload
@@ -36,7 +37,7 @@ from planner.workload.request_generator import (
 )
 from planner.workload.workload import Workload, compute_adapter_popularity
 
-FIRST_RELEASE_WITH_V033_SCHEDULER = (0, 33, 0)
+FIRST_RELEASE_WITH_V033_SCHEDULER = Version(0, 33)
 """From this release on the scheduler differs as `Rules.recent` says (vLLM 0.33.0, v1/core/sched/scheduler.py:699)."""
 MAX_BLOCKS_PER_MEAN_PROMPT = 64
 """Blocks of a mean prompt from which on finer ones would change a replay by less than a percent."""
@@ -46,7 +47,7 @@ LOOKAHEAD_DRAFT_METHODS = ("eagle", "mtp", "draft_model", "dflash")
 
 def uses_v033_scheduler(version: str | None) -> bool:
     """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` for an unknown one."""
-    return get_engine("vllm", version).release_tuple >= FIRST_RELEASE_WITH_V033_SCHEDULER
+    return get_engine("vllm", version).release >= FIRST_RELEASE_WITH_V033_SCHEDULER
 
 
 def simulate_requests(

@@ -159,7 +159,7 @@ def _filter_names(pattern: str, names: Iterable[str], what: str) -> list[str]:
     lines = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
     if not lines:
         parts = {part for name in names for part in (name, *re.split("[/-]", name))}
-        raise make_unknown_name_error(pattern, parts, what, alike=0.6)
+        raise make_unknown_name_error(pattern, parts, what, min_similarity=0.6)
     return lines
 
 

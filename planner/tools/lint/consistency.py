@@ -117,7 +117,7 @@ def _check_lengths(
     if which != "vllm" or engine is None or not isinstance(tokens, int):
         return
     steps, needed = "--max-num-batched-tokens", length if isinstance(length, int) else longest
-    if not args.get("enable_chunked_prefill", engine.facts["chunked_prefill"]) and tokens < needed:
+    if not args.get("enable_chunked_prefill", engine.facts.chunked_prefill) and tokens < needed:
         why = f"without chunked prefill a prompt is one step, and max_model_len is {needed:,}"
         yield _make_contradiction(steps, tokens, why, "--enable-chunked-prefill")
     if isinstance(seqs, int) and tokens < seqs:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.readers import read_yaml
+from planner.core.versions import Version
 from planner.engines.cli_options import FLAGS_DIR
 
 LintVerdict = Literal[
@@ -48,10 +49,10 @@ class OptionChange(StrictEntry):
 
     becomes: str | None = None
     instead: str = ""
-    idle_from: str | None = None
-    old_from: str | None = None
-    gone_from: str | None = None
-    falls_back: tuple[str, str] | None = None
+    idle_from: Version | None = None
+    old_from: Version | None = None
+    gone_from: Version | None = None
+    falls_back: tuple[Version, Version] | None = None
     source: str | None = None
     date: str | None = None
 

@@ -4,12 +4,13 @@ import re
 from collections.abc import Sequence
 
 from planner.core.errors import find_closest
+from planner.core.versions import Version
 from planner.engines.cli_options import get_cli_options, load_flag_lists, load_recorded_names
 from planner.tools.lint.findings import LintFinding, OptionChange, load_engine_changes
 from planner.tools.lint.option_checks import CheckedCommand
 
 
-def check_metric(name: str, engine: str, version: str) -> LintFinding:
+def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
     """The verdict on the name of a metric, with or without what a histogram or counter adds to it."""
     known, all_versions = load_recorded_names("metrics", engine), load_flag_lists(engine).versions
     nearest = get_cli_options(engine, version).version

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from planner.core.errors import PlannerError, find_closest
+from planner.core.versions import Version
 from planner.engines import engine as engines
 from planner.engines.cli_options import (
     CliOptions,
@@ -24,7 +25,7 @@ from planner.engines.cli_options import (
     load_flag_lists,
     load_recorded_names,
 )
-from planner.engines.engine import Engine, parse_release
+from planner.engines.engine import Engine
 from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
@@ -49,7 +50,7 @@ class CheckedCommand:
 
     command: ServerCommand
     options: CliOptions
-    version: str
+    version: Version
     as_written: ParsedCommandLine
     as_meant: ParsedCommandLine  # as `asked`, with misspelt options as they were meant
     findings: tuple[LintFinding, ...]
@@ -77,9 +78,10 @@ class CheckedCommand:
         return {**own, **self.as_meant.values, **self.command.config}
 
 
-def check_command(command: ServerCommand, version: str) -> CheckedCommand:
+def check_command(command: ServerCommand, engine_version: str | Version) -> CheckedCommand:
     """The verdicts on a command at a version of its engine, in the order in which things stand there."""
-    cli_options = get_cli_options(command.engine, version)
+    cli_options = get_cli_options(command.engine, engine_version)
+    version = Version.parse(str(engine_version))
     parsed_command_line = cli_options.parse(command.argv)
     findings = [check_flag(option, cli_options, version) for option in parsed_command_line.options]
     parsed = _correct_misspellings(command, parsed_command_line, findings, cli_options)
@@ -127,7 +129,7 @@ def _correct_misspellings(
     return meant if len(meant.options) == len(parsed.options) else parsed
 
 
-def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintFinding:
+def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> LintFinding:
     spelt = _normalize_setting_name(option.written, options)
     name = (
         option.option.name
@@ -148,11 +150,7 @@ def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintF
         return LintFinding("flag", name, written, *_check_value(option, options), refused=True)
     verdict, why = _check_accepted_option(change, name, version)
     after = next(
-        (
-            one
-            for one in options.lists.versions
-            if options.note and parse_release(one) > parse_release(version)
-        ),
+        (one for one in options.lists.versions if options.note and one > version),
         options.version,
     )
     if (
@@ -163,18 +161,14 @@ def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintF
     return LintFinding("flag", name, written, verdict, why, change.advice if why else "")
 
 
-def check_settings(command: ServerCommand, version: str) -> Iterator[LintFinding]:
+def check_settings(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
     """What is said of the keys of TensorRT-LLM's file, of which any that it does not know ends the start."""
     given = dict(command.config)
     given |= {f"{key}.{inner}": value for key, held in command.config.items() if isinstance(held, Mapping)
               for inner, value in held.items()}  # fmt: skip
     for key, value in given.items():
         change = load_engine_changes(command.engine).settings.get(key)
-        if (
-            change
-            and change.gone_from
-            and parse_release(change.gone_from) <= parse_release(version)
-        ):
+        if change and change.gone_from and change.gone_from <= version:
             why = f"its file has no {key} since {change.gone_from}, if not before"
             instead = change.instead or f"{change.becomes}: {value}"
             yield LintFinding(
@@ -194,26 +188,23 @@ def _normalize_setting_name(written: str, options: CliOptions) -> str:
 
 
 def _check_accepted_option(
-    change: OptionChange, name: str, version: str
+    change: OptionChange, name: str, version: Version
 ) -> tuple[LintVerdict, str]:
     """What is said of an option that is still taken."""
-    at = parse_release(version)
-    if change.falls_back and parse_release(change.falls_back[0]) <= at < parse_release(
-        change.falls_back[1]
-    ):
+    if change.falls_back and change.falls_back[0] <= version < change.falls_back[1]:
         return (
             "risky",
             "engine V1 does not have it: the server falls back to the slower V0, or ends",
         )
-    if change.idle_from and at >= parse_release(change.idle_from):
+    if change.idle_from and version >= change.idle_from:
         return "useless", f"it does nothing since {change.idle_from}"
-    if change.old_from and at >= parse_release(change.old_from):
+    if change.old_from and version >= change.old_from:
         return "renamed", f"it is taken with a warning since {change.old_from}, and will go"
     return "ok", ""
 
 
 def _check_missing_option(
-    name: str, written: str, options: CliOptions, version: str, change: OptionChange
+    name: str, written: str, options: CliOptions, version: Version, change: OptionChange
 ) -> LintFinding:
     """An option that this version does not take: gone, not there yet, or never there."""
     had = list_versions_with_spelling(options.engine, name)
@@ -276,7 +267,7 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
             if value in get_cli_options(options.engine, v)[name].choices
         ]
         if had:
-            gone = parse_release(had[-1]) < parse_release(options.version)
+            gone = had[-1] < options.version
             return "removed", f"{value} was there up to {had[-1]}; {why}" if gone else why, ""
         close = find_closest(value, option.option.choices, 0.6)
         return "wrong value", why, close and f"{name} {close}"
@@ -284,7 +275,7 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
 
 
 def check_positional_words(
-    command: ServerCommand, parsed: ParsedCommandLine, version: str
+    command: ServerCommand, parsed: ParsedCommandLine, version: Version
 ) -> Iterator[LintFinding]:
     """What is said of words that belong to no option: one may name the model."""
     takes_model = command.subcommand or command.engine == "trtllm"
@@ -315,7 +306,7 @@ def check_positional_words(
         serves
         and "model" in parsed.values
         and not parsed.positional
-        and parse_release(version) >= (0, 8, 5)
+        and version >= Version(0, 8, 5)
     ):
         why = (
             "`vllm serve` takes the model as its first word; --model is taken with a warning, or"
@@ -326,7 +317,7 @@ def check_positional_words(
         )
 
 
-def check_environment(command: ServerCommand, version: str) -> Iterator[LintFinding]:
+def check_environment(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
     """The verdict on each variable of the engine, and on secrets."""
     known, engine = load_recorded_names("environment", command.engine), command.engine
     all_versions, nearest = (
@@ -350,11 +341,7 @@ def check_environment(command: ServerCommand, version: str) -> Iterator[LintFind
         had = known.get(name, ())
         earlier = [one for one in had if all_versions.index(one) <= at]
         after = all_versions[at + 1 : at + 2]
-        if (
-            nearest not in had
-            and set(after) & set(had)
-            and parse_release(nearest) != parse_release(version)
-        ):
+        if nearest not in had and set(after) & set(had) and nearest != version:
             yield LintFinding(
                 "environment", name, written, "ok", f"not read by {nearest}, read by {after[0]}"
             )
@@ -395,7 +382,7 @@ def normalize_variable_value(value: str) -> str:
     return value.removesuffix("_VLLM_V1")
 
 
-def find_engine_version(engine: str, version: str) -> Engine | None:
+def find_engine_version(engine: str, version: str | Version) -> Engine | None:
     """The facts of that version, where the planner knows them."""
     try:
         return engines.get_engine(engine, version)
@@ -404,7 +391,7 @@ def find_engine_version(engine: str, version: str) -> Engine | None:
 
 
 def find_redundant_defaults(
-    parsed: ParsedCommandLine, engine: str, version: str
+    parsed: ParsedCommandLine, engine: str, version: Version
 ) -> Iterator[LintFinding]:
     """Options that say what is so anyway."""
     facts = find_engine_version(engine, version)
@@ -416,25 +403,21 @@ def find_redundant_defaults(
             if option.option and not option.error
             else None
         )
-        if fact and option.option and option.value == facts.facts[fact]:
+        if fact and option.option and option.value == getattr(facts.facts, fact):
             since = _find_default_since(fact, option.value, version)
             why = f"the default since {since}, if not before" if since else "the default"
-            if (
-                fact == "prefix_caching"
-                and option.value
-                and not facts.facts["prefix_caching_hybrid"]
-            ):
+            if fact == "prefix_caching" and option.value and not facts.facts.prefix_caching_hybrid:
                 why += ", but for models with recurrent layers"
             yield LintFinding("flag", option.option.name, str(option)[:300], "useless", why)
 
 
 @lru_cache(maxsize=256)
-def _find_default_since(fact: str, value: Any, version: str) -> str:
+def _find_default_since(fact: str, value: Any, version: Version) -> Version | None:
     """The first version from which on a default of vLLM is what it is at `version`."""
-    first = ""
+    first = None
     for listed_version in load_flag_lists("vllm").versions:
         engine = find_engine_version("vllm", listed_version)
-        if engine is None or parse_release(listed_version) > parse_release(version):
+        if engine is None or listed_version > version:
             continue
-        first = (first or engine.facts_version) if engine.facts[fact] == value else ""
+        first = (first or engine.facts_version) if getattr(engine.facts, fact) == value else None
     return first

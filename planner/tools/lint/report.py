@@ -7,8 +7,8 @@ from typing import Any, Literal
 from planner.core.errors import PlannerError
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
+from planner.core.versions import Version
 from planner.engines.cli_options import load_flag_lists
-from planner.engines.engine import parse_release
 from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization
 from planner.tools.lint.command_plan import CommandPlan, plan_command, serialize_command_plan
 from planner.tools.lint.consistency import find_contradictions
@@ -129,7 +129,7 @@ class LintReport:
                 {
                     "where": command_report.checked.command.where,
                     "engine": command_report.checked.command.engine,
-                    "engine_version": command_report.checked.version,
+                    "engine_version": str(command_report.checked.version),
                     "command": _format_without_secrets(command_report.checked.command),
                     "findings": [vars(finding) for finding in command_report.checked.findings],
                     "better": _format_without_secrets(command_report.fixed.command) if command_report.fixed.diff else None,
@@ -170,12 +170,12 @@ def lint(
     notes = list[str]()
     for given in filter(None, (version, to)):
         if not given.startswith("nightly"):
-            parse_release(given)
+            Version.parse(given)
     command_reports, drift = list[CommandReport](), list[LintFinding]()
     if gpu is not None:
         parse_gpu_count(gpu)
     for command in text.commands:
-        at = version or command.version or load_flag_lists(command.engine).versions[-1]
+        at = version or command.version or str(load_flag_lists(command.engine).versions[-1])
         judged = _check_command(command, at)
         notes += filter(None, (judged.options.note, command.note))
         pool = (

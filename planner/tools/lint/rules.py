@@ -10,6 +10,7 @@ from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, validate_entry
 from planner.core.readers import read_yaml
+from planner.core.versions import Version
 from planner.engines.cli_options import (
     FLAGS_DIR,
     ParsedCommandLine,
@@ -17,7 +18,6 @@ from planner.engines.cli_options import (
     is_unresolved,
     load_flag_lists,
 )
-from planner.engines.engine import parse_release
 from planner.tools.lint.findings import LintFinding, LintVerdict, is_secret_option
 from planner.tools.lint.server_commands import ServerCommand
 
@@ -31,8 +31,8 @@ class OptionRule(SourcedEntry):
     say: str
     instead: str = ""
     refuses: bool = False
-    from_: str | None = Field(default=None, alias="from")
-    before: str | None = None
+    from_: Version | None = Field(default=None, alias="from")
+    before: Version | None = None
 
 
 @cache
@@ -51,7 +51,7 @@ def load_option_rules(engine: str) -> tuple[OptionRule, ...]:
 
 
 def apply_option_rules(
-    command: ServerCommand, parsed: ParsedCommandLine, version: str
+    command: ServerCommand, parsed: ParsedCommandLine, version: Version
 ) -> Iterator[LintFinding]:
     """What the rules say of options and variables together."""
     values: dict[str, Any] = {**command.environment, **_read_nearby_version(command, version)}
@@ -59,11 +59,8 @@ def apply_option_rules(
         "python -m dynamo."
     )  # where Dynamo's frontend listens
     values |= {**parsed.values, "container": own, "role": command.role or None}
-    at = parse_release(version)
     for rule in load_option_rules(command.engine):
-        if (rule.from_ and at < parse_release(rule.from_)) or (
-            rule.before and at >= parse_release(rule.before)
-        ):
+        if (rule.from_ and version < rule.from_) or (rule.before and version >= rule.before):
             continue
         if not all(_matches_test(test, values.get(name)) for name, test in rule.when.items()):
             continue
@@ -91,14 +88,10 @@ def apply_option_rules(
         )
 
 
-def _read_nearby_version(command: ServerCommand, version: str) -> dict[str, Any]:
+def _read_nearby_version(command: ServerCommand, version: Version) -> dict[str, Any]:
     """What the next list reads in the command, for a version between two lists."""
     cli_options = get_cli_options(command.engine, version)
-    later = [
-        one
-        for one in load_flag_lists(command.engine).versions
-        if parse_release(one) > parse_release(version)
-    ]
+    later = [listed for listed in load_flag_lists(command.engine).versions if listed > version]
     return (
         get_cli_options(command.engine, later[0]).parse(command.argv).values
         if cli_options.note and later

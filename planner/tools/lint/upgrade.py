@@ -53,8 +53,8 @@ def _compare_catalog_defaults(judged: CheckedCommand, to: str) -> Iterator[LintF
     for argument, fact in VERSIONED_DEFAULTS.items():
         name, before, after = (
             f"--{argument.replace('_', '-')}",
-            first.facts[fact],
-            second.facts[fact],
+            getattr(first.facts, fact),
+            getattr(second.facts, fact),
         )
         if argument not in judged.as_meant.values and before != after:
             yield _make_default_change(

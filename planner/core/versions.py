@@ -1,0 +1,52 @@
+"""Releases of engines: parse, compare and print them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic_core import core_schema
+
+from planner.core.errors import PlannerError
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
+
+
+@dataclass(frozen=True, order=True)
+class Version:
+    """A release, compared by its numbers and printed as it was written.
+
+    What follows the numbers (rc, dev, post, local part) is not compared: a release candidate
+    equals its release. Catalog entries take text as a `Version`.
+    """
+
+    major: int
+    minor: int
+    patch: int = 0
+    text: str = field(default="", compare=False)
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def parse(cls, text: str) -> Self:
+        """Parse text such as "v0.19.0", "0.15.2rc1.dev9" or "0.20.2+cu130", else `PlannerError`."""
+        match = re.fullmatch(
+            r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", text.strip().lower()
+        )
+        if not match:
+            raise PlannerError(f"engine_version {text!r} is not a version; write it like 0.20.2")
+        return cls(int(match[1]), int(match[2]), int(match[3] or 0), text)
+
+    @property
+    def series(self) -> tuple[int, int]:
+        """The major and the minor number, which all patch releases share."""
+        return self.major, self.minor
+
+    def __str__(self) -> str:
+        return self.text or f"{self.major}.{self.minor}.{self.patch}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
