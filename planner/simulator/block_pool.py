@@ -5,28 +5,13 @@ single_type_kv_cache_manager.py) and, where `recent`, 0.33.0. Without prefix cac
 counted, not told apart.
 """
 
-import os
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from planner.latency.shared_prefix_reads import MAX_BLOCK_SHARERS
-
-CAN_CACHE_COMPILED_CODE = "NUMBA_CACHE_DIR" in os.environ or any(
-    os.access(at, os.W_OK) for at in (Path(__file__).parent, Path.home())
-)
-"""Whether compiled code can be kept on disk: beside its source or at home. Else every process compiles its own."""
-_NJIT_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-njit_allocating: Any = njit(error_model="numpy", _nrt=True, **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For functions that only compiled code calls; they are kept on disk as part of `simulator.router.simulate`."""
-njit_inline_always: Any = njit(error_model="numpy", _nrt=True, inline="always", **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For those at the top, called at one place: whatever is compiled has all that it calls compiled once more."""
-njit_compiled: Any = njit(error_model="numpy", _nrt=False, **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For those that make no array and change no list's length: references, whose owner is further up, are not counted."""
-njit_force_inline: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For those that are called at one place, or in every step."""
+from planner.simulator.compilation import njit_allocating, njit_compiled, njit_force_inline
+from planner.simulator.kernel_types import EngineRules
 
 
 class BlockPool(NamedTuple):
@@ -62,7 +47,7 @@ class BlockTables(NamedTuple):
 
 
 @njit_allocating
-def create_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
+def create_pool(num_blocks: int, contents: int, host_blocks: int) -> BlockPool:
     """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
     host, kept = (
         np.full((2, contents + 1 if host_blocks else 0), -1, np.int32),
@@ -83,7 +68,7 @@ def create_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
 
 
 @njit_allocating
-def create_tables(seats: int, groups: int, longest: int) -> Any:
+def create_tables(seats: int, groups: int, longest: int) -> BlockTables:
     """Empty tables; `longest` = 0 where only the number of blocks matters."""
     sizes = np.zeros((2, seats, groups), np.int64)
     blocks = np.empty((seats if longest else 0, groups, longest), np.int32)
@@ -98,7 +83,7 @@ def create_tables(seats: int, groups: int, longest: int) -> Any:
 
 
 @njit_force_inline
-def take_free_block(pool: Any) -> int:
+def take_free_block(pool: BlockPool) -> int:
     """The block at the front of the free ring, its cached content forgotten."""
     ring = pool.next.size - 1
     block = pool.next[ring]
@@ -121,14 +106,14 @@ def take_free_block(pool: Any) -> int:
 
 
 @njit_force_inline
-def _update_sharers(pool: Any, before: int, after: int) -> None:
+def _update_sharers(pool: BlockPool, before: int, after: int) -> None:
     """A block that `before` sequences had is now had by `after`."""
     pool.shared[min(before, MAX_BLOCK_SHARERS - 1)] -= 1
     pool.shared[min(after, MAX_BLOCK_SHARERS - 1)] += 1
 
 
 @njit_compiled
-def _free_blocks(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
+def _free_blocks(pool: BlockPool, table: np.ndarray, first: int, end: int, recent: bool) -> None:
     """Give back blocks table[first:end], the last one first; 0.33 puts blocks without content to the front."""
     ring = pool.next.size - 1
     front = ring
@@ -147,7 +132,7 @@ def _free_blocks(pool: Any, table: Any, first: int, end: int, recent: bool) -> N
 
 
 @njit_force_inline
-def _cache_block(pool: Any, block: int, key: int) -> None:
+def _cache_block(pool: BlockPool, block: int, key: int) -> None:
     """Make a full block's content known, behind older blocks of equal content."""
     pool.key[block] = key
     oldest = pool.cached[key]
@@ -160,7 +145,7 @@ def _cache_block(pool: Any, block: int, key: int) -> None:
 
 
 @njit_compiled
-def store_in_host(pool: Any, content: int) -> None:
+def store_in_host(pool: BlockPool, content: int) -> None:
     """Have a content in host memory as the one used last; the one that was not used longest goes where it is full."""
     after, before = pool.host[0], pool.host[1]
     ring = after.size - 1
@@ -178,7 +163,7 @@ def store_in_host(pool: Any, content: int) -> None:
 
 
 @njit_compiled
-def count_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
+def count_host_hits(pool: BlockPool, content: np.ndarray, hit: int, most: int) -> int:
     """Blocks that host memory has of a request, up to `most`, beyond the `hit` that the pool has."""
     end = hit
     while end < most and pool.host[0, content[end]] >= 0:
@@ -187,7 +172,7 @@ def count_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
 
 
 @njit_compiled
-def touch_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
+def touch_host_hits(pool: BlockPool, content: np.ndarray, hit: int, most: int) -> int:
     """`in_host`; all that it has of the request up to there is used now."""
     more = count_host_hits(pool, content, hit, most)
     for k in range(hit + more):
@@ -197,7 +182,9 @@ def touch_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
 
 
 @njit_compiled
-def find_longest_cached_prefix(pool: Any, content: Any, most: int, groups: Any) -> int:
+def find_longest_cached_prefix(
+    pool: BlockPool, content: np.ndarray, most: int, groups: np.ndarray
+) -> int:
     """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end.
 
     Contents, and what is returned, are of blocks as group 0 has them, the smallest; `wide` of them
@@ -242,7 +229,9 @@ def count_table_blocks(tokens: int, window: int, size: int) -> int:
 
 
 @njit_compiled
-def free_outside_window(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
+def free_outside_window(
+    rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int, settled: int
+) -> None:
     """Free blocks of seat `s` that no token after `settled` computed ones will look back at."""
     tables.slides[s] = 1 << 60
     for g in range(len(rules.groups)):
@@ -262,7 +251,7 @@ def free_outside_window(rules: Any, pool: Any, tables: Any, s: int, settled: int
 
 
 @njit_force_inline
-def count_missing_blocks(rules: Any, tables: Any, s: int, tokens: int) -> int:
+def count_missing_blocks(rules: EngineRules, tables: BlockTables, s: int, tokens: int) -> int:
     """Blocks that a seat lacks to hold `tokens`."""
     lacking = 0
     for g in range(len(rules.groups)):
@@ -275,7 +264,13 @@ def count_missing_blocks(rules: Any, tables: Any, s: int, tokens: int) -> int:
 
 @njit_compiled
 def count_blocks_to_admit(
-    rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any
+    rules: EngineRules,
+    pool: BlockPool,
+    content: np.ndarray,
+    hit: int,
+    whole: int,
+    part: int,
+    cap: np.ndarray,
 ) -> int:
     """Free blocks that must be there to admit a request with `hit` cached ones per group.
 
@@ -296,7 +291,9 @@ def count_blocks_to_admit(
 
 
 @njit_compiled
-def reuse_cached_prefix(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
+def reuse_cached_prefix(
+    rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int, content: np.ndarray, hit: int
+) -> None:
     """Start the tables of a seat with `hit` cached blocks per group, without those that already left the window."""
     tables.published[s], tables.capacity[s], tables.slides[s] = hit, 0, 0
     for g in range(len(rules.groups)):
@@ -318,7 +315,9 @@ def reuse_cached_prefix(rules: Any, pool: Any, tables: Any, s: int, content: Any
 
 
 @njit_force_inline
-def allocate_slots(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
+def allocate_slots(
+    rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int, tokens: int
+) -> None:
     """Give a seat the blocks that it lacks to hold `tokens`."""
     capacity = 1 << 60
     for g in range(len(rules.groups)):
@@ -337,7 +336,7 @@ def allocate_slots(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> N
 
 
 @njit_compiled
-def free_sequence(rules: Any, pool: Any, tables: Any, s: int) -> None:
+def free_sequence(rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int) -> None:
     """Free a seat's blocks, group by group, the last block first."""
     for g in range(len(rules.groups)):
         if len(tables.blocks):
@@ -355,7 +354,12 @@ def free_sequence(rules: Any, pool: Any, tables: Any, s: int) -> None:
 
 @njit_compiled
 def cache_full_blocks(
-    rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int
+    rules: EngineRules,
+    pool: BlockPool,
+    tables: BlockTables,
+    s: int,
+    content: np.ndarray,
+    tokens: int,
 ) -> None:
     """Make a seat's full blocks among its first `tokens` known to the cache."""
     count, full = len(rules.groups), tokens // rules.groups[0, 1]

@@ -142,7 +142,7 @@ def simulate_requests(
 
 def compile_simulator() -> None:
     """Compile the replay in this process, where that can be kept on disk, so that others find it there."""
-    from planner.simulator.block_pool import CAN_CACHE_COMPILED_CODE
+    from planner.simulator.compilation import CAN_CACHE_COMPILED_CODE
 
     if CAN_CACHE_COMPILED_CODE:
         rules = EngineRules(1, 16, 4, 16, False, True, 0, False, False, False, np.array([[0, 16]]))

@@ -1,12 +1,18 @@
 """What an engine step costs in time, compiled (see `simulator.kernel_types.StepTable`), and who is in it."""
 
-from typing import Any
-
 import numpy as np
 
 from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, MAX_BLOCK_SHARERS
-from planner.simulator.block_pool import njit_compiled, njit_force_inline
-from planner.simulator.kernel_types import ITL_BINS_PER_DECADE, ITL_FIRST_BIN_S, NUM_ITL_BINS
+from planner.simulator.block_pool import BlockPool
+from planner.simulator.compilation import njit_compiled, njit_force_inline
+from planner.simulator.engine_state import EngineInstance
+from planner.simulator.kernel_types import (
+    ITL_BINS_PER_DECADE,
+    ITL_FIRST_BIN_S,
+    NUM_ITL_BINS,
+    EngineRules,
+    StepCostTable,
+)
 
 STEP_ROWS = (
     ROW_REQUEST,
@@ -38,7 +44,7 @@ def _count_attention_pairs(tokens: int, context: int, window: float) -> float:
 
 @njit_force_inline
 def _sum_step_s(
-    table: Any,
+    table: StepCostTable,
     tokens: int,
     sequences: int,
     sampled: int,
@@ -62,7 +68,9 @@ def _sum_step_s(
 
 
 @njit_compiled
-def count_shared_tokens(rules: Any, table: Any, pool: Any, sequences: int) -> float:
+def count_shared_tokens(
+    rules: EngineRules, table: StepCostTable, pool: BlockPool, sequences: int
+) -> float:
     """Tokens that decoding `sequences` have in common and do not each read from memory, on average.
 
     The sequences are read in n / together rounds, in each of which a block comes from memory once:
@@ -81,7 +89,9 @@ def count_shared_tokens(rules: Any, table: Any, pool: Any, sequences: int) -> fl
 
 
 @njit_force_inline
-def compute_decode_s(table: Any, count: int, contexts: int, value: float, inside: Any) -> float:
+def compute_decode_s(
+    table: StepCostTable, count: int, contexts: int, value: float, inside: np.ndarray
+) -> float:
     """Seconds of a step in which `count` sequences decode, of which so much is `inside` the windows."""
     windows_s = 0.0
     for k in range(len(table.decode_windows)):
@@ -99,20 +109,20 @@ def compute_decode_s(table: Any, count: int, contexts: int, value: float, inside
 
 @njit_force_inline
 def compute_step_cost(
-    rules: Any, table: Any, e: Any, batch: Any, taken: int
+    rules: EngineRules, table: StepCostTable, engine: EngineInstance, batch: np.ndarray, taken: int
 ) -> tuple[int, int, float]:
     """Tokens, decoding sequences and seconds of a step with `taken` sequences and those that drift."""
-    c, tokens_of, context_of, drafted_of = (
-        e.state[0],
+    state, tokens_of, context_of, drafted_of = (
+        engine.state[0],
         batch[ROW_TOKENS],
         batch[ROW_CONTEXT],
         batch[ROW_DRAFTED],
     )
-    total = decoding = c.num_running - c.awake
+    total = decoding = state.num_running - state.num_awake
     sampled, sequences, contexts, pairs, windows_s = (
         total + taken,
         total + taken,
-        c.contexts,
+        state.fast_path_context,
         0.0,
         0.0,
     )
@@ -132,13 +142,13 @@ def compute_step_cost(
                     tokens, context, prefill_windows[k, 0]
                 )
     for k in range(len(decode_windows)):
-        inside = e.drift.inside[0, k]
+        inside = engine.fast_path.window_tokens[0, k]
         for j in range(taken):
             if tokens_of[j] == 1 + drafted_of[j]:
                 inside += min(context_of[j], decode_windows[k, 0])
         windows_s += decode_windows[k, 1] * inside
     read = max(
-        contexts - count_shared_tokens(rules, table, e.pool, decoding),
+        contexts - count_shared_tokens(rules, table, engine.pool, decoding),
         contexts / L2_BANDWIDTH_FACTOR,
     )
     return total, decoding, _sum_step_s(table, total, sequences, sampled, read, pairs, windows_s)
@@ -154,7 +164,7 @@ def get_itl_bin(gap: float) -> int:
 
 
 @njit_compiled
-def sample_accepted_drafts(rules: Any, request: int, position: int, drafted: int) -> int:
+def sample_accepted_drafts(rules: EngineRules, request: int, position: int, drafted: int) -> int:
     """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
     for k in range(drafted):
         z = (
@@ -171,7 +181,7 @@ def sample_accepted_drafts(rules: Any, request: int, position: int, drafted: int
 
 @njit_compiled
 def write_step_row(
-    batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int
+    batch: np.ndarray, j: int, request: int, seat: int, tokens: int, context: int, drafted: int
 ) -> None:
     """Write what a request does in a step."""
     batch[ROW_REQUEST, j], batch[ROW_SLOT, j], batch[ROW_TOKENS, j] = request, seat, tokens
@@ -179,7 +189,7 @@ def write_step_row(
 
 
 @njit_compiled
-def remove_from_step(batch: Any, taken: int, seat: int) -> int:
+def remove_from_step(batch: np.ndarray, taken: int, seat: int) -> int:
     """Take a seat out of the step being scheduled; its tokens, 0 if it had no part."""
     tokens, place = 0, taken
     for j in range(taken):
