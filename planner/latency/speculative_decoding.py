@@ -62,19 +62,13 @@ def compute_expected_tokens(acceptance_rate: float, k: int) -> float:
 
 def infer_acceptance_rate(tokens_per_step: float, k: int) -> float:
     """The acceptance rate at which a step of k drafts yields `tokens_per_step` (an engine's mean acceptance length)."""
+    from scipy.optimize import brentq
+
     if not 1 <= tokens_per_step <= k + 1:
         raise PlannerError(
             f"a step of {k} drafts yields 1 to {k + 1} tokens, got {tokens_per_step:g}"
         )
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if compute_expected_tokens(middle, k) < tokens_per_step
-            else (low, middle)
-        )
-    return (low + high) / 2
+    return float(brentq(lambda rate: compute_expected_tokens(rate, k) - tokens_per_step, 0.0, 1.0))
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
-from planner.latency.lora_adapters import add_adapter_costs, limit_sequences_by_adapters
+from planner.latency.lora_adapters import limit_sequences_by_adapters
 from planner.latency.performance import LATENCY_QUANTILES, Performance, PerformanceBatch
-from planner.latency.shared_prefix_reads import subtract_shared_reads
-from planner.latency.speculative_decoding import build_step_model
 from planner.latency.step_model import StepModel
+from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.memory_plan import MemoryPlan
 from planner.queueing.batched_step_models import batch_step_models, stack_scalars
 from planner.queueing.percentiles import (
@@ -111,7 +110,11 @@ def _solve_in_batches(
         np.empty(MALLOC_WARMUP_ELEMENTS)
     for start in range(0, len(cases), MAX_CASES_PER_BATCH):
         part = cases[start : start + MAX_CASES_PER_BATCH]
-        steps = [_get_case_step_model(case) for case in part]
+        costs = [
+            build_workload_step_costs(case.deployment, case.workload, case.plan.pool, case.step)
+            for case in part
+        ]
+        steps = [case_costs.average_step() for case_costs in costs]
         step, workloads = batch_step_models(steps), [case.workload for case in part]
         rows.append(
             derive_performance(
@@ -119,12 +122,6 @@ def _solve_in_batches(
             )
         )
     return PerformanceBatch.concatenate(rows)
-
-
-def _get_case_step_model(case: LoadCase) -> StepModel:
-    step = case.step or build_step_model(case.deployment)
-    step = subtract_shared_reads(step, case.deployment, case.workload)
-    return add_adapter_costs(step, case.deployment, case.workload)
 
 
 def _compute_engine_capacity(

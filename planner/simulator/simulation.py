@@ -15,10 +15,8 @@ import numpy as np
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
-from planner.latency.kv_offload import estimate_kv_offload
-from planner.latency.lora_adapters import compute_adapter_costs
-from planner.latency.shared_prefix_reads import count_concurrent_readers
 from planner.latency.step_model import StepModel
+from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.kv_cache import KvCachePool
 from planner.simulator.kernel_types import (
     EngineRules,
@@ -257,50 +255,38 @@ def simulate_workload(
         arrival, prompt, output, concurrency=share.concurrency or 0, request_s=model.request_s,
         prompt_token_s=model.prompt_token_s,
     )  # fmt: skip
-    table, told_apart = (
-        build_step_cost_table(model),
-        rules.enable_prefix_caching and bool(share.prefix_hit_rate),
+    costs = build_workload_step_costs(deployment, workload, pool, model)
+    table = build_step_cost_table(model)._replace(
+        **costs.adapters._asdict(), concurrent_readers=costs.concurrent_readers
     )
-    if (
-        told_apart or rules.groups[0, 1] == 1
-    ):  # a block a token: as many as there are tokens in the pool
+    reuses_prefixes = rules.enable_prefix_caching and bool(share.prefix_hit_rate)
+    if reuses_prefixes or rules.groups[0, 1] == 1:  # a block per token is too fine as well
         rules = _coarsen_blocks(rules, float(prompt.mean()))
-    if told_apart:
+    if reuses_prefixes:
         size = int(rules.groups[0, 1])
         if trace is not None and workload.uses_trace_prefixes:
             content, start = build_trace_blocks(trace, own[served], prompt, output, size)
-            table = table._replace(concurrent_readers=count_concurrent_readers(deployment))
         else:
             content, start = _sample_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
-    if told_apart and deployment.args.kv_offloading_size:
-        blocks, block_s, token_s = estimate_kv_offload(deployment, pool)
+    if costs.offload.num_blocks:
         coarse = rules.groups[0, 1] / pool.layout.groups[0].block_size
-        stored = table.tokens_s + token_s * np.arange(len(table.tokens_s))
-        rules = rules._replace(host_blocks=int(blocks / coarse))
-        table = table._replace(host_block_s=block_s * coarse, tokens_s=stored)
+        rules = rules._replace(host_blocks=int(costs.offload.num_blocks / coarse))
+        table = table._replace(
+            host_block_s=costs.offload.load_block_s * coarse,
+            tokens_s=table.tokens_s + costs.offload.store_token_s * np.arange(len(table.tokens_s)),
+        )
     if workload.adapters:
-        if not deployment.args.max_loras:
+        slots = deployment.args.max_loras
+        if not slots:
             raise PlannerError(
                 f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
             )
-        adapter = rng.choice(
-            workload.adapters,
-            len(prompt),
-            p=compute_adapter_popularity(workload.adapters, workload.adapter_zipf),
-        )
-        traffic, table = (
-            traffic._replace(adapter=adapter),
-            table._replace(**compute_adapter_costs(deployment)),
-        )
-        slots, kept = (
-            deployment.args.max_loras,
-            deployment.args.max_cpu_loras or deployment.args.max_loras,
-        )
-        rules = rules._replace(max_loras=slots, max_cpu_loras=kept)
-        if (
-            kept >= workload.adapters
-        ):  # all were loaded before the first request, as --lora-modules are
+        popularity = compute_adapter_popularity(workload.adapters, workload.adapter_zipf)
+        traffic = traffic._replace(adapter=rng.choice(workload.adapters, len(prompt), p=popularity))
+        cached = deployment.args.max_cpu_loras or slots
+        rules = rules._replace(max_loras=slots, max_cpu_loras=cached)
+        if cached >= workload.adapters:  # --lora-modules loads all before the first request
             table = table._replace(adapter_cold_s=0.0)
     return simulate_requests(rules, table, traffic, gauge_s=gauge_s, router=router)
 
