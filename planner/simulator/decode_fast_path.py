@@ -1,8 +1,9 @@
-"""Sequences that only decode drift: a step looks at none of them, and what it asks of all of them is kept as sums.
+"""Run sequences that only decode without the scheduler: the fast path, exact and O(1) per step.
 
-Who drifts takes one token in every step, and a block whenever the last one is full. It is awoken
-for the step in which something else happens to it, or may: its tables are brought up to date, and
-the scheduler looks at it again.
+A sequence on the fast path takes one token per step, and a block whenever its last one is full. A
+step does not look at these sequences; it uses sums over all of them. A sequence leaves for the step
+in which something else happens to it, or may happen. Its tables are then brought up to date, and
+the scheduler sees it again.
 """
 
 import numpy as np
@@ -23,13 +24,17 @@ from planner.simulator.kernel_types import (
     RequestBatch,
     StepCostTable,
 )
-
-ROW_REQUEST, ROW_SLOT, _, _, _, ROW_YIELDS, ROW_PREEMPTIONS = step_kernels.STEP_ROWS
+from planner.simulator.step_cost_kernels import (
+    ROW_PREEMPTIONS,
+    ROW_REQUEST,
+    ROW_SLOT,
+    ROW_YIELDS,
+)
 
 
 @njit_force_inline
 def insert_before(ring: np.ndarray, node: int, end: int) -> None:
-    """Put a node before `end` into a ring of (next, previous)."""
+    """Insert a node before `end` into a ring of (next, previous)."""
     before = ring[1, end]
     ring[0, before] = ring[1, end] = node
     ring[0, node], ring[1, node] = end, before
@@ -37,7 +42,7 @@ def insert_before(ring: np.ndarray, node: int, end: int) -> None:
 
 @njit_force_inline
 def remove_from_ring(ring: np.ndarray, node: int) -> None:
-    """Take a node out of its ring."""
+    """Remove a node from its ring."""
     ring[0, ring[1, node]], ring[1, ring[0, node]] = ring[0, node], ring[1, node]
 
 
@@ -45,7 +50,7 @@ def remove_from_ring(ring: np.ndarray, node: int) -> None:
 def _count_steps_until_window_slides(
     rules: EngineRules, table: StepCostTable, engine: EngineInstance, s: int, g: int
 ) -> int:
-    """Steps until a block of group `g` leaves its window, from where the seat's tables stand."""
+    """Count steps until a block of group `g` leaves its window, from the state of the tables."""
     window, size = rules.groups[g]
     behind = overlaps_steps(rules, table) and rules.uses_v033_scheduler
     return (engine.tables.passed[s, g] + 1) * size + window - 1 - engine.num_computed[s] + behind
@@ -60,10 +65,9 @@ def _count_undisturbed_steps(
     engine: EngineInstance,
     s: int,
 ) -> int:
-    """Steps from the next one on in which a seat only decodes, as far as is foreseen; 0 where there is none."""
-    state, i, context, size, overlap = (
-        engine.state[0],
-        engine.request[s],
+    """Count the next steps in which slot `s` certainly only decodes; 0 if there is none."""
+    state, tables, i = engine.state[0], engine.tables, engine.request[s]
+    context, size, overlap = (
         engine.num_computed[s],
         rules.groups[0, 1],
         overlaps_steps(rules, table),
@@ -76,17 +80,17 @@ def _count_undisturbed_steps(
         return 0
     if (
         tracks_block_contents(rules, requests)
-        and context - overlap >= (engine.tables.published[s] + 1) * size
+        and context - overlap >= (tables.published[s] + 1) * size
     ):
         return 0
-    # the step that ends a request is the scheduler's; with async scheduling it is still under way
+    # the scheduler handles a request's last step; with async scheduling it is still in flight
     steps = min(
         min(requests.prompt[i] + requests.output[i], rules.max_model_len) - 2 + overlap - context,
         MAX_FAST_PATH_STEPS - 1,
     )
     for g in range(len(rules.groups)):
         window = rules.groups[g, 0]
-        if window >= 0 and not 0 <= engine.tables.capacity[s] - context < size:
+        if window >= 0 and not 0 <= tables.capacity[s] - context < size:
             return 0
         if window > 0:
             first = _count_steps_until_window_slides(rules, table, engine, s, g)
@@ -98,22 +102,23 @@ def _count_undisturbed_steps(
 
 
 @njit_compiled
-def _update_fast_path_counts(
+def _update_fast_path_sums(
     rules: EngineRules, table: StepCostTable, engine: EngineInstance, s: int, sign: int
 ) -> int:
-    """Count a seat among those that drift (1), or no more (-1). The remainder of steps in which it takes a block."""
+    """Add a slot to the sums of the fast path (1) or subtract it (-1).
+
+    Returns the remainder of the steps in which it takes a block.
+    """
     state, fast_path, size = engine.state[0], engine.fast_path, rules.groups[0, 1]
-    began, context = fast_path.entered[s], engine.num_computed[s]
-    now, phase = (
-        context + state.fast_path_steps - began,
-        (began + engine.tables.capacity[s] - context) % size,
-    )
+    entered, context = fast_path.entered[s], engine.num_computed[s]
+    now = context + state.fast_path_steps - entered
+    phase = (entered + engine.tables.capacity[s] - context) % size
     state.fast_path_context += sign * now
     for g in range(len(rules.groups)):
         fast_path.phase_blocks[0, phase] += sign * (rules.groups[g, 0] >= 0)
         if rules.groups[g, 0] > 0:
             first = _count_steps_until_window_slides(rules, table, engine, s, g)
-            fast_path.phase_blocks[1, (began + first) % size] += sign * (first < size)
+            fast_path.phase_blocks[1, (entered + first) % size] += sign * (first < size)
     for k in range(len(table.decode_windows)):
         window = table.decode_windows[k, 0]
         fast_path.window_tokens[0, k] += sign * min(now, window)
@@ -129,8 +134,8 @@ def start_fast_path(
     records: RequestRecords,
     engine: EngineInstance,
 ) -> None:
-    """Those that decoded in the last step, and will in the next ones, drift from now on."""
-    state, fast_path, stay, seats = engine.state[0], engine.fast_path, 0, len(engine.request)
+    """Move sequences to the fast path that decoded in the last step and will in the next ones."""
+    state, fast_path, stay, num_slots = engine.state[0], engine.fast_path, 0, len(engine.request)
     batch, size = engine.batches[state.oldest], engine.batch_sizes[state.oldest]
     for j in range(size):
         i, s, steps = batch[ROW_REQUEST, j], batch[ROW_SLOT, j], 0
@@ -142,18 +147,13 @@ def start_fast_path(
             steps = _count_undisturbed_steps(rules, table, requests, records, engine, s)
         if steps:
             fast_path.entered[s] = state.fast_path_steps
-            end = seats + _update_fast_path_counts(rules, table, engine, s, 1)
-            while (
-                fast_path.block_rings[1, end] < seats
-                and fast_path.admission[fast_path.block_rings[1, end]] > fast_path.admission[s]
-            ):
-                end = fast_path.block_rings[1, end]
-            insert_before(fast_path.block_rings, s, end)
-            insert_before(
-                fast_path.exit_rings,
-                s,
-                seats + (state.fast_path_steps + steps) % MAX_FAST_PATH_STEPS,
-            )
+            ring, admission = fast_path.block_rings, fast_path.admission
+            end = num_slots + _update_fast_path_sums(rules, table, engine, s, 1)
+            while ring[1, end] < num_slots and admission[ring[1, end]] > admission[s]:
+                end = ring[1, end]
+            insert_before(ring, s, end)
+            exit_step = (state.fast_path_steps + steps) % MAX_FAST_PATH_STEPS
+            insert_before(fast_path.exit_rings, s, num_slots + exit_step)
         else:
             for row in range(len(batch)):
                 batch[row, stay] = batch[row, j]
@@ -176,32 +176,21 @@ def stop_fast_path(
     engine: EngineInstance,
     s: int,
 ) -> None:
-    """A seat drifts no more: its tables stand where the scheduler would have brought them, step by step."""
-    state, fast_path, tables, i, size = (
-        engine.state[0],
-        engine.fast_path,
-        engine.tables,
-        engine.request[s],
-        rules.groups[0, 1],
-    )
+    """Return slot `s` to the scheduler, with its tables as if scheduled step by step."""
+    state, fast_path, tables = engine.state[0], engine.fast_path, engine.tables
+    i, size = engine.request[s], rules.groups[0, 1]
     steps = state.fast_path_steps - fast_path.entered[s]
-    _update_fast_path_counts(rules, table, engine, s, -1)
-    more = (
-        max(0, steps + engine.num_computed[s] - tables.capacity[s] + size - 1) // size
-    )  # 0 where blocks are told apart
+    _update_fast_path_sums(rules, table, engine, s, -1)
+    # 0 if blocks have contents: then `allocate_fast_path_blocks` updates the tables in every step
+    more = max(0, steps + engine.num_computed[s] - tables.capacity[s] + size - 1) // size
     tables.capacity[s] += more * size
     tables.slides[s] = 1 << 60
     for g in range(len(rules.groups)):
         window = rules.groups[g, 0]
         tables.held[s, g] += more * (window >= 0)
         if window > 0:
-            tables.passed[s, g] += (
-                max(
-                    0,
-                    steps - _count_steps_until_window_slides(rules, table, engine, s, g) + size - 1,
-                )
-                // size
-            )
+            first = _count_steps_until_window_slides(rules, table, engine, s, g)
+            tables.passed[s, g] += max(0, steps - first + size - 1) // size
             tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
     engine.num_computed[s] += steps
     engine.num_tokens[s] += steps
@@ -209,9 +198,10 @@ def stop_fast_path(
     fast_path.entered[s] = -1
     remove_from_ring(fast_path.exit_rings, s)
     remove_from_ring(fast_path.block_rings, s)
+    admission = fast_path.admission
     if overlaps_steps(rules, table):
         batch, j = engine.batches[state.oldest], engine.batch_sizes[state.oldest]
-        while j > 0 and fast_path.admission[batch[ROW_SLOT, j - 1]] > fast_path.admission[s]:
+        while j > 0 and admission[batch[ROW_SLOT, j - 1]] > admission[s]:
             for row in range(len(batch)):
                 batch[row, j] = batch[row, j - 1]
             j -= 1
@@ -220,7 +210,7 @@ def stop_fast_path(
         batch[ROW_YIELDS, j], batch[ROW_PREEMPTIONS, j] = 1, records.preemptions[i]
         engine.batch_sizes[state.oldest] += 1
     k = state.num_awake
-    while k > 0 and fast_path.admission[engine.running[k - 1]] > fast_path.admission[s]:
+    while k > 0 and admission[engine.running[k - 1]] > admission[s]:
         engine.running[k] = engine.running[k - 1]
         k -= 1
     engine.running[k] = s
@@ -236,7 +226,7 @@ def stop_fast_path_ring(
     ring: np.ndarray,
     end: int,
 ) -> None:
-    """Awake those who drift of a ring, in its order."""
+    """Return all slots of a ring that are on the fast path to the scheduler, in order."""
     s = ring[0, end]
     while s != end:
         following = ring[0, s]
@@ -249,50 +239,44 @@ def stop_fast_path_ring(
 def allocate_fast_path_blocks(
     rules: EngineRules, table: StepCostTable, requests: RequestBatch, engine: EngineInstance
 ) -> None:
-    """Those that drift take their blocks for the next step; what leaves a window is free then.
+    """Allocate the blocks of the fast path for the next step, and free those outside windows.
 
-    Where blocks are told apart, they take them in order of admission, and those that the step fills
-    (with async scheduling: that the last one filled) are made known to the cache.
+    If blocks have contents, allocation is in order of admission, and the blocks that the step fills
+    enter the prefix cache (with async scheduling: those that the last step filled).
     """
-    full, pool, tables, seats, size = (
-        engine.fast_path.block_rings,
-        engine.pool,
-        engine.tables,
-        len(engine.request),
-        rules.groups[0, 1],
-    )
+    ring, pool, tables = engine.fast_path.block_rings, engine.pool, engine.tables
+    num_slots, size = len(engine.request), rules.groups[0, 1]
     phase = engine.state[0].fast_path_steps % size
     if not tracks_block_contents(rules, requests):
-        pool.free[0] += (
-            engine.fast_path.phase_blocks[1, phase] - engine.fast_path.phase_blocks[0, phase]
-        )
+        blocks = engine.fast_path.phase_blocks
+        pool.free[0] += blocks[1, phase] - blocks[0, phase]
         return
-    s = full[0, seats + phase]
-    while s < seats:
+    s = ring[0, num_slots + phase]
+    while s < num_slots:
         tables.capacity[s] += size
         for g in range(len(rules.groups)):
             if rules.groups[g, 0] == 0:
                 tables.blocks[s, g, tables.held[s, g]] = block_pool.take_free_block(pool)
                 tables.held[s, g] += 1
-        s = full[0, s]
+        s = ring[0, s]
     overlap = overlaps_steps(rules, table)
-    s = full[0, seats + (phase + 1 - overlap) % size]
-    while s < seats:
+    s = ring[0, num_slots + (phase + 1 - overlap) % size]
+    while s < num_slots:
         content = requests.content[requests.content_start[engine.request[s]] :]
         block_pool.cache_full_blocks(
             rules, pool, tables, s, content, tables.capacity[s] - overlap * size
         )
-        s = full[0, s]
+        s = ring[0, s]
 
 
 @njit_force_inline
-def begin_fast_path_step(engine: EngineInstance, drifting: int) -> None:
-    """The next step begins for those that drift."""
-    state = engine.state[0]
+def begin_fast_path_step(engine: EngineInstance, sequences: int) -> None:
+    """Advance the sums of the fast path, which has this many sequences, by one step."""
+    state, fast_path = engine.state[0], engine.fast_path
     state.fast_path_steps += 1
-    state.fast_path_context += drifting
-    for k in range(engine.fast_path.window_tokens.shape[1]):
-        engine.fast_path.window_tokens[0, k] += engine.fast_path.window_tokens[1, k]
+    state.fast_path_context += sequences
+    for k in range(fast_path.window_tokens.shape[1]):
+        fast_path.window_tokens[0, k] += fast_path.window_tokens[1, k]
 
 
 @njit_compiled
@@ -303,59 +287,45 @@ def run_decode_only_steps(
     engine: EngineInstance,
     until: float,
 ) -> int:
-    """Steps in which everybody drifts, nobody is due and blocks suffice, up to `until`. How many.
+    """Run steps up to `until` while all sequences stay on the fast path; return their number.
 
-    Exactly what the scheduler does step by step, but each costs O(1).
+    It stops before a step in which a sequence leaves or blocks run out. The result is exactly that
+    of the scheduler, at O(1) per step.
     """
-    state, fast_path, free, seats, size = (
-        engine.state[0],
-        engine.fast_path,
-        engine.pool.free,
-        len(engine.request),
-        rules.groups[0, 1],
-    )
+    state, fast_path, free = engine.state[0], engine.fast_path, engine.pool.free
+    num_slots, size = len(engine.request), rules.groups[0, 1]
     count, usable, overlap = state.num_running, rules.num_blocks - 1, overlaps_steps(rules, table)
     usage, totals, before = engine.usage, engine.totals, state.fast_path_steps
-    now, entry, end, last, oldest = (
-        state.now,
-        state.next_start,
-        state.last_end,
-        state.last_output,
-        engine.batch_ends[state.oldest],
-    )
-    value = step_kernels.count_shared_tokens(rules, table, engine.pool, count)
+    now, next_start, last_end = state.now, state.next_start, state.last_end
+    last_output, oldest_end = state.last_output, engine.batch_ends[state.oldest]
+    shared = step_kernels.count_shared_tokens(rules, table, engine.pool, count)
     while now < until:
-        bucket = seats + state.fast_path_steps % MAX_FAST_PATH_STEPS
+        end = num_slots + state.fast_path_steps % MAX_FAST_PATH_STEPS
         if (
-            fast_path.exit_rings[0, bucket] != bucket
+            fast_path.exit_rings[0, end] != end
             or fast_path.phase_blocks[0, state.fast_path_steps % size] > free[0]
         ):
             break
         allocate_fast_path_blocks(rules, table, requests, engine)
         seconds = (
             step_kernels.compute_decode_s(
-                table, count, state.fast_path_context, value, fast_path.window_tokens[0]
+                table, count, state.fast_path_context, shared, fast_path.window_tokens[0]
             )
             + state.adapters_s
         )
-        start = max(now, entry)
-        entry, end = start + seconds, max(start + seconds, end + seconds)
-        now, oldest = (oldest, end) if overlap else (end, end)
-        usage[(usable - free[0]) * (NUM_KV_USAGE_BINS - 1) // usable] += entry - start
-        totals[1] += entry - start
-        totals[4] += count * (entry - start)
-        engine.itl[step_kernels.get_itl_bin(now - last)] += count
-        last = now
+        start = max(now, next_start)
+        next_start, last_end = start + seconds, max(start + seconds, last_end + seconds)
+        now, oldest_end = (oldest_end, last_end) if overlap else (last_end, last_end)
+        usage[(usable - free[0]) * (NUM_KV_USAGE_BINS - 1) // usable] += next_start - start
+        totals[1] += next_start - start
+        totals[4] += count * (next_start - start)
+        engine.itl[step_kernels.get_itl_bin(now - last_output)] += count
+        last_output = now
         begin_fast_path_step(engine, count)
     steps = state.fast_path_steps - before
     totals[0] += steps
     totals[2] += steps * count
     totals[3] += steps * count
-    (
-        state.now,
-        state.next_start,
-        state.last_end,
-        state.last_output,
-        engine.batch_ends[state.oldest],
-    ) = now, entry, end, last, oldest
+    state.now, state.next_start, state.last_end = now, next_start, last_end
+    state.last_output, engine.batch_ends[state.oldest] = last_output, oldest_end
     return steps

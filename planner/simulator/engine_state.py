@@ -24,6 +24,9 @@ from planner.simulator.kernel_types import (
 MAX_FAST_PATH_STEPS = 2048
 """Steps after which the scheduler looks at a sequence of the fast path again."""
 
+ADAPTER_IN_STEP, ADAPTER_ON_GPU, ADAPTER_ON_HOST = range(3)
+"""Columns of `EngineInstance.adapter_turns`."""
+
 RequestHeap = list[tuple[float, int]]
 """Heap of (key, request)."""
 LogEntry = tuple[float, float, float, float, float, float]
@@ -117,7 +120,7 @@ class EngineInstance(NamedTuple):
     arriving: RequestHeap  # by the time at which the scheduler sees them
     waiting: list[RequestHeap]  # by order: one queue, and one per adapter
     queue_heads: np.ndarray  # [queues] order of the first request, inf if empty
-    # [adapters, 3] turn of the last use: in a step, on the GPU, in host memory (0: not there)
+    # [adapters, 3] turn of the last use: in a step, on the GPU, in host memory (0: not loaded)
     adapter_turns: np.ndarray
     batches: np.ndarray  # [depth, 7, slots] steps in flight, rows as in `STEP_ROWS`
     batch_sizes: np.ndarray  # [depth] sequences
@@ -130,28 +133,24 @@ class EngineInstance(NamedTuple):
 
 
 class RequestRecords(NamedTuple):
-    """[n] what became of each request: see `Outcome`; `made` outputs."""
+    """[n] what happened to each request, see `SimulationOutcome`."""
 
     sent: np.ndarray
     scheduled: np.ndarray
     first_token: np.ndarray
     last_token: np.ndarray
-    num_outputs: np.ndarray
+    num_outputs: np.ndarray  # tokens so far
     preemptions: np.ndarray
     cached: np.ndarray
-    released: np.ndarray  # when the k-th request ended, where it lets another one in
-    ended: np.ndarray  # [1] how many did
+    released: np.ndarray  # in a closed loop: when the k-th request ended, which admits another one
+    ended: np.ndarray  # [1] number of these
 
 
 @njit_allocating
 def create_request_records(n: int, closed: bool) -> RequestRecords:
-    """Nothing happened yet to [n] requests."""
-    times, counts, ended = (
-        np.full((4, n), np.nan),
-        np.zeros((3, n), np.int32),
-        np.zeros(1, np.int64),
-    )
-    released = np.empty(n if closed else 0)
+    """Create empty records of [n] requests."""
+    times, counts = np.full((4, n), np.nan), np.zeros((3, n), np.int32)
+    released, ended = np.empty(n if closed else 0), np.zeros(1, np.int64)
     return RequestRecords(
         times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended
     )
@@ -159,7 +158,7 @@ def create_request_records(n: int, closed: bool) -> RequestRecords:
 
 @njit_force_inline
 def has_windows(rules: EngineRules) -> bool:
-    """Whether some KV-cache group looks back over a window only."""
+    """Return whether a KV cache group has a sliding window."""
     windows = False
     for g in range(len(rules.groups)):
         windows |= rules.groups[g, 0] > 0
@@ -168,13 +167,13 @@ def has_windows(rules: EngineRules) -> bool:
 
 @njit_force_inline
 def overlaps_steps(rules: EngineRules, table: StepCostTable) -> bool:
-    """Whether a step is scheduled while the one before it runs, on values that are not there yet."""
+    """Return whether a step is scheduled while the one before it runs, before its outputs exist."""
     return rules.async_scheduling and table.stages == 1
 
 
 @njit_force_inline
 def tracks_block_contents(rules: EngineRules, requests: RequestBatch) -> bool:
-    """Whether blocks are told apart, so that equal ones are found again."""
+    """Return whether blocks have contents, so that the prefix cache can find equal ones."""
     return rules.enable_prefix_caching and requests.content.size > 0
 
 
@@ -182,69 +181,80 @@ def tracks_block_contents(rules: EngineRules, requests: RequestBatch) -> bool:
 def create_engine_instance(
     rules: EngineRules, table: StepCostTable, requests: RequestBatch, longest: int, contents: int
 ) -> EngineInstance:
-    """An idle engine for requests of up to `longest` tokens, whose blocks have so many different `contents`."""
-    groups, count, seqs = (
-        rules.groups,
-        len(rules.groups),
-        min(rules.max_num_seqs, requests.prompt.size),
-    )
+    """Create an idle engine for requests of up to `longest` tokens.
+
+    `contents` is the number of distinct block contents.
+    """
+    groups, count = rules.groups, len(rules.groups)
+    num_slots = min(rules.max_num_seqs, requests.prompt.size)
     depth, smallest, states = 2 if overlaps_steps(rules, table) else table.stages, groups[0, 1], 0
-    cap = np.full(count, 1 << 40)
+    max_blocks = np.full(count, 1 << 40)
     for g in range(count):
         smallest, states = min(smallest, groups[g, 1]), max(states, -groups[g, 0])
         if groups[g, 0] > 0:
             ahead = rules.max_num_batched_tokens * (depth if rules.uses_v033_scheduler else 1)
-            cap[g] = (
-                count_table_blocks(
-                    min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]
-                )
-                + 1
-            )
+            tokens = min(groups[g, 0] - 1 + ahead, rules.max_model_len)
+            max_blocks[g] = count_table_blocks(tokens, 0, groups[g, 1]) + 1
     caching = tracks_block_contents(rules, requests)
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
     pool = create_pool(rules.num_blocks, contents * count, rules.host_blocks if caching else 0)
     tables = create_tables(
-        seqs,
+        num_slots,
         count,
         max(count_table_blocks(longest, 0, smallest), states) if caching else 0,
     )
     state: Any = np.zeros(1, ENGINE_STATE_DTYPE)
-    state[0].num_free_slots, state[0].steps_since_receive, state[0].stuck, state[0].last_gap_s = (
-        seqs,
-        rules.recv_interval,
-        -1,
-        -1.0,
-    )
-    state[0].next_visible = np.inf
-    seats, spare = np.full((9, seqs), -1), np.arange(seqs)
-    line, due = (
-        np.zeros((2, seqs + 1), np.int64),
-        np.zeros((2, seqs + MAX_FAST_PATH_STEPS), np.int64),
-    )
-    line[:] = np.arange(seqs + 1)
-    due[:] = np.arange(seqs + MAX_FAST_PATH_STEPS)
-    full, blocks = (
-        np.zeros((2, seqs + groups[0, 1]), np.int64),
-        np.zeros((2, groups[0, 1]), np.int64),
-    )
-    full[:] = np.arange(seqs + groups[0, 1])
+    state[0].num_free_slots, state[0].steps_since_receive = num_slots, rules.recv_interval
+    state[0].stuck, state[0].last_gap_s, state[0].next_visible = -1, -1.0, np.inf
+    per_slot, free_slots = np.full((9, num_slots), -1), np.arange(num_slots)
+    running_ring = np.zeros((2, num_slots + 1), np.int64)
+    exit_rings = np.zeros((2, num_slots + MAX_FAST_PATH_STEPS), np.int64)
+    block_rings = np.zeros((2, num_slots + groups[0, 1]), np.int64)
+    running_ring[:] = np.arange(num_slots + 1)
+    exit_rings[:] = np.arange(num_slots + MAX_FAST_PATH_STEPS)
+    block_rings[:] = np.arange(num_slots + groups[0, 1])
     fast_path = FastPathSums(
-        seats[7], seats[8], line, due, full, blocks, np.zeros((2, len(table.decode_windows)))
+        per_slot[7],
+        per_slot[8],
+        running_ring,
+        exit_rings,
+        block_rings,
+        np.zeros((2, groups[0, 1]), np.int64),
+        np.zeros((2, len(table.decode_windows))),
     )
-    coming, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
-    coming.clear()
+    arriving, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    arriving.clear()
     waiting[0].clear()
     notes.clear()
     adapters = requests.adapter.max() + 1 if requests.adapter.size else 0
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
     return EngineInstance(
-        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5],
-        np.zeros(seqs), fast_path,
-        seats[6], spare, np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
-        np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64),
+        state,
+        pool,
+        tables,
+        max_blocks,
+        per_slot[0],
+        per_slot[1],
+        per_slot[2],
+        per_slot[3],
+        per_slot[4],
+        per_slot[5],
+        np.zeros(num_slots),
+        fast_path,
+        per_slot[6],
+        free_slots,
+        np.zeros(num_slots, np.int64),
+        arriving,
+        waiting,
+        np.full(adapters + 1, np.inf),
+        np.zeros((adapters, 3), np.int64),
+        np.zeros((depth, 7, num_slots), np.int64),
         np.zeros(depth, np.int64),
-        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(NUM_ITL_BINS, np.int64),
+        np.zeros(depth),
+        np.zeros(depth, np.int64),
+        np.zeros(NUM_ITL_BINS, np.int64),
         np.zeros(NUM_KV_USAGE_BINS),
-        np.zeros(6), notes,
-    )  # fmt: skip
+        np.zeros(6),
+        notes,
+    )
