@@ -1,4 +1,4 @@
-"""Estimate memory reads that decoding sequences save, because they share prefixes and read together.
+"""Estimate the memory reads that decoding sequences save by sharing prefixes.
 
 The simulation counts which sequences share a block (`simulator.step_cost_kernels`). The analytical
 estimate derives it from the trace.

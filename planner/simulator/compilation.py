@@ -1,4 +1,4 @@
-"""Decorators that compile the simulator's kernels with numba, and whether the result is kept on disk."""
+"""Decorators that compile the simulator's kernels, and whether compiled code is kept on disk."""
 
 import os
 from collections.abc import Callable

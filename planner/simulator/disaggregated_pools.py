@@ -1,4 +1,4 @@
-"""Simulate disaggregated serving, compiled: prefill workers, then decode workers until the last token.
+"""Simulate disaggregated serving, compiled: prefill workers, then decode workers.
 
 Requests are dealt to the workers of each pool round robin, the default of NVIDIA Dynamo's frontend,
 and wait there first come, first served. A prefill worker computes as many whole prompts per step as

@@ -1,4 +1,4 @@
-"""Estimate the prefix cache hit rate of a trace, with an LRU cache of the size of each KV cache pool.
+"""Estimate the prefix cache hit rate of a trace, with an LRU cache per engine.
 
 The simulation finds the same request by request (within three points on Mooncake's trace). This
 module serves the analytical estimate, which needs the hit rate of every candidate.
@@ -65,7 +65,7 @@ def _simulate_lru(
 
 @lru_cache(maxsize=1024)
 def compute_prefix_hit_rate(trace: Trace, engines: int, kv_tokens: int) -> float:
-    """Return the fraction of prompt tokens cached by `engines` with KV pools of `kv_tokens` each."""
+    """Return the fraction of prompt tokens that `engines` with `kv_tokens` each have cached."""
     ids, begin = trace.block_ids
     hits = _simulate_lru(
         ids, begin, trace.prompt, trace.output, engines, kv_tokens // TRACE_BLOCK_TOKENS

@@ -25,7 +25,7 @@ the step yields an output; PREEMPTIONS of the request before the step.
 
 @njit_compiled
 def _count_attention_pairs(tokens: int, context: int, window: float) -> float:
-    """Count (query, key) pairs of `tokens` after `context`, with at most `window` keys per query."""
+    """Count (query, key) pairs of `tokens` after `context`, at most `window` keys per query."""
     growing = min(tokens, max(0.0, window - context))
     return growing * (context + (growing + 1) / 2) + (tokens - growing) * window
 
@@ -171,7 +171,7 @@ def write_step_row(
 
 @njit_compiled
 def remove_from_step(batch: np.ndarray, taken: int, slot: int) -> int:
-    """Remove a slot from the step being scheduled; return its tokens, 0 if it is not in the step."""
+    """Remove a slot from the step being scheduled; return its tokens, 0 if it has none."""
     tokens, place = 0, taken
     for j in range(taken):
         if batch[ROW_SLOT, j] == slot:

@@ -1,4 +1,4 @@
-"""Queue waiting requests, one queue or one per LoRA adapter, and track which adapters are loaded."""
+"""Queue waiting requests, with one queue per LoRA adapter, and track loaded adapters."""
 
 import heapq
 
