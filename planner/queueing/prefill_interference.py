@@ -142,8 +142,8 @@ def estimate_burst_ttft_s(step: StepModel, t: TrafficMix, requests: np.ndarray) 
     """Estimate the first tokens of `requests` prompts that arrive together.
 
     Returns [cases, 1, slices] seconds, from short to long prompts. Each step takes
-    max_num_batched_tokens, one of which goes to each decoding sequence: with d of them a step finishes
-    (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
+    max_num_batched_tokens, one of which goes to each decoding sequence: with d of them a step
+    finishes (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
     """
     sizes, size, width = t.prompts, average_slices(t.prompts), 1 + step.num_draft_tokens
     # prompts of the first step decode from the next one on
@@ -243,10 +243,10 @@ def estimate_slowest_microbatch(
 ) -> np.ndarray:
     """Estimate how many of a round's `prompts` delay a pipeline's microbatches.
 
-    All microbatches wait behind the slowest one. Its prompts are the maximum of g Poisson counts with
-    mean p / g: p if it is small and p / g + 0.74 (1 - 1 / g) p^0.5 if it is large, as far as a step has
-    `room`. The chunks of a prompt follow each other through the stages: only the first delays the
-    others from end to end.
+    All microbatches wait behind the slowest one. Its prompts are the maximum of g Poisson counts
+    with mean p / g: p if it is small and p / g + 0.74 (1 - 1 / g) p^0.5 if it is large, as far as a
+    step has `room`. The chunks of a prompt follow each other through the stages: only the first
+    delays the others from end to end.
     """
     if np.all(step.stages == 1):
         return prompts
@@ -257,7 +257,7 @@ def estimate_slowest_microbatch(
 
 
 def estimate_spilled_steps(arriving: np.ndarray, room: np.ndarray, t: TrafficMix) -> np.ndarray:
-    """Estimate the steps that a prompt waits for room: `arriving` prompts per step, room for `room`.
+    """Estimate the steps that a prompt waits, with `arriving` prompts per step and room for `room`.
 
     The backlog after each step is a random walk that cannot fall below 0. Its mean for normal
     increments is sd / (2 b) - 0.5826 sd + sd b / 4 with b = (room - arriving) / sd (Chang and Peres

@@ -79,8 +79,8 @@ def solve_closed_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
     """Solve closed loops: a fixed number of requests in flight over all replicas.
 
     Each request that ends is replaced at once. A run starts with all requests arriving together and
-    lasts `num_prompts` requests (default: 10 per unit of concurrency). The mean TTFT thus includes that
-    first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
+    lasts `num_prompts` requests (default: 10 per unit of concurrency). The mean TTFT thus includes
+    that first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
     """
     if any(case.workload.concurrency is None for case in cases):
         raise PlannerError("a closed loop needs a concurrency")
@@ -159,9 +159,9 @@ def _compute_engine_capacity(
 def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> SteadyState:
     """Solve a first burst of requests and the waves that replace it.
 
-    Between its first token and its last, a request lives among the others as in `_solve_interleaved`.
-    Outputs of one length end together and thus start together; different lengths scatter from wave to
-    wave.
+    Between its first token and its last, a request lives among the others as in
+    `_solve_interleaved`. Outputs of one length end together and thus start together; different
+    lengths scatter from wave to wave.
     """
     wanted = stack_scalars([case.workload.concurrency or 0 for case in cases])
     prompts = stack_scalars([case.workload.num_requests for case in cases])
@@ -169,9 +169,9 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     replicas = stack_scalars([case.deployment.num_engine_instances for case in cases])
     engines = np.minimum(replicas, concurrency)
     present = concurrency / engines
-    most, held, limit = _compute_engine_capacity(cases, t, step)
+    max_running, held, limit = _compute_engine_capacity(cases, t, step)
     ahead = _count_steps_ahead(cases)
-    running, outputs = np.minimum(present, most), average_slices(t.outputs)
+    running, outputs = np.minimum(present, max_running), average_slices(t.outputs)
     waves, front = prompts / concurrency, step.request_s + step.prompt_token_s * t.prompts
     later = outputs - 1
     m = _solve_interleaved(step, t, running, front, waves, ahead)
@@ -256,7 +256,7 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     ttfts = np.maximum.accumulate(ttfts, axis=-1)
     return SteadyState(
         step, t, per_token, added, tpot, m.decode, rate, rate, engines, held, queue,
-        np.zeros(engines.shape, bool), np.where(present > most, limit, "load"),
+        np.zeros(engines.shape, bool), np.where(present > max_running, limit, "load"),
         ttft, ttfts, np.maximum(varies, 0.0), np.zeros(engines.shape), m.groups,
     )  # fmt: skip
 
@@ -285,12 +285,12 @@ def _solve_interleaved(
 ) -> _InterleavedState:
     """Solve the mean step of a closed loop with N `running` requests in flight.
 
-    A request that is sent when another ends waits for whole steps: those that start before it reaches
-    the scheduler, and with asynchronous scheduling one more, which was scheduled before. Its own step
-    has other prompts too. Each of N requests passes through n steps (and adds A to one of them), so a
-    step has (N - 1) / n other prompts and lasts C = P + A (N - 1) C / (A + n C), where P is a step that
-    only decodes: quadratic in C. If more prompts arrive than fit, all wait their turn. N, n and P
-    depend on C in turn; three rounds converge.
+    A request that is sent when another ends waits for whole steps: those that start before it
+    reaches the scheduler, and with asynchronous scheduling one more, which was scheduled before.
+    Its own step has other prompts too. Each of N requests passes through n steps (and adds A to one
+    of them), so a step has (N - 1) / n other prompts and lasts C = P + A (N - 1) C / (A + n C),
+    where P is a step that only decodes: quadratic in C. If more prompts arrive than fit, all wait
+    their turn. N, n and P depend on C in turn; three rounds converge.
     """
     outputs, size = average_slices(t.outputs), average_slices(t.prompts)
     others, later = np.maximum(running - 1, 0.0), outputs - 1
@@ -369,28 +369,28 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
     """Solve random arrivals, which find the other requests in their mean state (PASTA).
 
     Requests in flight share steps as in processor sharing. A request waits for the rest of the step
-    that it meets; with asynchronous scheduling for the next one, scheduled before; for a free slot; and
-    under overload for the backlog.
+    that it meets; with asynchronous scheduling for the next one, scheduled before; for a free slot;
+    and under overload for the backlog.
     """
     offered = stack_scalars([case.workload.rate or 0.0 for case in cases])
     engines = stack_scalars([case.deployment.num_engine_instances for case in cases])
     rate, outputs = offered / engines, average_slices(t.outputs)
     noise = 1 / stack_scalars([case.workload.burstiness for case in cases])
-    most, held, limit = _compute_engine_capacity(cases, t, step)
+    max_running, held, limit = _compute_engine_capacity(cases, t, step)
     ahead, size = _count_steps_ahead(cases), average_slices(t.prompts)
     later = np.maximum(outputs - 1, 0.0)
     # in flight by Little's law: the number whose throughput is the rate. Every step has `counts /
     # outputs` new prompts.
     width = 1 + step.num_draft_tokens
-    cap = np.minimum(most, step.max_tokens * step.stages * outputs / (size + later * width))
+    cap = np.minimum(max_running, step.max_tokens * step.stages * outputs / (size + later * width))
     counts = cap * np.maximum(cap, 64.0) ** (LOAD_EXPONENTS - 1)
-    alone, each, *_ = _estimate_steps(step, t, counts, most)
+    alone, each, *_ = _estimate_steps(step, t, counts, max_running)
     throughput = np.maximum.accumulate(counts / (outputs * each), axis=1)
     peak = throughput[:, -1:]
     load, saturated = rate / peak, rate >= peak
     rate = np.minimum(rate, peak)
     inside = _interpolate(rate, throughput, counts)
-    plain, tpot, added, groups = _estimate_steps(step, t, inside, most)
+    plain, tpot, added, groups = _estimate_steps(step, t, inside, max_running)
     beside, decode = inside / outputs, inside * later / outputs
     slowed = (tpot - plain) / beside
     uneven = average_slices(t.prompts**2) / size**2
@@ -408,7 +408,7 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
     )
     fixed = busy * ahead * plain
     # probability that all slots are taken (Sakasegawa)
-    crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)
+    crowded = (inside / max_running) ** (np.sqrt(2 * (max_running + 1)) - 1)
     prompts = stack_scalars([case.workload.num_requests for case in cases])
     # near saturation a queue grows like a random walk, and a run ends before it reaches its mean
     # (2 / 3: mean over the run)
@@ -424,7 +424,7 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
         + (busy * (0.5 + ahead) * level) ** 2
     )
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
-    filling = np.minimum(most * engines / prompts, 1.0)
+    filling = np.minimum(max_running * engines / prompts, 1.0)
     queue = backlog + fixed + compute_gamma_quantiles(moves, varies)[..., -1:]
     delays = backlog * np.maximum(SLICE_MIDPOINTS - filling, 0.0)
     own = own + step.request_s + step.prompt_token_s * t.prompts
@@ -434,7 +434,7 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
         varies + compute_slice_variance(own) + compute_slice_variance(delays),
     )
     # if half the slots give this throughput, more slots would hardly serve more requests
-    half = _interpolate(np.maximum(most / 2, 1.0), counts, throughput)
+    half = _interpolate(np.maximum(max_running / 2, 1.0), counts, throughput)
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
     return SteadyState(
         step, t, plain, added, tpot, decode, rate, peak, engines, held,
@@ -444,17 +444,19 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
 
 
 def _estimate_steps(
-    step: StepModel, t: TrafficMix, inside: np.ndarray, most: np.ndarray
+    step: StepModel, t: TrafficMix, inside: np.ndarray, max_running: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """Estimate the steps of a request that finds `inside` others.
 
-    Returns the seconds of a step without prompts, of a mean step, and those that one prompt adds; and
-    the number of microbatches, each of which has one step in a round.
+    Returns the seconds of a step without prompts, of a mean step, and those that one prompt adds;
+    and the number of microbatches, each of which has one step in a round.
     """
     outputs = average_slices(t.outputs)
     beside, decode = np.maximum(inside / outputs, 1e-9), inside * (outputs - 1) / outputs
     groups = estimate_microbatches(step, t, inside, decode)
-    plain = estimate_decode_step_s(step, np.minimum(decode + groups, most) / groups, t.context)
+    plain = estimate_decode_step_s(
+        step, np.minimum(decode + groups, max_running) / groups, t.context
+    )
     alone = 1 - np.exp(-beside / groups)
     _, _, share = estimate_prefill_s(step, t, decode / groups, beside / groups / alone - 1)
     added = average_slices(share)
@@ -474,8 +476,8 @@ def _estimate_steps(
 def _estimate_pipelined_s(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Return the seconds of prompts that take `whole` if their chunks follow each other.
 
-    `head` is the fraction of each in its first chunk. The stages work on as many chunks at once, so all
-    but the largest only occupy the first stage.
+    `head` is the fraction of each in its first chunk. The stages work on as many chunks at once, so
+    all but the largest only occupy the first stage.
     """
     return whole * (head + (1 - head) / step.stages)
 

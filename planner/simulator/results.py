@@ -176,8 +176,8 @@ class SimulationResult:
     def summarize(self, metric: str) -> dict[str, float]:
         """Return mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
 
-        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it. A speculative
-        step streams its tokens as one output, so ITL is TPOT times the tokens per step.
+        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it. A
+        speculative step streams its tokens as one output, so ITL is TPOT times the tokens per step.
         """
         if metric not in self._summaries:
             raise PlannerError(f"metric {metric!r} is not one of {', '.join(self._summaries)}")
