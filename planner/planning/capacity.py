@@ -95,7 +95,7 @@ def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> flo
     if deployment.args.kv_offloading_size:  # host memory has what the pool has, and what it gave up
         tokens = max(
             tokens,
-            estimate_kv_offload(deployment, pool)[0]
+            estimate_kv_offload(deployment, pool).num_blocks
             * pool.layout.groups[0].block_size
             * pool.layout.dcp,
         )
