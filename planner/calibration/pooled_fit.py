@@ -14,7 +14,7 @@ catalog's intervals.
 import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
 from itertools import product
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import block_diag, csr_array, diags_array
+from scipy.sparse import block_diag, csr_array
 
 from planner.calibration.request_validation import load_timed_runs
+from planner.calibration.robust_fit import RobustFit, fit_student_t
 from planner.calibration.user_fit import COEFFICIENT_PRIORS
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, add_error_context
@@ -174,6 +175,7 @@ class PooledRuns:
         self.noise = MEASUREMENT_NOISE * np.array(
             [[STEADY_NOISE_FACTOR if run.workload.rate else 1.0] for run in runs]
         )
+        self.is_measured = np.isfinite(self.measured)
         self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
         places: dict[tuple[str, str, str], int] = {}
         rows, columns = list[int](), list[int]()
@@ -239,41 +241,21 @@ class PooledRuns:
                 )
         return np.asarray(np.log(found))
 
-    def compute_jacobian(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
-        """[runs, metrics, coefficients] derivatives of `predicted`."""
-        array = np.zeros((*base.shape, len(self.names)))
-        for k in range(len(self.names)):
-            moved = logs.copy()
-            moved[:, k] += 0.05
-            array[:, :, k] = (self.predict_logs(moved) - base) / 0.05
+    def compute_errors(self, sums: np.ndarray) -> np.ndarray:
+        """[errors] ln(predicted / measured) of all that was measured."""
+        predicted = self.predict_logs(self.compute_log_coefficients(sums)) + self.beside
+        return np.asarray((predicted - self.measured)[self.is_measured])
+
+    def compute_jacobian(self, logs: np.ndarray) -> np.ndarray:
+        """[runs, metrics, coefficients] derivatives of `predict_logs`."""
+        base, step = self.predict_logs(logs), 0.05 * np.eye(len(self.names))
+        array = np.stack([self.predict_logs(logs + row) - base for row in step], axis=-1) / 0.05
         return np.asarray(np.nan_to_num(np.clip(array, -3, 3)))
 
-    def compute_weights(self, errors: np.ndarray) -> np.ndarray:
-        """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
-        return np.where(
-            np.isfinite(errors),
-            1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / POOLED_STUDENT_T_DOF),
-            0.0,
-        )
-
-    def project_on_effects(self, slopes: np.ndarray) -> csr_array:
-        """[runs x metrics, parts] of slopes by coefficient."""
-        return block_diag(slopes, "csr") @ self.adds
-
-    def build_normal_equations(
-        self, slopes: np.ndarray, errors: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The normal matrix, and the gradient, both without the priors."""
-        own, weight = self.project_on_effects(slopes), self.compute_weights(errors).ravel()
-        weighted = own.T @ diags_array(weight)
-        return (weighted @ own).toarray(), weighted @ np.nan_to_num(errors.ravel())
-
-    def compute_loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
-        """Minus twice the logarithm of the posterior, but for a constant."""
-        unlikely = POOLED_STUDENT_T_DOF * np.log1p(
-            (errors / self.noise) ** 2 / POOLED_STUDENT_T_DOF
-        )
-        return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
+    def compute_slopes(self, sums: np.ndarray) -> csr_array:
+        """[errors, parts] derivatives of `compute_errors`."""
+        slopes = self.compute_jacobian(self.compute_log_coefficients(sums))
+        return (block_diag(slopes, "csr") @ self.adds)[self.is_measured.ravel()]
 
 
 def _get_prior_sigma(level: str, name: str) -> float:
@@ -287,49 +269,35 @@ class PooledFit:
     """A pooled fit: the parts' sums, and ln(predicted / measured) of every run, fitted and held back."""
 
     pool: PooledRuns
-    sums: np.ndarray
-    errors: np.ndarray  # [runs, metrics]
-    slopes: np.ndarray
+    fit: RobustFit
+
+    @property
+    def sums(self) -> np.ndarray:
+        return self.fit.x
 
     @cached_property
     def held_out_errors(self) -> dict[str, np.ndarray]:
         """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out.
 
-        The Newton step without some runs needs (H - A'A)^-1, H the normal matrix with the priors
-        and A those runs' weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A
-        H^-1 A')^-1 A H^-1 (Woodbury).
+        A curve that is left out has no part of its own.
         """
-        pool, shared = self.pool, np.array([level != "curve" for level, _, _ in self.pool.parts])
-        by_part, weight = (
-            pool.project_on_effects(self.slopes),
-            np.sqrt(pool.compute_weights(self.errors)).ravel(),
-        )
-        slopes = (diags_array(weight) @ by_part)[:, shared]
-        errors = np.nan_to_num(self.errors.ravel()) * weight
-        prior = (1 / pool.spread**2)[shared]
-        matrix = (slopes.T @ slopes).toarray() + np.diag(prior)
-        gradient = slopes.T @ errors + self.sums[shared] * prior
-        inverse, found = np.linalg.inv(matrix), {}
-        for what in ("curve", *NOVELTY_KINDS):
-            wholes = np.array([run.holdout_groups[what] for run in pool.runs])
-            found[what] = np.full_like(self.errors, np.nan)
-            for whole in np.unique(wholes):
-                rows = wholes == whole
-                measured = np.flatnonzero(np.repeat(rows, len(FIT_METRICS)) & (weight > 0))
-                own = slopes[measured].toarray()
-                pull = gradient - own.T @ errors[measured]
-                if len(own) < len(matrix):
-                    half = own @ inverse
-                    step = inverse @ pull
-                    step += half.T @ np.linalg.solve(np.eye(len(own)) - half @ own.T, own @ step)
-                else:
-                    step = np.linalg.solve(matrix - own.T @ own, pull)
-                moved = np.where(shared, 0.0, -self.sums)
-                moved[shared] = -step
-                found[what][rows] = (self.errors + (by_part @ moved).reshape(self.errors.shape))[
-                    rows
-                ]
-        return found
+        shared = np.array([level != "curve" for level, _, _ in self.pool.parts])
+        shared_fit = replace(
+            self.fit, x=self.sums[shared], slopes=self.fit.slopes[:, shared],
+            prior_sigma=self.fit.prior_sigma[shared],
+        )  # fmt: skip
+        run_indices = np.nonzero(self.pool.is_measured)[0]
+        held_out_errors = {}
+        for kind in ("curve", *NOVELTY_KINDS):
+            groups = np.array([run.holdout_groups[kind] for run in self.pool.runs])[run_indices]
+            errors, change = self.fit.errors.copy(), np.where(shared, 0.0, -self.sums)
+            for group in np.unique(groups):
+                rows = groups == group
+                change[shared] = shared_fit.compute_step_without(rows)
+                errors[rows] += self.fit.slopes[rows] @ change
+            held_out_errors[kind] = np.full(self.pool.measured.shape, np.nan)
+            held_out_errors[kind][self.pool.is_measured] = errors
+        return held_out_errors
 
     def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """By engine, what was left out and metric: runs, median and mean error, share inside the 80% interval.
@@ -441,42 +409,27 @@ class PooledFit:
 
 def fit_pooled(
     runs: Sequence[MeasuredRun],
-    rounds: int = 14,
+    max_evaluations: int = 5,
     replays: int = 3,
     tell: Callable[[str], None] = lambda line: None,
 ) -> PooledFit:
-    """The parts that measured runs ask for: `rounds` of Gauss-Newton, with `replays` of all runs in between."""
+    """The parts that measured runs ask for, fitted, and fitted again after each of `replays` of all runs."""
     pool = PooledRuns(runs)
-    sums, prior = np.zeros(len(pool.parts)), 1 / pool.spread**2
-    at = {round(rounds * (k + 1) / (replays + 1)) for k in range(replays)}
-    for number in range(rounds):
-        logs = pool.compute_log_coefficients(sums)
-        base = pool.predict_logs(logs)
-        if number in at:
-            pool.beside = np.nan_to_num(np.clip(pool.simulate_logs(logs) - base, -1, 1))
-        slopes = pool.compute_jacobian(logs, base)
-        errors = base + pool.beside - pool.measured
-        matrix, gradient = pool.build_normal_equations(slopes, errors)
-        step = -np.linalg.solve(matrix + np.diag(prior), gradient + sums * prior)
-        before = pool.compute_loss(errors, sums)
-        for part in (1.0, 0.5, 0.25, 0.1):
-            tried = (
-                pool.predict_logs(pool.compute_log_coefficients(sums + part * step))
-                + pool.beside
-                - pool.measured
-            )
-            if (after := pool.compute_loss(tried, sums + part * step)) < before:
-                sums, errors = sums + part * step, tried
-                break
-        sizes = {
-            name: each[np.isfinite(each)]
-            for name, each in zip(FIT_METRICS, np.abs(errors).T, strict=True)
-        }
+    sums, scale = np.zeros(len(pool.parts)), pool.noise[pool.is_measured]
+    for stage in range(replays + 1):
+        if stage:
+            logs = pool.compute_log_coefficients(sums)
+            simulated = pool.simulate_logs(logs) - pool.predict_logs(logs)
+            pool.beside = np.nan_to_num(np.clip(simulated, -1, 1))
+        fit = fit_student_t(
+            pool.compute_errors, pool.compute_slopes, scale, pool.spread, POOLED_STUDENT_T_DOF,
+            start=sums, max_evaluations=max_evaluations,
+        )  # fmt: skip
+        sums = fit.x
+        metrics = np.nonzero(pool.is_measured)[1]
+        errors = ((name, fit.errors[metrics == k]) for k, name in enumerate(FIT_METRICS))
         text = ", ".join(
-            f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each)
+            f"{name} {np.expm1(np.median(np.abs(each))):.1%}" for name, each in errors if len(each)
         )
-        tell(
-            f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f};"
-            f" median errors {text}"
-        )
-    return PooledFit(pool, sums, errors, slopes)
+        tell(f"fit {stage + 1} of {replays + 1}: median errors {text}")
+    return PooledFit(pool, fit)

@@ -12,11 +12,11 @@ from functools import cache
 import numpy as np
 import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
+from scipy.optimize import least_squares
 
 from planner.core.catalog import StrictEntry, load_catalog_rows
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.power import (
-    BOARD_LIMIT_NORM_ORDER,
     apply_board_limit,
     compute_power_terms,
     estimate_gpu_activity,
@@ -85,14 +85,14 @@ def load_power_runs() -> tuple[MeasuredPowerRun, ...]:
 
 def fit_energies(x: np.ndarray, share: np.ndarray) -> np.ndarray:
     """(idle, pJ per byte, root of pJ per FLOP) with the least sum of |ln(predicted / measured)|, by Gauss-Newton."""
-    c = np.array([0.15, 100.0, 1.0])
-    for _ in range(40):
-        asked = x @ c
-        found = apply_board_limit(asked)
-        off = np.log(found / share)
-        weight = np.maximum(np.abs(off), 0.02)[:, None] ** -0.5
-        slope = ((found / asked) ** BOARD_LIMIT_NORM_ORDER / asked)[:, None] * x
-        c = np.maximum(c - np.linalg.lstsq(slope * weight, off * weight[:, 0], rcond=None)[0], 1e-6)
+
+    def compute_errors(c: np.ndarray) -> np.ndarray:
+        return np.asarray(np.log(apply_board_limit(x @ c) / share))
+
+    c: np.ndarray = least_squares(
+        compute_errors, (0.15, 100.0, 1.0), loss="huber", f_scale=0.02, x_scale="jac",
+        bounds=(1e-6, np.inf),
+    ).x  # fmt: skip
     return c
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from planner.calibration.robust_fit import estimate_slopes, fit_student_t
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.files import replace_atomically
 from planner.core.intervals import Z_SCORE_80PCT, Interval
@@ -266,7 +267,7 @@ MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]
 
 
 def fit_calibration(
-    points: Sequence[BenchmarkPoint], rounds: int = 12, means: MeansFunction = predict_means,
+    points: Sequence[BenchmarkPoint], max_evaluations: int = 20, means: MeansFunction = predict_means,
     noise: tuple[float, float] = (MEASUREMENT_NOISE_TTFT, MEASUREMENT_NOISE_TPOT),
 ) -> CalibrationFit:  # fmt: skip
     """The coefficients that measured runs of one GPU and engine ask for, by what `means` predicts (or `replayed`).
@@ -286,76 +287,37 @@ def fit_calibration(
     coefficients = get_deployment_coefficients(points[0].deployment)
     names, before = list_coefficient_names(), coefficients.coefficients
     start = np.log([getattr(before, name) for name in names])
-    width = np.array([COEFFICIENT_PRIORS[name]["spread"] for name in names])
+    prior_sigma = np.array([COEFFICIENT_PRIORS[name]["spread"] for name in names])
     measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
-    use = np.isfinite(measured)
+    is_measured = np.isfinite(measured)
 
-    def at(logs: np.ndarray) -> StepCoefficients:
-        return replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
+    def at(x: np.ndarray) -> StepCoefficients:
+        return replace(before, **dict(zip(names, np.exp(start + x).tolist(), strict=True)))
 
-    def errors(logs: np.ndarray) -> np.ndarray:
-        return np.log([_compute_run_means(means, point, at(logs)) for point in points]) - measured
+    def compute_errors(x: np.ndarray) -> np.ndarray:
+        predicted = [_compute_run_means(means, point, at(x)) for point in points]
+        return np.asarray(np.log(predicted) - measured)
 
-    def loss(found: np.ndarray, logs: np.ndarray) -> float:
-        unlikely = STUDENT_T_DOF * np.log1p((found / noise) ** 2 / STUDENT_T_DOF)
-        return float(np.nansum(unlikely) + (((logs - start) / width) ** 2).sum())
-
-    def linear(found: np.ndarray, logs: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Slopes [points, 2, names] of errors in units of the noise, robustly weighted; the unit; the normal matrix.
-
-        The last are the errors in closed form, whose slopes these are.
-        """
-        moved = [logs, *(logs + 0.03 * axis for axis in np.eye(len(names)))]
-        closed, *there = (
-            np.log(_predict_means_batch(points, [at(each) for each in moved])) - measured
-        )
-        slopes = (np.stack(there, -1) - closed[..., None]) / 0.03
-        unit = np.array(noise) * np.sqrt(1 + np.where(use, found / noise, 0.0) ** 2 / STUDENT_T_DOF)
-        slopes = np.where(use[..., None], slopes, 0.0) / unit[..., None]
-        return (
-            slopes,
-            unit,
-            np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2),
-            closed,
-        )
+    def predict_logs(trials: Sequence[np.ndarray]) -> np.ndarray:
+        return np.asarray(np.log(_predict_means_batch(points, [at(x) for x in trials])))
 
     for point in points:
         _compute_run_means(predict_means, point, before)
-    logs, damping = start.copy(), 1e-2
-    first = found = errors(logs)
-    best = loss(found, logs)
-    for _ in range(rounds):
-        slopes, unit, normal, _ = linear(found, logs)
-        pull = (
-            -np.einsum("pmi,pm->i", slopes, np.where(use, found, 0.0) / unit)
-            - (logs - start) / width**2
-        )
-        while damping < 1e4:
-            trial = logs + np.clip(
-                np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), -0.7, 0.7
-            )
-            next_found = errors(trial)
-            if (cost := loss(next_found, trial)) < best:
-                break
-            damping *= 5
-        else:
-            break
-        gain, damping = best - cost, damping / 4
-        logs, found, best = trial, next_found, cost
-        if gain < 1e-3 * best:
-            break
-    slopes, unit, normal, closed = linear(found, logs)
-    leverage = np.einsum(
-        "pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes
-    )  # of a run on its own prediction
-    alone = (
-        np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0]
-        * unit
+    fit = fit_student_t(
+        lambda x: compute_errors(x)[is_measured],
+        lambda x: estimate_slopes(predict_logs, x, 0.03)[is_measured],
+        np.broadcast_to(noise, measured.shape)[is_measured], prior_sigma, STUDENT_T_DOF,
+        max_evaluations=max_evaluations,
+    )  # fmt: skip
+    errors = np.stack(
+        [compute_errors(np.zeros_like(start)), np.full_like(measured, np.nan)], axis=1
     )
-    held_back = np.where(use, alone + closed - found, np.nan)
-    return CalibrationFit(
-        entry, coefficients, at(logs), tuple(points), np.stack([first, found], axis=1), held_back
-    )
+    errors[:, 1][is_measured] = fit.errors
+    held_out_errors = predict_logs([fit.x])[0] - measured
+    for k in range(len(points)):
+        rows = np.nonzero(is_measured)[0] == k
+        held_out_errors[k, is_measured[k]] += fit.slopes[rows] @ fit.compute_step_without(rows)
+    return CalibrationFit(entry, coefficients, at(fit.x), tuple(points), errors, held_out_errors)
 
 
 def _compute_run_means(
