@@ -34,7 +34,7 @@ class RobustFit:
 
     @cached_property
     def _normal_equations(self) -> tuple[csr_array, np.ndarray, np.ndarray, np.ndarray]:
-        """Slopes and errors times the root of their weight, the gradient, and the inverse Hessian."""
+        """Slopes and errors times the root of the weight, gradient, and inverse Hessian."""
         z = (self.errors / self.error_scale) ** 2
         root = np.sqrt((self.dof + 1) / (self.dof + z)) / self.error_scale
         slopes, errors = csr_array(diags_array(root) @ self.slopes), root * self.errors
@@ -60,7 +60,10 @@ class RobustFit:
 def estimate_slopes(
     predict: Callable[[Sequence[np.ndarray]], Iterable[np.ndarray]], x: np.ndarray, step: float
 ) -> np.ndarray:
-    """Return forward differences at `x`, [..., values], of what `predict` gives for each of many x."""
+    """Return the forward differences of `predict` at `x`, [..., values].
+
+    `predict` gives one prediction for each of several x.
+    """
     base, *moved = predict([x, *(x + step * unit for unit in np.eye(len(x)))])
     return np.stack([(prediction - base) / step for prediction in moved], axis=-1)
 
