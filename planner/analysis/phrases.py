@@ -1,4 +1,4 @@
-"""What sentences are made of: `phrases.yaml`."""
+"""Load the phrases of analysis sentences from `phrases.yaml`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,4 +10,4 @@ ANALYSIS_PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrase
 CALIBRATION_BASIS_LABELS: Mapping[str, str] = {
     name: basis["says"] for name, basis in ANALYSIS_PHRASES["basis"].items()
 }
-"""What a step cost rests on, by `Performance.basis`."""
+"""What the step costs are based on, by `Performance.basis`."""
