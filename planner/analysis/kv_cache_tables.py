@@ -173,10 +173,8 @@ def _format_layer_cache(
         return f"{sum(cache.state_bytes for cache in caches) / MIB:.2f} MiB per sequence"
     if not caches:
         return "nothing"
-    width, full = (
-        get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment)),
-        sum(c.token_bytes for c in caches if c.kind == "full"),
-    )
+    width = get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment))
+    full = sum(c.token_bytes for c in caches if c.kind == "full")
     if isinstance(mixer, LatentAttention) and mixer.window:
         text_with_window = (
             f"{caches[0].token_bytes:g} bytes a token of the window"
@@ -184,10 +182,8 @@ def _format_layer_cache(
         )
         return f"{full:g}" if bare else text_with_window
     if isinstance(mixer, LatentAttention):
-        size, text = (
-            mixer.kv_elements * width,
-            f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}",
-        )
+        size = mixer.kv_elements * width
+        text = f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}"
     else:
         heads = max(1, mixer.kv_heads // memory.deployment.layout.tp)
         size = heads * (mixer.head_dim + mixer.v_head_dim) * width

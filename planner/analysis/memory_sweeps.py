@@ -109,10 +109,10 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
             compute_stage_bytes(replace(deployment, model=base))
         ):
             continue
-        memory, step = (
-            plan_memory(served),
+        memory = plan_memory(served)
+        step = (
             build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH).seconds
-            * 1e3,
+            * 1e3
         )
         count = memory.pool.count_sequences(tokens) if memory.status != "does_not_fit" else 0
         sizes = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -88,10 +88,8 @@ class VllmBenchResult(StrictEntry):
             LengthDistribution.from_constant(max(tokens / self.completed, 1)) for tokens in sums
         )
         if trace := self._build_trace():
-            prompt, output = (
-                LengthDistribution.from_samples(trace.prompt),
-                LengthDistribution.from_samples(trace.output),
-            )
+            prompt = LengthDistribution.from_samples(trace.prompt)
+            output = LengthDistribution.from_samples(trace.output)
             rate = trace.rate if trace.arrival[-1] else rate
         in_flight = self.max_concurrency or (self.completed if rate is None else None)
         return Workload(
@@ -216,7 +214,7 @@ def _read_bench_file(
     return points, notes
 
 
-def _iterate_json_objects(path: Path) -> Iterator[Any]:
+def _iterate_json_objects(path: Path) -> Iterator[object]:
     """Yield the objects in a JSON file: the only one, those of a list, or one per line."""
     text = read_text(path, MAX_RESULT_FILE_BYTES)
     try:

@@ -88,11 +88,9 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     def subtract(older: dict[str, float], latest: dict[str, float]) -> dict[str, float]:
         return {name: older.get(name, 0) - latest.get(name, 0) for name in older | latest}
 
-    bounds, latest, measured = (
-        RELEASE_BOUNDARIES[engine],
-        sum_effects(("release", newest)),
-        {run.effect_groups["release"] for run in runs},
-    )
+    bounds = RELEASE_BOUNDARIES[engine]
+    latest = sum_effects(("release", newest))
+    measured = {run.effect_groups["release"] for run in runs}
     for bound in bounds:
         if f"{engine}|{bound}" in measured:
             add(

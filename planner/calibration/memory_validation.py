@@ -79,10 +79,8 @@ def summarize_memory_accuracy(results: pd.DataFrame) -> str:
 
     def compute_error(quantity: str) -> float:
         frame = results[results[f"logged {quantity}"].notna()]
-        mids, logged = (
-            frame[f"planned {quantity}"].map(lambda interval: interval.mid),
-            frame[f"logged {quantity}"],
-        )
+        mids = frame[f"planned {quantity}"].map(lambda interval: interval.mid)
+        logged = frame[f"logged {quantity}"]
         return float(((mids - logged) / logged).abs().mean())
 
     weights, kv, sequences = map(compute_error, ("weights (GiB)", "KV (GiB)", "sequences"))

@@ -360,10 +360,8 @@ class PooledFit:
         curves = np.array([run.curve for run in self.pool.runs])
         spreads = {}
         for engine, column in product(RELEASE_BOUNDARIES, INTERVAL_METRICS):
-            errors, is_engine = (
-                self._get_held_out_sizes(column, "pair"),
-                self._select_engine_runs(engine),
-            )
+            errors = self._get_held_out_sizes(column, "pair")
+            is_engine = self._select_engine_runs(engine)
             if not np.isfinite(errors[is_engine]).any():
                 continue
             engine_error = np.nanquantile(errors[is_engine], 0.8)
@@ -384,10 +382,8 @@ class PooledFit:
         from the others ("many"), except for throughput, of which too few were measured. Neither is
         wider than the widest of `NOVELTY_KINDS`.
         """
-        rows, errors = (
-            self._select_engine_runs(engine),
-            self._get_held_out_sizes(column, "curve" if kind == "many" else kind),
-        )
+        rows = self._select_engine_runs(engine)
+        errors = self._get_held_out_sizes(column, "curve" if kind == "many" else kind)
         if column != RATE_METRIC_INDEX and kind in ("many", "curve"):
             rows &= np.array(
                 [

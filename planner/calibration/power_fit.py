@@ -108,10 +108,8 @@ def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
 
     The interval is that of the residuals of the runs fitted to.
     """
-    x, fractions = (
-        np.array([run.terms for run in runs]),
-        np.array([run.board_limit_fraction for run in runs]),
-    )
+    x = np.array([run.terms for run in runs])
+    fractions = np.array([run.board_limit_fraction for run in runs])
     rows = []
     for name, fields in HOLDOUT_GROUPS.items():
         groups = np.array(["/".join(getattr(run, field) for field in fields) for run in runs])

@@ -177,11 +177,9 @@ def load_holdout_errors() -> pd.DataFrame:
 
 def describe_calibration_basis(deployment: Deployment) -> str:
     """Describe the basis of the step costs of `deployment`, and the width of its intervals."""
-    gpu, engine, family = (
-        deployment.gpu.name,
-        deployment.engine,
-        deployment.model.architecture.model_type,
-    )
+    gpu = deployment.gpu.name
+    engine = deployment.engine
+    family = deployment.model.architecture.model_type
     coefficients = get_deployment_coefficients(deployment)
     pair = f"{gpu} under {engine.name}"
     basis = {
