@@ -35,27 +35,14 @@ def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
         fixed = layers * sum(
             cache.window * cache.token_bytes + cache.state_bytes for cache in caches
         )
-        rows.append(
-            (
-                _describe_mixer(mixer),
-                layers,
-                _format_layer_cache(memory, mixer, "\N{MULTIPLICATION SIGN}"),
-                round(token),
-                round(fixed),
-            )
-        )
-    columns = [
-        "kind of layer",
-        "layers",
-        "one layer keeps",
-        "bytes per token",
-        "bytes per sequence",
-    ]
-    return (
-        pd.DataFrame(rows, columns=columns)
-        .groupby(columns[:3:2], sort=False, as_index=False)
-        .sum()[columns]
-    )
+        rows.append({
+            "kind of layer": _describe_mixer(mixer), "layers": layers,
+            "one layer keeps": _format_layer_cache(memory, mixer, "\N{MULTIPLICATION SIGN}"),
+            "bytes per token": round(token), "bytes per sequence": round(fixed),
+        })  # fmt: skip
+    data = pd.DataFrame(rows)
+    groups = data.groupby(["kind of layer", "one layer keeps"], sort=False, as_index=False)
+    return groups.sum()[data.columns]
 
 
 def derive_kv_equation(memory: MemoryPlan) -> str:

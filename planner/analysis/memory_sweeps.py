@@ -97,47 +97,28 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
         if name == "mxfp4" and not base.architecture.is_moe:  # engines store only experts in it
             continue
         try:
-            model = (
-                base
-                if name == "checkpoint"
-                else load_model(deployment.model.name, quantization=name)
-            )
+            is_base = name == "checkpoint"
+            model = base if is_base else load_model(deployment.model.name, quantization=name)
         except PlannerError:
             continue
         served = replace(deployment, model=model)
-        if name != "checkpoint" and max(compute_stage_bytes(served)) >= max(
+        if not is_base and max(compute_stage_bytes(served)) >= max(
             compute_stage_bytes(replace(deployment, model=base))
         ):
             continue
         memory = plan_memory(served)
-        step = (
-            build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH).seconds
-            * 1e3
-        )
-        count = memory.pool.count_sequences(tokens) if memory.status != "does_not_fit" else 0
-        sizes = (
-            memory.weights.map_monotone(lambda value: value / GIB),
-            _cap_at_zero(memory.kv_available),
-        )
-        rows.append(
-            (
-                entry.title,
-                *sizes,
-                count,
-                step,
-                entry.quality,
-                entry.checkpoint,
-                entry.source,
-            )
-        )
-    columns = [
-        "format",
-        "weights (GiB)",
-        "KV cache (GiB)",
-        "sequences",
-        f"decode step of {COMPARED_BATCH} (ms)",
-    ]
-    return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
+        step = build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH)
+        fits = memory.status != "does_not_fit"
+        rows.append({
+            "format": entry.title,
+            "weights (GiB)": memory.weights.map_monotone(lambda value: value / GIB),
+            "KV cache (GiB)": _cap_at_zero(memory.kv_available),
+            "sequences": memory.pool.count_sequences(tokens) if fits else 0,
+            f"decode step of {COMPARED_BATCH} (ms)": step.seconds * 1e3,
+            "published quality": entry.quality, "checkpoint": entry.checkpoint,
+            "source": entry.source,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:

@@ -88,23 +88,12 @@ def sweep_pool_size(
         run = simulate_routed(deployment, workload, pool=smaller)
         assert workload.trace is not None
         lru_hits = compute_prefix_hit_rate(workload.trace, 1, smaller.reported_tokens) * 100
-        rows.append(
-            (
-                smaller.reported_tokens,
-                get_hit_percent(run),
-                lru_hits,
-                get_wait_ms(run, "p50"),
-                get_wait_ms(run, "p99"),
-            )
-        )
-    columns = [
-        "KV pool (tokens)",
-        "found (%)",
-        "a plain LRU would find (%)",
-        "p50 TTFT (ms)",
-        "p99 TTFT (ms)",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+        rows.append({
+            "KV pool (tokens)": smaller.reported_tokens, "found (%)": get_hit_percent(run),
+            "a plain LRU would find (%)": lru_hits,
+            "p50 TTFT (ms)": get_wait_ms(run, "p50"), "p99 TTFT (ms)": get_wait_ms(run, "p99"),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def sweep_host_memory(
@@ -114,18 +103,12 @@ def sweep_host_memory(
     rows = []
     for size in gib:
         run = simulate_routed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
-        rows.append(
-            (
-                size,
-                get_hit_percent(run),
-                get_wait_ms(run, "p50"),
-                get_wait_ms(run, "p99"),
-                run.output_tps,
-            )
-        )
-    return pd.DataFrame(
-        rows, columns=["GiB", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "output tokens/s"]
-    )
+        rows.append({
+            "GiB": size, "found (%)": get_hit_percent(run),
+            "p50 TTFT (ms)": get_wait_ms(run, "p50"), "p99 TTFT (ms)": get_wait_ms(run, "p99"),
+            "output tokens/s": run.output_tps,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def sweep_routing(
@@ -144,23 +127,10 @@ def sweep_routing(
         for policy in policies:
             run = simulate_routed(deployment.with_replicas(count), load, policy)
             counts = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
-            imbalance = counts.max() / counts.mean()
-            rows.append(
-                (
-                    count,
-                    policy,
-                    get_hit_percent(run),
-                    run.summarize("ttft")["p50"] * 1e3,
-                    get_wait_ms(run, "p99"),
-                    imbalance,
-                )
-            )
-    columns = [
-        "replicas",
-        "requests go",
-        "found (%)",
-        "p50 TTFT (ms)",
-        "p99 TTFT (ms)",
-        "busiest, of the mean",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+            rows.append({
+                "replicas": count, "requests go": policy, "found (%)": get_hit_percent(run),
+                "p50 TTFT (ms)": run.summarize("ttft")["p50"] * 1e3,
+                "p99 TTFT (ms)": get_wait_ms(run, "p99"),
+                "busiest, of the mean": counts.max() / counts.mean(),
+            })  # fmt: skip
+    return pd.DataFrame(rows)

@@ -53,18 +53,12 @@ def build_communication_table(
         costs = step.estimate_step([], [context] * batch), step.estimate_step([(prompt, 0)], [])
         links = [cost.seconds_by_part.get("collectives", 0.0) for cost in costs]
         layers = len(deployment.model.architecture.layers)
-        figures = [
-            (link / layers * 1e6, link / cost.seconds * 100)
-            for link, cost in zip(links, costs, strict=True)
-        ]
-        rows.append((name, *figures[0], *figures[1]))
-    columns = [
-        "decode (µs per layer)",
-        "decode (% of the step)",
-        "prefill (µs per layer)",
-        "prefill (% of the step)",
-    ]
-    return pd.DataFrame(rows, columns=["GPUs", *columns])
+        row: dict[str, object] = {"GPUs": name}
+        for phase, link, cost in zip(("decode", "prefill"), links, costs, strict=True):
+            row[f"{phase} (µs per layer)"] = link / layers * 1e6
+            row[f"{phase} (% of the step)"] = link / cost.seconds * 100
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def compare_step_speed(

@@ -87,10 +87,9 @@ def load_power_runs() -> tuple[MeasuredPowerRun, ...]:
 
 
 def fit_energies(terms: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-    """Fit (idle, pJ per byte, root of pJ per FLOP) with the least sum of |ln(predicted /
-    measured)|.
+    """Fit (idle, pJ per byte, root of pJ per FLOP) to least absolute ln(predicted / measured).
 
-    Errors below 2% count as squares (Huber loss), so that the sum has a gradient at its minimum.
+    Errors below 2% count as squares (Huber loss), which makes the sum smooth at its minimum.
     """
 
     def compute_errors(c: np.ndarray) -> np.ndarray:
@@ -122,15 +121,12 @@ def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
             )
             ratio[is_omitted] = fractions[is_omitted] / apply_board_limit(x[is_omitted] @ c)
             inside[is_omitted] = (lo <= ratio[is_omitted]) & (ratio[is_omitted] <= hi)
-        rows.append(
-            (
-                name,
-                len(np.unique(groups)),
-                float(np.median(np.abs(1 / ratio - 1))),
-                float(inside.mean()),
-            )
-        )
-    return pd.DataFrame(rows, columns=["left out", "groups", "median error", "inside 80%"])
+        rows.append({
+            "left out": name, "groups": len(np.unique(groups)),
+            "median error": float(np.median(np.abs(1 / ratio - 1))),
+            "inside 80%": float(inside.mean()),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 if __name__ == "__main__":
