@@ -26,22 +26,25 @@ LINK_BANDWIDTHS: Mapping[str, float] = {
 
 def compare_pools(plan: Plan) -> pd.DataFrame:
     """Return the best unified plan, then the best pools of each pair of worker shapes."""
-    pooled = [candidate for candidate in plan.candidates if candidate.is_disaggregated][
-        :MAX_POOL_PAIRS
-    ]
-    rows = []
-    unified = plan.without_disaggregation.best
-    for candidate in [*([unified] if unified else []), *pooled]:
+    pooled = [candidate for candidate in plan.candidates if candidate.is_disaggregated]
+    unified, targets, rows = plan.without_disaggregation.best, plan.scenario.slo_targets, []
+    for candidate in [*([unified] if unified else []), *pooled[:MAX_POOL_PAIRS]]:
         performance, usd = candidate.prediction.performance, candidate.usd_per_hour
-        prefill, decode = candidate.prediction.prefill, candidate.deployment
+        first, decode = candidate.prediction.prefill, candidate.deployment
+        capacity = performance and get_capacity_rps(plan.scenario, performance)
         rows.append({
-            "prefill": f"{prefill.num_replicas} x {prefill.with_replicas(1).layout}" if prefill else "both in",
+            "prefill": (
+                f"{first.num_replicas} x {first.with_replicas(1).layout}" if first else "both in"
+            ),
             "decode": f"{decode.num_replicas} x {decode.with_replicas(1).layout}",
             "GPUs": f"{candidate.prediction.num_gpus_billed} {decode.gpu.name}",
             "USD per hour": usd and f"{usd:,.2f}",
-            **{f"{t.name} (ms)": performance and performance.get_for_display(t.metric, t.percentile) * 1e3
-               for t in plan.scenario.slo_targets},
-            "serves at most (requests/s)": performance and get_capacity_rps(plan.scenario, performance),
+            **{
+                f"{t.name} (ms)": performance
+                and performance.get_for_display(t.metric, t.percentile) * 1e3
+                for t in targets
+            },
+            "serves at most (requests/s)": capacity,
             "service level": get_slo_label(candidate) + ", chosen" * (candidate is plan.chosen),
         })  # fmt: skip
     return pd.DataFrame(rows)

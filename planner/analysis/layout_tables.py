@@ -78,8 +78,8 @@ def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str
         return explain_unified_deployment(original)
     if changed:
         return (
-            f"{str(original.binding_constraint).rstrip('.')}. To show what would do, this chapter goes"
-            f" on with: {changed}."
+            f"{str(original.binding_constraint).rstrip('.')}. To show what would do, this chapter"
+            f" goes on with: {changed}."
         )
     if plan.chosen is None:
         return f"Nothing meets the service level. This chapter looks at the nearest: {plan.best}."

@@ -100,8 +100,7 @@ class VllmBenchResult(StrictEntry):
         )  # fmt: skip
 
     def _build_trace(self) -> Trace | None:
-        """Return the successful requests in the order sent; None without the lengths of at least
-        two.
+        """Return the successful requests in the order sent; None if fewer than two have lengths.
 
         With neither a rate nor a ramp all requests arrive at the start, and only the concurrency
         limit holds them back.

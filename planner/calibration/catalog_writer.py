@@ -36,11 +36,11 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     """Return the entries of an engine's calibration catalog by name."""
     pool = fit.pool
     runs = [run for run in pool.runs if run.deployment.engine.name == engine]
-    parts = dict(zip(pool.parts, fit.sums.tolist(), strict=True))
+    effects = dict(zip(pool.effects, fit.effect_logs.tolist(), strict=True))
 
     def sum_effects(*places: tuple[str, str]) -> dict[str, float]:
         total = {
-            name: sum(parts.get((*place, name), 0.0) for place in places) for name in pool.names
+            name: sum(effects.get((*place, name), 0.0) for place in places) for name in pool.names
         }
         return {name: value for name, value in total.items() if value}
 
@@ -72,13 +72,13 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
 
     def add(
         name: str,
-        effects: Mapping[str, float],
+        logs: Mapping[str, float],
         conditions: Mapping[str, object],
         always: bool = False,
     ) -> None:
         changes = {
             key: value
-            for key, value in effects.items()
+            for key, value in logs.items()
             if abs(value) > (MIN_PACE_CHANGE if key == "pace" else MIN_EFFECT_CHANGE)
         }
         factors = {key: round(float(np.exp(value)), 3) for key, value in changes.items()}

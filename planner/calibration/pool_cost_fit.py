@@ -206,8 +206,7 @@ def _compute_decode_errors(runs: Sequence[MeasuredPoolRun], x: np.ndarray) -> np
 
 
 def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, dict[str, object]]:
-    """Return the catalog entries of `engine`, and print the errors of the fit and of held-out
-    groups.
+    """Return the catalog entries of `engine`; print the errors of the fit and of held-out groups.
 
     Decode values are fitted to the runs of their own entry, prefill values to all runs of the
     engine.

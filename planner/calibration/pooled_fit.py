@@ -176,9 +176,9 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
 
 
 class PooledRuns:
-    """Measured runs, and the effects that their log coefficients are sums of.
+    """Measured runs, and the effects that their log coefficients are effect_logs of.
 
-    `parts` are (level, group, coefficient); `adds` [runs x coefficients, parts] is 1 where an
+    `effects` are (level, group, coefficient); `design` [runs x coefficients, effects] is 1 where an
     effect applies.
     """
 
@@ -186,12 +186,12 @@ class PooledRuns:
         self.runs, self.names = list(runs), list_coefficient_names()
         self.plans = [get_memory_plan(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
-        self.start = np.log([[COMMON_PRIORS[name][0] for name in self.names] for _ in runs])
+        self.prior_logs = np.log([[COMMON_PRIORS[name][0] for name in self.names] for _ in runs])
         self.noise = MEASUREMENT_NOISE * np.array(
             [[STEADY_NOISE_FACTOR if run.workload.rate else 1.0] for run in runs]
         )
         self.is_measured = np.isfinite(self.measured)
-        self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
+        self.simulation_shift = np.zeros_like(self.measured)  # ln(simulated / analytical)
         indices: dict[tuple[str, str, str], int] = {}
         rows, columns = list[int](), list[int]()
         for k, run in enumerate(runs):
@@ -201,15 +201,17 @@ class PooledRuns:
                 if _get_prior_sigma(level, name) > 0:
                     rows.append(k * len(self.names) + coefficient)
                     columns.append(indices.setdefault((level, group, name), len(indices)))
-        self.parts = list(indices)
-        self.spread = np.array([_get_prior_sigma(level, name) for level, _, name in indices])
-        self.adds = csr_array(
-            (np.ones(len(rows)), (rows, columns)), shape=(self.start.size, len(indices))
+        self.effects = list(indices)
+        self.prior_sigma = np.array([_get_prior_sigma(level, name) for level, _, name in indices])
+        self.design = csr_array(
+            (np.ones(len(rows)), (rows, columns)), shape=(self.prior_logs.size, len(indices))
         )
 
-    def compute_log_coefficients(self, sums: np.ndarray) -> np.ndarray:
+    def compute_log_coefficients(self, effect_logs: np.ndarray) -> np.ndarray:
         """Return the logarithms of each run's coefficients, [runs, coefficients]."""
-        return np.asarray(self.start + (self.adds @ sums).reshape(self.start.shape))
+        return np.asarray(
+            self.prior_logs + (self.design @ effect_logs).reshape(self.prior_logs.shape)
+        )
 
     def build_step_models(self, logs: np.ndarray) -> list[StepModel]:
         """Return the step model of each run with these log coefficients."""
@@ -259,9 +261,11 @@ class PooledRuns:
                 )
         return np.asarray(np.log(logs_by_metric))
 
-    def compute_errors(self, sums: np.ndarray) -> np.ndarray:
+    def compute_errors(self, effect_logs: np.ndarray) -> np.ndarray:
         """Return ln(predicted / measured) of everything that was measured, [errors]."""
-        predicted = self.predict_logs(self.compute_log_coefficients(sums)) + self.beside
+        predicted = (
+            self.predict_logs(self.compute_log_coefficients(effect_logs)) + self.simulation_shift
+        )
         return np.asarray((predicted - self.measured)[self.is_measured])
 
     def compute_jacobian(self, logs: np.ndarray) -> np.ndarray:
@@ -270,10 +274,10 @@ class PooledRuns:
         array = np.stack([self.predict_logs(logs + row) - base for row in step], axis=-1) / 0.05
         return np.asarray(np.nan_to_num(np.clip(array, -3, 3)))
 
-    def compute_slopes(self, sums: np.ndarray) -> csr_array:
-        """Return the derivatives of `compute_errors`, [errors, parts]."""
-        slopes = self.compute_jacobian(self.compute_log_coefficients(sums))
-        return (block_diag(slopes, "csr") @ self.adds)[self.is_measured.ravel()]
+    def compute_slopes(self, effect_logs: np.ndarray) -> csr_array:
+        """Return the derivatives of `compute_errors`, [errors, effects]."""
+        slopes = self.compute_jacobian(self.compute_log_coefficients(effect_logs))
+        return (block_diag(slopes, "csr") @ self.design)[self.is_measured.ravel()]
 
 
 def _get_prior_sigma(level: str, name: str) -> float:
@@ -292,8 +296,8 @@ class PooledFit:
     fit: RobustFit
 
     @property
-    def sums(self) -> np.ndarray:
-        """The fitted effects, [parts]."""
+    def effect_logs(self) -> np.ndarray:
+        """The fitted effects, [effects]."""
         return self.fit.x
 
     @cached_property
@@ -302,16 +306,16 @@ class PooledFit:
 
         A curve that is held out has no effect of its own.
         """
-        shared = np.array([level != "curve" for level, _, _ in self.pool.parts])
+        shared = np.array([level != "curve" for level, _, _ in self.pool.effects])
         shared_fit = replace(
-            self.fit, x=self.sums[shared], slopes=self.fit.slopes[:, shared],
+            self.fit, x=self.effect_logs[shared], slopes=self.fit.slopes[:, shared],
             prior_sigma=self.fit.prior_sigma[shared],
         )  # fmt: skip
         run_indices = np.nonzero(self.pool.is_measured)[0]
         held_out_errors = {}
         for kind in ("curve", *NOVELTY_KINDS):
             groups = np.array([run.holdout_groups[kind] for run in self.pool.runs])[run_indices]
-            errors, change = self.fit.errors.copy(), np.where(shared, 0.0, -self.sums)
+            errors, change = self.fit.errors.copy(), np.where(shared, 0.0, -self.effect_logs)
             for group in np.unique(groups):
                 rows = groups == group
                 change[shared] = shared_fit.compute_step_without(rows)
@@ -321,8 +325,7 @@ class PooledFit:
         return held_out_errors
 
     def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-        """Return runs, median and mean error and interval coverage by engine, kind of group and
-        metric.
+        """Return runs, errors and interval coverage by engine, kind of group and metric.
 
         A run's interval comes from the errors of all other groups.
         """
@@ -351,8 +354,7 @@ class PooledFit:
 
     @cached_property
     def generation_spreads(self) -> dict[tuple[str, int, str], float]:
-        """Ratio of a generation's held-out errors to those of all runs, by engine, metric and
-        generation.
+        """Held-out errors over those of all runs, by engine, metric and generation.
 
         A few curves say little: at `MIN_CURVES_PER_GENERATION` the ratio counts half.
         """
@@ -436,17 +438,17 @@ def fit_pooled(
 ) -> PooledFit:
     """Fit all effects, then again after each of `replays` simulations of all runs."""
     pool = PooledRuns(runs)
-    sums, scale = np.zeros(len(pool.parts)), pool.noise[pool.is_measured]
+    effect_logs, scale = np.zeros(len(pool.effects)), pool.noise[pool.is_measured]
     for stage in range(replays + 1):
         if stage:
-            logs = pool.compute_log_coefficients(sums)
+            logs = pool.compute_log_coefficients(effect_logs)
             simulated = pool.simulate_logs(logs) - pool.predict_logs(logs)
-            pool.beside = np.nan_to_num(np.clip(simulated, -1, 1))
+            pool.simulation_shift = np.nan_to_num(np.clip(simulated, -1, 1))
         fit = fit_student_t(
-            pool.compute_errors, pool.compute_slopes, scale, pool.spread, POOLED_STUDENT_T_DOF,
-            start=sums, max_evaluations=max_evaluations,
+            pool.compute_errors, pool.compute_slopes, scale, pool.prior_sigma, POOLED_STUDENT_T_DOF,
+            start=effect_logs, max_evaluations=max_evaluations,
         )  # fmt: skip
-        sums = fit.x
+        effect_logs = fit.x
         metrics = np.nonzero(pool.is_measured)[1]
         errors = ((name, fit.errors[metrics == k]) for k, name in enumerate(FIT_METRICS))
         text = ", ".join(

@@ -80,6 +80,7 @@ def simulate_serving_points(curves: Mapping[str, ServingCurve] | None = None) ->
 def _compare_point(
     curve: ServingCurve, concurrency: int, ttft: float, tpot: float
 ) -> dict[str, object]:
+    """Simulate one point of a curve, and compare its latencies with the measured ones."""
     deployment, workload = curve.build_case(concurrency)
     run = run_short_simulation(deployment, workload, workload.num_requests)
     row: dict[str, object] = {

@@ -33,8 +33,7 @@ MAX_COUNTED_ERROR = 0.15
 
 
 class MeasuredSpeculationRun(SourcedEntry):
-    """One line of the catalog: decoding of `batch` sequences with and without drafts on one
-    machine.
+    """One line of the catalog: decoding `batch` sequences with and without drafts on one machine.
 
     `plain_ms` is the time of a step without drafts. SpecForge states neither release, GPU, layout
     nor lengths. Assumed are SGLang 0.5.10, whose step costs match the plain steps, the fewest H200
@@ -119,8 +118,7 @@ def fit_host_costs(runs: tuple[MeasuredSpeculationRun, ...]) -> tuple[int, int]:
 
 
 def evaluate_speculation_holdout() -> pd.DataFrame:
-    """Return every run's speed-up errors, as predicted and with host costs fitted without its
-    model.
+    """Return every run's speed-up errors, as predicted and with host costs from other models.
 
     `error` is the planner's own; `beside` starts from the measured plain step.
     """

@@ -17,8 +17,7 @@ Blocks with the same text up to their end have the same id.
 
 
 def sample_arrivals(n: int, rate: float, burstiness: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw [n] arrival times in s, as `vllm bench serve` does (vllm/benchmarks/serve.py,
-    0.20.2:243).
+    """Draw [n] arrival times in s as `vllm bench serve` (benchmarks/serve.py, 0.20.2:243).
 
     Gaps are gamma distributed with shape `burstiness` (1 = Poisson, inf = constant), then stretched
     so that the last request comes at exactly n / rate. An infinite rate sends all at once.
