@@ -163,7 +163,7 @@ def test_the_fullest_rank_of_expert_parallelism_is_waited_for() -> None:
     whole = ExpertWork("bf16", "bf16", 1, 256, 256, 8, 1, 2.0, 2.0 * 3 * 2048 * 768, 0.0)
     tokens, busy = np.array([32768.0]), replace(ALONE, expert_latency=1e-9)
     for ranks in (8, 32):
-        one = replace(whole, resident_sequences=256 // ranks, ranks=ranks)
+        one = replace(whole, held=256 // ranks, ranks=ranks)
         even = _estimate_expert_s(whole, tokens, found, busy) / ranks
         assert 1.05 < float((_estimate_expert_s(one, tokens, found, busy) / even)[0]) < 1.4
 
