@@ -26,7 +26,11 @@ _PLACES = {
     "plan": "planning.search:search_deployments",
     "answer": "ui.plan_json:serialize_plan",
 }
-_FORMER_NAMES = {"Lengths": "LengthDistribution", "memory_plan": "plan_memory", "replay": "simulate"}
+_FORMER_NAMES = {
+    "Lengths": "LengthDistribution",
+    "memory_plan": "plan_memory",
+    "replay": "simulate",
+}
 __all__ = ["__version__", *_PLACES]
 
 

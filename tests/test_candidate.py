@@ -209,8 +209,12 @@ def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     large = CARD.with_args(max_num_seqs=128)
     rate = 0.9 * estimate_capacity(CARD.with_args(max_num_seqs=48), asked().workload).mid
     loose = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}})
-    pace = {size: simulate_candidate(loose, evaluate_candidate(loose, CARD.with_args(max_num_seqs=size), 1)).prediction.performance.tpot["p95"]
-            for size in (48, 128)}  # fmt: skip
+    pace = {
+        size: simulate_candidate(
+            loose, evaluate_candidate(loose, CARD.with_args(max_num_seqs=size), 1)
+        ).prediction.performance.tpot["p95"]
+        for size in (48, 128)
+    }
     assert pace[48].mid < 0.97 * pace[128].mid
     limit = (pace[48].mid + pace[128].mid) / 2 * 1e3
     asking = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}, "tpot": {"p95": limit}})

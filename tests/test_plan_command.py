@@ -246,8 +246,7 @@ def test_what_is_set_leaves_the_file_as_it_was(mine: Path, tmp_path: Path, capsy
 def test_the_same_question_has_the_same_answer(
     mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from planner.planning import capacity
-    from planner.planning import simulation_runs
+    from planner.planning import capacity, simulation_runs
 
     answers = []
     for _ in range(2):

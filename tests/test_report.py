@@ -35,7 +35,8 @@ def draw(scale, mark):
     return show_figure(chart, f"Scaled by {scale}.")
 display(explore(draw, scale=build_slider(1, 9, 2), mark=build_choice(["line"])))
 display(show_table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}), "Costs $3 or $4."))
-display(show_note("A note."), show_code("vllm serve " + "--option value " * 40), Markdown("The product is $6 \\\\times 7$."))
+display(show_note("A note."), show_code("vllm serve " + "--option value " * 40),
+        Markdown("The product is $6 \\\\times 7$."))
 """
 
 

@@ -44,9 +44,7 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
         }
         return {name: value for name, value in total.items() if value}
 
-    newest = max(
-        (run.deployment.engine.release, run.effect_groups["release"]) for run in runs
-    )[1]
+    newest = max((run.deployment.engine.release, run.effect_groups["release"]) for run in runs)[1]
     start = sum_effects(("common", ""), ("engine", engine), ("release", newest))
     common = {
         "coefficients": {

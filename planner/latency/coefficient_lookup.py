@@ -152,9 +152,7 @@ def look_up_coefficients(
     ]
     measured = [e for e in of_gpu if (e.model, e.quantization) == (model_type, quantization)]
     versions = {
-        version
-        for e in measured or of_gpu or catalog.effects.values()
-        for version in e.versions
+        version for e in measured or of_gpu or catalog.effects.values() for version in e.versions
     }
     is_new_version = bool(versions) and not min(versions) <= engine.release <= max(versions)
     generation = next(

@@ -55,7 +55,7 @@ def uses_v033_scheduler(version: str | None) -> bool:
 
     Raises `PlannerError` for an unknown version.
     """
-    return get_engine("vllm", version).release_tuple >= FIRST_RELEASE_WITH_V033_SCHEDULER
+    return get_engine("vllm", version).release >= FIRST_RELEASE_WITH_V033_SCHEDULER
 
 
 def simulate_requests(
