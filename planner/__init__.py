@@ -14,22 +14,28 @@ _PLACES = {
     "PlannerError": "core.errors:PlannerError",
     "Deployment": "engines.deployment:Deployment",
     "deploy_on": "engines.deployment:deploy_on",
-    "Lengths": "workload.length_distribution:LengthDistribution",
+    "LengthDistribution": "workload.length_distribution:LengthDistribution",
     "Workload": "workload.workload:Workload",
-    "memory_plan": "memory.memory_plan:plan_memory",
+    "plan_memory": "memory.memory_plan:plan_memory",
     "evaluate": "planning.prediction:evaluate",
     "predict": "planning.prediction:predict",
-    "replay": "planning.simulation_runs:run_simulation",
+    "simulate": "planning.simulation_runs:run_simulation",
     "Scenario": "planning.scenario:Scenario",
     "load_scenario": "planning.scenario:load_scenario",
     "Plan": "planning.search:Plan",
     "plan": "planning.search:search_deployments",
     "answer": "ui.plan_json:serialize_plan",
 }
+_FORMER_NAMES = {
+    "Lengths": "LengthDistribution",
+    "memory_plan": "plan_memory",
+    "replay": "simulate",
+}
 __all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
+    name = _FORMER_NAMES.get(name, name)
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _PLACES[name].partition(":")

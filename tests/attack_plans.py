@@ -627,7 +627,7 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
         (
             "limits of 0.8",
             {
-                "service_level": tuple(
+                "slo_targets": tuple(
                     replace(target, seconds=0.8 * target.seconds) for target in level
                 )
             },

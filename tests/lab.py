@@ -20,6 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 PANEL = "window.jupyterapp?.shell.currentWidget"
 CODE = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"
+ERRORS = (
+    f"{CODE}.flatMap(cell => cell.model.outputs.toJSON())"
+    ".filter(output => output.output_type === 'error').map(output => output.evalue)"
+)
+FAILED = f"{ERRORS}.length > 0"
 
 
 def chromium() -> str | None:
@@ -59,9 +64,9 @@ def run_notebook(page: Page, address: str, notebook: str) -> None:
         *(chapter.name for chapter in list_chapter_notebooks()),
     ):  # those run by themselves
         page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-    page.wait_for_function(
-        f"{CODE}.every(cell => cell.model.executionCount) && {idle}", timeout=600_000
-    )
+    done = f"{CODE}.every(cell => cell.model.executionCount) && {idle}"
+    page.wait_for_function(f"({done}) || {FAILED}", timeout=300_000)
+    assert not page.evaluate(FAILED), page.evaluate(ERRORS)
     page.wait_for_timeout(1_000)
 
 

@@ -91,8 +91,11 @@ def spoil(traffic: Traffic, alert: str) -> None:
                 )
                 return
             times = 4.0 if alert.endswith("AboveServiceLevel") else 100.0
-            share = {one.target.metric: one.error_budget for one in build_slo_alerts(traffic.prediction, traffic.targets)
-                     if one.target.percentile != "mean"}  # fmt: skip
+            share = {
+                one.target.metric: one.error_budget
+                for one in build_slo_alerts(traffic.prediction, traffic.targets)
+                if one.target.percentile != "mean"
+            }
             traffic.late[role] = min(times * share[role], 1.0)
             return
     limits = compute_alert_thresholds(traffic.prediction, traffic.targets)

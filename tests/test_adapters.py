@@ -128,7 +128,9 @@ def test_an_hour_with_hundreds_of_adapters(
         max_loras=slots, max_cpu_loras=adapters
     )
     found = simulate_requests(
-        rules, build_step_cost_table(step)._replace(**compute_adapter_costs(deployment)), sent
+        rules,
+        build_step_cost_table(step)._replace(**compute_adapter_costs(deployment)._asdict()),
+        sent,
     ).outcome
     served = output[found.last_token <= seconds].sum() / seconds
     assert served == pytest.approx(out_tps, rel=0.15)
@@ -152,7 +154,7 @@ def test_first_requests_wait_for_adapters_that_come_from_disk() -> None:
     rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)._replace(
         max_loras=64, max_cpu_loras=160
     )
-    costs = compute_adapter_costs(deployment)
+    costs = compute_adapter_costs(deployment)._asdict()
     found = simulate_requests(
         rules, build_step_cost_table(build_step_model(deployment))._replace(**costs), sent
     )
@@ -264,9 +266,9 @@ def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_
     )
     costs = compute_adapter_costs(low), compute_adapter_costs(high)
     assert compute_adapter_bytes(high) == 4 * compute_adapter_bytes(low)
-    more = costs[1]["adapter_s"] - costs[0]["adapter_s"]
+    more = costs[1].adapter_s - costs[0].adapter_s
     assert more == pytest.approx(3 * compute_adapter_bytes(low) / low.gpu.memory_bandwidth)
-    assert costs[0]["adapter_cold_s"] > costs[0]["adapter_load_s"] > costs[0]["adapter_s"]
+    assert costs[0].adapter_cold_s > costs[0].adapter_load_s > costs[0].adapter_s
 
 
 def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> None:

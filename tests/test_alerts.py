@@ -36,8 +36,13 @@ needs_promtool = pytest.mark.skipif(
 )
 TARGETS = (SloTarget("ttft", "p99", 0.8), SloTarget("tpot", "p95", 0.04), SloTarget("itl", "p95", 0.05),
            SloTarget("e2e", "p50", 20.0), SloTarget("tpot", "mean", 0.03))  # fmt: skip
-WORKLOAD = Workload(LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(200, 500), rate=4.0, prefix_tokens=400,
-                    prefix_hit_rate=0.9)  # fmt: skip
+WORKLOAD = Workload(
+    LengthDistribution.from_lognormal(1000, 3000),
+    LengthDistribution.from_lognormal(200, 500),
+    rate=4.0,
+    prefix_tokens=400,
+    prefix_hit_rate=0.9,
+)
 OFFLINE = replace(WORKLOAD, rate=None, concurrency=256, num_prompts=5000, prefix_hit_rate=0.0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
-from planner.planning import simulation_runs as benchmark_run
+from planner.planning import simulation_runs
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import MAX_OUTPUT_TOKENS_PER_RUN, estimate_capacity
 from planner.planning.evaluation import check_against_slos, evaluate_candidate, simulate_candidate
@@ -161,8 +161,14 @@ def plan():
 
 def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds(plan) -> None:
     for candidate in (plan.chosen, plan.runner_up):
-        assert candidate.is_feasible and candidate.prediction.performance.requests > 1000
-    holding = [c for c in plan.candidates if c.is_feasible and c.prediction.performance.requests]
+        assert (
+            candidate.is_feasible and candidate.prediction.performance.num_simulated_requests > 1000
+        )
+    holding = [
+        c
+        for c in plan.candidates
+        if c.is_feasible and c.prediction.performance.num_simulated_requests
+    ]
     assert plan.chosen.cost_key == min(c.cost_key for c in holding)
 
 
@@ -203,8 +209,12 @@ def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     large = CARD.with_args(max_num_seqs=128)
     rate = 0.9 * estimate_capacity(CARD.with_args(max_num_seqs=48), asked().workload).mid
     loose = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}})
-    pace = {size: simulate_candidate(loose, evaluate_candidate(loose, CARD.with_args(max_num_seqs=size), 1)).prediction.performance.tpot["p95"]
-            for size in (48, 128)}  # fmt: skip
+    pace = {
+        size: simulate_candidate(
+            loose, evaluate_candidate(loose, CARD.with_args(max_num_seqs=size), 1)
+        ).prediction.performance.tpot["p95"]
+        for size in (48, 128)
+    }
     assert pace[48].mid < 0.97 * pace[128].mid
     limit = (pace[48].mid + pace[128].mid) / 2 * 1e3
     asking = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}, "tpot": {"p95": limit}})
@@ -243,8 +253,8 @@ def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are
     """A search of large MoE models replays more deployments than schedules are kept, and then most of them again."""
     asking = at(2)
     first = simulate_candidate(asking, evaluate_candidate(asking, CARD, 1), quick=True)
-    benchmark_run.run_simulation.cache_clear()
-    monkeypatch.setattr(benchmark_run, "simulate_workload", None)
+    simulation_runs.run_simulation.cache_clear()
+    monkeypatch.setattr(simulation_runs, "simulate_workload", None)
     assert simulate_candidate(asking, evaluate_candidate(asking, CARD, 1), quick=True) == first
 
 

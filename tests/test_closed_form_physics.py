@@ -121,7 +121,9 @@ def test_nothing_beats_the_gpu(engine, workload):
     computed = max(workload.prompt.mean * (1 - workload.prefix_hit_rate), 1.0)
     for found in both(deployment, memory, workload):
         served, later = found.request_tps.mid, workload.output.mean - 1
-        assert served * (computed + later) * multiplied <= layout.gpus * max(gpu.flops.values())
+        assert served * (computed + later) * multiplied <= layout.num_gpus * max(
+            gpu.peak_flops.values()
+        )
         steps = (
             served * later / step.tokens_per_step / (deployment.args.max_num_seqs * layout.replicas)
         )

@@ -60,7 +60,8 @@ MOVES = [
         "torch_dtype": "bfloat16",
         "max_position_embeddings": 131072, "tie_word_embeddings": True,
     })),
-    *((f"{metric} {percentile}", str(limit)) for metric, limit in zip(METRIC_CHOICES, (2500, 75, 95, 40_000), strict=True)
+    *((f"{metric} {percentile}", str(limit))
+      for metric, limit in zip(METRIC_CHOICES, (2500, 75, 95, 40_000), strict=True)
       for percentile in STATISTIC_CHOICES),
 ]  # fmt: skip
 

@@ -39,12 +39,12 @@ def test_figures_are_those_of_each_plan(plans):
     for column, plan in zip(rows.columns, plans, strict=True):
         best = plan.best
         assert f"{best.usd_per_hour:,.2f}" in rows.loc["USD per hour", column]
-        for target in plan.scenario.service_level:
+        for target in plan.scenario.slo_targets:
             value = best.prediction.performance.get(target.metric, target.percentile) * 1e3
             assert rows.loc[f"{target.name} (ms)", column].startswith(f"{value:,.0f}:")
     share = plans[1].best.usd_per_hour / plans[0].best.usd_per_hour - 1
     assert f"({share:+.0%})" in rows.loc["USD per hour"].iloc[1]
-    assert len(compare_slos(plans)) == sum(len(plan.scenario.service_level) for plan in plans)
+    assert len(compare_slos(plans)) == sum(len(plan.scenario.slo_targets) for plan in plans)
 
 
 def test_the_cheapest_that_keeps_its_promises_is_named(plans):

@@ -266,7 +266,7 @@ def test_a_batch_whose_answer_was_cut_within_a_cell_of_two_lines_resumes(tmp_pat
     assert (tmp_path / "out.csv.partial").read_text() == "my own\nnotes"
 
 
-@pytest.mark.parametrize("most", ["MOST_REQUESTS", "MOST_BLOCKS"])
+@pytest.mark.parametrize("most", ["MAX_TRACE_REQUESTS", "MAX_TRACE_BLOCKS"])
 def test_a_trace_has_so_many_requests(
     most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,7 +345,12 @@ def test_stacked_step_costs_are_each_ones_own(asked):
     steps = [build_step_model(deployed(**layout)[0]) for layout, _, _ in asked]
     counts, contexts = (np.array([row[k] for row in asked])[:, None, None] for k in (1, 2))
     stacked = batch_step_models(steps)
-    for name in ("tokens", "rows", "sequences", "decode_attention"):
+    for name in (
+        "interpolate_tokens_s",
+        "interpolate_rows_s",
+        "interpolate_sequences_s",
+        "estimate_decode_attention_s",
+    ):
         own = [
             float(getattr(step, name)(count))
             for step, count in zip(steps, counts.ravel(), strict=True)
@@ -353,7 +358,7 @@ def test_stacked_step_costs_are_each_ones_own(asked):
         assert np.broadcast_to(
             getattr(stacked, name)(counts), counts.shape
         ).ravel() == pytest.approx(own, rel=1e-9)
-    for name in ("decode_step", "prefill_attention"):
+    for name in ("estimate_decode_step_s", "estimate_prefill_attention_s"):
         both = zip(steps, counts.ravel(), contexts.ravel(), strict=True)
         own = [float(getattr(step, name)(count, context)) for step, count, context in both]
         assert getattr(stacked, name)(counts, contexts).ravel() == pytest.approx(own, rel=1e-9)

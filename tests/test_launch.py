@@ -92,8 +92,12 @@ def test_sglang_counts_all_gpus_of_a_stage() -> None:
         "max_num_seqs": 64,
         "max_num_batched_tokens": 8192,
     }
-    old, new = (build_deployment_launch(deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)).shell_line
-                for version in ("0.5.10", "0.5.23"))  # fmt: skip
+    old, new = (
+        build_deployment_launch(
+            deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)
+        ).shell_line
+        for version in ("0.5.10", "0.5.23")
+    )
     assert "--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8" in old
     assert "--tp-size 8 --attn-dp-size 8 --ep-size 8" in new and "--enable-dp-attention" not in new
     assert (

@@ -33,7 +33,7 @@ WRITER = """
 import os, signal, sys
 from pathlib import Path
 from planner.core import files
-from planner.core.files import replacing
+from planner.core.files import replace_atomically
 folder, letter, moment = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 steps = 0
 def step(event, arguments):
@@ -44,7 +44,7 @@ def step(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(step)
 while True:
-    with replacing(*(folder / str(n) for n in range(4))) as parts:
+    with replace_atomically(*(folder / str(n) for n in range(4))) as parts:
         for part in parts:
             part.write_text(letter * 100_000)
     if moment:
@@ -78,6 +78,7 @@ def test_writers_at_once_never_mix(tmp_path: Path) -> None:
     running = [writer(tmp_path, letter) for letter in "xyz"]
     try:
         while not (tmp_path / "3").exists():
+            assert all(process.poll() is None for process in running)
             time.sleep(0.01)
         folder = os.open(tmp_path, os.O_RDONLY)
         for _ in range(200):

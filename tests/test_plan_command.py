@@ -246,14 +246,13 @@ def test_what_is_set_leaves_the_file_as_it_was(mine: Path, tmp_path: Path, capsy
 def test_the_same_question_has_the_same_answer(
     mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from planner.planning import capacity
-    from planner.planning import simulation_runs as benchmark_run
+    from planner.planning import capacity, simulation_runs
 
     answers = []
     for _ in range(2):
-        benchmark_run.run_simulation.cache_clear()
+        simulation_runs.run_simulation.cache_clear()
         capacity._simulate_saturated_rps.cache_clear()
-        benchmark_run._compute_performance_fields.cache_clear()
+        simulation_runs._compute_performance_fields.cache_clear()
         answers.append(asked(capsys, mine))
     assert answers[0] == answers[1]
 

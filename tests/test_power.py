@@ -130,16 +130,16 @@ def test_more_done_never_draws_less(one, more, gpu):
         one.prompts,
     )
     energy = get_gpu_energy(gpu)
-    assert compute_board_watts(both, gpu.power, energy) >= compute_board_watts(
-        one, gpu.power, energy
+    assert compute_board_watts(both, gpu.board_limit_w, energy) >= compute_board_watts(
+        one, gpu.board_limit_w, energy
     ) * (1 - 1e-12)
 
 
 @given(DONE, GPUS)
 def test_between_idle_and_the_limit(done, gpu):
     drawn = estimate_board_power(gpu, done)
-    assert 0.99 * get_gpu_energy(gpu).idle * gpu.power <= drawn.mid <= gpu.power
-    assert 0 < drawn.lo <= drawn.mid <= drawn.hi <= gpu.power
+    assert 0.99 * get_gpu_energy(gpu).idle * gpu.board_limit_w <= drawn.mid <= gpu.board_limit_w
+    assert 0 < drawn.lo <= drawn.mid <= drawn.hi <= gpu.board_limit_w
 
 
 @given(DONE, st.floats(75, 1000), st.floats(1, 3))

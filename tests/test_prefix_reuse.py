@@ -228,7 +228,7 @@ def test_a_measured_tier_of_host_memory() -> None:
         deploy_on("Qwen/Qwen3-32B", "H100", tp=2, kv_offloading_size=100), pool
     )
     plain = build_step_cost_table(step)._replace(
-        host_block_s=block_s * size / 16, together=count_concurrent_readers(one)
+        host_block_s=block_s * size / 16, concurrent_readers=count_concurrent_readers(one)
     )
     storing = plain._replace(tokens_s=plain.tokens_s + token_s * np.arange(len(plain.tokens_s)))
     rules = build_engine_rules(one, pool)._replace(
@@ -353,7 +353,9 @@ def test_a_measured_fleet_under_two_routers() -> None:
     )  # fmt: skip
 
     def served(policy: int) -> tuple[np.ndarray, np.ndarray]:
-        table = build_step_cost_table(step)._replace(together=count_concurrent_readers(deployment))
+        table = build_step_cost_table(step)._replace(
+            concurrent_readers=count_concurrent_readers(deployment)
+        )
         outcome = simulate_requests(rules, table, sent, router=RouterConfig(8, policy)).outcome
         own = [stage == k for k in range(1, len(stages))]
         seconds = [outcome.last_token[j].max() - outcome.sent[j].min() for j in own]
@@ -393,7 +395,7 @@ def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> No
 
     def seconds(together: float, log: bool = False) -> float:
         outcome = simulate_requests(
-            rules, table._replace(together=together), sent, log_steps=log
+            rules, table._replace(concurrent_readers=together), sent, log_steps=log
         ).outcome
         assert (outcome.cached[1:] == 512).all()
         return float(outcome.last_token.max() - 1)

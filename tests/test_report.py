@@ -35,7 +35,8 @@ def draw(scale, mark):
     return show_figure(chart, f"Scaled by {scale}.")
 display(explore(draw, scale=build_slider(1, 9, 2), mark=build_choice(["line"])))
 display(show_table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}), "Costs $3 or $4."))
-display(show_note("A note."), show_code("vllm serve " + "--option value " * 40), Markdown("The product is $6 \\\\times 7$."))
+display(show_note("A note."), show_code("vllm serve " + "--option value " * 40),
+        Markdown("The product is $6 \\\\times 7$."))
 """
 
 
@@ -77,10 +78,10 @@ class Written:
             for i in range(14)
         }
         shown = (
-            f"text = {HOSTILE!r}\ndisplay(note(text), table(pd.DataFrame({{text: [text]}}), text),"
-            " code(text))\n"
+            f"text = {HOSTILE!r}\ndisplay(show_note(text), show_table(pd.DataFrame({{text: [text]}}), text),"
+            " show_code(text))\n"
         )
-        shown += f"display(Markdown(f'**{{text}}**'), table(pd.DataFrame({columns}), 'Wide.'))"
+        shown += f"display(Markdown(f'**{{text}}**'), show_table(pd.DataFrame({columns}), 'Wide.'))"
         self.said: list[str] = []
         self.again = partial(
             write_report,

@@ -288,8 +288,19 @@ def test_a_plan_is_not_at_risk_by_too_few_places() -> None:
     lengths = {"prompt_tokens": {"mean": 1500}, "output_tokens": {"mean": 300}, "rate": 7.5}
     level = {"ttft": {"p95": 2000}, "tpot": {"p95": 50}}
     gpus = [{"gpu": "H200-SXM", "at_most": 8}]
-    plan = search_deployments(parse_scenario({"question": "?", "model": "Qwen/Qwen3-32B", "quantization": ["fp8"], "gpus": gpus,
-                            "workload": lengths, "service_level": level}, "s"))  # fmt: skip
+    plan = search_deployments(
+        parse_scenario(
+            {
+                "question": "?",
+                "model": "Qwen/Qwen3-32B",
+                "quantization": ["fp8"],
+                "gpus": gpus,
+                "workload": lengths,
+                "service_level": level,
+            },
+            "s",
+        )
+    )
     assert plan.chosen
     assert plan.chosen.prediction.performance.get_for_display("ttft", "p95").hi < 2.0
 
@@ -305,8 +316,19 @@ def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs
         {"ttft": {"p95": 3916}, "tpot": {"p95": 21}},
         [{"gpu": "A100-SXM-80GB", "at_most": 8}],
     )
-    plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["fp8"],
-                            "gpus": gpus, "workload": lengths, "service_level": level}, "s"))  # fmt: skip
+    plan = search_deployments(
+        parse_scenario(
+            {
+                "question": "?",
+                "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+                "quantization": ["fp8"],
+                "gpus": gpus,
+                "workload": lengths,
+                "service_level": level,
+            },
+            "s",
+        )
+    )
     assert plan.chosen and plan.chosen.deployment.layout.num_gpus == 2
 
 
@@ -315,10 +337,21 @@ def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
     level = {"itl": {"mean": 29, "p99": 73}, "tpot": {"p95": 32, "p99": 49}, "ttft": {"p50": 9157}}
     lengths = {"prompt_tokens": {"mean": 16634.6}, "output_tokens": {"mean": 131.8}, "rate": 0.1}
     gpus = [{"gpu": "A100-SXM-40GB", "at_most": 4}, {"gpu": "L4", "at_most": 4}]
-    plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["awq"],
-                            "gpus": gpus, "engine": "sglang", "engine_version": "0.5.4",
-                            "workload": lengths,
-                            "service_level": level}, "s"))  # fmt: skip
+    plan = search_deployments(
+        parse_scenario(
+            {
+                "question": "?",
+                "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+                "quantization": ["awq"],
+                "gpus": gpus,
+                "engine": "sglang",
+                "engine_version": "0.5.4",
+                "workload": lengths,
+                "service_level": level,
+            },
+            "s",
+        )
+    )
     assert (
         plan.chosen
         and plan.chosen.description.startswith("2 x L4")

@@ -163,7 +163,7 @@ def test_the_fullest_rank_of_expert_parallelism_is_waited_for() -> None:
     whole = ExpertWork("bf16", "bf16", 1, 256, 256, 8, 1, 2.0, 2.0 * 3 * 2048 * 768, 0.0)
     tokens, busy = np.array([32768.0]), replace(ALONE, expert_latency=1e-9)
     for ranks in (8, 32):
-        one = replace(whole, resident_sequences=256 // ranks, ranks=ranks)
+        one = replace(whole, held=256 // ranks, ranks=ranks)
         even = _estimate_expert_s(whole, tokens, found, busy) / ranks
         assert 1.05 < float((_estimate_expert_s(one, tokens, found, busy) / even)[0]) < 1.4
 
@@ -245,16 +245,16 @@ def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
     ]
     runs = runs[:20] + runs[-20:]
     pool = PooledRuns(runs)
-    even = pool.predict_logs(pool.compute_log_coefficients(np.zeros(len(pool.parts))))
+    even = pool.predict_logs(pool.compute_log_coefficients(np.zeros(len(pool.effects))))
     slower = np.where([run.deployment.gpu.name == "L20" for run in runs], 0.2, 0.0)[:, None]
     made = [
         replace(run, measured=np.where(np.isfinite(run.measured), value + shift, np.nan))
         for run, value, shift in zip(runs, even, slower, strict=True)
     ]
-    found = fit_pooled(made, rounds=3, replays=0)
-    logs = found.pool.compute_log_coefficients(found.sums)
+    found = fit_pooled(made, replays=0)
+    logs = found.pool.compute_log_coefficients(found.effect_logs)
     paces = {run.deployment.gpu.name: row for run, row in zip(runs, logs, strict=True)}
-    assert np.nanmedian(np.abs(found.errors[:, 1])) < 0.03
+    assert np.median(np.abs(found.fit.errors)) < 0.03
     assert not np.allclose(paces["L4"], paces["L20"])
 
 
@@ -353,8 +353,8 @@ def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(
         LengthDistribution.from_constant(300), LengthDistribution.from_constant(100), **load
     )
     pool = PooledRuns([MeasuredRun(deployment, workload, np.zeros(4), "")])
-    logs = pool.compute_log_coefficients(np.zeros(len(pool.parts)))
-    slopes = pool.compute_jacobian(logs, pool.predict_logs(logs))[0, :, pool.names.index("pace")]
+    logs = pool.compute_log_coefficients(np.zeros(len(pool.effects)))
+    slopes = pool.compute_jacobian(logs)[0, :, pool.names.index("pace")]
     assert least < slopes[1] <= most
     assert slopes[2] == pytest.approx(served, abs=0.05)
 

@@ -242,7 +242,7 @@ def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan,
 
 def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(plan):
     watched = ramp_test.sweep_autoscaler_signals(plan, LOAD, (0.2, 0.5, 1.3))
-    most = estimate_capacity(plan, LOAD).mid / plan.engines
+    most = estimate_capacity(plan, LOAD).mid / plan.num_engine_instances
     inside = simulate_once(
         plan,
         LOAD.with_rate(0.5 * estimate_capacity(plan, LOAD).mid),

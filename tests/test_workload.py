@@ -276,8 +276,12 @@ def test_a_mean_foretells_the_p95_of_other_public_traces(
 @pytest.mark.parametrize("side", ["prompt", "output"])
 def test_typical_lengths_grow_smoothly_with_the_mean(side: RequestSide) -> None:
     means = np.geomspace(1, 100_000, 150)
-    found = np.array([[typical.p50, typical.p95, typical.p99, typical.max_tokens]
-                      for typical in (LengthDistribution.from_public_traces(mean, side) for mean in means)])  # fmt: skip
+    found = np.array(
+        [
+            [typical.p50, typical.p95, typical.p99, typical.max_tokens]
+            for typical in (LengthDistribution.from_public_traces(mean, side) for mean in means)
+        ]
+    )
     steps = found[1:] / found[:-1]
     assert steps.min() >= 1 - 1e-9 and steps.max() < (means[1] / means[0]) ** 2.5
     assert (found[0] == 1).all()

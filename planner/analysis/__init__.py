@@ -1,1 +1,1 @@
-"""Tables and sentences about a plan."""
+"""Analyses behind notebooks, reports and the cockpit: tables, sweeps and sentences about plans."""

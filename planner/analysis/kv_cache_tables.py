@@ -1,4 +1,4 @@
-"""The KV equation with a plan's own numbers: what each kind of layer keeps, per token and per sequence."""
+"""The KV equation with a plan's numbers: what each kind of layer caches per token and sequence."""
 
 from collections import Counter
 
@@ -19,10 +19,10 @@ RECURRENT_STATE_LABELS = {
 
 
 def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
-    """One row per kind of layer on the stage where a token costs most: what a layer keeps, and what all of them cost.
+    """Return what each kind of layer caches, one row per kind on the most expensive stage.
 
-    Bytes are per GPU: for every token of context, and, in windows and states, for every sequence
-    however long.
+    Bytes are per GPU: for every token of context and, in windows and states, for every sequence of
+    any length.
     """
     rows = []
     for mixer, layers in _count_mixers(memory).items():
@@ -35,31 +35,18 @@ def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
         fixed = layers * sum(
             cache.window * cache.token_bytes + cache.state_bytes for cache in caches
         )
-        rows.append(
-            (
-                _describe_mixer(mixer),
-                layers,
-                _format_layer_cache(memory, mixer, "\N{MULTIPLICATION SIGN}"),
-                round(token),
-                round(fixed),
-            )
-        )
-    columns = [
-        "kind of layer",
-        "layers",
-        "one layer keeps",
-        "bytes per token",
-        "bytes per sequence",
-    ]
-    return (
-        pd.DataFrame(rows, columns=columns)
-        .groupby(columns[:3:2], sort=False, as_index=False)
-        .sum()[columns]
-    )
+        rows.append({
+            "kind of layer": _describe_mixer(mixer), "layers": layers,
+            "one layer keeps": _format_layer_cache(memory, mixer, "\N{MULTIPLICATION SIGN}"),
+            "bytes per token": round(token), "bytes per sequence": round(fixed),
+        })  # fmt: skip
+    data = pd.DataFrame(rows)
+    groups = data.groupby(["kind of layer", "one layer keeps"], sort=False, as_index=False)
+    return groups.sum()[data.columns]
 
 
 def derive_kv_equation(memory: MemoryPlan) -> str:
-    """What one more token of a long context takes on one GPU, as Markdown with LaTeX."""
+    """Return the bytes of one more token of a long context on one GPU, as Markdown with LaTeX."""
     layout, cut = memory.layout, memory.deployment.layout
     terms = [
         rf"{layers} \times {_format_layer_cache(memory, mixer, chr(92) + 'times', bare=True)}"
@@ -68,24 +55,24 @@ def derive_kv_equation(memory: MemoryPlan) -> str:
     ]
     if not terms:
         return "No layer keeps the whole context: beyond the windows, one more token takes nothing."
-    where = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
-    where += ", the draft's layers counted with the model's" * bool(
+    location = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
+    location += ", the draft's layers counted with the model's" * bool(
         list_draft_layers(memory.deployment)
     )
     total = f"{layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
-    added = (
+    sum_text = (
         " + ".join(terms)
         if layout.dcp == 1
         else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
     )
-    text = f"On one GPU of this deployment ({where}), one more token of a long context takes"
-    return text + "\n\n" + rf"$${added} = {total} \text{{ bytes}}$$"
+    text = f"On one GPU of this deployment ({location}), one more token of a long context takes"
+    return text + "\n\n" + rf"$${sum_text} = {total} \text{{ bytes}}$$"
 
 
 def build_pool_table(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
-    """The pool as this version of the engine counts it, and what a sequence of `tokens` holds of it."""
+    """Return the KV cache pool as this engine version counts it, and the use of `tokens`."""
     pool, layout = memory.pool, memory.layout
-    held = layout.count_request_blocks(tokens)
+    num_blocks = layout.count_request_blocks(tokens)
     rows = [
         ("KV cache (GiB; below 0: what the budget lacks)", memory.kv_available / GIB),
         ("tokens of a block", layout.block_size),
@@ -102,16 +89,16 @@ def build_pool_table(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
             "the same, decoding: no windows kept for prompts",
             pool.count_sequences(layout.max_model_len),
         ),
-        (f"blocks of a sequence of {tokens:,} tokens", held),
-        ("the same in MiB", held * pool.bytes_per_block / MIB),
+        (f"blocks of a sequence of {tokens:,} tokens", num_blocks),
+        ("the same in MiB", num_blocks * pool.bytes_per_block / MIB),
     ]
     return pd.DataFrame(rows, columns=["pool", "value"])
 
 
 def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
-    """Mixers of the stage where a token costs most, equal ones counted; those that read an earlier layer's too."""
+    """Count equal mixers of the most expensive stage, including those that share a cache."""
 
-    def size(layers: tuple[DecoderLayer, ...]) -> tuple[float, float]:
+    def compute_bytes(layers: tuple[DecoderLayer, ...]) -> tuple[float, float]:
         caches = [
             cache
             for layer in layers
@@ -123,7 +110,7 @@ def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
 
     mixers = (
         mixer
-        for layer in max(assign_stage_layers(memory.deployment), key=size)
+        for layer in max(assign_stage_layers(memory.deployment), key=compute_bytes)
         for mixer in layer.mixers
     )
     return Counter(
@@ -134,6 +121,7 @@ def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
 
 
 def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
+    """List the caches of one mixer on one GPU."""
     deployment = memory.deployment
     return list_mixer_caches(
         mixer, deployment.layout.tp, resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
@@ -141,6 +129,7 @@ def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
 
 
 def _describe_mixer(mixer: SequenceMixer) -> str:
+    """Describe a mixer in words."""
     if isinstance(mixer, RecurrentMixer):
         return RECURRENT_STATE_LABELS.get(mixer.kind, mixer.kind)
     if not mixer.stores_kv:
@@ -162,30 +151,26 @@ def _describe_mixer(mixer: SequenceMixer) -> str:
 def _format_layer_cache(
     memory: MemoryPlan, mixer: SequenceMixer, times: str, bare: bool = False
 ) -> str:
-    """What one layer keeps: heads x (key + value width) x bytes an element, a latent, or a state.
+    """Format what one layer caches: heads x (key + value width) x bytes, a latent, or a state.
 
-    `bare` leaves words out, and what stays within a window where other caches of the layer grow.
+    `bare` omits words, and windows if other caches of the layer grow with the context.
     """
     caches = _list_caches(memory, mixer)
     if isinstance(mixer, RecurrentMixer):
         return f"{sum(cache.state_bytes for cache in caches) / MIB:.2f} MiB per sequence"
     if not caches:
         return "nothing"
-    width, full = (
-        get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment)),
-        sum(c.token_bytes for c in caches if c.kind == "full"),
-    )
+    width = get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment))
+    full = sum(c.token_bytes for c in caches if c.kind == "full")
     if isinstance(mixer, LatentAttention) and mixer.window:
-        kept = (
+        text_with_window = (
             f"{caches[0].token_bytes:g} bytes a token of the window"
             + f", {full:g} of every token" * bool(full)
         )
-        return f"{full:g}" if bare else kept
+        return f"{full:g}" if bare else text_with_window
     if isinstance(mixer, LatentAttention):
-        size, text = (
-            mixer.kv_elements * width,
-            f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}",
-        )
+        size = mixer.kv_elements * width
+        text = f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}"
     else:
         heads = max(1, mixer.kv_heads // memory.deployment.layout.tp)
         size = heads * (mixer.head_dim + mixer.v_head_dim) * width

@@ -1,13 +1,11 @@
-"""Every way to lay the model out over the candidate GPUs: what fits, what it serves, what it sends, what it costs.
+"""Tables of every layout on the candidate GPUs: what fits, capacity, communication and cost.
 
-Frames have columns as people read them, units included; what is predicted stands in them as
-intervals.
+Columns have readable names with units; predictions are intervals.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import compress, product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,26 +28,26 @@ from planner.planning.slo import get_slo_status
 from planner.planning.what_if import SUGGESTED_GPUS, run_what_ifs
 
 CAPACITY_PRECISION_OCTAVES = 0.02
-"""Of a capacity: the bisection stops within this power of two."""
+"""Precision of a capacity by bisection, as a power of two."""
 MAX_SHAPES, MAX_FALLBACK_GPUS = 16, 64
-"""Shapes that are held against each other at most, beyond that those whose stages are a power of two; and GPUs of the
-last resort, where a model fits nowhere that the scenario allows."""
+"""Most replica shapes in a comparison (beyond that, only stages in powers of two), and most GPUs of
+the last resort if a model fits nowhere that the scenario allows."""
 COMMUNICATION_LAYOUTS = (
     ParallelLayout(tp=2),
     ParallelLayout(tp=4),
     ParallelLayout(tp=8),
     ParallelLayout(pp=2),
 )
-"""What is held against each other for its messages."""
+"""Layouts whose communication is compared."""
 
 
 def get_slo_label(candidate: Candidate) -> str:
-    """Whether it "meets" the service level, meets it only "at risk", or "misses" it."""
+    """Return "meets", "at risk" or "misses" for the SLOs."""
     return "misses" if not candidate.is_feasible else "at risk" if candidate.at_risk else "meets"
 
 
 def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
-    """`plan`; or, where nothing of it fits, the first plan with a candidate after one change, and that change."""
+    """Return `plan`, or if nothing fits, the first plan after one change that does."""
     if plan.candidates:
         return plan, ""
     for change in run_what_ifs(plan):
@@ -65,23 +63,23 @@ def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
 
 
 def explain_unified_deployment(plan: Plan) -> str:
-    """Which deployment a chapter on replicas that do both looks at, where the plan itself is in pools."""
-    pooled, whole = plan.chosen, plan.without_disaggregation.best
+    """Explain which unified deployment a chapter studies, if the plan is disaggregated."""
+    pooled, unified = plan.chosen, plan.without_disaggregation.best
     assert pooled is not None
     return (
         f"The plan is in pools: {pooled.description}. This chapter looks at the best without them:"
-        f" {whole}."
+        f" {unified}."
     )
 
 
-def describe_studied_deployment(asked: Plan, plan: Plan, changed: str) -> str:
-    """What a chapter talks about: the answer to what was `asked`, or what it goes on with where there is none."""
-    if asked.is_disaggregated and not changed:
-        return explain_unified_deployment(asked)
+def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str:
+    """Describe what a chapter studies: the `original` plan, or its substitute."""
+    if original.is_disaggregated and not changed:
+        return explain_unified_deployment(original)
     if changed:
         return (
-            f"{str(asked.binding_constraint).rstrip('.')}. To show what would do, this chapter goes"
-            f" on with: {changed}."
+            f"{str(original.binding_constraint).rstrip('.')}. To show what would do, this chapter"
+            f" goes on with: {changed}."
         )
     if plan.chosen is None:
         return f"Nothing meets the service level. This chapter looks at the nearest: {plan.best}."
@@ -91,7 +89,10 @@ def describe_studied_deployment(asked: Plan, plan: Plan, changed: str) -> str:
 def relayout_candidate(
     scenario: Scenario, like: Candidate, candidate_gpu: CandidateGpu, layout: ParallelLayout
 ) -> Candidate:
-    """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
+    """Evaluate `like`'s model, formats and context in another layout.
+
+    Raises `PlannerError` if the engine rejects the layout.
+    """
     model, engine = like.deployment.model, like.deployment.engine
     if reason := explain_illegal_layout(model, layout, candidate_gpu.max_machine_gpus, engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
@@ -108,9 +109,12 @@ def relayout_candidate(
 
 
 def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
-    """Every legal TP x PP x replicas on every GPU, in its best candidate's formats; in closed form, unless replayed."""
+    """List every legal TP x PP x replicas on every GPU, in the formats of its best candidate.
+
+    Candidates that the plan simulated are taken from it; the others are analytical.
+    """
     rows = []
-    told = {
+    simulated = {
         candidate.placement_key: candidate
         for candidate in reversed(plan.candidates)
         if candidate.is_simulated
@@ -127,22 +131,25 @@ def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
                 placed = relayout_candidate(
                     plan.scenario, like, candidate_gpu, replace(shape, replicas=replicas)
                 )
-                rows.append(told.get(placed.placement_key, placed))
+                rows.append(simulated.get(placed.placement_key, placed))
     return tuple(rows)
 
 
 def select_fewest_replicas(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Of each GPU and shape the fewest replicas that meet the service level, or the most where none do."""
-    kept: dict[object, Candidate] = {}
+    """Select the fewest feasible replicas of each GPU and shape; the most if none is feasible."""
+    selected: dict[object, Candidate] = {}
     for candidate in candidates:
         key = candidate.deployment.gpu.name, candidate.replica_shape
-        if key not in kept or not kept[key].is_feasible:
-            kept[key] = candidate
-    return tuple(kept.values())
+        if key not in selected or not selected[key].is_feasible:
+            selected[key] = candidate
+    return tuple(selected.values())
 
 
 def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
-    """Requests/s of one replica that keep the service level (offline: when full), in closed form, without headroom."""
+    """Return the most requests/s of one replica within the SLOs, analytically, without headroom.
+
+    Offline, it is the throughput with all slots taken.
+    """
     workload, scenario = scenario.workload, replace(scenario, headroom=0.0)
     if scenario.offline or workload.rate is None:
         performance = evaluate_candidate(scenario, deployment, 1).prediction.performance
@@ -167,18 +174,22 @@ def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
 def build_candidate_frame(
     plan: Plan, candidates: Iterable[Candidate], read: str = "get"
 ) -> pd.DataFrame:
-    """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one.
+    """Return layout, cost, latencies with an SLO and throughput, one row per candidate.
 
-    `read`: "get" for charts, "get_for_display" for people (`Performance`).
+    `read` is "get" for charts, "get_for_display" for people (`Performance`).
     """
-    rows, promised = [], plan.scenario.slo_targets
+    rows, targets = [], plan.scenario.slo_targets
     for candidate in candidates:
         layout, performance = candidate.deployment.layout, candidate.prediction.performance
         rows.append({
             "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.num_gpus,
             "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
             "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
-            **{f"{t.name} (ms)": performance and getattr(performance, read)(t.metric, t.percentile) * 1e3 for t in promised},
+            **{
+                f"{t.name} (ms)": performance
+                and getattr(performance, read)(t.metric, t.percentile) * 1e3
+                for t in targets
+            },
             "Output tokens/s": performance and performance.output_tps,
             "Requests/s": performance and performance.request_tps,
             "Service level": get_slo_label(candidate) if performance else "does not fit",
@@ -190,16 +201,19 @@ def build_candidate_frame(
 
 
 def select_comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those that fit, on the plan's GPU and in no more than a node or its replica; of every GPU where that is one."""
+    """Select candidates that fit on the plan's GPU, in a node or in as many GPUs as its replica.
+
+    If only one does, those on every GPU.
+    """
     best = plan.candidates[0].deployment
-    most = max(best.gpus_per_node, best.layout.gpus_per_replica)
-    kept = [
+    max_gpus = max(best.gpus_per_node, best.layout.gpus_per_replica)
+    fitting = [
         c
         for c in candidates
-        if c.prediction.can_start and c.deployment.layout.gpus_per_replica <= most
+        if c.prediction.can_start and c.deployment.layout.gpus_per_replica <= max_gpus
     ]
-    own = [c for c in kept if c.deployment.gpu == best.gpu]
-    shown = own if len(own) > 1 else kept
+    same_gpu = [c for c in fitting if c.deployment.gpu == best.gpu]
+    shown = same_gpu if len(same_gpu) > 1 else fitting
     if len(shown) <= MAX_SHAPES:
         return shown
     return [c for c in shown if c.deployment.layout.pp.bit_count() == 1 or c is plan.best][
@@ -208,47 +222,42 @@ def select_comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candi
 
 
 def group_by_replica_shape(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
-    """The candidates by the shape of one replica, and by GPU and format where there are several."""
-    ones = [candidate.deployment.with_replicas(1) for candidate in candidates]
+    """Return the candidates by replica shape, with GPU and format if these differ."""
+    replicas = [candidate.deployment.with_replicas(1) for candidate in candidates]
     parts = [
         (deployment.gpu.name, str(deployment.layout), describe_formats(deployment))
-        for deployment in ones
+        for deployment in replicas
     ]
-    gpus, _, stored = map(set, zip(*parts, strict=True))
-    told = len(gpus) > 1, True, len(stored) > 1
+    gpus, _, formats = map(set, zip(*parts, strict=True))
+    is_shown = len(gpus) > 1, True, len(formats) > 1
     return {
-        ", ".join(compress(each, told)): candidate
-        for each, candidate in zip(parts, candidates, strict=True)
+        ", ".join(compress(names, is_shown)): candidate
+        for names, candidate in zip(parts, candidates, strict=True)
     }
 
 
 def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
-    """One row per shape of one replica: memory of its fullest GPU, sequences that fit, requests/s it can promise."""
+    """Return memory of the fullest GPU, sequences and requests/s, one row per replica shape."""
     length, rows = round(plan.scenario.workload.compute_total_tokens_quantile(0.95)), []
     for name, candidate in group_by_replica_shape(candidates).items():
         layout, memory = candidate.deployment.layout, candidate.prediction.memory
-        row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
-        row |= {
+        served = estimate_max_rps(plan.scenario, candidate.deployment) or None
+        rows.append({
+            "One replica": name, "GPUs": layout.gpus_per_replica,
             "Weights (GiB per GPU)": memory.weights / GIB,
             "KV cache (GiB per GPU)": memory.kv_available / GIB,
-        }
-        row |= {"max_num_batched_tokens": candidate.deployment.args.max_num_batched_tokens}
-        row |= {f"Sequences of {length:,} tokens": memory.pool.count_sequences(length)}
-        served = estimate_max_rps(plan.scenario, candidate.deployment) or None
-        rows.append(
-            row
-            | {
-                "Requests/s": served,
-                "Requests/s per GPU": served and served / layout.gpus_per_replica,
-            }
-        )
+            "max_num_batched_tokens": candidate.deployment.args.max_num_batched_tokens,
+            f"Sequences of {length:,} tokens": memory.pool.count_sequences(length),
+            "Requests/s": served,
+            "Requests/s per GPU": served and served / layout.gpus_per_replica,
+        })  # fmt: skip
     data = pd.DataFrame(rows)
     alike = data["max_num_batched_tokens"].nunique() == 1
     return data.drop(columns="max_num_batched_tokens") if alike else data
 
 
 def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
-    """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
+    """Return limit, prediction and status of each SLO (offline: of the deadline)."""
     performance, rows = candidate.prediction.performance, []
     for target in scenario.slo_targets:
         if performance is None:
@@ -263,19 +272,29 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
                 get_slo_status(target, value),
             )
         )
-    if performance and (most := get_capacity_rps(scenario, performance)) and scenario.workload.rate:
-        asked, free = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
-        state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
-        share = most.map_monotone(lambda rate: asked / rate * 100)
-        kept = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
-        rows.append((f"Requests/s at most{kept}", most, asked, share, state))
+    if (
+        performance
+        and (capacity := get_capacity_rps(scenario, performance))
+        and scenario.workload.rate
+    ):
+        offered, usable = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
+        status = (
+            "broken"
+            if offered > capacity.mid * usable
+            else "at risk"
+            if offered > capacity.lo
+            else "kept"
+        )
+        utilization = capacity.map_monotone(lambda rate: offered / rate * 100)
+        suffix = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
+        rows.append((f"Requests/s at most{suffix}", capacity, offered, utilization, status))
     return pd.DataFrame(
         rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"]
     )
 
 
 def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
-    """The best dozen that fit, from best to worst (the nearest first where none meets the service level)."""
+    """Return the best dozen that fit; the closest first if none is feasible."""
     fit = [candidate for candidate in candidates if candidate.prediction.can_start]
     fit.sort(
         key=lambda candidate: candidate.rank_key if plan.chosen else (candidate.limit_utilization,)
@@ -290,15 +309,15 @@ def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
 
 
 def has_enough_points(data: pd.DataFrame, column: str) -> bool:
-    """Whether `column` of a `frame` has enough layouts that keep up for a front to be seen."""
-    held = data[data[column].notna() & ~data["Saturated"]]
-    return len(set(held["USD per hour"].where(held["USD per hour"].notna(), held["GPUs"]))) > 2
+    """Return whether enough layouts keep up for a Pareto front of `column` to be visible."""
+    rows = data[data[column].notna() & ~data["Saturated"]]
+    return len(set(rows["USD per hour"].where(rows["USD per hour"].notna(), rows["GPUs"]))) > 2
 
 
 def find_pareto_front(
     data: pd.DataFrame, cost: str, value: str, more_is_better: bool = False
 ) -> list[bool]:
-    """For each row whether none costs as little and has as good a middle of `value`: the Pareto front."""
+    """Return for each row whether no other costs less and has as good an expected `value`."""
     sign = -1 if more_is_better else 1
     points = [
         (usd, sign * interval.mid) for usd, interval in zip(data[cost], data[value], strict=True)
@@ -307,25 +326,25 @@ def find_pareto_front(
 
 
 def build_collectives_table(deployment: Deployment, batch: int, context: float) -> pd.DataFrame:
-    """What TP 2, 4 and 8 and two stages would send, over every link that they might have to use.
+    """Return what TP 2, 4 and 8 and two stages would send over every link that they might use.
 
-    In a decode step of `batch` sequences with `context` tokens each, and in a step of as many
-    prompt tokens as fit.
+    Steps are a decode step of `batch` sequences of `context` tokens, and one with as many prompt
+    tokens as fit.
     """
     gpu, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
-    own = (
+    link_name = (
         gpu.link.replace("nvlink", "NVLink ")
         if deployment.link_bandwidth == gpu.link_bandwidth
         else "as wired"
     )
-    inside = {own: deployment.link_bandwidth}
+    links = {link_name: deployment.link_bandwidth}
     fast = deployment.link_bandwidth > gpu.pcie_bandwidth
-    inside |= (
+    links |= (
         {"PCIe": gpu.pcie_bandwidth}
         if fast
         else {"NVLink 4, if it had it": load_links()["nvlink4"]}
     )
-    wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in inside.items()]
+    wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in links.items()]
     wires.append(
         (f"between nodes ({gpu.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1)
     )
@@ -335,30 +354,26 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
         for shape in COMMUNICATION_LAYOUTS
         if explain_illegal_layout(deployment.model, shape, 8, deployment.engine) is None
     ]
-    for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
-        laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
-        parts = estimate_collectives(
-            laid, np.array([1.0]), get_deployment_coefficients(laid).coefficients
+    for shape, (wire, bandwidth, node), (step, batch_args) in product(shapes, wires, steps.items()):
+        placed = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
+        collectives = estimate_collectives(
+            placed, np.array([1.0]), get_deployment_coefficients(placed).coefficients
         )
-        cost = build_target_step_model(laid).estimate_step(*load)
-        talk = cost.seconds_by_part["collectives"]
-        row: dict[str, Any] = {
-            "Layout": str(shape).removeprefix("TP1 x "),
-            "Link": wire,
-            "Step": step,
-        }
-        row |= {"Messages": sum(part.count for part in parts), "Step (ms)": cost.seconds * 1e3}
-        row["KiB per token and GPU"] = (
-            sum(part.count * float(part.bytes[0]) for part in parts) / 1024
-        )
-        rows.append(
-            row | {"Messages (ms)": talk * 1e3, "Share of the step (%)": talk / cost.seconds * 100}
-        )
+        cost = build_target_step_model(placed).estimate_step(*batch_args)
+        collective_s = cost.seconds_by_part["collectives"]
+        sent = sum(part.count * float(part.bytes[0]) for part in collectives)
+        rows.append({
+            "Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step,
+            "Messages": sum(part.count for part in collectives), "Step (ms)": cost.seconds * 1e3,
+            "KiB per token and GPU": sent / 1024,
+            "Messages (ms)": collective_s * 1e3,
+            "Share of the step (%)": collective_s / cost.seconds * 100,
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def build_bubble_table(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
-    """Idle share of pipelines of these `sizes`, by the micro-batches that follow one another."""
+    """Return the idle fraction of pipelines of these `sizes` by successive micro-batches."""
     rows = [
         (f"PP{pp}", m, compute_pipeline_bubble(pp, m) * 100)
         for pp in sizes
@@ -370,7 +385,7 @@ def build_bubble_table(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.D
 
 
 def build_layout_rules_table(deployment: Deployment) -> pd.DataFrame:
-    """Which tensor-parallel sizes the engine accepts for this model in one node, and why not the others."""
+    """Return which TP sizes the engine accepts for this model in one node, and why not others."""
     rows = []
     for tp in (1, 2, 3, 4, 8, 16):
         reason = explain_illegal_layout(

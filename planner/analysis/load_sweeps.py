@@ -1,13 +1,11 @@
-"""One deployment with one thing moved at a time: load, batch limits, a long prompt beside it, reuse of prefixes.
+"""Sweep one variable of a deployment: load, batch limits, a long prompt, prefix reuse.
 
-Frames have columns as people read them, units included; what is predicted stands in them as
-intervals.
+Columns have readable names with units; predictions are intervals.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,28 +25,29 @@ from planner.planning.scenario import Scenario
 from planner.workload.workload import Workload
 
 PREFIX_CACHE_OVERHEAD_FRACTION = 0.01
-"""Throughput that prefix caching costs where nothing is ever reused: under 1% (vLLM blog, V1 alpha, January 2025)."""
+"""Throughput lost to prefix caching without any reuse: under 1% (vLLM blog, V1 alpha, January
+2025)."""
 
 
 def isolate_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, Workload]:
-    """One replica of `candidate`, and its share of the scenario's traffic (offline: a full batch)."""
+    """Return one replica of `candidate`, and its part of the traffic (offline: a full batch)."""
     workload = scenario.workload.split(candidate.deployment.layout.replicas)
-    alone = candidate.deployment.with_replicas(1)
-    return alone, saturate_workload(alone, workload) if scenario.offline else workload
+    replica = candidate.deployment.with_replicas(1)
+    return replica, saturate_workload(replica, workload) if scenario.offline else workload
 
 
 def get_slo_column(scenario: Scenario, metric: str) -> tuple[str, float | None]:
-    """The column of a sweep that the service level limits, and the limit in ms; the p95 where it doesn't."""
-    found = next((target for target in scenario.slo_targets if target.metric == metric), None)
+    """Return the sweep column with an SLO for `metric`, and its limit in ms; without one, p95."""
+    target = next((t for t in scenario.slo_targets if t.metric == metric), None)
     return (
-        (f"{found.name} (ms)", found.seconds * 1e3)
-        if found
+        (f"{target.name} (ms)", target.seconds * 1e3)
+        if target
         else (f"p95 {metric.upper()} (ms)", None)
     )
 
 
 def space_logarithmically(low: float, high: float, points: int = 24) -> list[int]:
-    """Whole numbers from `low` to `high`, evenly apart on a logarithmic axis."""
+    """Return integers from `low` to `high`, evenly spaced on a logarithmic axis."""
     return sorted(
         {round(value) for value in np.geomspace(max(low, 1), max(high, low + 1, 2), points)}
     )
@@ -57,10 +56,10 @@ def space_logarithmically(low: float, high: float, points: int = 24) -> list[int
 def sweep_concurrency(
     deployment: Deployment, workload: Workload, values: Sequence[int]
 ) -> pd.DataFrame:
-    """So many requests always in flight: a closed loop; one row per case that fits."""
+    """Return latencies and throughput of closed loops by requests in flight, if they fit."""
     loads = [replace(workload, rate=None, concurrency=n, num_prompts=None) for n in values]
-    found = zip(values, evaluate_batch((deployment, load) for load in loads), strict=True)
-    rows = [(n, prediction.performance) for n, prediction in found if prediction.performance]
+    predictions = zip(values, evaluate_batch((deployment, load) for load in loads), strict=True)
+    rows = [(n, prediction.performance) for n, prediction in predictions if prediction.performance]
     return pd.DataFrame(
         [
             {"Requests in flight": n, **build_latency_row(p), "Output tokens/s": p.output_tps}
@@ -72,42 +71,38 @@ def sweep_concurrency(
 def simulate_prefill_gaps(
     deployment: Deployment, workload: Workload, sequences: int, prompt: int, chunked: bool = True
 ) -> pd.DataFrame:
-    """Each gap between outputs of `sequences` decoding ones while a prompt of `prompt` tokens arrives beside them.
+    """Return each gap between outputs of `sequences` while a prompt of `prompt` tokens runs.
 
-    Unchunked, the whole prompt is one step. The first and the last three gaps are undisturbed.
+    Unchunked, the prompt is one step. The first and the last three gaps are undisturbed.
     """
     budget = deployment.args.max_num_batched_tokens if chunked else prompt + sequences
-    share = math.ceil(
-        sequences / deployment.layout.pp
-    )  # of the sequences, in one of the batches under way
-    step, contexts = (
-        build_step_model(deployment.with_args(max_num_batched_tokens=budget)),
-        [round(workload.mean_decode_context)] * share,
-    )
-    room = budget - share * (1 + step.num_draft_tokens)
-    if room < 1:
+    batch = math.ceil(sequences / deployment.layout.pp)  # in each concurrent batch
+    step = build_step_model(deployment.with_args(max_num_batched_tokens=budget))
+    contexts = [round(workload.mean_decode_context)] * batch
+    chunk_tokens = budget - batch * (1 + step.num_draft_tokens)
+    if chunk_tokens < 1:
         raise PlannerError(
-            f"max_num_batched_tokens {budget} leaves no room beside {share} decoding sequences"
+            f"max_num_batched_tokens {budget} leaves no room beside {batch} decoding sequences"
         )
     plain = step.estimate_step([], contexts).seconds
-    starts = range(0, prompt, room)
+    starts = range(0, prompt, chunk_tokens)
     mixed = [
-        step.estimate_step([(min(room, prompt - start), start)], contexts).seconds
+        step.estimate_step([(min(chunk_tokens, prompt - start), start)], contexts).seconds
         for start in starts
     ]
-    waits = (
+    gaps = (
         [plain] * 3 + [plain + (seconds - plain) / step.stages for seconds in mixed] + [plain] * 3
     )
-    ends = (np.cumsum(waits) - plain * 3) * 1e3  # the prompt arrives at 0
-    spread = [Interval.from_lognormal(wait * 1e3, step.sigma_tpot) for wait in waits]
-    carries = [False] * 3 + [True] * len(mixed) + [False] * 3
-    return pd.DataFrame({"ms": ends, "Gap (ms)": spread, "Prompt in it": carries})
+    ends = (np.cumsum(gaps) - plain * 3) * 1e3  # the prompt arrives at time 0
+    intervals = [Interval.from_lognormal(wait * 1e3, step.sigma_tpot) for wait in gaps]
+    has_prompt = [False] * 3 + [True] * len(mixed) + [False] * 3
+    return pd.DataFrame({"ms": ends, "Gap (ms)": intervals, "Prompt in it": has_prompt})
 
 
 def sweep_long_prompt(
     deployment: Deployment, workload: Workload, sequences: int, prompt: int, budgets: Sequence[int]
 ) -> pd.DataFrame:
-    """What a prompt of `prompt` tokens does to everyone else and waits itself, by max_num_batched_tokens."""
+    """Return the effect of a long prompt on others and its own wait by max_num_batched_tokens."""
     rows, whole = [], max(deployment.args.max_model_len, prompt + sequences)
     for budget, chunked in [*((budget, True) for budget in budgets), (whole, False)]:
         changed = deployment.with_args(
@@ -115,40 +110,45 @@ def sweep_long_prompt(
         )
         data = simulate_prefill_gaps(changed, workload, sequences, prompt, chunked)
         disturbed = data[data["Prompt in it"]]
-        row = {
+        rows.append({
             "max_num_batched_tokens": f"{budget:,}" if chunked else "whole prompt",
             "Steps": len(disturbed),
-        }
-        row |= {"Longest gap (ms)": max(disturbed["Gap (ms)"], key=lambda gap: gap.mid)}
-        row |= {"Disturbed for (ms)": float(disturbed["ms"].max())}
-        rows.append(row | {"Activations (GiB per GPU)": get_memory_plan(changed).activation / GIB})
+            "Longest gap (ms)": max(disturbed["Gap (ms)"], key=lambda gap: gap.mid),
+            "Disturbed for (ms)": float(disturbed["ms"].max()),
+            "Activations (GiB per GPU)": get_memory_plan(changed).activation / GIB,
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def sweep_prefix_reuse(
     scenario: Scenario, candidate: Candidate, shares: Sequence[float]
 ) -> pd.DataFrame:
-    """A share of all prompt tokens found in the prefix cache: TTFT, throughput when full, replicas needed."""
-    alone = candidate.deployment.with_args(enable_prefix_caching=True)
+    """Return TTFT, saturated throughput and replicas by the fraction of cached prompt tokens."""
+    deployment = candidate.deployment.with_args(enable_prefix_caching=True)
     rows = []
     for share in shares:
         workload = replace(scenario.workload, prefix_tokens=0, prefix_hit_rate=share)
-        busy, loaded = (
-            evaluate(alone, w).performance for w in (saturate_workload(alone, workload), workload)
+        saturated, loaded = (
+            evaluate(deployment, w).performance
+            for w in (saturate_workload(deployment, workload), workload)
         )
-        each = estimate_max_rps(replace(scenario, workload=workload), alone.with_replicas(1))
-        needed = math.ceil((workload.rate or 0) / each) if each else math.nan
-        row: dict[str, Any] = {
-            "Prompt tokens found in the cache (%)": share * 100,
-            "Replicas needed": needed,
-        }
-        row |= {"Requests/s, all slots taken": busy and busy.request_tps}
-        rows.append(row | (build_latency_row(loaded) if loaded else {}))
+        max_rps = estimate_max_rps(
+            replace(scenario, workload=workload), deployment.with_replicas(1)
+        )
+        needed = math.ceil((workload.rate or 0) / max_rps) if max_rps else math.nan
+        rows.append({
+            "Prompt tokens found in the cache (%)": share * 100, "Replicas needed": needed,
+            "Requests/s, all slots taken": saturated and saturated.request_tps,
+            **(build_latency_row(loaded) if loaded else {}),
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def find_break_even_reuse(reuse: pd.DataFrame) -> float | None:
-    """The reuse (%) from which prefix caching wins more throughput than `PREFIX_CACHE_COST`, of a `by_reuse` frame."""
+    """Find the reuse (%) whose gain in throughput exceeds `PREFIX_CACHE_OVERHEAD_FRACTION`.
+
+    `reuse` comes from `sweep_prefix_reuse`.
+    """
     served = np.array([value.mid for value in reuse["Requests/s, all slots taken"]])
     gain = np.maximum.accumulate(served / served[0] - 1)
     return (

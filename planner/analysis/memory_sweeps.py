@@ -1,4 +1,4 @@
-"""What the VRAM chapter asks of the memory plan: terms, sweeps over one argument, weight formats, and advice."""
+"""Tables of the VRAM chapter: memory terms, sweeps over one argument, weight formats, advice."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from planner.models.registry import load_model
 from planner.workload.workload import Workload
 
 COMPARED_BATCH = 32
-"""Sequences of a decode step by which weight formats are compared."""
+"""Sequences of the decode step by which weight formats are compared."""
 
 
 class WeightFormatEntry(SourcedEntry):
@@ -35,24 +35,24 @@ class WeightFormatEntry(SourcedEntry):
 
 
 def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
-    """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
+    """Return each memory term in GiB, and whether `gpu_memory_utilization` covers it."""
     rows = [
         (label, getattr(memory, term) / GIB, term in memory.budgeted_terms)
         for term, label in MEMORY_TERM_LABELS.items()
     ]
-    rows = [("budget", Interval.from_value(memory.budget_bytes / GIB), True), *rows]
-    rows += [
+    other_tenants = Interval.from_value(memory.deployment.other_tenants_bytes / GIB)
+    rows = [
+        ("budget", Interval.from_value(memory.budget_bytes / GIB), True),
+        *rows,
         ("KV cache", memory.kv_available / GIB, True),
         ("driver context", memory.context / GIB, False),
-    ]
-    rows += [
-        ("other tenants", Interval.from_value(memory.deployment.other_tenants_bytes / GIB), False)
+        ("other tenants", other_tenants, False),
     ]
     return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
 
 
 def sweep_memory_utilization(deployment: Deployment) -> pd.DataFrame:
-    """KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
+    """Return KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
     shares = [percent / 100 for percent in range(50, 100, 2)]
     plans = [
         (share, plan_memory(deployment.with_args(gpu_memory_utilization=share))) for share in shares
@@ -67,7 +67,7 @@ def sweep_memory_utilization(deployment: Deployment) -> pd.DataFrame:
 
 
 def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
-    """Full-length sequences that fit (80% interval) over `max_model_len`."""
+    """Return the full-length sequences that fit (80% interval) over `max_model_len`."""
     lengths = [
         2**power
         for power in range(10, 31)
@@ -83,64 +83,54 @@ def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
 
 
 def _cap_at_zero(size: Interval) -> Interval:
+    """Return a size in GiB, at least 0."""
     return size.map_monotone(lambda value: max(value, 0.0) / GIB)
 
 
 def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
-    """Per weight format: weights, KV cache, sequences of `tokens` that fit, a decode step, quality, checkpoint.
+    """Return weights, KV cache, sequences, decode step and quality of each weight format.
 
-    Of the formats, those that make the model smaller than its checkpoint.
+    Only formats that make the model smaller than its checkpoint are listed.
     """
     base, rows = load_model(deployment.model.name), []
     for name, entry in load_catalog("formats.yaml", WeightFormatEntry).items():
-        if name == "mxfp4" and not base.architecture.is_moe:  # what engines store in it are experts
+        if name == "mxfp4" and not base.architecture.is_moe:  # engines store only experts in it
             continue
         try:
-            stored = (
-                base
-                if name == "checkpoint"
-                else load_model(deployment.model.name, quantization=name)
-            )
+            is_base = name == "checkpoint"
+            model = base if is_base else load_model(deployment.model.name, quantization=name)
         except PlannerError:
             continue
-        served = replace(deployment, model=stored)
-        if name != "checkpoint" and max(compute_stage_bytes(served)) >= max(
+        served = replace(deployment, model=model)
+        if not is_base and max(compute_stage_bytes(served)) >= max(
             compute_stage_bytes(replace(deployment, model=base))
         ):
             continue
-        memory, step = (
-            plan_memory(served),
-            build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH).seconds
-            * 1e3,
-        )
-        held = memory.pool.count_sequences(tokens) if memory.status != "does_not_fit" else 0
-        sizes = (
-            memory.weights.map_monotone(lambda value: value / GIB),
-            _cap_at_zero(memory.kv_available),
-        )
-        rows.append(
-            (entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source)
-        )
-    columns = [
-        "format",
-        "weights (GiB)",
-        "KV cache (GiB)",
-        "sequences",
-        f"decode step of {COMPARED_BATCH} (ms)",
-    ]
-    return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
+        memory = plan_memory(served)
+        step = build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH)
+        fits = memory.status != "does_not_fit"
+        rows.append({
+            "format": entry.title,
+            "weights (GiB)": memory.weights.map_monotone(lambda value: value / GIB),
+            "KV cache (GiB)": _cap_at_zero(memory.kv_available),
+            "sequences": memory.pool.count_sequences(tokens) if fits else 0,
+            f"decode step of {COMPARED_BATCH} (ms)": step.seconds * 1e3,
+            "published quality": entry.quality, "checkpoint": entry.checkpoint,
+            "source": entry.source,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
-    """What other processes on the GPU leave: the largest safe utilization, and the KV cache with it."""
+    """Return the largest safe utilization, and its KV cache, beside other processes on the GPU."""
     rows = []
     for gib in tenants_gib:
         shared = replace(deployment, other_tenants_bytes=round(gib * GIB))
         safe = find_safe_memory_utilization(shared)
         memory = plan_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
-        kept = _cap_at_zero(memory.kv_available) if memory else Interval.from_value(0)
+        kv_cache = _cap_at_zero(memory.kv_available) if memory else Interval.from_value(0)
         rows.append(
-            (gib, safe, kept, memory.status.replace("_", " ") if memory else "does not fit")
+            (gib, safe, kv_cache, memory.status.replace("_", " ") if memory else "does not fit")
         )
     return pd.DataFrame(
         rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"]
@@ -148,21 +138,21 @@ def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) ->
 
 
 def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: float) -> str:
-    """max_model_len and max_num_seqs of the plan, and where they come from; the way out where it does not fit."""
+    """Describe max_model_len and max_num_seqs of the plan, or the remedy if it does not fit."""
     if memory.status == "does_not_fit":
         return f"There is nothing to recommend before it fits: {memory.remedy}."
     args, p99 = memory.deployment.args, workload.compute_total_tokens_quantile(0.99)
-    seqs, held = args.max_num_seqs, find_safe_max_num_seqs(memory, workload)
-    fewer = "; a smaller full batch takes shorter steps" if seqs <= held - 8 else ""
+    seqs, limit = args.max_num_seqs, find_safe_max_num_seqs(memory, workload)
+    fewer = "; a smaller full batch takes shorter steps" if seqs <= limit - 8 else ""
     return (
         f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is"
-        f" {p99:,.0f} tokens, plus {buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,}"
+        f" {p99:,.0f} tokens, plus {buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {limit:,}"
         f" with a preemption risk of at most 5%{fewer}."
     )
 
 
 def describe_memory_status(memory: MemoryPlan) -> str:
-    """What the engine would say of it, and the way out; nothing where it fits."""
+    """Describe what the engine reports, and the remedy; empty if the plan fits."""
     if memory.status == "ok":
         return ""
     verdict = "It may die after start-up." if memory.status == "at_risk" else "It does not start."

@@ -1,13 +1,35 @@
-"""What sentences are made of: `phrases.yaml`."""
+"""Load the phrases of analysis sentences from `phrases.yaml`."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from planner.core.readers import read_yaml
 
-ANALYSIS_PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
+
+class BasisPhrase(TypedDict):
+    """What the step costs are based on, and how much of a risk that is (a violation weighs 3)."""
+
+    says: str
+    doubt: float
+
+
+class RiskPhrase(TypedDict):
+    """A risk, and what to measure first to settle it."""
+
+    risk: str
+    measure: str
+
+
+class AnalysisPhrases(TypedDict):
+    """The sections of `phrases.yaml`."""
+
+    basis: Mapping[str, BasisPhrase]
+    risks: Mapping[str, RiskPhrase]
+
+
+ANALYSIS_PHRASES: AnalysisPhrases = read_yaml(Path(__file__).with_name("phrases.yaml"))
 CALIBRATION_BASIS_LABELS: Mapping[str, str] = {
     name: basis["says"] for name, basis in ANALYSIS_PHRASES["basis"].items()
 }
-"""What a step cost rests on, by `Performance.basis`."""
+"""What the step costs are based on, by `Performance.basis`."""

@@ -1,8 +1,8 @@
-"""Answers to several questions side by side: what is asked otherwise, and what comes of it."""
+"""Compare plans of several scenarios: what the scenarios change, and how the plans differ."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import pandas as pd
 
@@ -14,25 +14,29 @@ from planner.planning.search import Plan
 from planner.planning.slo import format_latency, get_slo_status
 
 MAX_COMPARED_PLANS = 4
-"""Questions that are held against each other at most."""
+"""Most plans in a comparison."""
 VERDICT_LABELS = {
     "holds": "keeps every promise",
     "at_risk": "at risk",
     "nothing_meets": "nothing meets the service level",
 }
 
+ValueT = TypeVar("ValueT")
+
 
 def build_plan_comparison(plans: Sequence[Plan]) -> pd.DataFrame:
-    """A row per fact, a column per plan: first what is asked otherwise, then what each answer is and does.
+    """Return a row per fact and a column per plan: first the changes, then each plan's results.
 
-    Two to `MOST` plans; costs have their difference from the first plan's in brackets.
+    Takes two to `MAX_COMPARED_PLANS` plans; costs show the difference from the first plan's in
+    brackets.
     """
     check_plan_count(plans)
-    asked = {
-        what: [told(plan.scenario) for plan in plans] for what, told in _SCENARIO_FACTS.items()
+    facts = {
+        name: [describe(plan.scenario) for plan in plans]
+        for name, describe in _SCENARIO_FACTS.items()
     }
-    rows: dict[str, list[Any]] = {
-        what: sentences for what, sentences in asked.items() if len(set(sentences)) > 1
+    rows: dict[str, Sequence[object]] = {
+        name: values for name, values in facts.items() if len(set(values)) > 1
     }
     for parts in (map(_collect_plan_facts, plans), map(_format_slo_statuses, plans)):
         rows |= _collect_by_name(parts)
@@ -46,8 +50,8 @@ def build_plan_comparison(plans: Sequence[Plan]) -> pd.DataFrame:
     return data
 
 
-def _collect_by_name(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What every part has under each of their names; None where it has nothing."""
+def _collect_by_name(parts: Iterable[Mapping[str, ValueT]]) -> dict[str, list[ValueT | None]]:
+    """Return the values of all parts by name; None if a part lacks it."""
     parts = list(parts)
     return {
         name: [part.get(name) for part in parts]
@@ -55,48 +59,51 @@ def _collect_by_name(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]
     }
 
 
-def check_plan_count(asked: Sequence[object]) -> None:
-    """Raise `PlannerError` where so many cannot be compared."""
-    if not 2 <= len(asked) <= MAX_COMPARED_PLANS:
-        raise PlannerError(f"2 to {MAX_COMPARED_PLANS} scenarios can be compared, got {len(asked)}")
+def check_plan_count(plans: Sequence[object]) -> None:
+    """Raise `PlannerError` if this many plans cannot be compared."""
+    if not 2 <= len(plans) <= MAX_COMPARED_PLANS:
+        raise PlannerError(f"2 to {MAX_COMPARED_PLANS} scenarios can be compared, got {len(plans)}")
 
 
 def describe_cheapest_plan(plans: Sequence[Plan]) -> str:
-    """Which answer that keeps its promises costs least, of equals the safest, and how much less than the next."""
-    known = sorted(
-        (round(usd.mid, 2), plan.verdict != "holds", name, usd.lo)
+    """Describe the cheapest feasible plan, of equals the safest, and its distance to the next."""
+    costs = sorted(
+        (round(interval.mid, 2), plan.verdict != "holds", name, interval.lo)
         for plan, name in zip(plans, build_plan_titles(plans), strict=True)
-        if plan.chosen and (usd := plan.chosen.prediction.usd_per_hour_interval)
+        if plan.chosen and (interval := plan.chosen.prediction.usd_per_hour_interval)
     )
-    none = [
+    infeasible = [
         name for plan, name in zip(plans, build_plan_titles(plans), strict=True) if not plan.chosen
     ]
-    sentences = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
-    if len(known) > 1:
-        (middle, risk, name, low), (more, _, other, least) = known[:2]
-        alike = [
-            f"{each} (at risk)" if unsafe else each
-            for same, unsafe, each, _ in known[1:]
-            if same == middle
+    sentences = []
+    if infeasible:
+        sentences.append(f"Nothing meets the service level of {', '.join(infeasible)}.")
+    if len(costs) > 1:
+        (usd, at_risk, name, lowest), (next_usd, _, other, next_lowest) = costs[:2]
+        equals = [
+            f"{other_name} (at risk)" if other_at_risk else other_name
+            for other_usd, other_at_risk, other_name, _ in costs[1:]
+            if other_usd == usd
         ]
-        less = (
-            f"as much as {' and '.join(alike)}"
-            if alike
-            else f"{1 - middle / more:.0%} less than {other}"
+        difference = (
+            f"as much as {' and '.join(equals)}"
+            if equals
+            else f"{1 - usd / next_usd:.0%} less than {other}"
         )
-        if least < low and not alike:
-            less += (
-                f" at the middle price; at the cheapest quotes {other} does, ${least:,.2f} against"
-                f" ${low:,.2f}"
+        if next_lowest < lowest and not equals:
+            difference += (
+                f" at the middle price; at the cheapest quotes {other} does,"
+                f" ${next_lowest:,.2f} against ${lowest:,.2f}"
             )
         sentences.insert(
-            0, f"{name} costs least{', but is at risk' * risk}: ${middle:,.2f} an hour, {less}."
+            0,
+            f"{name} costs least{', but is at risk' * at_risk}: ${usd:,.2f} an hour, {difference}.",
         )
     return " ".join(sentences) or "Without prices they are told apart by their GPUs."
 
 
 def compare_slos(plans: Sequence[Plan]) -> pd.DataFrame:
-    """A row per promise and plan: predicted as a share of the limit, as an interval; of each promise that is made."""
+    """Return predictions as fractions of their limits (intervals), one row per SLO and plan."""
     rows = []
     for name, plan in zip(build_plan_titles(plans), plans, strict=True):
         if (performance := plan.performance) is None:
@@ -115,12 +122,13 @@ def compare_slos(plans: Sequence[Plan]) -> pd.DataFrame:
 
 
 def build_plan_titles(plans: Sequence[Plan]) -> list[str]:
-    """The names of the plans' scenarios, numbered where two are alike."""
+    """Return the names of the plans' scenarios, numbered if two are equal."""
     names = [plan.scenario.name for plan in plans]
     return [f"{name} ({k})" if names.count(name) > 1 else name for k, name in enumerate(names, 1)]
 
 
 def _describe_adapters(scenario: Scenario) -> str:
+    """Describe the LoRA adapters of a scenario."""
     load, rank = scenario.workload, scenario.engine_args.get("max_lora_rank")
     return (
         f"{load.adapters} of rank {rank} at most, skew {load.adapter_zipf:g}"
@@ -130,91 +138,92 @@ def _describe_adapters(scenario: Scenario) -> str:
 
 
 _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
-    "model": lambda asked: asked.model,
-    "weights": lambda asked: " or ".join(
-        quantization or "checkpoint" for quantization in asked.quantizations
+    "model": lambda scenario: scenario.model,
+    "weights": lambda scenario: " or ".join(
+        quantization or "checkpoint" for quantization in scenario.quantizations
     ),
-    "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
-    "GPUs allowed": lambda asked: " or ".join(
-        f"up to {candidate_gpu.max_gpus} x {candidate_gpu.gpu.name}" for candidate_gpu in asked.gpus
+    "KV cache allowed": lambda scenario: " or ".join(scenario.kv_cache_dtypes),
+    "GPUs allowed": lambda scenario: " or ".join(
+        f"up to {candidate_gpu.max_gpus} x {candidate_gpu.gpu.name}"
+        for candidate_gpu in scenario.gpus
     ),
-    "engine": lambda asked: " or ".join(map(str, (asked.engine, *asked.other_engines))),
-    "traffic": lambda asked: str(asked.workload),
-    "a day": lambda asked: str(asked.daily_profile or "always the busiest hour"),
+    "engine": lambda scenario: " or ".join(map(str, (scenario.engine, *scenario.other_engines))),
+    "traffic": lambda scenario: str(scenario.workload),
+    "a day": lambda scenario: str(scenario.daily_profile or "always the busiest hour"),
     "LoRA adapters": _describe_adapters,
-    "service level": lambda asked: (
-        "; ".join(f"{t.name} {format_latency(t.seconds)}" for t in asked.slo_targets) or "none"
+    "service level": lambda scenario: (
+        "; ".join(f"{t.name} {format_latency(t.seconds)}" for t in scenario.slo_targets) or "none"
     ),
-    "headroom": lambda asked: f"{asked.headroom:.0%}",
-    "layout": lambda asked: (
-        ", ".join(f"{name} {size}" for name, size in asked.layout.items()) or "any"
+    "headroom": lambda scenario: f"{scenario.headroom:.0%}",
+    "layout": lambda scenario: (
+        ", ".join(f"{name} {size}" for name, size in scenario.layout.items()) or "any"
     ),
-    "engine arguments": lambda asked: (
-        ", ".join(f"{name} {value}" for name, value in asked.engine_args.items()) or "none"
+    "engine arguments": lambda scenario: (
+        ", ".join(f"{name} {value}" for name, value in scenario.engine_args.items()) or "none"
     ),
-    "speculation": lambda asked: (
-        str(asked.speculation) + " (not allowed)" * (not asked.speculation.allowed)
-        if asked.speculation
+    "speculation": lambda scenario: (
+        str(scenario.speculation) + " (not allowed)" * (not scenario.speculation.allowed)
+        if scenario.speculation
         else "none"
     ),
 }
 
 
-def _collect_plan_facts(plan: Plan) -> dict[str, Any]:
-    """What the answer is and does, but for promises and costs."""
+def _collect_plan_facts(plan: Plan) -> dict[str, object]:
+    """Collect what a plan is and does, except SLOs and costs."""
     best, performance = plan.best, plan.performance
-    rows: dict[str, Any] = {
+    rows: dict[str, object] = {
         "answer": VERDICT_LABELS[plan.verdict],
         "deployment": best and best.description,
+        "what limits it": plan.binding_constraint.constraint,
     }
-    rows |= {"what limits it": plan.binding_constraint.constraint}
     if best is None or performance is None:
         return rows
     free, power = compute_free_capacity(plan.scenario, best.prediction), best.prediction.gpu_power_w
-    rows |= {"serves at most (requests/s)": performance.capacity}
     rows |= {
+        "serves at most (requests/s)": performance.capacity,
         "stays free (%)": None if free is None else round(free * 100),
         "output (tokens/s)": performance.output_tps,
+        "KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB,
+        "drawn by all GPUs (W)": power and power * best.prediction.num_gpus,
     }
-    rows |= {"KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB}
-    rows |= {"drawn by all GPUs (W)": power and power * best.prediction.num_gpus}
     if (usd := best.prediction.usd_per_hour_interval) and usd.lo < usd.hi:
         rows |= {"USD per hour, by the quotes": f"{usd.lo:,.2f} to {usd.hi:,.2f}"}
     return rows | {"figures": performance.source_description}
 
 
 def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
-    """What is predicted of each promise, and what becomes of it."""
+    """Format the prediction and the status of each SLO."""
     performance = plan.performance
-    told = {
+    values = {
         t: performance.get_for_display(t.metric, t.percentile) if performance else None
         for t in plan.scenario.slo_targets
     }
     return {
         f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}"
-        for t, v in told.items()
+        for t, v in values.items()
     }
 
 
 def _collect_costs(plan: Plan) -> dict[str, float]:
-    """USD of the best candidate, by name."""
+    """Collect the costs of the best candidate in USD by name."""
     best = plan.best
     month = best.prediction.usd_per_month if best else None
     if best is None or best.usd_per_hour is None or month is None:
         return {}
-    found = {"USD per hour": best.usd_per_hour}
+    costs = {"USD per hour": best.usd_per_hour}
     if hours := estimate_run_hours(plan.scenario, best):
-        found |= {"USD for all of the work": best.usd_per_hour * hours.mid}
+        costs |= {"USD for all of the work": best.usd_per_hour * hours.mid}
     else:
-        found |= {"USD a month": month.mid}
+        costs |= {"USD a month": month.mid}
     if plan.billing:
-        found |= {f"USD a day, {way}": usd for way, usd in plan.billing.usd.items()}
-    each = best.prediction.usd_per_mtok_output
-    return found | ({"USD per million output tokens": each.mid} if each else {})
+        costs |= {f"USD a day, {option}": usd for option, usd in plan.billing.usd.items()}
+    per_mtok = best.prediction.usd_per_mtok_output
+    return costs | ({"USD per million output tokens": per_mtok.mid} if per_mtok else {})
 
 
 def _format_with_difference(usd: float | None, first: float | None) -> str | None:
-    """An amount, and how far it is from the first plan's."""
+    """Format an amount with its difference from the first plan's."""
     if usd is None:
         return None
     shown = f"{usd:,.2f}" if usd < 1000 else f"{usd:,.0f}"

@@ -1,4 +1,4 @@
-"""What a plan bears and what may prove it wrong: more traffic, a replica that is away, its doubtful figures."""
+"""Describe a plan's tolerance and risks: more traffic, a lost replica, uncertain figures."""
 
 import math
 from collections.abc import Iterator
@@ -23,133 +23,134 @@ from planner.planning.search import Plan
 
 
 def describe_headroom(plan: Plan) -> str:
-    """How much traffic it serves at most, what is free of that, and its `growth`."""
+    """Describe the capacity of a plan, its free part, and `describe_growth_limit`."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     if best is None or performance is None or performance.capacity is None:
         return ""
-    wanted, free = (
-        compute_offered_rps(scenario, best.prediction),
-        compute_free_capacity(scenario, best.prediction) or 0.0,
-    )
-    text = f"It serves {performance.capacity:.3g} requests/s at most, and {wanted:.3g} are planned."
+    rate = compute_offered_rps(scenario, best.prediction)
+    free = compute_free_capacity(scenario, best.prediction) or 0.0
+    text = f"It serves {performance.capacity:.3g} requests/s at most, and {rate:.3g} are planned."
     if hours := estimate_run_hours(scenario, best):
-        many = scenario.workload.num_prompts or 0
+        total = scenario.workload.num_prompts or 0
         text = (
-            f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g}"
+            f"It is done with {total:,} requests in {hours:.3g} hours, of {total / rate / 3600:.3g}"
             " that there are."
         )
     elif scenario.workload.rate is None:
         users = scenario.workload.concurrency
         text = (
-            f"{users:,} users send {wanted:.3g} requests/s; it serves {performance.capacity:.3g} at"
+            f"{users:,} users send {rate:.3g} requests/s; it serves {performance.capacity:.3g} at"
             " most."
         )
     elif free < 0:
         return f"{text} It is overloaded: queues grow until requests are turned away."
     if scenario.workload.rate is None:
         return text
-    free_said = f"So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
-    return f"{text} {free_said} {describe_growth_limit(plan)}"
+    free_text = f"So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
+    return f"{text} {free_text} {describe_growth_limit(plan)}"
 
 
 def describe_growth_limit(plan: Plan) -> str:
-    """By how much the traffic may grow: until the first promise breaks, or what is to stay free is used up.
+    """Describe how far traffic may grow until an SLO is violated or the headroom is used up.
 
-    Of a replayed plan by the ramp of the chapter on batching, of which there is none for pools;
-    else in closed form.
+    For a simulated plan it follows from a load ramp, which disaggregated pools do not have; else it
+    is analytical.
     """
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     if (
         best is None
         or performance is None
         or scenario.workload.rate is None
-        or not (most := get_capacity_rps(scenario, performance))
+        or not (capacity := get_capacity_rps(scenario, performance))
     ):
         return ""
-    wanted, kept, how = compute_offered_rps(scenario, best.prediction), None, ""
-    what, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
+    offered, limit, method = compute_offered_rps(scenario, best.prediction), None, ""
+    subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
     if best.is_simulated and not best.is_disaggregated and not scenario.offline:
         ramp = run_load_ramp(best.deployment, scenario.workload, scenario.slo_targets)
-        kept = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
+        limit = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
     elif not scenario.offline:
-        kept, how = find_max_feasible_rps(scenario, best), " (closed form)"
-    planned = (1 - scenario.headroom) * most.mid
-    if kept and kept[0].mid < planned:
-        rate, why = kept
+        limit, method = find_max_feasible_rps(scenario, best), " (closed form)"
+    planned = (1 - scenario.headroom) * capacity.mid
+    if limit and limit[0].mid < planned:
+        rate, reason = limit
         if not rate.mid:
-            return f"No rate keeps every promise: {why} even in an idle engine{how}."
-        more = rate.mid / wanted - 1
-        may = (
-            f"The {what} may grow by {more:,.0%}"
-            if more >= 0.005
-            else f"There is no room for more {what}"
+            return f"No rate keeps every promise: {reason} even in an idle engine{method}."
+        growth = rate.mid / offered - 1
+        sentence = (
+            f"The {subject} may grow by {growth:,.0%}"
+            if growth >= 0.005
+            else f"There is no room for more {subject}"
         )
-        return f"{may}: beyond {rate:.3g} requests/s {why}{how}, though capacity is left."
-    if planned < wanted:
-        return f"There is no room for more {what}."
-    over = (most if kept is None else kept[0]) / wanted + -1.0
-    end = f"{kept[1]}{how}" if kept else end
-    low = f" (by {over.lo:,.0%} at the pessimistic end)" if over.lo > 0 else ""
-    used = (
-        f"by {planned / wanted - 1:,.0%} until that is used up, and " if scenario.headroom else ""
+        return (
+            f"{sentence}: beyond {rate:.3g} requests/s {reason}{method}, though capacity is left."
+        )
+    if planned < offered:
+        return f"There is no room for more {subject}."
+    margin = (capacity if limit is None else limit[0]) / offered + -1.0
+    end = f"{limit[1]}{method}" if limit else end
+    low_text = f" (by {margin.lo:,.0%} at the pessimistic end)" if margin.lo > 0 else ""
+    headroom_text = (
+        f"by {planned / offered - 1:,.0%} until that is used up, and " if scenario.headroom else ""
     )
-    return f"The {what} may grow {used}by {over.mid:,.0%}{low} until {end}."
+    return f"The {subject} may grow {headroom_text}by {margin.mid:,.0%}{low_text} until {end}."
 
 
 def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
-    """What the best does under the same traffic while one replica is away, replayed, and that in a sentence."""
+    """Simulate the plan's traffic without one replica, and describe the result in a sentence."""
     best = plan.best
     if best is None:
         return None, ""
     replicas, spares = best.deployment.layout.replicas, best.deployment.spare_replicas
     if spares:
-        beside = (
+        spare_text = (
             f"{spares} spare replica{'s' if spares > 1 else ''} beside the {replicas} that the"
             " traffic needs"
         )
         return (
             None,
-            f"While as many are away as there are spare ones, every promise holds: {beside}.",
+            f"While as many are away as there are spare ones, every promise holds: {spare_text}.",
         )
     if best.is_disaggregated:
         return _simulate_worker_loss(plan.scenario, best)
     if replicas == 1:
-        twice = (
+        second = (
             f"; a second costs ${best.usd_per_hour:,.2f} an hour more" if best.usd_per_hour else ""
         )
-        return None, f"There is only one replica: while it restarts, nothing is served{twice}."
-    others = replace(best, deployment=best.deployment.with_replicas(replicas - 1))
-    fewer = simulate_candidate(replace(plan.scenario, headroom=0.0), others)
-    left = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
-    if fewer.is_feasible:
-        risk = f", though at the pessimistic end {'; '.join(fewer.risks)}" if fewer.risks else ""
-        return fewer, f"{left} still keeps every promise{risk} (replayed)."
-    return fewer, f"{left} does not keep every promise (replayed): {'; '.join(fewer.violations)}."
+        return (
+            None,
+            f"There is only one replica: while it restarts, nothing is served{second}.",
+        )
+    remaining = replace(best, deployment=best.deployment.with_replicas(replicas - 1))
+    result = simulate_candidate(replace(plan.scenario, headroom=0.0), remaining)
+    text = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
+    if result.is_feasible:
+        risk = f", though at the pessimistic end {'; '.join(result.risks)}" if result.risks else ""
+        return result, f"{text} still keeps every promise{risk} (replayed)."
+    return (
+        result,
+        f"{text} does not keep every promise (replayed): {'; '.join(result.violations)}.",
+    )
 
 
 def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidate | None, str]:
-    """`lost` of pools: the worker whose loss is worse."""
+    """Evaluate the loss of the worker that hurts more, prefill or decode."""
     pools, worst = best.prediction.pools, None
-    if alone := [
+    if single := [
         role
         for role, pool in zip(("prefill", "decode"), pools, strict=True)
         if pool.layout.replicas == 1
     ]:
-        return (
-            None,
-            (
-                f"There is only one {' and one '.join(alone)} worker: while it restarts, nothing is"
-                " served."
-            ),
-        )
+        roles = " and one ".join(single)
+        return None, f"There is only one {roles} worker: while it restarts, nothing is served."
     for k, role in enumerate(("prefill", "decode")):
-        fewer = [
+        remaining = [
             pool.with_replicas(pool.layout.replicas - (j == k)) for j, pool in enumerate(pools)
         ]
         candidate = evaluate_pools(
             replace(scenario, headroom=0.0),
-            fewer[0],
-            fewer[1],
+            remaining[0],
+            remaining[1],
             scenario.workload,
             best.preference_key,
         )
@@ -159,27 +160,27 @@ def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidat
             worst = candidate, role
     if worst is None:
         return None, ""
-    held = "still keeps every promise" if worst[0].is_feasible else "does not keep every promise"
-    missed = "" if worst[0].is_feasible else f": {'; '.join(worst[0].violations)}"
+    outcome = "still keeps every promise" if worst[0].is_feasible else "does not keep every promise"
+    violations = "" if worst[0].is_feasible else f": {'; '.join(worst[0].violations)}"
     return (
         worst[0],
         (
-            f"While one {worst[1]} worker is away, the same traffic on the others {held}"
-            f" (replayed){missed}."
+            f"While one {worst[1]} worker is away, the same traffic on the others {outcome}"
+            f" (replayed){violations}."
         ),
     )
 
 
 def list_largest_risks(plan: Plan) -> pd.DataFrame:
-    """The three largest risks of the plan, each with what to measure first, from the largest on."""
-    found = sorted(_generate_risks(plan), key=lambda risk: -risk[0])[:3]
-    told = ANALYSIS_PHRASES["risks"]
-    rows = [(told[name]["risk"], size, told[name]["measure"]) for _, name, size in found]
+    """Return the three largest risks of the plan, each with what to measure first."""
+    risks = sorted(_generate_risks(plan), key=lambda risk: -risk[0])[:3]
+    phrases = ANALYSIS_PHRASES["risks"]
+    rows = [(phrases[name]["risk"], size, phrases[name]["measure"]) for _, name, size in risks]
     return pd.DataFrame(rows, columns=["risk", "how large", "measure first"])
 
 
 def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
-    """(weight, which of the risks in `phrases.yaml`, how large): a miss that is to be expected weighs 3."""
+    """Yield (weight, risk in `phrases.yaml`, size); an expected violation weighs 3."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     if best is None or performance is None:
         return
@@ -194,24 +195,28 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
         (value.hi / value.mid - 1 for value in intervals if 0 < value.mid < math.inf), default=0.0
     )
     latency = "growing waits" if math.isinf(width) else f"up to {width:+.0%} on a promised latency"
-    wide = latency if width else f"{performance.request_tps:.3g} requests/s"
+    size = latency if width else f"{performance.request_tps:.3g} requests/s"
     yield (
         min(ANALYSIS_PHRASES["basis"][performance.basis]["doubt"] + width / 2, 2.9),
         "step costs",
-        f"{CALIBRATION_BASIS_LABELS[performance.basis]}; {wide}",
+        f"{CALIBRATION_BASIS_LABELS[performance.basis]}; {size}",
     )
-    if drafting := deployment.speculation:
-        yield 1.8, "acceptance", f"{drafting.method}, {drafting.acceptance_rate:.0%}"
-    if cached := best.prediction.effective_workload.cache_hit_fraction:
-        yield 2 * cached, "reuse", f"{cached:.0%} of all prompt tokens are found in the cache"
+    if speculation := deployment.speculation:
+        yield 1.8, "acceptance", f"{speculation.method}, {speculation.acceptance_rate:.0%}"
+    if hits := best.prediction.effective_workload.cache_hit_fraction:
+        yield (
+            2 * hits,
+            "reuse",
+            f"{hits:.0%} of all prompt tokens are found in the cache",
+        )
     if workload.assumptions:
         yield 1.5, "lengths", workload.assumptions[0]
     elif workload.trace is None:
         spread = workload.compute_total_tokens_quantile(0.99) / max(
             workload.compute_total_tokens_quantile(0.5), 1.0
         )
-        how = f"p99 of prompt + output is {spread:.1f} times the median"
-        yield 0.6, "texts" if scenario.offline else "traffic", how
+        text = f"p99 of prompt + output is {spread:.1f} times the median"
+        yield 0.6, "texts" if scenario.offline else "traffic", text
     usd = best.prediction.usd_per_hour_interval
     if usd and usd.hi > 1.05 * usd.mid:
         yield (

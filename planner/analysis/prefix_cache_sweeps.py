@@ -1,4 +1,4 @@
-"""What prefix caches find where requests share documents: by the size of the pool, by replicas and by routing."""
+"""Prefix cache hits of requests that share documents, by pool size, replicas and routing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,34 +30,34 @@ ROUTING_POLICIES = {
     "to the least loaded": ROUTE_LEAST_LOADED,
     "to who has the prefix": ROUTE_PREFIX_AFFINITY,
 }
-"""Ways to choose a replica, in words; `simulator.kernel_types.Router` says what each is."""
+"""Routing policies in words; `simulator.kernel_types.RouterConfig` explains them."""
 
 
 def build_document_workload(
     count: int, blocks: int, rate: float, requests: int, *, zipf: float = 0.0, output: int = 200,
     question_first: bool = False, seed: int = 0,
 ) -> Workload:  # fmt: skip
-    """Questions about `count` documents of so many `blocks` of 512 tokens, Poisson arrivals at `rate` requests/s.
+    """Return questions about `count` documents of `blocks` blocks of 512 tokens, Poisson at `rate`.
 
-    A prompt is a document and then a question of one block that nobody else asks; or the question
-    stands first, so that no two prompts begin alike. The k-th document is asked about k^-zipf as
-    often as the first.
+    A prompt is a document and then a unique question of one block; with `question_first`, the
+    question precedes it, so that no two prompts begin alike. The k-th document is asked about
+    k^-zipf as often as the first.
     """
-    rng, asked = np.random.default_rng(seed), np.arange(1.0, count + 1) ** -zipf
-    chosen = rng.choice(count, requests, p=asked / asked.sum())
+    rng, popularity = np.random.default_rng(seed), np.arange(1.0, count + 1) ** -zipf
+    chosen = rng.choice(count, requests, p=popularity / popularity.sum())
     prompts = []
     for i, document in enumerate(chosen):
-        fresh = count * blocks + i * (blocks + 1)  # ids of blocks that only this prompt has
+        first_id = count * blocks + i * (blocks + 1)  # ids of blocks that only this prompt has
         shared = range(document * blocks, (document + 1) * blocks)
-        own = range(fresh, fresh + blocks + 1)
-        prompts.append(tuple(own) if question_first else (*shared, own[0]))
+        unique_ids = range(first_id, first_id + blocks + 1)
+        prompts.append(tuple(unique_ids) if question_first else (*shared, unique_ids[0]))
     prompt, answer = np.full(requests, (blocks + 1) * TRACE_BLOCK_TOKENS), np.full(requests, output)
-    sent = sample_arrivals(requests, rate, 1.0, rng)
-    return Workload.from_trace(Trace(Path("documents"), sent, prompt, answer, tuple(prompts)))
+    arrival = sample_arrivals(requests, rate, 1.0, rng)
+    return Workload.from_trace(Trace(Path("documents"), arrival, prompt, answer, tuple(prompts)))
 
 
 def get_hit_percent(run: SimulationResult) -> float:
-    """The share of prompt tokens that a replay found in prefix caches, percent."""
+    """Return the percentage of prompt tokens that a simulation found cached."""
     return float(run.outcome.cached.sum() / run.prompt.sum() * 100)
 
 
@@ -67,7 +67,10 @@ def simulate_routed(
     policy: str = "in turn",
     pool: KvCachePool | None = None,
 ) -> SimulationResult:
-    """All replicas of `deployment` behind a router of one of `POLICIES`; `pool` replaces that of the memory plan."""
+    """Simulate all replicas of `deployment` behind a router with one of `ROUTING_POLICIES`.
+
+    `pool` replaces that of the memory plan.
+    """
     pool = pool or get_memory_plan(deployment).pool
     router = RouterConfig(deployment.num_engine_instances, ROUTING_POLICIES[policy])
     return simulate_workload(
@@ -78,51 +81,34 @@ def simulate_routed(
 def sweep_pool_size(
     deployment: Deployment, workload: Workload, shares: Sequence[float]
 ) -> pd.DataFrame:
-    """One replica with such shares of its KV pool: what it finds, replayed and as a plain LRU, and its TTFT."""
+    """Return hits, also of a plain LRU, and TTFT of one replica by the fraction of its KV pool."""
     pool, rows = get_memory_plan(deployment).pool, []
     for share in shares:
         smaller = replace(pool, num_blocks=int(pool.num_blocks * share))
         run = simulate_routed(deployment, workload, pool=smaller)
         assert workload.trace is not None
-        plain = compute_prefix_hit_rate(workload.trace, 1, smaller.reported_tokens) * 100
-        rows.append(
-            (
-                smaller.reported_tokens,
-                get_hit_percent(run),
-                plain,
-                get_wait_ms(run, "p50"),
-                get_wait_ms(run, "p99"),
-            )
-        )
-    columns = [
-        "KV pool (tokens)",
-        "found (%)",
-        "a plain LRU would find (%)",
-        "p50 TTFT (ms)",
-        "p99 TTFT (ms)",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+        lru_hits = compute_prefix_hit_rate(workload.trace, 1, smaller.reported_tokens) * 100
+        rows.append({
+            "KV pool (tokens)": smaller.reported_tokens, "found (%)": get_hit_percent(run),
+            "a plain LRU would find (%)": lru_hits,
+            "p50 TTFT (ms)": get_wait_ms(run, "p50"), "p99 TTFT (ms)": get_wait_ms(run, "p99"),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def sweep_host_memory(
     deployment: Deployment, workload: Workload, pool: KvCachePool, gib: Sequence[float]
 ) -> pd.DataFrame:
-    """One replica with such a `pool` and so much host memory behind it: what it finds, its TTFT, and its throughput."""
+    """Return hits, TTFT and throughput of one replica with this `pool` by host memory behind it."""
     rows = []
     for size in gib:
         run = simulate_routed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
-        rows.append(
-            (
-                size,
-                get_hit_percent(run),
-                get_wait_ms(run, "p50"),
-                get_wait_ms(run, "p99"),
-                run.output_tps,
-            )
-        )
-    return pd.DataFrame(
-        rows, columns=["GiB", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "output tokens/s"]
-    )
+        rows.append({
+            "GiB": size, "found (%)": get_hit_percent(run),
+            "p50 TTFT (ms)": get_wait_ms(run, "p50"), "p99 TTFT (ms)": get_wait_ms(run, "p99"),
+            "output tokens/s": run.output_tps,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def sweep_routing(
@@ -131,30 +117,20 @@ def sweep_routing(
     replicas: Sequence[int],
     policies: Sequence[str] = tuple(ROUTING_POLICIES),
 ) -> pd.DataFrame:
-    """Several replicas, `workload` being the traffic of each: what is found by routing, TTFT, who has most to do."""
+    """Return hits, TTFT and load imbalance by replicas and routing policy.
+
+    `workload` is the traffic per replica.
+    """
     rows = []
     for count in replicas:
         load = workload.with_rate((workload.rate or 0.0) * count)
         for policy in policies:
             run = simulate_routed(deployment.with_replicas(count), load, policy)
-            served = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
-            busiest = served.max() / served.mean()
-            rows.append(
-                (
-                    count,
-                    policy,
-                    get_hit_percent(run),
-                    run.summarize("ttft")["p50"] * 1e3,
-                    get_wait_ms(run, "p99"),
-                    busiest,
-                )
-            )
-    columns = [
-        "replicas",
-        "requests go",
-        "found (%)",
-        "p50 TTFT (ms)",
-        "p99 TTFT (ms)",
-        "busiest, of the mean",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+            counts = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
+            rows.append({
+                "replicas": count, "requests go": policy, "found (%)": get_hit_percent(run),
+                "p50 TTFT (ms)": run.summarize("ttft")["p50"] * 1e3,
+                "p99 TTFT (ms)": get_wait_ms(run, "p99"),
+                "busiest, of the mean": counts.max() / counts.mean(),
+            })  # fmt: skip
+    return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""What widespread rules of thumb give one number for, computed case by case."""
+"""Compute, case by case, what common rules of thumb give a single number for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,10 @@ from planner.workload.workload import Workload
 
 
 def compute_bytes_per_parameter(deployment: Deployment) -> float:
-    """Bytes on all GPUs of a replica for each parameter of the model: scales and unquantized layers are counted."""
+    """Return bytes per model parameter on all GPUs of a replica.
+
+    Scales and unquantized layers are included.
+    """
     layout = deployment.layout
     ranks = layout.tp * layout.dp
     return sum(compute_stage_bytes(deployment)) * ranks / deployment.model.architecture.params_total
@@ -24,25 +27,25 @@ def compute_bytes_per_parameter(deployment: Deployment) -> float:
 def build_sequence_capacity_table(
     cases: Mapping[str, Deployment], traffics: Mapping[str, Workload]
 ) -> pd.DataFrame:
-    """The max_num_seqs that each deployment carries of each traffic at 5% preemption risk; 0 if it does not start."""
+    """Return each deployment's max_num_seqs at 5% preemption risk; 0 if it does not start."""
     rows = []
     for name, deployment in cases.items():
         memory = get_memory_plan(deployment)
-        held = [
+        limits = [
             find_safe_max_num_seqs(memory, traffic) if memory.can_start else 0
             for traffic in traffics.values()
         ]
-        rows.append((name, deployment.args.max_num_seqs, *held))
+        rows.append((name, deployment.args.max_num_seqs, *limits))
     return pd.DataFrame(rows, columns=["deployment", "engine's default", *traffics])
 
 
 def build_communication_table(
     cases: Mapping[str, Deployment], batch: int, prompt: int, context: int
 ) -> pd.DataFrame:
-    """What GPUs take to exchange a layer's results (microseconds), and its share of the step.
+    """Return the time to exchange a layer's results (microseconds), and its part of a step.
 
-    Of a decode step of `batch` sequences of `context` tokens, and of a step with a prompt of
-    `prompt` tokens alone.
+    Steps are a decode step of `batch` sequences of `context` tokens, and one prompt of `prompt`
+    tokens alone.
     """
     rows = []
     for name, deployment in cases.items():
@@ -50,32 +53,27 @@ def build_communication_table(
         costs = step.estimate_step([], [context] * batch), step.estimate_step([(prompt, 0)], [])
         links = [cost.seconds_by_part.get("collectives", 0.0) for cost in costs]
         layers = len(deployment.model.architecture.layers)
-        each = [
-            (link / layers * 1e6, link / cost.seconds * 100)
-            for link, cost in zip(links, costs, strict=True)
-        ]
-        rows.append((name, *each[0], *each[1]))
-    columns = [
-        "decode (µs per layer)",
-        "decode (% of the step)",
-        "prefill (µs per layer)",
-        "prefill (% of the step)",
-    ]
-    return pd.DataFrame(rows, columns=["GPUs", *columns])
+        row: dict[str, object] = {"GPUs": name}
+        for phase, link, cost in zip(("decode", "prefill"), links, costs, strict=True):
+            row[f"{phase} (µs per layer)"] = link / layers * 1e6
+            row[f"{phase} (% of the step)"] = link / cost.seconds * 100
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def compare_step_speed(
     cases: Mapping[str, Deployment], batches: Sequence[int], prompt: int, context: int
 ) -> pd.DataFrame:
-    """How many times faster than the first of `cases` each takes a decode step at each batch, and a prompt."""
-    found = {}
+    """Return each case's speed relative to the first, for decode steps and a prompt."""
+    seconds = {}
     for name, deployment in cases.items():
         step = build_step_model(deployment)
-        found[name] = [step.estimate_step([], [context] * batch).seconds for batch in batches]
-        found[name].append(step.estimate_step([(prompt, 0)], []).seconds)
-    first = next(iter(found.values()))
+        seconds[name] = [step.estimate_step([], [context] * batch).seconds for batch in batches]
+        seconds[name].append(step.estimate_step([(prompt, 0)], []).seconds)
+    first = next(iter(seconds.values()))
     rows = [
-        (name, *(a / b for a, b in zip(first, own, strict=True))) for name, own in found.items()
+        (name, *(a / b for a, b in zip(first, times, strict=True)))
+        for name, times in seconds.items()
     ]
     columns = [f"decode, batch {batch}" for batch in batches] + [f"prompt of {prompt:,}"]
     return pd.DataFrame(rows, columns=["weights", *columns])
@@ -84,7 +82,7 @@ def compare_step_speed(
 def sweep_throughput(
     cases: Mapping[str, Deployment], workload: Workload, concurrencies: Sequence[int]
 ) -> pd.DataFrame:
-    """Output tokens/s in closed form with so many requests in flight; a dash where a deployment does not start."""
+    """Return analytical output tokens/s by requests in flight; empty if a case does not start."""
     loads = [replace(workload, rate=None, concurrency=n) for n in concurrencies]
     predictions = evaluate_batch(
         (deployment, load) for deployment in cases.values() for load in loads

@@ -1,7 +1,7 @@
-"""What each knob does to a plan, one at a time, in closed form; and what scenarios cost when none is turned.
+"""Analytical effect of each knob on a plan, and the cost of scenarios without any tuning.
 
-A knob is turned on the plan's own deployment: its replicas stay, but for the knobs that are about
-them.
+Knobs are turned one at a time on the plan's deployment. Its replicas stay, except for the knobs
+that change them.
 """
 
 import math
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -36,12 +35,12 @@ PLAN_LABEL = "the plan"
 
 
 def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
-    """A row per knob after the plan's own: what it is, its setting, and each of `MEASURES` in closed form.
+    """Return knob, setting and the measures of `MEASURE_LABELS`: the plan first, then every knob.
 
-    What the engine refuses is left out; where the model no longer fits, figures are missing and
-    "note" says why.
+    Settings that the engine rejects are left out. If the model no longer fits, figures are missing
+    and "note" says why.
     """
-    turned = [
+    settings = [
         (PLAN_LABEL, "", best.deployment),
         *_generate_knob_settings(scenario, best.deployment),
     ]
@@ -49,27 +48,27 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
         scenario,
         [
             (deployment, deployment.layout.replicas, best.preference_key)
-            for _, _, deployment in turned
+            for _, _, deployment in settings
         ],
     )
     rows = [
         {"knob": name, "setting": setting, **measure_candidate(scenario, candidate)}
-        for (name, setting, _), candidate in zip(turned, candidates, strict=True)
+        for (name, setting, _), candidate in zip(settings, candidates, strict=True)
     ]
     return pd.DataFrame(rows)
 
 
-def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
-    """`MEASURES` of a candidate, middles of their intervals, and a note where it does not start or is overloaded."""
+def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, object]:
+    """Return the expected measures of a candidate, and a note if overloaded or unable to start."""
     performance, memory = candidate.prediction.performance, candidate.prediction.memory
     if performance is None or performance.capacity is None:
         return {**dict.fromkeys(MEASURE_LABELS.values()), "note": memory.reason}
-    most, usd = performance.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
-    per_mtok = usd / 3600 / most * 1e6 if usd else None
+    max_tps, usd = performance.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
+    per_mtok = usd / 3600 / max_tps * 1e6 if usd else None
     values = (
         performance.ttft["p95"].mid * 1e3,
         performance.itl["p99"].mid * 1e3,
-        most,
+        max_tps,
         memory.pool.reported_tokens,
         per_mtok,
     )
@@ -82,9 +81,9 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, Any
 def _generate_knob_settings(
     scenario: Scenario, plan: Deployment
 ) -> Iterator[tuple[str, str, Deployment]]:
-    """(knob, setting, the deployment with it) for each that can be turned here."""
+    """Yield (knob, setting, the deployment with it) for each possible setting."""
     args, layout = plan.args, plan.layout
-    steps: list[tuple[str, Sequence[Any]]] = [
+    steps: list[tuple[str, Sequence[object]]] = [
         ("max_num_seqs", (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs)),
         (
             "max_num_batched_tokens",
@@ -99,11 +98,11 @@ def _generate_knob_settings(
         for value in values:
             if value != getattr(args, name):
                 yield from _try_setting(name, value, partial(plan.with_args, **{name: value}))
-    stored = plan.model.quantization.method
+    method = plan.model.quantization.method
     for quantization in (None, "fp8", "awq"):
         with suppress(PlannerError):
             model = load_model(scenario.model, quantization=quantization)
-            if model.quantization.method != stored:
+            if model.quantization.method != method:
                 yield from _try_setting(
                     "weights", quantization or "checkpoint", partial(replace, plan, model=model)
                 )
@@ -123,17 +122,17 @@ def _generate_knob_settings(
 def _try_setting(
     name: str, setting: object, make: Callable[[], Deployment]
 ) -> Iterator[tuple[str, str, Deployment]]:
-    """The knob, unless the engine refuses it."""
-    shown = f"{setting:,}" if type(setting) is int else str(setting)
+    """Yield the setting, unless the engine rejects it."""
+    text = f"{setting:,}" if type(setting) is int else str(setting)
     with suppress(PlannerError):
-        yield name, shown, make()
+        yield name, text, make()
 
 
 def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
-    """A row per knob and measure of a `knobs` frame: the change against the plan, and how good that is.
+    """Return the change of each measure by each knob, and how good it is.
 
-    Columns: knob, measure, change (a share), benefit (the same, positive where it helps), told (as
-    people read it). Waits of what is overloaded grow without end, and have no figure.
+    Columns: knob, measure, change (a fraction), benefit (the same, positive if it helps), told (as
+    text). Latencies of an overloaded deployment grow without bound and have no figure.
     """
     rows: list[tuple[str, str, float, float, str]] = []
     base = data.iloc[0]
@@ -154,10 +153,10 @@ def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def reset_tuning(scenario: Scenario) -> Scenario:
-    """`scenario` with nothing chosen: its first GPU, the checkpoint as it is, and the engine's own arguments."""
+    """Return `scenario` with the first GPU, the checkpoint's formats and default arguments."""
     candidate_gpu, model = scenario.gpus[0], load_model(scenario.model)
     args = resolve_engine_args({}, scenario.engine, candidate_gpu.gpu, model)
-    usual = {"max_model_len": args.max_model_len, "max_num_seqs": args.max_num_seqs}
+    defaults = {"max_model_len": args.max_model_len, "max_num_seqs": args.max_num_seqs}
     return replace(
         scenario,
         gpus=(candidate_gpu,),
@@ -165,31 +164,32 @@ def reset_tuning(scenario: Scenario) -> Scenario:
         kv_cache_dtypes=("auto",),
         speculation=None,
         layout={},
-        engine_args={**usual, **scenario.engine_args},
+        engine_args={**defaults, **scenario.engine_args},
     )
 
 
 def build_decision_table(
     scenarios: Iterable[Scenario], answer: Callable[[Scenario], Plan] = search_deployments
 ) -> pd.DataFrame:
-    """A row per scenario: its work, what to do, why not less, and what that saves against turning no knob.
+    """Return each scenario's plan, its binding constraint, and its saving over no tuning.
 
-    `answer` may be another way to the plan, such as one that keeps answers.
+    `answer` may be another way to the plan, such as a cached search.
     """
     rows = []
     for scenario in scenarios:
-        plan, usual = answer(scenario), answer(reset_tuning(scenario))
+        plan, untuned = answer(scenario), answer(reset_tuning(scenario))
         prompt, output = scenario.workload.prompt.mean, scenario.workload.output.mean
-        best, default = plan.chosen, usual.chosen
-        usd, more = best and best.usd_per_hour, default and default.usd_per_hour
-        seats = f", max_num_seqs {best.deployment.args.max_num_seqs}" if best else ""
+        best, default = plan.chosen, untuned.chosen
+        usd, untuned_usd = best and best.usd_per_hour, default and default.usd_per_hour
+        slots_text = f", max_num_seqs {best.deployment.args.max_num_seqs}" if best else ""
         rows.append({
             "scenario": scenario.name, "work": f"{prompt:,.0f} tokens in, {output:,.0f} out",
-            "approach": best.description + seats if best else "none",
+            "approach": best.description + slots_text if best else "none",
             "what limits it": plan.binding_constraint.constraint,
             "USD per hour": usd and f"{usd:,.2f}",
-            "turning no knob": default.description if default else f"nothing does: {usual.binding_constraint.constraint}",
-            "its USD per hour": more and f"{more:,.2f}",
-            "saved (%)": round((1 - usd / more) * 100) if usd and more else None,
+            "turning no knob": default.description if default
+            else f"nothing does: {untuned.binding_constraint.constraint}",
+            "its USD per hour": untuned_usd and f"{untuned_usd:,.2f}",
+            "saved (%)": round((1 - usd / untuned_usd) * 100) if usd and untuned_usd else None,
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""What the speculation chapter shows: which draft to consider, where it breaks even, what each way to draft takes."""
+"""Tables of the speculation chapter: methods, break-even acceptance and cost of each draft."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,22 +13,22 @@ from planner.latency.speculative_decoding import evaluate_speculation, find_brea
 from planner.memory.memory_plan import MemoryPlan
 
 EXAMPLE_DRAFT = SpeculationConfig("eagle3", 3, 0.62)
-"""Considered where a scenario names nothing: what chat-70b cites for an EAGLE-3 head."""
+"""Used if a scenario names no draft: chat-70b's source for an EAGLE-3 head."""
 DRAFT_TOKEN_COUNTS = range(1, 9)
-"""Drafted tokens that are tried."""
+"""Numbers of drafted tokens to try."""
 
 
 def list_available_methods(deployment: Deployment) -> tuple[str, ...]:
-    """Methods that the engine has and that need nothing but the target: no model to name, no layers it doesn't have."""
+    """List the engine's draft methods that need no draft model, and no layers the target lacks."""
     missing = {"model"} if deployment.model.architecture.mtp_layers else {"model", "mtp"}
-    known = (name for name, how in load_draft_methods().items() if how.draft not in missing)
-    return tuple(name for name in known if not explain_unsupported_method(name, deployment.engine))
+    names = (name for name, method in load_draft_methods().items() if method.draft not in missing)
+    return tuple(name for name in names if not explain_unsupported_method(name, deployment.engine))
 
 
 def sweep_break_even(
     deployment: Deployment, batches: Sequence[float], ks: Sequence[int], context: float
 ) -> pd.DataFrame:
-    """The acceptance rate at which speculation breaks even, for each k and batch at which there is one."""
+    """Return the break-even acceptance rate for each k and batch that has one."""
     rows = []
     for k in ks:
         drafting = deployment.speculation and replace(
@@ -44,26 +44,26 @@ def sweep_break_even(
 def build_draft_table(
     drafted: Deployment, memory: MemoryPlan, batch: float, context: float
 ) -> pd.DataFrame:
-    """One row per way to draft: GiB per GPU, sequences that it costs, speed-up at `batch`, and the fastest k."""
+    """Return GiB per GPU, lost sequences, speed-up at `batch` and the fastest k of each method."""
     rows = []
     assert drafted.speculation is not None
     for name in dict.fromkeys((drafted.speculation.method, *list_available_methods(drafted))):
-        way = replace(drafted.speculation, method=name)
+        config = replace(drafted.speculation, method=name)
         try:
             speedup = evaluate_speculation(
-                replace(drafted, speculation=way), batch, context, memory
+                replace(drafted, speculation=config), batch, context, memory
             )
-            longer = [
-                replace(drafted, speculation=replace(way, num_speculative_tokens=k))
+            deployments = [
+                replace(drafted, speculation=replace(config, num_speculative_tokens=k))
                 for k in DRAFT_TOKEN_COUNTS
             ]
-            gains = [
+            speedups = [
                 evaluate_speculation(deployment, batch, context).speedup.mid
-                for deployment in longer
+                for deployment in deployments
             ]
         except PlannerError:  # such as MTP on a model without such layers
             continue
-        best = DRAFT_TOKEN_COUNTS[gains.index(max(gains))]
+        best_k = DRAFT_TOKEN_COUNTS[speedups.index(max(speedups))]
         rows.append(
             (
                 name,
@@ -71,7 +71,7 @@ def build_draft_table(
                 speedup.num_sequences_lost,
                 speedup.speedup,
                 speedup.verdict,
-                best,
+                best_k,
             )
         )
     columns = [

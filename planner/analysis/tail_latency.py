@@ -1,14 +1,12 @@
-"""The tail of a deployment's latencies: one engine's share of the traffic, replayed request by request.
+"""Tail latencies of a deployment: one engine's part of the traffic, simulated.
 
-Every run is replayed at the calibrated step cost and at both ends of its 80% interval, so that an
-interval grows where a slower engine would queue. Frames have columns as people read them, units
-included.
+Every run is simulated at the calibrated step cost and at both ends of its 80% interval, so
+intervals grow if a slower engine would queue. Columns have readable names with units.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,9 +36,9 @@ from planner.workload.workload import Workload
 REQUESTS_PER_SWEEP_RUN = 1500
 """Requests of each run of a sweep."""
 OVERLOAD_RPS = 1e4
-"""Requests/s that no single deployment serves: what it then serves is its most."""
+"""Requests/s that no deployment serves: what it then serves is its capacity."""
 MIN_SERVED_FRACTION = 0.95
-"""Served share of the arrivals from which on a deployment counts as following them."""
+"""Served fraction of arrivals from which a deployment keeps up."""
 
 
 def build_latency_table(
@@ -48,10 +46,9 @@ def build_latency_table(
     service_level: Sequence[SloTarget] = (),
     steady: Performance | None = None,
 ) -> pd.DataFrame:
-    """The four latencies (replayed: and the wait in the queue) in ms with 80% intervals.
+    """Return the latencies (simulated: and the queueing time) in ms with 80% intervals.
 
-    Beside them what the service level says of each, and the p99 of the closed form, where they are
-    given.
+    If given, the SLOs' limits and statuses and the analytical p99 stand beside them.
     """
     rows = []
     for metric in (*LATENCY_METRICS, *["queue"] * isinstance(measured, SimulationRun)):
@@ -69,7 +66,9 @@ def build_latency_table(
                 if t.metric == metric
             ]
             row["Limit (ms)"] = (
-                ", ".join(f"{t.percentile} {t.seconds * 1e3:,.0f}: {how}" for t, how in limits)
+                ", ".join(
+                    f"{t.percentile} {t.seconds * 1e3:,.0f}: {status}" for t, status in limits
+                )
                 or None
             )
         if steady:
@@ -81,20 +80,20 @@ def build_latency_table(
 
 
 def build_latency_row(measured: Performance | SimulationRun) -> dict[str, Interval | float]:
-    """Every latency at every percentile in ms, as a part of a row."""
+    """Return every latency at every statistic in ms, as part of a row."""
     return {
-        f"{at} {metric.upper()} (ms)": measured.get(metric, at) * 1e3
+        f"{statistic} {metric.upper()} (ms)": measured.get(metric, statistic) * 1e3
         for metric in LATENCY_METRICS
-        for at in LATENCY_STATISTICS
+        for statistic in LATENCY_STATISTICS
     }
 
 
 def build_tail_curve(
     run: SimulationRun, metric: str, steady: Performance | None = None
 ) -> pd.DataFrame:
-    """Latency (ms, 80% interval) by the share of values that are slower, down to 0.1%: the distribution's tail.
+    """Return latency (ms, 80% interval) by the fraction of slower values, down to 0.1%.
 
-    Columns: slower, lo, mid, hi, name ("p50", "p95", "p99" or nothing) and, where there is a name,
+    Columns: slower, lo, mid, hi, name ("p50", "p95", "p99" or None) and, for rows with a name,
     "closed form".
     """
     slower_shares = sorted(
@@ -107,13 +106,13 @@ def build_tail_curve(
     rows = []
     for share in slower_shares:
         value, name = run.compute_quantile(metric, 1 - share) * 1e3, names.get(share)
-        stated = steady.get(metric, name).mid * 1e3 if name and steady else None
-        rows.append((share, value.lo, value.mid, value.hi, name, stated))
+        analytical = steady.get(metric, name).mid * 1e3 if name and steady else None
+        rows.append((share, value.lo, value.mid, value.hi, name, analytical))
     return pd.DataFrame(rows, columns=["slower", "lo", "mid", "hi", "name", "closed form"])
 
 
 def build_tail_row(run: SimulationRun) -> dict[str, Interval | float]:
-    """A tail in one row: every latency at every percentile in ms, preemptions, and the share that is served."""
+    """Return all latencies in ms, preemptions, and the served percentage in one row."""
     row = build_latency_row(run) | {
         "Longest ITL (ms)": run.compute_quantile("itl", 1.0) * 1e3,
         "Served (%)": run.served_fraction * 100,
@@ -124,12 +123,12 @@ def build_tail_row(run: SimulationRun) -> dict[str, Interval | float]:
 def sweep_engine_arg(
     deployment: Deployment, workload: Workload, name: str, values: Sequence[float]
 ) -> pd.DataFrame:
-    """Each value as the engine argument `name`; values with which the engine would not start are left out."""
+    """Simulate each value of the engine argument `name` with which the engine starts."""
     rows = []
     for value in values:
         changed = deployment.with_args(**{name: value})
         if (memory := get_memory_plan(changed)).can_start:
-            row: dict[str, Any] = {name: value, "KV pool (tokens)": memory.pool.reported_tokens}
+            row: dict[str, object] = {name: value, "KV pool (tokens)": memory.pool.reported_tokens}
             rows.append(
                 row
                 | build_tail_row(run_short_simulation(changed, workload, REQUESTS_PER_SWEEP_RUN))
@@ -140,21 +139,19 @@ def sweep_engine_arg(
 def sweep_utilization(
     deployment: Deployment, workload: Workload, shares: Sequence[float]
 ) -> pd.DataFrame:
-    """TTFT (ms) at shares of the rate that the closed form says is served at most: its own figures, and a replay's.
+    """Return analytical and simulated TTFT (ms) at these fractions of the analytical capacity.
 
-    Beyond all of it both grow without end.
+    Above 1 both grow without bound.
     """
-    most = evaluate(deployment, workload.with_rate(OVERLOAD_RPS)).performance
-    if most is None:
+    saturated = evaluate(deployment, workload.with_rate(OVERLOAD_RPS)).performance
+    if saturated is None:
         raise PlannerError(f"{deployment} does not start")
     rows = []
     for share in shares:
-        load = workload.with_rate(share * most.request_tps.mid)
-        steady, result = (
-            evaluate(deployment, load).performance,
-            simulate_once(deployment, load, 4 * REQUESTS_PER_SWEEP_RUN),
-        )
-        row: dict[str, Any] = {"Utilization (%)": share * 100, "Requests/s": load.rate}
+        load = workload.with_rate(share * saturated.request_tps.mid)
+        steady = evaluate(deployment, load).performance
+        result = simulate_once(deployment, load, 4 * REQUESTS_PER_SWEEP_RUN)
+        row: dict[str, object] = {"Utilization (%)": share * 100, "Requests/s": load.rate}
         for point in ("mean", "p99"):
             row[f"{point}, closed form"] = (
                 steady.get("ttft", point).mid * 1e3 if share < 1 and steady else math.inf
@@ -165,7 +162,10 @@ def sweep_utilization(
 
 
 def get_wait_ms(result: SimulationResult, point: str, metric: str = "ttft") -> float:
-    """A wait in ms; where a replay does not keep up it grows without end, and says only how long was looked at."""
+    """Return a latency in ms; infinite if the deployment does not keep up.
+
+    The simulated value would then depend on the length of the run.
+    """
     return (
         get_statistic(result, metric, point) * 1e3
         if compute_served_fraction(result) >= MIN_SERVED_FRACTION
@@ -174,26 +174,29 @@ def get_wait_ms(result: SimulationResult, point: str, metric: str = "ttft") -> f
 
 
 def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
-    """Seven KV pools around what the traffic takes: from twice its own p99 of use, or the plan's pool, to a quarter.
+    """Simulate seven KV pool sizes around what the traffic needs.
 
-    At the middle of the step cost. `gpu_memory_utilization` is what would leave so much. A pool
-    that cannot hold one request of max_model_len is left out: the engine would not start with it.
+    They range from twice its p99 of use, or the plan's pool if smaller, down to a quarter, at the
+    expected step cost. `gpu_memory_utilization` is the setting that would leave such a pool. Pools
+    that cannot hold one request of max_model_len are left out: the engine would not start.
     """
     memory = get_memory_plan(deployment)
     plan, share = memory.pool, deployment.args.gpu_memory_utilization
-    least = plan.layout.max_blocks_per_request + 1
-    wanted = plan.num_blocks * simulate_once(
+    min_blocks = plan.layout.max_blocks_per_request + 1
+    needed = plan.num_blocks * simulate_once(
         deployment, workload, REQUESTS_PER_SWEEP_RUN
     ).compute_kv_usage_quantile(0.99)
-    most = max(min(2 * wanted, plan.num_blocks), least)
+    max_blocks = max(min(2 * needed, plan.num_blocks), min_blocks)
     rows = []
-    for blocks in np.unique(np.geomspace(max(wanted / 4, least), most, 7).astype(int))[::-1]:
+    for blocks in np.unique(np.geomspace(max(needed / 4, min_blocks), max_blocks, 7).astype(int))[
+        ::-1
+    ]:
         pool = replace(plan, num_blocks=int(blocks))
         given_up = (plan.num_blocks - pool.num_blocks) * plan.bytes_per_block
-        left = share * (1 - given_up / memory.budget_bytes)
-        row: dict[str, Any] = {
+        utilization = share * (1 - given_up / memory.budget_bytes)
+        row: dict[str, object] = {
             "KV pool (tokens)": pool.reported_tokens,
-            "gpu_memory_utilization": left,
+            "gpu_memory_utilization": utilization,
         }
         run = run_short_simulation(
             deployment, workload, REQUESTS_PER_SWEEP_RUN, with_interval=False, pool=pool
@@ -205,6 +208,6 @@ def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
 
 
 def select_stable_rows(swept: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a sweep in which the deployment keeps up with its traffic; all of them where it nowhere does."""
-    enough = swept[[value.mid >= 100 * MIN_SERVED_FRACTION for value in swept["Served (%)"]]]
-    return enough if len(enough) > 1 else swept
+    """Select the rows of a sweep in which the deployment keeps up; all if it never does."""
+    stable = swept[[value.mid >= 100 * MIN_SERVED_FRACTION for value in swept["Served (%)"]]]
+    return stable if len(stable) > 1 else swept

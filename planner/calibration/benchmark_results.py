@@ -1,4 +1,4 @@
-"""Measured runs from files: what `vllm bench serve --save-result` writes, and tables of serving points."""
+"""Read measured runs from files: `vllm bench serve --save-result`, and tables of serving points."""
 
 import io
 import math
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -35,25 +35,25 @@ from planner.workload.traces import Trace
 from planner.workload.workload import Workload
 
 MEASURED_COLUMNS = tuple(COLUMN_CATALOG["measured"])
-"""Means over a run, in columns beside those of the batch interface; an empty cell was not measured."""
+"""Columns with the means over a run; an empty cell was not measured."""
 INFERENCEX_COLUMNS = COLUMN_CATALOG["inferencex"]
-"""What an InferenceX table calls its columns and formats, and what the batch interface does."""
+"""Columns and formats of InferenceX tables by the names of the batch interface."""
 MAX_RESULT_FILE_BYTES, MAX_RUNS_PER_FILE = 128 * MIB, 10_000
-"""Of a file of results."""
+"""Limits of a file of results."""
 SPECULATION_REASON = "whose acceptance would be fitted too"
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
 class BenchmarkResults:
-    """Measured runs, and what a reader should know about how they were read."""
+    """Measured runs, and notes for the reader on how they were read."""
 
     points: tuple[BenchmarkPoint, ...]
     notes: tuple[str, ...]
 
 
 class VllmBenchResult(StrictEntry):
-    """What is read of one result of `vllm bench serve` (vllm/benchmarks/serve.py, 0.20.2 and 0.33.0)."""
+    """The fields used of a `vllm bench serve` result (benchmarks/serve.py, 0.20.2 and 0.33.0)."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -73,9 +73,9 @@ class VllmBenchResult(StrictEntry):
     start_times: tuple[float, ...] = ()  # s, once the limit of requests in flight lets it go
 
     def build_workload(self, prefix_tokens: int) -> Workload:
-        """What was sent; lengths and arrivals as they were where the result has them, else as the benchmark draws them.
+        """Return what was sent, with the recorded lengths and arrivals if the result has them.
 
-        The mean lengths stand for all requests where only the totals are known.
+        Otherwise lengths are the means of the totals, and arrivals are drawn as the benchmark does.
         """
         rate = None if math.isinf(self.request_rate) else self.request_rate
         if self.ramp_up_strategy and len(self.start_times) < 2:
@@ -88,10 +88,8 @@ class VllmBenchResult(StrictEntry):
             LengthDistribution.from_constant(max(tokens / self.completed, 1)) for tokens in sums
         )
         if trace := self._build_trace():
-            prompt, output = (
-                LengthDistribution.from_samples(trace.prompt),
-                LengthDistribution.from_samples(trace.output),
-            )
+            prompt = LengthDistribution.from_samples(trace.prompt)
+            output = LengthDistribution.from_samples(trace.output)
             rate = trace.rate if trace.arrival[-1] else rate
         in_flight = self.max_concurrency or (self.completed if rate is None else None)
         return Workload(
@@ -102,53 +100,55 @@ class VllmBenchResult(StrictEntry):
         )  # fmt: skip
 
     def _build_trace(self) -> Trace | None:
-        """The requests that succeeded, in the order in which they were sent; None without the lengths of at least two.
+        """Return the successful requests in the order sent; None if fewer than two have lengths.
 
-        With neither a rate nor a ramp all are there from the start, and only the limit holds them
-        back.
+        With neither a rate nor a ramp all requests arrive at the start, and only the concurrency
+        limit holds them back.
         """
         if len(self.input_lens) != len(self.output_lens):
             counts = f"{len(self.input_lens)} entries and output_lens {len(self.output_lens)}"
             raise PlannerError(f"field input_lens has {counts}; they must be as many")
-        sent = np.array(self.start_times if len(self.start_times) == len(self.input_lens) else ())
+        start_times = np.array(
+            self.start_times if len(self.start_times) == len(self.input_lens) else ()
+        )
         lens = np.array([self.input_lens, self.output_lens], np.int64)
-        ran = np.flatnonzero((lens > 0).all(axis=0))
-        if len(ran) < 2:
+        indices = np.flatnonzero((lens > 0).all(axis=0))
+        if len(indices) < 2:
             return None
         if math.isinf(self.request_rate) and not self.ramp_up_strategy:
-            arrival = np.zeros(len(ran))
-        elif len(sent):
-            ran = ran[np.argsort(sent[ran], kind="stable")]
-            arrival = sent[ran] - sent[ran[0]]
+            arrival = np.zeros(len(indices))
+        elif len(start_times):
+            indices = indices[np.argsort(start_times[indices], kind="stable")]
+            arrival = start_times[indices] - start_times[indices[0]]
         else:
             arrival = sample_arrivals(
-                len(ran), self.request_rate, self.burstiness, np.random.default_rng(0)
+                len(indices), self.request_rate, self.burstiness, np.random.default_rng(0)
             )
-        return Trace(Path(), arrival, *lens[:, ran])
+        return Trace(Path(), arrival, *lens[:, indices])
 
 
 def plan_benchmarked_deployment(scenario: str | Path) -> tuple[Deployment, int]:
-    """What ran the benchmarks of a scenario: one replica of its plan, and the prefix that `bench.sh` shares, tokens.
+    """Return one replica of a scenario's plan, and the tokens of the prefix that `bench.sh` shares.
 
-    The catalog's coefficients are what a fit starts from, whatever the scenario was calibrated with
-    before.
+    It has the catalog's coefficients, from which a fit starts, whatever calibration the scenario
+    uses.
     """
-    asked = load_scenario(scenario)
-    alone = get_reference_deployment(search_deployments(asked)).with_replicas(1)
+    scenario_spec = load_scenario(scenario)
+    replica = get_reference_deployment(search_deployments(scenario_spec)).with_replicas(1)
     return (
-        replace(alone, engine=replace(alone.engine, calibration={})),
-        asked.workload.prefix_tokens,
+        replace(replica, engine=replace(replica.engine, calibration={})),
+        scenario_spec.workload.prefix_tokens,
     )
 
 
 def read_benchmark_results(
     paths: Sequence[Path], deployment: Deployment | None = None, prefix_tokens: int = 0
 ) -> BenchmarkResults:
-    """All runs in `paths`: JSON of `vllm bench serve`, or CSV in the batch interface's or InferenceX's columns.
+    """Read all runs in `paths`: JSON of `vllm bench serve`, or CSV.
 
-    JSON does not say what ran: that is `deployment`. Rows of a CSV do; where `deployment` is given,
-    those of another GPU or engine are left out. Raises `PlannerError` naming file, run or line, and
-    field for what cannot be read.
+    A CSV has the columns of the batch interface or of InferenceX. JSON does not say what ran: that
+    is `deployment`. Rows of a CSV do; if `deployment` is given, those of another GPU or engine are
+    left out. Raises `PlannerError` naming file, run or line, and field for what cannot be read.
     """
     points, notes = list[BenchmarkPoint](), list[str]()
     if deployment and deployment.speculation:
@@ -174,7 +174,7 @@ def read_benchmark_results(
 def _read_bench_file(
     path: Path, deployment: Deployment, prefix_tokens: int
 ) -> tuple[list[BenchmarkPoint], list[str]]:
-    """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
+    """Read the runs of `deployment` in a result file: one, a list, or one per line."""
     runs, points, notes = list(islice(_iterate_json_objects(path), MAX_RUNS_PER_FILE + 1)), [], []
     if len(runs) > MAX_RUNS_PER_FILE:
         raise PlannerError(
@@ -193,12 +193,12 @@ def _read_bench_file(
                 where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None
             )
         )
-        trace, most = workload.trace, deployment.args.max_model_len
+        trace, max_model_len = workload.trace, deployment.args.max_model_len
         longest = (trace.prompt + trace.output).max() if trace else workload.mean_tokens_per_request
-        if longest > most:
+        if longest > max_model_len:
             raise PlannerError(
                 f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len"
-                f" {most:,}"
+                f" {max_model_len:,}"
             )
         named, served = (
             name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name)
@@ -213,8 +213,8 @@ def _read_bench_file(
     return points, notes
 
 
-def _iterate_json_objects(path: Path) -> Iterator[Any]:
-    """The objects in a JSON file: the only one, those of a list, or one a line."""
+def _iterate_json_objects(path: Path) -> Iterator[object]:
+    """Yield the objects in a JSON file: the only one, those of a list, or one per line."""
     text = read_text(path, MAX_RESULT_FILE_BYTES)
     try:
         data = parse_json(text, path.name)
@@ -231,10 +231,13 @@ def _iterate_json_objects(path: Path) -> Iterator[Any]:
 def _read_table(
     path: Path, deployment: Deployment | None
 ) -> tuple[list[BenchmarkPoint], list[str]]:
+    """Read the runs in a CSV file, and notes about its rows."""
     rows = read_csv_lines(path, 16 * MIB)
     header = [name.strip() for name in next(rows, (1, []))[1]]
-    theirs = {"model_path", "system"} <= set(header)
-    columns = {INFERENCEX_COLUMNS["columns"].get(name, name) if theirs else name for name in header}
+    is_inferencex = {"model_path", "system"} <= set(header)
+    columns = {
+        INFERENCEX_COLUMNS["columns"].get(name, name) if is_inferencex else name for name in header
+    }
     if (
         "gpu" not in columns
         or not {"model", "model_config"} & columns
@@ -245,11 +248,11 @@ def _read_table(
             f" {MEASURED_COLUMNS[0]} or {MEASURED_COLUMNS[1]}, or InferenceX's (system, model_path,"
             f" silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
         )
-    for wrong in set() if theirs else set(header) - set(INPUT_COLUMNS) - set(MEASURED_COLUMNS):
-        if near := find_closest(wrong, set(MEASURED_COLUMNS) - set(header), 0.85):
-            raise PlannerError(f"{path.name}, line 1: unknown column {wrong}; did you mean {near}?")
-    points, notes, left_out = list[BenchmarkPoint](), Counter[str](), Counter[str]()
-    of = ("", "") if deployment is None else (deployment.gpu.name, deployment.engine.name)
+    for name in set(header) - {*INPUT_COLUMNS, *MEASURED_COLUMNS} if not is_inferencex else ():
+        if near := find_closest(name, set(MEASURED_COLUMNS) - set(header), 0.85):
+            raise PlannerError(f"{path.name}, line 1: unknown column {name}; did you mean {near}?")
+    points, notes, omitted = list[BenchmarkPoint](), Counter[str](), Counter[str]()
+    expected = ("", "") if deployment is None else (deployment.gpu.name, deployment.engine.name)
     for line, row in rows:
         where = f"{path.name}, line {line}"
         with add_error_context(where):
@@ -261,36 +264,36 @@ def _read_table(
                 raise PlannerError(
                     f"{MAX_RUNS_PER_FILE:,} runs, the most that are read of a file, came before"
                 )
-            filled = {
+            cells = {
                 name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()
             }
-            filled = _convert_inferencex_row(filled) if theirs else filled
-            kind = (
-                get_gpu(filled.get("gpu", "")).name,
-                get_engine(filled.get("engine", "vllm")).name,
+            cells = _convert_inferencex_row(cells) if is_inferencex else cells
+            pair = (
+                get_gpu(cells.get("gpu", "")).name,
+                get_engine(cells.get("engine", "vllm")).name,
             )
-            if deployment is None and kind != (of := of if of[0] else kind):
-                text = " and ".join(f"{card} under {name}" for card, name in (of, kind))
+            if deployment is None and pair != (expected := expected if expected[0] else pair):
+                text = " and ".join(f"{gpu} under {name}" for gpu, name in (expected, pair))
                 raise PlannerError(
                     f"one GPU and engine at a time, got {text}: say with --scenario which"
                 )
             if reason := (
-                f"of {kind[0]} under {kind[1]}" if kind != of else _explain_unfittable(filled)
+                f"of {pair[0]} under {pair[1]}" if pair != expected else _explain_unfittable(cells)
             ):
-                left_out[reason] += 1
+                omitted[reason] += 1
             else:
-                points.append(_parse_benchmark_point(where, filled, path.parent, notes))
+                points.append(_parse_benchmark_point(where, cells, path.parent, notes))
     sentences = [
         f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()
     ]
-    if left_out:
-        listed = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+    if omitted:
+        listed = ", ".join(f"{count} {reason}" for reason, count in omitted.most_common())
         sentences.append(f"{path.name}: rows left out: {listed}")
     return points, sentences
 
 
 def _explain_unfittable(row: Mapping[str, str]) -> str:
-    """Why step costs cannot be fitted to a row, or nothing."""
+    """Explain why step costs cannot be fitted to a row; empty if they can."""
     if row.get("mode", "agg") != "agg" or any(
         f"prefill_{size}" in row for size in POOL_SIZE_COLUMNS
     ):
@@ -299,11 +302,11 @@ def _explain_unfittable(row: Mapping[str, str]) -> str:
 
 
 def _convert_inferencex_row(row: Mapping[str, str]) -> dict[str, str]:
-    """A filled row of an InferenceX table in the batch interface's columns.
+    """Convert a row of an InferenceX table to the batch interface's columns.
 
     Its benchmark draws lengths uniformly between 0.8 and 1.0 of isl and osl and sends 10 prompts
     per unit of concurrency in a closed loop, to servers without a prefix cache (InferenceX's
-    scripts; SemiAnalysis, Apache-2.0). Experts are spread over the tp GPUs where `moe_ep_size` is
+    scripts; SemiAnalysis, Apache-2.0). Experts are spread over the tp GPUs if `moe_ep_size` is
     above 1; `attention_dp_size` counts the same GPUs again.
     """
     cells = {
@@ -325,7 +328,10 @@ def _convert_inferencex_row(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse_int(cell: str) -> int:
-    """A size as these tables write it, such as "4.0"; 0 for what is none (the cell's own reading then says so)."""
+    """Parse a size as these tables write it, such as "4.0".
+
+    Anything else gives 0, and an error when the cell itself is parsed.
+    """
     try:
         return int(float(cell))
     except (ValueError, OverflowError):
@@ -335,7 +341,7 @@ def _parse_int(cell: str) -> int:
 def _parse_benchmark_point(
     name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]
 ) -> BenchmarkPoint:
-    """The run in a filled row of the batch interface's columns."""
+    """Parse a run from a row with the batch interface's columns."""
     cells, sentences = parse_cells(
         {column: cell for column, cell in row.items() if column != "mode"}
     )

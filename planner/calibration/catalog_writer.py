@@ -1,4 +1,4 @@
-"""The calibration catalogs of all engines, written from a pooled fit of every measured run: `make fit`."""
+"""Write the calibration catalogs of all engines from a pooled fit of all runs: `make fit`."""
 
 from collections.abc import Mapping
 from itertools import takewhile
@@ -28,22 +28,24 @@ from planner.latency.coefficient_lookup import (
 )
 
 MIN_EFFECT_CHANGE, MIN_PACE_CHANGE = 0.02, 0.002
-"""Factors nearer to 1 than this are not worth an entry; of the pace, which is the whole step's, than that."""
+"""Factors closer to 1 get no entry. The limit is lower for the pace, which scales the entire step.
+"""
 
 
 def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[str, Any]:
+    """Return the entries of an engine's calibration catalog by name."""
     pool = fit.pool
     runs = [run for run in pool.runs if run.deployment.engine.name == engine]
-    parts = dict(zip(pool.parts, fit.sums.tolist(), strict=True))
+    effects = dict(zip(pool.effects, fit.effect_logs.tolist(), strict=True))
 
-    def sums(*places: tuple[str, str]) -> dict[str, float]:
+    def sum_effects(*places: tuple[str, str]) -> dict[str, float]:
         total = {
-            name: sum(parts.get((*place, name), 0.0) for place in places) for name in pool.names
+            name: sum(effects.get((*place, name), 0.0) for place in places) for name in pool.names
         }
         return {name: value for name, value in total.items() if value}
 
     newest = max((run.deployment.engine.release, run.effect_groups["release"]) for run in runs)[1]
-    start = sums(("common", ""), ("engine", engine), ("release", newest))
+    start = sum_effects(("common", ""), ("engine", engine), ("release", newest))
     common = {
         "coefficients": {
             name: float(f"{value * np.exp(start.get(name, 0)):.4g}")
@@ -51,8 +53,8 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
         },
         **{
             f"sigma_{metric}": {
-                what: round(fit.estimate_error_width(engine, what, column), 3)
-                for what in (
+                kind: round(fit.estimate_error_width(engine, kind, column), 3)
+                for kind in (
                     ("curve", *NOVELTY_KINDS)
                     if column == RATE_METRIC_INDEX
                     else ("many", "curve", *NOVELTY_KINDS)
@@ -64,56 +66,57 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
         "source": f"{len(runs)} public runs, see validation/measured_runs.csv; make fit",
         "date": date,
     }
-    made: dict[str, Any] = {"common": common}
+    entries: dict[str, Any] = {"common": common}
 
     def add(
-        name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False
+        name: str,
+        logs: Mapping[str, float],
+        conditions: Mapping[str, object],
+        always: bool = False,
     ) -> None:
-        told = {
+        changes = {
             key: value
-            for key, value in of.items()
+            for key, value in logs.items()
             if abs(value) > (MIN_PACE_CHANGE if key == "pace" else MIN_EFFECT_CHANGE)
         }
-        times = {key: round(float(np.exp(value)), 3) for key, value in told.items()}
-        if times or always:
-            made[name] = {**conditions, **({"times": times} if times else {})}
+        factors = {key: round(float(np.exp(value)), 3) for key, value in changes.items()}
+        if factors or always:
+            entries[name] = {**conditions, **({"times": factors} if factors else {})}
 
-    def change(older: dict[str, float], latest: dict[str, float]) -> dict[str, float]:
+    def subtract(older: dict[str, float], latest: dict[str, float]) -> dict[str, float]:
         return {name: older.get(name, 0) - latest.get(name, 0) for name in older | latest}
 
-    bounds, latest, measured = (
-        RELEASE_BOUNDARIES[engine],
-        sums(("release", newest)),
-        {run.effect_groups["release"] for run in runs},
-    )
+    bounds = RELEASE_BOUNDARIES[engine]
+    latest = sum_effects(("release", newest))
+    measured = {run.effect_groups["release"] for run in runs}
     for bound in bounds:
         if f"{engine}|{bound}" in measured:
             add(
                 f"before {bound}",
-                change(sums(("release", f"{engine}|{bound}")), latest),
+                subtract(sum_effects(("release", f"{engine}|{bound}")), latest),
                 {"before": bound},
             )
     era, generations = newest.partition("|")[2], {run.effect_groups["generation"] for run in runs}
     for generation in dict.fromkeys(run.effect_groups["generation"] for run in pool.runs):
-        latest = sums(("release generation", f"{engine}|{era}|{generation}"))
-        own = sums(
+        latest = sum_effects(("release generation", f"{engine}|{era}|{generation}"))
+        own = sum_effects(
             ("generation", generation), ("release generation", f"{engine}|{era}|{generation}")
         )
         add(generation, own, {"generation": generation}, always=generation in generations)
         for column, metric in INTERVAL_METRICS.items():
             if spread := fit.generation_spreads.get((engine, column, generation)):
-                made[generation][f"spread_{metric}"] = round(spread, 2)
+                entries[generation][f"spread_{metric}"] = round(spread, 2)
         for bound in bounds:
-            if older := sums(("release generation", f"{engine}|{bound}|{generation}")):
+            if older := sum_effects(("release generation", f"{engine}|{bound}|{generation}")):
                 conditions = {"generation": generation, "before": bound}
-                add(f"{generation} before {bound}", change(older, latest), conditions)
+                add(f"{generation} before {bound}", subtract(older, latest), conditions)
     for gpu in dict.fromkeys(run.effect_groups["gpu"] for run in pool.runs):
-        add(gpu, sums(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
+        add(gpu, sum_effects(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
     for name, effect in load_calibration_catalog(engine).effects.items():
-        if effect.kv_cache_dtype != "auto":  # is a fact of the recipes, which no fit finds
-            made.setdefault(name, {"gpu": effect.gpu})["kv_cache_dtype"] = effect.kv_cache_dtype
+        if effect.kv_cache_dtype != "auto":  # from the recipes; no fit gives it
+            entries.setdefault(name, {"gpu": effect.gpu})["kv_cache_dtype"] = effect.kv_cache_dtype
     for family in dict.fromkeys(run.effect_groups["model"] for run in pool.runs):
-        own = sums(("model", family), ("model engine", f"{family}|{engine}"))
+        own = sum_effects(("model", family), ("model engine", f"{family}|{engine}"))
         add(
             family,
             own,
@@ -124,24 +127,32 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
         family, method = label.split("|")
         add(
             f"{family} {method}",
-            sums(("model format", label)),
+            sum_effects(("model format", label)),
             {"model": family, "quantization": method},
         )
     for label in dict.fromkeys(run.effect_groups["pair"] for run in runs):
         family, method, gpu, _ = label.split("|")
-        mine = [run for run in runs if run.effect_groups["pair"] == label]
-        versions = sorted({run.deployment.engine.version for run in mine}, key=Version.parse)
+        pair_runs = [run for run in runs if run.effect_groups["pair"] == label]
+        versions = sorted({run.deployment.engine.version for run in pair_runs}, key=Version.parse)
         conditions = {"gpu": gpu, "model": family, "quantization": method}
         name = f"{family} {method} on {gpu}"
-        add(name, sums(("pair", label)), conditions, always=True)
-        made[name] |= {"points": len(mine), "curves": fit.count_curves[label], "versions": versions}
-        for tp in sorted({run.deployment.layout.tp for run in mine}):
-            add(f"{name}, TP{tp}", sums(("layout", f"{label}|{tp}")), {**conditions, "tp": tp})
-    return made
+        add(name, sum_effects(("pair", label)), conditions, always=True)
+        entries[name] |= {
+            "points": len(pair_runs),
+            "curves": fit.count_curves[label],
+            "versions": versions,
+        }
+        for tp in sorted({run.deployment.layout.tp for run in pair_runs}):
+            add(
+                f"{name}, TP{tp}",
+                sum_effects(("layout", f"{label}|{tp}")),
+                {**conditions, "tp": tp},
+            )
+    return entries
 
 
 def write_calibration_catalogs(fit: PooledFit, folder: Path = CATALOG_DIR / "calibration") -> None:
-    """Write the catalogs of all engines, and how far off their fit is on what it went without."""
+    """Write the catalogs of all engines, and the held-out errors of the fit."""
     tables = {
         f"{engine}.yaml": build_calibration_catalog(fit, engine, f"{get_report_date():%Y-%m-%d}")
         for engine in RELEASE_BOUNDARIES
@@ -155,7 +166,7 @@ def write_calibration_catalogs(fit: PooledFit, folder: Path = CATALOG_DIR / "cal
 
 
 def replace_catalog_entries(path: Path, text: str) -> None:
-    """Put `text` in the place of a catalog's entries, below the guide that stands above them."""
+    """Replace a catalog's entries with `text`; the comments at its head stay."""
     guide = "".join(
         takewhile(lambda line: line.startswith("#"), read_text(path).splitlines(keepends=True))
     )
@@ -164,7 +175,7 @@ def replace_catalog_entries(path: Path, text: str) -> None:
 
 
 class _CatalogDumper(yaml.SafeDumper):
-    """Lists and mappings of plain values on one line, an empty line between entries."""
+    """Write lists and mappings of plain values on one line, with a blank line between entries."""
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
         plain = all(not isinstance(value, dict | list) for value in mapping.values())
@@ -180,6 +191,6 @@ class _CatalogDumper(yaml.SafeDumper):
 
 
 if __name__ == "__main__":
-    fitted = fit_pooled(load_measured_runs(), tell=print)
+    fitted = fit_pooled(load_measured_runs(), report=print)
     write_calibration_catalogs(fitted)
     print(yaml.dump(fitted.summarize(), sort_keys=False, Dumper=_CatalogDumper))

@@ -1,4 +1,4 @@
-"""Planned against logged: public start-up logs kept in `catalogs/validation`, each planned as it was deployed."""
+"""Compare planned memory with public startup logs, each planned as it was deployed."""
 
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from planner.memory.memory_plan import plan_memory
 
 
 class LoggedMemory(StrictEntry):
-    """What a log states; GiB on one GPU, and requests of max_model_len."""
+    """What a log states: GiB per GPU, and the number of requests of max_model_len."""
 
     weights: float
     activation: float | None = None
@@ -23,7 +23,7 @@ class LoggedMemory(StrictEntry):
 
 
 class PublishedRun(SourcedEntry):
-    """A vLLM that somebody started, and published what it did."""
+    """A deployment of vLLM whose measurements were published."""
 
     model: str
     gpu: str
@@ -33,7 +33,7 @@ class PublishedRun(SourcedEntry):
 
     @property
     def deployment(self) -> Deployment:
-        """What ran."""
+        """The deployment that ran."""
         return deploy_on(
             self.model, self.gpu, tp=self.tp, engine_version=self.engine_version, **self.args
         )
@@ -47,16 +47,16 @@ class PublishedLog(PublishedRun):
 
 @cache
 def load_published_logs() -> dict[str, PublishedLog]:
-    """The public logs by label."""
+    """Load the public logs by label."""
     return load_catalog("validation/startup_logs.yaml", PublishedLog)
 
 
 def compute_memory_residuals() -> pd.DataFrame:
-    """One row per public log: planned (GiB, 80% interval) and logged weights and KV cache, and sequences.
+    """Return planned (80% interval) and logged weights, KV cache and sequences, one row per log.
 
-    `error (%)` and `interval (%)` are the logged KV cache and the planned interval, both less the
-    plan's middle, in percent of the budget: requested memory, of which 1% is what an operator could
-    give or take.
+    Sizes are in GiB. `error (%)` and `interval (%)` are the logged KV cache and the planned
+    interval, both minus the expected value, in percent of the memory budget, of which an operator
+    could change 1%.
     """
     rows = []
     for name, run in load_published_logs().items():
@@ -75,20 +75,19 @@ def compute_memory_residuals() -> pd.DataFrame:
 
 
 def summarize_memory_accuracy(results: pd.DataFrame) -> str:
-    """The mean absolute errors of `residuals` in a sentence."""
+    """Summarize the mean absolute errors of `compute_memory_residuals` in a sentence."""
 
-    def off(what: str) -> float:
-        frame = results[results[f"logged {what}"].notna()]
-        mids, logged = (
-            frame[f"planned {what}"].map(lambda interval: interval.mid),
-            frame[f"logged {what}"],
-        )
+    def compute_error(quantity: str) -> float:
+        frame = results[results[f"logged {quantity}"].notna()]
+        mids = frame[f"planned {quantity}"].map(lambda interval: interval.mid)
+        logged = frame[f"logged {quantity}"]
         return float(((mids - logged) / logged).abs().mean())
 
+    weights, kv, sequences = map(compute_error, ("weights (GiB)", "KV (GiB)", "sequences"))
     return (
-        f"Over these {len(results)} logs the mean absolute error is {off('weights (GiB)'):.1%} for"
-        f" the weights, {results['error (%)'].abs().mean():.1f}% of the budget for the KV cache"
-        f" ({off('KV (GiB)'):.1%} of its own size) and {off('sequences'):.1%} for the number of"
-        f" full-length sequences; {results['inside'].sum()} of the {len(results)} logged KV caches"
-        " lie in their 80% interval."
+        f"Over these {len(results)} logs the mean absolute error is {weights:.1%} for the weights,"
+        f" {results['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({kv:.1%} of its"
+        f" own size) and {sequences:.1%} for the number of full-length sequences;"
+        f" {results['inside'].sum()} of the {len(results)} logged KV caches lie in their 80%"
+        " interval."
     )

@@ -1,14 +1,15 @@
-"""Fit `catalogs/pools.yaml`, what pools cost beside the step costs: `make pools`, after each `make fit`.
+"""Fit `catalogs/pools.yaml`, the costs of worker pools beyond the step costs: `make pools`.
 
-First decoding, without a replay: by Little's law a decode worker had C / D x stay / (stay + TTFT)
-sequences in flight, all of them measured, so that TPOT is the time of that step. Then what is
-before the first token, by replaying each run with decoding as fitted. Errors are logarithms under a
-Student-t loss, parts have a normal prior around the step costs; Gauss-Newton. Held back are whole
-curves, GPUs and releases, by one Newton step from the fit with all, replayed.
+Run it after each `make fit`. The decode coefficients are fitted first, without a simulation: by
+Little's law a decode worker had concurrency / workers x decode time / (decode time + TTFT)
+sequences in flight, all of them measured, so that TPOT is the time of that step. The prefill
+coefficients are then fitted by simulating each run with the decode coefficients as fitted. The
+prior is normal around the step costs (`robust_fit`). Errors for new curves, GPUs and releases are
+estimated by one Newton step from the fit to all runs, then simulated.
 
 The runs' `max_num_seqs` is the decode batch in the names of InferenceX's TensorRT-LLM recipes (as
-in ctx1_gen5_tep8_batch32), or, where none was found, the power of two at or below the concurrency
-of a rank, as in those that were; above it requests wait for a seat.
+in ctx1_gen5_tep8_batch32). Where the name has none, it is the largest power of two up to the
+concurrency per rank, as in recipes that name it; above it requests wait for a slot.
 """
 
 import csv
@@ -22,6 +23,7 @@ import numpy as np
 import yaml
 
 from planner.calibration.catalog_writer import replace_catalog_entries
+from planner.calibration.robust_fit import RobustFit, estimate_slopes, fit_student_t
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.files import get_report_date
@@ -46,10 +48,8 @@ from planner.planning.table_rows import (
 )
 from planner.workload.workload import Workload
 
-POOL_RUNS_FILE, POOL_COSTS_FILE = (
-    CATALOG_DIR / "validation" / "pools.csv",
-    CATALOG_DIR / "pools.yaml",
-)
+POOL_RUNS_FILE = CATALOG_DIR / "validation" / "pools.csv"
+POOL_COSTS_FILE = CATALOG_DIR / "pools.yaml"
 DECODE_PRIOR_SIGMAS = {
     "pace": 0.4, "row_s": 0.8, "kernel_s": 0.4, "expert_latency": 0.4, "expert_gemm": 0.4,
     "allreduce_s": 0.4,
@@ -62,25 +62,27 @@ PREFILL_PRIOR_SIGMAS = {
     "attention_dp": 0.5,
     "launch_s": 0.5,
 }
-"""What is fitted of each phase, and how far it may be from `START` (standard deviation of its logarithm)."""
+"""Values fitted for each phase, with the prior sigma of their logarithm around `INITIAL_VALUES`."""
 INITIAL_VALUES = {"row_s": 20e-6, "request_s": 0.06, "handover": 1.0}
-"""Where it starts, in its units; factors start at 1."""
+"""Where the fit starts, in each value's unit; factors start at 1."""
 ENGINE_PRIOR_SIGMAS = {"sglang": {"expert_gemm": 0.4, "token_passes": 0.4}}
-"""What else is fitted of an engine's prefill: SGLang's recipes give its workers other expert kernels than servers that
-do both (DeepEP with DeepGEMM, FlashInfer's CUTLASS; srt-slurm, 2026-02)."""
+"""Prefill values fitted for one engine only. SGLang's recipes give its pool workers other expert
+kernels than its servers that do both phases (DeepEP with DeepGEMM, FlashInfer's CUTLASS; srt-slurm,
+2026-02)."""
 ENGINE_INITIAL_VALUES = {"sglang": {"handover": 20.0}}
-"""First tokens of SGLang's pools were 200 ms late where the cache travelled for 6 ms and a step took 10 (issue 22853,
-2026-04): workers look between steps for requests, seats and caches, in recipes of low latency every
-tenth time."""
+"""First tokens of SGLang's pools were 200 ms late although the transfer took 6 ms and a step 10 ms
+(issue 22853, 2026-04): workers look for requests, slots and caches between steps, and in
+low-latency recipes only every tenth time."""
 POOL_NOISE_TPOT, POOL_NOISE_TTFT, POOL_STUDENT_T_DOF = 0.08, 0.2, 2.0
-"""Of the Student-t loss: scale of an error's logarithm, and degrees of freedom (some recipes hide what they did)."""
+"""Scale of the errors' logarithm, and degrees of freedom. They are few because some recipes hide
+what they did."""
 MAX_FITTED_IN_FLIGHT = 4100
-"""Requests in flight of the runs that what is before the first token is fitted to: larger ones take long to replay."""
+"""Largest concurrency of the runs that prefill is fitted to: simulating larger ones takes long."""
 
 
 @dataclass(frozen=True)
 class MeasuredPoolRun:
-    """A measured run of pools, in seconds."""
+    """A measured run of disaggregated pools; latencies in seconds."""
 
     prefill: Deployment
     decode: Deployment
@@ -92,7 +94,7 @@ class MeasuredPoolRun:
 
     @cached_property
     def holdout_groups(self) -> dict[str, str]:
-        """The whole that it belongs to, by what may be new in a question."""
+        """The groups that the run is held out with, by what may be new in a scenario."""
         engine = self.decode.engine
         return {
             "curve": self.curve,
@@ -101,18 +103,20 @@ class MeasuredPoolRun:
         }
 
     def predict_tpot(self, costs: WorkerPoolCosts) -> float:
-        """Seconds of a decode step with the sequences that Little's law says were in a worker."""
-        stay = self.tpot * (self.workload.output.mean - 1)
-        flying = (self.workload.concurrency or 1) * stay / (stay + self.ttft)
+        """Return the seconds of a decode step with the sequences that Little's law gives."""
+        decode_s = self.tpot * (self.workload.output.mean - 1)
+        in_flight = (self.workload.concurrency or 1) * decode_s / (decode_s + self.ttft)
         ranks = self.decode.layout.replicas * self.decode.layout.dp
-        roomy = replace(self.decode, args=replace(self.decode.args, max_num_seqs=2048))
-        step = build_target_step_model(roomy, get_pool_coefficients(roomy, "decode", costs))
+        unlimited = replace(self.decode, args=replace(self.decode.args, max_num_seqs=2048))
+        step = build_target_step_model(unlimited, get_pool_coefficients(unlimited, "decode", costs))
         return float(
-            step.estimate_decode_step_s(max(flying / ranks, 1.0), self.workload.mean_decode_context)
+            step.estimate_decode_step_s(
+                max(in_flight / ranks, 1.0), self.workload.mean_decode_context
+            )
         )
 
     def simulate(self, costs: WorkerPoolCosts) -> tuple[float, float]:
-        """Mean TTFT and TPOT of its replay."""
+        """Return the simulated mean TTFT and TPOT in seconds."""
         performance = DisaggregatedPools.from_deployments(
             self.prefill, self.decode, self.memory, self.workload, costs
         ).simulate(self.workload)
@@ -120,7 +124,11 @@ class MeasuredPoolRun:
 
 
 def load_pool_runs() -> list[MeasuredPoolRun]:
-    """The public runs: columns of `planner predict`, `measured_ttft_ms`, `measured_tpot_ms`, `curve` and `source`."""
+    """Load the public runs.
+
+    Columns are those of `planner predict`, with `measured_ttft_ms`, `measured_tpot_ms`, `curve` and
+    `source`.
+    """
     pool_runs, folder = [], POOL_RUNS_FILE.parent
     for number, row in enumerate(
         csv.DictReader(StringIO(read_text(POOL_RUNS_FILE), newline="")), start=2
@@ -143,73 +151,30 @@ def load_pool_runs() -> list[MeasuredPoolRun]:
     return pool_runs
 
 
-@dataclass(frozen=True)
-class GaussNewtonFit:
-    """One of the two fits: `x` logarithms over `START`, and slopes [runs, x] and errors [runs] there."""
-
-    spread: np.ndarray
-    noise: float
-    x: np.ndarray
-    errors: np.ndarray
-    slopes: np.ndarray
-
-    @cached_property
-    def residual_weights(self) -> np.ndarray:
-        return (
-            (POOL_STUDENT_T_DOF + 1)
-            / (POOL_STUDENT_T_DOF + (self.errors / self.noise) ** 2)
-            / self.noise**2
-        )
-
-    def refit_without(self, rows: np.ndarray) -> np.ndarray:
-        """`x` of a fit without these runs, to first order."""
-        kept = self.slopes[~rows]
-        matrix = (kept * self.residual_weights[~rows, None]).T @ kept + np.diag(1 / self.spread**2)
-        pull = (self.slopes[rows] * (self.residual_weights * self.errors)[rows, None]).sum(0)
-        return np.asarray(self.x + np.clip(np.linalg.solve(matrix, pull), -0.5, 0.5))
-
-
 def fit_pool_costs(
-    errors: Callable[[np.ndarray], np.ndarray],
-    spread: dict[str, float],
+    compute_errors: Callable[[np.ndarray], np.ndarray],
+    prior_sigmas: Mapping[str, float],
     noise: float,
-    rounds: int = 8,
-) -> GaussNewtonFit:
-    """Gauss-Newton on `errors`(x), halving a step that makes things worse."""
-    wide = np.array(list(spread.values()))
+    max_evaluations: int = 10,
+) -> RobustFit:
+    """Fit the logarithms of values over `INITIAL_VALUES` to errors, ln(predicted / measured)."""
+    sigmas = np.array(list(prior_sigmas.values()))
+    return fit_student_t(
+        compute_errors,
+        lambda x: estimate_slopes(lambda trials: map(compute_errors, trials), x, 0.02),
+        noise, sigmas, POOL_STUDENT_T_DOF, max_evaluations=max_evaluations, tolerance=3e-3,
+    )  # fmt: skip
 
-    def loss(found: np.ndarray, x: np.ndarray) -> float:
-        unlikely = (POOL_STUDENT_T_DOF + 1) * np.log1p((found / noise) ** 2 / POOL_STUDENT_T_DOF)
-        return float(unlikely.sum() + ((x / wide) ** 2).sum())
 
-    x = np.zeros(len(wide))
-    now = errors(x)
-    for _ in range(rounds):
-        slopes = np.stack(
-            [(errors(x + 0.02 * unit) - now) / 0.02 for unit in np.eye(len(x))], axis=1
-        )
-        state = GaussNewtonFit(wide, noise, x, now, slopes)
-        matrix = (slopes * state.residual_weights[:, None]).T @ slopes + np.diag(1 / wide**2)
-        move = -np.linalg.solve(matrix, slopes.T @ (state.residual_weights * now) + x / wide**2)
-        move = np.clip(move, -0.7, 0.7)
-        for _ in range(4):
-            tried = errors(x + move)
-            if loss(tried, x + move) < loss(now, x):
-                break
-            move /= 2
-        else:
-            break
-        gained = loss(now, x) - loss(tried, x + move)
-        x, now = x + move, tried
-        if gained < 0.003 * loss(now, x):
-            break
-    return replace(state, x=x, errors=now)
+def _refit_without(fit: RobustFit, rows: np.ndarray) -> np.ndarray:
+    """Return the logarithms fitted without these runs; the step is limited, as it holds nearby."""
+    return np.asarray(fit.x + np.clip(fit.compute_step_without(rows), -0.5, 0.5))
 
 
 def convert_from_logs(
     x: np.ndarray, spread: Mapping[str, float], start: Mapping[str, float] = INITIAL_VALUES
 ) -> dict[str, float]:
-    """Fitted logarithms in their units, by name."""
+    """Return the fitted values in their units by name."""
     return {
         name: start.get(name, 1.0) * math.exp(log)
         for name, log in zip(spread, x.tolist(), strict=True)
@@ -219,7 +184,7 @@ def convert_from_logs(
 def build_pool_costs(
     base: WorkerPoolCosts, decode: np.ndarray, prefill: Mapping[str, float] | None = None
 ) -> WorkerPoolCosts:
-    """`base` with fitted values in place, of decoding by their logarithms."""
+    """Return `base` with the fitted values: logarithms for decode, values for prefill."""
     pool_costs = base.model_copy(
         update={
             "decode": convert_from_logs(decode, DECODE_PRIOR_SIGMAS),
@@ -229,21 +194,22 @@ def build_pool_costs(
     )
     if prefill is None:
         return pool_costs
-    given = dict(prefill)
-    beside = {name: given.pop(name) for name in ("handover", "attention_dp")}
-    return pool_costs.model_copy(update={"prefill": given, **beside})
+    values = dict(prefill)
+    others = {name: values.pop(name) for name in ("handover", "attention_dp")}
+    return pool_costs.model_copy(update={"prefill": values, **others})
 
 
 def _compute_decode_errors(runs: Sequence[MeasuredPoolRun], x: np.ndarray) -> np.ndarray:
-    """ln(predicted / measured) TPOT of `runs`, by Little's law, with these logarithms of `DECODE`."""
+    """Return ln(predicted / measured) TPOT of `runs` for these logarithms of the decode values."""
     costs = build_pool_costs(get_pool_costs(runs[0].decode.engine), x)
     return np.log([run.predict_tpot(costs) / run.tpot for run in runs])
 
 
 def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, dict[str, object]]:
-    """The catalog's entries of `engine`: decoding of each fitted to its own runs, what is before it to all of them.
+    """Return the catalog entries of `engine`; print the errors of the fit and of held-out groups.
 
-    How far off the fit is, also on what it goes without, is printed.
+    Decode values are fitted to the runs of their own entry, prefill values to all runs of the
+    engine.
     """
     runs = [run for run in runs if run.decode.engine.name == engine]
     bases = [get_pool_costs(run.decode.engine) for run in runs]
@@ -251,53 +217,50 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
     small = np.array([(run.workload.concurrency or 0) <= MAX_FITTED_IN_FLIGHT for run in runs])
     decodes = {}
     for entry in np.unique(entries).tolist():
-        own = [run for run, name in zip(runs, entries, strict=True) if name == entry]
-        decodes[entry] = fit_pool_costs(
-            partial(_compute_decode_errors, own), DECODE_PRIOR_SIGMAS, POOL_NOISE_TPOT, rounds=12
-        )
-
-    asked, start = (
-        PREFILL_PRIOR_SIGMAS | ENGINE_PRIOR_SIGMAS.get(engine, {}),
-        INITIAL_VALUES | ENGINE_INITIAL_VALUES.get(engine, {}),
-    )
+        entry_runs = [run for run, name in zip(runs, entries, strict=True) if name == entry]
+        compute_errors = partial(_compute_decode_errors, entry_runs)
+        decodes[entry] = fit_pool_costs(compute_errors, DECODE_PRIOR_SIGMAS, POOL_NOISE_TPOT, 15)
+    prefill_sigmas = PREFILL_PRIOR_SIGMAS | ENGINE_PRIOR_SIGMAS.get(engine, {})
+    start = INITIAL_VALUES | ENGINE_INITIAL_VALUES.get(engine, {})
 
     def costs_at(k: int, decode: np.ndarray, prefill: np.ndarray) -> WorkerPoolCosts:
-        return build_pool_costs(bases[k], decode, convert_from_logs(prefill, asked, start))
+        return build_pool_costs(bases[k], decode, convert_from_logs(prefill, prefill_sigmas, start))
 
-    def before(x: np.ndarray) -> np.ndarray:
+    def compute_prefill_errors(x: np.ndarray) -> np.ndarray:
         costs = (
             (runs[k], costs_at(k, decodes[entries[k]].x, x)) for k in np.flatnonzero(small).tolist()
         )
         return np.log([run.simulate(pool_costs)[0] / run.ttft for run, pool_costs in costs])
 
-    prefill = fit_pool_costs(before, asked, POOL_NOISE_TTFT)
+    prefill = fit_pool_costs(compute_prefill_errors, prefill_sigmas, POOL_NOISE_TTFT)
     widths = {}
-    for what in ("", "curve", "gpu", "release"):
-        wholes = np.array([run.holdout_groups[what] if what else "" for run in runs])
-        if what and len(np.unique(wholes)) == 1:
+    for kind in ("", "curve", "gpu", "release"):
+        groups = np.array([run.holdout_groups[kind] if kind else "" for run in runs])
+        if kind and len(np.unique(groups)) == 1:
             continue
-        seen = np.zeros((len(runs), 2))
-        for whole in np.unique(wholes):
-            rows = wholes == whole
+        errors = np.zeros((len(runs), 2))
+        for group in np.unique(groups):
+            rows = groups == group
             for k in np.flatnonzero(rows).tolist():
                 decode = decodes[entries[k]]
-                own = rows[entries == entries[k]]
-                if what and not own.all():
-                    logs = decode.refit_without(own), prefill.refit_without(rows[small])
-                elif what:  # all that its entry has
-                    logs = np.zeros_like(decode.x), prefill.refit_without(rows[small])
-                else:
-                    logs = decode.x, prefill.x
-                measured = np.array((runs[k].ttft, runs[k].tpot))
-                seen[k] = np.log(np.array(runs[k].simulate(costs_at(k, *logs))) / measured)
-        print(_format_errors(engine, what, seen, wholes))
-        widths[what] = np.abs(seen)
+                own_rows = rows[entries == entries[k]]
+                decode_logs, prefill_logs = decode.x, prefill.x
+                if kind:  # an entry without any run left falls back to the prior
+                    prefill_logs = _refit_without(prefill, rows[small])
+                    decode_logs = (
+                        np.zeros_like(decode.x)
+                        if own_rows.all()
+                        else _refit_without(decode, own_rows)
+                    )
+                predicted = np.array(runs[k].simulate(costs_at(k, decode_logs, prefill_logs)))
+                errors[k] = np.log(predicted / (runs[k].ttft, runs[k].tpot))
+        print(_format_errors(engine, kind, errors, groups))
+        widths[kind] = np.abs(errors)
     sigma_ttft, sigma_tpot = np.quantile(widths["curve"], 0.8, axis=0) / Z_SCORE_80PCT
     engine_pools = {}
     for entry, decode in decodes.items():
-        mine = entries == entry
-        costs = costs_at(int(np.argmax(mine)), decode.x, prefill.x)
-        own = [run for run, use in zip(runs, mine, strict=True) if use]
+        costs = costs_at(entries.tolist().index(entry), decode.x, prefill.x)
+        entry_runs = [run for run, name in zip(runs, entries, strict=True) if name == entry]
         engine_pools[entry] = {
             **{
                 name: {key: float(f"{value:.3g}") for key, value in getattr(costs, name).items()}
@@ -306,30 +269,31 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
             "attention_dp": round(costs.attention_dp, 3), "handover": round(costs.handover, 2),
             **({"prefill_tokens": costs.prefill_tokens} if costs.prefill_tokens else {}),
             "sigma_tpot": round(float(sigma_tpot), 3), "sigma_ttft": round(float(sigma_ttft), 3),
-            "gpus": sorted({run.decode.gpu.name for run in own}),
-            "models": sorted({run.decode.model.architecture.model_type for run in own}),
-            "points": len(own),
+            "gpus": sorted({run.decode.gpu.name for run in entry_runs}),
+            "models": sorted({run.decode.model.architecture.model_type for run in entry_runs}),
+            "points": len(entry_runs),
             "source": "InferenceX (SemiAnalysis, Apache-2.0), see validation/pools.csv; make pools",
             "date": f"{get_report_date():%Y-%m-%d}",
         }  # fmt: skip
     return engine_pools
 
 
-def _format_errors(engine: str, what: str, seen: np.ndarray, wholes: np.ndarray) -> str:
-    """Errors of TTFT and TPOT in a line; the interval of a run is put around by the errors of all other wholes."""
-    sizes, off = np.abs(seen), np.abs(np.expm1(seen))
+def _format_errors(engine: str, kind: str, errors: np.ndarray, groups: np.ndarray) -> str:
+    """Return the errors of TTFT and TPOT in one line, each interval from all other groups."""
+    sizes, fractions = np.abs(errors), np.abs(np.expm1(errors))
     parts = []
     for column, metric in enumerate(("TTFT", "TPOT")):
-        text = f"{metric} median {np.median(off[:, column]):.1%}, mean {off[:, column].mean():.1%}"
-        if what:
+        values = fractions[:, column]
+        text = f"{metric} median {np.median(values):.1%}, mean {values.mean():.1%}"
+        if kind:
             inside = [
-                sizes[k, column] <= np.quantile(sizes[wholes != wholes[k], column], 0.8)
-                for k in range(len(seen))
+                sizes[k, column] <= np.quantile(sizes[groups != groups[k], column], 0.8)
+                for k in range(len(errors))
             ]
             text += f", {np.mean(inside):.0%} inside the interval"
         parts.append(text)
     return (
-        f"{engine}, {len(seen)} runs, {f'held back by {what}' if what else 'fitted'}:"
+        f"{engine}, {len(errors)} runs, {f'held back by {kind}' if kind else 'fitted'}:"
         f" {'; '.join(parts)}"
     )
 
@@ -337,8 +301,8 @@ def _format_errors(engine: str, what: str, seen: np.ndarray, wholes: np.ndarray)
 if __name__ == "__main__":
     measured = load_pool_runs()
     names = sorted({run.decode.engine.name for run in measured})
-    found = [entry for name in names for entry in fit_engine_pools(name, measured).items()]
+    entries = [entry for name in names for entry in fit_engine_pools(name, measured).items()]
     replace_catalog_entries(
         POOL_COSTS_FILE,
-        "\n".join(yaml.safe_dump(dict([entry]), sort_keys=False, width=110) for entry in found),
+        "\n".join(yaml.safe_dump(dict([entry]), sort_keys=False, width=110) for entry in entries),
     )

@@ -1,30 +1,32 @@
-"""Fit the step costs of all engines at once to every measured run; `pooled_catalog` writes what comes of it.
+"""Fit the step-cost coefficients of all engines at once to every measured run.
 
-The logarithm of a coefficient is a sum: what all have in common, and what the engine, the GPU's
-generation, the GPU, the release, the model and the layout add. Each part has a normal prior around
-0 (`LEVELS`), so that little data moves it little, and what a GPU lacks comes from its generation
-(partial pooling). Residuals are ln(predicted / measured) under a Student-t loss; Gauss-Newton on
-the closed form, which is moved by what the replay of each run gives beside it.
+The logarithm of a coefficient is a sum of effects: what all runs have in common, and what the
+engine, the GPU's generation, the GPU, the release, the model and the layout add. Each effect has a
+normal prior around 0 (`EFFECT_LEVELS`), so a few runs move it little, and what a GPU lacks comes
+from its generation (partial pooling). Errors are ln(predicted / measured) under a Student-t
+likelihood (`robust_fit`). Predictions are analytical, shifted by how much the simulation of each
+run differs. `catalog_writer` writes the result.
 
-Held back, the fit goes without all runs of a curve, a pair of model and GPU, a model, a GPU or a
-release at once, by one Newton step from the fit with all: their errors are the widths of the
-catalog's intervals.
+Held-out errors are those of fits without all runs of a curve, of a pair of model and GPU, of a
+model, a GPU or a release, each estimated by one Newton step from the fit to all runs. They give the
+widths of the catalog's intervals.
 """
 
 import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
-from scipy.sparse import block_diag, csr_array, diags_array
+from scipy.sparse import block_diag, csr_array
 
 from planner.calibration.request_validation import load_timed_runs
+from planner.calibration.robust_fit import RobustFit, fit_student_t
 from planner.calibration.user_fit import COEFFICIENT_PRIORS
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, add_error_context
@@ -57,32 +59,43 @@ MEASURED_COLUMN_NAMES = (
     "measured_itl_p50_ms",
 )
 MEASUREMENT_NOISE = np.array([0.14, 0.05, 0.08, 0.06])
-"""Spread of ln(measured), by `METRICS`, that no model explains: what repeats of a public point differ by."""
+"""Spread of ln(measured) by `FIT_METRICS` that no model explains: repeats of a public point differ
+by as much."""
 STEADY_NOISE_FACTOR = 0.5
-"""Of that, what is left of a run at a rate, whose mean holds no first burst."""
+"""Fraction of that noise in an open-loop run, whose mean contains no initial burst."""
 POOLED_STUDENT_T_DOF = 4.0
 COMMON_PRIORS: Mapping[str, tuple[float, float]] = {
-    name: tuple(told["kernels"]) for name, told in COEFFICIENT_PRIORS.items()
+    name: prior["kernels"] for name, prior in COEFFICIENT_PRIORS.items()
 }
-"""What is known of each coefficient before any serving run, and how well."""
-EFFECT_LEVELS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("levels.yaml"))
-"""How much the parts of a coefficient add."""
+"""Median and sigma of each coefficient before any serving run."""
+
+
+class EffectLevel(TypedDict, total=False):
+    """Prior sigmas of one level's effects; `levels.yaml` explains the fields."""
+
+    device: float
+    host: float
+    own: dict[str, float]
+
+
+EFFECT_LEVELS: Mapping[str, EffectLevel] = read_yaml(Path(__file__).with_name("levels.yaml"))
+"""Prior sigmas of the effects; the file explains them."""
 RELEASE_BOUNDARIES = {
     "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0"),
     "sglang": ("0.5.6", "0.5.9", "0.5.12"),
     "trtllm": ("1.0.0", "1.2.0"),
 }
-"""Where an engine's releases are parted: changes of its runner, its scheduler or its kernels."""
+"""Releases that changed an engine's runner, scheduler or kernels: each starts an era."""
 MIN_CURVES_PER_GENERATION = 5.0
-"""Curves that say as much of a generation's spread as all other generations do."""
+"""Number of curves whose spread weighs as much as that of all other generations."""
 RATE_METRIC_INDEX = 2
 INTERVAL_METRICS = {1: "tpot", 0: "ttft", RATE_METRIC_INDEX: "output_tps"}
-"""Of `METRICS` those whose intervals have a width of their own."""
+"""Those of `FIT_METRICS` whose intervals have their own width."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One measured run: what ran, what was sent, and ln of what was measured by `METRICS` (seconds, tokens/s)."""
+    """One measured run; `measured` holds ln of the means by `FIT_METRICS` (seconds, tokens/s)."""
 
     deployment: Deployment
     workload: Workload
@@ -91,9 +104,11 @@ class MeasuredRun:
 
     @property
     def effect_groups(self) -> dict[str, str]:
-        """What it shares its parts with, by level; parts of a name are joined by |."""
+        """The groups that share an effect with the run, by level; names are joined by |."""
         engine, gpu, model = self.deployment.engine, self.deployment.gpu, self.deployment.model
         family = model.architecture.model_type
+        model_format = f"{family}|{get_weight_format_name(model)}"
+        pair = f"{model_format}|{gpu.name}|{engine.name}"
         era = next(
             (
                 bound
@@ -112,24 +127,25 @@ class MeasuredRun:
             "release generation": f"{engine.name}|{era}|{gpu.kernel_generation}",
             "model": family,
             "model engine": f"{family}|{engine.name}",
-            "model format": f"{family}|{get_weight_format_name(model)}",
-            "pair": f"{family}|{get_weight_format_name(model)}|{gpu.name}|{engine.name}",
-            "layout": (
-                f"{family}|{get_weight_format_name(model)}|{gpu.name}|{engine.name}|{self.deployment.layout.tp}"
-            ),
+            "model format": model_format,
+            "pair": pair,
+            "layout": f"{pair}|{self.deployment.layout.tp}",
             "curve": self.curve,
         }
 
     @property
     def holdout_groups(self) -> dict[str, str]:
-        """The whole that it belongs to, by what may be new in a question."""
+        """The groups that the run is held out with, by what may be new in a scenario."""
         groups, engine = self.effect_groups, self.deployment.engine
-        wholes = {"pair": groups["pair"], "model": groups["model"], "gpu": groups["gpu"]}
-        return {"curve": self.curve, **wholes, "version": f"{engine.name} {engine.version}"}
+        shared = {"pair": groups["pair"], "model": groups["model"], "gpu": groups["gpu"]}
+        return {"curve": self.curve, **shared, "version": f"{engine.name} {engine.version}"}
 
 
 def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
-    """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones."""
+    """Load the runs of a CSV file, and the timed ones.
+
+    Columns are those of `planner predict`, `MEASURED_COLUMN_NAMES`, `curve` and `source`.
+    """
     measured_runs = []
     for number, row in enumerate(
         csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2
@@ -160,71 +176,77 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
 
 
 class PooledRuns:
-    """Measured runs, and the parts that their coefficients are sums of.
+    """Measured runs, and the effects that their log coefficients are effect_logs of.
 
-    `parts` are (level, group, coefficient); `adds` [runs x coefficients, parts] is 1 where a part
-    adds to it.
+    `effects` are (level, group, coefficient); `design` [runs x coefficients, effects] is 1 where an
+    effect applies.
     """
 
     def __init__(self, runs: Sequence[MeasuredRun]) -> None:
         self.runs, self.names = list(runs), list_coefficient_names()
         self.plans = [get_memory_plan(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
-        self.start = np.log([[COMMON_PRIORS[name][0] for name in self.names] for _ in runs])
+        self.prior_logs = np.log([[COMMON_PRIORS[name][0] for name in self.names] for _ in runs])
         self.noise = MEASUREMENT_NOISE * np.array(
             [[STEADY_NOISE_FACTOR if run.workload.rate else 1.0] for run in runs]
         )
-        self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
-        places: dict[tuple[str, str, str], int] = {}
+        self.is_measured = np.isfinite(self.measured)
+        self.simulation_shift = np.zeros_like(self.measured)  # ln(simulated / analytical)
+        indices: dict[tuple[str, str, str], int] = {}
         rows, columns = list[int](), list[int]()
         for k, run in enumerate(runs):
-            for (level, group), (which, name) in product(
+            for (level, group), (coefficient, name) in product(
                 run.effect_groups.items(), enumerate(self.names)
             ):
                 if _get_prior_sigma(level, name) > 0:
-                    rows.append(k * len(self.names) + which)
-                    columns.append(places.setdefault((level, group, name), len(places)))
-        self.parts = list(places)
-        self.spread = np.array([_get_prior_sigma(level, name) for level, _, name in places])
-        self.adds = csr_array(
-            (np.ones(len(rows)), (rows, columns)), shape=(self.start.size, len(places))
+                    rows.append(k * len(self.names) + coefficient)
+                    columns.append(indices.setdefault((level, group, name), len(indices)))
+        self.effects = list(indices)
+        self.prior_sigma = np.array([_get_prior_sigma(level, name) for level, _, name in indices])
+        self.design = csr_array(
+            (np.ones(len(rows)), (rows, columns)), shape=(self.prior_logs.size, len(indices))
         )
 
-    def compute_log_coefficients(self, sums: np.ndarray) -> np.ndarray:
-        """[runs, coefficients] logarithms of each run's coefficients."""
-        return np.asarray(self.start + (self.adds @ sums).reshape(self.start.shape))
+    def compute_log_coefficients(self, effect_logs: np.ndarray) -> np.ndarray:
+        """Return the logarithms of each run's coefficients, [runs, coefficients]."""
+        return np.asarray(
+            self.prior_logs + (self.design @ effect_logs).reshape(self.prior_logs.shape)
+        )
 
     def build_step_models(self, logs: np.ndarray) -> list[StepModel]:
+        """Return the step model of each run with these log coefficients."""
         values = np.exp(logs).tolist()
         return [
             build_target_step_model(run.deployment, StepCoefficients(*row))
             for run, row in zip(self.runs, values, strict=True)
         ]
 
-    def predict_logs(self, logs: np.ndarray) -> np.ndarray:
-        """[runs, metrics] logarithms of what the closed form gives."""
-        steps = self.build_step_models(logs)
+    def predict_logs(self, log_coefficients: np.ndarray) -> np.ndarray:
+        """Return the logarithms of the analytical estimates, [runs, metrics]."""
+        steps = self.build_step_models(log_coefficients)
         cases = [
             LoadCase(run.deployment, plan, run.workload, step)
             for run, plan, step in zip(self.runs, self.plans, steps, strict=True)
         ]
-        found = np.full_like(self.measured, np.nan)
-        found[:, :3] = [
-            (done.ttft["mean"].mid, done.tpot["mean"].mid, done.output_tps.mid)
-            for done in solve_load_cases(cases)
+        logs_by_metric = np.full_like(self.measured, np.nan)
+        logs_by_metric[:, :3] = [
+            (performance.ttft["mean"].mid, performance.tpot["mean"].mid, performance.output_tps.mid)
+            for performance in solve_load_cases(cases)
         ]
         for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
-            load = self.runs[k].workload
-            batch = (load.concurrency or 1) / self.runs[k].deployment.num_engine_instances
-            found[k, 3] = steps[k].estimate_decode_step_s(
-                batch, load.prompt.mean + load.output.mean / 2
+            workload = self.runs[k].workload
+            batch = (workload.concurrency or 1) / self.runs[k].deployment.num_engine_instances
+            logs_by_metric[k, 3] = steps[k].estimate_decode_step_s(
+                batch, workload.prompt.mean + workload.output.mean / 2
             )
-        return np.asarray(np.log(found))
+        return np.asarray(np.log(logs_by_metric))
 
-    def simulate_logs(self, logs: np.ndarray) -> np.ndarray:
-        """[runs, metrics] logarithms of what the replay of each run's own requests gives; NaN where nothing asks."""
-        found = np.full_like(self.measured, np.nan)
-        for k, (run, step) in enumerate(zip(self.runs, self.build_step_models(logs), strict=True)):
+    def simulate_logs(self, log_coefficients: np.ndarray) -> np.ndarray:
+        """Return the logarithms of simulated means, [runs, metrics]; NaN if none was measured."""
+        logs_by_metric = np.full_like(self.measured, np.nan)
+        for k, (run, step) in enumerate(
+            zip(self.runs, self.build_step_models(log_coefficients), strict=True)
+        ):
             if np.isfinite(self.measured[k, :3]).any():
                 result = simulate_workload(run.deployment, self.plans[k].pool, step, run.workload)
                 tokens = (
@@ -232,251 +254,207 @@ class PooledRuns:
                     * run.deployment.num_engine_instances
                     / result.duration
                 )
-                found[k, :3] = (
+                logs_by_metric[k, :3] = (
                     result.summarize("ttft")["mean"],
                     result.summarize("tpot")["mean"],
                     tokens,
                 )
-        return np.asarray(np.log(found))
+        return np.asarray(np.log(logs_by_metric))
 
-    def compute_jacobian(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
-        """[runs, metrics, coefficients] derivatives of `predicted`."""
-        array = np.zeros((*base.shape, len(self.names)))
-        for k in range(len(self.names)):
-            moved = logs.copy()
-            moved[:, k] += 0.05
-            array[:, :, k] = (self.predict_logs(moved) - base) / 0.05
+    def compute_errors(self, effect_logs: np.ndarray) -> np.ndarray:
+        """Return ln(predicted / measured) of everything that was measured, [errors]."""
+        predicted = (
+            self.predict_logs(self.compute_log_coefficients(effect_logs)) + self.simulation_shift
+        )
+        return np.asarray((predicted - self.measured)[self.is_measured])
+
+    def compute_jacobian(self, logs: np.ndarray) -> np.ndarray:
+        """Return the derivatives of `predict_logs`, [runs, metrics, coefficients]."""
+        base, step = self.predict_logs(logs), 0.05 * np.eye(len(self.names))
+        array = np.stack([self.predict_logs(logs + row) - base for row in step], axis=-1) / 0.05
         return np.asarray(np.nan_to_num(np.clip(array, -3, 3)))
 
-    def compute_weights(self, errors: np.ndarray) -> np.ndarray:
-        """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
-        return np.where(
-            np.isfinite(errors),
-            1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / POOLED_STUDENT_T_DOF),
-            0.0,
-        )
-
-    def project_on_effects(self, slopes: np.ndarray) -> csr_array:
-        """[runs x metrics, parts] of slopes by coefficient."""
-        return block_diag(slopes, "csr") @ self.adds
-
-    def build_normal_equations(
-        self, slopes: np.ndarray, errors: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The normal matrix, and the gradient, both without the priors."""
-        own, weight = self.project_on_effects(slopes), self.compute_weights(errors).ravel()
-        weighted = own.T @ diags_array(weight)
-        return (weighted @ own).toarray(), weighted @ np.nan_to_num(errors.ravel())
-
-    def compute_loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
-        """Minus twice the logarithm of the posterior, but for a constant."""
-        unlikely = POOLED_STUDENT_T_DOF * np.log1p(
-            (errors / self.noise) ** 2 / POOLED_STUDENT_T_DOF
-        )
-        return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
+    def compute_slopes(self, effect_logs: np.ndarray) -> csr_array:
+        """Return the derivatives of `compute_errors`, [errors, effects]."""
+        slopes = self.compute_jacobian(self.compute_log_coefficients(effect_logs))
+        return (block_diag(slopes, "csr") @ self.design)[self.is_measured.ravel()]
 
 
 def _get_prior_sigma(level: str, name: str) -> float:
-    parts = EFFECT_LEVELS[level]
-    share = parts.get("host" if COEFFICIENT_PRIORS[name].get("host") else "device", 0.0)
-    return float(parts.get("own", {}).get(name, COMMON_PRIORS[name][1] * share))
+    """Return the prior sigma of a level's effect on a coefficient; 0 if it has none."""
+    effect_level = EFFECT_LEVELS[level]
+    on_host = COEFFICIENT_PRIORS[name].get("host")
+    factor = effect_level.get("host", 0.0) if on_host else effect_level.get("device", 0.0)
+    return effect_level.get("own", {}).get(name, COMMON_PRIORS[name][1] * factor)
 
 
 @dataclass(frozen=True)
 class PooledFit:
-    """A pooled fit: the parts' sums, and ln(predicted / measured) of every run, fitted and held back."""
+    """A pooled fit: its runs, the effects, and ln(predicted / measured) of everything measured."""
 
     pool: PooledRuns
-    sums: np.ndarray
-    errors: np.ndarray  # [runs, metrics]
-    slopes: np.ndarray
+    fit: RobustFit
+
+    @property
+    def effect_logs(self) -> np.ndarray:
+        """The fitted effects, [effects]."""
+        return self.fit.x
 
     @cached_property
     def held_out_errors(self) -> dict[str, np.ndarray]:
-        """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out.
+        """Errors [runs, metrics] of fits without the group that a run belongs to, by kind of group.
 
-        The Newton step without some runs needs (H - A'A)^-1, H the normal matrix with the priors
-        and A those runs' weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A
-        H^-1 A')^-1 A H^-1 (Woodbury).
+        A curve that is held out has no effect of its own.
         """
-        pool, shared = self.pool, np.array([level != "curve" for level, _, _ in self.pool.parts])
-        by_part, weight = (
-            pool.project_on_effects(self.slopes),
-            np.sqrt(pool.compute_weights(self.errors)).ravel(),
-        )
-        slopes = (diags_array(weight) @ by_part)[:, shared]
-        errors = np.nan_to_num(self.errors.ravel()) * weight
-        prior = (1 / pool.spread**2)[shared]
-        matrix = (slopes.T @ slopes).toarray() + np.diag(prior)
-        gradient = slopes.T @ errors + self.sums[shared] * prior
-        inverse, found = np.linalg.inv(matrix), {}
-        for what in ("curve", *NOVELTY_KINDS):
-            wholes = np.array([run.holdout_groups[what] for run in pool.runs])
-            found[what] = np.full_like(self.errors, np.nan)
-            for whole in np.unique(wholes):
-                rows = wholes == whole
-                measured = np.flatnonzero(np.repeat(rows, len(FIT_METRICS)) & (weight > 0))
-                own = slopes[measured].toarray()
-                pull = gradient - own.T @ errors[measured]
-                if len(own) < len(matrix):
-                    half = own @ inverse
-                    step = inverse @ pull
-                    step += half.T @ np.linalg.solve(np.eye(len(own)) - half @ own.T, own @ step)
-                else:
-                    step = np.linalg.solve(matrix - own.T @ own, pull)
-                moved = np.where(shared, 0.0, -self.sums)
-                moved[shared] = -step
-                found[what][rows] = (self.errors + (by_part @ moved).reshape(self.errors.shape))[
-                    rows
-                ]
-        return found
+        shared = np.array([level != "curve" for level, _, _ in self.pool.effects])
+        shared_fit = replace(
+            self.fit, x=self.effect_logs[shared], slopes=self.fit.slopes[:, shared],
+            prior_sigma=self.fit.prior_sigma[shared],
+        )  # fmt: skip
+        run_indices = np.nonzero(self.pool.is_measured)[0]
+        held_out_errors = {}
+        for kind in ("curve", *NOVELTY_KINDS):
+            groups = np.array([run.holdout_groups[kind] for run in self.pool.runs])[run_indices]
+            errors, change = self.fit.errors.copy(), np.where(shared, 0.0, -self.effect_logs)
+            for group in np.unique(groups):
+                rows = groups == group
+                change[shared] = shared_fit.compute_step_without(rows)
+                errors[rows] += self.fit.slopes[rows] @ change
+            held_out_errors[kind] = np.full(self.pool.measured.shape, np.nan)
+            held_out_errors[kind][self.pool.is_measured] = errors
+        return held_out_errors
 
     def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-        """By engine, what was left out and metric: runs, median and mean error, share inside the 80% interval.
+        """Return runs, errors and interval coverage by engine, kind of group and metric.
 
-        The interval of a run is put around by the errors of all other wholes than its own.
+        A run's interval comes from the errors of all other groups.
         """
-        found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+        summary: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
         for engine in RELEASE_BOUNDARIES:
-            mine = np.flatnonzero(self._select_engine_runs(engine)).tolist()
-            for what in ("curve", *NOVELTY_KINDS):
-                wholes = np.array([self.pool.runs[k].holdout_groups[what] for k in mine])
+            indices = np.flatnonzero(self._select_engine_runs(engine)).tolist()
+            for kind in ("curve", *NOVELTY_KINDS):
+                all_groups = np.array([self.pool.runs[k].holdout_groups[kind] for k in indices])
                 for column, name in enumerate(FIT_METRICS):
-                    seen = np.abs(self.held_out_errors[what][mine, column])
-                    use = np.isfinite(seen)
-                    if len(np.unique(wholes[use])) < 3:
+                    errors = np.abs(self.held_out_errors[kind][indices, column])
+                    is_measured = np.isfinite(errors)
+                    errors, groups = errors[is_measured], all_groups[is_measured]
+                    if len(np.unique(groups)) < 3:
                         continue
-                    inside = [
-                        seen[k] <= np.quantile(seen[use & (wholes != wholes[k])], 0.8) for k in np.flatnonzero(use)
-                    ]  # fmt: skip
-                    figures = {
-                        "runs": int(use.sum()),
-                        "median": np.median(seen[use]),
-                        "mean": np.mean(seen[use]),
+                    is_inside = [
+                        error <= np.quantile(errors[groups != group], 0.8)
+                        for error, group in zip(errors, groups, strict=True)
+                    ]
+                    summary.setdefault(engine, {}).setdefault(kind, {})[name] = {
+                        "runs": len(errors),
+                        "median": round(float(np.expm1(np.median(errors))), 4),
+                        "mean": round(float(np.expm1(np.mean(errors))), 4),
+                        "inside": round(float(np.mean(is_inside)), 3),
                     }
-                    told = {
-                        key: round(float(np.expm1(value)), 4)
-                        for key, value in figures.items()
-                        if key != "runs"
-                    }
-                    found.setdefault(engine, {}).setdefault(what, {})[name] = {
-                        "runs": figures["runs"], **told, "inside": round(float(np.mean(inside)), 3)
-                    }  # fmt: skip
-        return found
+        return summary
 
     @cached_property
     def generation_spreads(self) -> dict[tuple[str, int, str], float]:
-        """By engine, metric and generation, how its errors without the pair compare with those of all runs.
+        """Held-out errors over those of all runs, by engine, metric and generation.
 
-        Few curves say little: of `FEW` half of it counts.
+        A few curves say little: at `MIN_CURVES_PER_GENERATION` the ratio counts half.
         """
         generations = np.array([run.deployment.gpu.kernel_generation for run in self.pool.runs])
         curves = np.array([run.curve for run in self.pool.runs])
-        found = {}
+        spreads = {}
         for engine, column in product(RELEASE_BOUNDARIES, INTERVAL_METRICS):
-            errors, mine = (
-                self._get_held_out_sizes(column, "pair"),
-                self._select_engine_runs(engine),
-            )
-            if not np.isfinite(errors[mine]).any():
+            errors = self._get_held_out_sizes(column, "pair")
+            is_engine = self._select_engine_runs(engine)
+            if not np.isfinite(errors[is_engine]).any():
                 continue
-            usual = np.nanquantile(errors[mine], 0.8)
-            for generation in np.unique(generations[mine]).tolist():
-                here = mine & (generations == generation) & np.isfinite(errors)
-                if many := len(np.unique(curves[here])):
-                    own = np.quantile(errors[here], 0.8) / usual
-                    found[engine, column, generation] = float(
-                        (many * own + MIN_CURVES_PER_GENERATION)
-                        / (many + MIN_CURVES_PER_GENERATION)
+            engine_error = np.nanquantile(errors[is_engine], 0.8)
+            for generation in np.unique(generations[is_engine]).tolist():
+                rows = is_engine & (generations == generation) & np.isfinite(errors)
+                if num_curves := len(np.unique(curves[rows])):
+                    ratio = np.quantile(errors[rows], 0.8) / engine_error
+                    spreads[engine, column, generation] = float(
+                        (num_curves * ratio + MIN_CURVES_PER_GENERATION)
+                        / (num_curves + MIN_CURVES_PER_GENERATION)
                     )
-        return found
+        return spreads
 
-    def estimate_error_width(self, engine: str, what: str, column: int) -> float:
-        """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count.
+    def estimate_error_width(self, engine: str, kind: str, column: int) -> float:
+        """Return the sigma of held-out errors, from their 80th percentile to ignore a few bad runs.
 
-        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"),
-        are told apart, but for throughput, of which too few were measured; none of them is less
-        certain than all that may be new.
+        For new loads, pairs with fewer than `MIN_CURVES_PER_PAIR` curves ("curve") are separate
+        from the others ("many"), except for throughput, of which too few were measured. Neither is
+        wider than the widest of `NOVELTY_KINDS`.
         """
-        mine, errors = (
-            self._select_engine_runs(engine),
-            self._get_held_out_sizes(column, "curve" if what == "many" else what),
-        )
-        if column != RATE_METRIC_INDEX and what in ("many", "curve"):
-            mine &= np.array(
+        rows = self._select_engine_runs(engine)
+        errors = self._get_held_out_sizes(column, "curve" if kind == "many" else kind)
+        if column != RATE_METRIC_INDEX and kind in ("many", "curve"):
+            rows &= np.array(
                 [
                     self.count_curves[run.effect_groups["pair"]] >= MIN_CURVES_PER_PAIR
                     for run in self.pool.runs
                 ]
-            ) == (what == "many")
-        kinds = (run.deployment.gpu.kernel_generation for run in self.pool.runs)
+            ) == (kind == "many")
+        generations = (run.deployment.gpu.kernel_generation for run in self.pool.runs)
         scale = np.array(
-            [self.generation_spreads.get((engine, column, generation), 1.0) for generation in kinds]
+            [
+                self.generation_spreads.get((engine, column, generation), 1.0)
+                for generation in generations
+            ]
         )
-        value = float(np.nanquantile((errors / scale)[mine], 0.8)) / Z_SCORE_80PCT
+        value = float(np.nanquantile((errors / scale)[rows], 0.8)) / Z_SCORE_80PCT
         return (
             min(value, max(self.estimate_error_width(engine, new, column) for new in NOVELTY_KINDS))
-            if what == "curve"
+            if kind == "curve"
             else value
         )
 
-    def _get_held_out_sizes(self, column: int, what: str) -> np.ndarray:
-        """[runs] sizes of errors held back: of one of `WIDE`; where TPOT was not measured, of throughput or ITL."""
-        errors = np.abs(self.held_out_errors[what])
-        places = (1, 2, 3) if column == 1 else (column,)
+    def _get_held_out_sizes(self, column: int, kind: str) -> np.ndarray:
+        """Return the absolute held-out errors of a metric, [runs].
+
+        If TPOT was not measured, those of throughput or ITL stand in for it.
+        """
+        errors = np.abs(self.held_out_errors[kind])
+        columns = (1, 2, 3) if column == 1 else (column,)
         return np.array(
-            [next((row[k] for k in places if np.isfinite(row[k])), np.nan) for row in errors]
+            [next((row[k] for k in columns if np.isfinite(row[k])), np.nan) for row in errors]
         )
 
     @cached_property
     def count_curves(self) -> Counter[str]:
-        """How many curves of each pair were measured."""
+        """Number of measured curves of each pair."""
         return Counter(
             pair for pair, _ in {(run.effect_groups["pair"], run.curve) for run in self.pool.runs}
         )
 
     def _select_engine_runs(self, engine: str) -> np.ndarray:
+        """Return which runs are of an engine, [runs]."""
         return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
 
 
 def fit_pooled(
     runs: Sequence[MeasuredRun],
-    rounds: int = 14,
+    max_evaluations: int = 5,
     replays: int = 3,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> PooledFit:
-    """The parts that measured runs ask for: `rounds` of Gauss-Newton, with `replays` of all runs in between."""
+    """Fit all effects, then again after each of `replays` simulations of all runs."""
     pool = PooledRuns(runs)
-    sums, prior = np.zeros(len(pool.parts)), 1 / pool.spread**2
-    at = {round(rounds * (k + 1) / (replays + 1)) for k in range(replays)}
-    for number in range(rounds):
-        logs = pool.compute_log_coefficients(sums)
-        base = pool.predict_logs(logs)
-        if number in at:
-            pool.beside = np.nan_to_num(np.clip(pool.simulate_logs(logs) - base, -1, 1))
-        slopes = pool.compute_jacobian(logs, base)
-        errors = base + pool.beside - pool.measured
-        matrix, gradient = pool.build_normal_equations(slopes, errors)
-        step = -np.linalg.solve(matrix + np.diag(prior), gradient + sums * prior)
-        before = pool.compute_loss(errors, sums)
-        for part in (1.0, 0.5, 0.25, 0.1):
-            tried = (
-                pool.predict_logs(pool.compute_log_coefficients(sums + part * step))
-                + pool.beside
-                - pool.measured
-            )
-            if (after := pool.compute_loss(tried, sums + part * step)) < before:
-                sums, errors = sums + part * step, tried
-                break
-        sizes = {
-            name: each[np.isfinite(each)]
-            for name, each in zip(FIT_METRICS, np.abs(errors).T, strict=True)
-        }
+    effect_logs, scale = np.zeros(len(pool.effects)), pool.noise[pool.is_measured]
+    for stage in range(replays + 1):
+        if stage:
+            logs = pool.compute_log_coefficients(effect_logs)
+            simulated = pool.simulate_logs(logs) - pool.predict_logs(logs)
+            pool.simulation_shift = np.nan_to_num(np.clip(simulated, -1, 1))
+        fit = fit_student_t(
+            pool.compute_errors, pool.compute_slopes, scale, pool.prior_sigma, POOLED_STUDENT_T_DOF,
+            start=effect_logs, max_evaluations=max_evaluations,
+        )  # fmt: skip
+        effect_logs = fit.x
+        metrics = np.nonzero(pool.is_measured)[1]
+        errors = ((name, fit.errors[metrics == k]) for k, name in enumerate(FIT_METRICS))
         text = ", ".join(
-            f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each)
+            f"{name} {np.expm1(np.median(np.abs(values))):.1%}"
+            for name, values in errors
+            if len(values)
         )
-        tell(
-            f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f};"
-            f" median errors {text}"
-        )
-    return PooledFit(pool, sums, errors, slopes)
+        report(f"fit {stage + 1} of {replays + 1}: median errors {text}")
+    return PooledFit(pool, fit)

@@ -1,8 +1,8 @@
-"""Board power against measured runs, and its fit: `python -m planner.calibration.power_fit` prints both.
+"""Compare board power with measured runs, and fit its energies to them.
 
-The energies of `catalogs/power.yaml` are fitted at the rates that were measured, so that they hold
-whatever the planner makes of those; the spread there is what its own rates leave, which the last
-line prints.
+`python -m planner.calibration.power_fit` prints both. The energies of `catalogs/power.yaml` are
+fitted at the measured rates, so they do not depend on the planner's rates. The spread in the
+catalog is what remains at the planner's own rates, which the last line prints.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from functools import cache
 import numpy as np
 import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
+from scipy.optimize import least_squares
 
 from planner.core.catalog import StrictEntry, load_catalog_rows
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.power import (
-    BOARD_LIMIT_NORM_ORDER,
     apply_board_limit,
     compute_power_terms,
     estimate_gpu_activity,
@@ -27,11 +27,11 @@ from planner.workload.workload import Workload
 
 POWER_RUNS_FILE = "validation/power.csv"
 HOLDOUT_GROUPS = {"model and GPU": ("model", "gpu"), "model": ("model",), "GPU": ("gpu",)}
-"""What is left out of the fit at a time."""
+"""Fields that define the groups left out of the fit."""
 
 
 class MeasuredPowerRun(StrictEntry):
-    """One line of the catalog: steady decoding of as many sequences as run at once, and the mean W of each board."""
+    """One line of the catalog: steady decoding at a constant batch, and mean W of each board."""
 
     model: str
     gpu: str
@@ -47,7 +47,7 @@ class MeasuredPowerRun(StrictEntry):
 
     @property
     def deployment_and_workload(self) -> tuple[Deployment, Workload]:
-        """What ran and what was sent."""
+        """The deployment that ran, and what was sent."""
         deployment = deploy_on(
             self.model, self.gpu, tp=self.tp, dp=self.dp, ep=self.ep, engine_version="0.11.1",
             max_model_len=20480,
@@ -61,69 +61,72 @@ class MeasuredPowerRun(StrictEntry):
 
     @property
     def terms(self) -> tuple[float, float, float]:
-        """What its power is made of, at the measured rate and with steps all the time."""
-        deployment, load = self.deployment_and_workload
-        done = estimate_gpu_activity(
+        """The terms of its power at the measured rate, with a step running all the time."""
+        deployment, workload = self.deployment_and_workload
+        activity = estimate_gpu_activity(
             deployment,
-            load,
+            workload,
             self.output_tps / self.output,
             self.batch / deployment.num_engine_instances,
         )
-        return compute_power_terms(replace(done, busy=1.0), deployment.gpu.board_limit_w)
+        return compute_power_terms(replace(activity, busy=1.0), deployment.gpu.board_limit_w)
 
     @property
     def board_limit_fraction(self) -> float:
-        """Measured W as a share of the board limit."""
+        """Measured W as a fraction of the board limit."""
         return self.watts / self.deployment_and_workload[0].gpu.board_limit_w
 
 
 @cache
 def load_power_runs() -> tuple[MeasuredPowerRun, ...]:
-    """The public runs; `PlannerError` naming the first that cannot be read."""
+    """Load the public runs.
+
+    Raises `PlannerError` naming the first line that cannot be read.
+    """
     return load_catalog_rows(POWER_RUNS_FILE, MeasuredPowerRun)
 
 
-def fit_energies(x: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """(idle, pJ per byte, root of pJ per FLOP) with the least sum of |ln(predicted / measured)|, by Gauss-Newton."""
-    c = np.array([0.15, 100.0, 1.0])
-    for _ in range(40):
-        asked = x @ c
-        found = apply_board_limit(asked)
-        off = np.log(found / share)
-        weight = np.maximum(np.abs(off), 0.02)[:, None] ** -0.5
-        slope = ((found / asked) ** BOARD_LIMIT_NORM_ORDER / asked)[:, None] * x
-        c = np.maximum(c - np.linalg.lstsq(slope * weight, off * weight[:, 0], rcond=None)[0], 1e-6)
+def fit_energies(terms: np.ndarray, fractions: np.ndarray) -> np.ndarray:
+    """Fit (idle, pJ per byte, root of pJ per FLOP) to least absolute ln(predicted / measured).
+
+    Errors below 2% count as squares (Huber loss), which makes the sum smooth at its minimum.
+    """
+
+    def compute_errors(c: np.ndarray) -> np.ndarray:
+        return np.asarray(np.log(apply_board_limit(terms @ c) / fractions))
+
+    c: np.ndarray = least_squares(
+        compute_errors, (0.15, 100.0, 1.0), loss="huber", f_scale=0.02, x_scale="jac",
+        bounds=(1e-6, np.inf),
+    ).x  # fmt: skip
     return c
 
 
 def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
-    """What each group is predicted to draw by a fit to the others: median error, and how many lie in its interval.
+    """Return the median error and interval coverage of groups left out of the fit.
 
     The interval is that of the residuals of the runs fitted to.
     """
-    x, share = (
-        np.array([run.terms for run in runs]),
-        np.array([run.board_limit_fraction for run in runs]),
-    )
+    x = np.array([run.terms for run in runs])
+    fractions = np.array([run.board_limit_fraction for run in runs])
     rows = []
     for name, fields in HOLDOUT_GROUPS.items():
         groups = np.array(["/".join(getattr(run, field) for field in fields) for run in runs])
         ratio, inside = np.empty(len(runs)), np.empty(len(runs), bool)
         for group in np.unique(groups):
-            out = groups == group
-            c = fit_energies(x[~out], share[~out])
-            lo, hi = np.quantile(share[~out] / apply_board_limit(x[~out] @ c), (0.1, 0.9))
-            ratio[out] = share[out] / apply_board_limit(x[out] @ c)
-            inside[out] = (lo <= ratio[out]) & (ratio[out] <= hi)
-        rows.append(
-            (
-                name,
-                len(np.unique(groups)),
-                float(np.median(np.abs(1 / ratio - 1))),
-                float(inside.mean()),
+            is_omitted = groups == group
+            c = fit_energies(x[~is_omitted], fractions[~is_omitted])
+            lo, hi = np.quantile(
+                fractions[~is_omitted] / apply_board_limit(x[~is_omitted] @ c), (0.1, 0.9)
             )
-        )
-    return pd.DataFrame(rows, columns=["left out", "groups", "median error", "inside 80%"])
+            ratio[is_omitted] = fractions[is_omitted] / apply_board_limit(x[is_omitted] @ c)
+            inside[is_omitted] = (lo <= ratio[is_omitted]) & (ratio[is_omitted] <= hi)
+        rows.append({
+            "left out": name, "groups": len(np.unique(groups)),
+            "median error": float(np.median(np.abs(1 / ratio - 1))),
+            "inside 80%": float(inside.mean()),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Replayed against measured, request by request: public runs under an open load kept in `catalogs/validation`.
+"""Compare simulated with measured requests of public open-loop runs.
 
-Each is replayed at the catalog's step costs, in whose fit its means are two rows of thousands.
+Each run is simulated at the catalog's step costs, in whose fit its means are two rows of thousands.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from planner.workload.workload import Workload
 
 TIMED_RUNS_FILE = "validation/timed_runs.yaml"
 TimedRequest = tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat]
-"""Seconds of its arrival, prompt and output tokens, TTFT and E2E in ms."""
+"""Arrival in seconds, prompt and output tokens, TTFT and E2E in ms."""
 GaugeSample = tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt]
-"""Seconds, and requests that run and wait."""
+"""Seconds, and the requests running and waiting then."""
 GAUGE_SAMPLE_INTERVAL_S = 0.25
-"""Seconds between samples of the replay's gauges."""
+"""Seconds between samples of the simulated gauges."""
 
 
 class TimedRun(PublishedRun):
@@ -39,7 +39,7 @@ class TimedRun(PublishedRun):
 
     @property
     def workload(self) -> Workload:
-        """Its requests, as they came."""
+        """Its requests with their arrival times."""
         arrival, prompt, output = np.array(self.requests)[:, :3].T
         return Workload.from_trace(
             Trace(Path(), arrival, prompt.astype(np.int64), output.astype(np.int64))
@@ -54,26 +54,24 @@ class TimedRun(PublishedRun):
 
 @dataclass(frozen=True, eq=False)
 class RunComparison:
-    """A measured run beside its replay."""
+    """A measured run and its simulation."""
 
     run: TimedRun
     replay: SimulationResult
 
     def compute_errors(self, metric: str) -> np.ndarray:
-        """[requests] replayed / measured - 1 of "ttft" or "e2e"."""
+        """Return simulated / measured - 1 of "ttft" or "e2e", [requests]."""
         measured = np.array(self.run.requests)[:, {"ttft": 3, "e2e": 4}[metric]] / 1e3
         return np.asarray(getattr(self.replay, metric) / measured - 1)
 
     @property
     def to_gauge_frame(self) -> pd.DataFrame:
-        """Seconds, and running and waiting requests then, measured and replayed, one row per sample and gauge."""
+        """Running and waiting requests, measured and simulated, one row per sample and gauge."""
         seconds, *measured = np.array(self.run.gauges, float).T
         frame = self.replay.gauges
         frames = []
         for name, values in zip(("running", "waiting"), measured, strict=True):
-            replayed = np.interp(
-                seconds, frame["seconds"], frame[name], right=0
-            )  # when all is done, nobody is left
+            replayed = np.interp(seconds, frame["seconds"], frame[name], right=0)
             frames.append(
                 pd.DataFrame(
                     {"Seconds": seconds, "gauge": name, "measured": values, "replayed": replayed}
@@ -82,19 +80,19 @@ class RunComparison:
         return pd.concat(frames, ignore_index=True)
 
     def compute_gauge_error(self, gauge: str) -> float:
-        """Mean absolute difference between replayed and measured "running" or "waiting", in requests."""
+        """Return the mean absolute error of "running" or "waiting", in requests."""
         frame = self.to_gauge_frame[self.to_gauge_frame["gauge"] == gauge]
         return float((frame["replayed"] - frame["measured"]).abs().mean())
 
 
 @cache
 def load_timed_runs() -> dict[str, TimedRun]:
-    """The public runs by label."""
+    """Load the public runs by label."""
     return load_catalog(TIMED_RUNS_FILE, TimedRun)
 
 
 def compare_timed_run(run: TimedRun) -> RunComparison:
-    """`run` with its own arrivals and lengths, through the engine's schedule."""
+    """Simulate `run` with its own arrivals and lengths."""
     deployment, pool = run.deployment, get_memory_plan(run.deployment).pool
     return RunComparison(
         run,
@@ -109,23 +107,15 @@ def compare_timed_run(run: TimedRun) -> RunComparison:
 
 
 def summarize_timed_accuracy(runs: Mapping[str, RunComparison]) -> pd.DataFrame:
-    """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
+    """Return median errors of TTFT and E2E and mean errors of the gauges, one row per run."""
     rows = []
-    for name, run_comparison in runs.items():
-        errors = [
-            np.median(np.abs(run_comparison.compute_errors(metric))) * 100
-            for metric in ("ttft", "e2e")
-        ]
-        rows.append(
-            (
-                name,
-                len(run_comparison.run.requests),
-                *errors,
-                run_comparison.compute_gauge_error("running"),
-                run_comparison.compute_gauge_error("waiting"),
-            )
-        )
-    latencies = ["TTFT median error (%)", "E2E median error (%)"]
-    return pd.DataFrame(
-        rows, columns=["run", "requests", *latencies, "running off by", "waiting off by"]
-    )
+    for name, comparison in runs.items():
+        ttft, e2e = (np.abs(comparison.compute_errors(metric)) for metric in ("ttft", "e2e"))
+        rows.append({
+            "run": name, "requests": len(comparison.run.requests),
+            "TTFT median error (%)": np.median(ttft) * 100,
+            "E2E median error (%)": np.median(e2e) * 100,
+            "running off by": comparison.compute_gauge_error("running"),
+            "waiting off by": comparison.compute_gauge_error("waiting"),
+        })  # fmt: skip
+    return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""Predicted against measured: public serving points kept in `catalogs/validation`, and what the predictions rest on."""
+"""Compare predictions with public serving points, and describe what predictions are based on."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -21,7 +21,8 @@ from planner.workload.workload import Workload
 SERVING_POINTS_FILE = "validation/serving_points.yaml"
 SERVING_METRICS = ("TPOT", "TTFT")
 FULL_KV_USAGE = 0.97
-"""Share of the KV blocks in use at which the pool, and nothing else, holds requests back: the rest is rounding."""
+"""Fraction of KV blocks in use from which the KV cache limits the running requests; the rest is
+rounding."""
 
 
 class ServingCurve(SourcedEntry):
@@ -40,7 +41,7 @@ class ServingCurve(SourcedEntry):
     points: tuple[tuple[PositiveInt, PositiveFloat, PositiveFloat], ...] = Field(min_length=1)
 
     def build_case(self, concurrency: int) -> tuple[Deployment, Workload]:
-        """What ran, and what was sent, at this concurrency; InferenceX's scripts, as the catalog's head tells."""
+        """Return what ran and what InferenceX's scripts sent at this concurrency."""
         deployment = deploy_on(
             self.model, self.gpu, tp=self.tp, ep=self.ep, engine=self.engine,
             engine_version=self.engine_version,
@@ -57,14 +58,16 @@ class ServingCurve(SourcedEntry):
 
 @cache
 def load_serving_curves() -> dict[str, ServingCurve]:
+    """Load the public curves by label."""
     return load_catalog(SERVING_POINTS_FILE, ServingCurve)
 
 
 def simulate_serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataFrame:
-    """One row per point of `curves` (None: the catalog's), each benchmark replayed as it was run.
+    """Simulate the benchmark of each point of `curves` (None: the catalog's), one row per point.
 
-    For TPOT and TTFT: "measured", "predicted" (80% interval, ms), "error" (predicted / measured -
-    1), "inside". `PlannerError` naming the entry for a deployment that cannot have run.
+    Columns for TPOT and TTFT: "measured", "predicted" (80% interval, ms), "error" (predicted /
+    measured - 1), "inside". Raises `PlannerError` naming the entry whose deployment cannot have
+    run.
     """
     rows = []
     for name, curve in (curves or load_serving_curves()).items():
@@ -77,6 +80,7 @@ def simulate_serving_points(curves: Mapping[str, ServingCurve] | None = None) ->
 def _compare_point(
     curve: ServingCurve, concurrency: int, ttft: float, tpot: float
 ) -> dict[str, object]:
+    """Simulate one point of a curve, and compare its latencies with the measured ones."""
     deployment, workload = curve.build_case(concurrency)
     run = run_short_simulation(deployment, workload, workload.num_requests)
     row: dict[str, object] = {
@@ -96,7 +100,10 @@ def _compare_point(
 
 
 def compute_serving_accuracy(points: pd.DataFrame, by: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Errors and interval coverage of `serving_points` in percent, one row for each value of the columns `by`."""
+    """Return errors and interval coverage in percent, one row per value of the columns `by`.
+
+    `points` come from `simulate_serving_points`.
+    """
     rows = []
     groups = points.groupby(list(by), sort=False) if by else [((), points)]
     for values, group in groups:
@@ -110,26 +117,26 @@ def compute_serving_accuracy(points: pd.DataFrame, by: tuple[str, ...] = ()) -> 
 
 
 def summarize_serving_accuracy(points: pd.DataFrame) -> str:
-    """How far off the predictions of `serving_points` are, in two sentences."""
-    (every,) = compute_serving_accuracy(points).to_dict("records")
+    """Summarize the errors of `simulate_serving_points` in two sentences."""
+    (total,) = compute_serving_accuracy(points).to_dict("records")
     full = points[points["pool full"]]
     text = (
         f"Over these {len(points)} points of {points['curve'].nunique()} curves the median error is"
-        f" {every['TPOT median (%)']:.1f}% for the mean TPOT and {every['TTFT median (%)']:.0f}%"
-        f" for the mean TTFT; {every['TPOT inside (%)']:.0f}% and {every['TTFT inside (%)']:.0f}%"
+        f" {total['TPOT median (%)']:.1f}% for the mean TPOT and {total['TTFT median (%)']:.0f}%"
+        f" for the mean TTFT; {total['TPOT inside (%)']:.0f}% and {total['TTFT inside (%)']:.0f}%"
         " of the 80% intervals hold what was measured."
     )
     if len(full):
-        (tight,) = compute_serving_accuracy(full).to_dict("records")
+        (errors,) = compute_serving_accuracy(full).to_dict("records")
         text += (
             f" At {len(full)} of them the KV pool is full and requests queue for it: there the"
-            f" errors are {tight['TPOT median (%)']:.1f}% and {tight['TTFT median (%)']:.0f}%."
+            f" errors are {errors['TPOT median (%)']:.1f}% and {errors['TTFT median (%)']:.0f}%."
         )
     return text
 
 
 def find_tightest_curve(points: pd.DataFrame, other_than: str = "") -> str:
-    """The curve of `serving_points` on which requests were measured to wait longest where the KV pool is full."""
+    """Find the curve with the longest measured wait, of those whose KV cache is full if any."""
     others = points[points["curve"] != other_than]
     full = others[others["pool full"]]
     return str((full if len(full) else others).sort_values("measured TTFT (ms)")["curve"].iloc[-1])
@@ -138,9 +145,9 @@ def find_tightest_curve(points: pd.DataFrame, other_than: str = "") -> str:
 def find_nearest_curve(
     deployment: Deployment, curves: Mapping[str, ServingCurve] | None = None
 ) -> str:
-    """The curve most like `deployment`: by engine, then GPU, then model family, then as many GPUs."""
+    """Find the curve most like `deployment`: by engine, GPU, model family, then number of GPUs."""
 
-    def unlike(item: tuple[str, ServingCurve]) -> tuple[bool, bool, bool, int]:
+    def get_differences(item: tuple[str, ServingCurve]) -> tuple[bool, bool, bool, int]:
         other = item[1].build_case(1)[0]
         families = [each.model.architecture.model_type for each in (deployment, other)]
         return (
@@ -150,16 +157,16 @@ def find_nearest_curve(
             abs(other.layout.num_gpus - deployment.layout.gpus_per_replica),
         )
 
-    return min((curves or load_serving_curves()).items(), key=unlike)[0]
+    return min((curves or load_serving_curves()).items(), key=get_differences)[0]
 
 
 def load_holdout_errors() -> pd.DataFrame:
-    """How far off the shipped coefficients are on runs that their fit went without, by what was new in them."""
+    """Return the held-out errors of the shipped coefficients, by what was new in the runs."""
     rows = []
-    for engine, wholes in read_yaml(CATALOG_DIR / HOLDOUT_ERRORS_FILE).items():
-        for what, known in wholes.items():
-            row = {"engine": engine, "new": what}
-            for metric, value in ((metric, known[metric.lower()]) for metric in SERVING_METRICS):
+    for engine, errors_by_kind in read_yaml(CATALOG_DIR / HOLDOUT_ERRORS_FILE).items():
+        for kind, errors in errors_by_kind.items():
+            row = {"engine": engine, "new": kind}
+            for metric, value in ((metric, errors[metric.lower()]) for metric in SERVING_METRICS):
                 row |= {
                     f"{metric} runs": value["runs"],
                     f"{metric} error (%)": value["median"] * 100,
@@ -170,30 +177,28 @@ def load_holdout_errors() -> pd.DataFrame:
 
 
 def describe_calibration_basis(deployment: Deployment) -> str:
-    """What the step costs of `deployment` rest on, and how wide its intervals are for that."""
-    gpu, engine, family = (
-        deployment.gpu.name,
-        deployment.engine,
-        deployment.model.architecture.model_type,
-    )
+    """Describe the basis of the step costs of `deployment`, and the width of its intervals."""
+    gpu = deployment.gpu.name
+    engine = deployment.engine
+    family = deployment.model.architecture.model_type
     coefficients = get_deployment_coefficients(deployment)
-    here = f"{gpu} under {engine.name}"
+    pair = f"{gpu} under {engine.name}"
     basis = {
         "measured": (
-            f"on {coefficients.points} measured points of {here}, such models among them"
+            f"on {coefficients.points} measured points of {pair}, such models among them"
             f" ({coefficients.note})"
         ),
         "model-transfer": (
-            f"on {coefficients.points} measured points of {here}, none of them of a model like this"
+            f"on {coefficients.points} measured points of {pair}, none of them of a model like this"
             f" ({family})"
         ),
         "gpu-transfer": (
-            f"on measurements of other GPUs, for there are none of {here} ({coefficients.note})"
+            f"on measurements of other GPUs, for there are none of {pair} ({coefficients.note})"
         ),
-        "prior": f"on what GPUs have in common, for there are no measurements of {here}",
+        "prior": f"on what GPUs have in common, for there are no measurements of {pair}",
     }[coefficients.basis]
     new = (
-        f" New here: {', '.join(NOVELTY_LABELS[what] for what in coefficients.novelties)}."
+        f" New here: {', '.join(NOVELTY_LABELS[kind] for kind in coefficients.novelties)}."
         if coefficients.novelties
         else ""
     )
@@ -213,4 +218,4 @@ NOVELTY_LABELS = {
     "gpu": "the GPU",
     "version": "the release",
 }  # fmt: skip
-"""What may be new in a question, in words."""
+"""What may be new in a scenario, in words."""

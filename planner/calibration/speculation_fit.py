@@ -1,13 +1,12 @@
-"""Measured speed-ups of speculative decoding, and the host's costs fitted to them, whole models left out:
+"""Compare measured speed-ups of speculative decoding, and fit the host's costs to them.
 
-`python -m planner.calibration.speculation_fit` prints both.
-
-`catalogs/validation/speculation.csv` holds what was measured with and without drafts, on one
-machine, with the tokens that a step yielded. Left out: Llama-4-Scout of SpecForge's bundle (many of
-its plain steps take longer than those that verify), trees of drafts, and engines that lost their
-CUDA graphs by drafting (vLLM issues 35387, 49547: such a step takes three to five times as long as
-a plain one). The costs of `catalogs/drafting.yaml` are fitted beside the plain steps that were
-measured, so that they hold whatever the planner makes of those.
+`python -m planner.calibration.speculation_fit` prints both, also with whole models left out.
+`catalogs/validation/speculation.csv` holds speed-ups measured on one machine with and without
+drafts, and the tokens per step. It leaves out Llama-4-Scout of SpecForge's bundle (many of its
+plain steps take longer than those that verify), draft trees, and engines that lost their CUDA
+graphs by drafting (vLLM issues 35387, 49547: such a step takes three to five times as long as a
+plain one). The costs of `catalogs/drafting.yaml` are fitted on top of the measured plain steps, so
+they do not depend on the planner's step costs.
 """
 
 from functools import cache, cached_property
@@ -28,17 +27,17 @@ from planner.latency.speculative_decoding import (
 
 SPECULATION_RUNS_FILE = "validation/speculation.csv"
 STEP_COST_GRID_US, PASS_COST_GRID_US = np.arange(0, 4001, 200), np.arange(0, 1201, 100)
-"""Costs of the host that the fit tries, microseconds."""
+"""Host costs that the fit tries, microseconds."""
 MAX_COUNTED_ERROR = 0.15
-"""An error above this counts as this in the fit: such a machine's host, or such a model's experts, are their own."""
+"""Largest error that counts in the fit: beyond it, the host or the experts are a special case."""
 
 
 class MeasuredSpeculationRun(SourcedEntry):
-    """One line of the catalog: decoding of `batch` sequences with and without drafts on the same machine.
+    """One line of the catalog: decoding `batch` sequences with and without drafts on one machine.
 
-    `plain_ms` is what a step took without. SpecForge states neither release, GPU nor layout: SGLang
-    0.5.10, whose step costs suit the plain steps, H200, as few as hold the model; nor lengths: its
-    questions and answers are short.
+    `plain_ms` is the time of a step without drafts. SpecForge states neither release, GPU, layout
+    nor lengths. Assumed are SGLang 0.5.10, whose step costs match the plain steps, the fewest H200
+    that hold the model, and short prompts and outputs, as its questions and answers are.
     """
 
     family: str
@@ -57,7 +56,7 @@ class MeasuredSpeculationRun(SourcedEntry):
 
     @property
     def deployment(self) -> Deployment:
-        """What ran, with the acceptance that yields the measured tokens a step."""
+        """The deployment that ran; its acceptance rate gives the measured tokens per step."""
         rate = infer_acceptance_rate(min(self.tokens_per_step, self.k + 1), self.k)
         return deploy_on(
             self.model, self.gpu, tp=self.tp, engine=self.engine,
@@ -67,12 +66,12 @@ class MeasuredSpeculationRun(SourcedEntry):
 
     @property
     def predicted_speedup(self) -> SpeculationSpeedup:
-        """What the planner says of it."""
+        """The planner's prediction."""
         return evaluate_speculation(self.deployment, self.batch, self.context)
 
     @cached_property
     def device_ms(self) -> tuple[float, float]:
-        """Milliseconds that verifying adds to the plain step on the GPU, and of one pass over the draft there."""
+        """GPU milliseconds that verification adds to a plain step, and of one draft pass."""
         plain, verify, whole = (
             float(s) * 1e3
             for s in estimate_step_s(self.deployment, self.batch, self.context, (0, 0))
@@ -82,12 +81,12 @@ class MeasuredSpeculationRun(SourcedEntry):
 
 @cache
 def load_speculation_runs() -> tuple[MeasuredSpeculationRun, ...]:
-    """All lines of the catalog."""
+    """Load all lines of the catalog."""
     return load_catalog_rows(SPECULATION_RUNS_FILE, MeasuredSpeculationRun)
 
 
 def compute_speedup_error(run: MeasuredSpeculationRun, step_us: float, pass_us: float) -> float:
-    """ln(predicted / measured) of a speed-up beside the measured plain step, with these costs of the host."""
+    """Return ln(predicted / measured) speed-up for these host costs and the measured plain step."""
     added, drafted = run.device_ms
     step = run.plain_ms + added + step_us * 1e-3 + run.k * max(drafted, pass_us * 1e-3)
     return float(np.log(run.tokens_per_step * run.plain_ms / step / run.speedup))
@@ -95,56 +94,57 @@ def compute_speedup_error(run: MeasuredSpeculationRun, step_us: float, pass_us: 
 
 @cache
 def fit_host_costs(runs: tuple[MeasuredSpeculationRun, ...]) -> tuple[int, int]:
-    """(step_us, pass_us) with the least mean of absolute errors up to `FAR`, every model counted once."""
+    """Fit (step_us, pass_us) to the least mean error, with every model counted once.
+
+    Errors are absolute, and count up to `MAX_COUNTED_ERROR`.
+    """
     models: dict[str, list[MeasuredSpeculationRun]] = {}
     for run in runs:
         models.setdefault(run.model, []).append(run)
 
     def error(costs: tuple[int, int]) -> float:
-        each = (
+        errors = (
             np.mean(
-                [min(abs(compute_speedup_error(run, *costs)), MAX_COUNTED_ERROR) for run in its]
+                [
+                    min(abs(compute_speedup_error(run, *costs)), MAX_COUNTED_ERROR)
+                    for run in model_runs
+                ]
             )
-            for its in models.values()
+            for model_runs in models.values()
         )
-        return float(np.mean(list(each)))
+        return float(np.mean(list(errors)))
 
     return min(product(map(int, STEP_COST_GRID_US), map(int, PASS_COST_GRID_US)), key=error)
 
 
 def evaluate_speculation_holdout() -> pd.DataFrame:
-    """A row for every run, and its speed-up's errors: as predicted, and with the host's costs fitted without its model.
+    """Return every run's speed-up errors, as predicted and with host costs from other models.
 
-    `error` is of the planner as it is, `beside` of the same beside the measured plain step.
+    `error` is the planner's own; `beside` starts from the measured plain step.
     """
-    told = []
+    rows = []
     for run in load_speculation_runs():
         others = tuple(
-            measured_speculation_run
-            for measured_speculation_run in load_speculation_runs()
-            if measured_speculation_run.engine == run.engine
-            and measured_speculation_run.model != run.model
+            other
+            for other in load_speculation_runs()
+            if other.engine == run.engine and other.model != run.model
         )
-        costs, interval, deployment = (
-            fit_host_costs(others),
-            run.predicted_speedup.speedup,
-            run.deployment,
-        )
+        costs, interval = fit_host_costs(others), run.predicted_speedup.speedup
         plain, _, whole = estimate_step_s(
-            deployment, run.batch, run.context, (costs[0] * 1e-6, costs[1] * 1e-6)
+            run.deployment, run.batch, run.context, (costs[0] * 1e-6, costs[1] * 1e-6)
         )
-        told.append({
+        rows.append({
             "family": run.family, "model": run.model, "engine": run.engine,
             "within": interval.lo <= run.speedup <= interval.hi,
             "error": interval.mid / run.speedup - 1,
             "error, model left out": run.tokens_per_step * float(plain / whole) / run.speedup - 1,
             "beside, model left out": np.expm1(compute_speedup_error(run, *costs)),
         })  # fmt: skip
-    return pd.DataFrame(told)
+    return pd.DataFrame(rows)
 
 
 def summarize_errors(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Median and 90th percentile of the absolute errors, and the share within the 80% interval."""
+    """Return median and 90th percentile of the absolute errors, and the interval coverage."""
     errors = ["error", "error, model left out", "beside, model left out"]
     sizes = frame[errors].abs().groupby(frame[by])
     high = sizes.quantile(0.9).rename(columns=lambda name: f"{name}, p90")

@@ -1,10 +1,10 @@
-"""Fit the step cost's coefficients to measured runs, starting from what the catalog knows of that GPU and engine.
+"""Fit step-cost coefficients to a user's runs, from the catalog's values for that GPU and engine.
 
-A coefficient moves as far as the measurements pull it: each has a lognormal prior around the
-catalog's value. Residuals are ln(predicted / measured) of mean TPOT and TTFT under a Student-t loss
-(4 degrees of freedom), so that a few bad runs do no harm; Gauss-Newton with Levenberg's damping on
-the coefficients' logarithms. Predicted is what the replay of a run's own requests gives
-(`replayed`), or the steady state in closed form (`predicted`), which gives the slopes anyway.
+Each coefficient has a lognormal prior around the catalog's value, so it moves as far as the
+measurements pull it. Errors are ln(predicted / measured) of mean TPOT and TTFT under a Student-t
+likelihood with 4 degrees of freedom (`robust_fit`), so a few bad runs do no harm. Predictions
+simulate each run's own requests (`simulate_means`) or are analytical (`predict_means`); the slopes
+are always analytical.
 """
 
 import os
@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import yaml
 
+from planner.calibration.robust_fit import estimate_slopes, fit_student_t
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.files import replace_atomically
 from planner.core.intervals import Z_SCORE_80PCT, Interval
@@ -38,23 +39,37 @@ from planner.simulator.simulation import simulate_workload
 from planner.workload.workload import Workload
 
 MEASUREMENT_NOISE_TPOT, MEASUREMENT_NOISE_TTFT = 0.05, 0.15
-"""Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9% (TPOT) and 4-16% (TTFT)."""
-COEFFICIENT_PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(
+"""Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9% (TPOT)
+and 4-16% (TTFT)."""
+
+
+class CoefficientPrior(TypedDict):
+    """One entry of `priors.yaml`, which explains the fields."""
+
+    spread: float
+    kernels: tuple[float, float]
+    host: NotRequired[bool]
+    says: str
+
+
+COEFFICIENT_PRIORS: Mapping[str, CoefficientPrior] = read_yaml(
     Path(__file__).with_name("priors.yaml")
 )
-"""What fits know of each coefficient beforehand, and how they tell what they found; the file explains it."""
+"""Prior and description of each coefficient; the file explains the fields."""
 STUDENT_T_DOF = 4.0
 REPEAT_SIGMA_TTFT_TPOT = (0.08, 0.03)
-"""Spread of ln(measured) between repeats on one machine, of TTFT and TPOT: no prediction is more certain than this."""
+"""Spread of ln(measured) of TTFT and TPOT between repeats on one machine. No prediction is more
+certain."""
 PRIOR_SIGMA_WEIGHT_RUNS = 4.0
-"""How many runs the spread that was known before counts for beside the residuals of new ones."""
+"""Number of new runs that the catalog's sigma weighs as much as."""
 MIN_REPORTED_CHANGE, OUTLIER_SIGMA, MAX_MEDIAN_ERROR = 0.03, 3.0, 0.5
-"""Worth a line: a coefficient that moved by this share of itself, a run still so many sigmas off, a median error."""
+"""What the report mentions: relative change of a coefficient, sigmas that a run is off after the
+fit, and median error."""
 
 
 @dataclass(frozen=True)
 class BenchmarkPoint:
-    """One measured run: what ran, under which load, and its mean latencies in seconds (None: not measured)."""
+    """One measured run; its mean latencies are in seconds (None: not measured)."""
 
     name: str
     deployment: Deployment
@@ -65,11 +80,11 @@ class BenchmarkPoint:
 
 @dataclass(frozen=True)
 class CalibrationFit:
-    """New coefficients for one entry of a calibration catalog, and what they change.
+    """New coefficients for one calibration entry, and their effect on the errors.
 
-    Errors are ln(predicted / measured) of TTFT and TPOT, NaN where not measured. `held_back` is
-    what is left of a run's error when the fit does without that run (to first order), in the closed
-    form, which intervals are put around.
+    Errors are ln(predicted / measured) of TTFT and TPOT, NaN if not measured. `held_out_errors` are
+    those of a run in a fit without that run (to first order), by the analytical estimate, which
+    intervals are built around.
     """
 
     entry: str
@@ -81,62 +96,64 @@ class CalibrationFit:
 
     @property
     def engine(self) -> str:
+        """Name of the engine that ran."""
         return self.points[0].deployment.engine.name
 
     def estimate_sigma(self, column: int) -> float:
-        """Standard deviation of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
+        """Return the sigma of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
 
-        From the 80th percentile of the errors held back, so that a few bad runs don't count, and,
-        as if it had been seen in `WORTH` runs more, from the spread that was known; never below
-        that of repeats.
+        It comes from the 80th percentile of the held-out errors, to ignore a few bad runs, and from
+        the catalog's sigma with the weight of `PRIOR_SIGMA_WEIGHT_RUNS` runs. It is at least that
+        of repeats.
         """
-        left = np.abs(self.held_out_errors[:, column])
-        left = left[np.isfinite(left)]
-        assumed = (self.coefficients.sigma_ttft, self.coefficients.sigma_tpot)[column]
-        seen = float(np.quantile(left, 0.8)) / Z_SCORE_80PCT if len(left) else 0.0
-        variance = (len(left) * seen**2 + PRIOR_SIGMA_WEIGHT_RUNS * assumed**2) / (
-            len(left) + PRIOR_SIGMA_WEIGHT_RUNS
+        errors = np.abs(self.held_out_errors[:, column])
+        errors = errors[np.isfinite(errors)]
+        prior_sigma = (self.coefficients.sigma_ttft, self.coefficients.sigma_tpot)[column]
+        measured_sigma = float(np.quantile(errors, 0.8)) / Z_SCORE_80PCT if len(errors) else 0.0
+        variance = (len(errors) * measured_sigma**2 + PRIOR_SIGMA_WEIGHT_RUNS * prior_sigma**2) / (
+            len(errors) + PRIOR_SIGMA_WEIGHT_RUNS
         )
         return max(float(np.sqrt(variance)), REPEAT_SIGMA_TTFT_TPOT[column])
 
     def to_calibration(self, date: str) -> UserCalibration:
+        """Return the catalog entry of this fit."""
         sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
-        more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
-        asked = all(point.deployment.args.kv_cache_dtype for point in self.points)
-        after = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self._medians().items())
+        others = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+        has_kv_dtype = all(point.deployment.args.kv_cache_dtype for point in self.points)
+        medians = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self._medians().items())
         return UserCalibration(
             coefficients={
                 name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()
             },
             sigma_tpot=round(self.estimate_sigma(1), 3),
             sigma_ttft=round(self.estimate_sigma(0), 3),
-            kv_cache_dtype="auto" if asked else self.coefficients.kv_cache_dtype,
+            kv_cache_dtype="auto" if has_kv_dtype else self.coefficients.kv_cache_dtype,
             models=tuple(
                 sorted({point.deployment.model.architecture.model_type for point in self.points})
             ),
             points=len(self.points),
             versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
-            residuals=f"median after the fit: {after}",
+            residuals=f"median after the fit: {medians}",
             engine=self.engine,
-            source=f"planner calibrate on {', '.join(sources[:3])}{more}",
+            source=f"planner calibrate on {', '.join(sources[:3])}{others}",
             date=date,
         )
 
     def save(self, path: Path, date: str) -> None:
-        """Put the entry at the end of an owner's file, for a scenario's `calibration`, in place of any before it."""
-        other = load_user_calibrations(path).get(self.entry) if os.path.exists(path) else None
-        if other and other.engine not in ("", self.engine):
+        """Write the entry to the end of a user's calibration file, replacing a previous one."""
+        previous = load_user_calibrations(path).get(self.entry) if os.path.exists(path) else None
+        if previous and previous.engine not in ("", self.engine):
             raise PlannerError(
-                f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another"
+                f"{path} holds {self.entry} under {previous.engine}; keep {self.engine} in another"
                 " file"
             )
         entry = self.to_calibration(date).model_dump(mode="json", exclude_defaults=True)
-        added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
+        new_text = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
         try:
             text = path.read_text(encoding="utf-8") if os.path.exists(path) else ""
             head = re.sub(rf"(?ms)^{re.escape(self.entry)}:.*?(?=^[^\s#]|\Z)", "", text).rstrip()
             with replace_atomically(path) as (part,):
-                part.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
+                part.write_text(f"{head}\n\n{new_text}" if head else new_text, encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = str(error).removeprefix(f"cannot write {path}: ")
             raise PlannerError(
@@ -144,28 +161,28 @@ class CalibrationFit:
             ) from None
 
     def _medians(self) -> dict[str, np.ndarray]:
-        """Median error before and after, by the metric that was measured."""
+        """Return the median error before and after the fit by metric, of those measured."""
         sizes = np.abs(np.expm1(self.errors))
-        told = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
+        by_metric = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
         return {
             name: np.nanmedian(size, axis=0)
-            for name, size in told.items()
+            for name, size in by_metric.items()
             if np.isfinite(size).any()
         }
 
     def describe_changes(self) -> list[str]:
-        """In words, the coefficients that moved by more than `TOLD`, the furthest first."""
+        """Describe coefficients that changed by over `MIN_REPORTED_CHANGE`, largest first."""
         before, lines = self.coefficients.coefficients, []
-        moved = {
+        changes = {
             name: np.log(getattr(self.after, name) / getattr(before, name))
             for name in list_coefficient_names()
         }
-        for name in sorted(moved, key=lambda name: -abs(moved[name])):
-            if abs(np.expm1(moved[name])) > MIN_REPORTED_CHANGE:
-                was, now = (
+        for name in sorted(changes, key=lambda name: -abs(changes[name])):
+            if abs(np.expm1(changes[name])) > MIN_REPORTED_CHANGE:
+                old, new = (
                     _format_coefficient(name, getattr(c, name)) for c in (before, self.after)
                 )
-                lines.append(f"{COEFFICIENT_PRIORS[name]['says'].format(now)}, before {was}")
+                lines.append(f"{COEFFICIENT_PRIORS[name]['says'].format(new)}, before {old}")
         return lines
 
     def __str__(self) -> str:
@@ -178,21 +195,21 @@ class CalibrationFit:
         medians = self._medians()
         for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
-        for column, name, was in (
+        for column, name, old_sigma in (
             (1, "TPOT", self.coefficients.sigma_tpot),
             (0, "TTFT", self.coefficients.sigma_ttft),
         ):
             before, after = (
                 Interval.from_lognormal(1.0, sigma).relative_half_width
-                for sigma in (was, self.estimate_sigma(column))
+                for sigma in (old_sigma, self.estimate_sigma(column))
             )
             text = f"{before} before ({self.coefficients.basis}), {after} after (measured)"
             lines.append(f"80% interval of mean {name}: {text}")
-        far = np.abs(self.errors[:, 1]) / (self.estimate_sigma(0), self.estimate_sigma(1))
-        if np.nanmax(far) > OUTLIER_SIGMA:
-            run, which = divmod(int(np.nanargmax(far)), 2)
-            error = np.expm1(self.errors[run, 1, which])
-            metric, side = ("TTFT", "TPOT")[which], "high" if error > 0 else "low"
+        sigmas_off = np.abs(self.errors[:, 1]) / (self.estimate_sigma(0), self.estimate_sigma(1))
+        if np.nanmax(sigmas_off) > OUTLIER_SIGMA:
+            run, column = divmod(int(np.nanargmax(sigmas_off)), 2)
+            error = np.expm1(self.errors[run, 1, column])
+            metric, side = ("TTFT", "TPOT")[column], "high" if error > 0 else "low"
             lines.append(
                 f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%}"
                 f" too {side}"
@@ -211,14 +228,14 @@ class CalibrationFit:
 
 
 def _format_coefficient(name: str, value: float) -> str:
-    """A coefficient with its unit: seconds by its name, else a share, but for the two plain numbers."""
+    """Format a coefficient: seconds if its name ends in _s, a plain number, or a percentage."""
     if name.endswith("_s"):
         return f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us"
     return f"{value:.3g}" if name == "token_passes" else f"{value:.0%}"
 
 
 def predict_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
-    """Mean TTFT and TPOT in seconds of a run with these coefficients, in closed form."""
+    """Return the analytical mean TTFT and TPOT in seconds of a run with these coefficients."""
     ((ttft, tpot),) = _predict_means_batch([point], [c])[0]
     return float(ttft), float(tpot)
 
@@ -226,7 +243,7 @@ def predict_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, fl
 def _predict_means_batch(
     points: Sequence[BenchmarkPoint], trials: Sequence[StepCoefficients]
 ) -> np.ndarray:
-    """`predicted` of every run with each of these coefficients, [trials, points, TTFT and TPOT], all at once."""
+    """Return `predict_means` of every run for each trial, [trials, points, TTFT and TPOT]."""
     loads = [
         LoadCase(
             p.deployment,
@@ -250,7 +267,7 @@ def _predict_means_batch(
 
 
 def simulate_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
-    """Mean TTFT and TPOT in seconds of a run with these coefficients, its own requests replayed."""
+    """Return the mean TTFT and TPOT in seconds of a run's own requests, simulated."""
     deployment = point.deployment
     result = simulate_workload(
         deployment,
@@ -266,14 +283,16 @@ MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]
 
 
 def fit_calibration(
-    points: Sequence[BenchmarkPoint], rounds: int = 12, means: MeansFunction = predict_means,
+    points: Sequence[BenchmarkPoint],
+    max_evaluations: int = 20,
+    means: MeansFunction = predict_means,
     noise: tuple[float, float] = (MEASUREMENT_NOISE_TTFT, MEASUREMENT_NOISE_TPOT),
-) -> CalibrationFit:  # fmt: skip
-    """The coefficients that measured runs of one GPU and engine ask for, by what `means` predicts (or `replayed`).
+) -> CalibrationFit:
+    """Fit the coefficients of one GPU and engine to measured runs, as predicted by `means`.
 
-    `noise` is the spread of ln(measured) that no model explains, of TTFT and TPOT: `REPEATS` for
-    one's own machine. Raises `PlannerError` for runs of several GPUs or engines, and for a run that
-    the deployment could not have done.
+    `noise` is the spread of ln(measured) that no model explains, of TTFT and TPOT:
+    `REPEAT_SIGMA_TTFT_TPOT` for one's own machine. Raises `PlannerError` for runs of several GPUs
+    or engines, and for a run that the deployment could not have done.
     """
     kinds = Counter((point.deployment.gpu.name, point.deployment.engine.name) for point in points)
     if len(kinds) != 1:
@@ -286,82 +305,43 @@ def fit_calibration(
     coefficients = get_deployment_coefficients(points[0].deployment)
     names, before = list_coefficient_names(), coefficients.coefficients
     start = np.log([getattr(before, name) for name in names])
-    width = np.array([COEFFICIENT_PRIORS[name]["spread"] for name in names])
+    prior_sigma = np.array([COEFFICIENT_PRIORS[name]["spread"] for name in names])
     measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
-    use = np.isfinite(measured)
+    is_measured = np.isfinite(measured)
 
-    def at(logs: np.ndarray) -> StepCoefficients:
-        return replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
+    def at(x: np.ndarray) -> StepCoefficients:
+        return replace(before, **dict(zip(names, np.exp(start + x).tolist(), strict=True)))
 
-    def errors(logs: np.ndarray) -> np.ndarray:
-        return np.log([_compute_run_means(means, point, at(logs)) for point in points]) - measured
+    def compute_errors(x: np.ndarray) -> np.ndarray:
+        predicted = [_compute_run_means(means, point, at(x)) for point in points]
+        return np.asarray(np.log(predicted) - measured)
 
-    def loss(found: np.ndarray, logs: np.ndarray) -> float:
-        unlikely = STUDENT_T_DOF * np.log1p((found / noise) ** 2 / STUDENT_T_DOF)
-        return float(np.nansum(unlikely) + (((logs - start) / width) ** 2).sum())
-
-    def linear(found: np.ndarray, logs: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Slopes [points, 2, names] of errors in units of the noise, robustly weighted; the unit; the normal matrix.
-
-        The last are the errors in closed form, whose slopes these are.
-        """
-        moved = [logs, *(logs + 0.03 * axis for axis in np.eye(len(names)))]
-        closed, *there = (
-            np.log(_predict_means_batch(points, [at(each) for each in moved])) - measured
-        )
-        slopes = (np.stack(there, -1) - closed[..., None]) / 0.03
-        unit = np.array(noise) * np.sqrt(1 + np.where(use, found / noise, 0.0) ** 2 / STUDENT_T_DOF)
-        slopes = np.where(use[..., None], slopes, 0.0) / unit[..., None]
-        return (
-            slopes,
-            unit,
-            np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2),
-            closed,
-        )
+    def predict_logs(trials: Sequence[np.ndarray]) -> np.ndarray:
+        return np.asarray(np.log(_predict_means_batch(points, [at(x) for x in trials])))
 
     for point in points:
         _compute_run_means(predict_means, point, before)
-    logs, damping = start.copy(), 1e-2
-    first = found = errors(logs)
-    best = loss(found, logs)
-    for _ in range(rounds):
-        slopes, unit, normal, _ = linear(found, logs)
-        pull = (
-            -np.einsum("pmi,pm->i", slopes, np.where(use, found, 0.0) / unit)
-            - (logs - start) / width**2
-        )
-        while damping < 1e4:
-            trial = logs + np.clip(
-                np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), -0.7, 0.7
-            )
-            next_found = errors(trial)
-            if (cost := loss(next_found, trial)) < best:
-                break
-            damping *= 5
-        else:
-            break
-        gain, damping = best - cost, damping / 4
-        logs, found, best = trial, next_found, cost
-        if gain < 1e-3 * best:
-            break
-    slopes, unit, normal, closed = linear(found, logs)
-    leverage = np.einsum(
-        "pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes
-    )  # of a run on its own prediction
-    alone = (
-        np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0]
-        * unit
+    fit = fit_student_t(
+        lambda x: compute_errors(x)[is_measured],
+        lambda x: estimate_slopes(predict_logs, x, 0.03)[is_measured],
+        np.broadcast_to(noise, measured.shape)[is_measured], prior_sigma, STUDENT_T_DOF,
+        max_evaluations=max_evaluations,
+    )  # fmt: skip
+    errors = np.stack(
+        [compute_errors(np.zeros_like(start)), np.full_like(measured, np.nan)], axis=1
     )
-    held_back = np.where(use, alone + closed - found, np.nan)
-    return CalibrationFit(
-        entry, coefficients, at(logs), tuple(points), np.stack([first, found], axis=1), held_back
-    )
+    errors[:, 1][is_measured] = fit.errors
+    held_out_errors = predict_logs([fit.x])[0] - measured
+    for k in range(len(points)):
+        rows = np.nonzero(is_measured)[0] == k
+        held_out_errors[k, is_measured[k]] += fit.slopes[rows] @ fit.compute_step_without(rows)
+    return CalibrationFit(entry, coefficients, at(fit.x), tuple(points), errors, held_out_errors)
 
 
 def _compute_run_means(
     means: MeansFunction, point: BenchmarkPoint, c: StepCoefficients
 ) -> tuple[float, float]:
-    """What `means` gives for a run; errors name the run."""
+    """Return what `means` gives for a run; errors name the run."""
     with add_error_context(point.name):
         run_means = means(point, c)
         for metric, measured, value in zip(

@@ -1,9 +1,9 @@
-"""What fraction of its published peaks a GPU reaches under an engine: `catalogs/calibration/ENGINE.yaml`.
+"""Look up the coefficients of the step model: `catalogs/calibration/ENGINE.yaml`.
 
-Coefficients are what all measured runs of an engine have in common, times what a GPU's generation,
-the GPU, the engine's release and the model change, each pulled towards 1 as far as measurements
-leave it open (partial pooling). An owner's own file, of entries by GPU, comes before the catalog
-where an `Engine` carries it.
+They say what fraction of its published peaks a GPU reaches under an engine. Coefficients are common
+to all measured runs of an engine, times effects of the GPU's generation, the GPU, the engine's
+release and the model. Each effect is pulled towards 1 as far as measurements leave it open (partial
+pooling). A user's own file, with entries by GPU, takes precedence if an `Engine` carries it.
 """
 
 import math
@@ -31,40 +31,45 @@ from planner.models.registry import Model
 
 CalibrationBasis = Literal["measured", "model-transfer", "gpu-transfer", "prior"]
 NOVELTY_KINDS = ("pair", "model", "gpu", "version")
-"""What may be new in a question, beside its load."""
+"""What may be new about a deployment, apart from its load."""
 
 
 @dataclass(frozen=True)
 class CalibratedCoefficients:
-    """Coefficients for one GPU, engine and model, what they rest on, and how far off a prediction from them may be."""
+    """Coefficients for one GPU, engine and model, with their basis and the error of predictions."""
 
     coefficients: StepCoefficients
     basis: CalibrationBasis
-    novelties: tuple[str, ...]  # of `NEW`
+    novelties: tuple[str, ...]  # of `NOVELTY_KINDS`
     sigma_tpot: float
     sigma_ttft: float
     sigma_output_tps: float
     kv_cache_dtype: str
-    points: int  # that were measured of this GPU under this engine
+    points: int  # measured on this GPU under this engine
     note: str
 
 
 @dataclass(frozen=True)
 class CalibrationCatalog:
+    """Calibration of one engine: common coefficients, and effects by name."""
+
     common: CommonCalibration
     effects: Mapping[str, CalibrationEffect]
 
-    def matches(self, effect: CalibrationEffect, engine: Engine, **asked: str | int) -> bool:
-        """Whether `asked` and the engine's release meet its conditions, and no lower `before` of its kind does."""
-        if any(getattr(effect, name) not in (None, value) for name, value in asked.items()):
+    def matches(self, effect: CalibrationEffect, engine: Engine, **conditions: str | int) -> bool:
+        """Return whether an effect applies under these conditions and the engine's release.
+
+        Of effects of one kind with `before`, the lowest one above the release applies.
+        """
+        if any(getattr(effect, name) not in (None, value) for name, value in conditions.items()):
             return False
         if effect.before is None:
             return True
-        kind = {name: getattr(effect, name) for name in asked}
+        kind = {name: getattr(effect, name) for name in conditions}
         bounds = [
             other.before
             for other in self.effects.values()
-            if other.before and {name: getattr(other, name) for name in asked} == kind
+            if other.before and {name: getattr(other, name) for name in conditions} == kind
         ]
         return effect.before == min(
             (bound for bound in bounds if engine.release < bound), default=None
@@ -73,25 +78,25 @@ class CalibrationCatalog:
 
 @cache
 def load_calibration_catalog(engine: str) -> CalibrationCatalog:
-    """The calibrations of `engine`; an engine without any is planned with vLLM's."""
+    """Load the calibration of `engine`; an engine without one uses vLLM's."""
     file = f"calibration/{engine}.yaml"
     if not (CATALOG_DIR / file).exists():
         file = "calibration/vllm.yaml"
     data = dict(read_yaml(CATALOG_DIR / file))
     common = validate_entry(CommonCalibration, data.pop("common", None), f"{file}, entry common")
-    found = {
+    effects = {
         name: validate_entry(CalibrationEffect, fields, f"{file}, entry {name}")
         for name, fields in data.items()
     }
     if missing := set(list_coefficient_names()) - common.coefficients.keys():
         raise PlannerError(f"{file}, entry common: field is missing: {', '.join(sorted(missing))}")
-    for name, effect in found.items():
+    for name, effect in effects.items():
         check_coefficient_names(effect.times, f"{file}, entry {name}")
-    return CalibrationCatalog(common, found)
+    return CalibrationCatalog(common, effects)
 
 
 def check_coefficient_names(coefficients: Iterable[str], location: str) -> None:
-    """Raise `PlannerError` for what is no coefficient's name."""
+    """Raise `PlannerError` for names that are no coefficients."""
     for unknown in set(coefficients) - set(list_coefficient_names()):
         raise PlannerError(
             f"{location}:"
@@ -100,20 +105,20 @@ def check_coefficient_names(coefficients: Iterable[str], location: str) -> None:
 
 
 def load_user_calibrations(path: Path) -> dict[str, UserCalibration]:
-    """An owner's calibration file, by GPU; `PlannerError` for whatever is wrong in it."""
+    """Load a user's calibration file, by GPU; raise `PlannerError` for any error in it."""
     try:
-        found = load_catalog(path.name, UserCalibration, path.parent)
-        for name, entry in found.items():
+        entries = load_catalog(path.name, UserCalibration, path.parent)
+        for name, entry in entries.items():
             check_coefficient_names(entry.coefficients, f"{path.name}, entry {name}")
-        return {get_gpu(name).name: entry for name, entry in found.items()}
+        return {get_gpu(name).name: entry for name, entry in entries.items()}
     except PlannerError as error:
         raise PlannerError(f"{error} ({path.name} is read as a calibration, by GPU)") from None
 
 
-def apply_user_calibrations(engine: Engine, own: Mapping[str, UserCalibration]) -> Engine:
-    """`engine` with an owner's calibrations, as far as they were measured under it."""
+def apply_user_calibrations(engine: Engine, user: Mapping[str, UserCalibration]) -> Engine:
+    """Return `engine` with those of a user's calibrations that were measured under it."""
     return replace(
-        engine, calibration={name: e for name, e in own.items() if e.engine in ("", engine.name)}
+        engine, calibration={name: e for name, e in user.items() if e.engine in ("", engine.name)}
     )
 
 
@@ -121,66 +126,68 @@ def apply_user_calibrations(engine: Engine, own: Mapping[str, UserCalibration]) 
 def look_up_coefficients(
     gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp: int = 0
 ) -> CalibratedCoefficients:
-    """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json), quantization and TP."""
-    calibration_catalog = load_calibration_catalog(engine.name)
-    asked: dict[str, str | int] = {
+    """Look up the coefficients for `gpu` under `engine` and a kind of model.
+
+    `model_type` is that of config.json; `tp` is the tensor parallel size.
+    """
+    catalog = load_calibration_catalog(engine.name)
+    conditions: dict[str, str | int] = {
         "generation": gpu.kernel_generation,
         "gpu": gpu.name,
         "model": model_type,
         "tp": tp,
+        "quantization": quantization,
     }
-    asked["quantization"] = quantization
     effects = [
         effect
-        for effect in calibration_catalog.effects.values()
-        if calibration_catalog.matches(effect, engine, **asked)
+        for effect in catalog.effects.values()
+        if catalog.matches(effect, engine, **conditions)
     ]
-    values = dict(calibration_catalog.common.coefficients)
+    values = dict(catalog.common.coefficients)
     for effect in effects:
         for name, factor in effect.times.items():
             values[name] *= factor
-    here = [
-        effect
-        for effect in calibration_catalog.effects.values()
-        if effect.gpu == gpu.name and effect.points
+    of_gpu = [
+        effect for effect in catalog.effects.values() if effect.gpu == gpu.name and effect.points
     ]
-    measured = [e for e in here if (e.model, e.quantization) == (model_type, quantization)]
+    measured = [e for e in of_gpu if (e.model, e.quantization) == (model_type, quantization)]
     versions = {
-        version
-        for e in measured or here or calibration_catalog.effects.values()
-        for version in e.versions
+        version for e in measured or of_gpu or catalog.effects.values() for version in e.versions
     }
-    apart = bool(versions) and not min(versions) <= engine.release <= max(versions)
-    there = next((e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None)
+    is_new_version = bool(versions) and not min(versions) <= engine.release <= max(versions)
+    generation = next(
+        (e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None
+    )
     is_known = {
         "pair": bool(measured),
-        "model": any(effect.model == model_type for effect in calibration_catalog.effects.values()),
-        "gpu": bool(here),
-        "version": not apart,
+        "model": any(effect.model == model_type for effect in catalog.effects.values()),
+        "gpu": bool(of_gpu),
+        "version": not is_new_version,
     }
     basis: CalibrationBasis = (
         "measured"
         if measured
         else "model-transfer"
-        if here
+        if of_gpu
         else "gpu-transfer"
-        if there
+        if generation
         else "prior"
     )
     new = tuple(name for name in NOVELTY_KINDS if not is_known[name])
-    many = max((effect.curves for effect in measured), default=0) >= MIN_CURVES_PER_PAIR
-    loads = calibration_catalog.common.sigma_tpot, calibration_catalog.common.sigma_ttft
+    has_many_curves = max((effect.curves for effect in measured), default=0) >= MIN_CURVES_PER_PAIR
+    loads = catalog.common.sigma_tpot, catalog.common.sigma_ttft
     tpot, ttft = (
-        widths.many if many and not new else _compute_error_width(widths, new) for widths in loads
+        widths.many if has_many_curves and not new else _compute_error_width(widths, new)
+        for widths in loads
     )
-    tpot *= there.spread_tpot if there else UNSEEN_GENERATION_FACTOR
-    ttft *= there.spread_ttft if there else UNSEEN_GENERATION_FACTOR
-    rate = calibration_catalog.common.sigma_output_tps if new else None
+    tpot *= generation.spread_tpot if generation else UNSEEN_GENERATION_FACTOR
+    ttft *= generation.spread_ttft if generation else UNSEEN_GENERATION_FACTOR
+    rate = catalog.common.sigma_output_tps if new else None
     tps = (
         max(
             tpot,
             _compute_error_width(rate, new)
-            * (there.spread_output_tps if there else UNSEEN_GENERATION_FACTOR),
+            * (generation.spread_output_tps if generation else UNSEEN_GENERATION_FACTOR),
         )
         if rate
         else tpot
@@ -194,51 +201,61 @@ def look_up_coefficients(
         ttft,
         tps,
         dtype,
-        sum(e.points for e in here),
-        calibration_catalog.common.source,
+        sum(e.points for e in of_gpu),
+        catalog.common.source,
     )
-    own = engine.calibration.get(gpu.name)
-    return coefficients if own is None else _apply_user_measurements(coefficients, own, model_type)
+    user = engine.calibration.get(gpu.name)
+    return (
+        coefficients if user is None else _apply_user_measurements(coefficients, user, model_type)
+    )
 
 
 MIN_CURVES_PER_PAIR = 10
-"""Curves of a pair of model and GPU from which on another load of it is told much more exactly."""
+"""Curves of a pair of model and GPU from which on its other loads are predicted better."""
 UNSEEN_GENERATION_FACTOR = 2.5
-"""How much less certain a GPU is of whose generation none was measured. Of generations of which one GPU was measured,
-held back: CDNA 3 1.7 times the width of a GPU held back (SGLang), GB10 2.0, A100 2.3
-(TensorRT-LLM), Gaudi 3 4.4."""
+"""Factor of the error width for a GPU whose generation was not measured.
+
+Held-out generations with one measured GPU, relative to the width of a held-out GPU: CDNA 3 1.7
+(SGLang), GB10 2.0, A100 2.3 (TensorRT-LLM), Gaudi 3 4.4.
+"""
 
 
 def _compute_error_width(widths: ErrorWidths, new: tuple[str, ...]) -> float:
-    """The spread for a load, widened by what else is `new`: what each adds to that of a load alone, in squares."""
+    """Return the error width for a load, widened by what else is `new`.
+
+    Each novelty adds the difference of its square to that of a load alone.
+    """
     extra = {name: max(getattr(widths, name) ** 2 - widths.curve**2, 0.0) for name in new}
-    if "model" in extra or "gpu" in extra:  # each of them is a new pair, too
+    if "model" in extra or "gpu" in extra:  # each implies a new pair
         extra.pop("pair", None)
     return math.sqrt(widths.curve**2 + sum(extra.values()))
 
 
 def _apply_user_measurements(
-    known: CalibratedCoefficients, own: UserCalibration, model_type: str
+    known: CalibratedCoefficients, user: UserCalibration, model_type: str
 ) -> CalibratedCoefficients:
-    """`known` with what an owner measured of this GPU."""
-    coefficients = replace(known.coefficients, **own.coefficients)
+    """Return `known` with a user's measurements of this GPU."""
+    coefficients = replace(known.coefficients, **user.coefficients)
     tpot, ttft = known.sigma_tpot, known.sigma_ttft
-    if model_type in own.models:
-        tpot, ttft = own.sigma_tpot or tpot, own.sigma_ttft or ttft
-    else:  # carried over, nothing is more certain than where it was measured
-        tpot, ttft = max(tpot, own.sigma_tpot or 0), max(ttft, own.sigma_ttft or 0)
-    basis: CalibrationBasis = "measured" if model_type in own.models else "model-transfer"
+    if model_type in user.models:
+        tpot, ttft = user.sigma_tpot or tpot, user.sigma_ttft or ttft
+    else:  # transferred, no error is smaller than where it was measured
+        tpot, ttft = max(tpot, user.sigma_tpot or 0), max(ttft, user.sigma_ttft or 0)
+    basis: CalibrationBasis = "measured" if model_type in user.models else "model-transfer"
     new = () if basis == "measured" else known.novelties
     tps = tpot if basis == "measured" else max(tpot, known.sigma_output_tps)
     return CalibratedCoefficients(
-        coefficients, basis, new, tpot, ttft, tps, own.kv_cache_dtype, own.points, own.source
+        coefficients, basis, new, tpot, ttft, tps, user.kv_cache_dtype, user.points, user.source
     )
 
 
 def get_deployment_coefficients(
     deployment: Deployment, *, layouts: bool = True
 ) -> CalibratedCoefficients:
-    """`calibrated` for a deployment; without `layouts` without what its tensor parallel size adds of its own."""
+    """Look up the coefficients of a deployment.
+
+    Without `layouts`, the effect of its tensor parallel size is left out.
+    """
     model = deployment.model
     method, tp = get_weight_format_name(model), deployment.layout.tp if layouts else 0
     return look_up_coefficients(
@@ -247,6 +264,6 @@ def get_deployment_coefficients(
 
 
 def get_weight_format_name(model: Model) -> str:
-    """The number format of most of its weights, as calibrations name it."""
+    """Return the number format of most weights, as calibrations name it."""
     main = model.quantization.main_format
     return main.method if main else "none"

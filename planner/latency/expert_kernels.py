@@ -1,4 +1,7 @@
-"""What a fused mixture-of-experts kernel reaches by GPU generation and number format: `calibration/experts.yaml`."""
+"""Efficiency of fused mixture-of-experts kernels: `catalogs/calibration/experts.yaml`.
+
+Entries are by GPU generation and number format.
+"""
 
 from functools import cache
 
@@ -10,7 +13,7 @@ from planner.hardware.gpus import Gpu
 
 
 class ExpertKernelEfficiency(SourcedEntry):
-    """One fused-experts layer, measured alone."""
+    """One fused-experts layer, measured in isolation."""
 
     memory: PositiveFloat  # of bandwidth, reading the experts that a step touches
     gemm: PositiveFloat  # of the dense peak
@@ -21,18 +24,18 @@ class ExpertKernelEfficiency(SourcedEntry):
 
 @cache
 def load_expert_kernels() -> dict[str, ExpertKernelEfficiency]:
-    """All entries by "GENERATION FORMAT" or "GENERATION FORMAT before VERSION"."""
+    """Load all entries by "GENERATION FORMAT" or "GENERATION FORMAT before VERSION"."""
     return load_catalog("calibration/experts.yaml", ExpertKernelEfficiency)
 
 
 @cache
 def get_expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernelEfficiency:
-    """The kernel of `engine` on `gpu`; of a generation that nobody measured that of Hopper."""
-    found, name = load_expert_kernels(), f"{gpu.kernel_generation} {format}"
-    name = select_entry_for_release(name, engine, found) if engine.name == "vllm" else name
+    """Return the kernel of `engine` on `gpu`; for an unmeasured generation that of Hopper."""
+    kernels, name = load_expert_kernels(), f"{gpu.kernel_generation} {format}"
+    name = select_entry_for_release(name, engine, kernels) if engine.name == "vllm" else name
     near = NEAREST_FORMAT.get(format, format)
     names = name, f"{gpu.kernel_generation} {near}", f"hopper {format}", f"hopper {near}"
-    return next(found[each] for each in names if each in found)
+    return next(kernels[name] for name in names if name in kernels)
 
 
 NEAREST_FORMAT = {
@@ -42,4 +45,4 @@ NEAREST_FORMAT = {
     "mxfp4_fp8": "mxfp4",
     "nvfp4": "int4",
 }
-"""The format whose kernel is most like another's, where that was not measured."""
+"""Format with the most similar kernel, for formats that were not measured."""

@@ -1,4 +1,4 @@
-"""What a deployment does: latencies and rates as intervals, of one case and of many."""
+"""Performance of a deployment: latencies and rates as intervals, of one case and of many."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,18 +10,18 @@ import numpy as np
 from planner.core.intervals import Interval
 
 LATENCY_METRICS = ("ttft", "tpot", "itl", "e2e")
-"""What is told of a request's time."""
+"""Latency metrics of a request."""
 QUEUE_SENSITIVE_METRICS = ("ttft", "e2e", "queue")
-"""Those that hold the wait in the queue, and the wait itself."""
+"""Metrics that include the wait in the queue, and the wait itself."""
 UNBOUNDED = Interval.from_value(math.inf)
 LATENCY_STATISTICS = ("mean", "p50", "p95", "p99")
-"""Where a latency's distribution is told."""
+"""Statistics of a latency's distribution."""
 LATENCY_QUANTILES = (0.50, 0.95, 0.99)
-"""Shares of values that the last three of them do not exceed."""
+"""Quantiles of the last three of these statistics."""
 STATISTIC_SIGMA_FACTORS = np.array([1.0, 1.0, 1.25, 1.5])
-"""By `POINTS`, in standard deviations of the mean's: tails are less certain."""
+"""Error of each statistic relative to that of the mean: tails are less certain."""
 Z_SCORE_99 = 2.3263
-"""Standard normal quantile at 0.99: requests in flight spread about like a Poisson count."""
+"""Standard normal quantile at 0.99; requests in flight vary about like a Poisson count."""
 FP8_KV_NOTE = (
     "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype"
     " to plan another"
@@ -31,9 +31,10 @@ FP8_KV_NOTE = (
 def apply_unbounded_queue(
     value: Interval, metric: str, arriving: float, capacity: Interval | None
 ) -> Interval:
-    """A replayed wait, infinite where more arrives than is served, or may be: it grows for as long as that lasts.
+    """Return a simulated latency, infinite under overload; its upper end if overload is possible.
 
-    The replay's own figure says only how long was looked at.
+    Such a wait grows as long as the overload lasts; the simulated figure only reflects the length
+    of the simulation.
     """
     if metric not in QUEUE_SENSITIVE_METRICS or capacity is None or arriving <= capacity.lo:
         return value
@@ -44,45 +45,44 @@ def apply_unbounded_queue(
 class Performance:
     """Latencies in seconds and rates per second of a whole deployment, as 80% intervals."""
 
-    ttft: Mapping[str, Interval]  # by `POINTS`
+    ttft: Mapping[str, Interval]  # by `LATENCY_STATISTICS`
     tpot: Mapping[str, Interval]
-    itl: Mapping[str, Interval]  # between streamed outputs: with speculation several tokens each
+    itl: Mapping[
+        str, Interval
+    ]  # between streamed outputs; with speculation an output has several tokens
     e2e: Mapping[str, Interval]
     output_tps: Interval
     total_tps: Interval
     request_tps: Interval
-    decode_batch: float  # sequences decoding in one engine, mean
-    kv_usage: float  # of the pool, mean
-    queue: float  # seconds that a request waits before it is scheduled, p99
+    decode_batch: float  # mean sequences decoding in one engine
+    kv_usage: float  # mean fraction of the KV cache pool
+    queue: float  # seconds until a request is scheduled, p99
     preemptions: float  # per request
-    saturated: bool  # the offered rate is more than it can serve
-    bottleneck: str  # what caps it: "compute", "kv", "max_num_seqs" or "load"
+    saturated: bool  # the offered load exceeds capacity
+    bottleneck: str  # what limits it: "compute", "kv", "max_num_seqs" or "load"
     basis: str
     warnings: tuple[str, ...] = ()
     kv_usage_p99: float = 0.0
-    capacity: Interval | None = (
-        None  # requests/s that it serves at most; of users who wait, what they are served at
-    )
-    num_simulated_requests: int = 0  # that were replayed for these figures; 0: the closed form's
-    max_running: int = 0  # of those, in one engine at once
-    arrival_rps: float = (
-        0.0  # requests/s that come for as long as it runs; 0 where the run has an end
-    )
+    # highest sustainable requests/s; of a closed loop the requests/s served
+    capacity: Interval | None = None
+    num_simulated_requests: int = 0  # 0: an analytical estimate
+    max_running: int = 0  # largest number of them in one engine at once
+    arrival_rps: float = 0.0  # requests/s that arrive without end; 0 for a finite run
 
     def get(self, metric: str, point: str) -> Interval:
-        """Seconds of one of `LATENCIES` at one of `POINTS`."""
+        """Return the seconds of a latency metric at one of its statistics."""
         interval: Interval = getattr(self, metric)[point]
         return interval
 
     def get_for_display(self, metric: str, point: str) -> Interval:
-        """`at`, for people: see `unending`."""
+        """Return `get` for display: infinite if the queue is unbounded."""
         return apply_unbounded_queue(
             self.get(metric, point), metric, self.arrival_rps, self.capacity
         )
 
     @property
     def queue_growth(self) -> str:
-        """Whether TTFT and E2E grow for as long as it runs: "no", "may" (if it is as slow as may be) or "yes"."""
+        """Whether TTFT and E2E grow without bound: "no", "may" (pessimistic end) or "yes"."""
         interval = apply_unbounded_queue(
             Interval.from_value(0.0), "ttft", self.arrival_rps, self.capacity
         )
@@ -90,12 +90,12 @@ class Performance:
 
     @property
     def source_label(self) -> str:
-        """Where the figures come from, as a table's cell."""
+        """Source of the figures, as a table cell."""
         return "replayed" if self.num_simulated_requests else "closed form"
 
     @property
     def source_description(self) -> str:
-        """Where the figures come from, in a few words."""
+        """Source of the figures, in a few words."""
         return (
             f"replayed, {self.num_simulated_requests:,} requests an engine"
             if self.num_simulated_requests
@@ -120,18 +120,18 @@ class Performance:
 
 @dataclass(frozen=True)
 class PerformanceBatch:
-    """The performance of many cases, as arrays; `[k]` is that of one."""
+    """Performance of many cases as arrays; `[k]` is that of one case."""
 
-    ttft: np.ndarray  # [cases, points] s, middles by `POINTS`
+    ttft: np.ndarray  # [cases, statistics] s, expected values
     tpot: np.ndarray
     itl: np.ndarray
     e2e: np.ndarray
-    sigmas: np.ndarray  # [cases, 4 latencies, points] standard deviations of the logarithms
-    request_tps: np.ndarray  # [cases] as all others
+    sigmas: np.ndarray  # [cases, 4 latencies, statistics] standard deviations of ln
+    request_tps: np.ndarray  # [cases], like all below
     capacity: np.ndarray
     capacity_sigma: np.ndarray
     request_sigma: np.ndarray
-    output_tokens: np.ndarray  # of a request, mean
+    output_tokens: np.ndarray  # mean per request
     prompt_tokens: np.ndarray
     decode_batch: np.ndarray
     kv_usage: np.ndarray
@@ -139,11 +139,11 @@ class PerformanceBatch:
     saturated: np.ndarray
     limit: np.ndarray
     basis: np.ndarray
-    fp8_kv: np.ndarray  # counts on an FP8 KV cache that nobody asked for
+    fp8_kv: np.ndarray  # assumes an FP8 KV cache that was not requested
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """All cases of `parts`, in order."""
+        """Concatenate all cases of `parts`, in order."""
         if len(parts) == 1:
             return parts[0]
         return cls(

@@ -1,10 +1,10 @@
-"""Mean board power under a load: what a GPU moves and multiplies per second, at the energy that each takes.
+"""Estimate mean board power: what a GPU moves and multiplies per second, times the energy of each.
 
 Watts = idle + energy per byte x bytes/s + sqrt(board limit x energy per FLOP x FLOP/s), the last
-for dense and for expert kernels; energies by GPU or architecture are in `catalogs/power.yaml`. The
-root is empirical: a matrix unit that is mostly waiting, or padded, draws more than its share.
-Whatever makes steps slow lowers both rates, so that a GPU which waits for its host or for others is
-told by its step rate.
+for dense and for expert kernels. Energies by GPU or architecture are in `catalogs/power.yaml`. The
+root is empirical: a matrix unit that mostly waits, or is padded, draws more than its share.
+Whatever slows steps lowers both rates, so the step rate tells if a GPU waits for its host or for
+other GPUs.
 """
 
 import math
@@ -28,47 +28,58 @@ from planner.workload.workload import Workload
 
 POWER_CATALOG = "power.yaml"
 BOARD_LIMIT_FRACTION, BOARD_LIMIT_NORM_ORDER = 0.98, 8
-"""Share of the board limit that a GPU settles at, and how sharply (order of the norm): 403 runs reach 0.99 at most."""
+"""Fraction of the board limit that a GPU settles at, and how sharply (order of the norm).
+
+403 runs reach at most 0.99.
+"""
 EXPERT_TILE_ROWS = 16, 64
-"""Rows to which a fused-experts kernel pads each expert: with fewer tokens than experts, and otherwise or where weights
-are quantized in blocks (vLLM 0.11.1, fused_moe.get_default_config)."""
+"""Rows to which a fused-experts kernel pads each expert.
+
+The first figure is for fewer tokens than experts, the second otherwise or with block-quantized
+weights (vLLM 0.11.1, fused_moe.get_default_config).
+"""
 FORMAT_ENERGY_FACTORS = {"fp8": 0.6, "int8": 0.6, "fp4": 0.36}
-"""Energy of a FLOP against one in 16 bits: an H200 draws in FP8 what it draws in BF16, at 1.68 times the throughput
-(serialalice.pt, 2026-06); FP4 as far again. Block-scaled FP8 saves nothing in the runs fitted."""
+"""Energy of a FLOP relative to 16 bits.
+
+An H200 draws the same power in FP8 and BF16, at 1.68 times the throughput (serialalice.pt,
+2026-06). FP4 is extrapolated by the same factor. Block-scaled FP8 saves nothing in the fitted
+runs.
+"""
 PREFILL_ONLY_SIGMA = 0.15
-"""Standard deviation of ln(measured / predicted) that a load of nothing but prompts adds: none was measured."""
+"""Standard deviation of ln(measured / predicted) that prompts-only loads add: none was measured."""
 
 
 NumericT = TypeVar("NumericT", float, np.ndarray)
 
 
 class GpuEnergy(SourcedEntry):
-    """One entry of the catalog: a GPU's, an architecture's, or `prior`."""
+    """One catalog entry: of a GPU, an architecture, or `prior`."""
 
-    # share of the board limit that is drawn with a model loaded and nothing to do
+    # fraction of the board limit that is drawn with a model loaded and no work
     idle: PositiveFloat
     byte_pj: PositiveFloat  # pJ per byte read from memory
     flop_pj: PositiveFloat  # pJ per FLOP
-    spread: tuple[
-        NonNegativeFloat, NonNegativeFloat
-    ]  # 80% of measured / predicted: 1 / (1 + first) to 1 + second
+    # 80% range of measured / predicted: 1 / (1 + first) to 1 + second
+    spread: tuple[NonNegativeFloat, NonNegativeFloat]
 
 
 @dataclass(frozen=True)
 class GpuActivity:
-    """What one GPU does per second, on average."""
+    """Mean activity of one GPU per second."""
 
     bytes: float
-    flops: tuple[
-        float, float
-    ]  # in 16 bits, of dense kernels and attention, and of experts with what pads their tiles
-    busy: float  # share of time in which steps run, 0 to 1
-    prompts: float  # share of prompt tokens among those computed
+    # in 16 bits, of dense kernels and attention, and of experts including the padding of tiles
+    flops: tuple[float, float]
+    busy: float  # fraction of time in which steps run, 0 to 1
+    prompts: float  # fraction of prompt tokens among those computed
 
 
 @cache
 def load_energies() -> Mapping[str, GpuEnergy]:
-    """The catalog by name; `PlannerError` where there is no `prior` or a name is no GPU's and no architecture's."""
+    """Load the catalog by name.
+
+    Raises `PlannerError` if `prior` is missing, or if a name is neither a GPU nor an architecture.
+    """
     energies = load_catalog(POWER_CATALOG, GpuEnergy)
     if (
         odd := energies.keys()
@@ -87,47 +98,50 @@ def load_energies() -> Mapping[str, GpuEnergy]:
 
 
 def _list_architecture_keys(gpu: Gpu) -> tuple[str, str]:
-    """Its architecture with the compute capability, which tells boards with HBM from those with GDDR, and without."""
+    """Return its architecture with and without the compute capability.
+
+    The compute capability tells boards with HBM from those with GDDR.
+    """
     return f"{gpu.architecture} {gpu.compute_capability}", gpu.architecture
 
 
 def get_gpu_energy(gpu: Gpu) -> GpuEnergy:
-    """What is known of `gpu`: its own entry, its architecture's, or the prior."""
-    found = load_energies()
-    return next(
-        found[name] for name in (gpu.name, *_list_architecture_keys(gpu), "prior") if name in found
-    )
+    """Return the energies of `gpu`: its own entry, its architecture's, or the prior."""
+    energies = load_energies()
+    names = (gpu.name, *_list_architecture_keys(gpu), "prior")
+    return next(energies[name] for name in names if name in energies)
 
 
 def estimate_gpu_activity(
-    deployment: Deployment, load: Workload, request_tps: float, decode_batch: float, *,
-    prefills: bool = True, decodes: bool = True,
-) -> GpuActivity:  # fmt: skip
-    """What one GPU of `deployment` does while all of it serves `request_tps` requests/s of `load`.
+    deployment: Deployment,
+    load: Workload,
+    request_tps: float,
+    decode_batch: float,
+    *,
+    prefills: bool = True,
+    decodes: bool = True,
+) -> GpuActivity:
+    """Estimate the activity of a GPU while `deployment` serves `request_tps` requests/s of `load`.
 
-    `decode_batch`: sequences decoding in one engine while it runs. A pool of a disaggregated
-    deployment only `prefills` or only `decodes`.
+    `decode_batch` is the number of sequences decoding in one engine while it runs. A pool of a
+    disaggregated deployment only `prefills` or only `decodes`.
     """
     w, step, layout = count_step_work(deployment), build_step_model(deployment), deployment.layout
     served = request_tps / deployment.num_engine_instances
     computed = (load.prompt.mean - load.mean_cached_tokens) if prefills else 0.0
-    decoded = (
-        served * max(load.output.mean - 1, 0) / step.tokens_per_step if decodes else 0.0
-    )  # sequences x steps
+    # sequences x steps
+    decoded = served * max(load.output.mean - 1, 0) / step.tokens_per_step if decodes else 0.0
     prompts, chunks = served * computed, served * math.ceil(computed / step.max_tokens)
-    alone = (
-        math.exp(-decode_batch) if decoded else 1.0
-    )  # of the time no sequence decodes beside prompts
+    # fraction of prompt chunks without a decoding sequence in their step
+    alone = math.exp(-decode_batch) if decoded else 1.0
     steps = max(
         decoded / max(decode_batch, 1.0) + chunks * alone, (prompts + decoded) / step.max_tokens
     )
     if steps == 0:
         return GpuActivity(0.0, (0.0, 0.0), 0.0, 0.0)
     rows, mixed = decoded * (1 + step.num_draft_tokens) / steps, -math.expm1(-chunks / steps)
-    kinds = (
-        (1 - mixed, rows),
-        (mixed, rows + prompts / steps / max(mixed, 1e-12)),
-    )  # steps without and with prompts
+    # steps without and with prompts
+    kinds = (1 - mixed, rows), (mixed, rows + prompts / steps / max(mixed, 1e-12))
 
     in_blocks = deployment.model.quantization.method == "fp8_block"
     read, dense, experts = w.head.bytes, (rows + served / steps) * w.head.flops, 0.0
@@ -177,40 +191,43 @@ def estimate_gpu_activity(
     )
 
 
-def compute_power_terms(done: GpuActivity, limit: float) -> tuple[float, float, float]:
-    """Shares of a board limit in W that an idle share of 1, 1 pJ per byte and 1 pJ per FLOP would draw."""
-    roots = sum(math.sqrt(done.busy * flops * 1e-12 / limit) for flops in done.flops)
-    return 1.0, done.bytes * 1e-12 / limit, roots
+def compute_power_terms(activity: GpuActivity, limit: float) -> tuple[float, float, float]:
+    """Return the fractions of a board's limit in W that unit energies would draw.
+
+    They are for an idle fraction of 1, 1 pJ per byte and 1 pJ per FLOP.
+    """
+    roots = sum(math.sqrt(activity.busy * flops * 1e-12 / limit) for flops in activity.flops)
+    return 1.0, activity.bytes * 1e-12 / limit, roots
 
 
 def apply_board_limit(share: NumericT) -> NumericT:
-    """The share of the limit that a board draws which would draw `share` without one."""
+    """Return the fraction of the limit that a board draws which would draw `share` without one."""
     return (share**-BOARD_LIMIT_NORM_ORDER + BOARD_LIMIT_FRACTION**-BOARD_LIMIT_NORM_ORDER) ** (
         -1 / BOARD_LIMIT_NORM_ORDER
     )
 
 
-def compute_board_watts(done: GpuActivity, limit: float, energy: GpuEnergy) -> float:
-    """Mean W of a board of `limit` W."""
+def compute_board_watts(activity: GpuActivity, limit: float, energy: GpuEnergy) -> float:
+    """Return the mean W of a board with a limit of `limit` W."""
     prices = energy.idle, energy.byte_pj, math.sqrt(energy.flop_pj)
     return float(
         limit
         * apply_board_limit(
-            sum(x * y for x, y in zip(compute_power_terms(done, limit), prices, strict=True))
+            sum(x * y for x, y in zip(compute_power_terms(activity, limit), prices, strict=True))
         )
     )
 
 
-def estimate_board_power(gpu: Gpu, done: GpuActivity) -> Interval:
-    """Mean W of one `gpu` with its 80% interval, within the board's limit."""
+def estimate_board_power(gpu: Gpu, activity: GpuActivity) -> Interval:
+    """Estimate the mean W of one `gpu` with its 80% interval, within the board's limit."""
     energy = get_gpu_energy(gpu)
-    mid = compute_board_watts(done, gpu.board_limit_w, energy)
-    lo, hi = (math.hypot(side, PREFILL_ONLY_SIGMA * done.prompts**4) for side in energy.spread)
+    mid = compute_board_watts(activity, gpu.board_limit_w, energy)
+    lo, hi = (math.hypot(side, PREFILL_ONLY_SIGMA * activity.prompts**4) for side in energy.spread)
     return Interval(mid / (1 + lo), mid, max(min(mid * (1 + hi), gpu.board_limit_w), mid))
 
 
 def compute_joules_per_token(power: Interval, gpus: int, output_tps: Interval) -> Interval | None:
-    """J per output token of `gpus` boards; None where there are no tokens."""
+    """Return J per output token of `gpus` boards, None without tokens."""
     if not output_tps.mid > 0:
         return None
     mid = power.mid * gpus / output_tps.mid

@@ -1,7 +1,7 @@
-"""What decoding sequences have in common is read from memory once: how many read together, what that saves a step.
+"""Estimate the memory reads that decoding sequences save by sharing prefixes.
 
-The replay counts who shares which block (`simulator.step_kernels`); the closed form takes the
-trace's own shares.
+The simulation counts which sequences share a block (`simulator.step_cost_kernels`). The analytical
+estimate derives it from the trace.
 """
 
 from dataclasses import replace
@@ -16,17 +16,18 @@ from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
 from planner.workload.workload import Workload
 
 L2_BANDWIDTH_FACTOR = 1.7
-"""What a GPU's L2 cache gives in the time in which memory gives one: about 5.6 TB/s of an H100's 3.35
+"""Bandwidth of a GPU's L2 cache relative to its memory: about 5.6 TB/s to 3.35 on an H100
 (chipsandcheese.com, Nvidia's H100: Funny L2, and Tons of Bandwidth, 2023-07-02, the PCIe card)."""
 MAX_BLOCK_SHARERS = 64
-"""Sequences that have one block: more count as so many."""
+"""Sequences that share a block; more count as this many."""
 
 
 def count_concurrent_readers(deployment: Deployment) -> float:
-    """Sequences whose KV cache decoding attention reads at the same time: a multiprocessor has one KV head of one.
+    """Return how many sequences' KV caches decoding attention reads at the same time.
 
-    What several of them have in common then comes from memory once (FlashAttention 3 on Hopper). 0
-    where that is not known: of other GPUs, latent attention, or layers that differ.
+    A multiprocessor reads one KV head of one sequence. Blocks that concurrent sequences share are
+    then read from memory once (FlashAttention 3 on Hopper). Returns 0 if that is not known: other
+    GPUs, latent attention, or layers that differ.
     """
     sequence_mixers = {layer.mixer for layer in deployment.model.architecture.layers}
     mixer = sequence_mixers.pop()
@@ -40,47 +41,46 @@ def count_concurrent_readers(deployment: Deployment) -> float:
     return deployment.gpu.multiprocessors / max(mixer.kv_heads / deployment.layout.tp, 1.0)
 
 
-def subtract_shared_reads(step: StepModel, deployment: Deployment, workload: Workload) -> StepModel:
-    """`step` less what its sequences need not each read, if each of them is any of the trace's with equal chance."""
-    together = count_concurrent_readers(deployment)
-    if not (
-        together
-        and deployment.args.enable_prefix_caching
-        and workload.trace
-        and workload.uses_trace_prefixes
-    ):
+def subtract_shared_reads(
+    step: StepModel, workload: Workload, concurrent_readers: float, max_num_seqs: int
+) -> StepModel:
+    """Return `step` without the reads that decoding sequences of a trace save on average.
+
+    Each sequence is any of the trace's with equal probability.
+    """
+    if not (concurrent_readers and workload.trace):
         return step
-    counts = np.arange(deployment.args.max_num_seqs + 1)
-    some = np.unique(np.geomspace(1, counts[-1], 24).astype(int))
+    counts = np.arange(max_num_seqs + 1)
+    grid = np.unique(np.geomspace(1, counts[-1], 24).astype(int))
     context = workload.prompt.mean + workload.output.mean / 2
-    most = some * context * (1 - 1 / L2_BANDWIDTH_FACTOR)
-    found = np.minimum(
-        [_estimate_shared_tokens(workload.trace, together, n) for n in some.tolist()], most
+    shared = np.minimum(
+        [_estimate_shared_tokens(workload.trace, concurrent_readers, n) for n in grid.tolist()],
+        grid * context * (1 - 1 / L2_BANDWIDTH_FACTOR),
     )
-    saved = step.decode_context_s * np.interp(counts, np.append(0, some), np.append(0.0, found))
-    return replace(step, sequences_s=step.interpolate_sequences_s(counts) - saved)
+    saved_s = step.decode_context_s * np.interp(counts, np.append(0, grid), np.append(0.0, shared))
+    return replace(step, sequences_s=step.interpolate_sequences_s(counts) - saved_s)
 
 
 @lru_cache(maxsize=4096)
-def _estimate_shared_tokens(trace: Trace, together: float, sequences: int) -> float:
-    """Tokens that so many sequences of a trace have in common and do not each read, on average.
+def _estimate_shared_tokens(trace: Trace, concurrent_readers: float, sequences: int) -> float:
+    """Return the mean tokens that `sequences` of a trace share and do not each read from memory.
 
-    r of n have a block with the binomial chance of its share of the requests; what they save then
-    is as in `simulator.step_kernels`.
+    The number of sequences that have a block is binomial, by the fraction of requests with the
+    block. What r sharers save is as in `simulator.step_cost_kernels.count_shared_tokens`.
     """
-    n, most = sequences, min(MAX_BLOCK_SHARERS - 1, sequences)
+    n, max_sharers = sequences, min(MAX_BLOCK_SHARERS - 1, sequences)
     times, blocks = np.unique(np.bincount(trace.block_ids[0]), return_counts=True)
-    share = np.minimum(times[times > 1] / len(trace.arrival), 1 - 1e-9)[:, None]
+    fraction = np.minimum(times[times > 1] / len(trace.arrival), 1 - 1e-9)[:, None]
     r = np.arange(n + 1)
-    factorials = np.append(0.0, np.cumsum(np.log(r[1:])))  # their logarithms
-    log = (
-        factorials[n]
-        - factorials
-        - factorials[::-1]
-        + r * np.log(share)
-        + (n - r) * np.log1p(-share)
+    log_factorials = np.append(0.0, np.cumsum(np.log(r[1:])))
+    log_probability = (
+        log_factorials[n]
+        - log_factorials
+        - log_factorials[::-1]
+        + r * np.log(fraction)
+        + (n - r) * np.log1p(-fraction)
     )
-    alone = np.cumprod(np.maximum(0.0, 1 - together / (n - np.arange(most))))
-    saves = np.append(0.0, np.arange(1, most + 1) - max(1.0, n / together) * (1 - alone))
-    saves = np.maximum(saves[np.minimum(r, most)], 0.0) * (r > 1)
-    return float(blocks[times > 1] @ (np.exp(log) @ saves)) * TRACE_BLOCK_TOKENS
+    missed = np.cumprod(np.maximum(0.0, 1 - concurrent_readers / (n - np.arange(max_sharers))))
+    saved = np.arange(1, max_sharers + 1) - max(1.0, n / concurrent_readers) * (1 - missed)
+    saved = np.maximum(np.append(0.0, saved)[np.minimum(r, max_sharers)], 0.0) * (r > 1)
+    return float(blocks[times > 1] @ (np.exp(log_probability) @ saved)) * TRACE_BLOCK_TOKENS

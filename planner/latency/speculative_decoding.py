@@ -1,27 +1,19 @@
-"""Speculative decoding: tokens per step from acceptance, what drafting and verifying cost, where it stops paying.
+"""Estimate speculative decoding: tokens per step, cost of drafting and verifying, break-even.
 
 A step drafts k tokens and verifies them with one pass of the target over k + 1 tokens per sequence.
-With each drafted token accepted with probability a after the last, a step yields (1 - a^(k+1)) / (1
-- a) tokens (Leviathan et al., arXiv 2211.17192, eq. 1). At small batch the pass is bound by reading
-weights, so k more tokens are nearly free; at large batch they cost compute, and a mixture of
-experts reads more experts for them at any batch. A recurrent layer writes a state for every token
-that may turn out to be the last accepted one. Beside all that a speculative step waits for its
-host, whatever the model: so a small one gains least.
+If each drafted token is accepted with probability a after the one before, a step yields
+(1 - a^(k+1)) / (1 - a) tokens (Leviathan et al., arXiv 2211.17192, eq. 1). At small batch the pass
+is bound by reading weights, so k more tokens are nearly free. At large batch they cost compute, and
+a mixture of experts reads more experts for them at any batch. A recurrent layer writes a state for
+every token that may be the last accepted one. In addition a speculative step waits for its host,
+whatever the model, so a small model gains least.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from planner.engines.deployment import Deployment
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -31,6 +23,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.coefficients import StepCoefficients
+from planner.engines.deployment import Deployment
 from planner.engines.speculation_methods import (
     get_deployment_draft_method,
     load_draft_host_costs,
@@ -45,13 +38,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPEEDUP_SIGMA = 0.06
-"""Standard deviation of ln(measured / predicted) of a speed-up, but for the two that follow."""
+"""Standard deviation of ln(measured / predicted) speed-up, without host and added step cost."""
 HOST_COST_SIGMA = 0.7
-"""The same of what the host costs, which differs more than twice between machines of one kind."""
+"""Standard deviation of ln(cost of the host), which machines of one kind more than double."""
 
 
 def compute_expected_tokens(acceptance_rate: float, k: int) -> float:
-    """Tokens that a step yields on average, its bonus token included: 1 (nothing accepted) to k + 1."""
+    """Return the mean tokens of a step, bonus token included: 1 (none accepted) to k + 1."""
     if not 0 <= acceptance_rate <= 1 or k < 0:
         raise PlannerError(
             f"acceptance_rate must lie in 0 to 1 and k be 0 or more, got {acceptance_rate:g}"
@@ -61,59 +54,56 @@ def compute_expected_tokens(acceptance_rate: float, k: int) -> float:
 
 
 def infer_acceptance_rate(tokens_per_step: float, k: int) -> float:
-    """The acceptance rate at which a step of k drafts yields `tokens_per_step` (an engine's mean acceptance length)."""
+    """Return the acceptance rate at which a step with k drafts yields `tokens_per_step`.
+
+    That is an engine's mean acceptance length.
+    """
+    from scipy.optimize import brentq
+
     if not 1 <= tokens_per_step <= k + 1:
         raise PlannerError(
             f"a step of {k} drafts yields 1 to {k + 1} tokens, got {tokens_per_step:g}"
         )
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if compute_expected_tokens(middle, k) < tokens_per_step
-            else (low, middle)
-        )
-    return (low + high) / 2
+    return float(brentq(lambda rate: compute_expected_tokens(rate, k) - tokens_per_step, 0.0, 1.0))
 
 
 @dataclass(frozen=True)
 class SpeculationSpeedup:
-    """What speculation does to decoding at one batch."""
+    """Effect of speculation on decoding at one batch."""
 
     batch: float
     tokens_per_step: float
     plain_s: float  # a step without speculation: one token per sequence
     verify_s: float  # the target over k + 1 tokens per sequence
-    draft_s: float  # k drafts, and what the host takes for them
-    host_s: float  # of that, the host's
+    draft_s: float  # k drafts, and the host's time for them
+    host_s: float  # the host's part of it
     draft_bytes: float  # per GPU
-    num_sequences_lost: (
-        int | None
-    )  # that the draft's weights and cache push out of the KV pool; None: not asked
+    # sequences that no longer fit, due to the draft's weights and cache; None: unknown
+    num_sequences_lost: int | None
     sigma_tpot: float  # of the plain step
 
     @property
     def speedup(self) -> Interval:
-        """TPOT without / TPOT with: the target's own step cost cancels but for what is added to it."""
+        """TPOT without / TPOT with speculation.
+
+        The error of the target's step cost cancels, except for what is added to it.
+        """
         whole = self.verify_s + self.draft_s
-        host, added = (
-            self.host_s / whole * HOST_COST_SIGMA,
-            (1 - self.plain_s / whole) * self.sigma_tpot,
-        )
+        host = self.host_s / whole * HOST_COST_SIGMA
+        added = (1 - self.plain_s / whole) * self.sigma_tpot
         return Interval.from_lognormal(
             self.tokens_per_step * self.plain_s / whole, math.hypot(SPEEDUP_SIGMA, host, added)
         )
 
     @property
     def verdict(self) -> str:
-        """`pays` or `does not pay` when the whole interval says so, else `may pay`."""
+        """`pays` or `does not pay` if the whole interval agrees, else `may pay`."""
         return (
             "pays" if self.speedup.lo > 1 else "does not pay" if self.speedup.hi < 1 else "may pay"
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row, the speed-up as an `Interval`."""
+        """Return one row, with the speed-up as an `Interval`."""
         import pandas as pd
 
         times = {
@@ -147,35 +137,38 @@ class SpeculationSpeedup:
 def _build_step_models(
     deployment: Deployment, host: tuple[float, float], coefficients: StepCoefficients | None = None
 ) -> tuple[StepModel, StepModel, StepModel]:
-    """Step costs of the target alone, of the target verifying drafts, and of drafting and verifying.
+    """Build the step models of the target alone, of verifying, and of drafting and verifying.
 
-    The host pays once per sequence, the device per token; attention reads a sequence's KV once for
-    all its tokens, a recurrent layer its state, of which it writes one for each. `host`: seconds of
-    a step, and least of a draft's pass.
+    The host pays once per sequence, the device per token. Attention reads a sequence's KV cache
+    once for all its tokens, a recurrent layer its state, of which it writes one per token. `host`
+    is the seconds of a step, and the least seconds of a draft's pass.
     """
     assert deployment.speculation is not None
-    how, k = get_deployment_draft_method(deployment), deployment.speculation.num_speculative_tokens
+    method, k = (
+        get_deployment_draft_method(deployment),
+        deployment.speculation.num_speculative_tokens,
+    )
     drafter, (step_s, pass_s) = resolve_draft_model(deployment.model, deployment.speculation), host
     known = coefficients or get_deployment_coefficients(deployment).coefficients
     plain = build_target_step_model(alone := replace(deployment, speculation=None), known)
-    seats = len(plain.rows_s) - 1
-    wide = alone.with_args(max_num_seqs=seats * (k + 1))
+    max_sequences = len(plain.rows_s) - 1
+    wide = alone.with_args(max_num_seqs=max_sequences * (k + 1))
     target = build_target_step_model(wide, replace(known, row_s=0.0), queries=k + 1)
     verifying = replace(
         target,
-        sequences_s=plain.rows_s - target.rows_s[: seats + 1],
-        state_s=target.state_s * (1 + (k + 1)) / 2,  # of one that is read and written once
+        sequences_s=plain.rows_s - target.rows_s[: max_sequences + 1],
+        state_s=target.state_s * (1 + (k + 1)) / 2,  # relative to one read and one written state
         num_draft_tokens=k,
     )
-    sequences = np.arange(seats + 1.0)
-    added = verifying.sequences_s + step_s + sequences * how.host_us * 1e-6
+    sequences = np.arange(max_sequences + 1.0)
+    added = verifying.sequences_s + step_s + sequences * method.host_us * 1e-6
     sigma = math.hypot(plain.sigma_tpot, SPEEDUP_SIGMA)
     if drafter is None:
         return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
     draft = build_target_step_model(
         replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0)
     )
-    if how.draft == "heads":
+    if method.draft == "heads":
         return (
             plain,
             verifying,
@@ -185,10 +178,9 @@ def _build_step_models(
                 sigma_tpot=sigma,
             ),
         )
-    passes = k if how.passes == "each" else 1
-    first = draft.fixed_s + draft.interpolate_rows_s(
-        sequences * (k / passes)
-    )  # it reads all tokens of the step, prompts too
+    passes = k if method.passes == "each" else 1
+    # the first pass reads all tokens of the step, prompts too: that is in the parts
+    first = draft.fixed_s + draft.interpolate_rows_s(sequences * (k / passes))
     later = (
         draft.fixed_s + draft.interpolate_tokens_s(sequences) + draft.interpolate_rows_s(sequences)
     )
@@ -211,7 +203,7 @@ def _build_step_models(
 
 
 def _drop_acceptance_rate(deployment: Deployment) -> Deployment:
-    """One replica of `deployment` without its acceptance rate: no step's cost depends on either."""
+    """Return one replica without its acceptance rate: no step cost depends on either."""
     assert deployment.speculation is not None
     return replace(
         deployment.with_replicas(1),
@@ -222,7 +214,10 @@ def _drop_acceptance_rate(deployment: Deployment) -> Deployment:
 def build_step_model(
     deployment: Deployment, coefficients: StepCoefficients | None = None
 ) -> StepModel:
-    """The step cost of `deployment`, its speculation included; `coefficients` replaces the catalog's."""
+    """Build the step model of `deployment`, speculation included.
+
+    `coefficients` replaces the catalog's.
+    """
     return _build_step_model_cached(deployment.with_replicas(1), coefficients)
 
 
@@ -246,7 +241,7 @@ def _build_step_model_cached(
 
 
 def _estimate_host_s(deployment: Deployment) -> tuple[float, float]:
-    """Seconds that a step costs the engine's host, and that a pass over the draft takes at least."""
+    """Return the host's seconds per step, and the least seconds of a pass over the draft."""
     cost = load_draft_host_costs()[deployment.engine.name]
     return cost.step_us * 1e-6, cost.pass_us * 1e-6
 
@@ -257,13 +252,13 @@ def estimate_step_s(
     context: float,
     host: tuple[float, float] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """Seconds of a plain step of `batch` sequences, of one that verifies, and of one that drafts and verifies.
+    """Estimate the seconds of a plain step, of one that verifies, and of one that also drafts.
 
-    `host` replaces the engine's own: seconds of a step, and the least that a pass over the draft
-    takes.
+    `host` replaces the engine's own: seconds of a step, and the least seconds of a pass over the
+    draft.
     """
     engine, largest = _drop_acceptance_rate(deployment), float(np.max(batch))
-    if largest > engine.args.max_num_seqs:  # judged as if so many might run
+    if largest > engine.args.max_num_seqs:  # as if so many could run
         engine = engine.with_args(max_num_seqs=1 << math.ceil(math.log2(largest)))
     steps = _build_step_models(engine, host or _estimate_host_s(engine))
     return tuple(
@@ -274,10 +269,10 @@ def estimate_step_s(
 def evaluate_speculation(
     deployment: Deployment, batch: float, context: float, memory: MemoryPlan | None = None
 ) -> SpeculationSpeedup:
-    """The effect of `deployment.speculation` on `batch` decoding sequences of `context` tokens in one engine.
+    """Evaluate `deployment.speculation` for `batch` decoding sequences in one engine.
 
-    With the memory plan of the deployment without speculation, counts the sequences that the draft
-    costs.
+    `context` is in tokens. With the memory plan of the deployment without speculation, it counts
+    the sequences that the draft costs.
     """
     if (speculation := deployment.speculation) is None:
         raise PlannerError(
@@ -303,7 +298,7 @@ def evaluate_speculation(
 def find_break_even_acceptance(
     deployment: Deployment, batch: float, context: float
 ) -> float | None:
-    """The acceptance rate above which speculation pays at this batch; None when no rate does."""
+    """Return the acceptance rate above which speculation pays at this batch, None if none does."""
     speedup = evaluate_speculation(deployment, batch, context)
     needed = (speedup.verify_s + speedup.draft_s) / speedup.plain_s
     k = deployment.num_draft_tokens
@@ -313,9 +308,10 @@ def find_break_even_acceptance(
 def find_profitable_batches(
     deployment: Deployment, context: float, largest: int | None = None
 ) -> list[tuple[int, int]]:
-    """The first and the last batch of each range up to `largest` (default: max_num_seqs) at which speculation pays.
+    """Return the first and last batch of each range at which speculation pays.
 
-    There may be several: a few drafted tokens wake experts that a larger batch reads anyway.
+    Batches are up to `largest` (default: max_num_seqs). There may be several ranges: a few drafted
+    tokens activate experts that a larger batch reads anyway.
     """
     if (speculation := deployment.speculation) is None:
         return []
@@ -326,16 +322,15 @@ def find_profitable_batches(
         * plain
         >= whole
     )
-    turns = np.flatnonzero(
-        np.diff(pays, prepend=False, append=False)
-    ).tolist()  # the first of a range, and one beyond
-    return [(first + 1, beyond) for first, beyond in zip(turns[::2], turns[1::2], strict=True)]
+    # the first of each range, and one beyond
+    edges = np.flatnonzero(np.diff(pays, prepend=False, append=False)).tolist()
+    return [(first + 1, beyond) for first, beyond in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def find_break_even_batch(
     deployment: Deployment, context: float, largest: int | None = None
 ) -> int:
-    """The largest batch of `pays_at`; 0 when it pays at none."""
+    """Return the largest batch at which speculation pays, 0 if there is none."""
     return max(
         (last for _, last in find_profitable_batches(deployment, context, largest)), default=0
     )
@@ -348,7 +343,7 @@ def sweep_speedup(
     ks: Sequence[int],
     context: float,
 ) -> pd.DataFrame:
-    """Speed-up for every combination: columns k, batch, acceptance_rate, speedup."""
+    """Return the speed-up for every combination: columns k, batch, acceptance_rate, speedup."""
     import pandas as pd
 
     rows = []
@@ -358,15 +353,18 @@ def sweep_speedup(
         )
         for batch in batches:
             speedup = evaluate_speculation(replace(deployment, speculation=changed), batch, context)
-            at = {
-                rate: replace(speedup, tokens_per_step=compute_expected_tokens(rate, k))
-                for rate in rates
-            }
-            rows += [(k, batch, rate, one.speedup.mid) for rate, one in at.items()]
+            for rate in rates:
+                at_rate = replace(speedup, tokens_per_step=compute_expected_tokens(rate, k))
+                rows.append((k, batch, rate, at_rate.speedup.mid))
     return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate", "speedup"])
 
 
 def compute_planned_acceptance(deployment: Deployment) -> float | None:
-    """The share of drafted tokens that is accepted, (a + ... + a^k) / k; None where nothing is drafted."""
-    drafting, k = deployment.speculation, deployment.num_draft_tokens
-    return (compute_expected_tokens(drafting.acceptance_rate, k) - 1) / k if drafting else None
+    """Return the fraction of drafted tokens that is accepted, (a + ... + a^k) / k.
+
+    None without speculation.
+    """
+    speculation, k = deployment.speculation, deployment.num_draft_tokens
+    if speculation is None:
+        return None
+    return (compute_expected_tokens(speculation.acceptance_rate, k) - 1) / k

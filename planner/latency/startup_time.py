@@ -1,4 +1,4 @@
-"""Seconds from starting a vLLM server to its first answer, phase by phase, from `catalogs/start_up.yaml`."""
+"""Estimate the startup of a vLLM server, phase by phase: `catalogs/start_up.yaml`."""
 
 import math
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from planner.memory.weights import compute_stage_bytes
 
 STARTUP_CATALOG = "start_up.yaml"
 DEFAULT_STORAGE = "nvme"
-"""What weights are read from unless said otherwise."""
+"""Default storage of the weights."""
 DEFAULT_MAX_STARTUP_S = 1800.0
-"""How long a start is taken to last at most where none is predicted."""
+"""Longest startup that is assumed if none is predicted."""
 
 
 @cache
@@ -30,7 +30,7 @@ def _list_storages() -> tuple[str, ...]:
 
 
 def validate_storage(name: str) -> str:
-    """`name`, where the catalog knows its rate; else `PlannerError`."""
+    """Return `name` if the catalog knows its rate; raise `PlannerError` otherwise."""
     if name not in _list_storages():
         raise make_unknown_name_error(name, _list_storages(), "storage")
     return name
@@ -38,9 +38,10 @@ def validate_storage(name: str) -> str:
 
 @dataclass(frozen=True)
 class StartupTime:
-    """Seconds of each phase, one after the other; `cached` is what stands for `compilation` once it was done before.
+    """Seconds of each phase, one after the other.
 
-    `machine` is how many times as long another host's processors may take for all but the weights.
+    `cached_compilation` replaces `compilation` with a warm compile cache. `machine_factor` is how
+    many times as long another host's processors may take for all phases but the weights.
     """
 
     process: Interval
@@ -54,21 +55,27 @@ class StartupTime:
 
     @property
     def total(self) -> Interval:
-        """All of them, nothing cached."""
+        """Whole startup with a cold compile cache."""
         return self._sum_phases(self.compilation)
 
     @property
     def total_with_cache(self) -> Interval:
-        """All of them, compiled code found in a cache."""
+        """Whole startup with a warm compile cache."""
         return self._sum_phases(self.cached_compilation)
 
     def _sum_phases(self, compilation: Interval) -> Interval:
-        here = self.process + compilation + self.profiling + self.graphs + self.ready
-        return here + (self.machine_factor - 1.0) * here.mid + self.weights
+        on_host = self.process + compilation + self.profiling + self.graphs + self.ready
+        return on_host + (self.machine_factor - 1.0) * on_host.mid + self.weights
 
     def __str__(self) -> str:
-        parts = {"process": self.process, "weights": self.weights, "compilation": self.compilation,
-                 "profiling": self.profiling, "CUDA graphs": self.graphs, "server": self.ready}  # fmt: skip
+        parts = {
+            "process": self.process,
+            "weights": self.weights,
+            "compilation": self.compilation,
+            "profiling": self.profiling,
+            "CUDA graphs": self.graphs,
+            "server": self.ready,
+        }
         listed = ", ".join(f"{name} {phase.mid:.0f}" for name, phase in parts.items() if phase.mid)
         return (
             f"{self.total:.0f} s ({listed}), {self.total_with_cache:.0f} s with compiled code"
@@ -77,10 +84,10 @@ class StartupTime:
 
 
 def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> StartupTime | None:
-    """How long one replica takes to start, its checkpoint read from `storage`; None for engines other than vLLM.
+    """Estimate the startup of one replica that reads its checkpoint from `storage`.
 
-    Every rank copies its own share at the loader's rate; the storage, which delivers each tensor
-    once, may be slower.
+    Every rank copies its own shard at the loader's rate; the storage, which reads each tensor once,
+    may be slower. Returns None for engines other than vLLM.
     """
     validate_storage(storage)
     if deployment.engine.name != "vllm":
@@ -88,7 +95,7 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     model, layout, args = deployment.model, deployment.layout, deployment.args
 
     def of(items: float, *names: str) -> Interval:
-        """The product of `items` and the constants `names`."""
+        """Return the product of `items` and the constants `names`."""
         fitted_constants = [
             get_constant(name, deployment.engine.release, STARTUP_CATALOG) for name in names
         ]
@@ -105,8 +112,8 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     def read(size: float, name: str) -> Interval:
         return of(1.0, name).map_monotone(lambda rate: size / GB / rate)
 
-    held = compute_stage_bytes(deployment.with_args(max_loras=0))
-    whole = sum(held) * layout.tp * (layout.dp if layout.ep > 1 else 1)
+    stage_bytes = compute_stage_bytes(deployment.with_args(max_loras=0))
+    whole = sum(stage_bytes) * layout.tp * (layout.dp if layout.ep > 1 else 1)
     layers = 0 if args.enforce_eager else math.ceil(len(model.architecture.layers) / layout.pp)
     experts = model.architecture.is_moe
     compilation = ["compile-layer", *["compile-experts"] * experts]
@@ -117,7 +124,7 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     return StartupTime(
         process=of(1.0, "process") + (of(1.0, "workers") if layout.gpus_per_replica > 1 else 0.0),
         weights=max(
-            read(max(held), "loader"),
+            read(max(stage_bytes), "loader"),
             read(whole, f"storage {storage}"),
             key=lambda phase: phase.mid,
         ),

@@ -1,9 +1,9 @@
-"""What one engine step costs: a roofline per part, priced with a dozen calibrated coefficients.
+"""Price an engine step: a roofline per part, with a dozen calibrated coefficients.
 
-`latency.step_work` counts what a step has to move and compute, `step_model` prices it for a GPU and
-engine. Roofline: Williams et al. 2009; a kernel's time is a norm of its memory and its compute
-time, so that both matter near the ridge. A mixture of E experts of which k serve a token reads E (1
-- (1 - k/E)^T) experts for T tokens.
+`latency.step_work` counts what a step moves and computes; this module prices it for a GPU and
+engine. Roofline: Williams et al. 2009. A kernel's time is a norm of its memory and its compute
+time, so that both matter near the ridge. A mixture of E experts, k of which serve a token, reads
+E (1 - (1 - k/E)^T) experts for T tokens.
 """
 
 import math
@@ -29,7 +29,7 @@ from planner.memory.kv_cache import get_kv_element_bytes
 from planner.parallelism.communication import estimate_collectives
 
 ASYNC_HOST_FRACTION = 0.35
-"""Share of the host's time per sequence that asynchronous scheduling leaves in the GPU's way."""
+"""Fraction of the host's time per sequence that asynchronous scheduling does not hide."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class StepCost:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole step."""
         return sum(self.seconds_by_part.values())
 
     def __str__(self) -> str:
@@ -49,17 +50,24 @@ class StepCost:
         return f"{self.seconds * 1e3:.2f} ms ({inside})"
 
 
+COST_FIELDS = (
+    "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s",
+    "prefill_step_s", "prompt_s", "request_s", "prompt_token_s",
+)  # fmt: skip
+"""Fields of a step model that are seconds, besides its parts and windows."""
+
+
 @dataclass(frozen=True)
 class StepModel:
-    """What one step costs on one engine (one data-parallel rank), as numbers that a replay can use.
+    """Cost of a step on one engine (one data-parallel rank), as numbers that a simulation can use.
 
     A step with prompt chunks and decoding sequences takes tokens_s[all its tokens] + rows_s[its
     sequences] + fixed_s + decode_context_s x (context tokens of decoding sequences) +
     prefill_pair_s x (query, key) pairs, the windows' shares of both, + state_s x sequences, and
-    prefill_step_s if it holds prompt tokens. With `stages` > 1 that is the time through all
-    pipeline stages, and as many steps are under way at once. With speculation (see
-    `latency.speculation.step_of`) a decoding sequence has 1 + `drafts` tokens and rows, and
-    sequences_s[sequences] is added.
+    prefill_step_s if it has prompt tokens. With `stages` > 1 that is the time through all pipeline
+    stages, which work on as many steps at once. With speculation (see
+    `latency.speculative_decoding.build_step_model`) a decoding sequence has 1 + `num_draft_tokens`
+    tokens and rows, and sequences_s[sequences] is added.
     """
 
     grid: np.ndarray  # token counts at which `parts` were priced
@@ -73,70 +81,72 @@ class StepModel:
     state_s: float
     fixed_s: float
     prefill_step_s: float
-    prompt_s: float  # of each prompt chunk beside its tokens
+    prompt_s: float  # of each prompt chunk, in addition to its tokens
     request_s: float
     prompt_token_s: float
     stages: int
-    # blocks that performance counts on against the memory plan's (see `latency.step_work.kv_dtype`)
+    # blocks for performance relative to the memory plan's, see `step_work.resolve_planned_kv_dtype`
     kv_stretch: float
     basis: CalibrationBasis
     sigma_tpot: float
     sigma_ttft: float
-    sigma_output_tps: float  # at least: with drafts it is no less than TPOT's
-    sequences_s: np.ndarray = field(
-        default_factory=lambda: np.zeros(1)
-    )  # [max_num_seqs + 1] drafting for so many
-    num_draft_tokens: int = 0  # tokens that each decoding sequence verifies beside its own
-    tokens_per_step: float = 1.0  # that a decoding sequence yields
-    tokens_variance: float = 0.0  # of their number
+    sigma_output_tps: float  # a lower bound: with drafts it is no less than TPOT's
+    # [max_num_seqs + 1] per sequences in the step: drafting, adapters
+    sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    num_draft_tokens: int = 0  # tokens that each decoding sequence verifies in addition to its own
+    tokens_per_step: float = 1.0  # mean tokens that a decoding sequence yields
+    tokens_variance: float = 0.0  # their variance
 
     @cached_property
     def grid_s(self) -> np.ndarray:
-        """Seconds of the token-dependent parts at each grid point, never falling."""
+        """Seconds of the token-dependent parts at each grid point, monotone."""
         return np.maximum.accumulate(sum(self.parts.values()))
 
     @cached_property
     def tokens_s(self) -> np.ndarray:
-        """[max_num_batched_tokens + 1] seconds of a step that schedules so many tokens."""
+        """[max_num_batched_tokens + 1] seconds of a step by its scheduled tokens."""
         return np.interp(np.arange(self.max_tokens + 1), self.grid, self.grid_s)
 
     def interpolate_tokens_s(self, count: np.ndarray | float) -> np.ndarray:
-        """`tokens_s` at real-valued counts."""
+        """Interpolate `tokens_s` at real-valued counts."""
         return np.interp(count, self.grid, self.grid_s)
 
     def interpolate_rows_s(self, count: np.ndarray | float) -> np.ndarray:
-        """`rows_s` at real-valued counts."""
+        """Interpolate `rows_s` at real-valued counts."""
         return np.interp(count, np.arange(len(self.rows_s)), self.rows_s)
 
     def interpolate_sequences_s(self, count: np.ndarray | float) -> np.ndarray:
-        """`sequences_s` at real-valued counts."""
+        """Interpolate `sequences_s` at real-valued counts."""
         return np.interp(count, np.arange(len(self.sequences_s)), self.sequences_s)
 
     def estimate_decode_attention_s(self, context: np.ndarray | float) -> np.ndarray:
-        """Seconds that one decoding sequence of this context adds to a step."""
+        """Estimate the seconds that a decoding sequence of this context adds to a step."""
         windows = sum(s * np.minimum(context, window) for window, s in self.decode_windows)
         return self.decode_context_s * np.asarray(context, float) + windows + self.state_s
 
     def estimate_decode_step_s(
         self, sequences: np.ndarray | float, context: np.ndarray | float
     ) -> np.ndarray:
-        """Seconds in which each of `sequences` has a decode step: of several steps if one can't hold all tokens."""
+        """Estimate the seconds in which each of `sequences` has a decode step.
+
+        It takes several steps if one cannot hold all tokens.
+        """
         sequences = np.asarray(sequences, float)
-        turns = np.maximum(sequences * (1 + self.num_draft_tokens) / self.max_tokens, 1.0)
-        one = sequences / turns
-        tokens = one * (1 + self.num_draft_tokens)
+        steps = np.maximum(sequences * (1 + self.num_draft_tokens) / self.max_tokens, 1.0)
+        batch = sequences / steps
+        tokens = batch * (1 + self.num_draft_tokens)
         shared = (
             self.fixed_s
             + self.interpolate_tokens_s(tokens)
             + self.interpolate_rows_s(tokens)
-            + self.interpolate_sequences_s(one)
+            + self.interpolate_sequences_s(batch)
         )
-        return turns * (shared + one * self.estimate_decode_attention_s(context))
+        return steps * (shared + batch * self.estimate_decode_attention_s(context))
 
     def estimate_prefill_attention_s(
         self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0
     ) -> np.ndarray:
-        """Seconds of attention for a prompt chunk of `tokens` after `context` cached ones."""
+        """Estimate the attention of a prompt chunk of `tokens` after `context` cached ones."""
         total = (
             self.prefill_pair_s * count_attention_pairs(tokens, context)
             + self.state_s
@@ -147,13 +157,8 @@ class StepModel:
         )
 
     def scale(self, factor: float) -> Self:
-        """The same step at `factor` times the cost."""
-        times = (
-            "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s",
-            "prefill_step_s",
-            "prompt_s", "request_s", "prompt_token_s",
-        )  # fmt: skip
-        scaled: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
+        """Return the same step at `factor` times the cost."""
+        scaled: dict[str, Any] = {name: getattr(self, name) * factor for name in COST_FIELDS}
         for name in ("decode_windows", "prefill_windows"):
             scaled[name] = tuple(
                 (window, seconds * factor) for window, seconds in getattr(self, name)
@@ -163,7 +168,10 @@ class StepModel:
         )
 
     def estimate_step(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
-        """Cost of a step of prompt `chunks` (tokens, context before) and decoding sequences with these `contexts`."""
+        """Estimate a step of prompt `chunks` (tokens, context before) and decoding sequences.
+
+        `contexts` are those of the decoding sequences.
+        """
         decoding = len(contexts) * (1 + self.num_draft_tokens)
         count = sum(tokens for tokens, _ in chunks) + decoding
         cost = {name: float(np.interp(count, self.grid, part)) for name, part in self.parts.items()}
@@ -182,7 +190,10 @@ class StepModel:
 def count_attention_pairs(
     tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window: int | None = None
 ) -> np.ndarray:
-    """(query, key) pairs of a causal chunk after `context` tokens, each query seeing at most `window` keys."""
+    """Count (query, key) pairs of a causal chunk after `context` tokens.
+
+    Each query sees at most `window` keys.
+    """
     n, c = np.asarray(tokens, float), np.asarray(context, float)
     full = n * c + n * (n + 1) / 2
     if window is None:
@@ -192,14 +203,18 @@ def count_attention_pairs(
 
 
 HOPPER_CLOCK_HZ = 1.98e9
-"""That of H100 SXM, at which `kernel_s` is told. Kernels that move little take as long as the clock lets them: of
-Hopper's 3.7 us a GEMM takes 5.4 on A100 (by its clock 5.2); small kernels of Gated DeltaNet
-0.78-0.85 of Hopper's on L40S (0.79), 0.83-0.89 on RTX PRO 6000 (0.76; AIConfigurator 0.12's
-tables). Others than NVIDIA's were not measured."""
+"""Clock of H100 SXM, to which `kernel_s` refers.
+
+Kernels that move little data scale with the clock: Hopper's 3.7 us of a GEMM are 5.4 on A100 (by
+its clock 5.2); small kernels of Gated DeltaNet take 0.78-0.85 of Hopper's on L40S (0.79), 0.83-0.89
+on RTX PRO 6000 (0.76; AIConfigurator 0.12's tables). GPUs other than NVIDIA's were not measured.
+"""
 GEMM_LATENCY_FRACTION = 0.4
-"""Of `kernel_s`, what a matrix product takes beside its roofline: 3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000
-(AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline
-fits to 8%, a norm of both to 9-15%)."""
+"""Fraction of `kernel_s` that a matrix product takes in addition to its roofline.
+
+3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000 (AIConfigurator 0.12's bf16 GEMM tables of vLLM
+0.24 and 0.14, 2026-09, which latency + roofline fits to 8%, a norm of both to 9-15%).
+"""
 TRITON_ATTENTION_EFFICIENCY = {
     "grouped": (0.44, 1.0),
     "latent": (0.05, 1.0),
@@ -213,15 +228,17 @@ ATTENTION_EFFICIENCY: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "blackwell-desktop": TRITON_ATTENTION_EFFICIENCY,
     "": {"grouped": (0.44, 1.0), "latent": (0.44, 1.0), "sparse": (0.44, 0.9), "index": (0.3, 0.5)},
 }  # fmt: skip
-"""By generation and kind of attention: the share of the dense bf16 peak that decoding reaches where it multiplies more
-than it reads, and how prefill compares with that of grouped queries (`attention`).
+"""Efficiency of decode and prefill attention by generation and kind.
 
-From AIConfigurator 0.12's tables of vLLM 0.24 (2026-09): FlashMLA reaches 0.74-0.81 on Hopper with
-its rows padded to 64, FlashAttention 3 0.41 over an FP8 cache; Triton's MLA, all that Ampere, Ada
-and desktop Blackwell have, 0.05 (L40S, RTX PRO 6000). Prefill with expanded latents 0.87-0.96 on
-Hopper and Blackwell where grouped queries reach 0.58-0.66, with chosen ones 0.71 and 0.4-0.5; the
-indexer's scores 0.25-0.4 of the FP8 peak. A latent cache in FP8 is multiplied in FP8 on Blackwell.
-Others have not been measured.
+The first figure is the fraction of the dense bf16 peak that decoding reaches if it is bound by
+compute, the second how prefill compares with that of grouped queries (`attention`).
+
+Source: AIConfigurator 0.12's tables of vLLM 0.24 (2026-09). FlashMLA reaches 0.74-0.81 on Hopper
+with its rows padded to 64, FlashAttention 3 0.41 over an FP8 cache; Triton's MLA, the only one on
+Ampere, Ada and desktop Blackwell, 0.05 (L40S, RTX PRO 6000). Prefill with expanded latents reaches
+0.87-0.96 on Hopper and Blackwell where grouped queries reach 0.58-0.66, with selected ones 0.71 and
+0.4-0.5; the indexer's scores 0.25-0.4 of the FP8 peak. A latent cache in FP8 is multiplied in FP8
+on Blackwell. Others have not been measured.
 """
 
 
@@ -238,7 +255,10 @@ def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float,
 
 @cache
 def _build_token_grid(limit: int, captured: int) -> np.ndarray:
-    """Token counts from 0 to `limit`, dense where the roofline bends and beside the largest that runs from a graph."""
+    """Build token counts from 0 to `limit`.
+
+    They are dense where the roofline bends and around the largest captured CUDA graph.
+    """
     steps = np.unique(np.round(np.geomspace(1, max(limit, 2), 56)))
     return np.unique(
         np.concatenate([[0.0], steps, np.minimum([captured, captured + 1, limit], float(limit))])
@@ -248,14 +268,13 @@ def _build_token_grid(limit: int, captured: int) -> np.ndarray:
 def _estimate_matmul_s(
     m: MatmulWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients
 ) -> np.ndarray:
-    """Seconds of a group of linears for these token counts."""
+    """Estimate the seconds of a group of linears at these token counts."""
     gpu = deployment.gpu
     reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
     if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
         reached *= c.gemm_widened
-    rate = gpu.peak_flops[m.dtype] * min(
-        reached, c.pace
-    )  # the pace is of the whole step: never beyond the peak
+    # the pace scales the whole step, but the rate never exceeds the peak
+    rate = gpu.peak_flops[m.dtype] * min(reached, c.pace)
     bandwidth = gpu.memory_bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
     read = np.full_like(tokens, m.bytes / bandwidth)
     return _combine_bounds(
@@ -266,23 +285,23 @@ def _estimate_matmul_s(
 def _estimate_expert_s(
     e: ExpertWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients, queries: int = 1
 ) -> np.ndarray:
-    """Seconds of the fused-experts kernels of all layers: latency, norm(read, compute), activations moved.
+    """Estimate the fused-experts kernels of all layers: latency, norm(read, compute), activations.
 
-    T tokens route as differently as T^0.9 independent ones, so they touch E (1 - (1 - k/E)^(T^0.9))
-    of E experts; the `queries` of one sequence, most of them guesses, as so many independent ones.
-    Each touched expert's rows are padded to whole tiles. Experts are asked for unevenly (`SKEW` of
-    a mean): of R ranks with n experts each the fullest has 1 + SKEW sqrt(2 ln R / n) times the mean
-    (the largest of R normal variables).
+    T tokens route as T^0.9 independent ones would, so they touch E (1 - (1 - k/E)^(T^0.9)) of E
+    experts; the `queries` of one sequence, most of which are guesses, count as independent. The
+    rows of each touched expert are padded to whole tiles. Experts are used unevenly, with a
+    relative standard deviation of `EXPERT_LOAD_RELATIVE_SIGMA`: of R ranks with n experts each, the
+    fullest has 1 + sigma sqrt(2 ln R / n) times the mean (the largest of R normal variables).
     """
     gpu, kernel = deployment.gpu, get_expert_kernel(deployment.gpu, deployment.engine, e.format)
-    everyone = (
-        tokens * deployment.layout.dp
-    )  # a rank's experts see the tokens of all data-parallel ranks
+    # a rank's experts see the tokens of all data-parallel ranks
+    all_tokens = tokens * deployment.layout.dp
     touched = e.held * (
-        1 - (1 - e.active / e.total) ** (queries * (everyone / queries) ** EXPERT_ROUTING_EXPONENT)
+        1
+        - (1 - e.active / e.total) ** (queries * (all_tokens / queries) ** EXPERT_ROUTING_EXPONENT)
     )
     rows = (
-        everyone
+        all_tokens
         * e.active
         / e.ranks
         * (1 + EXPERT_LOAD_RELATIVE_SIGMA * math.sqrt(2 * math.log(e.ranks) / e.held))
@@ -300,13 +319,16 @@ def _estimate_expert_s(
 
 
 EXPERT_ROUTING_EXPONENT = 0.9
-"""Exponent of the tokens that route independently, seen in the served models' expert counts."""
+"""Exponent of the tokens that route independently, fitted to expert counts of served models."""
 EXPERT_LOAD_RELATIVE_SIGMA = 0.4
-"""Standard deviation of how often an expert is asked for, of the mean."""
+"""Standard deviation of the use of an expert, relative to the mean."""
 
 
 def _combine_bounds(*times: np.ndarray) -> np.ndarray:
-    """Their 4-norm: GEMMs at the ridge take 15-20% more than either bound (AIConfigurator's GEMM tables)."""
+    """Return the 4-norm of bounds.
+
+    At the ridge GEMMs take 15-20% more than either bound (AIConfigurator's GEMM tables).
+    """
     squares = np.square(np.stack(times))
     return np.sqrt(np.sqrt((squares * squares).sum(axis=0)))
 
@@ -314,10 +336,10 @@ def _combine_bounds(*times: np.ndarray) -> np.ndarray:
 def build_target_step_model(
     deployment: Deployment, coefficients: StepCoefficients | None = None, queries: int = 1
 ) -> StepModel:
-    """The step cost of `deployment`, calibrated as well as anyone measured; `coefficients` replaces the catalog's.
+    """Build the calibrated step model of `deployment` without speculation.
 
-    `queries` is how many tokens of a decoding sequence attend to its cache, which is read once for
-    all of them.
+    `coefficients` replaces the catalog's. `queries` is the number of tokens of a decoding sequence
+    that attend to its cache, which is read once for all of them.
     """
     gpu, args, w = deployment.gpu, deployment.args, count_step_work(deployment)
     known = get_deployment_coefficients(deployment)
@@ -353,15 +375,14 @@ def build_target_step_model(
     host = ASYNC_HOST_FRACTION if args.async_scheduling else 1.0
     rows = np.arange(args.max_num_seqs + 1, dtype=float)
     head = _estimate_matmul_s(w.head, rows, deployment, c)
-    alone = float(
-        sum(part[1] for part in parts.values()) + head[1]
-    )  # the GPU, for a step of one token
+    # the GPU's time for a step of one token
+    alone = float(sum(part[1] for part in parts.values()) + head[1])
     issued = (
         EAGER_LAYER_S * len(deployment.model.architecture.layers) / c.pace
         if args.enforce_eager
         else 0.0
     )
-    hidden = args.async_scheduling or args.enforce_eager  # where it takes less than the GPU
+    hidden = args.async_scheduling or args.enforce_eager  # as far as it takes less than the GPU
     exposed = (
         float(_combine_bounds(np.array(alone), np.array(c.step_s + issued))) - alone
         if hidden
@@ -407,10 +428,15 @@ def build_target_step_model(
 
 
 EAGER_LAYER_S = 0.75e-3
-"""What PyTorch takes to issue a layer eagerly, whatever its size and the GPU's pace: on an A800 7B of 28 layers 22-23
-ms a token (13 with graphs), its talker of a quarter of the width 19-20 (5.4-6; vllm-omni issue
-7960, 2026-09)."""
+"""Seconds that PyTorch takes to issue a layer eagerly, whatever its size and the GPU's pace.
+
+On an A800, 7B with 28 layers takes 22-23 ms per token (13 with graphs), its talker with a quarter
+of the width 19-20 (5.4-6; vllm-omni issue 7960, 2026-09).
+"""
 KERNELS_PER_EXPERT_LAYER = 6
-"""Launched by one fused-experts layer: sorting, quantizing, two products, activation, sum."""
+"""Kernels of a fused-experts layer: sorting, quantizing, two products, activation, sum."""
 SAMPLING_PASSES_PER_ROW = 4
-"""fp32 passes over the logits of one row in a greedy or plain-temperature sampler: cast, scale, softmax, draw."""
+"""fp32 passes over a row's logits in a greedy or plain-temperature sampler.
+
+They are cast, scale, softmax and draw.
+"""

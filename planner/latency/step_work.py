@@ -1,7 +1,7 @@
-"""What one engine step has to move and compute on one GPU: counts from the architecture's shapes, no times.
+"""Count what one engine step moves and computes on one GPU, from the shapes of the architecture.
 
-Matrix products are gathered by number format, attention by window, so that a step is priced in a
-handful of terms.
+Matrix products are grouped by number format and attention by window, so that a step is priced in a
+handful of terms. There are no times here.
 """
 
 from dataclasses import dataclass, replace
@@ -25,19 +25,24 @@ from planner.models.registry import Model
 from planner.parallelism.sharding import compute_shard_shape
 
 MIN_MMA_ROWS = {"hopper": 64}
-"""Query rows that a matrix instruction multiplies at least; a decoding GQA group is padded to them (wgmma: 64)."""
+"""Fewest query rows of a matrix instruction, by GPU architecture.
+
+A decoding GQA group is padded to them (wgmma: 64).
+"""
 SPARSE_ATTENTION_TOKENS = 2048
-"""Tokens that DeepSeek sparse attention keeps per query (`index_topk` of DeepSeek-V3.2 and GLM-5)."""
+"""Tokens per query of DeepSeek sparse attention (`index_topk` of DeepSeek-V3.2 and GLM-5)."""
 
 DELTA_RULE_PASSES = 3
-"""Values that the delta rule's chunked kernels hand on for each that they give, with gates and triangles: Triton's take
-as long as 9 passes over queries, keys, values and results, on L40S and RTX PRO 6000 (AIConfigurator
-0.12's tables of Gated DeltaNet under vLLM 0.24, 2026-09)."""
+"""Values that the delta rule's chunked kernels pass on per result, with gates and triangles.
+
+Triton's kernels take as long as 9 passes over queries, keys, values and results, on L40S and RTX
+PRO 6000 (AIConfigurator 0.12's tables of Gated DeltaNet under vLLM 0.24, 2026-09).
+"""
 
 
 @dataclass(frozen=True)
 class MatmulWork:
-    """All linears of a step that share a number format: bytes of weights, FLOP a token, on one GPU."""
+    """All linears of a step with one number format: weight bytes, FLOP per token, on one GPU."""
 
     dtype: str  # the matrix units' format: bf16, fp8, fp4, int8
     bytes: float
@@ -48,17 +53,16 @@ class MatmulWork:
 
 @dataclass(frozen=True)
 class ExpertWork:
-    """The routed experts of all layers that share a number format and shape, on one GPU."""
+    """Routed experts of all layers with one number format and shape, on one GPU."""
 
     dtype: str  # of the matrix units
-    format: (
-        str  # of weights and activations together, as `catalogs/calibration/experts.yaml` names it
-    )
+    # of weights and activations together, as in `catalogs/calibration/experts.yaml`
+    format: str
     layers: int
     held: int  # experts of a layer on this GPU
     total: int
     active: int  # per token
-    ranks: int  # that the experts are dealt out to (1: each is cut over all GPUs)
+    ranks: int  # among which the experts are distributed (1: each is cut over all GPUs)
     bytes: float  # of one expert
     flops: float  # of one row in one expert
     row_bytes: float  # activations that one row moves: in, between and out, in 16 bit
@@ -66,9 +70,12 @@ class ExpertWork:
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """Attention layers that see the same span: what one context token costs a sequence on one GPU, over all layers."""
+    """Attention layers with one span: the cost of one context token of a sequence on one GPU.
 
-    kind: str  # grouped, latent, sparse (latents that an indexer chose) or index (its scores)
+    All layers are summed.
+    """
+
+    kind: str  # grouped, latent, sparse (latents that an indexer selects) or index (its scores)
     window: int | None
     bytes: float  # KV read per context token in decode
     # per context token, with one query per sequence padded to what a matrix instruction multiplies
@@ -79,7 +86,10 @@ class AttentionWork:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step has to do, per token, row and context token, on one GPU of every pipeline stage in turn."""
+    """Work of a step per token, row and context token.
+
+    It is that of one GPU of every pipeline stage in turn.
+    """
 
     matmuls: tuple[MatmulWork, ...]
     experts: tuple[ExpertWork, ...]
@@ -88,15 +98,18 @@ class StepWork:
     contexts: tuple[AttentionWork, ...]
     state_bytes: float  # read and written per sequence and step
     kernels: int  # launched one after the other, all layers
-    # launched where graphs leave attention out: each layer's cache write, attention and next piece
+    # launched if graphs leave attention out: each layer's cache write, attention and next piece
     pieces: int
-    token_bytes: float  # of activations that kernels hand on for one token, all layers
+    token_bytes: float  # of activations that kernels pass on per token, all layers
 
 
 def _count_matmul(
     model: Model, weight: WeightTensor, deployment: Deployment, prefix: str = ""
 ) -> tuple[str, float, float, float]:
-    """(format of the matrix units, bytes, FLOP per token, bits) on one GPU; a format it lacks is computed in 16 bit."""
+    """Return format of the matrix units, bytes, FLOP per token, and bits, on one GPU.
+
+    A format that the GPU lacks is computed in 16 bits.
+    """
     peaks, scheme = deployment.gpu.peak_flops, model.quantization.get_weight_format(weight, prefix)
     wide = "bf16" if "bf16" in peaks else "fp16"
     rows, cols, copies = compute_shard_shape(weight, deployment.layout)
@@ -117,30 +130,29 @@ def _count_matmul(
 
 
 def _count_matmuls(deployment: Deployment) -> tuple[MatmulWork, ...]:
-    """Every linear of the layers but the routed experts', gathered by format."""
-    found: dict[tuple[str, float], list[float]] = {}  # bytes, FLOP per token, kernels
+    """Count all linears of the layers except the routed experts', by format."""
+    totals: dict[tuple[str, float], list[float]] = {}  # bytes, FLOP per token, kernels
     for (layer, prefix), times in deployment.model.distinct_layers.items():
         for weight in layer.weights:
             if weight.linear and weight.part != "routed_experts":
                 dtype, size, flops, bits = _count_matmul(
                     deployment.model, weight, deployment, prefix
                 )
-                total = found.setdefault((dtype, bits), [0.0, 0.0, 0])
+                total = totals.setdefault((dtype, bits), [0.0, 0.0, 0])
                 total[0] += size * times
                 total[1] += flops * times
-                total[2] += (
-                    2 * times * (weight.shard == "row")
-                )  # each comes with a fused column-parallel one
+                # each row-parallel linear comes with a fused column-parallel one
+                total[2] += 2 * times * (weight.shard == "row")
     return tuple(
         MatmulWork(dtype, size, flops, bits, int(kernels))
-        for (dtype, bits), (size, flops, kernels) in found.items()
+        for (dtype, bits), (size, flops, kernels) in totals.items()
     )
 
 
 def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
-    """The routed experts of every layer, gathered by format and shape."""
+    """Count the routed experts of all layers, by format and shape."""
     model, layout = deployment.model, deployment.layout
-    found: dict[ExpertWork, int] = {}
+    layers: dict[ExpertWork, int] = {}
     for (layer, prefix), times in model.distinct_layers.items():
         weights = [
             weight for weight in layer.weights if weight.linear and weight.part == "routed_experts"
@@ -169,12 +181,15 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
             flops=2.0 * sum(rows * cols for rows, cols, _ in shapes),
             row_bytes=2.0 * (2 * model.architecture.hidden + 1.5 * inner),
         )
-        found[expert_work] = found.get(expert_work, 0) + times
-    return tuple(replace(one, layers=times) for one, times in found.items())
+        layers[expert_work] = layers.get(expert_work, 0) + times
+    return tuple(replace(work, layers=count) for work, count in layers.items())
 
 
 def _get_expert_format(dtype: str, bits: float, method: str) -> str:
-    """Of a fused-experts kernel: the matrix units' format where weights have it too, else that of the weights."""
+    """Return the format of a fused-experts kernel.
+
+    It is the matrix units' format if weights have it too, else that of the weights.
+    """
     if bits > 8:
         return "bf16"
     if bits == 8 and dtype in ("bf16", "fp16"):
@@ -187,14 +202,15 @@ def _get_expert_format(dtype: str, bits: float, method: str) -> str:
 
 
 def resolve_planned_kv_dtype(deployment: Deployment) -> str:
-    """What the KV cache is stored in: as asked, and for "auto" what the checkpoint declares, else the model's dtype.
+    """Return the dtype of the KV cache.
 
-    Where nothing is asked, it is what the recipes behind the calibration had, so that a prediction
-    means what was measured: NVIDIA's NVFP4 checkpoints declare an FP8 cache, which vLLM follows.
+    It is the requested one; for "auto" what the checkpoint declares, else the model's dtype.
+    Without a request, it is the dtype of the recipes behind the calibration, so that a prediction
+    means what was measured: NVIDIA's NVFP4 checkpoints declare an FP8 cache, which vLLM uses.
     """
-    asked = deployment.args.kv_cache_dtype
-    if asked is not None:
-        return (deployment.model.quantization.kv_cache_dtype or asked) if asked == "auto" else asked
+    dtype = deployment.args.kv_cache_dtype
+    if dtype is not None:
+        return (deployment.model.quantization.kv_cache_dtype or dtype) if dtype == "auto" else dtype
     main = deployment.model.quantization.main_format
     if main is not None and main.method == "nvfp4":
         return "fp8"
@@ -202,36 +218,35 @@ def resolve_planned_kv_dtype(deployment: Deployment) -> str:
 
 
 def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
-    """What attention reads and multiplies per context token, gathered by window.
+    """Count what attention reads and multiplies per context token, by window.
 
     With decode context parallelism a rank attends to 1 / dcp of the tokens, with the queries of dcp
     ranks.
     """
-    tp, dcp, width = (
-        deployment.layout.tp,
-        deployment.layout.dcp,
-        get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
-    )
+    tp, dcp = deployment.layout.tp, deployment.layout.dcp
+    width = get_kv_element_bytes(resolve_planned_kv_dtype(deployment))
     rows = MIN_MMA_ROWS.get(deployment.gpu.architecture, 16)
-    found: dict[tuple[str, int | None], np.ndarray] = {}
+    totals: dict[tuple[str, int | None], np.ndarray] = {}
 
     def add(kind: str, window: int | None, times: int, *costs: float) -> None:
-        found[kind, window] = found.get((kind, window), np.zeros(4)) + times * np.array(costs)
+        totals[kind, window] = totals.get((kind, window), np.zeros(4)) + times * np.array(costs)
 
     for layer, times in deployment.model.architecture.distinct_layers.items():
         for mixer in layer.mixers:
             if isinstance(mixer, GroupedQueryAttention):
                 flops = 2.0 * mixer.heads / tp * (mixer.head_dim + mixer.v_head_dim)
-                least = rows * max(mixer.kv_heads / tp, 1.0) / dcp
-                padded = 2.0 * max(mixer.heads / tp, least) * (mixer.head_dim + mixer.v_head_dim)
-                kept = max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
-                add("grouped", mixer.window, times, kept / dcp, padded, flops, flops)
+                min_heads = rows * max(mixer.kv_heads / tp, 1.0) / dcp
+                padded = (
+                    2.0 * max(mixer.heads / tp, min_heads) * (mixer.head_dim + mixer.v_head_dim)
+                )
+                kv_bytes = (
+                    max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
+                )
+                add("grouped", mixer.window, times, kv_bytes / dcp, padded, flops, flops)
             elif isinstance(mixer, LatentAttention):
                 queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
-                decode, padded = (
-                    queries * mixer.heads / tp,
-                    queries * max(mixer.heads / tp, rows / dcp),
-                )
+                decode = queries * mixer.heads / tp
+                padded = queries * max(mixer.heads / tp, rows / dcp)
                 kind, window = (
                     ("sparse", SPARSE_ATTENTION_TOKENS)
                     if mixer.index_heads
@@ -240,20 +255,21 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
                 expanded = (
                     2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rotary_dim + mixer.v_dim)
                 )
-                prefill = (
-                    padded if kind == "sparse" else expanded
-                )  # chosen latents are not expanded
+                # selected latents are not expanded
+                prefill = padded if kind == "sparse" else expanded
                 add(kind, window, times, mixer.kv_elements * width / dcp, padded, decode, prefill)
-                if (
-                    mixer.has_indexer_cache
-                ):  # it scores the whole context, in fp8: twice the bf16 rate
+                # the indexer scores the whole context, in fp8: twice the bf16 rate
+                if mixer.has_indexer_cache:
                     score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
                     add("index", None, times, mixer.index_bytes, score, score, score)
-    return tuple(AttentionWork(kind, window, *costs) for (kind, window), costs in found.items())
+    return tuple(AttentionWork(kind, window, *costs) for (kind, window), costs in totals.items())
 
 
 def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
-    """Kernels of one layer beside its matrix products and all-reduces, as vLLM's compiled graph leaves them."""
+    """Count the kernels of a layer in vLLM's compiled graph.
+
+    Matrix products and all-reduces are counted elsewhere.
+    """
     schemes = [
         model.quantization.get_weight_format(weight, prefix)
         for weight in layer.weights
@@ -261,9 +277,8 @@ def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
     ]
     used = [scheme for scheme in schemes if scheme is not None]
     count = 0
-    for mixer in (
-        layer.mixers
-    ):  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
+    # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
+    for mixer in layer.mixers:
         count += (
             5
             if isinstance(mixer, GroupedQueryAttention)
@@ -277,18 +292,19 @@ def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
         count += 3 + 2 * bool(layer.mlp.shared_intermediate)
     elif layer.mlp is not None:
         count += 2
-    # compilation folds the quantization of activations into the norm or activation before, but not
-    # in blocks
+    # compilation fuses the quantization of activations into the norm or activation before, but not
+    # block-wise quantization
     return count + min(sum(scheme.method == "fp8_block" for scheme in used), 4)
 
 
 def _count_token_bytes(deployment: Deployment) -> float:
-    """What the kernels of all layers hand each other for one token on one GPU, in 16 bit, each value once out and in.
+    """Return the bytes that the kernels of all layers pass on per token on one GPU, in 16 bits.
 
-    A mixer or an MLP adds to the residual and normalises (two values in, two out), reads that and
-    writes its result: 6 `hidden`, whole on every GPU. Between its linears the inner values are cut
-    like the weights. The routed experts' are the fused kernel's (`FusedExperts.row_bytes`). The
-    chunked delta rule hands on `DELTA_VALUES` of its own.
+    Each value is written once and read once. A mixer or an MLP adds to the residual and normalises
+    (two values in, two out), reads that and writes its result: 6 `hidden`, whole on every GPU.
+    Between its linears the inner values are sharded like the weights. Those of routed experts are
+    in `ExpertWork.row_bytes`. The chunked delta rule passes on `DELTA_RULE_PASSES` values of its
+    own.
     """
     architecture, total = deployment.model.architecture, 0.0
     for layer, times in architecture.distinct_layers.items():
@@ -317,7 +333,7 @@ def count_step_work(deployment: Deployment) -> StepWork:
 
 @lru_cache(maxsize=4096)
 def _count_step_work_cached(deployment: Deployment) -> StepWork:
-    """The same, whatever its batches."""
+    """Count the work of a step for normalised batch limits, on which it does not depend."""
     model, tp = deployment.model, deployment.layout.tp
     architecture = model.architecture
     head = next(

@@ -1,8 +1,8 @@
-"""What a pool's workers cost beside the step costs of engines that do both, prefill and decode, in every step.
+"""Adapt step costs to workers of a disaggregated pool, which only prefill or only decode.
 
-Step costs are fitted to serving where prompts interrupt decoding, and share with it what that costs
-the host and the kernels. A worker of a pool does one of both. `catalogs/pools.yaml` says what that
-changes, fitted by `make pools`.
+Step costs are fitted to engines in which prompts interrupt decoding, and include what that costs
+the host and the kernels. `catalogs/pools.yaml` says what changes in a pool, fitted by
+`make pools`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ COEFFICIENTS_IN_SECONDS = ("row_s", "request_s")
 
 
 class WorkerPoolCosts(SourcedEntry):
-    """An entry of `catalogs/pools.yaml`, whose head explains its fields."""
+    """An entry of `catalogs/pools.yaml`, whose header explains its fields."""
 
     prefill: Mapping[str, PositiveFloat] = Field(default_factory=dict)
     decode: Mapping[str, PositiveFloat] = Field(default_factory=dict)
@@ -40,7 +40,10 @@ class WorkerPoolCosts(SourcedEntry):
 UNMEASURED_POOL_COSTS = WorkerPoolCosts(
     sigma_tpot=0.25, sigma_ttft=0.6, source="no pools of this engine were measured", date="2026-11"
 )
-"""An engine whose pools nobody measured: its step costs as they are, one step until the first token, wide intervals."""
+"""Costs of an engine whose pools were not measured.
+
+Its step costs are unchanged, the first token takes one step, and intervals are wide.
+"""
 
 
 @cache
@@ -54,12 +57,12 @@ def _load_pool_costs() -> dict[str, WorkerPoolCosts]:
 
 
 def get_pool_entry_name(engine: Engine) -> str:
-    """The name of the entry that holds for `engine`."""
+    """Return the name of the entry that applies to `engine`."""
     return select_entry_for_release(engine.name, engine, _load_pool_costs())
 
 
 def get_pool_costs(engine: Engine) -> WorkerPoolCosts:
-    """What the catalog knows of pools under `engine`."""
+    """Return the catalog's costs of pools under `engine`."""
     return _load_pool_costs().get(get_pool_entry_name(engine), UNMEASURED_POOL_COSTS)
 
 
@@ -68,30 +71,31 @@ def get_pool_coefficients(
     phase: Literal["prefill", "decode"],
     costs: WorkerPoolCosts | None = None,
 ) -> StepCoefficients:
-    """The coefficients of a worker that only computes prompts, or only decodes; `costs` replaces the catalog's."""
+    """Return the coefficients of a worker that only prefills or only decodes.
+
+    `costs` replaces the catalog's.
+    """
     costs = costs or get_pool_costs(deployment.engine)
-    coefficients = get_deployment_coefficients(
-        deployment, layouts=False
-    ).coefficients  # a layout's own pace is that of mixed steps
-    given = dict(getattr(costs, phase))
+    # a layout's own pace is that of mixed steps
+    coefficients = get_deployment_coefficients(deployment, layouts=False).coefficients
+    changes = dict(getattr(costs, phase))
     if phase == "prefill" and deployment.layout.dp > 1:
-        given["pace"] = given.get("pace", 1.0) * costs.attention_dp
-    pace = coefficients.pace * given.get(
-        "pace", 1.0
-    )  # of the whole step: what is given in seconds must not be scaled by it
+        changes["pace"] = changes.get("pace", 1.0) * costs.attention_dp
+    # the pace scales the whole step, but not the coefficients in seconds
+    pace = coefficients.pace * changes.get("pace", 1.0)
     values = {
         name: (
             value / pace if name in COEFFICIENTS_IN_SECONDS else value * getattr(coefficients, name)
         )
-        for name, value in given.items()
+        for name, value in changes.items()
     }
     return replace(coefficients, **values)
 
 
 def get_pool_sigmas(deployment: Deployment, tpot: float, ttft: float) -> tuple[float, float]:
-    """Standard deviations of ln(measured / predicted) TPOT and TTFT of pools of `deployment`.
+    """Return standard deviations of ln(measured / predicted) TPOT and TTFT of pools.
 
-    Those of curves left out of the fit; a GPU or a model whose pools nobody measured has at least
+    They are those of held-out curves. A GPU or a model whose pools were not measured has at least
     the step cost's own, `tpot` and `ttft`.
     """
     costs = get_pool_costs(deployment.engine)

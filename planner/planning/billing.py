@@ -1,4 +1,4 @@
-"""What a day costs by the GPU-hour, by the GPU-second and by the token, and up to how much traffic each is cheaper."""
+"""Compare billing: what a day costs by the GPU-hour, the GPU-second and the token."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,42 +16,46 @@ BILLING_FIXED, BILLING_AUTOSCALED, BILLING_SERVERLESS, BILLING_API = (
     "serverless",
     "API",
 )
+BILLING_PAIRS = (
+    (BILLING_SERVERLESS, BILLING_AUTOSCALED),
+    (BILLING_API, BILLING_AUTOSCALED),
+    (BILLING_API, BILLING_SERVERLESS),
+)
+"""Ways that are compared with each other."""
 TRAFFIC_FACTORS = np.geomspace(1e-4, 10, 600)
-"""How many times the traffic a break-even is looked for at."""
+"""Multiples of the traffic at which a break-even is searched."""
 
 
 @dataclass(frozen=True)
 class BillingComparison:
-    """Ways to pay for the same day."""
+    """Ways to pay for the same day.
 
-    usd: Mapping[
-        str, float
-    ]  # a day of 24 hours on average, by way; those of which no price is known are left out
+    `break_even_requests` holds, for a pair of ways, the requests a day up to which the first is
+    cheaper: 0 if never, infinity if always.
+    """
+
+    usd: Mapping[str, float]  # mean of 24 hours by way to pay, as far as prices are known
     requests: float  # in such a day
-    break_even_requests: Mapping[
-        tuple[str, str], float
-    ]  # requests a day up to which the first is cheaper than the second; inf, 0
-    cold: (
-        float | None
-    )  # share of the requests of the quietest hour that wait for a serverless replica to start
+    break_even_requests: Mapping[tuple[str, str], float]
+    cold: float | None  # fraction of the quietest hour's requests that wait for a serverless start
     cold_start: float | None  # s
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What they cost, and up to where each is cheaper, in sentences."""
+        """The costs and the break-evens as sentences."""
         costs = ", ".join(
             f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1])
         )
         lines = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
-        for (first, second), most in self.break_even_requests.items():
-            if not 0 < most < math.inf:
-                ever = "always" if most else "never"
+        for (first, second), requests in self.break_even_requests.items():
+            if not 0 < requests < math.inf:
+                ever = "always" if requests else "never"
                 lines.append(
                     f"{first} is {ever} cheaper than {second}, up to ten times the traffic"
                 )
             else:
                 lines.append(
-                    f"{first} is cheaper than {second} up to {float(f'{most:.2g}'):,.0f} requests"
+                    f"{first} is cheaper than {second} up to {float(f'{requests:.2g}'):,.0f} requests"
                     " a day"
                 )
         if self.cold is not None and self.cold >= 1e-4:
@@ -64,7 +68,7 @@ class BillingComparison:
 
 
 def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComparison:
-    """Every way to pay for the day of `scaling` at the scenario's prices, compared."""
+    """Compare every way to pay for the day of `scaling`, at the scenario's prices."""
     instead, days = scenario.billing_alternatives, len(scaling.rates) / 24
     ways: dict[str, Callable[[float], float]] = {}
     usd: dict[str, float] = {}
@@ -81,8 +85,10 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
             * price
             / days
         )
-    if (paid := instead.serverless) is not None:
-        ways[BILLING_SERVERLESS] = lambda times: price_serverless(paid, scaling, times)[0] / days
+    if (serverless := instead.serverless) is not None:
+        ways[BILLING_SERVERLESS] = lambda times: (
+            price_serverless(serverless, scaling, times)[0] / days
+        )
     if (api_entry := instead.api) is not None:
         ways[BILLING_API] = lambda times: _price_api(api_entry, scaling, times) / days
     usd |= {way: cost(1.0) for way, cost in ways.items() if way != BILLING_AUTOSCALED}
@@ -92,27 +98,23 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
         if len(ways) > 1
         else {}
     )
-    pairs = [(first, second) for first, second in ((BILLING_SERVERLESS, BILLING_AUTOSCALED), (BILLING_API, BILLING_AUTOSCALED), (BILLING_API, BILLING_SERVERLESS))
-             if first in curves and second in curves]  # fmt: skip
-    up_to = {pair: _find_break_even(*(curves[way] for way in pair)) * requests for pair in pairs}
-    cold = price_serverless(paid, scaling, 1.0)[1] if paid else None
-    return BillingComparison(
-        usd, requests, up_to, cold, _get_cold_start_s(paid, scaling) if paid else None
-    )
+    break_even_requests = {
+        pair: _find_break_even(*(curves[way] for way in pair)) * requests
+        for pair in BILLING_PAIRS
+        if curves.keys() >= {*pair}
+    }
+    cold = price_serverless(serverless, scaling, 1.0)[1] if serverless else None
+    cold_start = _get_cold_start_s(serverless, scaling) if serverless else None
+    return BillingComparison(usd, requests, break_even_requests, cold, cold_start)
 
 
 def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:
-    """The largest of `TIMES` at which the `first` costs less; 0 where it never does, infinity where it does last."""
+    """Return the largest traffic factor at which `first` is cheaper: 0 if never, inf if at the last."""
     cheaper = np.flatnonzero(first < second)
-    return (
-        0.0
-        if not len(cheaper)
-        else (
-            math.inf
-            if cheaper[-1] == len(TRAFFIC_FACTORS) - 1
-            else float(TRAFFIC_FACTORS[cheaper[-1]])
-        )
-    )
+    if not len(cheaper):
+        return 0.0
+    last = int(cheaper[-1])
+    return math.inf if last == len(TRAFFIC_FACTORS) - 1 else float(TRAFFIC_FACTORS[last])
 
 
 def _get_cold_start_s(paid: ServerlessEntry, scaling: AutoscalingPlan) -> float:
@@ -122,12 +124,13 @@ def _get_cold_start_s(paid: ServerlessEntry, scaling: AutoscalingPlan) -> float:
 def price_serverless(
     paid: ServerlessEntry, scaling: AutoscalingPlan, times: float
 ) -> tuple[float, float]:
-    """(USD, the share of the quietest hour's requests that wait for a start) at so many times the traffic.
+    """Return the USD, and the fraction of the quietest hour's requests that wait for a start.
 
-    Where one replica does and none is kept warm, requests come at rate l, at random, a start takes
-    C, and the replica stays for D, an answer and the wait after it. From one start to the next C +
-    e^(lD) / l seconds pass (a busy period of M/G/inf and the idle time 1 / l), of which all but 1 /
-    l are paid; and of l C + e^(lD) requests 1 + l C meet no replica that runs.
+    Both are at `times` the traffic. If one replica suffices and none is kept warm, requests arrive
+    at random at rate l, a start takes C, and the replica stays for D: an answer and the idle time
+    after it. From one start to the next C + e^(lD) / l seconds pass (a busy period of M/G/inf and
+    the idle time 1 / l), of which all but 1 / l are paid. Of l C + e^(lD) requests, 1 + l C find no
+    running replica.
     """
     rates, start = np.array(scaling.rates) * times, _get_cold_start_s(paid, scaling)
     assert scaling.max_load_replica.performance is not None
@@ -147,7 +150,7 @@ def price_serverless(
 
 
 def _price_api(api: ApiEntry, scaling: AutoscalingPlan, times: float) -> float:
-    """USD of all tokens in and out."""
+    """Return the USD of all tokens in and out at `times` the traffic."""
     load = scaling.max_load_replica.workload
     assert load is not None
     usd = load.prompt.mean * api.usd_per_mtok_input + load.output.mean * api.usd_per_mtok_output

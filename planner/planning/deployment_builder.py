@@ -1,4 +1,4 @@
-"""From a scenario to a deployment: the one place where its settings become an engine's arguments."""
+"""Build deployments: the one place where a scenario's settings become engine arguments."""
 
 import math
 from functools import lru_cache
@@ -14,18 +14,21 @@ from planner.workload.workload import Workload
 MODEL_LEN_STEP_TOKENS = 256
 """max_model_len is rounded up to a multiple of this."""
 NUM_SEQS_STEP = 8
-"""max_num_seqs is a multiple of this: CUDA graphs are captured at such batch sizes."""
+"""max_num_seqs is a multiple of this, because CUDA graphs are captured at such batch sizes."""
 DEFAULT_LORA_SLOTS = 16
-"""Slots for adapters, max_loras, unless they are settled; the search tries others (`planning.variants`)."""
+"""Default max_loras, the adapter slots; the search tries others (`planning.engine_tuning`)."""
 MAX_NUM_SEQS = 1024
 """The largest max_num_seqs tried: vLLM's own default on its largest GPUs."""
 
 
 @lru_cache(maxsize=64)
 def choose_max_model_len(workload: Workload, buffer: float, limit: int) -> int:
-    """The max_model_len to serve `workload` with: p99 of prompt + output plus `buffer`, rounded up, at most `limit`."""
-    wanted = workload.compute_total_tokens_quantile(0.99) * (1 + buffer)
-    return min(math.ceil(wanted / MODEL_LEN_STEP_TOKENS) * MODEL_LEN_STEP_TOKENS, limit)
+    """Return the max_model_len for `workload`: p99 of prompt + output plus `buffer`, up to `limit`.
+
+    `buffer` is a fraction; the sum is rounded up to `MODEL_LEN_STEP_TOKENS`.
+    """
+    tokens = workload.compute_total_tokens_quantile(0.99) * (1 + buffer)
+    return min(math.ceil(tokens / MODEL_LEN_STEP_TOKENS) * MODEL_LEN_STEP_TOKENS, limit)
 
 
 def build_deployment(
@@ -33,11 +36,11 @@ def build_deployment(
     kv_cache_dtype: str = "auto",
     speculation: SpeculationConfig | None = None,
 ) -> Deployment:  # fmt: skip
-    """`served` on one kind of GPU as the scenario sets it up, with the limits that its traffic and memory allow."""
-    length = choose_max_model_len(
+    """Build the scenario's deployment, with the limits that its workload and memory allow."""
+    max_model_len = choose_max_model_len(
         scenario.workload, scenario.context_buffer, model.architecture.max_position
     )
-    args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype}
+    args: dict[str, Any] = {"max_model_len": max_model_len, "kv_cache_dtype": kv_cache_dtype}
     if adapters := scenario.workload.adapters:
         args["max_loras"] = min(
             adapters, DEFAULT_LORA_SLOTS, int(scenario.engine_args["max_cpu_loras"])
@@ -54,42 +57,49 @@ def build_deployment(
 
 
 def _limit_to_free_memory(scenario: Scenario, deployment: Deployment) -> Deployment:
-    """The engine's own gpu_memory_utilization, or what others on the GPU leave to it where that is too much."""
+    """Lower the engine's default gpu_memory_utilization if other tenants leave less memory.
+
+    The lower one is used only if the engine then gets further in its start-up.
+    """
     if "gpu_memory_utilization" in scenario.engine_args:
         return deployment
-    usual, share = get_memory_plan(deployment), deployment.args.gpu_memory_utilization
-    safe = 0.0 if usual.status == "ok" else find_safe_memory_utilization(deployment)
-    if not 0 < safe < share:
+    memory, utilization = get_memory_plan(deployment), deployment.args.gpu_memory_utilization
+    safe = 0.0 if memory.status == "ok" else find_safe_memory_utilization(deployment)
+    if not 0 < safe < utilization:
         return deployment
-    less = deployment.with_args(gpu_memory_utilization=safe)
+    lowered = deployment.with_args(gpu_memory_utilization=safe)
     standings = [
-        (memory.can_start, memory.status == "ok") for memory in (get_memory_plan(less), usual)
+        (plan.can_start, plan.status == "ok") for plan in (get_memory_plan(lowered), memory)
     ]
-    return less if standings[0] > standings[1] else deployment
+    return lowered if standings[0] > standings[1] else deployment
 
 
 def set_max_num_seqs(scenario: Scenario, deployment: Deployment) -> Deployment:
-    """With the max_num_seqs that its KV pool holds in 95% of moments; memory is judged with that, not the default."""
+    """Set the max_num_seqs whose sequences fit into the KV cache pool with 95% probability.
+
+    A max_num_seqs of the scenario stays. The memory plan is that of the number set, not of the
+    engine's default.
+    """
     tried = _limit_to_free_memory(scenario, deployment)
     if "max_num_seqs" in scenario.engine_args:
         return tried
-    usual = seqs = deployment.args.max_num_seqs
+    default = seqs = deployment.args.max_num_seqs
     while not get_memory_plan(tried).can_start and seqs > NUM_SEQS_STEP:
         seqs = min(256, seqs // 2)
         tried = _limit_to_free_memory(scenario, deployment.with_args(max_num_seqs=seqs))
     if not get_memory_plan(tried).can_start:
         return deployment
-    most = min(
-        MAX_NUM_SEQS if scenario.offline and seqs == usual else seqs,
+    max_seqs = min(
+        MAX_NUM_SEQS if scenario.offline and seqs == default else seqs,
         tried.args.max_num_batched_tokens,
     )
 
-    def held(seqs: int) -> int:
-        """Sequences that the pool holds beside what the engine sets aside for `seqs`."""
+    def count_safe_seqs(seqs: int) -> int:
+        """Count the sequences that fit, up to `max_seqs`, if the engine sets memory aside for `seqs`."""
         fits = find_safe_max_num_seqs(
             get_memory_plan(tried.with_args(max_num_seqs=seqs)), scenario.workload
         )
-        return min(most, fits // NUM_SEQS_STEP * NUM_SEQS_STEP or max(fits, 1))
+        return min(max_seqs, fits // NUM_SEQS_STEP * NUM_SEQS_STEP or max(fits, 1))
 
-    more = held(held(seqs))  # beside fewer sequences the pool is larger than beside the default
-    return tried.with_args(max_num_seqs=min(more, held(more)))
+    seqs = count_safe_seqs(count_safe_seqs(seqs))  # the pool is larger with fewer sequences
+    return tried.with_args(max_num_seqs=min(seqs, count_safe_seqs(seqs)))

@@ -205,7 +205,7 @@ def predict(
     deployment: Deployment, workload: Workload, prices: PriceSelection | None = None, *,
     quick: bool = False, rough: bool = False,
 ) -> Prediction:  # fmt: skip
-    """What is stated of `deployment` under `workload`: its traffic, replayed (`planning.benchmark_run`).
+    """What is stated of `deployment` under `workload`: its traffic, replayed (`planning.simulation_runs`).
 
     With a rate the loop is open; with a concurrency closed; with both, arrivals wait while so many
     are in flight. `prices` are the catalog's on demand unless given. `quick` is a first look

@@ -1,4 +1,4 @@
-"""A capacity question, and how it is read from one YAML file."""
+"""Scenarios, and how they are read from one YAML file."""
 
 import copy
 from collections.abc import Mapping
@@ -49,27 +49,21 @@ SCENARIO_DIR = CATALOG_DIR / "scenarios"
 
 @dataclass(frozen=True)
 class CandidateGpu:
-    """A GPU that may be used, how many of it at most, and how they are wired (None: as the catalog says)."""
+    """A GPU that may be used, and its machines; fields that are None follow the catalog."""
 
     gpu: Gpu
     max_gpus: int
     gpus_per_node: int | None = None
     interconnect: str | None = None
-    sold_in: tuple[int, ...] = ()  # GPUs of the machines that are let
+    sold_in: tuple[int, ...] = ()  # GPUs of the machines for rent
 
     @property
     def machine_sizes(self) -> tuple[int, ...]:
-        """GPUs of the machines to choose from, at most a node's; none: any number is let."""
+        """GPUs of the rentable machines, up to one node; empty if any number can be rented."""
         if self.sold_in or self.gpus_per_node is None or not self.gpu.sold_in:
             return self.sold_in or self.gpu.sold_in
-        return tuple(
-            sorted(
-                {
-                    *(size for size in self.gpu.sold_in if size < self.gpus_per_node),
-                    self.gpus_per_node,
-                }
-            )
-        )
+        smaller = {size for size in self.gpu.sold_in if size < self.gpus_per_node}
+        return tuple(sorted({*smaller, self.gpus_per_node}))
 
     @property
     def max_machine_gpus(self) -> int:
@@ -79,52 +73,49 @@ class CandidateGpu:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is asked: a model, the hardware to choose from, the traffic and the service level.
+    """A capacity question: a model, candidate GPUs, a workload and SLOs.
 
-    `workload` is an open loop (`rate`; a trace's own arrivals where it has one), or a closed loop:
-    `concurrency` users, of whom each sends a request as soon as the one before is answered, and
-    then no rate is given. Where `offline`, all requests are there at once, and `workload.rate` is
-    the pace that the deadline asks for.
+    `workload` is an open loop (`rate`, or the arrivals of a trace), or a closed loop without a
+    rate: `concurrency` users, each of whom sends a request as soon as the one before is answered.
+    If `offline`, all requests arrive at once, and `workload.rate` is the pace that meets the
+    deadline. With a `daily_profile`, `workload` is its busiest hour.
     """
 
     name: str
     question: str
     model: str
-    quantizations: tuple[str | None, ...]  # None: as the checkpoint is
+    quantizations: tuple[str | None, ...]  # None: the checkpoint's own format
     kv_cache_dtypes: tuple[str, ...]
     gpus: tuple[CandidateGpu, ...]
-    engine: Engine  # the first of those that may be used
+    engine: Engine  # the preferred one
     workload: Workload
     slo_targets: tuple[SloTarget, ...]
     offline: bool
     engine_args: Mapping[str, SettingValue]
-    layout: Mapping[str, int]  # parallel sizes that are settled
-    # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
-    headroom: float
-    refused_at_most: float  # share of requests that may be refused, being longer than max_model_len
+    layout: Mapping[str, int]  # fixed parallel sizes
+    headroom: float  # fraction of the capacity free in the busiest hour; 0 for a closed loop
+    refused_at_most: float  # fraction of requests that may exceed max_model_len
     context_buffer: float
-    storage: str  # what a starting server reads its weights from
+    storage: str  # where a starting server reads its weights from
     prices: PriceSelection
-    spare_replicas: int  # that may be lost while every promise still holds
-    start_up_at_most: float | None  # seconds until a replica answers, nothing cached
-    power_at_most: float | None  # W of all GPUs, on average under the planned load
+    spare_replicas: int  # that may fail while every SLO is still met
+    start_up_at_most: float | None  # seconds until a replica answers, without caches
+    power_at_most: float | None  # mean W of all GPUs under the planned load
     other_tenants: int  # bytes on each GPU
-    memory_calibration: Mapping[str, float]  # bytes to add to terms of every plan
+    memory_calibration: Mapping[str, float]  # bytes to add to terms of every memory plan
     speculation: SpeculationEntry | None
-    allow_disaggregation: bool  # whether separate prefill and decode pools are looked at, too
+    allow_disaggregation: bool  # whether prefill and decode pools are candidates too
     traits: WorkloadTraits
-    files: tuple[Path, ...]  # that it was read from
-    other_engines: tuple[Engine, ...]  # that may be used as well
-    output_kinds: tuple[ArtifactKind, ...]  # to be written
-    daily_profile: DailyProfile | None = (
-        None  # how the traffic rises and falls; `workload` is its busiest hour
-    )
-    replicas_at_least: int = 1  # in its quietest hour
+    files: tuple[Path, ...]  # read for this scenario
+    other_engines: tuple[Engine, ...]  # also allowed
+    output_kinds: tuple[ArtifactKind, ...]  # files to write
+    daily_profile: DailyProfile | None = None
+    replicas_at_least: int = 1  # in the quietest hour
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the file leaves open and the plan takes for granted, in sentences for its reader."""
+        """Sentences about what the file leaves open and the plan fills in."""
         return (
             *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
             *self.workload.assumptions,
@@ -132,7 +123,7 @@ class Scenario:
 
     @property
     def split_by_engine(self) -> tuple["Scenario", ...]:
-        """The same question of each engine that may be used."""
+        """The scenario once for each engine that it allows."""
         engines = (self.engine, *self.other_engines)
         return tuple(replace(self, engine=engine, other_engines=()) for engine in engines)
 
@@ -144,11 +135,12 @@ class Scenario:
 
 
 def list_scenarios() -> tuple[str, ...]:
+    """List the names of the shipped scenarios."""
     return tuple(sorted(path.stem for path in SCENARIO_DIR.glob("*.yaml")))
 
 
 def find_scenario_file(name: str | Path, folder: Path = Path()) -> Path:
-    """The file of the shipped scenario `name`, or `name` itself where it is a YAML file's path, maybe in `folder`."""
+    """Find the file of a shipped scenario, or of the path `name`, in `folder` if it is there."""
     if Path(name).suffix in (".yaml", ".yml"):
         return folder / name if isfile(folder / name) else Path(name)
     if str(name) not in list_scenarios():
@@ -157,7 +149,7 @@ def find_scenario_file(name: str | Path, folder: Path = Path()) -> Path:
 
 
 def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
-    """The shipped scenario `name`, or the one in the YAML file `name`; `PlannerError` for whatever is wrong in it.
+    """Load the shipped scenario `name`, or that of a YAML file; `PlannerError` if it is wrong.
 
     `overrides` sets fields by dotted name, items of a list by number: {"workload.rate": 12,
     "gpus.0.at_most": 8}.
@@ -173,21 +165,21 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
 def apply_overrides(
     data: Mapping[str, Any], overrides: Mapping[str, Any], location: str
 ) -> dict[str, Any]:
-    """A copy of the fields `data` of the file `where`, with those set that `overrides` names."""
-    found = copy.deepcopy(dict(data))
+    """Return a copy of `data`, the fields of the file `location`, with `overrides` applied."""
+    fields = copy.deepcopy(dict(data))
     for key, value in overrides.items():
-        place: Any = found
+        place: Any = fields
         *parents, last = key.split(".", 20)
         for parent in parents:
             if isinstance(place, dict):
                 place[parent] = {} if place.get(parent) is None else place[parent]
             place = place[_resolve_path_part(place, parent, key, location)]
         place[_resolve_path_part(place, last, key, location)] = value
-    return found
+    return fields
 
 
 def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
-    """What `place` calls its part `name`: a field, or the number of an item."""
+    """Return the key or the index by which `place` holds `name`; `PlannerError` if it has none."""
     if isinstance(place, dict):
         return name
     if isinstance(place, list):
@@ -207,14 +199,14 @@ FIELDS_COPIED_FROM_FILE = (
     "power_at_most",
     "speculation", "replicas_at_least",
 )  # fmt: skip
-"""Fields that a question has from its file as they are."""
+"""Fields that a scenario takes from its file unchanged."""
 
 
 def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
-    """A scenario from the fields of a file called `name`.
+    """Parse the fields of a scenario file called `name`; `PlannerError` if one is wrong.
 
     Fields without a value count as left out. Trace, calibration and a model's config.json are
-    looked for from `folder`, then from the working directory.
+    searched in `folder`, then in the working directory.
     """
     if not isinstance(data, Mapping):
         raise PlannerError(
@@ -227,12 +219,12 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         entry = entry.model_copy(update={"model": str(folder / entry.model)})
     with add_error_context(name):
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
-        engine_args, served_by = coerce_engine_args(given), _parse_engines(entry, folder)
+        engine_args, engines = coerce_engine_args(given), _parse_engines(entry, folder)
         longest = float(
             engine_args.get("max_model_len") or load_model(entry.model).architecture.max_position
         )
         day = parse_daily_profile(entry.workload, folder)
-        own_day = str(entry.workload.day) if day and day.peak_rps else None
+        day_trace = str(entry.workload.day) if day and day.peak_rps else None
         scenario = Scenario(
             name=name,
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
@@ -250,8 +242,8 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 )
                 for g in entry.gpus
             ),
-            engine=served_by[0],
-            other_engines=tuple(served_by[1:]),
+            engine=engines[0],
+            other_engines=tuple(engines[1:]),
             workload=parse_workload(entry.workload, longest, folder, day, entry.adapters),
             slo_targets=tuple(
                 SloTarget(metric, percentile, limit / 1e3)
@@ -279,48 +271,49 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             daily_profile=day,
             files=tuple(
                 resolve_path(folder, file)
-                for file in (entry.calibration, entry.workload.trace, own_day)
+                for file in (entry.calibration, entry.workload.trace, day_trace)
                 if file
             ),
         )
         _check_consistency(scenario)
         if (mean := scenario.workload.mean_tokens_per_request) > longest:
-            of = (
+            limit = (
                 "engine_args, field max_model_len"
                 if "max_model_len" in engine_args
                 else "the model's context length"
             )
             raise PlannerError(
                 f"workload: prompt_tokens and output_tokens, {mean:,.0f} together on average, do"
-                f" not fit into {of} ({longest:,.0f} tokens)"
+                f" not fit into {limit} ({longest:,.0f} tokens)"
             )
     return scenario
 
 
 def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
-    """The engines that may be used, each NAME or NAME VERSION, with the step costs that the owner measured."""
+    """Parse the allowed engines, NAME or NAME VERSION, with the user's own calibration."""
     if entry.engine_version and len(entry.engine) > 1:
         raise PlannerError(
             f"engine_version: with several engines each has its own, such as {entry.engine[0]}"
             f" {entry.engine_version}"
         )
-    asked = [name.partition(" ")[::2] for name in entry.engine]
-    engines = [get_engine(name, version.strip() or entry.engine_version) for name, version in asked]
+    names = [name.partition(" ")[::2] for name in entry.engine]
+    engines = [get_engine(name, version.strip() or entry.engine_version) for name, version in names]
     if entry.calibration is None:
         return engines
-    own = load_user_calibrations(resolve_existing_path(folder, entry.calibration, "calibration"))
-    engines = [apply_user_calibrations(engine, own) for engine in engines]
-    if not any(one.calibration for one in engines):
-        under = ", ".join(sorted({calibration.engine for calibration in own.values()})) or "nothing"
-        names = " or ".join(one.name for one in engines)
+    path = resolve_existing_path(folder, entry.calibration, "calibration")
+    calibrations = load_user_calibrations(path)
+    engines = [apply_user_calibrations(engine, calibrations) for engine in engines]
+    if not any(engine.calibration for engine in engines):
+        measured = ", ".join(sorted({entry.engine for entry in calibrations.values()})) or "nothing"
+        allowed = " or ".join(engine.name for engine in engines)
         raise PlannerError(
-            f"calibration: {entry.calibration} was measured under {under}, not {names}"
+            f"calibration: {entry.calibration} was measured under {measured}, not {allowed}"
         )
     return engines
 
 
 def check_artifact_supported(kind: str, engine: Engine) -> None:
-    """Raise `PlannerError` where files of this `kind` can never start `engine`."""
+    """Raise `PlannerError` if files of this `kind` cannot start `engine`."""
     if kind == "dynamo":
         find_dynamo_release(engine)
     if kind in ("production-stack", "runpod") and engine.name != "vllm":
@@ -328,7 +321,7 @@ def check_artifact_supported(kind: str, engine: Engine) -> None:
 
 
 def _check_consistency(scenario: Scenario) -> None:
-    """Raise `PlannerError` for what is well-formed but cannot be meant."""
+    """Raise `PlannerError` for valid fields that contradict each other or the catalogs."""
     if not scenario.gpus:
         raise PlannerError("gpus: name at least one candidate GPU")
     for candidate_gpu in scenario.gpus:

@@ -107,7 +107,7 @@ class PrefixEntry(StrictEntry):
 class WorkloadEntry(StrictEntry):
     """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
 
-    others_say: ClassVar = dict.fromkeys(
+    misspelling_hints: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
         "of N users who ask every T seconds, answer and thinking together, the rate is N / T, on"
         " the safe side, as users who still wait ask no more; of N who ask again at once,"

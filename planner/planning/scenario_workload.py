@@ -1,4 +1,4 @@
-"""The traffic of a scenario file: lengths, load, a trace, a day; and where the files lie that it names."""
+"""The workload of a scenario file: lengths, load, a trace, a day; and the paths of its files."""
 
 from os.path import exists, isfile
 from pathlib import Path
@@ -12,12 +12,12 @@ from planner.workload.workload import Workload
 
 
 def resolve_path(folder: Path, file: str) -> Path:
-    """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
+    """Resolve a file named by a scenario in `folder`: beside it, else in the working directory."""
     return Path(file) if not isfile(folder / file) and isfile(file) else folder / file
 
 
 def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
-    """The same, of a file that must be in one of the two."""
+    """Resolve a file that must exist in one of the two; `PlannerError` calls it `what` otherwise."""
     path = resolve_path(folder, file)
     if not (exists(path) or Path(file).is_absolute()):
         looked_in = " nor in ".join(dict.fromkeys(map(str, (folder.resolve(), Path.cwd()))))
@@ -26,7 +26,7 @@ def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
 
 
 def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | None:
-    """How the traffic of a scenario file rises and falls, where it says so."""
+    """Return the daily profile of a scenario file, None if it has no `day`."""
     if entry.day is None:
         return None
     with add_error_context("workload, day"):
@@ -45,7 +45,7 @@ def parse_workload(
     day: DailyProfile | None,
     adapters: AdaptersEntry | None,
 ) -> Workload:
-    """The traffic of a scenario file; its own figures win over the trace's.
+    """Build the workload of a scenario file, whose own figures win over those of its trace.
 
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
     tokens.
@@ -56,9 +56,9 @@ def parse_workload(
     if entry.concurrency is not None:
         for name in ("rate", "requests", "trace", "burstiness"):
             if getattr(entry, name) is not None:
-                when = "with a concurrency a request comes when another is answered"
                 raise PlannerError(
-                    f"workload: {when}: leave out {name}, or give rate instead of concurrency"
+                    "workload: with a concurrency a request comes when another is answered:"
+                    f" leave out {name}, or give rate instead of concurrency"
                 )
     if entry.requests and entry.within_hours:
         if rate is not None:
@@ -78,19 +78,19 @@ def parse_workload(
     measured = (base.prompt, base.output) if base else (None, None)
     prompt, output = (
         (lengths_entry and (lengths_entry.exactly or lengths_entry.mean))
-        or (own.mean if own else 0.0)  # mean tokens, as far as they are known
-        for lengths_entry, own in zip(
+        or (traced.mean if traced else 0.0)  # mean tokens, as far as they are known
+        for lengths_entry, traced in zip(
             (entry.prompt_tokens, entry.output_tokens), measured, strict=True
         )
     )
-    bursts = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
+    burstiness = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
         prompt=_parse_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
         output=_parse_lengths(entry.output_tokens, "output", longest - prompt, measured[1]),
         rate=base.rate if base else rate,
         concurrency=entry.concurrency,
-        burstiness=entry.burstiness or bursts,
+        burstiness=entry.burstiness or burstiness,
         prefix_tokens=prefix.tokens,
         prefix_hit_rate=prefix.hit_rate,
         num_prompts=entry.requests,
@@ -106,7 +106,10 @@ def _parse_lengths(
     longest: float,
     measured: LengthDistribution | None,
 ) -> LengthDistribution:
-    """The lengths asked for, or else those measured; with a mean alone, spread as in a comparable public trace."""
+    """Return the scenario's lengths, or the `measured` ones of its trace.
+
+    A mean alone is spread as in a comparable public trace.
+    """
     field = f"{side}_tokens"
     if entry is None:
         if measured is None:

@@ -12,7 +12,7 @@ LatencyStatistic = Literal["mean", "p50", "p95", "p99"]
 
 @dataclass(frozen=True)
 class SloTarget:
-    """One promise of the service level: `metric` at `percentile` takes at most `seconds`."""
+    """An SLO: `metric` at `percentile` takes at most `seconds`."""
 
     metric: LatencyMetric
     percentile: LatencyStatistic
@@ -20,7 +20,7 @@ class SloTarget:
 
     @property
     def name(self) -> str:
-        """ "p95 TPOT"."""
+        """The statistic and the metric, such as "p95 TPOT"."""
         return f"{self.percentile} {self.metric.upper()}"
 
     def __str__(self) -> str:
@@ -29,13 +29,13 @@ class SloTarget:
 
 @dataclass(frozen=True)
 class ResourceLimit:
-    """The most that something may be, with its unit."""
+    """An upper limit of a quantity, with its unit."""
 
     value: float
     unit: str
 
     def format_amount(self, amount: float) -> str:
-        """Another amount in the same unit, exact enough to tell it from the limit."""
+        """Format an amount in the same unit, with enough digits to differ from the limit."""
         return f"{amount:,.{0 if abs(amount - self.value) >= 1 else 2}f} {self.unit}"
 
     def __str__(self) -> str:
@@ -43,7 +43,10 @@ class ResourceLimit:
 
 
 def get_slo_status(target: SloTarget, value: Interval) -> str:
-    """Whether a promise is "kept", "at risk" or "broken" by what is predicted; answers of one token keep any pace."""
+    """Return whether the predicted `value` leaves the target "kept", "at risk" or "broken".
+
+    Answers of one token have no TPOT, and keep every target for it.
+    """
     return (
         "broken"
         if value.mid > target.seconds
@@ -54,7 +57,7 @@ def get_slo_status(target: SloTarget, value: Interval) -> str:
 
 
 def format_latency(seconds: float, limit: float = math.inf) -> str:
-    """A latency as a sentence has it, exact enough to tell it from a `limit` beside it."""
+    """Format a latency for a sentence, with enough digits to differ from `limit`."""
     if seconds >= 10:
         return f"{seconds:,.0f} s" if abs(seconds - limit) >= 1 else f"{seconds:,.2f} s"
     if seconds < 1e-3:

@@ -1,7 +1,7 @@
 """The last word on a plan: the closed form ranks thousands of candidates, the replay decides among those at the top.
 
 A closed form averages; a replay has the queues, bursts and shared steps of real schedules
-(`planning.benchmark_run`). Candidates are replayed from the cheapest on, those that the closed form
+(`planning.simulation_runs`). Candidates are replayed from the cheapest on, those that the closed form
 puts just short of the service level among them. One that holds is tried with a replica less, one
 that fails with a replica more, each with the max_num_seqs that keeps its pace.
 """

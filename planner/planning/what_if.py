@@ -1,4 +1,4 @@
-"""What would change the answer: the same search with one thing different."""
+"""What-ifs: the same search with one thing changed."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,13 +25,13 @@ SUGGESTED_GPUS = (
     "MI300X",
     "RTX-PRO-6000-Server",
 )
-"""GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
+"""GPUs that are tried if the scenario does not name them: those that clouds offer most."""
 FALLBACK_MAX_GPUS = 64
-"""GPUs that are asked about, at least, where nothing fits on those allowed."""
+"""GPUs of a kind that are tried, at least, if nothing is feasible on those allowed."""
 MAX_SUGGESTED_GPUS_SEARCHED = 2
-"""Of the other GPUs so many are searched: those that serve most for their money, in closed form."""
+"""Suggested GPUs that are searched: those with most analytical capacity for their price."""
 CROWDED_KV_USAGE = 0.5
-"""Use of the KV pool (p99) above which a smaller KV cache could change the answer."""
+"""p99 use of the KV cache pool above which a smaller KV cache format could change the answer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class WhatIf:
 
     @property
     def answer(self) -> str:
-        """The chosen deployment after the change, with its price, or that there is none."""
+        """The chosen deployment after the change with its price, or that there is none."""
         return str(self.plan.chosen) if self.plan.chosen else "nothing meets the service level"
 
     def __str__(self) -> str:
@@ -51,42 +51,41 @@ class WhatIf:
 
 
 def run_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
-    """Every change of `changes` with what it leads to; where nothing met the service level, only those that help."""
+    """Search with every proposed change; if no plan was feasible, return only those that help."""
     rows = []
     for change, scenario in propose_changes(plan):
         try:
             rows.append(WhatIf(change, search_deployments(scenario)))
         except PlannerError:  # such as a format that this model cannot take
             continue
-    return tuple(item for item in rows if plan.chosen or item.plan.chosen)
+    return tuple(what_if for what_if in rows if plan.chosen or what_if.plan.chosen)
 
 
 def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
-    """(what is different, the scenario with it), for the changes that could matter to `plan`.
+    """Yield a description and the changed scenario for each change that could matter to `plan`.
 
-    Where there is an answer, what can only make it cheaper is asked for no more money than it
-    costs.
+    If there is a plan, changes that can only make it cheaper get its cost as their budget.
     """
     yield from _propose_cheaper_changes(plan) if plan.chosen else _propose_enabling_changes(plan)
 
 
 def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
-    """What would move the answer: its traffic, its limits, its formats, another GPU."""
+    """Propose other traffic, limits, formats and GPUs for a scenario with a plan."""
     scenario, chosen = plan.scenario, plan.chosen
     assert chosen is not None
-    replicas, first = chosen.deployment.layout.replicas, scenario.quantizations
+    replicas, quantizations = chosen.deployment.layout.replicas, scenario.quantizations
     cheaper = limit_to_budget(scenario, chosen, 1.0)
     yield "twice the traffic", limit_to_budget(_scale_rate(scenario, 2.0), chosen, 2 + 1 / replicas)
     if chosen.deployment.layout.num_gpus > 1:
-        if replicas == 1:  # else it takes about half of them
+        if replicas == 1:  # several replicas would become about half as many
             yield "half the traffic", _scale_rate(cheaper, 0.5)
-        for promise in scenario.slo_targets:
-            yield f"{promise.name} a quarter longer", _relax_targets(cheaper, 1.25, promise)
+        for target in scenario.slo_targets:
+            yield f"{target.name} a quarter longer", _relax_targets(cheaper, 1.25, target)
         if scenario.slo_targets:
             yield "every limit twice as long", _relax_targets(cheaper, 2.0)
-    if "fp8" not in scenario.quantizations:
-        yield "FP8 weights allowed", replace(cheaper, quantizations=(*first, "fp8"))
-    elif None in first and chosen.preference_key[0] != first.index(None):
+    if "fp8" not in quantizations:
+        yield "FP8 weights allowed", replace(cheaper, quantizations=(*quantizations, "fp8"))
+    elif None in quantizations and chosen.preference_key[0] != quantizations.index(None):
         yield "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
     performance = chosen.prediction.performance
     if (
@@ -105,7 +104,7 @@ def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
 
 
 def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
-    """What might help a scenario that nothing meets."""
+    """Propose changes that might make an infeasible scenario feasible."""
     scenario = plan.scenario
     more = tuple(
         replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus))
@@ -117,9 +116,8 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         "max_model_len": int(scenario.workload.compute_total_tokens_quantile(0.95)),
     }
     if plan.best is None:
-        tried += [
-            ("no room above the p95 of prompt + output", replace(scenario, engine_args=tight))
-        ]
+        changed = replace(scenario, engine_args=tight)
+        tried += [("no room above the p95 of prompt + output", changed)]
     else:
         tried += [("half the traffic", _scale_rate(scenario, 0.5))]
     if scenario.slo_targets and plan.best:
@@ -128,17 +126,11 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         if name not in scenario.quantizations:
             tried += [(text, replace(scenario, quantizations=(*scenario.quantizations, name)))]
     if "fp8" not in scenario.kv_cache_dtypes:
-        tried += [
-            (
-                "FP8 KV cache allowed",
-                replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")),
-            )
-        ]
+        changed = replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
+        tried += [("FP8 KV cache allowed", changed)]
     if scenario.speculation and not scenario.speculation.allowed:
         tried += [("speculative decoding allowed", _enable_speculation(scenario))]
-    yield from (
-        (sentence, changed) for sentence, changed in tried if _select_promising_gpus(changed)
-    )
+    yield from (change for change in tried if _select_promising_gpus(change[1]))
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
         yield f"{_describe_gpus(other)} instead", other
 
@@ -148,12 +140,12 @@ def _scale_rate(scenario: Scenario, factor: float) -> Scenario:
 
 
 def _relax_targets(scenario: Scenario, factor: float, only: SloTarget | None = None) -> Scenario:
-    """With `factor` times each limit, or that of one promise."""
-    level = tuple(
+    """Multiply every limit by `factor`, or that of one target."""
+    targets = tuple(
         replace(target, seconds=target.seconds * factor) if only in (None, target) else target
         for target in scenario.slo_targets
     )
-    return replace(scenario, slo_targets=level)
+    return replace(scenario, slo_targets=targets)
 
 
 def _enable_speculation(scenario: Scenario) -> Scenario:
@@ -162,17 +154,11 @@ def _enable_speculation(scenario: Scenario) -> Scenario:
 
 
 def _use_other_gpus(scenario: Scenario) -> Scenario:
-    """On the GPUs that it does not name."""
-    gpus, most = (
-        [candidate.gpu for candidate in scenario.gpus],
-        max(FALLBACK_MAX_GPUS, *(c.max_gpus for c in scenario.gpus)),
-    )
-    return replace(
-        scenario,
-        gpus=tuple(
-            CandidateGpu(gpu, most) for gpu in map(get_gpu, SUGGESTED_GPUS) if gpu not in gpus
-        ),
-    )
+    """Replace the GPUs by the suggested ones that the scenario does not name."""
+    named = [candidate.gpu for candidate in scenario.gpus]
+    max_gpus = max(FALLBACK_MAX_GPUS, *(candidate.max_gpus for candidate in scenario.gpus))
+    others = [gpu for gpu in map(get_gpu, SUGGESTED_GPUS) if gpu not in named]
+    return replace(scenario, gpus=tuple(CandidateGpu(gpu, max_gpus) for gpu in others))
 
 
 def _describe_gpus(scenario: Scenario) -> str:
@@ -180,44 +166,48 @@ def _describe_gpus(scenario: Scenario) -> str:
 
 
 def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
-    """`scenario` with no more GPUs of a kind than `times` the price of `chosen` buys (without prices: its GPUs)."""
-    cards = []
+    """Limit the GPUs of each kind to those that `times` the price of `chosen` buys.
+
+    Without prices, the limit is `times` its billed GPUs.
+    """
+    affordable = []
     for candidate_gpu in scenario.gpus:
         price = look_up_gpu_price(candidate_gpu.gpu, scenario.prices)
         usd, gpus = chosen.usd_per_hour, chosen.prediction.num_gpus_billed
-        most = int(times * (usd / price.median_usd if usd and price else gpus) + 1e-6)
-        cards += (
-            [replace(candidate_gpu, max_gpus=min(candidate_gpu.max_gpus, most))] if most else []
-        )
-    return replace(scenario, gpus=tuple(cards))
+        max_gpus = int(times * (usd / price.median_usd if usd and price else gpus) + 1e-6)
+        max_gpus = min(candidate_gpu.max_gpus, max_gpus)
+        affordable += [replace(candidate_gpu, max_gpus=max_gpus)] if max_gpus else []
+    return replace(scenario, gpus=tuple(affordable))
 
 
 def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
-    """`scenario` with the GPUs on which the closed form gives it hope, best served for the money; None where none."""
-    worth = {}
+    """Keep the GPUs with most capacity for their price; None if none can be feasible.
+
+    Feasibility and capacity are analytical estimates.
+    """
+    values = {}  # (has a price, capacity per USD or GPU) of the best candidate
     for candidate_gpu in scenario.gpus:
-        hopeful = [
-            candidate
+        promising = [
+            (candidate.prediction.performance, candidate.cost_key)
             for candidate in _evaluate_all_layouts(scenario, candidate_gpu)
             if may_be_feasible(scenario, candidate)
         ]
-        served = [(c.prediction.performance, c.cost_key) for c in hopeful]
         rates = [
-            (not cost[0], performance.capacity.mid / cost[1])
-            for performance, cost in served
+            (not is_unpriced, performance.capacity.mid / cost)
+            for performance, (is_unpriced, cost) in promising
             if performance and performance.capacity
         ]
         if rates:
-            worth[candidate_gpu] = max(rates)
-    best = sorted(worth, key=lambda card: worth[card], reverse=True)[:MAX_SUGGESTED_GPUS_SEARCHED]
+            values[candidate_gpu] = max(rates)
+    best = sorted(values, key=lambda gpu: values[gpu], reverse=True)[:MAX_SUGGESTED_GPUS_SEARCHED]
     return replace(scenario, gpus=tuple(best)) if best else None
 
 
 def _evaluate_all_layouts(scenario: Scenario, candidate_gpu: CandidateGpu) -> list[Candidate]:
-    """As many replicas as may be of every layout in up to two nodes, in closed form."""
-    most = 2 * (candidate_gpu.max_machine_gpus)
+    """Evaluate every layout on up to two machines, in as many replicas as allowed, analytically."""
+    max_gpus = 2 * candidate_gpu.max_machine_gpus
     cases: list[SearchOption | RejectedOption] = []
-    one = replace(
+    single = replace(
         scenario,
         gpus=(candidate_gpu,),
         kv_cache_dtypes=scenario.kv_cache_dtypes[-1:],
@@ -226,8 +216,8 @@ def _evaluate_all_layouts(scenario: Scenario, candidate_gpu: CandidateGpu) -> li
     for quantization in scenario.quantizations:
         with suppress(PlannerError):  # a format that this model cannot take
             cases += generate_search_options(
-                replace(one, quantizations=(quantization,)),
-                lambda _, layout: layout.num_gpus <= most,
+                replace(single, quantizations=(quantization,)),
+                lambda _, layout: layout.num_gpus <= max_gpus,
             )
     legal = [case for case in cases if not isinstance(case, RejectedOption)]
     return evaluate_candidates(

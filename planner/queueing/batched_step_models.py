@@ -1,7 +1,7 @@
-"""The step costs of many cases as one, so that formulas written for one are evaluated for all of them at once.
+"""Batch step models, so that formulas for one case evaluate all cases at once.
 
-Arrays have three axes: cases, sequences decoding (or whatever else is varied), slices of a
-distribution of lengths.
+Arrays have three axes: cases, decoding sequences (or whatever else varies), slices of a length
+distribution.
 """
 
 from collections.abc import Sequence
@@ -11,40 +11,38 @@ from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from planner.latency.step_model import StepModel
 
 SCALAR_FIELDS = tuple(each.name for each in fields(StepModel) if each.type in (int, float))
-"""What a step cost holds beside its tables."""
+"""Fields of a step model other than its tables."""
 
 
-def stack_scalars(values: Any) -> np.ndarray:
-    """[cases, 1, 1] of one number per case."""
+def stack_scalars(values: ArrayLike) -> np.ndarray:
+    """Return [cases, 1, 1] from one number per case."""
     return np.asarray(values, float)[:, None, None]
 
 
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """Functions given at some whole numbers from 0 on: straight between them, constant after the last one."""
+    """Functions given at some whole numbers from 0 on, linear in between, constant after the last.
 
-    lines: (
-        np.ndarray
-    )  # for each set of knots, one after the other: the number of the line above 0, 1, 2, ...
-    heights: (
-        np.ndarray
-    )  # for each function likewise: what its lines would be at 0, and their slopes
+    Functions with the same knots share `lines`.
+    """
+
+    lines: np.ndarray  # per set of knots, one after the other: index of the line above 0, 1, 2, ...
+    heights: np.ndarray  # per function likewise: values of its lines at 0
     slopes: np.ndarray
-    last: (
-        np.ndarray
-    )  # [cases, 1, 1] last knot, and where the numbers of lines and the lines of each case begin
-    start: np.ndarray
-    first: np.ndarray
+    last: np.ndarray  # [cases, 1, 1] last knot
+    start: np.ndarray  # [cases, 1, 1] where the entries in `lines` of each case start
+    first: np.ndarray  # [cases, 1, 1] where the lines of each case start
 
     @classmethod
     def from_functions(
         cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray
     ) -> Self:
-        """Each function's knots and values, and [cases] the number of the function that each case has."""
+        """Build from knots and values of each function; `case` [cases] has indices of functions."""
         grids = {id(knots): knots for knots, _ in functions}
         kind = np.array([list(grids).index(id(knots)) for knots, _ in functions])
         lines = [_index_segments(knots.tobytes()) for knots in grids.values()]
@@ -55,11 +53,11 @@ class PiecewiseLinear:
         slopes = np.append(np.diff(values) / np.where(np.diff(knots) > 0, np.diff(knots), 1.0), 0.0)
         slopes[final] = 0.0
         start, last = (np.cumsum(sizes) - sizes)[kind], sizes[kind] - 1
-        own = (values_of[case][:, None, None] for values_of in (last, start, first))
-        return cls(np.concatenate(lines), values - slopes * knots, slopes, *own)
+        by_case = (values_of[case][:, None, None] for values_of in (last, start, first))
+        return cls(np.concatenate(lines), values - slopes * knots, slopes, *by_case)
 
     def __call__(self, count: np.ndarray | float) -> np.ndarray:
-        """The function of every case at its counts, [cases, ...]."""
+        """Evaluate the function of every case at its counts, [cases, ...]."""
         at = np.minimum(count, self.last)
         line = self.lines.take(self.start + at.astype(np.intp))
         line += self.first
@@ -70,20 +68,20 @@ class PiecewiseLinear:
 
 @lru_cache(maxsize=64)
 def _build_integer_knots(count: int) -> np.ndarray:
-    """Knots at every whole number."""
+    """Return knots at every whole number."""
     return np.arange(float(count))
 
 
 @lru_cache(maxsize=64)
 def _index_segments(knots: bytes) -> np.ndarray:
-    """[last knot + 1] the number of the last knot up to each whole number."""
+    """Return [last knot + 1] the index of the last knot up to each whole number."""
     grid = np.frombuffer(knots)
     return np.searchsorted(grid, np.arange(grid[-1] + 1), side="right") - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepModelBatch(StepModel):
-    """Step costs as one: every number is [cases, 1, 1], and what is asked of it has three axes too."""
+    """Step models of all cases as one: numbers are [cases, 1, 1], arguments have three axes."""
 
     of_tokens: PiecewiseLinear = field(repr=False)
     of_rows: PiecewiseLinear = field(repr=False)
@@ -100,23 +98,24 @@ class StepModelBatch(StepModel):
 
 
 def batch_step_models(steps: Sequence[StepModel]) -> StepModelBatch:
-    """The step cost of every case, [cases], as one."""
+    """Batch the step models of [cases]."""
     distinct = {id(step): step for step in steps}
-    place = {name: k for k, name in enumerate(distinct)}
-    case, each = np.array([place[id(step)] for step in steps]), list(distinct.values())
-    numbers = np.array([attrgetter(*SCALAR_FIELDS)(step) for step in each], float)[case]
+    index = {name: k for k, name in enumerate(distinct)}
+    case, models = np.array([index[id(step)] for step in steps]), list(distinct.values())
+    numbers = np.array([attrgetter(*SCALAR_FIELDS)(step) for step in models], float)[case]
     tables: dict[str, Any] = {
         "of_tokens": PiecewiseLinear.from_functions(
-            [(step.grid, step.grid_s) for step in each], case
+            [(step.grid, step.grid_s) for step in models], case
         ),
         "of_rows": PiecewiseLinear.from_functions(
-            [(_build_integer_knots(len(step.rows_s)), step.rows_s) for step in each], case
+            [(_build_integer_knots(len(step.rows_s)), step.rows_s) for step in models], case
         ),
         "of_sequences": PiecewiseLinear.from_functions(
-            [(_build_integer_knots(len(step.sequences_s)), step.sequences_s) for step in each], case
+            [(_build_integer_knots(len(step.sequences_s)), step.sequences_s) for step in models],
+            case,
         ),
-        "decode_windows": _pad_windows([step.decode_windows for step in each], case),
-        "prefill_windows": _pad_windows([step.prefill_windows for step in each], case),
+        "decode_windows": _pad_windows([step.decode_windows for step in models], case),
+        "prefill_windows": _pad_windows([step.prefill_windows for step in models], case),
     }
     tables |= {name: stack_scalars(numbers[:, k]) for k, name in enumerate(SCALAR_FIELDS)}
     return StepModelBatch(grid=np.empty(0), parts={}, rows_s=np.empty(0), basis="prior", **tables)
@@ -124,11 +123,14 @@ def batch_step_models(steps: Sequence[StepModel]) -> StepModelBatch:
 
 def _pad_windows(
     windows: Sequence[tuple[tuple[int, float], ...]], case: np.ndarray
-) -> tuple[tuple[Any, Any], ...]:
-    """(window, seconds) pairs of every case; those with fewer of them have some that cost nothing."""
-    most = max(map(len, windows))
-    filled = np.array([(*each, *[(1.0, 0.0)] * (most - len(each))) for each in windows])
-    filled = filled.reshape(len(windows), most, 2)[case]
+) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Return (window, seconds) pairs of every case, padded with windows that cost nothing.
+
+    Windows and seconds are [cases, 1, 1].
+    """
+    count = max(map(len, windows))
+    filled = np.array([(*each, *[(1.0, 0.0)] * (count - len(each))) for each in windows])
+    filled = filled.reshape(len(windows), count, 2)[case]
     return tuple(
-        (stack_scalars(filled[:, k, 0]), stack_scalars(filled[:, k, 1])) for k in range(most)
+        (stack_scalars(filled[:, k, 0]), stack_scalars(filled[:, k, 1])) for k in range(count)
     )

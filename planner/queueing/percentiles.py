@@ -1,8 +1,8 @@
-"""How latencies spread around their means: over requests, steps and tokens; and how certain they are.
+"""Derive latency percentiles and intervals from the means of a steady state.
 
-Only as well as ranking, sweeps and sliders need: each latency as one gamma distribution of its mean
-and variance (gaps between tokens: none or one or more prompts in them). What is stated is replayed
-(`planning.benchmark_run`). Arrays have three axes, [cases, what is varied, slices of a
+This is as accurate as ranking, sweeps and sliders need: each latency is one gamma distribution with
+its mean and variance (gaps between tokens: with no, one or more prompts in them). Stated results
+are simulated (`planning.simulation_runs`). Arrays have three axes, [cases, what varies, slices of a
 distribution]; see `queueing.steady_state`.
 """
 
@@ -22,42 +22,43 @@ NORMAL_QUANTILES = np.array([NormalDist().inv_cdf(q) for q in LATENCY_QUANTILES]
 
 @dataclass(frozen=True)
 class SteadyState:
-    """One engine of every case in its steady state, [cases, 1, 1]: what spreads around it makes a `Performance`."""
+    """Steady state of one engine per case, [cases, 1, 1]."""
 
     step: StepModel
     traffic: TrafficMix
     per_token: np.ndarray  # s of a step that only decodes
-    added: np.ndarray  # s that one prompt adds to the steps it rides on
-    tpot: np.ndarray  # per streamed output
+    added: np.ndarray  # s that one prompt adds to its steps
+    tpot: np.ndarray  # s per streamed output
     decode: np.ndarray  # sequences decoding
     rate: np.ndarray  # requests/s served
-    peak: np.ndarray  # requests/s that it serves at most, as its traffic comes
+    peak: np.ndarray  # highest requests/s that it serves of this traffic
     engines: np.ndarray
-    held: np.ndarray  # sequences that the KV pool holds
-    queue: np.ndarray  # s waiting to be scheduled, p99
+    held: np.ndarray  # sequences that fit into the KV cache pool
+    queue: np.ndarray  # s until a request is scheduled, p99
     saturated: np.ndarray
     limit: np.ndarray
-    ttft: np.ndarray  # mean, percentiles [cases, 1, `LATE`], variance
-    ttfts: np.ndarray
-    ttft_varies: np.ndarray
-    level: np.ndarray  # standard deviation of a step, from how many are in flight
-    groups: np.ndarray  # microbatches of a pipeline among which its sequences are spread
+    ttft: np.ndarray  # s, mean
+    ttfts: np.ndarray  # [cases, 1, percentiles] s
+    ttft_varies: np.ndarray  # variance
+    level: np.ndarray  # s, standard deviation of a step due to the number of requests in flight
+    groups: np.ndarray  # microbatches among which a pipeline's sequences are spread
 
 
 def estimate_step_sd(
     tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated: np.ndarray
 ) -> np.ndarray:
-    """Standard deviation of a step from how many are in flight.
+    """Estimate the standard deviation of a step that is due to the number of requests in flight.
 
-    With a share x of the step that grows with their number, it is that of processor sharing with a
-    fixed part: negative binomial, mean N and variance N / (1 - x), whatever the lengths.
+    If a fraction x of the step grows with that number, the number is distributed as in processor
+    sharing with a fixed part: negative binomial, mean N and variance N / (1 - x), whatever the
+    lengths.
     """
     grows = np.clip(1 - least / tpot, 0.0, 1.0)
     return np.where(saturated, 0.0, tpot * grows / np.sqrt(np.maximum(inside * (1 - grows), 1.0)))
 
 
 def compute_gamma_quantiles(average: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """[cases, 1, percentiles] of gamma distributions (Wilson and Hilferty 1931)."""
+    """Return [cases, 1, percentiles] of gamma distributions (Wilson and Hilferty 1931)."""
     k = average**2 / np.maximum(variance, 1e-30)
     return average * np.maximum(1 - 1 / (9 * k) + NORMAL_QUANTILES / (3 * np.sqrt(k)), 0.0) ** 3
 
@@ -65,29 +66,29 @@ def compute_gamma_quantiles(average: np.ndarray, variance: np.ndarray) -> np.nda
 def derive_performance(
     s: SteadyState, workloads: Sequence[Workload], steps: Sequence[StepModel]
 ) -> PerformanceBatch:
-    """Spread the means over requests and tokens, and put the calibration's intervals around them."""
+    """Derive percentiles over requests and tokens, and the intervals of the calibration."""
     step, t, outputs = s.step, s.traffic, average_slices(s.traffic.outputs)
     later, extra = outputs - 1, np.maximum(s.tpot - s.per_token, 1e-12)
-    # how many prompts interfere with one request varies like a Poisson count; over few tokens a
-    # mean varies more
+    # the number of prompts that interfere with a request varies like a Poisson count; a mean over
+    # few tokens varies more
     meetings = np.maximum(s.rate * s.tpot, 1e-9)
     varies = extra**2 / meetings + s.tpot**2 * t.jitter
     tpots = np.maximum(
         compute_gamma_quantiles(s.tpot, varies * average_slices(1 / t.outputs) + s.level**2),
         s.per_token,
     )
-    # a share of the gaps holds a Poisson count of chunks: a Weibull distribution of about their
-    # mean and variance
+    # some gaps hold a Poisson count of chunks: a Weibull distribution with about their mean and
+    # variance
     chunks = np.ceil(t.prompts / step.max_tokens)
-    one = s.added / average_slices(chunks)
-    carrying = -np.expm1(-extra / one)
+    chunk_s = s.added / average_slices(chunks)
+    carrying = -np.expm1(-extra / chunk_s)
     uneven = (
         average_slices(t.prompts**2 / chunks)
         * average_slices(chunks)
         / average_slices(t.prompts) ** 2
     )
     shape = np.sqrt(
-        np.maximum(carrying * (1 + (one * uneven + s.level**2 / extra) / extra) - 1, 0.0)
+        np.maximum(carrying * (1 + (chunk_s * uneven + s.level**2 / extra) / extra) - 1, 0.0)
     )
     gap = (
         extra
@@ -103,7 +104,7 @@ def derive_performance(
         + s.tpot**2 * compute_slice_variance(t.outputs)
         + later**2 * (varies / outputs + s.level**2)
     )
-    each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(later, 1e-9)  # tokens of a gap
+    tokens_per_gap = np.maximum(t.tokens - 1, 1e-9) / np.maximum(later, 1e-9)
 
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
         return np.concatenate([average, percentiles], axis=-1)[:, 0]
@@ -117,14 +118,14 @@ def derive_performance(
     )[:, None, None]
     return PerformanceBatch(
         ttft=points(s.ttft, s.ttfts),
-        tpot=gaps_exist * points(s.tpot / each, tpots / each),
+        tpot=gaps_exist * points(s.tpot / tokens_per_gap, tpots / tokens_per_gap),
         itl=gaps_exist * points(s.tpot, s.per_token + gap),
         e2e=points(whole, compute_gamma_quantiles(whole, strays)),
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * STATISTIC_SIGMA_FACTORS,
         request_tps=np.ravel(s.rate * s.engines),
         capacity=np.ravel(s.peak * s.engines),
         capacity_sigma=np.ravel(serving),
-        request_sigma=np.ravel(np.where(keeps_up, 0.0, serving)),  # what comes in goes out
+        request_sigma=np.ravel(np.where(keeps_up, 0.0, serving)),  # all that arrives is served
         output_tokens=np.ravel(t.tokens),
         prompt_tokens=np.array([workload.prompt.mean for workload in workloads]),
         decode_batch=np.ravel(s.decode / s.groups),

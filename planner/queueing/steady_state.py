@@ -1,14 +1,14 @@
-"""Steady state in closed form: TTFT, ITL, TPOT and throughput of a deployment at a concurrency or an arrival rate.
+"""Estimate TTFT, ITL, TPOT and throughput at a concurrency or rate: a steady-state queueing model.
 
-Little's law ties the sequences in flight to the time each stays; a step's cost ties that time to
-their number. The replay does the same exactly and slower. Against it, with the same step costs, the
-median errors of cases drawn at random are: closed loops TTFT 3%, TPOT 1%; open loops up to 85% load
-TTFT 3%, TPOT 3%, p95 12%; pipelines up to 85% load TTFT 5%, TPOT 5%, p95 13-17%; full pipelines
-with 2 to 64 output tokens serve 4% less or more, at most 1.55 x in 600 cases; from 87% load to
+Little's law links the sequences in flight to the time each stays; the step cost links that time to
+their number. The simulation does the same exactly and more slowly. Median deviations from it, with
+the same step costs, in random cases: closed loops TTFT 3%, TPOT 1%; open loops up to 85% load TTFT
+3%, TPOT 3%, p95 12%; pipelines up to 85% load TTFT 5%, TPOT 5%, p95 13-17%; throughput of full
+pipelines with 2 to 64 output tokens 4%, at most a factor of 1.55 in 600 cases; from 87% load to
 saturation TTFT 23%, TPOT 9%.
 
-All formulas are for many cases at once: their arrays have three axes, [cases, what is varied,
-slices of lengths].
+All formulas evaluate many cases at once. Their arrays have three axes: [cases, what varies, slices
+of lengths].
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,10 @@ import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
-from planner.latency.lora_adapters import add_adapter_costs, limit_sequences_by_adapters
+from planner.latency.lora_adapters import limit_sequences_by_adapters
 from planner.latency.performance import LATENCY_QUANTILES, Performance, PerformanceBatch
-from planner.latency.shared_prefix_reads import subtract_shared_reads
-from planner.latency.speculative_decoding import build_step_model
 from planner.latency.step_model import StepModel
+from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.memory_plan import MemoryPlan
 from planner.queueing.batched_step_models import batch_step_models, stack_scalars
 from planner.queueing.percentiles import (
@@ -53,22 +52,22 @@ from planner.queueing.prefill_interference import (
 from planner.workload.workload import Workload
 
 REQUEST_GENERATIONS = np.arange(1, 33)[:, None]
-"""Generations of requests that a closed loop tells apart."""
+"""Generations of requests that a closed loop distinguishes."""
 LOAD_EXPONENTS = np.linspace(0, 1, 24)[:, None]
-"""Numbers of sequences at which throughput is worked out, as powers of the largest."""
+"""Numbers of sequences at which throughput is computed, as exponents of the largest."""
 MAX_CASES_PER_BATCH = 256
-"""Cases that are evaluated at once: what they need stays in a core's cache."""
+"""Cases evaluated at once: their arrays fit into a core's cache."""
 MALLOC_WARMUP_ELEMENTS = 1 << 21
-"""Numbers in a block that glibc has to see once to keep as much freed memory; else every part faults its pages in anew.
+"""Elements of an array that glibc must free once to keep freed memory of that size.
 
-See `M_MMAP_THRESHOLD` in mallopt(3): the threshold is the largest block given back. It saves a
-third of the time.
+Otherwise every batch faults its pages in anew; this saves a third of the time. See
+`M_MMAP_THRESHOLD` in mallopt(3): the threshold is the largest freed block.
 """
 
 
 @dataclass(frozen=True)
 class LoadCase:
-    """What a steady state is asked for; `step` replaces the catalog's step cost."""
+    """One case to solve; `step` replaces the calibrated step model."""
 
     deployment: Deployment
     plan: MemoryPlan
@@ -77,11 +76,11 @@ class LoadCase:
 
 
 def solve_closed_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
-    """Of every case: a fixed number of requests in flight over all replicas; each that ends is replaced at once.
+    """Solve closed loops: a fixed number of requests in flight over all replicas.
 
-    The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10
-    per unit of concurrency), so the mean TTFT holds that first burst, as in InferenceX and `vllm
-    bench serve --max-concurrency`.
+    Each request that ends is replaced at once. A run starts with all requests arriving together and
+    lasts `num_prompts` requests (default: 10 per unit of concurrency). The mean TTFT thus includes
+    that first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
     """
     if any(case.workload.concurrency is None for case in cases):
         raise PlannerError("a closed loop needs a concurrency")
@@ -89,7 +88,7 @@ def solve_closed_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
 
 
 def solve_open_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
-    """Of every case: requests arriving at a rate over all replicas, whatever the deployment does with them."""
+    """Solve open loops: requests arrive at a rate over all replicas, whatever the latency."""
     if any(case.workload.rate is None for case in cases):
         raise PlannerError("an open loop needs a request rate")
     return _solve_in_batches(_solve_open, cases)
@@ -97,7 +96,7 @@ def solve_open_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
 
 @lru_cache(maxsize=1024)
 def solve_open_loop(case: LoadCase) -> Performance:
-    """`open_loops` of one case, kept: a replay asks for how many are in flight, a search for all that they see."""
+    """Solve one open loop; cached, as simulations and searches ask for the same cases."""
     return solve_open_loops([case])[0]
 
 
@@ -105,13 +104,17 @@ def _solve_in_batches(
     loop: Callable[[Sequence[LoadCase], StepModel, TrafficMix], SteadyState],
     cases: Sequence[LoadCase],
 ) -> PerformanceBatch:
-    """`loop` over some of the cases at a time, with their step costs and traffic."""
+    """Solve the cases in batches with `loop`, given step models and traffic."""
     rows = []
     if len(cases) > MAX_CASES_PER_BATCH:
         np.empty(MALLOC_WARMUP_ELEMENTS)
     for start in range(0, len(cases), MAX_CASES_PER_BATCH):
         part = cases[start : start + MAX_CASES_PER_BATCH]
-        steps = [_get_case_step_model(case) for case in part]
+        costs = [
+            build_workload_step_costs(case.deployment, case.workload, case.plan.pool, case.step)
+            for case in part
+        ]
+        steps = [case_costs.average_step() for case_costs in costs]
         step, workloads = batch_step_models(steps), [case.workload for case in part]
         rows.append(
             derive_performance(
@@ -121,16 +124,13 @@ def _solve_in_batches(
     return PerformanceBatch.concatenate(rows)
 
 
-def _get_case_step_model(case: LoadCase) -> StepModel:
-    step = case.step or build_step_model(case.deployment)
-    step = subtract_shared_reads(step, case.deployment, case.workload)
-    return add_adapter_costs(step, case.deployment, case.workload)
-
-
 def _compute_engine_capacity(
     cases: Sequence[LoadCase], t: TrafficMix, step: StepModel
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sequences that run at once, sequences that the KV pool holds, which of the two binds) in one engine."""
+    """Return sequences that run at once, those that fit into the KV cache, and which limit binds.
+
+    All are for one engine.
+    """
     pools = [case.plan.pool for case in cases]
     contexts = np.maximum((t.context - average_slices(t.cached)).astype(int), 1).ravel().tolist()
     blocks = stack_scalars(
@@ -150,34 +150,34 @@ def _compute_engine_capacity(
             f"the KV pool of {pools[k].reported_tokens:,} tokens holds no sequence of"
             f" {t.context[k, 0, 0]:,.0f} tokens"
         )
-    most = stack_scalars(
+    max_running = stack_scalars(
         [limit_sequences_by_adapters(case.deployment, case.workload) for case in cases]
     )
-    return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
+    return np.minimum(max_running, held), held, np.where(max_running <= held, "max_num_seqs", "kv")
 
 
 def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> SteadyState:
-    """A first burst and the waves of requests that replace it.
+    """Solve a first burst of requests and the waves that replace it.
 
-    Between its first token and its last a request lives among the others as `_interleaved` says.
-    Outputs of one length end together, and so do their successors begin; different ones scatter
-    from wave to wave.
+    Between its first token and its last, a request lives among the others as in
+    `_solve_interleaved`. Outputs of one length end together and thus start together; different
+    lengths scatter from wave to wave.
     """
-    asked = stack_scalars([case.workload.concurrency for case in cases])
+    wanted = stack_scalars([case.workload.concurrency or 0 for case in cases])
     prompts = stack_scalars([case.workload.num_requests for case in cases])
-    concurrency = np.minimum(asked, prompts)
+    concurrency = np.minimum(wanted, prompts)
     replicas = stack_scalars([case.deployment.num_engine_instances for case in cases])
     engines = np.minimum(replicas, concurrency)
     present = concurrency / engines
-    most, held, limit = _compute_engine_capacity(cases, t, step)
+    max_running, held, limit = _compute_engine_capacity(cases, t, step)
     ahead = _count_steps_ahead(cases)
-    running, outputs = np.minimum(present, most), average_slices(t.outputs)
+    running, outputs = np.minimum(present, max_running), average_slices(t.outputs)
     waves, front = prompts / concurrency, step.request_s + step.prompt_token_s * t.prompts
     later = outputs - 1
     m = _solve_interleaved(step, t, running, front, waves, ahead)
     per_token, tpot, own, added, room = m.per_token, m.tpot, m.own, m.added, m.room
     together = np.minimum(np.maximum(room / step.stages, 1.0), running)
-    # if their lengths differ one prompt comes first, and starts alone
+    # if lengths differ, one prompt comes first and starts alone
     single = 1.0 * ((t.prompts[..., -1:] > t.prompts[..., :1]) & (running > 1))
     lone = (
         estimate_prefill_s(step, t, np.zeros(1), np.zeros(1))[1]
@@ -190,21 +190,20 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
         average_slices(front),
     )
     burst += start
-    # later prompts come as the outputs end: those of one step together, until different lengths
-    # (wave k: sqrt(12 k) standard deviations apart) have scattered them
+    # later prompts arrive as outputs end: those of one step together, until different lengths have
+    # scattered them (in wave k over sqrt(12 k) standard deviations)
     apart = np.sqrt(12 * REQUEST_GENERATIONS * t.output_steps_variance) * tpot
     bunch = estimate_burst_ttft_s(step, t, together)[..., -1:]
     together_still, counted = np.maximum(1 - apart / bunch, 0), waves >= REQUEST_GENERATIONS
     lockstep = together_still.mean(axis=1, keepdims=True, where=counted)
-    shared = np.minimum(
-        np.maximum(bunch - per_token, 0) / together, added
-    )  # a prompt's part of a step of several
-    # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all
+    # a prompt's share of a step with several
+    shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)
+    # no sequence of the same bunch decodes yet: only prompts of others interfere, spread over all
     # outputs
     tight = per_token + np.maximum(running - together, 0) * shared / (outputs * step.stages)
-    # the steps before a bunch may hold others; a pipeline has several under way, of k bunches of
-    # single outputs k - 1 (what arrives while there is nothing else to schedule waits for the end
-    # of the oldest step)
+    # the steps before a bunch may hold other bunches; a pipeline has several in flight, k - 1 of k
+    # bunches of single outputs (what arrives while there is nothing else to schedule waits for the
+    # end of the oldest step)
     bunches, steps = running / together, np.ceil(front / per_token) + ahead
     behind = np.maximum(steps - steps * (steps + 1) / (2 * bunches), 0.0)
     before = (steps * per_token + behind * (bunch - per_token)) / step.stages
@@ -213,7 +212,7 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     bunched = np.where(bunches > 1, np.maximum(before, front), start) + bunch
     tpot = tpot - lockstep * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
     bunched = np.where(m.backlog > 0, np.maximum(own + m.backlog, bunched), bunched)
-    # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
+    # a wave not yet scattered over a whole stay has more prompts in its steps
     others, window = (
         np.maximum(running - 1, 0.0),
         np.minimum(np.hypot(burst[..., -1:], apart), m.period),
@@ -234,12 +233,11 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     opening = (
         (running - single) * average_slices(burst) + single * (lone + front[..., :1])
     ) / running
-    ttft = (1 - 1 / waves) * average_slices(
-        later_ttft
-    ) + opening / waves  # of those that need not wait for a slot
-    short = np.maximum(
-        running * estimate_min_engine_s(step, t, running) - ttft - later * tpot, 0.0
-    )  # no engine exceeds its GPUs
+    # of requests that need not wait for a slot
+    ttft = (1 - 1 / waves) * average_slices(later_ttft) + opening / waves
+    # no engine exceeds the speed of its GPUs
+    min_stay = running * estimate_min_engine_s(step, t, running)
+    short = np.maximum(min_stay - ttft - later * tpot, 0.0)
     stay = ttft + short + later * tpot
     rate, queue = running / stay, np.maximum(present / running - 1, 0.0) * stay
     later_ttft, burst = later_ttft + short + queue, burst + short + queue * SLICE_MIDPOINTS
@@ -247,38 +245,34 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     varies = (
         average_slices(later_ttft**2) * (1 - 1 / waves) + average_slices(burst**2) / waves - ttft**2
     )
-    slowest = (
-        1 - (1 - np.array(LATENCY_QUANTILES)) * waves
-    )  # of the first burst, which is a share of 1 / waves
+    # quantiles of the first burst, which is a fraction 1 / waves of all requests
+    slowest = 1 - (1 - np.array(LATENCY_QUANTILES)) * waves
     first = np.take_along_axis(burst, np.maximum(SLICE_EDGES.searchsorted(slowest) - 1, 0), axis=-1)
     ttfts = np.maximum(
         compute_gamma_quantiles(average_slices(later_ttft), compute_slice_variance(later_ttft)),
         np.where(slowest > 0, first, 0.0),
     )
-    ttfts = np.maximum.accumulate(
-        ttfts, axis=-1
-    )  # slices go by length, and a short prompt may be served last
+    # slices are by length, but a short prompt may be served last
+    ttfts = np.maximum.accumulate(ttfts, axis=-1)
     return SteadyState(
         step, t, per_token, added, tpot, m.decode, rate, rate, engines, held, queue,
-        np.zeros(engines.shape, bool), np.where(present > most, limit, "load"),
+        np.zeros(engines.shape, bool), np.where(present > max_running, limit, "load"),
         ttft, ttfts, np.maximum(varies, 0.0), np.zeros(engines.shape), m.groups,
     )  # fmt: skip
 
 
 class _InterleavedState(NamedTuple):
-    """How requests live side by side in a closed loop, [cases, 1, slices or 1]; times in s."""
+    """Mean state of a closed loop, [cases, 1, slices or 1]; times in s."""
 
-    groups: np.ndarray  # microbatches that the decoding sequences form
+    groups: np.ndarray  # microbatches of the decoding sequences
     per_token: np.ndarray  # a step that only decodes
     decode: np.ndarray  # sequences that decode in a step, of all microbatches
-    tpot: np.ndarray  # C: a mean step, prompts among it
+    tpot: np.ndarray  # C: a mean step, with prompts
     added: np.ndarray  # A: what a prompt adds to its steps
     room: np.ndarray  # prompts that fit into the steps of a round
-    own: np.ndarray  # TTFT of each slice of prompts, its wait for the scheduler included
-    period: np.ndarray  # a whole stay, until the same seat sends its next request
-    backlog: (
-        np.ndarray
-    )  # s of it that a prompt waits because more come than fit, so that all take turns
+    own: np.ndarray  # TTFT of each slice of prompts, including its wait for the scheduler
+    period: np.ndarray  # a whole stay, until the same slot sends its next request
+    backlog: np.ndarray  # part of it that a prompt waits because more arrive than fit
 
 
 def _solve_interleaved(
@@ -289,41 +283,37 @@ def _solve_interleaved(
     waves: np.ndarray,
     ahead: np.ndarray,
 ) -> _InterleavedState:
-    """The mean step of a closed loop with `running` requests N in flight, and what becomes of a request in it.
+    """Solve the mean step of a closed loop with N `running` requests in flight.
 
     A request that is sent when another ends waits for whole steps: those that start before it
     reaches the scheduler, and with asynchronous scheduling one more, which was scheduled before.
-    Its own step holds other prompts too. Each of N requests passes through n steps (and adds A to
-    one of them), so a step has (N - 1) / n other prompts and lasts C = P + A (N - 1) C / (A + n C),
-    P the step that only decodes: quadratic in C. If more prompts come than fit, all wait for their
-    turn. N, n and P depend on C in turn; three rounds settle them.
+    Its own step has other prompts too. Each of N requests passes through n steps (and adds A to one
+    of them), so a step has (N - 1) / n other prompts and lasts C = P + A (N - 1) C / (A + n C),
+    where P is a step that only decodes: quadratic in C. If more prompts arrive than fit, all wait
+    their turn. N, n and P depend on C in turn; three rounds converge.
     """
     outputs, size = average_slices(t.outputs), average_slices(t.prompts)
     others, later = np.maximum(running - 1, 0.0), outputs - 1
     least = np.minimum(running, 1.0)
-    # that fit into steps beside the prompts that take their places
+    # sequences that fit into steps together with the prompts that replace them
     fit = step.max_tokens * step.stages * later / (later * (1 + step.num_draft_tokens) + size)
-    decode, passed = (
-        np.maximum(np.minimum(running, fit), 1.0),
-        outputs + ahead,
-    )  # steps that pass while a request stays
-    formed = (
-        np.minimum(np.ceil(running * size / step.max_tokens), step.stages) - 1
-    )  # microbatches beside the first
+    decode = np.maximum(np.minimum(running, fit), 1.0)
+    passed = outputs + ahead  # steps that pass while a request stays
+    # microbatches beside the first
+    formed = np.minimum(np.ceil(running * size / step.max_tokens), step.stages) - 1
     for _ in range(3):
         groups = estimate_microbatches(step, t, running, decode, formed, waves, front)
         per_token = estimate_decode_step_s(step, decode / groups, t.context)
-        taken = np.where(
-            later > 0, decode * (1 + step.num_draft_tokens), 0.0
-        )  # tokens of steps that prompts can't have
+        # tokens of steps that are not available to prompts
+        taken = np.where(later > 0, decode * (1 + step.num_draft_tokens), 0.0)
         room = np.maximum(step.max_tokens * step.stages - taken, 1.0) / size
-        beside = np.maximum(
-            others / passed, 1e-9
-        )  # other prompts in the same step, or round of a pipeline
+        # other prompts in the same step, or round of a pipeline
+        beside = np.maximum(others / passed, 1e-9)
         taking = estimate_receiving_microbatches(
             step, beside, groups, per_token, front, room / step.stages
         )
-        near = beside / taking  # in the same microbatch; and where there are any, so many
+        # in the same microbatch; below also their mean given that there are any
+        near = beside / taking
         chunks, whole, share = estimate_prefill_s(
             step, t, decode / groups, np.hstack([near / -np.expm1(-near) - 1, near])
         )
@@ -333,9 +323,8 @@ def _solve_interleaved(
             step, beside, taking, 1 / average_slices(head), room / step.stages
         )
         slowed = added * slowest / beside
-        alone = average_slices(
-            _estimate_pipelined_s(step, head, share[:, :1])
-        )  # what the own prompt adds
+        # what the request's own prompt adds
+        alone = average_slices(_estimate_pipelined_s(step, head, share[:, :1]))
         each = passed * per_token + slowed * others - alone
         tpot = (each + np.sqrt(each**2 + 4 * passed * per_token * alone)) / (2 * passed)
         tpot = np.where(running > 1, tpot, per_token)
@@ -350,9 +339,8 @@ def _solve_interleaved(
             + (chunks - 1) * tpot / step.stages
         )
         period = average_slices(own) + later * tpot
-        backlog = np.maximum(
-            running * tpot / room - period, 0.0
-        )  # prompts wait until all others had their turn
+        # prompts wait until all others had their turn
+        backlog = np.maximum(running * tpot / room - period, 0.0)
         period = period + backlog
         passed = np.maximum((period - alone) / tpot, 1.0)
         decode = np.maximum(np.minimum(running * later * tpot / period, fit), least)
@@ -360,52 +348,54 @@ def _solve_interleaved(
 
 
 def _count_steps_ahead(cases: Sequence[LoadCase]) -> np.ndarray:
-    """Steps between the one under way and a request's first: one with asynchronous scheduling, scheduled already.
+    """Count the steps between the one in flight and a request's first.
 
-    A scheduler that looks for requests every n-th step lets (n - 1) / 2 more pass.
+    One with asynchronous scheduling, which is scheduled already. A scheduler that receives requests
+    every n-th step adds (n - 1) / 2.
     """
-    deployed = [case.deployment for case in cases]
+    deployments = [case.deployment for case in cases]
     unseen = stack_scalars(
-        [(deployment.args.scheduler_recv_interval - 1) / 2 for deployment in deployed]
+        [(deployment.args.scheduler_recv_interval - 1) / 2 for deployment in deployments]
     )
     return unseen + stack_scalars(
-        [one.args.async_scheduling and one.layout.pp == 1 for one in deployed]
+        [
+            deployment.args.async_scheduling and deployment.layout.pp == 1
+            for deployment in deployments
+        ]
     )
 
 
 def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> SteadyState:
-    """Arrivals at random find the others as they are on average (PASTA; those in flight share steps like a processor).
+    """Solve random arrivals, which find the other requests in their mean state (PASTA).
 
-    They wait for the rest of the step that they meet; with asynchronous scheduling for the next
-    one, scheduled before; for a running slot; and in an overload for the backlog.
+    Requests in flight share steps as in processor sharing. A request waits for the rest of the step
+    that it meets; with asynchronous scheduling for the next one, scheduled before; for a free slot;
+    and under overload for the backlog.
     """
-    offered = stack_scalars([case.workload.rate for case in cases])
+    offered = stack_scalars([case.workload.rate or 0.0 for case in cases])
     engines = stack_scalars([case.deployment.num_engine_instances for case in cases])
     rate, outputs = offered / engines, average_slices(t.outputs)
     noise = 1 / stack_scalars([case.workload.burstiness for case in cases])
-    most, held, limit = _compute_engine_capacity(cases, t, step)
-    ahead, size, later = (
-        _count_steps_ahead(cases),
-        average_slices(t.prompts),
-        np.maximum(outputs - 1, 0.0),
-    )
+    max_running, held, limit = _compute_engine_capacity(cases, t, step)
+    ahead, size = _count_steps_ahead(cases), average_slices(t.prompts)
+    later = np.maximum(outputs - 1, 0.0)
     # in flight by Little's law: the number whose throughput is the rate. Every step has `counts /
     # outputs` new prompts.
     width = 1 + step.num_draft_tokens
-    cap = np.minimum(most, step.max_tokens * step.stages * outputs / (size + later * width))
+    cap = np.minimum(max_running, step.max_tokens * step.stages * outputs / (size + later * width))
     counts = cap * np.maximum(cap, 64.0) ** (LOAD_EXPONENTS - 1)
-    alone, each, *_ = _estimate_steps(step, t, counts, most)
+    alone, each, *_ = _estimate_steps(step, t, counts, max_running)
     throughput = np.maximum.accumulate(counts / (outputs * each), axis=1)
     peak = throughput[:, -1:]
     load, saturated = rate / peak, rate >= peak
     rate = np.minimum(rate, peak)
     inside = _interpolate(rate, throughput, counts)
-    plain, tpot, added, groups = _estimate_steps(step, t, inside, most)
+    plain, tpot, added, groups = _estimate_steps(step, t, inside, max_running)
     beside, decode = inside / outputs, inside * later / outputs
     slowed = (tpot - plain) / beside
     uneven = average_slices(t.prompts**2) / size**2
-    # an arrival is more likely in a long step, and so are others with it: E[step^2] / E[step], each
-    # step having as many prompts as came in one before
+    # an arrival is more likely in a long step, and so are others with it: E[step^2] / E[step], as
+    # each step has the prompts that arrived in one before
     spread = noise + uneven - 1
     longer = rate * slowed**2 * spread / np.maximum(1 - (rate * slowed) ** 2, 0.05)
     busy = 1 - np.exp(-inside)
@@ -417,12 +407,11 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
         + (chunks - 1) * tpot / step.stages
     )
     fixed = busy * ahead * plain
-    crowded = (inside / most) ** (
-        np.sqrt(2 * (most + 1)) - 1
-    )  # chance that all slots are taken (Sakasegawa)
+    # probability that all slots are taken (Sakasegawa)
+    crowded = (inside / max_running) ** (np.sqrt(2 * (max_running + 1)) - 1)
     prompts = stack_scalars([case.workload.num_requests for case in cases])
-    # a queue near saturation grows like a random walk, and a run ends before it has its mean (2 /
-    # 3: over the run)
+    # near saturation a queue grows like a random walk, and a run ends before it reaches its mean
+    # (2 / 3: mean over the run)
     walked = 2 / 3 * np.sqrt(2 / np.pi * (noise + 1) * prompts / engines) / peak
     slots = crowded * (noise + 1) / (2 * np.maximum(np.abs(peak - offered / engines), 1e-9))
     slots = np.minimum(slots, crowded * walked)
@@ -435,7 +424,7 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
         + (busy * (0.5 + ahead) * level) ** 2
     )
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
-    filling = np.minimum(most * engines / prompts, 1.0)
+    filling = np.minimum(max_running * engines / prompts, 1.0)
     queue = backlog + fixed + compute_gamma_quantiles(moves, varies)[..., -1:]
     delays = backlog * np.maximum(SLICE_MIDPOINTS - filling, 0.0)
     own = own + step.request_s + step.prompt_token_s * t.prompts
@@ -444,9 +433,8 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
         own[..., :1] + fixed,
         varies + compute_slice_variance(own) + compute_slice_variance(delays),
     )
-    half = _interpolate(
-        np.maximum(most / 2, 1.0), counts, throughput
-    )  # more at once would hardly serve more requests
+    # if half the slots give this throughput, more slots would hardly serve more requests
+    half = _interpolate(np.maximum(max_running / 2, 1.0), counts, throughput)
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
     return SteadyState(
         step, t, plain, added, tpot, decode, rate, peak, engines, held,
@@ -456,16 +444,19 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
 
 
 def _estimate_steps(
-    step: StepModel, t: TrafficMix, inside: np.ndarray, most: np.ndarray
+    step: StepModel, t: TrafficMix, inside: np.ndarray, max_running: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """What a request sees that finds `inside` others: s of a step without prompts and on average, s that one adds.
+    """Estimate the steps of a request that finds `inside` others.
 
-    The last is the number of microbatches, each of which has one step in a round.
+    Returns the seconds of a step without prompts, of a mean step, and those that one prompt adds;
+    and the number of microbatches, each of which has one step in a round.
     """
     outputs = average_slices(t.outputs)
     beside, decode = np.maximum(inside / outputs, 1e-9), inside * (outputs - 1) / outputs
     groups = estimate_microbatches(step, t, inside, decode)
-    plain = estimate_decode_step_s(step, np.minimum(decode + groups, most) / groups, t.context)
+    plain = estimate_decode_step_s(
+        step, np.minimum(decode + groups, max_running) / groups, t.context
+    )
     alone = 1 - np.exp(-beside / groups)
     _, _, share = estimate_prefill_s(step, t, decode / groups, beside / groups / alone - 1)
     added = average_slices(share)
@@ -483,18 +474,21 @@ def _estimate_steps(
 
 
 def _estimate_pipelined_s(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """s of prompts that take `whole` if their chunks follow each other through the stages, `head` of each in the first.
+    """Return the seconds of prompts that take `whole` if their chunks follow each other.
 
-    The stages work on as many chunks at once, so that all but the largest only take up the first
-    stage.
+    `head` is the fraction of each in its first chunk. The stages work on as many chunks at once, so
+    all but the largest only occupy the first stage.
     """
     return whole * (head + (1 - head) / step.stages)
 
 
 def _interpolate(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
-    """[cases, 1, 1] rising functions through 0 and the points [cases, points, 1], constant after the last one."""
-    nothing = np.zeros_like(x)
-    xs, ys = np.concatenate([nothing, xs], axis=1), np.concatenate([nothing, ys], axis=1)
+    """Evaluate [cases, 1, 1] rising functions through 0 and the points [cases, points, 1].
+
+    They are constant after the last point.
+    """
+    zero = np.zeros_like(x)
+    xs, ys = np.concatenate([zero, xs], axis=1), np.concatenate([zero, ys], axis=1)
     size = xs.shape[1]
     before = (
         np.minimum((xs <= x).sum(axis=1, keepdims=True), size - 1)

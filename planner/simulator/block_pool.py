@@ -1,105 +1,100 @@
-"""vLLM's block pool and block tables, compiled: allocation, the free queue and its order, prefix caching, windows.
+"""Reproduce vLLM's block pool and block tables, compiled: allocation, free queue, prefix caching.
 
-Follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py,
-single_type_kv_cache_manager.py) and, where `recent`, 0.33.0. Without prefix caching blocks are only
-counted, not told apart.
+It follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py,
+single_type_kv_cache_manager.py) and, if `recent`, 0.33.0. Without prefix caching blocks are only
+counted and have no identity.
 """
 
-import os
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from planner.latency.shared_prefix_reads import MAX_BLOCK_SHARERS
-
-CAN_CACHE_COMPILED_CODE = "NUMBA_CACHE_DIR" in os.environ or any(
-    os.access(at, os.W_OK) for at in (Path(__file__).parent, Path.home())
-)
-"""Whether compiled code can be kept on disk: beside its source or at home. Else every process compiles its own."""
-_NJIT_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-njit_allocating: Any = njit(error_model="numpy", _nrt=True, **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For functions that only compiled code calls; they are kept on disk as part of `simulator.router.simulate`."""
-njit_inline_always: Any = njit(error_model="numpy", _nrt=True, inline="always", **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For those at the top, called at one place: whatever is compiled has all that it calls compiled once more."""
-njit_compiled: Any = njit(error_model="numpy", _nrt=False, **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For those that make no array and change no list's length: references, whose owner is further up, are not counted."""
-njit_force_inline: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_NJIT_OPTIONS)  # type: ignore[call-overload]
-"""For those that are called at one place, or in every step."""
+from planner.simulator.compilation import njit_allocating, njit_compiled, njit_force_inline
+from planner.simulator.kernel_types import EngineRules
 
 
 class BlockPool(NamedTuple):
-    """Free blocks as a ring through the last index, next to be taken first; cached blocks of equal content as rings."""
+    """Free blocks as a ring through the last index, next to be taken first.
 
-    free: np.ndarray  # [1]
+    Cached blocks with equal content form rings too. A key is content * groups + group.
+    """
+
+    free: np.ndarray  # [1] number of free blocks
     next: np.ndarray
     prev: np.ndarray
     refs: np.ndarray
-    key: np.ndarray  # content * groups + group of a cached block, else -1
+    key: np.ndarray  # key of a cached block, else -1
     after: np.ndarray
     before: np.ndarray
     cached: np.ndarray  # [contents * groups] oldest block with that key, else -1
-    # [2, contents + 1] contents in host memory as a ring through the last index, oldest first, else
-    # -1
+    # [2, contents + 1] contents in host memory as a ring through the last index, oldest first;
+    # -1 for others
     host: np.ndarray
-    kept: np.ndarray  # [2] how many these are, and may be
-    # [SHARERS] blocks that so many sequences have, from 2 on; the last counts those with more too
+    host_count: np.ndarray  # [2] contents in host memory, and their maximum
+    # [MAX_BLOCK_SHARERS] blocks by number of sequences that have them, from 2 on; the last entry
+    # includes those with more
     shared: np.ndarray
 
 
 class BlockTables(NamedTuple):
-    """Block tables of the running requests, one seat each."""
+    """Block tables of the running requests, by slot."""
 
-    blocks: (
-        np.ndarray
-    )  # [seats, groups, longest] block numbers; no seats where only their number matters
-    held: np.ndarray  # [seats, groups] length of the table
-    passed: np.ndarray  # [seats, groups] blocks at its start that left the window
-    published: np.ndarray  # [seats] full blocks whose content is known to the cache
-    capacity: np.ndarray  # [seats] tokens that fit
-    slides: np.ndarray  # [seats] computed tokens at which the next block leaves a window
+    # [slots, groups, longest] block numbers; no slots if blocks have no identity
+    blocks: np.ndarray
+    held: np.ndarray  # [slots, groups] length of the table
+    passed: np.ndarray  # [slots, groups] blocks at its start that have left the window
+    published: np.ndarray  # [slots] full blocks that the prefix cache knows
+    capacity: np.ndarray  # [slots] tokens that fit
+    slides: np.ndarray  # [slots] computed tokens at which the next block leaves a window
 
 
 @njit_allocating
-def create_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
-    """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
-    host, kept = (
-        np.full((2, contents + 1 if host_blocks else 0), -1, np.int32),
-        np.zeros(2, np.int64),
-    )
+def create_pool(num_blocks: int, contents: int, host_blocks: int) -> BlockPool:
+    """Create a pool whose blocks are all free but the null block 0.
+
+    With `contents` = 0 blocks have no identity.
+    """
+    host = np.full((2, contents + 1 if host_blocks else 0), -1, np.int32)
+    host_count = np.zeros(2, np.int64)
     host[:, -1:] = contents
-    kept[1] = host_blocks
+    host_count[1] = host_blocks
     ring = num_blocks if contents else 0
     pool = BlockPool(
-        np.full(1, num_blocks - 1), np.arange(1, ring + 2), np.arange(-1, ring),
+        np.full(1, num_blocks - 1),
+        np.arange(1, ring + 2),
+        np.arange(-1, ring),
         np.zeros(ring + 1, np.int32),
-        np.full(ring + 1, -1), np.empty(ring + 1, np.int32), np.empty(ring + 1, np.int32),
-        np.full(contents, -1, np.int32), host, kept, np.zeros(MAX_BLOCK_SHARERS, np.int64),
-    )  # fmt: skip
+        np.full(ring + 1, -1),
+        np.empty(ring + 1, np.int32),
+        np.empty(ring + 1, np.int32),
+        np.full(contents, -1, np.int32),
+        host,
+        host_count,
+        np.zeros(MAX_BLOCK_SHARERS, np.int64),
+    )
     if ring:
         pool.next[ring], pool.prev[1] = 1, ring
     return pool
 
 
 @njit_allocating
-def create_tables(seats: int, groups: int, longest: int) -> Any:
-    """Empty tables; `longest` = 0 where only the number of blocks matters."""
-    sizes = np.zeros((2, seats, groups), np.int64)
-    blocks = np.empty((seats if longest else 0, groups, longest), np.int32)
+def create_tables(num_slots: int, groups: int, longest: int) -> BlockTables:
+    """Create empty tables of up to `longest` blocks; 0 if blocks have no identity."""
+    sizes = np.zeros((2, num_slots, groups), np.int64)
     return BlockTables(
-        blocks,
+        np.empty((num_slots if longest else 0, groups, longest), np.int32),
         sizes[0],
         sizes[1],
-        np.zeros(seats, np.int64),
-        np.zeros(seats, np.int64),
-        np.zeros(seats, np.int64),
+        np.zeros(num_slots, np.int64),
+        np.zeros(num_slots, np.int64),
+        np.zeros(num_slots, np.int64),
     )
 
 
 @njit_force_inline
-def take_free_block(pool: Any) -> int:
-    """The block at the front of the free ring, its cached content forgotten."""
+def take_free_block(pool: BlockPool) -> int:
+    """Take the block at the front of the free ring, and drop its content from the cache."""
     ring = pool.next.size - 1
     block = pool.next[ring]
     pool.next[ring] = pool.next[block]
@@ -121,15 +116,18 @@ def take_free_block(pool: Any) -> int:
 
 
 @njit_force_inline
-def _update_sharers(pool: Any, before: int, after: int) -> None:
-    """A block that `before` sequences had is now had by `after`."""
+def _update_sharers(pool: BlockPool, before: int, after: int) -> None:
+    """Record that the number of sequences with a block changes from `before` to `after`."""
     pool.shared[min(before, MAX_BLOCK_SHARERS - 1)] -= 1
     pool.shared[min(after, MAX_BLOCK_SHARERS - 1)] += 1
 
 
 @njit_compiled
-def _free_blocks(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
-    """Give back blocks table[first:end], the last one first; 0.33 puts blocks without content to the front."""
+def _free_blocks(pool: BlockPool, table: np.ndarray, first: int, end: int, recent: bool) -> None:
+    """Free blocks table[first:end], the last one first.
+
+    0.33 puts blocks without content at the front of the ring.
+    """
     ring = pool.next.size - 1
     front = ring
     for j in range(end - 1, first - 1, -1):
@@ -147,8 +145,8 @@ def _free_blocks(pool: Any, table: Any, first: int, end: int, recent: bool) -> N
 
 
 @njit_force_inline
-def _cache_block(pool: Any, block: int, key: int) -> None:
-    """Make a full block's content known, behind older blocks of equal content."""
+def _cache_block(pool: BlockPool, block: int, key: int) -> None:
+    """Add a full block to the prefix cache, after older blocks with equal content."""
     pool.key[block] = key
     oldest = pool.cached[key]
     if oldest < 0:
@@ -160,36 +158,36 @@ def _cache_block(pool: Any, block: int, key: int) -> None:
 
 
 @njit_compiled
-def store_in_host(pool: Any, content: int) -> None:
-    """Have a content in host memory as the one used last; the one that was not used longest goes where it is full."""
+def store_in_host(pool: BlockPool, content: int) -> None:
+    """Store a content in host memory as the most recently used; if full, evict the oldest."""
     after, before = pool.host[0], pool.host[1]
     ring = after.size - 1
     if after[content] >= 0:
         before[after[content]], after[before[content]] = before[content], after[content]
-    elif pool.kept[0] == pool.kept[1]:
+    elif pool.host_count[0] == pool.host_count[1]:
         oldest = after[ring]
         before[after[oldest]], after[ring] = ring, after[oldest]
         after[oldest] = -1
     else:
-        pool.kept[0] += 1
+        pool.host_count[0] += 1
     newest = before[ring]
     after[newest] = before[ring] = content
     before[content], after[content] = newest, ring
 
 
 @njit_compiled
-def count_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
-    """Blocks that host memory has of a request, up to `most`, beyond the `hit` that the pool has."""
+def count_host_hits(pool: BlockPool, content: np.ndarray, hit: int, limit: int) -> int:
+    """Count the blocks, up to `limit`, that only host memory has, beyond the pool's `hit`."""
     end = hit
-    while end < most and pool.host[0, content[end]] >= 0:
+    while end < limit and pool.host[0, content[end]] >= 0:
         end += 1
     return end - hit
 
 
 @njit_compiled
-def touch_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
-    """`in_host`; all that it has of the request up to there is used now."""
-    more = count_host_hits(pool, content, hit, most)
+def touch_host_hits(pool: BlockPool, content: np.ndarray, hit: int, limit: int) -> int:
+    """Return `count_host_hits`, and mark the request's blocks in host memory as just used."""
+    more = count_host_hits(pool, content, hit, limit)
     for k in range(hit + more):
         if pool.host[0, content[k]] >= 0:
             store_in_host(pool, content[k])
@@ -197,13 +195,15 @@ def touch_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
 
 
 @njit_compiled
-def find_longest_cached_prefix(pool: Any, content: Any, most: int, groups: Any) -> int:
-    """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end.
+def find_longest_cached_prefix(
+    pool: BlockPool, content: np.ndarray, limit: int, groups: np.ndarray
+) -> int:
+    """Return the blocks of the longest cached prefix, up to `limit`.
 
-    Contents, and what is returned, are of blocks as group 0 has them, the smallest; `wide` of them
-    make one of group g.
+    A group needs all of the prefix, or the window before its end. Contents and the result count
+    blocks of group 0, the smallest; `wide` of them make one block of group g.
     """
-    hit, count, settled = most, len(groups), False
+    hit, count, settled = limit, len(groups), False
     while not settled:
         settled = True
         for g in range(count):
@@ -237,20 +237,20 @@ def find_longest_cached_prefix(pool: Any, content: Any, most: int, groups: Any) 
 
 @njit_compiled
 def count_table_blocks(tokens: int, window: int, size: int) -> int:
-    """Length of a group's block table that holds `tokens`."""
+    """Return the length of a group's block table that holds `tokens`."""
     return -window if window < 0 else (tokens + size - 1) // size
 
 
 @njit_compiled
-def free_outside_window(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
-    """Free blocks of seat `s` that no token after `settled` computed ones will look back at."""
+def free_outside_window(
+    rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int, settled: int
+) -> None:
+    """Free blocks of slot `s` that no token after `settled` computed ones will attend to."""
     tables.slides[s] = 1 << 60
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
-        first, end = (
-            tables.passed[s, g],
-            min(max(0, settled - window + 1) // size, tables.held[s, g]),
-        )
+        first = tables.passed[s, g]
+        end = min(max(0, settled - window + 1) // size, tables.held[s, g])
         if window > 0 and end > first:
             if len(tables.blocks):
                 _free_blocks(pool, tables.blocks[s, g], first, end, rules.uses_v033_scheduler)
@@ -262,25 +262,29 @@ def free_outside_window(rules: Any, pool: Any, tables: Any, s: int, settled: int
 
 
 @njit_force_inline
-def count_missing_blocks(rules: Any, tables: Any, s: int, tokens: int) -> int:
-    """Blocks that a seat lacks to hold `tokens`."""
+def count_missing_blocks(rules: EngineRules, tables: BlockTables, s: int, tokens: int) -> int:
+    """Count the blocks that a slot lacks to hold `tokens`."""
     lacking = 0
     for g in range(len(rules.groups)):
-        lacking += max(
-            0,
-            count_table_blocks(tokens, rules.groups[g, 0], rules.groups[g, 1]) - tables.held[s, g],
-        )
+        window, size = rules.groups[g]
+        lacking += max(0, count_table_blocks(tokens, window, size) - tables.held[s, g])
     return lacking
 
 
 @njit_compiled
 def count_blocks_to_admit(
-    rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any
+    rules: EngineRules,
+    pool: BlockPool,
+    content: np.ndarray,
+    hit: int,
+    whole: int,
+    part: int,
+    cap: np.ndarray,
 ) -> int:
-    """Free blocks that must be there to admit a request with `hit` cached ones per group.
+    """Count the free blocks needed to admit a request with `hit` cached blocks.
 
-    For all of its `whole` tokens (no group counts more than `cap`), and for the `part` up to the
-    end of this step; cached blocks that nobody uses are taken from the free ones too.
+    They hold all of its `whole` tokens (at most `cap` blocks per group), and the `part` up to the
+    end of this step. Cached blocks that no sequence uses are taken from the free ones too.
     """
     for_all = for_part = 0
     for g in range(len(rules.groups)):
@@ -296,8 +300,10 @@ def count_blocks_to_admit(
 
 
 @njit_compiled
-def reuse_cached_prefix(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
-    """Start the tables of a seat with `hit` cached blocks per group, without those that already left the window."""
+def reuse_cached_prefix(
+    rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int, content: np.ndarray, hit: int
+) -> None:
+    """Start the tables of a slot with `hit` cached blocks, without those outside windows."""
     tables.published[s], tables.capacity[s], tables.slides[s] = hit, 0, 0
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
@@ -318,8 +324,10 @@ def reuse_cached_prefix(rules: Any, pool: Any, tables: Any, s: int, content: Any
 
 
 @njit_force_inline
-def allocate_slots(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
-    """Give a seat the blocks that it lacks to hold `tokens`."""
+def allocate_slots(
+    rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int, tokens: int
+) -> None:
+    """Allocate the blocks that a slot lacks to hold `tokens`."""
     capacity = 1 << 60
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
@@ -337,8 +345,8 @@ def allocate_slots(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> N
 
 
 @njit_compiled
-def free_sequence(rules: Any, pool: Any, tables: Any, s: int) -> None:
-    """Free a seat's blocks, group by group, the last block first."""
+def free_sequence(rules: EngineRules, pool: BlockPool, tables: BlockTables, s: int) -> None:
+    """Free a slot's blocks, group by group, the last block first."""
     for g in range(len(rules.groups)):
         if len(tables.blocks):
             _free_blocks(
@@ -355,9 +363,14 @@ def free_sequence(rules: Any, pool: Any, tables: Any, s: int) -> None:
 
 @njit_compiled
 def cache_full_blocks(
-    rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int
+    rules: EngineRules,
+    pool: BlockPool,
+    tables: BlockTables,
+    s: int,
+    content: np.ndarray,
+    tokens: int,
 ) -> None:
-    """Make a seat's full blocks among its first `tokens` known to the cache."""
+    """Add a slot's full blocks among its first `tokens` to the prefix cache."""
     count, full = len(rules.groups), tokens // rules.groups[0, 1]
     for j in range(tables.published[s], full):
         for g in range(count):
@@ -368,6 +381,6 @@ def cache_full_blocks(
                 and (j + 1) // wide > tables.passed[s, g]
             ):
                 _cache_block(pool, tables.blocks[s, g, (j + 1) // wide - 1], content[j] * count + g)
-        if pool.kept[1]:
+        if pool.host_count[1]:
             store_in_host(pool, content[j])
     tables.published[s] = max(full, tables.published[s])

@@ -1,149 +1,164 @@
-"""One engine of the compiled replay: what it holds, its state, and how a new one begins."""
+"""The state of one engine in the compiled simulation, and how it starts."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.simulator import block_pool
-from planner.simulator import kernel_types as kinds
-from planner.simulator.block_pool import njit_allocating, njit_force_inline
-
-_TIME_FIELDS = (
-    "now",
-    "entry",
-    "end",
-    "spent",
-    "last_gap",
-    "soonest",
-    "adapters_s",
-    "loaded",
-    "last",
+from planner.simulator.block_pool import (
+    BlockPool,
+    BlockTables,
+    count_table_blocks,
+    create_pool,
+    create_tables,
 )
-_COUNT_FIELDS = (
-    "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare",
-    "num_waiting", "first", "flying",
-    "last_bin", "steps", "gauges", "stuck", "turns", "active", "awake", "admitted", "drifted",
-    "contexts", "calm",
-)  # fmt: skip
-_FLAG_FIELDS = ("steady", "blocked", "fed")
-ENGINE_STATE_DTYPE = np.dtype(
-    [
-        (name, kind)
-        for kind, names in (
-            (float, _TIME_FIELDS),
-            (np.int64, _COUNT_FIELDS),
-            (np.bool_, _FLAG_FIELDS),
-        )
-        for name in names
-    ],
-    align=True,
+from planner.simulator.compilation import njit_allocating, njit_force_inline
+from planner.simulator.kernel_types import (
+    NUM_ITL_BINS,
+    NUM_KV_USAGE_BINS,
+    EngineRules,
+    RequestBatch,
+    StepCostTable,
 )
-"""Numbers of one engine that change as it goes.
 
-now: the scheduler's time; entry: when the next step may start; end: of the last one; spent: its
-seconds; soonest: when the next request that was sent gets to the scheduler; arrived: requests sent;
-due: that will be; done: that ended; queued, front: order of the last that joined the queue, and
-that was put back to its front; unseen: decode steps since it looked for new ones; first, flying:
-oldest step under way, and how many are; steady: in the last step everybody decoded; blocked: the
-first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
-latency, and its bin; fed: requests come from a router; turns: steps that were scheduled; active:
-different adapters in this one, and adapters_s: the seconds that they add; loaded: when the last
-blocks are there from host memory; last: the end of the last step whose outputs were taken; awake:
-those that run and do not drift; admitted: times that a request was; drifted: steps that were
-scheduled; contexts: tokens in the KV cache of those that drift; calm: the turn from which on
-somebody may begin to.
-"""
 MAX_FAST_PATH_STEPS = 2048
-"""Steps for which one drifts at most before it is looked at again."""
+"""Steps after which the scheduler looks at a sequence of the fast path again."""
+
+ADAPTER_IN_STEP, ADAPTER_ON_GPU, ADAPTER_ON_HOST = range(3)
+"""Columns of `EngineInstance.adapter_turns`."""
+
+RequestHeap = list[tuple[float, int]]
+"""Heap of (key, request)."""
+LogEntry = tuple[float, float, float, float, float, float]
+"""Kind and five numbers, see `simulator.kernel_types.NOTE_GAUGE`."""
+
+
+class EngineState:
+    """Numbers of one engine that change in every step; a row of a structured array.
+
+    Times are in seconds of the simulated clock (steps in an untimed simulation).
+    """
+
+    now: float  # the scheduler's time
+    next_start: float  # earliest start of the next step
+    last_end: float  # end of the step scheduled last
+    step_s: float  # duration of that step
+    last_gap_s: float  # inter-token latency recorded last, and its bin below
+    next_visible: float  # when the scheduler sees the next request that was sent
+    adapters_s: float  # what adapters add to the current step
+    host_loaded: float  # when the last blocks from host memory arrive
+    last_output: float  # end of the step whose outputs were processed last
+
+    num_sent: int
+    num_due: int  # requests that this engine has to serve
+    num_finished: int
+    back_order: int  # order of the request that joined the queue last
+    front_order: int  # order of the request that returned to the front of the queue last
+    steps_since_receive: int  # decode steps since the scheduler received requests
+    num_running: int
+    num_free_slots: int
+    num_waiting: int
+    oldest: int  # index of the oldest step in flight
+    num_steps_in_flight: int
+    last_gap_bin: int
+    num_logged_steps: int
+    num_gauges: int  # samples of the gauges
+    stuck: int  # see `SimulationOutcome`
+    turn: int  # steps that went through the scheduler
+    num_active_adapters: int  # distinct adapters in the current step
+    num_awake: int  # running requests that are not on the fast path
+    num_admitted: int  # admissions, repeated ones included
+    fast_path_steps: int  # steps scheduled so far, the clock of the fast path
+    fast_path_context: int  # tokens in the KV cache of sequences on the fast path
+    fast_path_turn: int  # turn from which on sequences may enter the fast path
+
+    is_steady: bool  # all running sequences decoded in the last step
+    is_blocked: bool  # the first request of the queue did not fit
+    is_routed: bool  # requests come from a router
+
+
+ENGINE_STATE_DTYPE = np.dtype(list(EngineState.__annotations__.items()), align=True)
 
 
 class FastPathSums(NamedTuple):
-    """Sums over those that drift, see `simulator.drift`. A ring is [2]: who comes next, who comes before."""
+    """Sums over the sequences of the fast path, see `simulator.decode_fast_path`.
 
-    since: np.ndarray  # [seats] `drifted` when it began to drift, -1: it is awake
-    order: np.ndarray  # [seats] of admission
-    line: np.ndarray  # [2, seats + 1] ring of those that run, in this order, through the last index
-    due: (
-        np.ndarray
-    )  # [2, seats + AHEAD] rings of those to be awoken in the same step, through the last indices
-    full: (
-        np.ndarray
-    )  # [2, seats + block size] likewise those that take a block in steps with the same remainder
-    blocks: (
-        np.ndarray
-    )  # [2, block size] blocks that are taken, and leave windows, in steps with this remainder
-    inside: (
-        np.ndarray
-    )  # [2, decode_windows] tokens inside the windows, and by how many they grow in a step
+    A ring is [2]: successors and predecessors.
+    """
+
+    entered: np.ndarray  # [slots] `fast_path_steps` at entry; -1 if not on the fast path
+    admission: np.ndarray  # [slots] order of admission
+    running_ring: np.ndarray  # [2, slots + 1] running requests by admission; head: the last index
+    # [2, slots + MAX_FAST_PATH_STEPS] sequences that leave in the same step; heads: last indices
+    exit_rings: np.ndarray
+    # [2, slots + block size] sequences that take a block in steps with the same remainder
+    block_rings: np.ndarray
+    # [2, block size] blocks taken, and blocks that leave windows, in steps with this remainder
+    phase_blocks: np.ndarray
+    # [2, decode_windows] tokens inside the attention windows, and their growth per step
+    window_tokens: np.ndarray
 
 
-class EngineState(NamedTuple):
-    """What one engine holds; `state` has its numbers. A seat is the place of a running request in all tables."""
+class EngineInstance(NamedTuple):
+    """All that one engine holds. A slot is the place of a running request in all tables."""
 
-    state: np.ndarray  # [1] of `State`
-    pool: block_pool.BlockPool
-    tables: block_pool.BlockTables
-    cap: np.ndarray  # [groups] blocks that admission asks for at most
-    request: np.ndarray  # [seats] who runs there, -1 nobody
-    known: np.ndarray  # [seats] tokens whose values are there
-    computed: np.ndarray  # [seats] tokens in the KV cache, or on their way
-    placeholders: np.ndarray  # [seats] outputs that async scheduling counts on
-    drafts: np.ndarray  # [seats] drafted tokens
-    in_flight: np.ndarray  # [seats] tokens of steps under way
-    ready: np.ndarray  # [seats] when its blocks are there that come from host memory
-    drift: FastPathSums
-    running: np.ndarray  # [seats] seats that are awake, in order of admission
-    spare: np.ndarray  # [seats] free ones
-    parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
-    coming: list[tuple[float, int]]  # heap of (when the scheduler can see it, request)
-    waiting: list[
-        list[tuple[float, int]]
-    ]  # heaps of (order, request): one, or without an adapter and with each
-    heads: np.ndarray  # [heaps] order of their first, inf if there is none
-    adapters: (
-        np.ndarray
-    )  # [adapters, 3] the turn in which each was used, on the GPU (0: not there), in host memory
-    batches: np.ndarray  # [depth, 7, seats] steps under way
-    sizes: np.ndarray  # [depth] their sequences, ends and rows among the notes
-    ends: np.ndarray
-    rows: np.ndarray
-    itl: np.ndarray
+    state: Sequence[EngineState]  # [1], a structured array
+    pool: BlockPool
+    tables: BlockTables
+    max_admission_blocks: np.ndarray  # [groups] most blocks that admission asks for
+    request: np.ndarray  # [slots] request in the slot, -1 if free
+    num_tokens: np.ndarray  # [slots] tokens whose values are known
+    num_computed: np.ndarray  # [slots] tokens in the KV cache, or in a step in flight
+    num_placeholders: np.ndarray  # [slots] outputs that asynchronous scheduling assumes
+    num_drafts: np.ndarray  # [slots] drafted tokens
+    tokens_in_flight: np.ndarray  # [slots] tokens of steps in flight
+    ready_at: np.ndarray  # [slots] s, when the blocks from host memory have arrived
+    fast_path: FastPathSums
+    running: np.ndarray  # [slots] slots of `num_awake` requests, by admission
+    free_slots: np.ndarray  # [slots]
+    leaving: np.ndarray  # [slots] requests that the current step preempts or the oldest step ends
+    arriving: RequestHeap  # by the time at which the scheduler sees them
+    waiting: list[RequestHeap]  # by order: one queue, and one per adapter
+    queue_heads: np.ndarray  # [queues] order of the first request, inf if empty
+    # [adapters, 3] turn of the last use: in a step, on the GPU, in host memory (0: not loaded)
+    adapter_turns: np.ndarray
+    batches: np.ndarray  # [depth, 7, slots] steps in flight, rows as in `STEP_ROWS`
+    batch_sizes: np.ndarray  # [depth] sequences
+    batch_ends: np.ndarray  # [depth] s
+    batch_log_rows: np.ndarray  # [depth] row of the step log
+    itl: np.ndarray  # see `SimulationOutcome`, as the next three
     usage: np.ndarray
     totals: np.ndarray
-    notes: list[tuple[float, float, float, float, float, float]]
+    notes: list[LogEntry]
 
 
 class RequestRecords(NamedTuple):
-    """[n] what became of each request: see `Outcome`; `made` outputs."""
+    """[n] what happened to each request, see `SimulationOutcome`."""
 
     sent: np.ndarray
     scheduled: np.ndarray
     first_token: np.ndarray
     last_token: np.ndarray
-    num_outputs: np.ndarray
+    num_outputs: np.ndarray  # tokens so far
     preemptions: np.ndarray
     cached: np.ndarray
-    released: np.ndarray  # when the k-th request ended, where it lets another one in
-    ended: np.ndarray  # [1] how many did
+    released: np.ndarray  # in a closed loop: when the k-th request ended, which admits another one
+    ended: np.ndarray  # [1] number of these
 
 
 @njit_allocating
-def create_request_records(n: int, closed: bool) -> Any:
-    """Nothing happened yet to [n] requests."""
-    times, counts, ended = (
-        np.full((4, n), np.nan),
-        np.zeros((3, n), np.int32),
-        np.zeros(1, np.int64),
-    )
-    released = np.empty(n if closed else 0)
+def create_request_records(n: int, closed: bool) -> RequestRecords:
+    """Create empty records of [n] requests."""
+    times, counts = np.full((4, n), np.nan), np.zeros((3, n), np.int32)
+    released, ended = np.empty(n if closed else 0), np.zeros(1, np.int64)
     return RequestRecords(
         times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended
     )
 
 
 @njit_force_inline
-def has_windows(rules: Any) -> bool:
-    """Whether some KV-cache group looks back over a window only."""
+def has_windows(rules: EngineRules) -> bool:
+    """Return whether a KV cache group has a sliding window."""
     windows = False
     for g in range(len(rules.groups)):
         windows |= rules.groups[g, 0] > 0
@@ -151,84 +166,95 @@ def has_windows(rules: Any) -> bool:
 
 
 @njit_force_inline
-def overlaps_steps(rules: Any, table: Any) -> bool:
-    """Whether a step is scheduled while the one before it runs, on values that are not there yet."""
+def overlaps_steps(rules: EngineRules, table: StepCostTable) -> bool:
+    """Return whether a step is scheduled while the one before it runs, before its outputs exist."""
     return rules.async_scheduling and table.stages == 1
 
 
 @njit_force_inline
-def tracks_block_contents(rules: Any, traffic: Any) -> bool:
-    """Whether blocks are told apart, so that equal ones are found again."""
-    return rules.enable_prefix_caching and traffic.content.size > 0
+def tracks_block_contents(rules: EngineRules, requests: RequestBatch) -> bool:
+    """Return whether blocks have contents, so that the prefix cache can find equal ones."""
+    return rules.enable_prefix_caching and requests.content.size > 0
 
 
 @njit_allocating
-def create_engine_state(rules: Any, table: Any, traffic: Any, longest: int, contents: int) -> Any:
-    """An idle engine for requests of up to `longest` tokens, whose blocks have so many different `contents`."""
-    groups, count, seqs = (
-        rules.groups,
-        len(rules.groups),
-        min(rules.max_num_seqs, traffic.prompt.size),
-    )
+def create_engine_instance(
+    rules: EngineRules, table: StepCostTable, requests: RequestBatch, longest: int, contents: int
+) -> EngineInstance:
+    """Create an idle engine for requests of up to `longest` tokens.
+
+    `contents` is the number of distinct block contents.
+    """
+    groups, count = rules.groups, len(rules.groups)
+    num_slots = min(rules.max_num_seqs, requests.prompt.size)
     depth, smallest, states = 2 if overlaps_steps(rules, table) else table.stages, groups[0, 1], 0
-    cap = np.full(count, 1 << 40)
+    max_blocks = np.full(count, 1 << 40)
     for g in range(count):
         smallest, states = min(smallest, groups[g, 1]), max(states, -groups[g, 0])
         if groups[g, 0] > 0:
             ahead = rules.max_num_batched_tokens * (depth if rules.uses_v033_scheduler else 1)
-            cap[g] = (
-                block_pool.count_table_blocks(
-                    min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]
-                )
-                + 1
-            )
-    caching = tracks_block_contents(rules, traffic)
+            tokens = min(groups[g, 0] - 1 + ahead, rules.max_model_len)
+            max_blocks[g] = count_table_blocks(tokens, 0, groups[g, 1]) + 1
+    caching = tracks_block_contents(rules, requests)
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
-    pool = block_pool.create_pool(
-        rules.num_blocks, contents * count, rules.host_blocks if caching else 0
-    )
-    tables = block_pool.create_tables(
-        seqs,
+    pool = create_pool(rules.num_blocks, contents * count, rules.host_blocks if caching else 0)
+    tables = create_tables(
+        num_slots,
         count,
-        max(block_pool.count_table_blocks(longest, 0, smallest), states) if caching else 0,
+        max(count_table_blocks(longest, 0, smallest), states) if caching else 0,
     )
-    state = np.zeros(1, ENGINE_STATE_DTYPE)
-    state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = (
-        seqs,
-        rules.recv_interval,
-        -1,
-        -1.0,
-    )
-    state[0].soonest = np.inf
-    seats, spare = np.full((9, seqs), -1), np.arange(seqs)
-    line, due = (
-        np.zeros((2, seqs + 1), np.int64),
-        np.zeros((2, seqs + MAX_FAST_PATH_STEPS), np.int64),
-    )
-    line[:] = np.arange(seqs + 1)
-    due[:] = np.arange(seqs + MAX_FAST_PATH_STEPS)
-    full, blocks = (
-        np.zeros((2, seqs + groups[0, 1]), np.int64),
+    state: Any = np.zeros(1, ENGINE_STATE_DTYPE)
+    state[0].num_free_slots, state[0].steps_since_receive = num_slots, rules.recv_interval
+    state[0].stuck, state[0].last_gap_s, state[0].next_visible = -1, -1.0, np.inf
+    per_slot, free_slots = np.full((9, num_slots), -1), np.arange(num_slots)
+    running_ring = np.zeros((2, num_slots + 1), np.int64)
+    exit_rings = np.zeros((2, num_slots + MAX_FAST_PATH_STEPS), np.int64)
+    block_rings = np.zeros((2, num_slots + groups[0, 1]), np.int64)
+    running_ring[:] = np.arange(num_slots + 1)
+    exit_rings[:] = np.arange(num_slots + MAX_FAST_PATH_STEPS)
+    block_rings[:] = np.arange(num_slots + groups[0, 1])
+    fast_path = FastPathSums(
+        per_slot[7],
+        per_slot[8],
+        running_ring,
+        exit_rings,
+        block_rings,
         np.zeros((2, groups[0, 1]), np.int64),
+        np.zeros((2, len(table.decode_windows))),
     )
-    full[:] = np.arange(seqs + groups[0, 1])
-    drift = FastPathSums(
-        seats[7], seats[8], line, due, full, blocks, np.zeros((2, len(table.decode_windows)))
-    )
-    coming, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
-    coming.clear()
+    arriving, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    arriving.clear()
     waiting[0].clear()
     notes.clear()
-    adapters = traffic.adapter.max() + 1 if traffic.adapter.size else 0
+    adapters = requests.adapter.max() + 1 if requests.adapter.size else 0
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
-    return EngineState(
-        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5],
-        np.zeros(seqs), drift,
-        seats[6], spare, np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
-        np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64),
+    return EngineInstance(
+        state,
+        pool,
+        tables,
+        max_blocks,
+        per_slot[0],
+        per_slot[1],
+        per_slot[2],
+        per_slot[3],
+        per_slot[4],
+        per_slot[5],
+        np.zeros(num_slots),
+        fast_path,
+        per_slot[6],
+        free_slots,
+        np.zeros(num_slots, np.int64),
+        arriving,
+        waiting,
+        np.full(adapters + 1, np.inf),
+        np.zeros((adapters, 3), np.int64),
+        np.zeros((depth, 7, num_slots), np.int64),
         np.zeros(depth, np.int64),
-        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.NUM_ITL_BINS, np.int64),
-        np.zeros(kinds.NUM_KV_USAGE_BINS),
-        np.zeros(6), notes,
-    )  # fmt: skip
+        np.zeros(depth),
+        np.zeros(depth, np.int64),
+        np.zeros(NUM_ITL_BINS, np.int64),
+        np.zeros(NUM_KV_USAGE_BINS),
+        np.zeros(6),
+        notes,
+    )

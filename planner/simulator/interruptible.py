@@ -1,32 +1,37 @@
-"""Compiled functions that Ctrl-C may interrupt."""
+"""Run compiled functions so that Ctrl-C can interrupt them."""
 
 import os
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from queue import SimpleQueue
 from threading import Thread, current_thread, main_thread
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
 
+Job = tuple[Callable[[], Any], SimpleQueue[tuple[Any, BaseException | None]]]
+"""A call, and the queue that gets its result or its exception."""
 
-def make_interruptible(compiled: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """`compiled`, but never in the main thread: that is the one that handles signals, waits, and may be interrupted.
 
-    Numba turns results into arrays by Python code of its own (0.68:
-    `pythonapi.nrt_adapt_ndarray_to_python` unpickles their class). A signal that raises there, as
-    Ctrl-C does, leaves it without one: a segmentation fault.
+def make_interruptible(compiled: Callable[ParamsT, ResultT]) -> Callable[ParamsT, ResultT]:
+    """Return `compiled` such that it never runs in the main thread, which handles signals.
+
+    Numba converts results to arrays in Python code of its own (0.68:
+    `pythonapi.nrt_adapt_ndarray_to_python` unpickles their class). A signal handler that raises
+    there, as for Ctrl-C, causes a segmentation fault. The main thread waits for a worker instead.
     """
 
     @wraps(compiled)
-    def beside(*args: Any) -> ResultT:
+    def run_in_worker(*args: ParamsT.args, **kwargs: ParamsT.kwargs) -> ResultT:
         if current_thread() is not main_thread():
-            return compiled(*args)
-        jobs, answers = _start_worker(os.getpid()), SimpleQueue[tuple[Any, BaseException | None]]()
-        jobs.put((compiled, args, answers))
+            return compiled(*args, **kwargs)
+        jobs = _start_worker(os.getpid())
+        results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        jobs.put((lambda: compiled(*args, **kwargs), results))
         try:
-            value, error = answers.get()
-        except BaseException:  # the next does not wait for what was interrupted
+            value, error = results.get()
+        except BaseException:  # the next call must not wait for the interrupted one
             _start_worker.cache_clear()
             jobs.put(None)
             raise
@@ -34,22 +39,22 @@ def make_interruptible(compiled: Callable[..., ResultT]) -> Callable[..., Result
             raise error
         return value
 
-    return beside
+    return run_in_worker
 
 
 @lru_cache(maxsize=1)
-def _start_worker(_process: int) -> SimpleQueue[Any]:
-    """What a thread of this process does in turn; None ends it."""
-    jobs: SimpleQueue[Any] = SimpleQueue()
+def _start_worker(_process: int) -> SimpleQueue[Job | None]:
+    """Start a thread of this process and return its queue of jobs; None ends it."""
+    jobs: SimpleQueue[Job | None] = SimpleQueue()
     Thread(target=_run_jobs, args=(jobs,), daemon=True).start()
     return jobs
 
 
-def _run_jobs(jobs: SimpleQueue[Any]) -> None:
+def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
     while job := jobs.get():
-        compiled, args, answers = job
+        call, results = job
         try:
-            answers.put((compiled(*args), None))
+            results.put((call(), None))
         except BaseException as error:
-            answers.put((None, error))
-        del job, compiled, args, answers  # traffic takes memory, and the next may be far off
+            results.put((None, error))
+        del job, call, results  # requests take memory, and the next job may be far off

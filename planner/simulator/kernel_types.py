@@ -1,7 +1,7 @@
-"""What goes into the compiled replay and what comes out: the engine's rules, the cost of a step, requests, an outcome.
+"""Types that enter and leave the compiled simulation: rules, step costs, requests, an outcome.
 
-Named tuples of numbers and arrays, because that is what compiled code can read; `simulator.replay`
-makes them.
+They are named tuples of numbers and arrays, since compiled code can read these.
+`simulator.simulation` creates them.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -9,18 +9,22 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 ITL_BINS_PER_DECADE = 200
-"""Bins of the inter-token latency histogram per factor of ten; the first starts at `ITL_FIRST` seconds."""
+"""Bins of the inter-token latency histogram per factor of ten, from `ITL_FIRST_BIN_S` on."""
 ITL_FIRST_BIN_S = 1e-5
 NUM_ITL_BINS = 8 * ITL_BINS_PER_DECADE
 NUM_KV_USAGE_BINS = 1001
-"""Bins of KV usage from 0 to 1."""
+"""Bins of KV cache usage from 0 to 1."""
 NOTE_GAUGE, NOTE_STEP, NOTE_ENTRY, NOTE_PREEMPTED, NOTE_FINISHED = range(5)
-"""Notes. GAUGE: seconds, running, waiting, used blocks, scheduled tokens. STEP: step, tokens, running, waiting, free
-blocks. The others: row of the step among steps, request; ENTRY also its tokens in that step."""
+"""Kinds of notes, each followed by up to five numbers.
+
+GAUGE: seconds, running, waiting, used blocks, scheduled tokens. STEP: step, tokens, running,
+waiting, free blocks. The others: row of the step among the steps, request; ENTRY also the request's
+tokens in that step.
+"""
 
 
 class EngineRules(NamedTuple):
-    """What the engine is told, in its own argument names; tokens, blocks and requests."""
+    """Engine arguments by their own names, in tokens, blocks and requests, and other rules."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -31,38 +35,38 @@ class EngineRules(NamedTuple):
     long_prefill_token_threshold: int
     async_scheduling: bool
     priority: bool  # policy
-    uses_v033_scheduler: bool  # as 0.33.0 does it, else as 0.20.2
-    groups: (
-        np.ndarray
-    )  # [groups, 2]: 0 = full attention, w > 0 = sliding window, -b = b blocks of state; block size
+    uses_v033_scheduler: bool  # schedule as 0.33.0 does, else as 0.20.2
+    # [groups, 2] reach and block size; reach 0: full attention, w > 0: a sliding window, -b: b
+    # blocks of state
+    groups: np.ndarray
     num_speculative_tokens: int = 0
-    acceptance_rate: float = (
-        0.0  # chance that a drafted token is kept, given that the ones before it were
-    )
+    # probability that a drafted token is accepted if those before it were
+    acceptance_rate: float = 0.0
     num_lookahead_tokens: int = 0  # slots for the drafter: k for EAGLE, MTP and draft models
     seed: int = 0
-    recv_interval: int = (
-        1  # decode steps between two looks for new requests (SGLang); after a prompt there is one
-    )
+    # decode steps between two looks for new requests (SGLang); it also looks after every prompt
+    recv_interval: int = 1
     max_loras: int = 0  # adapters in one step, and slots on the GPU
     max_cpu_loras: int = 0  # adapters kept in host memory
-    host_blocks: int = 0  # blocks that host memory keeps beside the pool
+    host_blocks: int = 0  # blocks that host memory keeps behind the KV cache pool
 
 
 class StepCostTable(NamedTuple):
-    """Seconds of one engine step with T tokens of R sequences, the sum of
+    """Seconds of one engine step with T tokens of S sequences, R of whose tokens may be sampled.
 
-    - fixed_s + tokens_s[T] + rows_s[R] + sequences_s[S] + state_s S for S sequences, of which R
-      tokens may be sampled (the last of each and drafted ones), and prefill_step_s if some of the
-      tokens are a prompt's,
-    - decode_context_s x tokens in the cache of each decoding sequence, and for each row (window,
-      seconds) of decode_windows the same where no more than `window` tokens count,
+    R counts the last token of each sequence and drafted ones. The step takes the sum of
+
+    - fixed_s + tokens_s[T] + rows_s[R] + sequences_s[S] + state_s S, and prefill_step_s if it has
+      prompt tokens,
+    - decode_context_s x context tokens of each decoding sequence, and for each row (window,
+      seconds) of decode_windows seconds x at most `window` of them,
     - prefill_pair_s x (query, key) pairs of each prompt chunk, t (c + (t + 1) / 2) for t tokens
-      after c, and prefill_windows likewise.
+      after c, and likewise prefill_windows; prompt_s per chunk,
+    - what adapters add.
 
-    A decoding sequence's cache counts once, however many drafted tokens it has. Tables shorter than
-    T, R or S end in their last entry. That is the time through all `stages` of a pipeline, in which
-    as many steps are under way at once.
+    A decoding sequence's context counts once, whatever its drafted tokens. Tables shorter than T, R
+    or S continue with their last entry. The sum is the time through all `stages` of a pipeline,
+    which works on as many steps at once.
     """
 
     tokens_s: np.ndarray
@@ -77,52 +81,46 @@ class StepCostTable(NamedTuple):
     stages: int = 1
     sequences_s: np.ndarray = np.zeros(1)
     prompt_s: float = 0.0
-    adapter_s: float = (
-        0.0  # for each different adapter in the step, and for each token that one changes
-    )
-    adapter_token_s: float = 0.0
-    adapter_load_s: float = (
-        0.0  # for each that has to come from host memory, and in addition from disk
-    )
-    adapter_cold_s: float = 0.0
-    host_block_s: float = 0.0  # to load a block from host memory
-    # decoding sequences whose KV is read at the same time, equal blocks once; 0: each its own
+    adapter_s: float = 0.0  # per distinct adapter in the step
+    adapter_token_s: float = 0.0  # per token that uses an adapter
+    adapter_load_s: float = 0.0  # per adapter loaded from host memory
+    adapter_cold_s: float = 0.0  # per adapter loaded from disk, in addition
+    host_block_s: float = 0.0  # per block loaded from host memory
+    # decoding sequences whose KV cache is read at the same time, equal blocks once; 0: one each
     concurrent_readers: float = 0.0
 
 
 class RequestBatch(NamedTuple):
-    """[n] requests in order of arrival. `content` names full blocks: equal prefixes have equal numbers."""
+    """[n] requests in order of arrival."""
 
-    arrival: np.ndarray  # [n] float64, seconds (steps when untimed), ascending
+    arrival: np.ndarray  # [n] float64, seconds (steps if untimed), ascending
     prompt: np.ndarray  # [n] int32
     output: np.ndarray  # [n] int32
-    content: np.ndarray = np.empty(
-        0
-    )  # int32; the k-th full block of request i is content[content_start[i] + k]
+    # int32; the k-th full block of request i has content[content_start[i] + k]; equal prefixes have
+    # equal numbers
+    content: np.ndarray = np.empty(0)
     content_start: np.ndarray = np.empty(0)  # [n] int64
-    rank: np.ndarray = np.empty(
-        0
-    )  # [n] int64, place in the order of (priority, arrival); empty: of arrival
-    concurrency: int = 0  # requests in flight at most: the next is sent when one ends; 0 = no limit
-    # from sending until the scheduler sees the request, and per prompt token not cached then
+    # [n] int64, place in the order of (priority, arrival); empty: the order of arrival
+    rank: np.ndarray = np.empty(0)
+    concurrency: int = 0  # most requests in flight: the next is sent when one ends; 0 = no limit
+    # seconds from sending until the scheduler sees the request, and per uncached prompt token
     request_s: float = 0.0
     prompt_token_s: float = 0.0
-    adapter: np.ndarray = np.empty(
-        0
-    )  # [n] int32, number of its adapter from 0, -1 without; empty: nobody has one
+    # [n] int32, number of the adapter from 0, -1 without; empty: no request has one
+    adapter: np.ndarray = np.empty(0)
 
 
 ROUTE_ROUND_ROBIN, ROUTE_LEAST_LOADED, ROUTE_PREFIX_AFFINITY = range(3)
-"""Policies of a `Router`: in turn; to the replica with the fewest requests; to the one with the highest score."""
+"""Policies of a router: in turn; to the fewest requests; to the highest score."""
 
 
 class RouterConfig(NamedTuple):
-    """Who sends a request to which of `replicas`, each with its own engine.
+    """How requests are distributed to `replicas`, each with its own engine.
 
-    The score under PREFIX_AFFINITY is `prefix_weight` x the share of the prompt's blocks that the
-    replica has, + `queue_weight` x (most - own) / (most - fewest) waiting requests, + `kv_weight` x
-    free share of the KV cache: the scorers and weights of the Gateway API Inference Extension and
-    llm-d.
+    The score under PREFIX_AFFINITY is `prefix_weight` x the fraction of the prompt's blocks that
+    the replica has + `queue_weight` x (most - own) / (most - fewest) waiting requests + `kv_weight`
+    x the free fraction of its KV cache. These are scorers and weights of the Gateway API Inference
+    Extension and llm-d.
     """
 
     replicas: int = 1
@@ -130,42 +128,45 @@ class RouterConfig(NamedTuple):
     prefix_weight: float = 3.0
     queue_weight: float = 2.0
     kv_weight: float = 2.0
-    # it is told what replicas have; else it goes by what it sent where, of each prompt's start
+    # replicas report their blocks; else the router goes by the starts of prompts that it sent
     precise: bool = True
-    scale_at: np.ndarray = np.empty(
-        0
-    )  # s, ascending: from then on requests go to the first `scale_to` replicas
+    # seconds, ascending, from which on requests go to the first `scale_to` replicas
+    scale_at: np.ndarray = np.empty(0)
     scale_to: np.ndarray = np.empty(0)
 
 
 class SimulationOptions(NamedTuple):
-    """How a replay is run: see `simulator.router.simulate`."""
+    """How to run a simulation.
 
-    timed: bool
-    log: bool
-    gauge_s: float
+    Up to the first preemption, prompts without a shared prefix never hit the prefix cache, so block
+    counts suffice until there.
+    """
+
+    timed: bool  # steps take what the step costs say, else 1
+    log: bool  # log every step of one replica
+    gauge_s: float  # s between samples of the gauges; 0: none
     stop_at_first_preemption: bool
 
 
 class SimulationOutcome(NamedTuple):
-    """What happened. `stuck`: -1, or a request that can never be scheduled; -2: stopped before the first preemption."""
+    """What happened to [n] requests and in the engines."""
 
-    stuck: int
-    sent: np.ndarray  # [n] seconds; NaN where not reached, as in the next three
+    stuck: int  # -1; a request that can never be scheduled; -2: stopped before a preemption
+    sent: np.ndarray  # [n] seconds; NaN if not reached, as in the next three
     scheduled: np.ndarray
     first_token: np.ndarray
     last_token: np.ndarray
     preemptions: np.ndarray
-    cached: np.ndarray  # [n] prompt tokens found in the prefix cache when first scheduled
-    itl: np.ndarray  # [ITL_BINS] counts
-    usage: np.ndarray  # [USAGE_BINS] busy seconds by share of blocks in use
+    cached: np.ndarray  # [n] prompt tokens in the prefix cache when first scheduled
+    itl: np.ndarray  # [NUM_ITL_BINS] counts
+    usage: np.ndarray  # [NUM_KV_USAGE_BINS] busy seconds by fraction of blocks in use
     # steps, busy s, tokens; decoding sequences summed over steps and over s; blocks free at the end
     totals: np.ndarray
-    notes: np.ndarray  # [.., 6] what was to be noted: a kind (above) and five numbers
-    replica: np.ndarray = np.empty(0, np.int32)  # [n] who served it, where there are several
+    notes: np.ndarray  # [.., 6] a kind, see `NOTE_GAUGE`, and five numbers
+    replica: np.ndarray = np.empty(0, np.int32)  # [n] replica of each request, if several
 
     def get_notes(self, kind: int, columns: int) -> np.ndarray:
-        """[.., columns] the notes of one kind, in order."""
+        """Return [.., columns] the notes of one kind, in order."""
         return self.notes[self.notes[:, 0] == kind, 1 : 1 + columns]
 
 
@@ -177,13 +178,11 @@ _ARRAY_DTYPES: dict[str, type] = {
 
 
 def to_compiled_types(part: KernelTypeT) -> KernelTypeT:
-    """The same with every field of exactly the type that `simulator.router` was compiled for."""
-    values: list[Any] = []
-    for (name, kind), value in zip(part.__annotations__.items(), part, strict=True):
-        is_array = kind is np.ndarray
-        values.append(
-            np.require(value, _ARRAY_DTYPES.get(name, float), ["C", "W"])
-            if is_array
-            else kind(value)
-        )
+    """Return `part` with every field of exactly the type that the simulator was compiled for."""
+    values: list[Any] = [
+        np.require(value, _ARRAY_DTYPES.get(name, float), ["C", "W"])
+        if kind is np.ndarray
+        else kind(value)
+        for (name, kind), value in zip(type(part).__annotations__.items(), part, strict=True)
+    ]
     return type(part)(*values)

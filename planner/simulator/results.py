@@ -1,4 +1,4 @@
-"""What a replay tells: every request's times, their means and percentiles, and what the engine held meanwhile."""
+"""Results of a simulation: the times of every request, their statistics, and the engine's state."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SimulationResult:
-    """What one engine did. Arrays are [n] requests in order of arrival, in seconds; `outcome` has the raw figures."""
+    """What one engine did, by request [n] in order of arrival, in seconds; see `outcome`."""
 
     outcome: SimulationOutcome
     prompt: np.ndarray
     output: np.ndarray
     num_blocks: int
     clock_scale: float = 1.0  # seconds of one unit of the clock
-    gaps: float = 1.0  # share of the gaps in `outcome.itl` that are these requests' own
+    gaps: float = 1.0  # fraction of the gaps in `outcome.itl` that belong to these requests
 
     @classmethod
     def concatenate(cls, runs: Sequence[SimulationResult]) -> SimulationResult:
-        """Several runs of one engine as if each began when the one before had ended; gauges are left out."""
+        """Concatenate runs of one engine, each starting when the one before ends.
+
+        Samples of the gauges are left out.
+        """
         if len(runs) == 1:
             return runs[0]
         ends = np.cumsum([0.0, *(run.duration / run.clock_scale for run in runs)])
         times = ("sent", "scheduled", "first_token", "last_token")
-        moved: dict[str, Any] = {
+        merged: dict[str, Any] = {
             name: np.concatenate([getattr(run.outcome, name) - run.outcome.sent.min() + end
                                   for run, end in zip(runs, ends[:-1], strict=True)])
             for name in times
         }  # fmt: skip
         for name in ("preemptions", "cached"):
-            moved[name] = np.concatenate([getattr(run.outcome, name) for run in runs])
+            merged[name] = np.concatenate([getattr(run.outcome, name) for run in runs])
         for name in ("itl", "usage", "totals"):
-            moved[name] = np.sum([getattr(run.outcome, name) for run in runs], axis=0)
-        outcome = runs[0].outcome._replace(**moved, notes=np.empty((0, 6)))
+            merged[name] = np.sum([getattr(run.outcome, name) for run in runs], axis=0)
+        outcome = runs[0].outcome._replace(**merged, notes=np.empty((0, 6)))
         prompt, output = (
             np.concatenate([getattr(run, name) for run in runs]) for name in ("prompt", "output")
         )
@@ -54,54 +57,61 @@ class SimulationResult:
         return cls(outcome, prompt, output, runs[0].num_blocks, runs[0].clock_scale, gaps)
 
     def trim(self, first: int, last: int) -> SimulationResult:
-        """The same without the figures of its `first` and `last` requests; gaps and gauges keep theirs."""
+        """Leave out the first and the last requests of the run; gaps and gauges keep theirs."""
         if not first + last:
             return self
-        own = slice(first, len(self.output) - last)
+        counted = slice(first, len(self.output) - last)
         names = ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached")
         outcome = self.outcome._replace(
-            **{name: getattr(self.outcome, name)[own] for name in names}
+            **{name: getattr(self.outcome, name)[counted] for name in names}
         )
-        gaps = self.gaps * float((self.output[own] - 1).sum() / max((self.output - 1).sum(), 1))
+        gaps = self.gaps * float((self.output[counted] - 1).sum() / max((self.output - 1).sum(), 1))
         return replace(
-            self, outcome=outcome, prompt=self.prompt[own], output=self.output[own], gaps=gaps
+            self,
+            outcome=outcome,
+            prompt=self.prompt[counted],
+            output=self.output[counted],
+            gaps=gaps,
         )
 
     @property
     def sent(self) -> np.ndarray:
-        """When each request was sent."""
+        """Time at which each request was sent."""
         return self.outcome.sent * self.clock_scale
 
     @cached_property
     def queue(self) -> np.ndarray:
-        """From being sent to being scheduled first."""
+        """Time from sending to the first scheduling."""
         return (self.outcome.scheduled - self.outcome.sent) * self.clock_scale
 
     @cached_property
     def ttft(self) -> np.ndarray:
-        """Time to first token, from being sent."""
+        """Time to first token, from sending."""
         return (self.outcome.first_token - self.outcome.sent) * self.clock_scale
 
     @cached_property
     def e2e(self) -> np.ndarray:
-        """From being sent to the last token."""
+        """Time from sending to the last token."""
         return (self.outcome.last_token - self.outcome.sent) * self.clock_scale
 
     @cached_property
     def tpot(self) -> np.ndarray:
-        """Time per output token after the first; requests with one token are left out, as vLLM's benchmark does."""
-        later = self.outcome.last_token - self.outcome.first_token
-        many = self.output > 1
-        return later[many] / (self.output[many] - 1) * self.clock_scale
+        """Time per output token after the first.
+
+        Requests with one token are left out, as in vLLM's benchmark.
+        """
+        decode_s = self.outcome.last_token - self.outcome.first_token
+        streams = self.output > 1
+        return decode_s[streams] / (self.output[streams] - 1) * self.clock_scale
 
     @property
     def preemptions(self) -> np.ndarray:
-        """How often each request was preempted."""
+        """Preemptions of each request."""
         return self.outcome.preemptions
 
     @property
     def duration(self) -> float:
-        """From the first request sent to the last token."""
+        """Time from the first request sent to the last token."""
         return float((self.outcome.last_token.max() - self.outcome.sent.min()) * self.clock_scale)
 
     @property
@@ -116,19 +126,19 @@ class SimulationResult:
 
     @property
     def decode_batch(self) -> float:
-        """Sequences decoding at once, mean over the time that steps run."""
+        """Mean number of sequences decoding at once, over the time in which steps run."""
         return float(self.outcome.totals[4] / max(self.outcome.totals[1], 1e-300))
 
     @property
     def max_running(self) -> int:
-        """Requests that are in the engine's batch at once, at most."""
+        """Largest number of requests in the engine's batch at once."""
         begun = np.sort(self.outcome.scheduled)
         ended = np.searchsorted(np.sort(self.outcome.last_token), begun, side="right")
         return int((np.arange(1, len(begun) + 1) - ended).max())
 
     @property
     def kv_usage_mean(self) -> float:
-        """Share of the KV blocks in use, mean over the time that steps run."""
+        """Mean fraction of KV blocks in use, over the time in which steps run."""
         busy = self.outcome.usage
         return float(
             busy
@@ -138,12 +148,12 @@ class SimulationResult:
         )
 
     def compute_kv_usage_quantile(self, q: float) -> float:
-        """Share of the KV blocks in use that is not exceeded for a share `q` of the time that steps run."""
+        """Return the quantile `q` of the fraction of KV blocks in use, over the time steps run."""
         return min(_find_quantile_bin(self.outcome.usage, q) / (kinds.NUM_KV_USAGE_BINS - 1), 1.0)
 
     @property
     def gauges(self) -> pd.DataFrame:
-        """Samples of the engine's gauges, if asked for: seconds, running, waiting, kv_usage, scheduled_tokens."""
+        """Samples of the gauges, if any: seconds, running, waiting, kv_usage, scheduled_tokens."""
         import pandas as pd
 
         columns = ["seconds", "running", "waiting", "kv_usage", "scheduled_tokens"]
@@ -154,24 +164,19 @@ class SimulationResult:
         )
 
     def compute_quantile(self, metric: str, q: float) -> float:
-        """Seconds that a share `q` of the values of "ttft", "tpot", "itl", "e2e" or "queue" does not exceed."""
+        """Return the quantile `q` of "ttft", "tpot", "itl", "e2e" or "queue" in seconds."""
         if metric != "itl":
             values = getattr(self, metric)
             return float(np.quantile(values, q)) if len(values) else math.nan
-        least = min(
-            1 / max(self.outcome.itl.sum(), 1), 0.5
-        )  # one gap: the shortest is no empty bin
-        return (
-            self.clock_scale
-            * kinds.ITL_FIRST_BIN_S
-            * 10
-            ** (_find_quantile_bin(self.outcome.itl, max(q, least)) / kinds.ITL_BINS_PER_DECADE)
-        )
+        # at least one gap lies below, so that the shortest is never an empty bin
+        min_q = min(1 / max(self.outcome.itl.sum(), 1), 0.5)
+        decades = _find_quantile_bin(self.outcome.itl, max(q, min_q)) / kinds.ITL_BINS_PER_DECADE
+        return self.clock_scale * kinds.ITL_FIRST_BIN_S * 10**decades
 
     def summarize(self, metric: str) -> dict[str, float]:
-        """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
+        """Return mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
 
-        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a
+        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it. A
         speculative step streams its tokens as one output, so ITL is TPOT times the tokens per step.
         """
         if metric not in self._summaries:
@@ -180,7 +185,7 @@ class SimulationResult:
 
     @cached_property
     def _summaries(self) -> dict[str, dict[str, float]]:
-        found = {}
+        summaries = {}
         for metric in (*LATENCY_METRICS, "queue"):
             values = np.full(4, math.nan)
             if metric == "itl" and self.outcome.itl.any():
@@ -189,23 +194,28 @@ class SimulationResult:
                 values[1:] = [self.compute_quantile("itl", q) for q in LATENCY_QUANTILES]
             elif metric != "itl" and len(times := getattr(self, metric)):
                 values[0], values[1:] = times.mean(), np.quantile(times, LATENCY_QUANTILES)
-            found[metric] = dict(zip(LATENCY_STATISTICS, values.tolist(), strict=True))
-        return found
+            summaries[metric] = dict(zip(LATENCY_STATISTICS, values.tolist(), strict=True))
+        return summaries
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per request."""
+        """Return one row per request."""
         import pandas as pd
 
         tpot = np.full(len(self.output), np.nan)
         tpot[self.output > 1] = self.tpot
         return pd.DataFrame(
             {
-                "sent_s": self.sent, "prompt_tokens": self.prompt, "output_tokens": self.output,
-                "queue_ms": self.queue * 1e3, "ttft_ms": self.ttft * 1e3, "tpot_ms": tpot * 1e3,
-                "e2e_ms": self.e2e * 1e3, "cached_tokens": self.outcome.cached,
+                "sent_s": self.sent,
+                "prompt_tokens": self.prompt,
+                "output_tokens": self.output,
+                "queue_ms": self.queue * 1e3,
+                "ttft_ms": self.ttft * 1e3,
+                "tpot_ms": tpot * 1e3,
+                "e2e_ms": self.e2e * 1e3,
+                "cached_tokens": self.outcome.cached,
                 "preemptions": self.preemptions,
             }
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         lines = [
@@ -227,7 +237,7 @@ class SimulationResult:
 
 
 def _find_quantile_bin(counts: np.ndarray, q: float) -> float:
-    """Position, in bins, below which a share `q` of the counts lies."""
+    """Return the position, in bins, below which a fraction `q` of the counts lies."""
     total = np.cumsum(counts)
     if not total[-1]:
         return math.nan

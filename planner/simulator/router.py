@@ -1,29 +1,39 @@
-"""Requests through a router to the replicas behind it, compiled: one replica alone is the case without a router.
+"""Simulate replicas behind a router, compiled; one replica alone is the case without a router.
 
-A replica goes on up to the moment at which the router looks at it, so a request is sent by what the
-router would see.
+Every replica advances to the moment at which the router looks at it, so that the router sees what
+it would see in operation.
 """
 
 import heapq
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numba import njit
 
-from planner.latency import shared_prefix_reads as shared_reads
-from planner.simulator import block_pool, engine_state, scheduler
-from planner.simulator import decode_fast_path as drift
+from planner.latency import shared_prefix_reads
+from planner.simulator import (
+    block_pool,
+    compilation,
+    decode_fast_path,
+    engine_state,
+    scheduler,
+    step_cost_kernels,
+    waiting_queues,
+)
 from planner.simulator import kernel_types as kinds
-from planner.simulator import step_cost_kernels as step_kernels
-from planner.simulator import waiting_queues as queues
-from planner.simulator.block_pool import (
+from planner.simulator.compilation import (
     CAN_CACHE_COMPILED_CODE,
     njit_allocating,
     njit_inline_always,
 )
-from planner.simulator.engine_state import create_engine_state, create_request_records
+from planner.simulator.engine_state import (
+    EngineInstance,
+    RequestRecords,
+    create_engine_instance,
+    create_request_records,
+)
 from planner.simulator.interruptible import make_interruptible
 from planner.simulator.kernel_types import (
     EngineRules,
@@ -36,29 +46,42 @@ from planner.simulator.kernel_types import (
 from planner.simulator.scheduler import advance_engine, submit_request
 
 MAX_INDEXED_PROMPT_TOKENS = 4096
-"""Of a prompt, those that a router looks at which is not told what replicas have: 256 blocks of 64 characters, kept for
-more prompts than a replica has room for (prefix-cache-scorer's defaults, Gateway API Inference
-Extension 1.0)."""
+"""Prompt tokens that an approximate router looks at: 256 blocks of 64 characters.
+
+It keeps them for more prompts than a replica has room for (defaults of prefix-cache-scorer, Gateway
+API Inference Extension 1.0).
+"""
 SPECULATIVE_CACHE_TTL_S = 2.0
-"""Seconds for which a router counts on blocks of a prompt that it has just sent (llm-d's precise prefix scorer)."""
+"""Seconds for which a router expects the blocks of a prompt it has just sent to be cached (llm-d's
+precise prefix scorer)."""
 
 
 @njit_allocating
 def _match_prefix(
-    rules: Any, traffic: Any, router: Any, engine: Any, sent_at: Any, i: int, now: float
+    rules: EngineRules,
+    requests: RequestBatch,
+    router: RouterConfig,
+    engine: EngineInstance,
+    sent_at: np.ndarray,
+    i: int,
+    now: float,
 ) -> float:
-    """The share of a prompt's blocks that a replica has, or has just been sent, or ever: its longest prefix."""
-    full, own, k = traffic.prompt[i] // rules.groups[0, 1], traffic.content_start[i], 0
+    """Return the fraction of a prompt's blocks that a replica has or was sent: its longest prefix.
+
+    A precise router counts cached blocks and those sent within `SPECULATIVE_CACHE_TTL_S`, an
+    approximate one all blocks ever sent.
+    """
+    full, start, k = requests.prompt[i] // rules.groups[0, 1], requests.content_start[i], 0
     since, groups = now - SPECULATIVE_CACHE_TTL_S, len(rules.groups)
     if not router.precise:
         full, since = min(full, MAX_INDEXED_PROMPT_TOKENS // rules.groups[0, 1]), -np.inf
     while k < full:
-        block = traffic.content[own + k]
-        here = sent_at[block] > since or (
+        block = requests.content[start + k]
+        is_cached = sent_at[block] > since or (
             router.precise and engine.pool.cached[block * groups] >= 0
         )
-        if not here and not (
-            router.precise and engine.pool.kept[1] and engine.pool.host[0, block] >= 0
+        if not is_cached and not (
+            router.precise and engine.pool.host_count[1] and engine.pool.host[0, block] >= 0
         ):
             break
         k += 1
@@ -67,45 +90,52 @@ def _match_prefix(
 
 @njit_allocating
 def _score_replicas(
-    rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_at: Any, i: int, now: float
-) -> Any:
-    """[up] each replica's score: weighted prefix, queue and free KV cache, as llm-d's scheduler adds them up."""
-    scores, queues = np.zeros(up), np.zeros(up)
+    rules: EngineRules,
+    requests: RequestBatch,
+    router: RouterConfig,
+    engines: list[EngineInstance],
+    up: int,
+    sent_at: np.ndarray,
+    i: int,
+    now: float,
+) -> np.ndarray:
+    """Return [up] scores of replicas: weighted prefix, queue and free KV cache, as in llm-d."""
+    scores, queued = np.zeros(up), np.zeros(up)
     for r in range(up):
-        queues[r] = engines[r].state[0].num_waiting + len(engines[r].coming)
-    fewest, most = queues.min(), queues.max()
+        queued[r] = engines[r].state[0].num_waiting + len(engines[r].arriving)
+    fewest, most = queued.min(), queued.max()
     for r in range(up):
-        room = (most - queues[r]) / (most - fewest) if most > fewest else 1.0
+        queue_score = (most - queued[r]) / (most - fewest) if most > fewest else 1.0
         free = engines[r].pool.free[0] / (rules.num_blocks - 1)
-        scores[r] = router.queue_weight * room + router.kv_weight * free
+        scores[r] = router.queue_weight * queue_score + router.kv_weight * free
         if sent_at.size:
             scores[r] += router.prefix_weight * _match_prefix(
-                rules, traffic, router, engines[r], sent_at[r], i, now
+                rules, requests, router, engines[r], sent_at[r], i, now
             )
     return scores
 
 
 @njit_allocating
 def _pick_replica(
-    rules: Any,
-    traffic: Any,
-    router: Any,
-    engines: Any,
+    rules: EngineRules,
+    requests: RequestBatch,
+    router: RouterConfig,
+    engines: list[EngineInstance],
     up: int,
-    sent_at: Any,
+    sent_at: np.ndarray,
     i: int,
     now: float,
     turn: int,
 ) -> int:
-    """The replica, of the first `up`, that request `i` is sent to; among equals the next in turn."""
+    """Return the replica, of the first `up`, for request `i`; of equals the next in turn."""
     if router.policy < kinds.ROUTE_LEAST_LOADED:
         return turn % up
     if router.policy == kinds.ROUTE_PREFIX_AFFINITY:
-        scores = _score_replicas(rules, traffic, router, engines, up, sent_at, i, now)
+        scores = _score_replicas(rules, requests, router, engines, up, sent_at, i, now)
     else:
         scores = np.zeros(up)
         for r in range(up):
-            scores[r] = -float(engines[r].state[0].due - engines[r].state[0].done)
+            scores[r] = -float(engines[r].state[0].num_due - engines[r].state[0].num_finished)
     best = turn % up
     for step in range(1, up):
         if scores[(turn + step) % up] > scores[best]:
@@ -115,29 +145,36 @@ def _pick_replica(
 
 @njit_inline_always
 def _advance_replicas(
-    rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at: float, options: Any
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engines: list[EngineInstance],
+    at: float,
+    options: SimulationOptions,
 ) -> int:
-    """Let all replicas go on until `at`; in a closed loop only until one request ends. The stuck replica, else -1.
+    """Advance all replicas to `at`, in a closed loop only until one request ends.
 
-    In a closed loop the one that is furthest behind goes first, no further than the next.
+    In a closed loop the replica furthest behind goes first, no further than the next one. Returns
+    the stuck replica, else -1.
     """
-    ended, stuck, in_turn = fates.ended[0], -1, traffic.concurrency > 0 and len(engines) > 1
-    while stuck < 0 and fates.ended[0] == ended:
+    ended, stuck, in_turn = records.ended[0], -1, requests.concurrency > 0 and len(engines) > 1
+    while stuck < 0 and records.ended[0] == ended:
         first, end, until = 0, len(engines), at
         if in_turn:
             soon, next_soon = np.inf, np.inf
             for r in range(len(engines)):
-                e = engines[r].state[0]
-                if e.done < e.due:
-                    idle = e.num_running + e.num_waiting + e.flying == 0
-                    turn = max(e.now, e.soonest) if idle else e.now
+                state = engines[r].state[0]
+                if state.num_finished < state.num_due:
+                    idle = state.num_running + state.num_waiting + state.num_steps_in_flight == 0
+                    turn = max(state.now, state.next_visible) if idle else state.now
                     next_soon = min(next_soon, max(turn, soon))
                     first, soon = (r, turn) if turn < soon else (first, soon)
             if not soon < at:
                 break
             end, until = first + 1, min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
         for r in range(first, end):
-            advance_engine(rules, table, traffic, fates, engines[r], until, options)
+            advance_engine(rules, table, requests, records, engines[r], until, options)
             if engines[r].state[0].stuck != -1:
                 stuck = r
                 break
@@ -148,11 +185,20 @@ def _advance_replicas(
 
 @njit_inline_always
 def _serve_requests(
-    rules: Any, table: Any, traffic: Any, router: Any, fates: Any, engines: Any, contents: int,
-    replica: Any,
-    options: Any,
-) -> int:  # fmt: skip
-    """Send every request to a replica, in order of arrival, and wait for the last. The stuck replica, else -1."""
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    router: RouterConfig,
+    records: RequestRecords,
+    engines: list[EngineInstance],
+    contents: int,
+    replica: np.ndarray,
+    options: SimulationOptions,
+) -> int:
+    """Send every request to a replica, in order of arrival, and wait for the last one.
+
+    Returns the stuck replica, else -1.
+    """
     count, up, change, taken, i = len(engines), len(engines), 0, 0, 0
     sent_at = np.full(
         (count if router.policy == kinds.ROUTE_PREFIX_AFFINITY else 0, contents), -np.inf
@@ -160,55 +206,59 @@ def _serve_requests(
     size, ends, n = rules.groups[0, 1], [0.0], len(replica)
     ends.clear()
     while True:
-        at = traffic.arrival[i] if i < n else np.inf
-        if traffic.concurrency and traffic.concurrency <= i < n:
+        at = requests.arrival[i] if i < n else np.inf
+        if requests.concurrency and requests.concurrency <= i < n:
             at = max(at, ends[0]) if len(ends) else np.inf
-        before = fates.ended[0]
-        stuck = _advance_replicas(rules, table, traffic, fates, engines, at, options)
+        before = records.ended[0]
+        stuck = _advance_replicas(rules, table, requests, records, engines, at, options)
         if stuck >= 0:
             return stuck
-        while taken < fates.ended[0]:
-            heapq.heappush(ends, fates.released[taken])
+        while taken < records.ended[0]:
+            heapq.heappush(ends, records.released[taken])
             taken += 1
-        if fates.ended[0] != before:
+        if records.ended[0] != before:
             continue
         if i >= n:
             return -1
-        if traffic.concurrency and i >= traffic.concurrency:
+        if requests.concurrency and i >= requests.concurrency:
             heapq.heappop(ends)
         while change < len(router.scale_at) and router.scale_at[change] <= at:
             up = min(max(int(router.scale_to[change]), 1), count)
             change += 1
-        r = _pick_replica(rules, traffic, router, engines, up, sent_at, i, at, i)
+        r = _pick_replica(rules, requests, router, engines, up, sent_at, i, at, i)
         replica[i] = r
-        engines[r].state[0].due += 1
-        submit_request(rules, traffic, fates, engines[r], i, at)
-        own = traffic.content_start[i] if sent_at.size else 0
-        for k in range(own, own + (traffic.prompt[i] // size if sent_at.size else 0)):
-            sent_at[r, traffic.content[k]] = at
+        engines[r].state[0].num_due += 1
+        submit_request(rules, requests, records, engines[r], i, at)
+        start = requests.content_start[i] if sent_at.size else 0
+        for k in range(start, start + (requests.prompt[i] // size if sent_at.size else 0)):
+            sent_at[r, requests.content[k]] = at
         i += 1
 
 
 @njit_inline_always
-def _simulate(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -> SimulationOutcome:
-    """Requests that a router sends, or all that one engine is due from the first."""
-    n, longest, contents = traffic.prompt.size, 0, 0
+def _simulate(
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    router: RouterConfig,
+    options: SimulationOptions,
+) -> SimulationOutcome:
+    """Simulate requests behind a router, or one engine that has all requests from the start."""
+    n, longest, contents = requests.prompt.size, 0, 0
     for i in range(n):
-        longest = max(longest, traffic.prompt[i] + traffic.output[i])
-    for number in traffic.content if rules.enable_prefix_caching else traffic.content[:0]:
+        longest = max(longest, requests.prompt[i] + requests.output[i])
+    for number in requests.content if rules.enable_prefix_caching else requests.content[:0]:
         contents = max(contents, number + 1)
     routed = router.replicas > 1
-    fates, replica = (
-        create_request_records(n, traffic.concurrency > 0),
-        np.zeros(n if routed else 0, np.int32),
-    )
-    engines = [create_engine_state(rules, table, traffic, longest, contents)]
+    records = create_request_records(n, requests.concurrency > 0)
+    replica = np.zeros(n if routed else 0, np.int32)
+    engines = [create_engine_instance(rules, table, requests, longest, contents)]
     for _ in range(1, router.replicas):
-        engines.append(create_engine_state(rules, table, traffic, longest, contents))
+        engines.append(create_engine_instance(rules, table, requests, longest, contents))
     for r in range(router.replicas):
-        engines[r].state[0].due, engines[r].state[0].fed = 0 if routed else n, routed
+        engines[r].state[0].num_due, engines[r].state[0].is_routed = 0 if routed else n, routed
     stuck = _serve_requests(
-        rules, table, traffic, router, fates, engines, contents, replica, options
+        rules, table, requests, router, records, engines, contents, replica, options
     )
     engine, totals = engines[max(stuck, 0)], engines[0].totals
     totals[5] = 0 if routed else engine.pool.free[0]
@@ -222,43 +272,58 @@ def _simulate(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -
             engine.notes[row]
         )
     return SimulationOutcome(
-        engine.state[0].stuck, fates.sent, fates.scheduled, fates.first_token, fates.last_token,
-        fates.preemptions,
-        fates.cached, engines[0].itl, engines[0].usage, totals, notes, replica,
-    )  # fmt: skip
+        engine.state[0].stuck,
+        records.sent,
+        records.scheduled,
+        records.first_token,
+        records.last_token,
+        records.preemptions,
+        records.cached,
+        engines[0].itl,
+        engines[0].usage,
+        totals,
+        notes,
+        replica,
+    )
 
 
-def _compile_entry_point(sources: int) -> Any:
-    """The one function that is kept on disk: found by its own file, and by `sources`, a sum over what it is made of."""
+SimulationFunction = Callable[
+    [EngineRules, StepCostTable, RequestBatch, RouterConfig, SimulationOptions], SimulationOutcome
+]
+
+
+def _compile_entry_point(source_checksum: int) -> SimulationFunction:
+    """Return the one function that is kept on disk.
+
+    Numba finds it by the contents of its own file and by `source_checksum`, of all other kernels.
+    """
 
     @njit(cache=CAN_CACHE_COMPILED_CODE, nogil=True, error_model="numpy")
     def simulate(
-        rules: EngineRules, table: StepCostTable, traffic: RequestBatch, router: RouterConfig,
-        timed: bool, log: bool, gauge_s: float,
-        halt: bool,
-    ) -> SimulationOutcome:  # fmt: skip
-        """Run all requests; `timed`: steps last what `table` says, else 1. Of one replica, `log` notes every step and
-        `gauge_s` > 0 is how often to note gauges. `halt`: stop before the first preemption; up to
-        there prompts that share no prefix never hit the prefix cache, so block counts suffice."""
-        _ = sources
-        return _simulate(
-            rules, table, traffic, router, SimulationOptions(timed, log, gauge_s, halt)
-        )
+        rules: EngineRules,
+        table: StepCostTable,
+        requests: RequestBatch,
+        router: RouterConfig,
+        options: SimulationOptions,
+    ) -> SimulationOutcome:
+        """Simulate all requests."""
+        _ = source_checksum
+        return _simulate(rules, table, requests, router, options)
 
     return make_interruptible(simulate)
 
 
 _COMPILED_MODULES = (
     block_pool,
-    drift,
+    compilation,
+    decode_fast_path,
     engine_state,
     kinds,
-    queues,
     scheduler,
-    step_kernels,
-    shared_reads,
+    shared_prefix_reads,
+    step_cost_kernels,
+    waiting_queues,
 )
-_COMPILED_FILES = [str(module.__file__) for module in _COMPILED_MODULES]
 run_compiled_simulation = _compile_entry_point(
-    zlib.crc32(b"".join(Path(file).read_bytes() for file in _COMPILED_FILES))
+    zlib.crc32(b"".join(Path(str(module.__file__)).read_bytes() for module in _COMPILED_MODULES))
 )

@@ -1,4 +1,4 @@
-"""Cases for the step log: a CASE.json of requests and engine arguments in, the schedule that vLLM makes of it out."""
+"""Schedule cases: CASE.json with requests and engine arguments in, vLLM's step log out."""
 
 import csv
 import math
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TextIO
 
 import numpy as np
 from pydantic import Field
@@ -41,7 +41,7 @@ STEP_LOG_COLUMNS = (
 """Columns of the step log."""
 
 MAX_LOGGED_TOKENS = 3_000_000
-"""Of all requests of a case: what its step log lists."""
+"""Most tokens of all requests of a case, since its step log lists them."""
 CasePositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 CaseStep = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
@@ -78,12 +78,12 @@ class ScheduleCaseConfig(StrictEntry):
     engine_version: str | None = None
 
     def build_rules(self) -> EngineRules:
-        """The same as the replay reads it."""
+        """Build the rules that the simulator reads."""
         groups = [
             (group.window if isinstance(group, SlidingWindowGroup) else 0, self.block_size)
             for group in self.groups
         ]
-        same: dict[str, Any] = {
+        same = {
             name: value for name, value in self if name in EngineRules._fields and name != "groups"
         }
         recent, priority = uses_v033_scheduler(self.engine_version), self.policy == "priority"
@@ -93,7 +93,10 @@ class ScheduleCaseConfig(StrictEntry):
 
 
 class ScheduleCaseRequest(StrictEntry):
-    """One request; `prompt` is a list of (name, tokens): equal names are equal tokens, out:ID is what ID generated."""
+    """One request; `prompt` is a list of (name, tokens).
+
+    Equal names are equal tokens; out:ID is what request ID generated.
+    """
 
     id: str
     arrival_step: CaseStep
@@ -104,12 +107,15 @@ class ScheduleCaseRequest(StrictEntry):
 
     @property
     def segments(self) -> list[tuple[str, int]]:
-        """The prompt as segments; one without names is like no other."""
+        """The prompt as segments; one without names is unlike all others."""
         return self.prompt or [(f"only:{self.id}", self.prompt_len or 0)]
 
 
 def read_schedule_case(path: Path) -> tuple[ScheduleCaseConfig, list[ScheduleCaseRequest]]:
-    """A CASE.json, checked: `PlannerError` names the request and the field that is wrong."""
+    """Read and check a CASE.json.
+
+    Raises `PlannerError` that names the request and the field.
+    """
     data = parse_json(read_text(path), path.name)
     if (
         not isinstance(data, dict)
@@ -196,7 +202,10 @@ def _build_request_batch(
 def run_schedule_case(
     path: str | Path, step_log: str | Path | None = None, fixed_step_time: float = 1.0
 ) -> SimulationResult:
-    """Replay the CASE.json at `path` with steps of `fixed_step_time` seconds; write its STEPS.csv to `step_log`."""
+    """Simulate the CASE.json at `path` with steps of `fixed_step_time` seconds.
+
+    The step log (STEPS.csv) goes to `step_log`.
+    """
     if not (0 < fixed_step_time < float("inf")):
         raise PlannerError(
             f"fixed_step_time must be a positive number of seconds, got {fixed_step_time!r}"
@@ -223,8 +232,8 @@ def run_schedule_case(
     return replace(result, clock_scale=fixed_step_time)
 
 
-def write_step_log(file: Any, result: SimulationResult, names: Sequence[str]) -> None:
-    """The step log as CSV, one line per step that schedules at least one token."""
+def write_step_log(file: TextIO, result: SimulationResult, names: Sequence[str]) -> None:
+    """Write the step log as CSV, one line per step that schedules at least one token."""
     steps = result.outcome.get_notes(NOTE_STEP, 5).astype(np.int64).tolist()
     cells: Mapping[int, list[list[str]]] = {
         kind: [[] for _ in steps] for kind in (NOTE_PREEMPTED, NOTE_FINISHED, NOTE_ENTRY)

@@ -1,671 +1,744 @@
-"""vLLM V1's scheduler, step for step, compiled: arrays in, arrays out, no Python object per request or token.
+"""Reproduce vLLM V1's scheduler step by step, compiled, without a Python object per request.
 
-Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_scheduler.py,
-v1/engine/core.py:443) and, with `Rules.recent`, 0.33.0 where it differs. The KV blocks are in
-`simulator.block_pool`. An engine can be stopped at any time and go on later, so that several take
-turns behind one router (`simulator.router`).
+It follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_scheduler.py,
+v1/engine/core.py:443) and, with `EngineRules.uses_v033_scheduler`, 0.33.0 where that differs. KV
+cache blocks are in `simulator.block_pool`. An engine can stop at any time and continue later, so
+that several take turns behind one router (`simulator.router`).
 """
-
-from typing import Any
 
 import numpy as np
 
 from planner.simulator import block_pool
-from planner.simulator import decode_fast_path as drift
 from planner.simulator import kernel_types as kinds
 from planner.simulator import step_cost_kernels as step_kernels
 from planner.simulator import waiting_queues as queues
-from planner.simulator.block_pool import njit_allocating, njit_compiled, njit_force_inline
+from planner.simulator.compilation import njit_allocating, njit_compiled, njit_force_inline
+from planner.simulator.decode_fast_path import (
+    allocate_fast_path_blocks,
+    begin_fast_path_step,
+    insert_before,
+    remove_from_ring,
+    run_decode_only_steps,
+    start_fast_path,
+    stop_fast_path,
+    stop_fast_path_ring,
+)
 from planner.simulator.engine_state import (
     MAX_FAST_PATH_STEPS,
+    EngineInstance,
+    RequestRecords,
     has_windows,
     overlaps_steps,
     tracks_block_contents,
 )
-from planner.simulator.kernel_types import RequestBatch, StepCostTable
-
-ROW_REQUEST, ROW_SLOT, ROW_TOKENS, ROW_CONTEXT, ROW_DRAFTED, ROW_YIELDS, ROW_PREEMPTIONS = (
-    step_kernels.STEP_ROWS
+from planner.simulator.kernel_types import (
+    EngineRules,
+    RequestBatch,
+    SimulationOptions,
+    StepCostTable,
 )
+from planner.simulator.step_cost_kernels import (
+    ROW_DRAFTED,
+    ROW_PREEMPTIONS,
+    ROW_REQUEST,
+    ROW_SLOT,
+    ROW_TOKENS,
+    ROW_YIELDS,
+)
+
 FAST_PATH_COOLDOWN_TURNS = 16
-"""Turns for which nobody drifts after all had to be awoken."""
+"""Turns without a fast path after all sequences had to leave it."""
 
 
 @njit_compiled
 def submit_request(
-    rules: Any, traffic: RequestBatch, fates: Any, e: Any, i: int, at: float
+    rules: EngineRules,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    i: int,
+    at: float,
 ) -> None:
-    """Request `i` is sent to the engine, whose scheduler sees it when the front end is through with it.
+    """Send request `i` to the engine, whose scheduler sees it after the front end has processed it.
 
-    That takes by the tokens of its prompt that are not cached by then, as `prompt_token_s` was
-    fitted to.
+    That takes time for each prompt token that is not cached then, as `prompt_token_s` was fitted.
     """
-    fates.sent[i], fresh, size = at, int(traffic.prompt[i]), rules.groups[0, 1]
-    if traffic.prompt_token_s and tracks_block_contents(rules, traffic):
-        content, most = traffic.content[traffic.content_start[i] :], (fresh - 1) // size
-        hit = block_pool.find_longest_cached_prefix(e.pool, content, most, rules.groups)
-        more = block_pool.count_host_hits(e.pool, content, hit, most) if rules.host_blocks else 0
-        fresh -= (hit + more) * size
-    e.state[0].soonest = queues.push_request(
-        e.coming, at + traffic.request_s + traffic.prompt_token_s * fresh, i
+    records.sent[i], uncached, size = at, int(requests.prompt[i]), rules.groups[0, 1]
+    if requests.prompt_token_s and tracks_block_contents(rules, requests):
+        content, limit = requests.content[requests.content_start[i] :], (uncached - 1) // size
+        hit = block_pool.find_longest_cached_prefix(engine.pool, content, limit, rules.groups)
+        more = (
+            block_pool.count_host_hits(engine.pool, content, hit, limit) if rules.host_blocks else 0
+        )
+        uncached -= (hit + more) * size
+    engine.state[0].next_visible = queues.push_request(
+        engine.arriving, at + requests.request_s + requests.prompt_token_s * uncached, i
     )
 
 
 @njit_force_inline
-def _receive_requests(rules: Any, traffic: Any, fates: Any, e: Any, until: float) -> float:
-    """Send what is to be sent by now, and queue what has come; an idle engine waits. When the next request comes."""
-    c, n = e.state[0], traffic.prompt.size
+def _receive_requests(
+    rules: EngineRules,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    until: float,
+) -> float:
+    """Send and queue all requests that are due by now; an idle engine waits for the next one.
+
+    Returns the time of the next request, at most `until`.
+    """
+    state, n = engine.state[0], requests.prompt.size
     while True:
         at = until
-        while c.arrived < n and not c.fed:
-            at = traffic.arrival[c.arrived]
-            if traffic.concurrency and c.arrived >= traffic.concurrency:
-                ended = c.arrived - traffic.concurrency
-                at = max(at, fates.released[ended]) if ended < c.done else np.inf
-            if at > c.now:
+        while state.num_sent < n and not state.is_routed:
+            at = requests.arrival[state.num_sent]
+            if requests.concurrency and state.num_sent >= requests.concurrency:
+                ended = state.num_sent - requests.concurrency
+                at = max(at, records.released[ended]) if ended < state.num_finished else np.inf
+            if at > state.now:
                 break
-            submit_request(rules, traffic, fates, e, c.arrived, at)
-            c.arrived += 1
+            submit_request(rules, requests, records, engine, state.num_sent, at)
+            state.num_sent += 1
             at = until
-        looks = (
+        receives = (
             rules.recv_interval == 1
-            or c.unseen >= rules.recv_interval
-            or not (c.num_running or c.flying)
+            or state.steps_since_receive >= rules.recv_interval
+            or not (state.num_running or state.num_steps_in_flight)
         )
-        while looks and c.soonest <= c.now:
-            i, c.soonest = queues.pop_request(e.coming)
-            c.queued += 1
-            queues.add_request(
-                traffic, e, float(traffic.rank[i] if rules.priority else c.queued), i
-            )
-        c.unseen = 0 if looks else c.unseen
-        sooner = min(at, c.soonest)
-        if c.num_running or c.num_waiting or c.flying or c.now >= until:
-            return sooner
-        c.now = sooner
+        while receives and state.next_visible <= state.now:
+            i, state.next_visible = queues.pop_request(engine.arriving)
+            state.back_order += 1
+            order = float(requests.rank[i] if rules.priority else state.back_order)
+            queues.add_request(requests, engine, order, i)
+        state.steps_since_receive = 0 if receives else state.steps_since_receive
+        next_request = min(at, state.next_visible)
+        if (
+            state.num_running
+            or state.num_waiting
+            or state.num_steps_in_flight
+            or state.now >= until
+        ):
+            return next_request
+        state.now = next_request
 
 
 @njit_force_inline
-def _allows_fast_path(rules: Any, table: Any, traffic: Any, options: Any) -> bool:
-    """Whether steps in which sequences only decode are the same whoever looks at them."""
-    can = options.timed and not (options.log or rules.priority or options.gauge_s > 0)
-    can &= rules.num_speculative_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
-    can &= rules.num_lookahead_tokens == 0 and (
-        rules.groups[0, 0] == 0 or not tracks_block_contents(rules, traffic)
+def _allows_fast_path(
+    rules: EngineRules, table: StepCostTable, requests: RequestBatch, options: SimulationOptions
+) -> bool:
+    """Return whether the fast path gives exactly the scheduler's results."""
+    allowed = options.timed and not (options.log or rules.priority or options.gauge_s > 0)
+    allowed &= rules.num_speculative_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
+    allowed &= rules.num_lookahead_tokens == 0 and (
+        rules.groups[0, 0] == 0 or not tracks_block_contents(rules, requests)
     )
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
-        can &= window < 0 or (
+        allowed &= window < 0 or (
             size == rules.groups[0, 1]
-            and (window == 0 or not tracks_block_contents(rules, traffic))
+            and (window == 0 or not tracks_block_contents(rules, requests))
         )
-    return can
+    return allowed
 
 
 @njit_force_inline
-def _run_decode_only_steps(
-    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: float
+def _run_fast_path(
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    next_request: float,
 ) -> int:
-    """Steps in which nobody is looked at, all at once, up to `sooner`; 0 where there is none.
+    """Update the fast path, and run steps up to `next_request` if all sequences are on it.
 
-    With adapters or blocks in host memory nobody drifts beyond, since the order of their use
-    counts.
+    Returns the number of steps. With adapters or blocks in host memory, all sequences leave
+    afterwards, because the order of use matters.
     """
-    c, many = e.state[0], 0
-    full = c.blocked or c.num_spare == 0 or c.num_waiting == 0
-    whole = rules.host_blocks > 0 or traffic.adapter.size > 0
-    if whole and not (c.steady and full and sooner > c.now + 2 * c.spent):
+    state, steps = engine.state[0], 0
+    cannot_admit = state.is_blocked or state.num_free_slots == 0 or state.num_waiting == 0
+    leaves = rules.host_blocks > 0 or requests.adapter.size > 0
+    if leaves and not (
+        state.is_steady and cannot_admit and next_request > state.now + 2 * state.step_s
+    ):
         return 0
-    drift.stop_fast_path_ring(
-        rules, table, fates, e, e.drift.due, len(e.request) + c.drifted % MAX_FAST_PATH_STEPS
-    )
-    if c.turns >= c.calm and c.num_running <= rules.max_num_batched_tokens:
-        drift.start_fast_path(rules, table, traffic, fates, e)
-    if full and c.awake == 0 and c.num_running:
-        many = drift.run_decode_only_steps(rules, table, traffic, e, sooner)
-    if whole:
-        drift.stop_fast_path_ring(rules, table, fates, e, e.drift.line, len(e.request))
-        c.steady = False
-    return many
+    end = len(engine.request) + state.fast_path_steps % MAX_FAST_PATH_STEPS
+    stop_fast_path_ring(rules, table, records, engine, engine.fast_path.exit_rings, end)
+    if state.turn >= state.fast_path_turn and state.num_running <= rules.max_num_batched_tokens:
+        start_fast_path(rules, table, requests, records, engine)
+    if cannot_admit and state.num_awake == 0 and state.num_running:
+        steps = run_decode_only_steps(rules, table, requests, engine, next_request)
+    if leaves:
+        ring = engine.fast_path.running_ring
+        stop_fast_path_ring(rules, table, records, engine, ring, len(engine.request))
+        state.is_steady = False
+    return steps
 
 
 @njit_compiled
-def _select_victim(running: Any, seated: Any, rank: Any) -> int:
-    """Place in `running` of the one to preempt: the last, or with priorities the least urgent."""
+def _select_victim(running: np.ndarray, request: np.ndarray, rank: np.ndarray) -> int:
+    """Return the place in `running` to preempt: the last, or with priorities the least urgent."""
     last = len(running) - 1
     for j in range(len(running) if len(rank) else 0):
-        if rank[seated[running[j]]] > rank[seated[running[last]]]:
+        if rank[request[running[j]]] > rank[request[running[last]]]:
             last = j
     return last
 
 
 @njit_force_inline
-def _count_tokens_to_schedule(rules: Any, traffic: Any, e: Any, s: int, most: int) -> int:
-    """Tokens that one who runs takes in a step, of `most`; 0 where all of them are under way, or its blocks are."""
-    i, context, pending = e.request[s], e.computed[s], e.placeholders[s]
-    if (pending > 0 and context + 2 - pending >= traffic.prompt[i] + traffic.output[i]) or e.ready[
-        s
-    ] > e.state[0].now:
-        return 0  # the step under way yields its last token
-    return max(
-        0,
-        min(e.known[s] + e.drafts[s] + pending - context, most, rules.max_model_len - 1 - context),
-    )
+def _count_tokens_to_schedule(
+    rules: EngineRules, requests: RequestBatch, engine: EngineInstance, s: int, max_tokens: int
+) -> int:
+    """Return the tokens that running slot `s` takes in a step, at most `max_tokens`.
+
+    0 if all of them are in flight, or if its blocks from host memory are.
+    """
+    i, context, pending = engine.request[s], engine.num_computed[s], engine.num_placeholders[s]
+    # the step in flight yields the last token
+    is_ending = pending > 0 and context + 2 - pending >= requests.prompt[i] + requests.output[i]
+    if is_ending or engine.ready_at[s] > engine.state[0].now:
+        return 0
+    want = engine.num_tokens[s] + engine.num_drafts[s] + pending - context
+    return max(0, min(want, max_tokens, rules.max_model_len - 1 - context))
 
 
 @njit_force_inline
 def _allocate_fast_path_blocks(
-    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, threshold: int
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    threshold: int,
 ) -> None:
-    """Those that drift take their blocks, as far as the scheduler would come to the same if it looked at them.
+    """Allocate the blocks of the fast path as far as the scheduler would do the same.
 
-    Who might find none, or would have to stand in line for it, is awoken; where tokens might not
-    suffice, all are.
+    Sequences that may not get a block, or that would get it out of order, return to the scheduler.
+    If the token budget may not suffice, all do.
     """
-    c, seats, size, ring, crossed = (
-        e.state[0],
-        len(e.request),
-        rules.groups[0, 1],
-        e.drift.full,
-        False,
-    )
-    left, caching = (
-        rules.max_num_batched_tokens - (c.num_running - c.awake),
-        tracks_block_contents(rules, traffic),
-    )
-    phase = c.drifted % size
-    certain, lacking, last = left >= 0, e.drift.blocks[0, phase], ring[1, seats + phase]
-    for s in e.running[: c.awake]:
-        want = _count_tokens_to_schedule(rules, traffic, e, s, min(threshold, max(left, 0)))
-        slots = e.computed[s] + want
-        if want and slots > e.tables.capacity[s]:
-            lacking += block_pool.count_missing_blocks(rules, e.tables, s, slots)
-            crossed |= last < seats and e.drift.order[last] > e.drift.order[s]
+    state, fast_path, is_crossed = engine.state[0], engine.fast_path, False
+    num_slots, size, ring = len(engine.request), rules.groups[0, 1], fast_path.block_rings
+    left = rules.max_num_batched_tokens - (state.num_running - state.num_awake)
+    caching = tracks_block_contents(rules, requests)
+    phase = state.fast_path_steps % size
+    is_certain, lacking = left >= 0, fast_path.phase_blocks[0, phase]
+    last = ring[1, num_slots + phase]
+    for s in engine.running[: state.num_awake]:
+        want = _count_tokens_to_schedule(rules, requests, engine, s, min(threshold, max(left, 0)))
+        end = engine.num_computed[s] + want
+        if want and end > engine.tables.capacity[s]:
+            lacking += block_pool.count_missing_blocks(rules, engine.tables, s, end)
+            is_crossed |= last < num_slots and fast_path.admission[last] > fast_path.admission[s]
         left -= want
-        youngest = e.drift.line[1, seats]
-        while left <= 0 and youngest != s and e.drift.since[youngest] < 0:
-            youngest = e.drift.line[1, youngest]
-        certain &= left > 0 or youngest == s  # else somebody drifts who comes after this one
-    short = lacking > e.pool.free[0]
-    if not certain or (short and has_windows(rules)):
-        drift.stop_fast_path_ring(rules, table, fates, e, e.drift.line, seats)
-        c.calm = c.turns + FAST_PATH_COOLDOWN_TURNS
-    elif short or (crossed and caching):
-        drift.stop_fast_path_ring(rules, table, fates, e, ring, seats + phase)
-        if (
-            short and caching and not overlaps_steps(rules, table)
-        ):  # who is preempted fills no block
-            drift.stop_fast_path_ring(rules, table, fates, e, ring, seats + (phase + 1) % size)
-    drift.allocate_fast_path_blocks(rules, table, traffic, e)
+        youngest = fast_path.running_ring[1, num_slots]
+        while left <= 0 and youngest != s and fast_path.entered[youngest] < 0:
+            youngest = fast_path.running_ring[1, youngest]
+        # without budget, no sequence on the fast path may come after this one
+        is_certain &= left > 0 or youngest == s
+    is_short = lacking > engine.pool.free[0]
+    if not is_certain or (is_short and has_windows(rules)):
+        stop_fast_path_ring(rules, table, records, engine, fast_path.running_ring, num_slots)
+        state.fast_path_turn = state.turn + FAST_PATH_COOLDOWN_TURNS
+    elif is_short or (is_crossed and caching):
+        stop_fast_path_ring(rules, table, records, engine, ring, num_slots + phase)
+        # a preempted sequence fills no block
+        if is_short and caching and not overlaps_steps(rules, table):
+            end = num_slots + (phase + 1) % size
+            stop_fast_path_ring(rules, table, records, engine, ring, end)
+    allocate_fast_path_blocks(rules, table, requests, engine)
 
 
 @njit_force_inline
 def _schedule_running(
-    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, halt: bool
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    batch: np.ndarray,
+    threshold: int,
+    halt: bool,
 ) -> tuple[int, int, int, bool]:
-    """Schedule those that run, in order of admission, and preempt where blocks lack.
+    """Schedule running requests in order of admission, and preempt if blocks run out.
 
-    Returns scheduled and preempted requests, tokens left of the budget, and whether no chunk of a
-    prompt is among them.
+    Returns scheduled and preempted requests, the rest of the token budget, and whether no prompt
+    chunk is among them. With `halt`, state.stuck is -2 instead of the first preemption.
     """
-    c = e.state[0]
-    caching, windowed, size = (
-        tracks_block_contents(rules, traffic),
-        has_windows(rules),
-        rules.groups[0, 1],
-    )
-    model_len, budget = (
-        rules.max_model_len,
-        rules.max_num_batched_tokens - (c.num_running - c.awake),
-    )
+    state, pool, tables = engine.state[0], engine.pool, engine.tables
+    caching, windowed = tracks_block_contents(rules, requests), has_windows(rules)
+    size, model_len = rules.groups[0, 1], rules.max_model_len
+    budget = rules.max_num_batched_tokens - (state.num_running - state.num_awake)
     taken, victims, k = 0, 0, 0
     uniform = rules.uses_v033_scheduler and rules.num_speculative_tokens > 0
-    while k < c.awake and budget > 0:
-        s = e.running[k]
-        i, context, pending = e.request[s], e.computed[s], e.placeholders[s]
+    while k < state.num_awake and budget > 0:
+        s = engine.running[k]
+        i, context, pending = engine.request[s], engine.num_computed[s], engine.num_placeholders[s]
         k += 1
-        want = _count_tokens_to_schedule(rules, traffic, e, s, min(threshold, budget))
+        want = _count_tokens_to_schedule(rules, requests, engine, s, min(threshold, budget))
         if want == 0:
             continue
-        settled = context - (e.in_flight[s] if rules.uses_v033_scheduler else 0)
-        if windowed and settled >= e.tables.slides[s]:
-            block_pool.free_outside_window(rules, e.pool, e.tables, s, settled)
-        slots = min(context + want + rules.num_lookahead_tokens, model_len)
+        settled = context - (engine.tokens_in_flight[s] if rules.uses_v033_scheduler else 0)
+        if windowed and settled >= tables.slides[s]:
+            block_pool.free_outside_window(rules, pool, tables, s, settled)
+        end = min(context + want + rules.num_lookahead_tokens, model_len)
         lacking = (
-            block_pool.count_missing_blocks(rules, e.tables, s, slots)
-            if slots > e.tables.capacity[s]
+            block_pool.count_missing_blocks(rules, tables, s, end)
+            if end > tables.capacity[s]
             else 0
         )
-        while lacking > e.pool.free[0] and e.request[s] == i and not halt:
-            last = e.drift.line[1, len(e.request)]
-            if e.drift.since[last] >= 0:
-                drift.stop_fast_path(rules, table, fates, e, last)
+        while lacking > pool.free[0] and engine.request[s] == i and not halt:
+            last = engine.fast_path.running_ring[1, len(engine.request)]
+            if engine.fast_path.entered[last] >= 0:
+                stop_fast_path(rules, table, records, engine, last)
                 budget += 1
-            place = _select_victim(e.running[: c.awake], e.request, traffic.rank)
-            seat = e.running[place]
-            given_back = step_kernels.remove_from_step(batch, taken, seat)
-            budget += given_back
-            taken -= given_back > 0
-            if (
-                given_back or seat == s or (rules.uses_v033_scheduler and place < k)
-            ):  # 0.20.2 then skips one that it should not
+            place = _select_victim(engine.running[: state.num_awake], engine.request, requests.rank)
+            victim = engine.running[place]
+            returned = step_kernels.remove_from_step(batch, taken, victim)
+            budget += returned
+            taken -= returned > 0
+            # 0.20.2 otherwise skips a request that it should not skip
+            if returned or victim == s or (rules.uses_v033_scheduler and place < k):
                 k -= 1
-            e.parted[victims] = _preempt_request(rules, traffic, fates, e, place)
+            engine.leaving[victims] = _preempt_request(rules, requests, records, engine, place)
             victims += 1
-        if e.request[s] != i:
+        if engine.request[s] != i:
             if rules.uses_v033_scheduler and rules.priority:
                 continue
             break
-        if lacking > e.pool.free[0]:
-            c.stuck = -2
+        if lacking > pool.free[0]:
+            state.stuck = -2
             break
         if lacking:
-            block_pool.allocate_slots(rules, e.pool, e.tables, s, slots)
-        if caching and min(context + want, e.known[s]) >= (e.tables.published[s] + 1) * size:
-            own = traffic.content_start[i]
-            block_pool.cache_full_blocks(
-                rules, e.pool, e.tables, s, traffic.content[own:], min(context + want, e.known[s])
-            )
-        step_kernels.write_step_row(
-            batch,
-            taken,
-            i,
-            s,
-            want,
-            context,
-            max(0, min(e.drafts[s], want + context - e.known[s] - pending)),
-        )
-        uniform &= e.drafts[s] > 0
-        e.drafts[s] = 0
+            block_pool.allocate_slots(rules, pool, tables, s, end)
+        full = min(context + want, engine.num_tokens[s])
+        if caching and full >= (tables.published[s] + 1) * size:
+            content = requests.content[requests.content_start[i] :]
+            block_pool.cache_full_blocks(rules, pool, tables, s, content, full)
+        drafted = min(engine.num_drafts[s], want + context - engine.num_tokens[s] - pending)
+        step_kernels.write_step_row(batch, taken, i, s, want, context, max(0, drafted))
+        uniform &= engine.num_drafts[s] > 0
+        engine.num_drafts[s] = 0
         taken += 1
         budget -= want
     return taken, victims, budget, uniform
 
 
 @njit_compiled
-def _preempt_request(rules: Any, traffic: Any, fates: Any, e: Any, place: int) -> int:
-    """Put the request at `place` among the running ones back to the queue; its blocks are free."""
-    c, seat = e.state[0], e.running[place]
-    victim = e.request[seat]
-    c.num_running -= 1
-    c.awake -= 1
-    for j in range(place, c.awake):
-        e.running[j] = e.running[j + 1]
-    fates.num_outputs[victim] = e.known[seat] - traffic.prompt[victim]
-    fates.preemptions[victim] += 1
-    _free_slot(rules, e, seat)
-    c.front -= 1
-    queues.add_request(
-        traffic, e, float(traffic.rank[victim] if rules.priority else c.front), victim
-    )
+def _preempt_request(
+    rules: EngineRules,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    place: int,
+) -> int:
+    """Return the request at `place` in `running` to its queue, and free its blocks."""
+    state, slot = engine.state[0], engine.running[place]
+    victim = engine.request[slot]
+    state.num_running -= 1
+    state.num_awake -= 1
+    for j in range(place, state.num_awake):
+        engine.running[j] = engine.running[j + 1]
+    records.num_outputs[victim] = engine.num_tokens[slot] - requests.prompt[victim]
+    records.preemptions[victim] += 1
+    _free_slot(rules, engine, slot)
+    state.front_order -= 1
+    order = float(requests.rank[victim] if rules.priority else state.front_order)
+    queues.add_request(requests, engine, order, victim)
     return victim
 
 
 @njit_force_inline
-def _free_slot(rules: Any, e: Any, seat: int) -> None:
-    """Free a seat and its blocks."""
-    c = e.state[0]
-    block_pool.free_sequence(rules, e.pool, e.tables, seat)
-    drift.remove_from_ring(e.drift.line, seat)
-    e.request[seat] = -1
-    e.spare[c.num_spare] = seat
-    c.num_spare += 1
+def _free_slot(rules: EngineRules, engine: EngineInstance, slot: int) -> None:
+    """Free a slot and its blocks."""
+    state = engine.state[0]
+    block_pool.free_sequence(rules, engine.pool, engine.tables, slot)
+    remove_from_ring(engine.fast_path.running_ring, slot)
+    engine.request[slot] = -1
+    engine.free_slots[state.num_free_slots] = slot
+    state.num_free_slots += 1
 
 
 @njit_force_inline
 def _schedule_waiting(
-    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int,
-    taken: int, budget: int,
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    batch: np.ndarray,
+    threshold: int,
+    taken: int,
+    budget: int,
     uniform: bool,
-) -> int:  # fmt: skip
-    """Schedule those that wait, behind the `taken` ones; the first that does not fit stops the queue. How many now."""
-    c = e.state[0]
-    caching, size, spec_tokens = (
-        tracks_block_contents(rules, traffic),
-        rules.groups[0, 1],
-        rules.num_speculative_tokens,
-    )
-    model_len, ran = rules.max_model_len, taken > 0
-    while c.num_waiting and budget > 0 and c.num_spare > 0:
-        q = queues.select_next_queue(rules, traffic, e)
+) -> int:
+    """Schedule waiting requests after the `taken` ones, up to the first that does not fit.
+
+    Returns the new number of scheduled requests.
+    """
+    state, pool, tables = engine.state[0], engine.pool, engine.tables
+    caching, size = tracks_block_contents(rules, requests), rules.groups[0, 1]
+    spec_tokens, model_len, ran = rules.num_speculative_tokens, rules.max_model_len, taken > 0
+    while state.num_waiting and budget > 0 and state.num_free_slots > 0:
+        q = queues.select_next_queue(rules, requests, engine)
         if q < 0:
-            c.blocked = True
+            state.is_blocked = True
             break
-        i = queues.peek_first(e.waiting, q)
-        tokens, hit = np.int64(traffic.prompt[i] + fates.num_outputs[i]), 0
-        content = traffic.content[traffic.content_start[i] if caching else 0 :]
+        i = queues.peek_first(engine.waiting, q)
+        tokens, hit = int(requests.prompt[i] + records.num_outputs[i]), 0
+        content = requests.content[requests.content_start[i] if caching else 0 :]
         if caching:
             hit = block_pool.find_longest_cached_prefix(
-                e.pool, content, (tokens - 1) // size, rules.groups
+                pool, content, (tokens - 1) // size, rules.groups
             )
         more = (
-            block_pool.touch_host_hits(e.pool, content, hit, (tokens - 1) // size)
+            block_pool.touch_host_hits(pool, content, hit, (tokens - 1) // size)
             if rules.host_blocks and caching
             else 0
         )
         context, drafted = (hit + more) * size, 0
         want = tokens - context
         if want == 1 and uniform and (ran or hit) and context + spec_tokens + 2 <= model_len:
-            # 0.33 fills a new decode up with rejected drafts, or waits for room to do so
+            # 0.33 pads a new decode with rejected drafts, or waits for budget to do so
             drafted = spec_tokens
             if 1 + drafted > budget:
                 break
         want = min(want + drafted, threshold)
         if want > budget and not rules.enable_chunked_prefill:
             break
-        want = min(want, budget) if more == 0 else 0  # it begins when they are loaded
-        slots = min(
-            context + want + (rules.num_lookahead_tokens if rules.uses_v033_scheduler else 0),
-            model_len,
+        want = min(want, budget) if more == 0 else 0  # it starts when they are loaded
+        end = context + want + (rules.num_lookahead_tokens if rules.uses_v033_scheduler else 0)
+        end = min(end, model_len)
+        needed = block_pool.count_blocks_to_admit(
+            rules, pool, content, hit, tokens, end, engine.max_admission_blocks
         )
-        if (
-            block_pool.count_blocks_to_admit(rules, e.pool, content, hit, tokens, slots, e.cap)
-            > e.pool.free[0]
-        ):
-            c.blocked = not (
-                caching or has_windows(rules)
-            )  # else what leaves a window may make room
+        if needed > pool.free[0]:
+            # blocks that leave a window may make room
+            state.is_blocked = not (caching or has_windows(rules))
             break
-        e.heads[q] = queues.dequeue(e.waiting, q)
-        c.num_waiting -= 1
-        c.num_spare -= 1
-        s = e.spare[c.num_spare]
-        e.running[c.awake] = s
-        c.awake += 1
-        c.num_running += 1
-        c.admitted += 1
-        e.drift.order[s] = c.admitted
-        drift.insert_before(e.drift.line, s, len(e.request))
-        e.request[s], e.known[s], e.computed[s] = i, tokens, context
-        e.placeholders[s] = e.drafts[s] = e.in_flight[s] = 0
-        e.ready[s] = 0.0
-        block_pool.reuse_cached_prefix(rules, e.pool, e.tables, s, content, hit)
-        block_pool.allocate_slots(rules, e.pool, e.tables, s, slots)
+        engine.queue_heads[q] = queues.dequeue(engine.waiting, q)
+        state.num_waiting -= 1
+        state.num_free_slots -= 1
+        s = engine.free_slots[state.num_free_slots]
+        engine.running[state.num_awake] = s
+        state.num_awake += 1
+        state.num_running += 1
+        state.num_admitted += 1
+        engine.fast_path.admission[s] = state.num_admitted
+        insert_before(engine.fast_path.running_ring, s, len(engine.request))
+        engine.request[s], engine.num_tokens[s], engine.num_computed[s] = i, tokens, context
+        engine.num_placeholders[s] = engine.num_drafts[s] = engine.tokens_in_flight[s] = 0
+        engine.ready_at[s] = 0.0
+        block_pool.reuse_cached_prefix(rules, pool, tables, s, content, hit)
+        block_pool.allocate_slots(rules, pool, tables, s, end)
         if caching and more == 0:
-            block_pool.cache_full_blocks(
-                rules, e.pool, e.tables, s, content, min(context + want, tokens)
-            )
-        if np.isnan(fates.scheduled[i]):
-            fates.scheduled[i], fates.cached[i] = c.now, context
+            full = min(context + want, tokens)
+            block_pool.cache_full_blocks(rules, pool, tables, s, content, full)
+        if np.isnan(records.scheduled[i]):
+            records.scheduled[i], records.cached[i] = state.now, context
         if more:
-            c.loaded = e.ready[s] = max(c.now, c.loaded) + more * table.host_block_s
+            state.host_loaded = max(state.now, state.host_loaded) + more * table.host_block_s
+            engine.ready_at[s] = state.host_loaded
             continue
         step_kernels.write_step_row(batch, taken, i, s, want, context, drafted)
         taken += 1
-        if traffic.adapter.size:
-            queues.mark_adapter_used(e, traffic.adapter[i])
+        if requests.adapter.size:
+            queues.mark_adapter_used(engine, requests.adapter[i])
         budget -= want
     return taken
 
 
 @njit_compiled
-def _find_next_host_load(e: Any) -> float:
-    """When the next request that runs has its blocks from host memory; infinite where none waits for them."""
-    c, first = e.state[0], np.inf
-    for s in e.running[: c.awake]:
-        first = min(first, e.ready[s] if e.ready[s] > c.now else np.inf)
+def _find_next_host_load(engine: EngineInstance) -> float:
+    """Return when the next running request has its blocks from host memory; inf if none waits."""
+    state, first = engine.state[0], np.inf
+    for s in engine.running[: state.num_awake]:
+        first = min(first, engine.ready_at[s] if engine.ready_at[s] > state.now else np.inf)
     return first
 
 
 @njit_force_inline
 def _start_step(
-    rules: Any,
-    table: Any,
-    traffic: Any,
-    fates: Any,
-    e: Any,
-    batch: Any,
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    batch: np.ndarray,
     turn: int,
     taken: int,
     timed: bool,
 ) -> tuple[int, float]:
-    """Begin the step of `taken` requests: what it costs, and what it is counted in. Returns its tokens and start."""
-    c, overlap, usable = e.state[0], overlaps_steps(rules, table), rules.num_blocks - 1
+    """Start the step with `taken` requests: price and count it; return its tokens and start."""
+    state, overlap, usable = engine.state[0], overlaps_steps(rules, table), rules.num_blocks - 1
     for j in range(taken):
         s = batch[ROW_SLOT, j]
-        e.computed[s] += batch[ROW_TOKENS, j]
-        e.in_flight[s] += batch[ROW_TOKENS, j]
+        engine.num_computed[s] += batch[ROW_TOKENS, j]
+        engine.tokens_in_flight[s] += batch[ROW_TOKENS, j]
+        # false for all chunks of a prompt but the last
         batch[ROW_YIELDS, j] = (
-            e.computed[s] >= e.known[s] + e.placeholders[s]
-        )  # not a chunk before the last
-        batch[ROW_PREEMPTIONS, j] = fates.preemptions[batch[ROW_REQUEST, j]]
+            engine.num_computed[s] >= engine.num_tokens[s] + engine.num_placeholders[s]
+        )
+        batch[ROW_PREEMPTIONS, j] = records.preemptions[batch[ROW_REQUEST, j]]
         if overlap and batch[ROW_YIELDS, j]:
-            e.placeholders[s] += 1 + batch[ROW_DRAFTED, j]
-            e.drafts[s] = rules.num_speculative_tokens
-    drifting = c.num_running - c.awake
-    total, decoding, spent = step_kernels.compute_step_cost(rules, table, e, batch, taken)
-    drift.begin_fast_path_step(e, drifting)
-    c.unseen += 1 if decoding == taken + drifting else rules.recv_interval
-    if traffic.adapter.size:
-        spent += queues.compute_adapter_s(rules, table, traffic, e, batch, taken)
-    c.spent = spent if timed else 1.0
-    start = max(c.now, c.entry)
-    c.entry = start + c.spent / table.stages
-    c.end = max(start + c.spent, c.end + c.spent / table.stages)
-    e.sizes[turn], e.ends[turn], e.rows[turn] = taken, c.end, c.steps
-    c.flying += 1
-    busy = c.entry - start
-    e.usage[(usable - e.pool.free[0]) * (kinds.NUM_KV_USAGE_BINS - 1) // usable] += busy
-    e.totals[0] += 1
-    e.totals[1] += busy
-    e.totals[2] += total
-    e.totals[3] += decoding
-    e.totals[4] += decoding * busy
+            engine.num_placeholders[s] += 1 + batch[ROW_DRAFTED, j]
+            engine.num_drafts[s] = rules.num_speculative_tokens
+    on_fast_path = state.num_running - state.num_awake
+    total, decoding, seconds = step_kernels.compute_step_cost(rules, table, engine, batch, taken)
+    begin_fast_path_step(engine, on_fast_path)
+    state.steps_since_receive += 1 if decoding == taken + on_fast_path else rules.recv_interval
+    if requests.adapter.size:
+        seconds += queues.compute_adapter_s(rules, table, requests, engine, batch, taken)
+    state.step_s = seconds if timed else 1.0
+    start = max(state.now, state.next_start)
+    stage_s = state.step_s / table.stages
+    state.next_start = start + stage_s
+    state.last_end = max(start + state.step_s, state.last_end + stage_s)
+    engine.batch_sizes[turn], engine.batch_ends[turn] = taken, state.last_end
+    engine.batch_log_rows[turn] = state.num_logged_steps
+    state.num_steps_in_flight += 1
+    busy_s = state.next_start - start
+    used = usable - engine.pool.free[0]
+    engine.usage[used * (kinds.NUM_KV_USAGE_BINS - 1) // usable] += busy_s
+    engine.totals[0] += 1
+    engine.totals[1] += busy_s
+    engine.totals[2] += total
+    engine.totals[3] += decoding
+    engine.totals[4] += decoding * busy_s
     return total, start
 
 
 @njit_allocating
-def _record_gauges(rules: Any, e: Any, gauge_s: float, start: float, total: int) -> None:
-    """Note what the gauges show, up to the end of the step."""
-    c = e.state[0]
-    while c.gauges * gauge_s < c.entry:
-        on = 1.0 if c.gauges * gauge_s >= start or c.flying > 1 else 0.0  # nothing under way: idle
-        used, waits = rules.num_blocks - 1 - e.pool.free[0], c.num_waiting
-        e.notes.append(
-            (
-                kinds.NOTE_GAUGE,
-                c.gauges * gauge_s,
-                on * c.num_running,
-                on * waits,
-                on * used,
-                on * total,
-            )
+def _record_gauges(
+    rules: EngineRules, engine: EngineInstance, gauge_s: float, start: float, total: int
+) -> None:
+    """Record samples of the gauges up to the end of the step."""
+    state = engine.state[0]
+    used, waiting = rules.num_blocks - 1 - engine.pool.free[0], state.num_waiting
+    while state.num_gauges * gauge_s < state.next_start:
+        at = state.num_gauges * gauge_s
+        on = 1.0 if at >= start or state.num_steps_in_flight > 1 else 0.0  # 0: the engine is idle
+        engine.notes.append(
+            (kinds.NOTE_GAUGE, at, on * state.num_running, on * waiting, on * used, on * total)
         )
-        c.gauges += 1
+        state.num_gauges += 1
 
 
 @njit_allocating
-def _log_step(e: Any, batch: Any, taken: int, victims: int, total: int) -> None:
-    """Note the step that begins: who was preempted for it, what stands around it, and who is in it."""
-    c = e.state[0]
+def _log_step(
+    engine: EngineInstance, batch: np.ndarray, taken: int, victims: int, total: int
+) -> None:
+    """Log the step that starts: its preemptions, its totals, and its requests."""
+    state, notes = engine.state[0], engine.notes
+    row = float(state.num_logged_steps)
     for j in range(victims):
-        e.notes.append((kinds.NOTE_PREEMPTED, float(c.steps), float(e.parted[j]), 0.0, 0.0, 0.0))
-    waits, free = c.num_waiting, e.pool.free[0]
-    e.notes.append(
-        (kinds.NOTE_STEP, c.now, float(total), float(c.num_running), float(waits), float(free))
+        notes.append((kinds.NOTE_PREEMPTED, row, float(engine.leaving[j]), 0.0, 0.0, 0.0))
+    waiting, free = float(state.num_waiting), float(engine.pool.free[0])
+    notes.append(
+        (kinds.NOTE_STEP, state.now, float(total), float(state.num_running), waiting, free)
     )
     for j in range(taken):
-        e.notes.append(
-            (
-                kinds.NOTE_ENTRY,
-                float(c.steps),
-                float(batch[ROW_REQUEST, j]),
-                float(batch[ROW_TOKENS, j]),
-                0.0,
-                0.0,
-            )
-        )
-    c.steps += 1
+        request, tokens = float(batch[ROW_REQUEST, j]), float(batch[ROW_TOKENS, j])
+        notes.append((kinds.NOTE_ENTRY, row, request, tokens, 0.0, 0.0))
+    state.num_logged_steps += 1
 
 
 @njit_allocating
-def _log_finished(e: Any, ended: int) -> None:
-    """Note who ended with the oldest step under way."""
-    row = e.rows[e.state[0].first]
+def _log_finished(engine: EngineInstance, ended: int) -> None:
+    """Log the requests that ended with the oldest step in flight."""
+    row = float(engine.batch_log_rows[engine.state[0].oldest])
     for j in range(ended):
-        e.notes.append((kinds.NOTE_FINISHED, float(row), float(e.parted[j]), 0.0, 0.0, 0.0))
+        engine.notes.append((kinds.NOTE_FINISHED, row, float(engine.leaving[j]), 0.0, 0.0, 0.0))
 
 
 @njit_force_inline
-def _process_outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, log: bool) -> None:
-    """Take the outputs of the oldest step under way; requests that end leave."""
-    c = e.state[0]
-    batch, end, depth, before, gone = e.batches[c.first], e.ends[c.first], len(e.batches), c.done, 0
-    caching, overlap, size = (
-        tracks_block_contents(rules, traffic),
-        overlaps_steps(rules, table),
-        rules.groups[0, 1],
-    )
-    if c.flying:
-        if c.awake < c.num_running:
-            e.itl[step_kernels.get_itl_bin(end - c.last)] += c.num_running - c.awake
-        c.last = end
-    for j in range(e.sizes[c.first] if c.flying else 0):
+def _process_outputs(
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    log: bool,
+) -> None:
+    """Process the outputs of the oldest step in flight, and free requests that end."""
+    state, tables = engine.state[0], engine.tables
+    batch, end = engine.batches[state.oldest], engine.batch_ends[state.oldest]
+    depth, before, num_freed = len(engine.batches), state.num_finished, 0
+    caching, overlap = tracks_block_contents(rules, requests), overlaps_steps(rules, table)
+    size = rules.groups[0, 1]
+    if state.num_steps_in_flight:
+        if state.num_awake < state.num_running:
+            gap_bin = step_kernels.get_itl_bin(end - state.last_output)
+            engine.itl[gap_bin] += state.num_running - state.num_awake
+        state.last_output = end
+    for j in range(engine.batch_sizes[state.oldest] if state.num_steps_in_flight else 0):
         i, s, drafted = batch[ROW_REQUEST, j], batch[ROW_SLOT, j], batch[ROW_DRAFTED, j]
-        current = e.request[s] == i and batch[ROW_PREEMPTIONS, j] == fates.preemptions[i]
+        current = engine.request[s] == i and batch[ROW_PREEMPTIONS, j] == records.preemptions[i]
         if current:
-            e.in_flight[s] -= batch[ROW_TOKENS, j]
-            fates.num_outputs[i] = e.known[s] - traffic.prompt[i]
-        room = (
-            min(traffic.output[i], rules.max_model_len - traffic.prompt[i]) - fates.num_outputs[i]
-        )
-        if not batch[ROW_YIELDS, j] or room == 0 or (depth > 2 and not current):
-            continue  # a chunk of a prompt; ended meanwhile; put back to the queue too long ago
-        kept = (
-            step_kernels.sample_accepted_drafts(rules, i, fates.num_outputs[i], drafted)
+            engine.tokens_in_flight[s] -= batch[ROW_TOKENS, j]
+            records.num_outputs[i] = engine.num_tokens[s] - requests.prompt[i]
+        max_outputs = min(requests.output[i], rules.max_model_len - requests.prompt[i])
+        left = max_outputs - records.num_outputs[i]
+        if not batch[ROW_YIELDS, j] or left == 0 or (depth > 2 and not current):
+            continue  # a prompt chunk; ended meanwhile; preempted too long ago
+        accepted = (
+            step_kernels.sample_accepted_drafts(rules, i, records.num_outputs[i], drafted)
             if drafted
             else 0
         )
-        if fates.num_outputs[i] == 0:
-            fates.first_token[i] = end
+        if records.num_outputs[i] == 0:
+            records.first_token[i] = end
         else:
-            gap = end - fates.last_token[i]
-            if gap != c.last_gap:
-                c.last_gap, c.last_bin = gap, step_kernels.get_itl_bin(gap)
-            e.itl[c.last_bin] += 1
-        fates.last_token[i] = end
-        fates.num_outputs[i] += min(1 + kept, room)
+            gap = end - records.last_token[i]
+            if gap != state.last_gap_s:
+                state.last_gap_s, state.last_gap_bin = gap, step_kernels.get_itl_bin(gap)
+            engine.itl[state.last_gap_bin] += 1
+        records.last_token[i] = end
+        records.num_outputs[i] += min(1 + accepted, left)
         if current:
-            e.known[s] = traffic.prompt[i] + fates.num_outputs[i]
-            e.computed[s] -= drafted - kept
+            engine.num_tokens[s] = requests.prompt[i] + records.num_outputs[i]
+            engine.num_computed[s] -= drafted - accepted
             if overlap:
-                e.placeholders[s] -= 1 + drafted
+                engine.num_placeholders[s] -= 1 + drafted
             else:
-                e.drafts[s] = rules.num_speculative_tokens
+                engine.num_drafts[s] = rules.num_speculative_tokens
             if caching and (
                 overlap or (rules.uses_v033_scheduler and rules.num_speculative_tokens)
             ):
-                own = traffic.content_start[i]
-                settled = min(
-                    e.computed[s] - e.placeholders[s] - max(0, 1 + kept - room), e.known[s]
-                )
-                if settled >= (e.tables.published[s] + 1) * size:
-                    block_pool.cache_full_blocks(
-                        rules, e.pool, e.tables, s, traffic.content[own:], settled
-                    )
-        if 1 + kept >= room:
-            if traffic.concurrency:
-                fates.released[fates.ended[0]] = end
-                fates.ended[0] += 1
-            e.parted[c.done - before] = i
-            c.done += 1
+                computed = engine.num_computed[s] - engine.num_placeholders[s]
+                settled = min(computed - max(0, 1 + accepted - left), engine.num_tokens[s])
+                if settled >= (tables.published[s] + 1) * size:
+                    content = requests.content[requests.content_start[i] :]
+                    block_pool.cache_full_blocks(rules, engine.pool, tables, s, content, settled)
+        if 1 + accepted >= left:
+            if requests.concurrency:
+                records.released[records.ended[0]] = end
+                records.ended[0] += 1
+            engine.leaving[state.num_finished - before] = i
+            state.num_finished += 1
             if current:
-                _free_slot(rules, e, s)
-                gone += 1
+                _free_slot(rules, engine, s)
+                num_freed += 1
             else:
-                q = queues.get_queue_index(traffic, i)
-                e.heads[q] = queues.remove_request(e.waiting, q, i)
-                c.num_waiting -= 1
+                q = queues.get_queue_index(requests, i)
+                engine.queue_heads[q] = queues.remove_request(engine.waiting, q, i)
+                state.num_waiting -= 1
     if log:
-        _log_finished(e, c.done - before)
-    if gone:
-        _compact_running(e)
+        _log_finished(engine, state.num_finished - before)
+    if num_freed:
+        _compact_running(engine)
 
 
 @njit_compiled
-def _compact_running(e: Any) -> None:
-    """Take seats that are free out of the running ones."""
-    c, stay = e.state[0], 0
-    for j in range(c.awake):
-        if e.request[e.running[j]] >= 0:
-            e.running[stay] = e.running[j]
+def _compact_running(engine: EngineInstance) -> None:
+    """Remove free slots from `running`."""
+    state, stay = engine.state[0], 0
+    for j in range(state.num_awake):
+        if engine.request[engine.running[j]] >= 0:
+            engine.running[stay] = engine.running[j]
             stay += 1
-    c.num_running -= c.awake - stay
-    c.awake, c.steady, c.blocked = stay, False, False
+    state.num_running -= state.num_awake - stay
+    state.num_awake, state.is_steady, state.is_blocked = stay, False, False
 
 
 @njit_compiled
 def advance_engine(
-    rules: Any,
+    rules: EngineRules,
     table: StepCostTable,
-    traffic: RequestBatch,
-    fates: Any,
-    e: Any,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
     until: float,
-    options: Any,
+    options: SimulationOptions,
 ) -> None:
-    """Let an engine go on until `until`, or until all requests that are due have ended.
+    """Run an engine until `until`, or until all its requests have ended.
 
-    Where the end of one lets another in, an engine behind a router stops there too.
-
-    Each turn schedules a step, or ends one, or both: RECEIVE what was sent meanwhile; COAST over
-    steps in which nothing changes; RUN those that run, preempting where blocks lack; ADMIT those
-    that wait; CLOCK the step; take the OUTPUTS of the oldest step under way. i is a request, s its
-    seat, j a place in a step.
+    In a closed loop, an engine behind a router also stops when a request ends, which admits
+    another one. Each turn starts a step, or ends one, or both: it receives requests; runs the fast
+    path; schedules running requests, preempting if blocks run out; admits waiting ones; starts the
+    step; and processes the outputs of the oldest step in flight. i is a request, s its slot, j a
+    place in a step.
     """
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
-    c, depth = e.state[0], len(e.batches)
+    state, depth = engine.state[0], len(engine.batches)
     timed, log, gauge_s = options.timed, options.log, options.gauge_s
-    can_drift, before = _allows_fast_path(rules, table, traffic, options), c.done
-    while c.done < c.due and c.now < until:
-        sooner = _receive_requests(rules, traffic, fates, e, until)
-        if c.now >= until:
+    allows_fast_path = _allows_fast_path(rules, table, requests, options)
+    before = state.num_finished
+    while state.num_finished < state.num_due and state.now < until:
+        next_request = _receive_requests(rules, requests, records, engine, until)
+        if state.now >= until:
             break
-        if can_drift and _run_decode_only_steps(rules, table, traffic, fates, e, sooner):
+        if allows_fast_path and _run_fast_path(
+            rules, table, requests, records, engine, next_request
+        ):
             continue
-        threshold, turn = rules.long_prefill_token_threshold, (c.first + c.flying) % depth
-        if threshold == 0 or (rules.uses_v033_scheduler and c.num_running + c.num_waiting <= 1):
+        threshold = rules.long_prefill_token_threshold
+        turn = (state.oldest + state.num_steps_in_flight) % depth
+        if threshold == 0 or (
+            rules.uses_v033_scheduler and state.num_running + state.num_waiting <= 1
+        ):
             threshold = rules.max_model_len
-        batch, c.blocked = e.batches[turn], False
-        c.turns += 1
-        c.active = 0
-        if c.awake < c.num_running:
-            _allocate_fast_path_blocks(rules, table, traffic, fates, e, threshold)
+        batch, state.is_blocked = engine.batches[turn], False
+        state.turn += 1
+        state.num_active_adapters = 0
+        if state.num_awake < state.num_running:
+            _allocate_fast_path_blocks(rules, table, requests, records, engine, threshold)
         taken, victims, budget, uniform = _schedule_running(
-            rules, table, traffic, fates, e, batch, threshold, options.stop_at_first_preemption
+            rules,
+            table,
+            requests,
+            records,
+            engine,
+            batch,
+            threshold,
+            options.stop_at_first_preemption,
         )
-        if c.stuck == -2:
+        if state.stuck == -2:
             break
-        for j in range(taken if traffic.adapter.size else 0):
-            queues.mark_adapter_used(e, traffic.adapter[batch[ROW_REQUEST, j]])
+        for j in range(taken if requests.adapter.size else 0):
+            queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
         if victims == 0:
             taken = _schedule_waiting(
-                rules, table, traffic, fates, e, batch, threshold, taken, budget, uniform
+                rules,
+                table,
+                requests,
+                records,
+                engine,
+                batch,
+                threshold,
+                taken,
+                budget,
+                uniform,
             )
-        if taken or c.awake < c.num_running:
-            total, start = _start_step(rules, table, traffic, fates, e, batch, turn, taken, timed)
+        if taken or state.num_awake < state.num_running:
+            total, start = _start_step(
+                rules, table, requests, records, engine, batch, turn, taken, timed
+            )
             if gauge_s > 0:
-                _record_gauges(rules, e, gauge_s, start, total)
+                _record_gauges(rules, engine, gauge_s, start, total)
             if log:
-                _log_step(e, batch, taken, victims, total)
-            c.steady = total == taken == c.num_running
-        elif c.flying == victims == 0 and _find_next_host_load(e) < np.inf:
-            c.now = min(_find_next_host_load(e), sooner if sooner > c.now else np.inf)
+                _log_step(engine, batch, taken, victims, total)
+            state.is_steady = total == taken == state.num_running
+        elif state.num_steps_in_flight == victims == 0 and _find_next_host_load(engine) < np.inf:
+            state.now = min(
+                _find_next_host_load(engine), next_request if next_request > state.now else np.inf
+            )
             continue
-        elif c.flying == victims == 0:
-            c.stuck = (
-                queues.peek_first(e.waiting, np.argmin(e.heads))
-                if c.num_waiting
-                else e.request[e.running[0]]
+        elif state.num_steps_in_flight == victims == 0:
+            state.stuck = (
+                queues.peek_first(engine.waiting, int(np.argmin(engine.queue_heads)))
+                if state.num_waiting
+                else engine.request[engine.running[0]]
             )
             break
         if not timed:
-            c.now += 1
-        if taken and c.flying < depth:
+            state.now += 1
+        if taken and state.num_steps_in_flight < depth:
             continue
-        _process_outputs(rules, table, traffic, fates, e, log)
-        if c.flying:
-            c.now = e.ends[c.first] if timed else c.now
-            c.first, c.flying = (c.first + 1) % depth, c.flying - 1
-        if c.fed and traffic.concurrency and c.done > before:
+        _process_outputs(rules, table, requests, records, engine, log)
+        if state.num_steps_in_flight:
+            state.now = engine.batch_ends[state.oldest] if timed else state.now
+            state.oldest = (state.oldest + 1) % depth
+            state.num_steps_in_flight -= 1
+        if state.is_routed and requests.concurrency and state.num_finished > before:
             break

@@ -1,9 +1,9 @@
-"""The replay: what happens to every request when traffic meets a deployment, by vLLM V1's own schedule.
+"""Simulate what happens to every request of a workload on a deployment, by vLLM V1's schedule.
 
-`replay` is for requests, `replay_workload` for a `Workload` on a `Deployment`,
-`simulator.schedule_cases` for step logs. The schedule is exact (`simulator.scheduler`), of several
-replicas behind a router too (`simulator.router`); the clock is the step cost that the caller gives.
-Same seed, same numbers.
+`simulate_requests` takes requests, `simulate_workload` a `Workload` on a `Deployment`, and
+`simulator.schedule_cases` produces step logs. The schedule is exact (`simulator.scheduler`), also
+for several replicas behind a router (`simulator.router`). The clock is the caller's step cost. The
+same seed gives the same numbers.
 """
 
 import math
@@ -16,15 +16,14 @@ from planner.core.errors import PlannerError
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
-from planner.latency.kv_offload import estimate_kv_offload
-from planner.latency.lora_adapters import compute_adapter_costs
-from planner.latency.shared_prefix_reads import count_concurrent_readers
 from planner.latency.step_model import StepModel
+from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.kv_cache import KvCachePool
 from planner.simulator.kernel_types import (
     EngineRules,
     RequestBatch,
     RouterConfig,
+    SimulationOptions,
     StepCostTable,
     to_compiled_types,
 )
@@ -38,33 +37,49 @@ from planner.workload.request_generator import (
 from planner.workload.workload import Workload, compute_adapter_popularity
 
 FIRST_RELEASE_WITH_V033_SCHEDULER = Version(0, 33)
-"""From this release on the scheduler differs as `Rules.recent` says (vLLM 0.33.0, v1/core/sched/scheduler.py:699)."""
+"""First release with the scheduler of `EngineRules.uses_v033_scheduler`.
+
+Source: vLLM 0.33.0, v1/core/sched/scheduler.py:699.
+"""
 MAX_BLOCKS_PER_MEAN_PROMPT = 64
-"""Blocks of a mean prompt from which on finer ones would change a replay by less than a percent."""
+"""Blocks per mean prompt beyond which finer blocks change a simulation by less than a percent."""
 LOOKAHEAD_DRAFT_METHODS = ("eagle", "mtp", "draft_model", "dflash")
-"""Speculative methods whose drafter has a KV cache and so takes slots ahead; n-grams and suffixes take none."""
+"""Draft methods whose drafter has a KV cache and takes slots ahead.
+
+N-grams and suffixes take none.
+"""
 
 
 def uses_v033_scheduler(version: str | None) -> bool:
-    """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` for an unknown one."""
+    """Return whether vLLM `version` schedules as 0.33.0 does; None is the newest known version.
+
+    Raises `PlannerError` for an unknown version.
+    """
     return get_engine("vllm", version).release >= FIRST_RELEASE_WITH_V033_SCHEDULER
 
 
 def simulate_requests(
-    rules: EngineRules, table: StepCostTable, traffic: RequestBatch, *,
-    names: Sequence[str] | None = None, location: str = "",
-    collect_timing: bool = True, log_steps: bool = False, gauge_s: float = 0.0,
+    rules: EngineRules,
+    table: StepCostTable,
+    traffic: RequestBatch,
+    *,
+    names: Sequence[str] | None = None,
+    location: str = "",
+    collect_timing: bool = True,
+    log_steps: bool = False,
+    gauge_s: float = 0.0,
     router: RouterConfig | None = None,
-) -> SimulationResult:  # fmt: skip
-    """Replay [n] requests; `log` what every step schedules, `gauge_s` > 0 samples the gauges so often.
+) -> SimulationResult:
+    """Simulate [n] requests.
 
-    With a `concurrency` requests are held back while so many are in flight (a closed loop, if all
-    arrive at 0). Without `content` (see `workload.request_generator`) no two prompts share a
-    prefix. Raises `PlannerError` naming the request (by `names`, in the file `where`) and field for
-    anything that cannot be replayed.
+    `log_steps` records what every step schedules; `gauge_s` > 0 is the interval at which gauges are
+    sampled. With a `concurrency`, requests are held back while this many are in flight (a closed
+    loop, if all arrive at 0). Without `content` (see `workload.request_generator`) no two prompts
+    share a prefix. With a `router` the result covers all replicas, and `outcome.replica` has the
+    replica of each request.
 
-    Behind a `router` there are several such engines: the result is of all, and `outcome.replica`
-    says who served whom.
+    Raises `PlannerError` for anything that cannot be simulated. It names the field and the request,
+    by `names`, in the file `location`.
     """
     from planner.simulator.router import run_compiled_simulation
 
@@ -72,7 +87,7 @@ def simulate_requests(
         return f"{location}{', ' * bool(location)}request {names[i] if names else i + 1}"
 
     arrival, tokens = traffic.arrival, (1, 2**31, "a number of tokens from 1")
-    for name, values, (least, most, accepted) in (
+    for name, values, (low, high, accepted) in (
         ("arrival", arrival, (0, math.inf, "a time from 0")),
         ("prompt_tokens", traffic.prompt, tokens),
         ("output_tokens", traffic.output, tokens),
@@ -81,7 +96,7 @@ def simulate_requests(
             raise PlannerError(
                 f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many"
             )
-        if len(bad := np.flatnonzero(~((values >= least) & (values < most)))):
+        if len(bad := np.flatnonzero(~((values >= low) & (values < high)))):
             raise PlannerError(
                 f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}"
             )
@@ -106,31 +121,31 @@ def simulate_requests(
             )
     if rules.priority and not len(traffic.rank):
         traffic = traffic._replace(rank=np.arange(len(arrival)))
-    rules, table, traffic = (
-        to_compiled_types(rules),
-        to_compiled_types(table),
-        to_compiled_types(traffic),
-    )
+    rules, table = to_compiled_types(rules), to_compiled_types(table)
+    traffic = to_compiled_types(traffic)
     router = to_compiled_types(router or RouterConfig())
     prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
     needs = count_final_blocks(rules, prompt, output)
-    most = int(needs.argmax())
-    if needs[most] > usable:
+    largest = int(needs.argmax())
+    if needs[largest] > usable:
         raise PlannerError(
-            f"{label(most)} can never fit: its {prompt[most]:,} + {output[most]:,} tokens need"
-            f" {needs[most]:,} KV blocks and the pool has {usable:,}"
+            f"{label(largest)} can never fit: its {prompt[largest]:,} + {output[largest]:,} tokens"
+            f" need {needs[largest]:,} KV blocks and the pool has {usable:,}"
         )
-    halt = rules.enable_prefix_caching and not len(traffic.content)
-    outcome = run_compiled_simulation(
-        rules, table, traffic, router, collect_timing, log_steps, gauge_s, halt
+    options = SimulationOptions(
+        collect_timing,
+        log_steps,
+        float(gauge_s),
+        rules.enable_prefix_caching and not len(traffic.content),
     )
-    if outcome.stuck == -2:  # a preempted request may find its own blocks again: tell blocks apart
-        own = build_shared_prefix_blocks(
+    outcome = run_compiled_simulation(rules, table, traffic, router, options)
+    if outcome.stuck == -2:  # a preempted request may find its own blocks: give them contents
+        content, start = build_shared_prefix_blocks(
             prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1])
         )
-        traffic = to_compiled_types(traffic._replace(content=own[0], content_start=own[1]))
+        traffic = to_compiled_types(traffic._replace(content=content, content_start=start))
         outcome = run_compiled_simulation(
-            rules, table, traffic, router, collect_timing, log_steps, gauge_s, False
+            rules, table, traffic, router, options._replace(stop_at_first_preemption=False)
         )
     if outcome.stuck >= 0:
         raise PlannerError(
@@ -142,8 +157,8 @@ def simulate_requests(
 
 
 def compile_simulator() -> None:
-    """Compile the replay in this process, where that can be kept on disk, so that others find it there."""
-    from planner.simulator.block_pool import CAN_CACHE_COMPILED_CODE
+    """Compile the simulator and keep it on disk, if possible, so that other processes find it."""
+    from planner.simulator.compilation import CAN_CACHE_COMPILED_CODE
 
     if CAN_CACHE_COMPILED_CODE:
         rules = EngineRules(1, 16, 4, 16, False, True, 0, False, False, False, np.array([[0, 16]]))
@@ -155,7 +170,7 @@ def compile_simulator() -> None:
 
 
 def count_final_blocks(rules: EngineRules, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """[n] blocks that each request holds at least when its last token is computed."""
+    """Return [n] blocks that each request holds at least when its last token is computed."""
     tokens = np.minimum(prompt.astype(np.int64) + output - 1, rules.max_model_len - 1)
     blocks = np.zeros(len(prompt), np.int64)
     for window, size in rules.groups:
@@ -164,7 +179,7 @@ def count_final_blocks(rules: EngineRules, prompt: np.ndarray, output: np.ndarra
 
 
 def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0) -> EngineRules:
-    """The rules of one engine (one data-parallel rank) of `deployment` with the KV `pool` of its memory plan."""
+    """Build the rules of one engine (one data-parallel rank) with the KV cache pool of its plan."""
     args, speculation = deployment.args, deployment.speculation
     groups: list[tuple[int, int]] = []
     for group in sorted(
@@ -172,23 +187,33 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
     ):
         reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
         groups.append((reach, group.block_size * pool.layout.dcp))
-    k = deployment.num_draft_tokens
-    ahead = (
-        k if speculation and speculation.method.lower().startswith(LOOKAHEAD_DRAFT_METHODS) else 0
-    )
+    has_lookahead = speculation and speculation.method.lower().startswith(LOOKAHEAD_DRAFT_METHODS)
     return EngineRules(
-        args.max_num_seqs, args.max_num_batched_tokens, pool.num_blocks, args.max_model_len,
-        args.enable_prefix_caching, args.enable_chunked_prefill, args.long_prefill_token_threshold,
-        args.async_scheduling, args.scheduling_policy == "priority",
-        deployment.engine.name != "vllm" or uses_v033_scheduler(deployment.engine.version),
-        np.array(groups, np.int64),
-        k, speculation.acceptance_rate if speculation else 0.0, ahead, seed,
-        args.scheduler_recv_interval,
-    )  # fmt: skip
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        num_blocks=pool.num_blocks,
+        max_model_len=args.max_model_len,
+        enable_prefix_caching=args.enable_prefix_caching,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        async_scheduling=args.async_scheduling,
+        priority=args.scheduling_policy == "priority",
+        uses_v033_scheduler=deployment.engine.name != "vllm"
+        or uses_v033_scheduler(deployment.engine.version),
+        groups=np.array(groups, np.int64),
+        num_speculative_tokens=deployment.num_draft_tokens,
+        acceptance_rate=speculation.acceptance_rate if speculation else 0.0,
+        num_lookahead_tokens=deployment.num_draft_tokens if has_lookahead else 0,
+        seed=seed,
+        recv_interval=args.scheduler_recv_interval,
+    )
 
 
 def _coarsen_blocks(rules: EngineRules, prompt: float) -> EngineRules:
-    """The same pool in larger blocks, where a mean prompt would fill more than twice `FINE` that are told apart."""
+    """Return `rules` with the same pool in larger blocks, where those would be needlessly fine.
+
+    That is if a mean prompt would fill more than twice `MAX_BLOCKS_PER_MEAN_PROMPT` blocks.
+    """
     factor = 2 ** max(
         math.floor(math.log2(prompt / (MAX_BLOCKS_PER_MEAN_PROMPT * rules.groups[0, 1]))), 0
     )
@@ -200,7 +225,7 @@ def _coarsen_blocks(rules: EngineRules, prompt: float) -> EngineRules:
 
 
 def build_step_cost_table(model: StepModel) -> StepCostTable:
-    """A step cost as the compiled replay reads it."""
+    """Build the step cost table that the compiled simulation reads."""
     table = StepCostTable(
         **{name: getattr(model, name) for name in StepCostTable._fields if hasattr(model, name)}
     )
@@ -212,20 +237,26 @@ def build_step_cost_table(model: StepModel) -> StepCostTable:
 
 
 def simulate_workload(
-    deployment: Deployment, pool: KvCachePool, model: StepModel, workload: Workload, seed: int = 0,
+    deployment: Deployment,
+    pool: KvCachePool,
+    model: StepModel,
+    workload: Workload,
+    seed: int = 0,
     gauge_s: float = 0.0,
-    requests: int | None = None, even: bool = False, router: RouterConfig | None = None,
+    requests: int | None = None,
+    even: bool = False,
+    router: RouterConfig | None = None,
     arrival: np.ndarray | None = None,
-) -> SimulationResult:  # fmt: skip
-    """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
+) -> SimulationResult:
+    """Simulate one engine's share of `workload`: its own trace, or lengths and arrivals by `seed`.
 
-    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth.
-    With a `router` all of its replicas are replayed at once instead. `requests` is how many are
-    sent (None: a whole run's), `even` that their lengths are spread evenly, so that few of them
-    have the mean of many; `arrival` [n] s is when, instead of drawn. Prompts that the engine
-    refuses are left out. `model` is `latency.speculation.step_of(deployment)`. Drafted tokens are
-    accepted by chance: each with the deployment's `acceptance_rate` a if those before it were, so
-    that a step yields 1 + a + ... + a^k tokens on average.
+    `model` is the deployment's step model, see `latency.speculative_decoding.build_step_model`.
+    Requests go to the engines round robin; of a trace, engine `seed` gets every n-th request. With
+    a `router` all of its replicas are simulated instead. `requests` is the number of requests
+    (None: those of a whole run). `even` spreads their lengths evenly, so that few requests have the
+    mean of many. `arrival` [n] s replaces drawn arrivals. Prompts that the engine rejects are left
+    out. Drafted tokens are accepted at random, each with the deployment's `acceptance_rate` a if
+    those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
     engines = 1 if router else deployment.num_engine_instances
     share, trace, rng = workload.split(engines), workload.trace, np.random.default_rng(seed)
@@ -251,57 +282,48 @@ def simulate_workload(
         pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = build_engine_rules(deployment, pool, seed)
     if (prompt.astype(np.int64) + output).max() > rules.max_num_batched_tokens:
-        rules = rules._replace(
-            enable_chunked_prefill=True
-        )  # without it no engine would start for such requests
+        # without it no engine would start for such requests
+        rules = rules._replace(enable_chunked_prefill=True)
     traffic = RequestBatch(
-        arrival, prompt, output, concurrency=share.concurrency or 0, request_s=model.request_s,
+        arrival,
+        prompt,
+        output,
+        concurrency=share.concurrency or 0,
+        request_s=model.request_s,
         prompt_token_s=model.prompt_token_s,
-    )  # fmt: skip
-    table, told_apart = (
-        build_step_cost_table(model),
-        rules.enable_prefix_caching and bool(share.prefix_hit_rate),
     )
-    if (
-        told_apart or rules.groups[0, 1] == 1
-    ):  # a block a token: as many as there are tokens in the pool
+    costs = build_workload_step_costs(deployment, workload, pool, model)
+    table = build_step_cost_table(model)._replace(
+        **costs.adapters._asdict(), concurrent_readers=costs.concurrent_readers
+    )
+    reuses_prefixes = rules.enable_prefix_caching and bool(share.prefix_hit_rate)
+    if reuses_prefixes or rules.groups[0, 1] == 1:  # a block per token is too fine as well
         rules = _coarsen_blocks(rules, float(prompt.mean()))
-    if told_apart:
+    if reuses_prefixes:
         size = int(rules.groups[0, 1])
         if trace is not None and workload.uses_trace_prefixes:
             content, start = build_trace_blocks(trace, own[served], prompt, output, size)
-            table = table._replace(concurrent_readers=count_concurrent_readers(deployment))
         else:
             content, start = _sample_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
-    if told_apart and deployment.args.kv_offloading_size:
-        blocks, block_s, token_s = estimate_kv_offload(deployment, pool)
+    if costs.offload.num_blocks:
         coarse = rules.groups[0, 1] / pool.layout.groups[0].block_size
-        stored = table.tokens_s + token_s * np.arange(len(table.tokens_s))
-        rules = rules._replace(host_blocks=int(blocks / coarse))
-        table = table._replace(host_block_s=block_s * coarse, tokens_s=stored)
+        rules = rules._replace(host_blocks=int(costs.offload.num_blocks / coarse))
+        table = table._replace(
+            host_block_s=costs.offload.load_block_s * coarse,
+            tokens_s=table.tokens_s + costs.offload.store_token_s * np.arange(len(table.tokens_s)),
+        )
     if workload.adapters:
-        if not deployment.args.max_loras:
+        slots = deployment.args.max_loras
+        if not slots:
             raise PlannerError(
                 f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
             )
-        adapter = rng.choice(
-            workload.adapters,
-            len(prompt),
-            p=compute_adapter_popularity(workload.adapters, workload.adapter_zipf),
-        )
-        traffic, table = (
-            traffic._replace(adapter=adapter),
-            table._replace(**compute_adapter_costs(deployment)),
-        )
-        slots, kept = (
-            deployment.args.max_loras,
-            deployment.args.max_cpu_loras or deployment.args.max_loras,
-        )
-        rules = rules._replace(max_loras=slots, max_cpu_loras=kept)
-        if (
-            kept >= workload.adapters
-        ):  # all were loaded before the first request, as --lora-modules are
+        popularity = compute_adapter_popularity(workload.adapters, workload.adapter_zipf)
+        traffic = traffic._replace(adapter=rng.choice(workload.adapters, len(prompt), p=popularity))
+        cached = deployment.args.max_cpu_loras or slots
+        rules = rules._replace(max_loras=slots, max_cpu_loras=cached)
+        if cached >= workload.adapters:  # --lora-modules loads all before the first request
             table = table._replace(adapter_cold_s=0.0)
     return simulate_requests(rules, table, traffic, gauge_s=gauge_s, router=router)
 
@@ -309,7 +331,10 @@ def simulate_workload(
 def _sample_prefixes(
     share: Workload, prompt: np.ndarray, output: np.ndarray, size: int, rng: np.random.Generator
 ) -> BlockContents:
-    """Blocks of prompts of which `prefix_hit_rate` is shared: that part of each, or `prefix_tokens` of that many."""
+    """Return the blocks of prompts of which `prefix_hit_rate` is shared.
+
+    It is that fraction of each prompt, or `prefix_tokens` of that fraction of the prompts.
+    """
     prefix = np.rint(prompt * share.prefix_hit_rate / size) * size
     if share.prefix_tokens:
         prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)

@@ -1,44 +1,38 @@
-"""What an engine step costs in time, compiled (see `simulator.kernel_types.StepTable`), and who is in it."""
-
-from typing import Any
+"""Price a step of the engine, and keep its rows: kernels around `kernel_types.StepCostTable`."""
 
 import numpy as np
 
 from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, MAX_BLOCK_SHARERS
-from planner.simulator.block_pool import njit_compiled, njit_force_inline
-from planner.simulator.kernel_types import ITL_BINS_PER_DECADE, ITL_FIRST_BIN_S, NUM_ITL_BINS
-
-STEP_ROWS = (
-    ROW_REQUEST,
-    ROW_SLOT,
-    ROW_TOKENS,
-    ROW_CONTEXT,
-    ROW_DRAFTED,
-    ROW_YIELDS,
-    ROW_PREEMPTIONS,
-) = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
+from planner.simulator.block_pool import BlockPool
+from planner.simulator.compilation import njit_compiled, njit_force_inline
+from planner.simulator.engine_state import EngineInstance
+from planner.simulator.kernel_types import (
+    ITL_BINS_PER_DECADE,
+    ITL_FIRST_BIN_S,
+    NUM_ITL_BINS,
+    EngineRules,
+    StepCostTable,
 )
-"""Rows of a step's table: who, in which seat, does so many tokens after so many, of them drafted; whether it yields an
-output, and how often it had been preempted when the step began."""
+
+STEP_ROWS = tuple(range(7))
+ROW_REQUEST, ROW_SLOT, ROW_TOKENS, ROW_CONTEXT, ROW_DRAFTED, ROW_YIELDS, ROW_PREEMPTIONS = STEP_ROWS
+"""Rows of the table of a step's sequences.
+
+REQUEST, in which SLOT; scheduled TOKENS, after CONTEXT tokens, of which DRAFTED; YIELDS: whether
+the step yields an output; PREEMPTIONS of the request before the step.
+"""
 
 
 @njit_compiled
 def _count_attention_pairs(tokens: int, context: int, window: float) -> float:
-    """(query, key) pairs of a chunk of `tokens` after `context`, each query seeing `window` keys at most."""
+    """Count (query, key) pairs of `tokens` after `context`, at most `window` keys per query."""
     growing = min(tokens, max(0.0, window - context))
     return growing * (context + (growing + 1) / 2) + (tokens - growing) * window
 
 
 @njit_force_inline
 def _sum_step_s(
-    table: Any,
+    table: StepCostTable,
     tokens: int,
     sequences: int,
     sampled: int,
@@ -46,7 +40,7 @@ def _sum_step_s(
     pairs: float,
     windows_s: float,
 ) -> float:
-    """Seconds of a step, given its sums."""
+    """Return the seconds of a step from its totals."""
     seconds = (
         table.fixed_s
         + table.state_s * sequences
@@ -62,60 +56,56 @@ def _sum_step_s(
 
 
 @njit_compiled
-def count_shared_tokens(rules: Any, table: Any, pool: Any, sequences: int) -> float:
-    """Tokens that decoding `sequences` have in common and do not each read from memory, on average.
+def count_shared_tokens(
+    rules: EngineRules, table: StepCostTable, pool: BlockPool, sequences: int
+) -> float:
+    """Return the mean context tokens that decoding `sequences` share and do not each read.
 
-    The sequences are read in n / together rounds, in each of which a block comes from memory once:
-    if r of n have it, in as many as one of the r is in. The chance that none is: (n - together) / n
-    x (n - 1 - together) / (n - 1) x ...
+    Of n sequences, c = `concurrent_readers` are read at a time, in n / c rounds. A round reads a
+    shared block from memory once. A block with r sharers is thus read in the rounds that include
+    one of them. The probability that a round includes none is (n - c) / n x (n - 1 - c) / (n - 1)
+    x ... with r factors.
     """
-    value, missed = 0.0, 1.0
+    saved, missed = 0.0, 1.0
     for r in range(1, min(MAX_BLOCK_SHARERS, sequences + 1) if table.concurrent_readers > 0 else 0):
         missed *= max(0.0, 1 - table.concurrent_readers / (sequences - r + 1))
-        value += (
+        saved += (
             pool.shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed))
             if r > 1
             else 0.0
         )
-    return value * rules.groups[0, 1]
+    return saved * rules.groups[0, 1]
 
 
 @njit_force_inline
-def compute_decode_s(table: Any, count: int, contexts: int, value: float, inside: Any) -> float:
-    """Seconds of a step in which `count` sequences decode, of which so much is `inside` the windows."""
+def compute_decode_s(
+    table: StepCostTable,
+    count: int,
+    contexts: int,
+    shared_tokens: float,
+    window_tokens: np.ndarray,
+) -> float:
+    """Return the seconds of a step in which `count` sequences decode and nothing else."""
     windows_s = 0.0
     for k in range(len(table.decode_windows)):
-        windows_s += table.decode_windows[k, 1] * inside[k]
-    return _sum_step_s(
-        table,
-        count,
-        count,
-        count,
-        max(contexts - value, contexts / L2_BANDWIDTH_FACTOR),
-        0.0,
-        windows_s,
-    )
+        windows_s += table.decode_windows[k, 1] * window_tokens[k]
+    read = max(contexts - shared_tokens, contexts / L2_BANDWIDTH_FACTOR)
+    return _sum_step_s(table, count, count, count, read, 0.0, windows_s)
 
 
 @njit_force_inline
 def compute_step_cost(
-    rules: Any, table: Any, e: Any, batch: Any, taken: int
+    rules: EngineRules, table: StepCostTable, engine: EngineInstance, batch: np.ndarray, taken: int
 ) -> tuple[int, int, float]:
-    """Tokens, decoding sequences and seconds of a step with `taken` sequences and those that drift."""
-    c, tokens_of, context_of, drafted_of = (
-        e.state[0],
-        batch[ROW_TOKENS],
-        batch[ROW_CONTEXT],
-        batch[ROW_DRAFTED],
-    )
-    total = decoding = c.num_running - c.awake
-    sampled, sequences, contexts, pairs, windows_s = (
-        total + taken,
-        total + taken,
-        c.contexts,
-        0.0,
-        0.0,
-    )
+    """Return tokens, decoding sequences and seconds of a step.
+
+    It has the first `taken` sequences of `batch` and those on the fast path.
+    """
+    state = engine.state[0]
+    tokens_of, context_of, drafted_of = batch[ROW_TOKENS], batch[ROW_CONTEXT], batch[ROW_DRAFTED]
+    total = decoding = state.num_running - state.num_awake
+    sampled = sequences = total + taken
+    contexts, pairs, windows_s = state.fast_path_context, 0.0, 0.0
     decode_windows, prefill_windows = table.decode_windows, table.prefill_windows
     for j in range(taken):
         tokens, context = tokens_of[j], context_of[j]
@@ -132,30 +122,31 @@ def compute_step_cost(
                     tokens, context, prefill_windows[k, 0]
                 )
     for k in range(len(decode_windows)):
-        inside = e.drift.inside[0, k]
+        inside = engine.fast_path.window_tokens[0, k]
         for j in range(taken):
             if tokens_of[j] == 1 + drafted_of[j]:
                 inside += min(context_of[j], decode_windows[k, 0])
         windows_s += decode_windows[k, 1] * inside
-    read = max(
-        contexts - count_shared_tokens(rules, table, e.pool, decoding),
-        contexts / L2_BANDWIDTH_FACTOR,
-    )
+    shared = count_shared_tokens(rules, table, engine.pool, decoding)
+    read = max(contexts - shared, contexts / L2_BANDWIDTH_FACTOR)
     return total, decoding, _sum_step_s(table, total, sequences, sampled, read, pairs, windows_s)
 
 
 @njit_compiled
-def get_itl_bin(gap: float) -> int:
-    """Bin of the inter-token latency histogram."""
+def get_itl_bin(gap_s: float) -> int:
+    """Return the bin of the inter-token latency histogram."""
     return min(
-        int(np.log10(max(gap, ITL_FIRST_BIN_S) / ITL_FIRST_BIN_S) * ITL_BINS_PER_DECADE),
+        int(np.log10(max(gap_s, ITL_FIRST_BIN_S) / ITL_FIRST_BIN_S) * ITL_BINS_PER_DECADE),
         NUM_ITL_BINS - 1,
     )
 
 
 @njit_compiled
-def sample_accepted_drafts(rules: Any, request: int, position: int, drafted: int) -> int:
-    """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
+def sample_accepted_drafts(rules: EngineRules, request: int, position: int, drafted: int) -> int:
+    """Return how many drafted tokens are accepted.
+
+    The random numbers depend on seed, request and position only (SplitMix64).
+    """
     for k in range(drafted):
         z = (
             np.uint64(rules.seed)
@@ -171,19 +162,19 @@ def sample_accepted_drafts(rules: Any, request: int, position: int, drafted: int
 
 @njit_compiled
 def write_step_row(
-    batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int
+    batch: np.ndarray, j: int, request: int, slot: int, tokens: int, context: int, drafted: int
 ) -> None:
     """Write what a request does in a step."""
-    batch[ROW_REQUEST, j], batch[ROW_SLOT, j], batch[ROW_TOKENS, j] = request, seat, tokens
+    batch[ROW_REQUEST, j], batch[ROW_SLOT, j], batch[ROW_TOKENS, j] = request, slot, tokens
     batch[ROW_CONTEXT, j], batch[ROW_DRAFTED, j] = context, drafted
 
 
 @njit_compiled
-def remove_from_step(batch: Any, taken: int, seat: int) -> int:
-    """Take a seat out of the step being scheduled; its tokens, 0 if it had no part."""
+def remove_from_step(batch: np.ndarray, taken: int, slot: int) -> int:
+    """Remove a slot from the step being scheduled; return its tokens, 0 if it has none."""
     tokens, place = 0, taken
     for j in range(taken):
-        if batch[ROW_SLOT, j] == seat:
+        if batch[ROW_SLOT, j] == slot:
             tokens, place = batch[ROW_TOKENS, j], j
     for j in range(place, taken - 1):
         for field in range(ROW_YIELDS):

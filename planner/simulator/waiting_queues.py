@@ -1,124 +1,144 @@
-"""Who waits for a seat in which order: one queue, or one for each LoRA adapter; and which adapters are there."""
+"""Queue waiting requests, with one queue per LoRA adapter, and track loaded adapters."""
 
 import heapq
-from typing import Any
 
 import numpy as np
 
-from planner.simulator import step_cost_kernels as step_kernels
-from planner.simulator.block_pool import njit_allocating, njit_compiled, njit_force_inline
-
-ROW_REQUEST, ROW_TOKENS = step_kernels.ROW_REQUEST, step_kernels.ROW_TOKENS
+from planner.simulator.compilation import njit_allocating, njit_compiled, njit_force_inline
+from planner.simulator.engine_state import (
+    ADAPTER_IN_STEP,
+    ADAPTER_ON_GPU,
+    ADAPTER_ON_HOST,
+    EngineInstance,
+    RequestHeap,
+)
+from planner.simulator.kernel_types import EngineRules, RequestBatch, StepCostTable
+from planner.simulator.step_cost_kernels import ROW_REQUEST, ROW_TOKENS
 
 
 @njit_allocating
-def push_request(heap: Any, order: float, request: int) -> float:
-    """Put a request into a heap, and return the order of its first."""
-    heapq.heappush(heap, (order, request))
+def push_request(heap: RequestHeap, key: float, request: int) -> float:
+    """Push a request onto a heap and return the smallest key."""
+    heapq.heappush(heap, (key, request))
     return heap[0][0]
 
 
 @njit_allocating
-def pop_request(heap: Any) -> tuple[int, float]:
-    """Take the first request out of a heap, and return the order of the next."""
+def pop_request(heap: RequestHeap) -> tuple[int, float]:
+    """Pop the first request of a heap; return it and the smallest remaining key, inf if none."""
     first = heapq.heappop(heap)[1]
     return first, heap[0][0] if len(heap) else np.inf
 
 
 @njit_allocating
-def peek_first(waiting: Any, q: int) -> int:
+def peek_first(waiting: list[RequestHeap], q: int) -> int:
+    """Return the first request of queue `q`."""
     return waiting[q][0][1]
 
 
 @njit_allocating
-def _enqueue(waiting: Any, q: int, order: float, request: int) -> float:
-    """Put a request into queue `q`, and return the order of its first."""
+def _enqueue(waiting: list[RequestHeap], q: int, order: float, request: int) -> float:
+    """Add a request to queue `q` and return the order of its first."""
     return push_request(waiting[q], order, request)
 
 
 @njit_allocating
-def dequeue(waiting: Any, q: int) -> float:
-    """Take the first request out of queue `q`, and return the order of the next."""
+def dequeue(waiting: list[RequestHeap], q: int) -> float:
+    """Remove the first request of queue `q` and return the order of the next."""
     return pop_request(waiting[q])[1]
 
 
 @njit_force_inline
-def get_queue_index(traffic: Any, request: int) -> int:
-    return traffic.adapter[request] + 1 if traffic.adapter.size else 0
+def get_queue_index(requests: RequestBatch, request: int) -> int:
+    """Return the queue of a request: 0 without an adapter, else 1 + its number."""
+    return requests.adapter[request] + 1 if requests.adapter.size else 0
 
 
 @njit_compiled
-def select_next_queue(rules: Any, traffic: Any, e: Any) -> int:
-    """The queue whose first request comes first of those that may join the step; -1 where all have to wait.
+def select_next_queue(rules: EngineRules, requests: RequestBatch, engine: EngineInstance) -> int:
+    """Return the queue whose first request may join the step and comes first; -1 if all must wait.
 
-    At most `max_loras` different adapters are in a step; requests with another one are passed over
-    (vLLM 0.20.2, v1/core/sched/scheduler.py: scheduled_loras).
+    A step has at most `max_loras` distinct adapters; requests with another one are skipped (vLLM
+    0.20.2, v1/core/sched/scheduler.py: scheduled_loras).
     """
-    c = e.state[0]
-    if not traffic.adapter.size:
+    if not requests.adapter.size:
         return 0
-    best, full = -1, c.active >= rules.max_loras
-    for q in range(len(e.heads)):
-        joins = q == 0 or not full or e.adapters[q - 1, 0] == c.turns
-        if joins and e.heads[q] < np.inf and (best < 0 or e.heads[q] < e.heads[best]):
+    state, heads, turns = engine.state[0], engine.queue_heads, engine.adapter_turns
+    best, full = -1, state.num_active_adapters >= rules.max_loras
+    for q in range(len(heads)):
+        joins = q == 0 or not full or turns[q - 1, ADAPTER_IN_STEP] == state.turn
+        if joins and heads[q] < np.inf and (best < 0 or heads[q] < heads[best]):
             best = q
     return best
 
 
 @njit_compiled
-def mark_adapter_used(e: Any, adapter: int) -> None:
+def mark_adapter_used(engine: EngineInstance, adapter: int) -> None:
     """Count an adapter among those of the step being scheduled."""
-    c = e.state[0]
-    if adapter >= 0 and e.adapters[adapter, 0] != c.turns:
-        e.adapters[adapter, 0] = c.turns
-        c.active += 1
+    state = engine.state[0]
+    if adapter >= 0 and engine.adapter_turns[adapter, ADAPTER_IN_STEP] != state.turn:
+        engine.adapter_turns[adapter, ADAPTER_IN_STEP] = state.turn
+        state.num_active_adapters += 1
 
 
 @njit_compiled
-def _load_adapter(e: Any, adapter: int, where: int, slots: int) -> bool:
-    """Have an adapter on the GPU (1) or in host memory (2), in place of the one used least lately; False: it was."""
-    turns, there = e.state[0].turns, e.adapters[adapter, where] > 0
-    if not there:
+def _load_adapter(engine: EngineInstance, adapter: int, location: int, capacity: int) -> bool:
+    """Load an adapter in place of the least recently used; return whether it had to be loaded.
+
+    `location` is a column of `adapter_turns`, which holds `capacity` adapters.
+    """
+    turns = engine.adapter_turns
+    is_present = turns[adapter, location] > 0
+    if not is_present:
         held, oldest = 0, -1
-        for a in range(len(e.adapters)):
-            if e.adapters[a, where] > 0:
+        for a in range(len(turns)):
+            if turns[a, location] > 0:
                 held += 1
-                oldest = (
-                    a if oldest < 0 or e.adapters[a, where] < e.adapters[oldest, where] else oldest
-                )
-        if held >= slots and oldest >= 0:
-            e.adapters[oldest, where] = 0
-    e.adapters[adapter, where] = turns
-    return not there
+                oldest = a if oldest < 0 or turns[a, location] < turns[oldest, location] else oldest
+        if held >= capacity and oldest >= 0:
+            turns[oldest, location] = 0
+    turns[adapter, location] = engine.state[0].turn
+    return not is_present
 
 
 @njit_compiled
 def compute_adapter_s(
-    rules: Any, table: Any, traffic: Any, e: Any, batch: Any, taken: int
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    engine: EngineInstance,
+    batch: np.ndarray,
+    taken: int,
 ) -> float:
-    """Seconds that adapters add to the step: those that it uses, what they change, and what has to be loaded first."""
-    c, tokens, loading = e.state[0], 0, 0.0
+    """Return the seconds that adapters add to the step: use, changed tokens, and loads."""
+    state, tokens, loading_s = engine.state[0], 0, 0.0
     for j in range(taken):
-        adapter = traffic.adapter[batch[ROW_REQUEST, j]]
+        adapter = requests.adapter[batch[ROW_REQUEST, j]]
         tokens += batch[ROW_TOKENS, j] * (adapter >= 0)
-        if adapter >= 0 and e.adapters[adapter, 1] != c.turns:
-            loading += table.adapter_cold_s * _load_adapter(e, adapter, 2, rules.max_cpu_loras)
-            loading += table.adapter_load_s * _load_adapter(e, adapter, 1, rules.max_loras)
-    c.adapters_s = table.adapter_s * c.active + table.adapter_token_s * tokens
-    return c.adapters_s + loading
+        if adapter >= 0 and engine.adapter_turns[adapter, ADAPTER_ON_GPU] != state.turn:
+            loading_s += table.adapter_cold_s * _load_adapter(
+                engine, adapter, ADAPTER_ON_HOST, rules.max_cpu_loras
+            )
+            loading_s += table.adapter_load_s * _load_adapter(
+                engine, adapter, ADAPTER_ON_GPU, rules.max_loras
+            )
+    state.adapters_s = table.adapter_s * state.num_active_adapters + table.adapter_token_s * tokens
+    return state.adapters_s + loading_s
 
 
 @njit_force_inline
-def add_request(traffic: Any, e: Any, order: float, request: int) -> None:
-    q = get_queue_index(traffic, request)
-    e.heads[q] = _enqueue(e.waiting, q, order, request)
-    e.state[0].num_waiting += 1
-    e.state[0].blocked &= traffic.adapter.size == 0  # this one may be let in past those that wait
+def add_request(requests: RequestBatch, engine: EngineInstance, order: float, request: int) -> None:
+    """Add a request to its queue."""
+    q = get_queue_index(requests, request)
+    engine.queue_heads[q] = _enqueue(engine.waiting, q, order, request)
+    engine.state[0].num_waiting += 1
+    # with adapters, the new request may be admitted before those that wait
+    engine.state[0].is_blocked &= requests.adapter.size == 0
 
 
 @njit_allocating
-def remove_request(waiting: Any, q: int, request: int) -> float:
-    """Take a request out of queue `q`, and return the order of its first."""
+def remove_request(waiting: list[RequestHeap], q: int, request: int) -> float:
+    """Remove a request from queue `q` and return the order of its first."""
     heap = waiting[q]
     for k in range(len(heap)):
         if heap[k][1] == request:

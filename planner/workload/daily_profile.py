@@ -1,4 +1,4 @@
-"""How traffic rises and falls over the hours of a day or a week: figures, a profile of the catalog, or a trace."""
+"""Traffic over the hours of a day or a week: from figures, a catalog profile, or a trace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ from planner.workload.workload import WORKLOAD_BOUNDS
 
 DAILY_PROFILE_CATALOG = "days.yaml"
 HOURS_PER_DAY, HOURS_PER_WEEK = 24, 168
-"""Hours of a profile, at least and at most."""
+"""Smallest and largest number of hours of a profile."""
 MIN_LAST_HOUR_FRACTION = 0.5
-"""Of its last hour after a whole day a trace holds so much at least, or the hour is left out."""
+"""A trace's last hour after a whole day is left out if it covers less of the hour."""
 
 
 class DailyProfileEntry(SourcedEntry):
-    """A profile; the head of `catalogs/days.yaml` explains every field."""
+    """A catalog profile; the head of `catalogs/days.yaml` explains every field."""
 
     hours: Annotated[
         tuple[Annotated[float, Field(ge=0)], ...],
@@ -32,19 +32,19 @@ class DailyProfileEntry(SourcedEntry):
 
 @dataclass(frozen=True)
 class DailyProfile:
-    """Traffic of each hour as a share of the busiest hour's; a day's begin at midnight, a week's on Monday."""
+    """Traffic by hour as a fraction of the busiest hour's.
+
+    A day starts at midnight, a week on Monday, and the hours of a trace with its first request.
+    """
 
     hourly_fractions: tuple[float, ...]
-    name: str  # where they are from
-    peak_rps: float | None = (
-        None  # requests/s of a trace's busiest hour; its hours begin with its first request
-    )
-    burstiness: float = (
-        1.0  # of a trace's arrivals in their hours, as `workload.traces.Trace` has it
-    )
+    name: str  # source of the figures
+    peak_rps: float | None = None  # requests/s of a trace's busiest hour
+    burstiness: float = 1.0  # of a trace's arrivals within the hours, as in `Trace`
 
     @property
     def num_hours(self) -> int:
+        """Number of hours."""
         return len(self.hourly_fractions)
 
     def __str__(self) -> str:
@@ -56,18 +56,19 @@ class DailyProfile:
 
 
 def load_daily_profiles() -> dict[str, DailyProfileEntry]:
+    """Load the catalog's profiles by name."""
     return load_catalog(DAILY_PROFILE_CATALOG, DailyProfileEntry)
 
 
-def build_daily_profile(given: str | Sequence[float], path: Path) -> DailyProfile:
-    """The day of hourly figures, of a profile's name, or of the trace in the file `path`."""
-    if not isinstance(given, str):
-        return _normalize_hours(np.array(given, float), "given by the scenario")
-    if daily_profile_entry := load_daily_profiles().get(given):
-        return _normalize_hours(np.array(daily_profile_entry.hours), given)
+def build_daily_profile(source: str | Sequence[float], path: Path) -> DailyProfile:
+    """Build the profile of hourly figures, a catalog name, or the trace in the file `path`."""
+    if not isinstance(source, str):
+        return _normalize_hours(np.array(source, float), "given by the scenario")
+    if entry := load_daily_profiles().get(source):
+        return _normalize_hours(np.array(entry.hours), source)
     if not isfile(path):  # Path.is_file raises for a name that is too long
         raise PlannerError(
-            f"{make_unknown_name_error(given, load_daily_profiles(), 'profile')}; or the file of a"
+            f"{make_unknown_name_error(source, load_daily_profiles(), 'profile')}; or the file of a"
             " trace of a day"
         )
     trace = read_trace(path)
@@ -78,24 +79,23 @@ def build_daily_profile(given: str | Sequence[float], path: Path) -> DailyProfil
             " up to a week"
         )
     counts = np.bincount((seconds // 3600).astype(int))
-    before = np.append(0, counts.cumsum())  # each hour
-    turns = np.interp(seconds / 3600, np.arange(len(before)), before)  # as if one came a second
-    bursts = float(
-        np.clip(replace(trace, arrival=turns).burstiness, *WORKLOAD_BOUNDS["burstiness"])
+    num_before = np.append(0, counts.cumsum())  # requests before each hour
+    # burstiness within hours: on this time scale every hour has the same rate
+    uniform_arrival = np.interp(seconds / 3600, np.arange(len(num_before)), num_before)
+    burstiness = float(
+        np.clip(replace(trace, arrival=uniform_arrival).burstiness, *WORKLOAD_BOUNDS["burstiness"])
     )
-    counts = counts[
-        : (
-            -1
-            if len(counts) > HOURS_PER_DAY and seconds[-1] % 3600 < MIN_LAST_HOUR_FRACTION * 3600
-            else None
-        )
-    ]
-    return replace(
-        _normalize_hours(counts, path.name, int(counts.max(initial=0)) / 3600), burstiness=bursts
-    )
+    if len(counts) > HOURS_PER_DAY and seconds[-1] % 3600 < MIN_LAST_HOUR_FRACTION * 3600:
+        counts = counts[:-1]
+    profile = _normalize_hours(counts, path.name, int(counts.max(initial=0)) / 3600)
+    return replace(profile, burstiness=burstiness)
 
 
 def _normalize_hours(hours: np.ndarray, name: str, busiest: float | None = None) -> DailyProfile:
+    """Return the profile of these hourly figures.
+
+    Raises `PlannerError` for too few or too many hours, or no traffic.
+    """
     if not HOURS_PER_DAY <= len(hours) <= HOURS_PER_WEEK:
         raise PlannerError(
             f"{name} has {len(hours)} hours; expected one figure an hour for a day"

@@ -1,4 +1,4 @@
-"""When requests come, and which of their KV blocks are equal: what a replay is fed with."""
+"""Draw arrival times, and identify equal KV blocks of requests, for simulations."""
 
 import math
 from collections import Counter
@@ -10,11 +10,14 @@ from planner.core.errors import PlannerError
 from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
 
 BlockContents = tuple[np.ndarray, np.ndarray]
-"""Numbers of full KV blocks, equal where the text up to and in them is, and where each request's begin."""
+"""Ids of full KV blocks, and the start index of each request's.
+
+Blocks with the same text up to their end have the same id.
+"""
 
 
 def sample_arrivals(n: int, rate: float, burstiness: float, rng: np.random.Generator) -> np.ndarray:
-    """[n] arrival times, s, as `vllm bench serve` draws them (vllm/benchmarks/serve.py, 0.20.2:243).
+    """Draw [n] arrival times in s as `vllm bench serve` (benchmarks/serve.py, 0.20.2:243).
 
     Gaps are gamma distributed with shape `burstiness` (1 = Poisson, inf = constant), then stretched
     so that the last request comes at exactly n / rate. An infinite rate sends all at once.
@@ -35,7 +38,7 @@ def sample_arrivals(n: int, rate: float, burstiness: float, rng: np.random.Gener
 def sample_ramp_arrivals(
     rates: Sequence[float], seconds: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Poisson arrivals, s, at each of `rates` (requests/s) for so many `seconds`, one after the other."""
+    """Draw Poisson arrivals in s, for `seconds` at each of `rates` (requests/s) in turn."""
     counts = [rng.poisson(rate * seconds) for rate in rates]
     return np.concatenate(
         [(k + np.sort(rng.random(count))) * seconds for k, count in enumerate(counts)]
@@ -45,7 +48,7 @@ def sample_ramp_arrivals(
 def build_shared_prefix_blocks(
     prompt: np.ndarray, output: np.ndarray, prefix: np.ndarray, block_size: int
 ) -> BlockContents:
-    """Requests whose first `prefix` [n] tokens are those of one common text, and the rest their own."""
+    """Return the blocks of requests whose first `prefix` [n] tokens are one common text."""
     full = (prompt.astype(np.int64) + output) // block_size
     common = np.minimum(prefix, prompt) // block_size
     start = np.concatenate(([0], full.cumsum()[:-1]))
@@ -61,10 +64,10 @@ def build_trace_blocks(
     output: np.ndarray,
     block_size: int,
 ) -> BlockContents:
-    """The requests `own` [n] of a trace, whose `hash_ids` say which `BLOCK` tokens of their prompts are equal.
+    """Return the blocks of the requests `request_indices` [n] of a trace with `hash_ids`.
 
-    A hash stands for all the text up to its end (Mooncake's do), so a block is what its last token
-    is.
+    Each hash stands for `TRACE_BLOCK_TOKENS` of a prompt and all the text before (Mooncake's do),
+    so a block is identified by its last token.
     """
     ids, begin = trace.block_ids
     full = (prompt.astype(np.int64) + output) // block_size
@@ -84,29 +87,35 @@ def build_trace_blocks(
 def build_segment_blocks(
     texts: Sequence[Sequence[tuple[str, int]]], block_size: int
 ) -> BlockContents:
-    """One text per request, prompt and output, as segments (name, tokens); a name is the same text from its start."""
+    """Return the blocks of texts, one per request, given as segments (name, tokens).
+
+    A text covers prompt and output; segments of the same name have the same text from their start.
+    """
     uses = Counter(name for text in texts for name in {name for name, _ in text})
-    known: dict[tuple[int, tuple[tuple[str, int, int], ...]], int] = {}
-    numbers: list[np.ndarray] = []
-    fresh = 0
+    ids: dict[tuple[int, tuple[tuple[str, int, int], ...]], int] = {}
+    parts: list[np.ndarray] = []
+    next_id = 0
     for text in texts:
-        left = sum(tokens for _, tokens in text) // block_size
-        own: list[int] = []
-        parent, pieces, room, shared = -1, [], block_size, True
+        num_blocks = sum(tokens for _, tokens in text) // block_size
+        blocks: list[int] = []
+        parent, block_pieces, free_tokens, shared = -1, [], block_size, True
         for name, tokens in text:
             offset = 0
             shared &= uses[name] > 1 or not tokens
-            while offset < tokens and shared and len(own) < left:
-                piece = min(room, tokens - offset)
-                pieces.append((name, offset, piece))
-                offset, room = offset + piece, room - piece
-                if not room:
-                    parent = known.setdefault((parent, tuple(pieces)), fresh)
-                    fresh += parent == fresh
-                    own.append(parent)
-                    pieces, room = [], block_size
-        alone = left - len(own)  # from the first block on that holds a text of this request only
-        numbers.append(np.concatenate((np.array(own, np.int64), np.arange(fresh, fresh + alone))))
-        fresh += alone
-    start = np.concatenate(([0], np.cumsum([len(part) for part in numbers])[:-1]))
-    return np.concatenate(numbers).astype(np.int32), start
+            while offset < tokens and shared and len(blocks) < num_blocks:
+                piece = min(free_tokens, tokens - offset)
+                block_pieces.append((name, offset, piece))
+                offset, free_tokens = offset + piece, free_tokens - piece
+                if not free_tokens:
+                    parent = ids.setdefault((parent, tuple(block_pieces)), next_id)
+                    next_id += parent == next_id
+                    blocks.append(parent)
+                    block_pieces, free_tokens = [], block_size
+        # blocks from the first one on that holds text of this request only
+        unique = num_blocks - len(blocks)
+        parts.append(
+            np.concatenate((np.array(blocks, np.int64), np.arange(next_id, next_id + unique)))
+        )
+        next_id += unique
+    start = np.concatenate(([0], np.cumsum([len(part) for part in parts])[:-1]))
+    return np.concatenate(parts).astype(np.int32), start

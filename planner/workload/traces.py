@@ -1,4 +1,4 @@
-"""Traces of requests: CSV or JSON lines of a time, prompt tokens and output tokens, under the names that are common."""
+"""Read request traces: CSV or JSON lines of times, prompt and output tokens under common names."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-"""Columns of the Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset)."""
+"""Columns of the Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset).
+"""
 PLAIN_COLUMNS = ("arrival", "prompt_tokens", "output_tokens")
 """Columns of a plain trace: seconds, tokens, tokens."""
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
-"""Fields of Mooncake's JSON lines (github.com/kvcache-ai/Mooncake, FAST25-release): ms, tokens, tokens.
+"""Fields of Mooncake's JSON lines (github.com/kvcache-ai/Mooncake, FAST25-release): ms, tokens,
+tokens.
 
-RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but seconds, and `hash_ids` that are
-an object.
+RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but in seconds, and its `hash_ids`
+are an object.
 """
 MAX_TRACE_BYTES, MAX_TRACE_REQUESTS, MAX_TRACE_BLOCKS = 128 * MIB, 2 * 10**6, 8 * 10**6
-"""Of a trace, unpacked."""
+"""Limits of a trace, uncompressed."""
 TRACE_BLOCK_TOKENS = 512
-"""Tokens behind one of Mooncake's `hash_ids`."""
+"""Tokens per entry of Mooncake's `hash_ids`."""
 SECONDS_PER_HOUR, MIN_REQUESTS_PER_BUSY_HOUR = 3600, 100
-"""Seconds, and the requests from which on an hour is told from chance."""
+"""Seconds, and the fewest requests for which the busiest hour is not chance."""
 _SECONDS_BY_UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TOKEN_FIELD_PATTERN = "(tokens?(count|len|length|num)?|len|length)"
 _FIELD_NAME_PATTERNS = {
@@ -53,7 +55,8 @@ _FIELD_NAME_PATTERNS = {
         rf"(n|num)?(output|generated|generation|gen|completion|decode|response){_TOKEN_FIELD_PATTERN}|osl"
     ),
 }
-"""How a field may be called, folded to small letters and digits: Azure's names, BurstGPT's, Vidur's, OpenAI's, ..."""
+"""Accepted field names in lower-case letters and digits: Azure's, BurstGPT's, Vidur's, OpenAI's,
+..."""
 _ACCEPTED_COLUMNS_HINT = (
     f"accepted are {','.join(AZURE_COLUMNS)} or {','.join(PLAIN_COLUMNS)} and the like"
     " (arrival_time_ms, arrived_at; input_tokens, prompt_len, num_prefill_tokens;"
@@ -63,17 +66,16 @@ _ACCEPTED_COLUMNS_HINT = (
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests as they came: `arrival` [n] s from the first, `prompt` and `output` [n] tokens, maybe block hashes."""
+    """Recorded requests: `arrival` [n] s since the first, `prompt` and `output` [n] tokens."""
 
     path: Path
     arrival: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
-    hash_ids: tuple[tuple[int, ...], ...] | None = (
-        None  # per request, one id per `BLOCK` tokens of its prompt
-    )
-    num_dropped: int = 0  # requests of the file that got no output token: failed, or broken off
-    num_hours: int = 1  # of the file, of which this is the busiest
+    # one id per request and `TRACE_BLOCK_TOKENS` of its prompt
+    hash_ids: tuple[tuple[int, ...], ...] | None = None
+    num_dropped: int = 0  # requests in the file without an output token: failed or aborted
+    num_hours: int = 1  # hours in the file, if this is the busiest of them
 
     @property
     def rate(self) -> float:
@@ -82,10 +84,10 @@ class Trace:
 
     @property
     def burstiness(self) -> float:
-        """Shape of the gamma that spreads the gaps as much: 1 / CV^2 (1 = Poisson, less = burstier).
+        """Shape of the gamma distribution with the same spread of gaps: 1 / CV^2 (1 = Poisson).
 
-        Where most arrivals share a time stamp the clock was coarse: mean / variance of the arrivals
-        per tick instead.
+        Lower is burstier. If most arrivals share a time stamp, the clock was coarse, and it is mean
+        / variance of the arrivals per tick.
         """
         gaps = np.diff(self.arrival)
         if np.count_nonzero(gaps) * 2 < len(gaps):
@@ -95,7 +97,7 @@ class Trace:
 
     @cached_property
     def block_ids(self) -> tuple[np.ndarray, np.ndarray]:
-        """`hash_ids` one after the other, numbered from 0, and [n + 1] where each request's begin; none: no blocks."""
+        """All `hash_ids` numbered from 0, and the start index of each request's, [n + 1]."""
         counts = [len(ids) for ids in self.hash_ids or ((),) * len(self.arrival)]
         flat = np.fromiter(
             (block for ids in self.hash_ids or () for block in ids), np.int64, sum(counts)
@@ -104,28 +106,31 @@ class Trace:
 
     @cached_property
     def prefix_hit_rate(self) -> float:
-        """Share of prompt tokens whose block an earlier request already had: a cache that forgets nothing."""
+        """Fraction of prompt tokens in blocks of an earlier request, as an unlimited cache hits."""
         seen: set[int] = set()
         hits = 0
         for blocks, tokens in zip(self.hash_ids or (), self.prompt, strict=False):
-            known = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
-            hits += min(TRACE_BLOCK_TOKENS * known, int(tokens))
+            prefix = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
+            hits += min(TRACE_BLOCK_TOKENS * prefix, int(tokens))
             seen.update(blocks)
         return hits / float(self.prompt.sum())
 
     def select_busiest_hour(self) -> Trace:
-        """What came in the busiest hour since the first request; all of it where that tells little."""
+        """Return the requests of the busiest hour since the first request.
+
+        Return all if the trace is no longer than an hour or has too few requests.
+        """
         hours = (self.arrival // SECONDS_PER_HOUR).astype(int)
-        known, counts = np.unique(hours, return_counts=True)
-        own = np.flatnonzero(hours == known[counts.argmax()])
-        if len(own) < MIN_REQUESTS_PER_BUSY_HOUR or len(own) == len(hours):
+        hour_numbers, counts = np.unique(hours, return_counts=True)
+        rows = np.flatnonzero(hours == hour_numbers[counts.argmax()])
+        if len(rows) < MIN_REQUESTS_PER_BUSY_HOUR or len(rows) == len(hours):
             return self
-        hashes = self.hash_ids and self.hash_ids[own[0] : own[-1] + 1]
-        arrival = self.arrival[own] - self.arrival[own[0]]
-        prompt, output, lasts = self.prompt[own], self.output[own], int(hours[-1]) + 1
+        hashes = self.hash_ids and self.hash_ids[rows[0] : rows[-1] + 1]
+        arrival = self.arrival[rows] - self.arrival[rows[0]]
         return replace(
-            self, arrival=arrival, prompt=prompt, output=output, hash_ids=hashes, num_hours=lasts
-        )
+            self, arrival=arrival, prompt=self.prompt[rows], output=self.output[rows],
+            hash_ids=hashes, num_hours=int(hours[-1]) + 1,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"
@@ -136,12 +141,12 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The trace in `path`: CSV (comma, semicolon or tab) or JSON lines, maybe gzipped, known by its first line.
+    """Read a trace: CSV (comma, semicolon or tab) or JSON lines, possibly gzipped.
 
-    Times are seconds from any start, ms, us or ns where the field's name or the size of an epoch
-    says so, or ISO dates. Requests without an output token are left out. Raises `PlannerError`
-    naming line and field for what is missing, not a number, negative, without a prompt or unsorted,
-    and for fields whose meaning is unclear.
+    Times are seconds from any start, ms, us or ns if the field's name or the size of an epoch says
+    so, or ISO dates. Requests without an output token are left out. Raises `PlannerError` naming
+    line and field for values that are missing, not a number, negative or out of order, for empty
+    prompts, and for fields whose meaning is unclear.
     """
     path = Path(path)
     try:
@@ -160,7 +165,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _open_text(path: Path) -> TextIO:
-    """The text of `path`, unpacked where it is gzipped."""
+    """Open the text of `path`, uncompressed if it is gzipped."""
     file: IO[bytes] = open_bounded(path, MAX_TRACE_BYTES, "the trace ")
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
@@ -176,6 +181,7 @@ def _open_text(path: Path) -> TextIO:
 
 
 def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
+    """Read a CSV trace whose first line is `head`."""
     import pandas as pd
 
     names, separator = max(
@@ -183,7 +189,7 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
             ([name.strip() for name in next(csv.reader([head], delimiter=sep), [])], sep)
             for sep in ",;\t"
         ),
-        key=lambda found: len(found[0]),
+        key=lambda header: len(header[0]),
     )
     fields = _match_columns(names, f"{path.name}, line 1")
     if tuple(map(str.casefold, fields)) == MOONCAKE_FIELDS:
@@ -204,19 +210,20 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
     _check_trace_size(path, len(frame))
     filled = np.flatnonzero(frame.notna().any(axis=1))
     frame = frame.iloc[: filled[-1] + 1 if len(filled) else 0]
-    if separator == ";":  # where it parts columns, the comma is a decimal point
+    if separator == ";":  # then the comma is the decimal point
         frame = frame.apply(lambda column: column.str.replace(",", "."))
     return _build_trace(path, fields, frame, np.arange(2, len(frame) + 2), 1.0)
 
 
 def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
+    """Read a trace of JSON lines."""
     import pandas as pd
 
     fields: tuple[str, ...] = ()
     cells: list[list[object]] = []
     lines: list[int] = []
     hashes: list[object] = []
-    blocks = 0
+    num_blocks = 0
     for number, line in enumerate(iter(lambda: file.readline(MIB), ""), 1):
         if not line.strip():
             continue
@@ -237,8 +244,8 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
         )
         lines.append(number)
         hashes.append(ids := request.get("hash_ids") or ())
-        blocks += len(ids) if isinstance(ids, list) else 0
-        _check_trace_size(path, len(cells), blocks)
+        num_blocks += len(ids) if isinstance(ids, list) else 0
+        _check_trace_size(path, len(cells), num_blocks)
         if isinstance(ids, list) and not all(
             isinstance(block, int) and abs(block) < 2**63 for block in ids
         ):
@@ -247,38 +254,45 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
             )
     frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
     mooncake = fields == MOONCAKE_FIELDS and not any(isinstance(ids, dict) for ids in hashes)
-    known = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
-    hash_ids = known if mooncake and any(known) else None
+    block_ids = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
+    hash_ids = block_ids if mooncake and any(block_ids) else None
     return _build_trace(path, fields, frame, np.array(lines), 1e-3 if mooncake else 1.0, hash_ids)
 
 
 def _check_trace_size(path: Path, requests: int, blocks: int = 0) -> None:
+    """Raise `PlannerError` for a trace with too many requests or blocks."""
     if requests > MAX_TRACE_REQUESTS or blocks > MAX_TRACE_BLOCKS:
-        most = f"{MAX_TRACE_REQUESTS:,} requests, or {MAX_TRACE_BLOCKS:,} hash_ids"
-        raise PlannerError(f"{path.name} has more than {most}; cut it to its busiest hours")
+        limits = f"{MAX_TRACE_REQUESTS:,} requests, or {MAX_TRACE_BLOCKS:,} hash_ids"
+        raise PlannerError(f"{path.name} has more than {limits}; cut it to its busiest hours")
 
 
 def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
-    """Which of `names` are the time, the prompt tokens and the output tokens; `PlannerError` where that is unclear."""
+    """Return the names of the time, the prompt tokens and the output tokens.
+
+    Raises `PlannerError` if they are unclear.
+    """
     folded = [name.casefold() for name in names]
     for kind in (AZURE_COLUMNS, PLAIN_COLUMNS, MOONCAKE_FIELDS):
         if set(map(str.casefold, kind)) <= set(folded):
             return tuple(names[folded.index(name.casefold())] for name in kind)
-    rows = []
-    for what, pattern in _FIELD_NAME_PATTERNS.items():
-        called = [name for name in names if pattern.fullmatch(_normalize_field_name(name))]
-        if len(called) != 1:
+    fields = []
+    for quantity, pattern in _FIELD_NAME_PATTERNS.items():
+        matches = [name for name in names if pattern.fullmatch(_normalize_field_name(name))]
+        if len(matches) != 1:
             problem = (
-                f"{' or '.join(called)} for the {what}" if called else f"nothing for the {what}"
+                f"{' or '.join(matches)} for the {quantity}"
+                if matches
+                else f"nothing for the {quantity}"
             )
             raise PlannerError(
                 f"{location}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}"
             )
-        rows += called
-    return tuple(rows)
+        fields += matches
+    return tuple(fields)
 
 
 def _normalize_field_name(name: str) -> str:
+    """Return a field's name in lower-case letters and digits."""
     return re.sub(r"[^a-z0-9]", "", name.casefold().replace("\N{MICRO SIGN}", "u"))
 
 
@@ -286,10 +300,10 @@ def _build_trace(
     path: Path, fields: Sequence[str], cells: pd.DataFrame, lines: np.ndarray, unit: float,
     hash_ids: tuple[tuple[int, ...], ...] | None = None,
 ) -> Trace:  # fmt: skip
-    """A `Trace` of the columns `fields` of `cells`, which stand in `lines` of the file; a bad cell is the error.
+    """Build a `Trace` from the columns `fields` of `cells`; raise `PlannerError` for a bad cell.
 
-    `unit`: seconds in one unit of time, where neither the field's name nor the size of the figures
-    tell.
+    `lines` are the lines of the file. `unit` is the seconds per unit of time if neither the field's
+    name nor the size of the figures says it.
     """
     import pandas as pd
 
@@ -301,14 +315,14 @@ def _build_trace(
         time = (stamps - stamps.min()).dt.total_seconds().to_numpy()
     elif len(time):
         time = time * _detect_time_unit(fields[0], float(np.nanmin(time)), unit)
-    kept = np.flatnonzero(output != 0)
-    left_out = len(output) - len(kept)
-    time, prompt, output, lines = time[kept], prompt[kept], output[kept], lines[kept]
+    indices = np.flatnonzero(output != 0)
+    num_dropped = len(output) - len(indices)
+    time, prompt, output, lines = time[indices], prompt[indices], output[indices], lines[indices]
     time = np.where(np.abs(time) < 1e12, time, np.nan)
     if len(time) < 2:
-        without = f" ({left_out} more have no output token)" if left_out else ""
+        dropped = f" ({num_dropped} more have no output token)" if num_dropped else ""
         raise PlannerError(
-            f"{path.name} has {len(time)} requests{without}; a trace needs at least two"
+            f"{path.name} has {len(time)} requests{dropped}; a trace needs at least two"
         )
     for field, bad, problem in (
         (
@@ -334,10 +348,10 @@ def _build_trace(
         if bad.any():
             row = int(np.argmax(bad))
             where = f"{path.name}, line {lines[row]}, field {field}"
-            raise PlannerError(f"{where}: {cells[field].iloc[kept[row]]} {problem}")
-    hashes = None if hash_ids is None else tuple(hash_ids[row] for row in kept)
+            raise PlannerError(f"{where}: {cells[field].iloc[indices[row]]} {problem}")
+    hashes = None if hash_ids is None else tuple(hash_ids[row] for row in indices)
     counts = prompt.astype(np.int64), output.astype(np.int64)
-    trace = Trace(path.resolve(), time - time[0], *counts, hashes, left_out)
+    trace = Trace(path.resolve(), time - time[0], *counts, hashes, num_dropped)
     if trace.select_busiest_hour().arrival[-1] < 1e-9 * len(time):
         raise PlannerError(
             f"{path.name}: all requests of its busiest hour arrive at the same time, so it has no"
@@ -347,10 +361,14 @@ def _build_trace(
 
 
 def _detect_time_unit(field: str, first: float, unit: float) -> float:
-    """Seconds in one unit of the field: as its name says, or the size of an epoch (1.7e9 s since 1970), or `unit`."""
-    named = _FIELD_NAME_PATTERNS["time"].fullmatch(_normalize_field_name(field))
+    """Return the seconds per unit of a time field.
+
+    They follow from its name, else from the size of an epoch (1.7e9 s since 1970), else they are
+    `unit`.
+    """
+    match = _FIELD_NAME_PATTERNS["time"].fullmatch(_normalize_field_name(field))
     for name, seconds in _SECONDS_BY_UNIT.items():
-        if named and named[name]:
+        if match and match[name]:
             return seconds
     return next(
         (seconds for seconds in _SECONDS_BY_UNIT.values() if 1e9 < first * seconds < 1e10), unit

@@ -1,4 +1,4 @@
-"""Traffic: how long prompts and outputs are, how requests arrive, and traces of both."""
+"""Workloads: the lengths of prompts and outputs, and how requests arrive."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,24 +11,24 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import Trace
 
 WORKLOAD_BOUNDS = {"rate": (1e-9, 1e9), "concurrency": (1, 200_000), "burstiness": (1e-3, math.inf)}
-"""Requests/s, requests in flight and burstiness from which on figures, or the machine, would no longer hold."""
+"""Smallest and largest requests/s, requests in flight and burstiness for which the models hold."""
 DEFAULT_RUN_S = 600.0
-"""Arrivals of a run that has neither a number of requests nor a concurrency."""
+"""Duration of the arrivals of a run with neither a number of requests nor a concurrency."""
 
 
 def compute_adapter_popularity(adapters: int, zipf: float) -> np.ndarray:
-    """[adapters] the share of requests that asks for each, the most popular first: the k-th k^-zipf as often."""
-    asked = np.arange(1.0, adapters + 1) ** -zipf
-    return asked / asked.sum()
+    """Return each adapter's fraction of the requests, [adapters], proportional to k^-zipf."""
+    weights = np.arange(1.0, adapters + 1) ** -zipf
+    return weights / weights.sum()
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Traffic on the whole deployment: open loop (`rate`), closed loop (`concurrency`), or a rate capped by one.
+    """Traffic of a deployment: open loop (`rate`), closed loop (`concurrency`), or a capped rate.
 
-    Of every prompt the first `prefix_tokens` are shared, and a request finds them cached with
-    `prefix_hit_rate`; without `prefix_tokens`, `prefix_hit_rate` is the share of all prompt tokens
-    that is found cached.
+    The first `prefix_tokens` of every prompt are shared, and a request finds them cached with
+    probability `prefix_hit_rate`. Without `prefix_tokens`, `prefix_hit_rate` is the fraction of all
+    prompt tokens found cached.
     """
 
     prompt: LengthDistribution
@@ -38,10 +38,10 @@ class Workload:
     burstiness: float = 1.0  # gamma shape of the gaps between arrivals; 1 = Poisson
     prefix_tokens: int = 0
     prefix_hit_rate: float = 0.0
-    num_prompts: int | None = None  # a measured run's requests; None: see `requests`
+    num_prompts: int | None = None  # requests of a measured run; None: see `num_requests`
     trace: Trace | None = None
-    adapters: int = 0  # LoRA adapters in all; each request asks for one of them
-    adapter_zipf: float = 0.0  # how unevenly: the k-th is asked for k^-zipf as often as the first
+    adapters: int = 0  # LoRA adapters; each request uses one of them
+    adapter_zipf: float = 0.0  # skew: the k-th is used k^-zipf as often as the first
 
     def __post_init__(self) -> None:
         if self.rate is None and self.concurrency is None:
@@ -67,7 +67,7 @@ class Workload:
 
     @classmethod
     def from_trace(cls, trace: Trace, rate: float | None = None) -> Self:
-        """A trace as traffic: its own lengths, burstiness and reuse, at its own rate or at `rate` requests/s."""
+        """Return a trace as a workload, with its prefix reuse, at its own rate or `rate`."""
         return cls(
             prompt=LengthDistribution.from_samples(trace.prompt),
             output=LengthDistribution.from_samples(trace.output),
@@ -80,7 +80,10 @@ class Workload:
 
     @property
     def num_requests(self) -> int:
-        """Requests of a run: a trace's, as many as asked for, 10 per unit of concurrency, or ten minutes' arrivals."""
+        """Requests of a run.
+
+        A trace's own, `num_prompts`, 10 per unit of concurrency, or ten minutes of arrivals.
+        """
         if self.trace is not None:
             return len(self.trace.arrival)
         return (
@@ -91,7 +94,7 @@ class Workload:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was taken for granted of the traffic, in sentences."""
+        """Assumptions about the traffic, in sentences."""
         sentences = [
             f"Of the {side} lengths only the mean is given: they are planned with the spread of"
             f" {lengths.spread_source} (p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most"
@@ -102,11 +105,11 @@ class Workload:
         ]
         if (
             self.prefix_tokens
-            and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01
+            and (share := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01
         ):
             text = f"{self.cache_hit_fraction:.0%} of all prompt tokens are found in the cache"
             sentences.append(
-                f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens"
+                f"{share:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens"
                 f" that they share, and count as shared whole: {text}."
             )
         if self.trace is not None and self.trace.num_dropped:
@@ -123,7 +126,7 @@ class Workload:
 
     @property
     def uses_trace_prefixes(self) -> bool:
-        """Whether the trace tells which blocks of its prompts are equal, and nothing else was said of their reuse."""
+        """Whether the trace says which prompt blocks are equal, and the scenario sets no reuse."""
         trace = self.trace
         if (
             trace is None
@@ -136,12 +139,12 @@ class Workload:
 
     @property
     def mean_tokens_per_request(self) -> float:
-        """Tokens of a request on average, prompt and answer together."""
+        """Mean tokens of a request, prompt and output."""
         return self.prompt.mean + self.output.mean
 
     @property
     def mean_cached_tokens(self) -> float:
-        """Prompt tokens that a request finds in the prefix cache, on average: no more than its prompt has."""
+        """Mean prompt tokens of a request found in the prefix cache, at most its prompt."""
         shared = (
             np.minimum(self.prompt.values, self.prefix_tokens).mean()
             if self.prefix_tokens
@@ -151,44 +154,38 @@ class Workload:
 
     @property
     def cache_hit_fraction(self) -> float:
-        """The share of all prompt tokens that is found in the prefix cache."""
+        """Fraction of all prompt tokens found in the prefix cache."""
         return self.mean_cached_tokens / self.prompt.mean
 
     @property
     def mean_decode_context(self) -> float:
-        """Tokens that a decoding sequence attends to, on average over its steps: long answers weigh more."""
+        """Mean tokens that a decoding sequence attends to; long outputs have more steps."""
         output = self.output.values
         return self.prompt.mean + float((output**2).mean() / (2 * output.mean()))
 
     def compute_total_tokens_quantile(self, q: float) -> float:
-        """Tokens of prompt and output together that a share `q` of requests does not exceed."""
+        """Return the tokens of prompt and output that a fraction `q` of requests stays within."""
         if self.trace is not None and self.prompt.kind == self.output.kind == "empirical":
             return float(np.quantile(self.trace.prompt + self.trace.output, q))
         edges = np.linspace(0, 1, 501)
-        return float(
-            np.quantile(
-                np.add.outer(
-                    self.prompt.compute_slice_means(edges), self.output.compute_slice_means(edges)
-                ),
-                q,
-            )
-        )
+        means = [side.compute_slice_means(edges) for side in (self.prompt, self.output)]
+        return float(np.quantile(np.add.outer(*means), q))
 
     def with_rate(self, rate: float) -> Self:
-        """The same traffic at another arrival rate, requests/s."""
+        """Return the workload at another arrival rate, requests/s."""
         return replace(self, rate=rate, concurrency=None)
 
     def scale(self, factor: float) -> Self:
-        """So many times the traffic, in requests/s and in requests at once; each at least one."""
-        many = {
+        """Return `factor` times the requests/s and the requests in flight, at least one."""
+        counts = {
             name: math.ceil(value * factor - 1e-9)
             for name in ("concurrency", "num_prompts")
             if (value := getattr(self, name)) is not None
         }
-        return replace(self, rate=self.rate and self.rate * factor, **many)
+        return replace(self, rate=self.rate and self.rate * factor, **counts)
 
     def split(self, replicas: int) -> Self:
-        """What one of `replicas` equal copies sees."""
+        """Return the share of one of `replicas` equal replicas."""
         return self if replicas == 1 else self.scale(1 / replicas)
 
     def __str__(self) -> str:

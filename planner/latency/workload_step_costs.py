@@ -1,0 +1,68 @@
+"""Assemble the step costs of one engine under a workload: the one place that adds up all parts.
+
+The step model of the deployment includes speculation. Adapters, shared prefixes and KV offloading
+depend on the workload as well: a simulation prices them in every step (`simulator.simulation`),
+the analytical estimate on average (`queueing.steady_state`).
+"""
+
+from dataclasses import dataclass
+
+from planner.engines.deployment import Deployment
+from planner.latency.kv_offload import KvOffload, estimate_kv_offload
+from planner.latency.lora_adapters import AdapterCosts, add_adapter_costs, compute_adapter_costs
+from planner.latency.shared_prefix_reads import count_concurrent_readers, subtract_shared_reads
+from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import StepModel
+from planner.memory.kv_cache import KvCachePool
+from planner.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class WorkloadStepCosts:
+    """Step costs by part; a part that the workload or the deployment does not use costs nothing."""
+
+    deployment: Deployment
+    workload: Workload
+    step: StepModel  # speculation included
+    adapters: AdapterCosts
+    offload: KvOffload
+    concurrent_readers: float  # see `count_concurrent_readers`; 0: nothing is read together
+
+    def average_step(self) -> StepModel:
+        """Return `step` plus what adapters and shared prefixes change on average.
+
+        KV offloading is left out: the analytical estimate counts the prefixes that host memory
+        keeps as cached (`planning.capacity`), and only a simulation prices copies to and from it.
+        """
+        args = self.deployment.args
+        step = subtract_shared_reads(
+            self.step, self.workload, self.concurrent_readers, args.max_num_seqs
+        )
+        return add_adapter_costs(step, self.adapters, args, self.workload)
+
+
+def build_workload_step_costs(
+    deployment: Deployment,
+    workload: Workload,
+    pool: KvCachePool,
+    step: StepModel | None = None,
+) -> WorkloadStepCosts:
+    """Build the step costs of one engine of `deployment`; `step` replaces the calibrated model."""
+    args = deployment.args
+    reuses_prefixes = args.enable_prefix_caching and workload.prefix_hit_rate > 0
+    return WorkloadStepCosts(
+        deployment,
+        workload,
+        step=step or build_step_model(deployment),
+        adapters=compute_adapter_costs(deployment) if workload.adapters else AdapterCosts(),
+        offload=(
+            estimate_kv_offload(deployment, pool)
+            if reuses_prefixes and args.kv_offloading_size
+            else KvOffload()
+        ),
+        concurrent_readers=(
+            count_concurrent_readers(deployment)
+            if reuses_prefixes and workload.uses_trace_prefixes
+            else 0.0
+        ),
+    )
