@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from planner.core.catalog import load_catalog
+from planner.core.catalog import load_catalog, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.versions import Version
 from planner.engines import engine as engines
 from planner.engines.engine import (
     EngineEntry,
+    EngineFacts,
     explain_unsupported_gpu,
     find_required_plugin,
     get_engine,
@@ -23,6 +24,7 @@ from planner.engines.speculation_methods import explain_unsupported_method
 from planner.hardware.gpus import get_gpu
 from planner.models.registry import Model
 from planner.simulator.simulation import uses_v033_scheduler
+from planner.tools.lint.findings import OptionChange
 
 
 def served(max_position: int = 131072, hybrid: bool = False, dtype: str = "bfloat16") -> Model:
@@ -316,3 +318,22 @@ def test_resolving_twice_changes_nothing() -> None:
         == once
     )
     assert replace(once, block_size=None) == once  # block sizes belong to the KV layout
+
+
+def test_versions_compare_by_their_numbers_and_print_as_written() -> None:
+    texts = ("0.20.2+cu130", "v0.9.0", "1.3.0rc25", "0.20", "0.10.1.dev7")
+    ordered = sorted(map(Version.parse, texts))
+    assert list(map(str, ordered)) == ["v0.9.0", "0.10.1.dev7", "0.20", "0.20.2+cu130", "1.3.0rc25"]
+    assert Version.parse("1.3.0rc25") == Version(1, 3) and str(Version(1, 3)) == "1.3.0"
+    assert Version.parse("0.20.2").series == Version(0, 20).series
+    with pytest.raises(PlannerError, match="engine_version 'nightly' is not a version"):
+        Version.parse("nightly")
+
+
+def test_a_catalog_entry_with_a_wrong_version_or_fact_is_named() -> None:
+    change = {"gone_from": "soon"}
+    with pytest.raises(PlannerError, match="changes.yaml, field gone_from: .* is not a version"):
+        validate_entry(OptionChange, change, "changes.yaml")
+    facts = get_engine("vllm").facts.model_dump(mode="json") | {"upto": "0.33.0", "port": "here"}
+    with pytest.raises(PlannerError, match="engines.yaml, entry vllm, field port: "):
+        validate_entry(EngineFacts, facts, "engines.yaml, entry vllm")

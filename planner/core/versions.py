@@ -49,4 +49,8 @@ class Version:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
+        return core_schema.no_info_after_validator_function(
+            cls.parse,
+            core_schema.str_schema(),
+            serialization=core_schema.to_string_ser_schema(when_used="always"),
+        )
