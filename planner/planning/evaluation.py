@@ -143,7 +143,7 @@ def _format_violation(is_: str, grows: str, seconds: float, limit: float) -> str
 def list_resource_limits(
     scenario: Scenario, prediction: Prediction
 ) -> Iterator[tuple[str, str, Interval | None, ResourceLimit]]:
-    """Yield the name, the text, the predicted value and the limit of each limit that is not an SLO."""
+    """Yield name, text, predicted value and limit for each limit that is not an SLO."""
     if scenario.start_up_at_most is not None:
         startups = [estimate_startup(pool, scenario.storage) for pool in prediction.pools]
         totals = [startup.total for startup in startups if startup]
@@ -215,7 +215,7 @@ def get_capacity_rps(scenario: Scenario, performance: Performance) -> Interval |
 
 
 def estimate_run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
-    """Estimate the hours of offline work; None for traffic that goes on, or without a prediction."""
+    """Estimate the hours of offline work; None for other work, or without a prediction."""
     performance, requests = candidate.prediction.performance, scenario.workload.num_prompts
     return (
         performance.request_tps.map_monotone(lambda rate: requests / rate / 3600)

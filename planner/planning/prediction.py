@@ -34,9 +34,9 @@ RATE_METRICS = ("output_tps", "total_tps", "request_tps")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Memory, latency and cost of `deployment` under `workload`; no `performance` if it does not fit.
+    """Memory, latency and cost of `deployment` under `workload`.
 
-    With a `prefill` pool, `deployment` and `memory` are those of the decode pool, and the rest is
+    `performance` is None if it does not fit. With a `prefill` pool, `deployment` and `memory` are those of the decode pool, and the rest is
     of both together. `usd_per_hour_interval` covers all GPUs, from the cheapest quote to the
     dearest.
     """
@@ -156,7 +156,7 @@ class Prediction:
 
     @property
     def usd_per_mtok_output(self) -> Interval | None:
-        """USD per million output tokens at the median price; None without one, or if it does not fit."""
+        """USD per million output tokens at the median price; None without price or performance."""
         if self.performance is None or self.usd_per_hour is None:
             return None
         usd = self.usd_per_hour / 3600

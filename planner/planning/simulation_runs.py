@@ -105,9 +105,9 @@ class SimulationRun:
         return len(self.mid.output)
 
     def get(self, metric: str, point: str) -> Interval:
-        """Return "ttft", "tpot", "itl", "e2e" or "queue" in seconds at a `LATENCY_STATISTICS` point.
+        """Return "ttft", "tpot", "itl", "e2e" or "queue" in seconds.
 
-        It is NaN if no request has a value. The interval covers faster and slower steps, at least
+        `point` is one of `LATENCY_STATISTICS`. The value is NaN if no request has a value. The interval covers faster and slower steps, at least
         the spread of measured TTFT and TPOT (wider in the tails, `STATISTIC_SIGMA_FACTORS`), and
         the noise of the seeds.
         """
@@ -171,7 +171,7 @@ class SimulationRun:
 
     @property
     def arrival_rps(self) -> float:
-        """Admitted requests/s of traffic that goes on; 0 for a run of a fixed number of requests."""
+        """Admitted requests/s of traffic that goes on; 0 for a fixed number of requests."""
         return (
             0.0
             if is_finite_run(self.workload)
@@ -179,7 +179,7 @@ class SimulationRun:
         )
 
     def get_for_display(self, metric: str, point: str) -> Interval:
-        """Return `get`, with growing latencies of an overload as infinite (`apply_unbounded_queue`)."""
+        """Return `get`, with latencies that grow under overload as infinite."""
         return apply_unbounded_queue(
             self.get(metric, point),
             metric,
@@ -199,7 +199,7 @@ def get_statistic(run: SimulationResult, metric: str, point: str) -> float:
 
 
 def compute_served_fraction(run: SimulationResult) -> float:
-    """Compute requests finished per request arrived, up to 1, after the first quarter of arrivals."""
+    """Compute requests finished per arrival, up to 1, after the first quarter of arrivals."""
     start, end = run.sent[-1] / 4, run.sent[-1]
     ended = run.outcome.last_token * run.clock_scale
     arrived = np.count_nonzero(run.sent > start)
@@ -274,9 +274,9 @@ def run_short_simulation(
     pool: KvCachePool | None = None,
     with_interval: bool = True,
 ) -> SimulationRun:
-    """Simulate `requests` of one engine with one seed, for charts; a closed loop gets several waves.
+    """Simulate `requests` of one engine with one seed, for charts.
 
-    Without `with_interval` only at the expected step cost. `pool` replaces the KV cache pool of the
+    A closed loop gets several waves. Without `with_interval` only at the expected step cost. `pool` replaces the KV cache pool of the
     memory plan.
     """
     step = build_step_model(deployment)
@@ -395,7 +395,7 @@ def count_requests_to_simulate(
 
 @lru_cache(maxsize=1024)
 def _estimate_in_flight(deployment: Deployment, workload: Workload) -> float:
-    """Estimate the requests in flight in one engine, by Little's law and the analytical estimate."""
+    """Estimate the requests in flight in one engine analytically, by Little's law."""
     load = derive_effective_workload(deployment, workload)
     performance = solve_open_loop(LoadCase(deployment, get_memory_plan(deployment), load))
     in_flight = (
