@@ -36,9 +36,9 @@ RATE_METRICS = ("output_tps", "total_tps", "request_tps")
 class Prediction:
     """Memory, latency and cost of `deployment` under `workload`.
 
-    `performance` is None if it does not fit. With a `prefill` pool, `deployment` and `memory` are those of the decode pool, and the rest is
-    of both together. `usd_per_hour_interval` covers all GPUs, from the cheapest quote to the
-    dearest.
+    `performance` is None if it does not fit. With a `prefill` pool, `deployment` and `memory` are
+    those of the decode pool, and the rest is of both together. `usd_per_hour_interval` covers all
+    GPUs, from the cheapest quote to the dearest.
     """
 
     deployment: Deployment

@@ -107,9 +107,9 @@ class SimulationRun:
     def get(self, metric: str, point: str) -> Interval:
         """Return "ttft", "tpot", "itl", "e2e" or "queue" in seconds.
 
-        `point` is one of `LATENCY_STATISTICS`. The value is NaN if no request has a value. The interval covers faster and slower steps, at least
-        the spread of measured TTFT and TPOT (wider in the tails, `STATISTIC_SIGMA_FACTORS`), and
-        the noise of the seeds.
+        `point` is one of `LATENCY_STATISTICS`. The value is NaN if no request has a value. The
+        interval covers faster and slower steps, at least the spread of measured TTFT and TPOT
+        (wider in the tails, `STATISTIC_SIGMA_FACTORS`), and the noise of the seeds.
         """
         return self._build_interval(
             metric,
@@ -276,8 +276,8 @@ def run_short_simulation(
 ) -> SimulationRun:
     """Simulate `requests` of one engine with one seed, for charts.
 
-    A closed loop gets several waves. Without `with_interval` only at the expected step cost. `pool` replaces the KV cache pool of the
-    memory plan.
+    A closed loop gets several waves. Without `with_interval` only at the expected step cost. `pool`
+    replaces the KV cache pool of the memory plan.
     """
     step = build_step_model(deployment)
     concurrency = math.ceil((workload.concurrency or 0) / deployment.num_engine_instances)
