@@ -32,18 +32,18 @@ from planner.workload.request_generator import sample_arrivals
 from planner.workload.workload import Workload
 
 MAX_REQUESTS_PER_DAY = 100_000
-"""Simulated requests of a day; of a busier day only the first seconds of each hour are simulated."""
+"""Simulated requests of a day; of a busier day only a part of each hour is simulated."""
 NUM_SIMULATED_DAYS = 5
 """Simulated days, each with different arrivals and lengths."""
 NEXT_DAY_SIGMA = 3.04
 """A sixth day exceeds the mean of five by this many of their standard deviations once in forty
 (Student's t with four degrees of freedom, 2.776, times the root of 1 + 1/5)."""
 SIMILAR_LOAD_FRACTION = 0.85
-"""Hours with at least this fraction of an hour's load per replica, and no more, count as similar."""
+"""Hours with this fraction of an hour's load per replica, up to all of it, are similar to it."""
 MAX_SCALING_ROUNDS = 6
 """Rounds of adding replicas; in the last one an hour that is still short gets the whole fleet."""
 MAX_DAYS_COMPARED, MAX_BILL_RATIO = 3, 0.98
-"""Plans whose day is compared with that of the first; the fraction of its cost that is preferred."""
+"""Plans whose day is compared with the first one's; the fraction of its cost that wins."""
 MAX_BISECTIONS = 5
 """Bisections of a replica's largest load, between its load in the plan and its capacity."""
 STABILIZATION_BOUNDS_S = (300.0, 3600.0)
@@ -80,12 +80,12 @@ class AutoscalingPlan:
 
     @property
     def stabilization_s(self) -> float:
-        """Seconds without need after which a replica is stopped: at least the start-up time of one."""
+        """Seconds without need after which a replica is stopped: at least its start-up time."""
         return compute_stabilization_s(self.lead_s)
 
     @property
     def violated_hours(self) -> tuple[int, ...]:
-        """The hours, from 0, in which an SLO is violated on a simulated day, or may be on another."""
+        """Hours, from 0, in which an SLO is violated on a simulated day, or may be on another."""
         return tuple(np.flatnonzero(np.array(self.hourly_limit_utilization) > 1).tolist())
 
     @property
@@ -212,10 +212,11 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
 def rank_by_daily_cost(
     scenario: Scenario, holding: list[Candidate]
 ) -> tuple[list[Candidate], AutoscalingPlan | None]:
-    """Rank feasible candidates by the cost of the day; return the day of the first if it was planned.
+    """Rank feasible candidates by the cost of the day; return them and the day of the first.
 
     The first is compared with the best candidate of every other layout or GPU that may cost less.
     One that may miss hours counts at its full price. The order stays if none costs clearly less.
+    The day is None if it was not planned.
     """
     first = holding[0]
     kinds = {

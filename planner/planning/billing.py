@@ -109,7 +109,10 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
 
 
 def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the largest traffic factor at which `first` is cheaper: 0 if never, inf if at the last."""
+    """Return the largest traffic factor at which `first` is cheaper.
+
+    It is 0 if there is none, and infinite if it is the last one.
+    """
     cheaper = np.flatnonzero(first < second)
     if not len(cheaper):
         return 0.0

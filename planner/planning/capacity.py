@@ -81,7 +81,7 @@ def compute_admitted_rps(deployment: Deployment, workload: Workload) -> float:
 
 
 def derive_effective_workload(deployment: Deployment, workload: Workload) -> Workload:
-    """Return the admitted part of `workload`, with the hit rate of the deployment's prefix caches."""
+    """Return the admitted part of `workload`, with the hit rate of its prefix caches."""
     cached = replace(workload, prefix_hit_rate=_estimate_prefix_hit_rate(deployment, workload))
     return drop_rejected_requests(cached, deployment.args.max_model_len)
 
@@ -172,7 +172,7 @@ def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
     end = begun.max()
     ends = np.append(np.sort(begun)[slots - 1 :: slots], end)  # of waves
     mixed = ends[np.searchsorted(ends, MIXING_TIME_FRACTION * end)]
-    # All within a step or two, or many requests are begun and preempted again: the whole run counts.
+    # All begin within a step or two, or many are preempted again: the whole run counts.
     if mixed == end or result.preemptions.mean() > MAX_PREEMPTIONS_PER_REQUEST:
         end, mixed = result.duration, 0.0
     return replica.num_engine_instances * float(

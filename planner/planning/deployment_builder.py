@@ -95,7 +95,7 @@ def set_max_num_seqs(scenario: Scenario, deployment: Deployment) -> Deployment:
     )
 
     def count_safe_seqs(seqs: int) -> int:
-        """Count the sequences that fit, up to `max_seqs`, if the engine sets memory aside for `seqs`."""
+        """Count the sequences that fit if the engine sets memory aside for `seqs`."""
         fits = find_safe_max_num_seqs(
             get_memory_plan(tried.with_args(max_num_seqs=seqs)), scenario.workload
         )

@@ -1,11 +1,11 @@
-"""Disaggregated serving: one pool computes prompts, another decodes; a request passes through both in series.
+"""Disaggregated serving: a request passes through a prefill pool and a decode pool in series.
 
-Requests are let through both pools one by one (`simulator.pools_in_series`), so what follows from
-the loop being closed over both is there by itself: the first burst in the prefill queue, the batch
-that decode is left with when prefill is the bottleneck, answers that end together because their
-prompts began together. TTFT is what a client behind NVIDIA Dynamo sees: prefill, the transfer of
-the KV cache, and the wait for a seat in a decode worker, which sends the first token
-(`latency.pool_costs` says how long all that takes beside the steps).
+Requests are simulated through both pools one by one (`simulator.disaggregated_pools`). That
+includes the effects of a loop closed over both: the first burst in the prefill queue, the small
+decode batch when prefill is the bottleneck, and answers that end together because their prompts
+began together. TTFT is that of a client behind NVIDIA Dynamo: prefill, the transfer of the KV
+cache, and the wait for a slot in a decode worker, which sends the first token.
+`latency.worker_pool_costs` has the times of these besides the steps.
 """
 
 import math
@@ -48,10 +48,11 @@ from planner.workload.request_generator import sample_arrivals
 from planner.workload.workload import Workload
 
 MAX_SIMULATED_REQUESTS = 150_000
-"""Requests that are let through; a longer run has reached its steady state long before."""
+"""Limit of simulated requests; a longer run reaches its steady state long before."""
 ARRIVAL_SEED = 1
 COLLECTIVE_PARTS = ("experts", "collectives")
-"""Parts of a step that data-parallel ranks do together: their cost follows the mean load, the others' the largest."""
+"""Parts of a step common to all data-parallel ranks: their cost follows the mean load of the ranks,
+that of the other parts the largest."""
 
 
 def evaluate_disaggregated(
@@ -62,57 +63,50 @@ def evaluate_disaggregated(
     *,
     quick: bool = False,
 ) -> Prediction:
-    """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`.
+    """Predict a `prefill` and a `decode` pool, whose replicas are workers, under `workload`.
 
-    With a rate the loop is open, and let through at a faster and a slower step cost too, but for a
-    `quick` look; with a concurrency it is closed, with both an open one that holds requests back.
-    Raises `PlannerError` where requests do not fit into max_model_len, or a sequence not into the
-    decode pool's KV cache.
+    With a rate the loop is open, and simulated at a faster and a slower step cost too unless
+    `quick`. With a concurrency it is closed; with both it is open but holds requests back. Raises
+    `PlannerError` if requests do not fit into max_model_len, or a sequence not into the decode
+    pool's KV cache.
     """
     memories = {pool: get_memory_plan(pool) for pool in (prefill, decode)}
     usd = [estimate_hourly_cost(pool, prices) for pool in (prefill, decode)]
-    paid = usd[0] + usd[1] if usd[0] and usd[1] else None
+    cost = usd[0] + usd[1] if usd[0] and usd[1] else None
     for pool, memory in memories.items():
         if not memory.can_start:
-            return Prediction(pool, workload, memory, None, paid)
-    prediction = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
-    load = derive_effective_workload(
-        prefill, workload
-    )  # which looks for shared prefixes where prompts are computed
+            return Prediction(pool, workload, memory, None, cost)
+    prediction = Prediction(decode, workload, memories[decode], None, cost, prefill=prefill)
+    load = derive_effective_workload(prefill, workload)  # prefill workers have the prefix caches
     pools = DisaggregatedPools.from_deployments(prefill, decode, memories[decode], load)
-    performance, others = pools.simulate(load), []
-    if (
-        load.rate is not None and not quick
-    ):  # in a closed loop every time is longer by the same factor
-        pace = math.exp(Z_SCORE_80PCT * pools.sigma_tpot)
-        others = [pools.scale(factor).simulate(load) for factor in (1 / pace, pace)]
-    return replace(prediction, performance=_widen_intervals(performance, others))
+    performance, ends = pools.simulate(load), []
+    if load.rate is not None and not quick:  # in a closed loop all times scale with the step cost
+        slower = math.exp(Z_SCORE_80PCT * pools.sigma_tpot)
+        ends = [pools.scale(factor).simulate(load) for factor in (1 / slower, slower)]
+    return replace(prediction, performance=_widen_intervals(performance, ends))
 
 
 def estimate_kv_transfer(prefill: Deployment, decode: Deployment) -> tuple[float, float]:
-    """(bytes/s of the link of one GPU, seconds that the KV cache of a prompt's token is on it).
+    """Estimate the KV transfer: bytes/s of one GPU's link, and seconds per prompt token on it.
 
-    All ranks of a worker send at once, each what it holds, over the network between nodes: a pool
-    may lie on any.
+    All ranks of a worker send their parts at once, over the network between nodes, since a pool may
+    be on any node.
     """
-    slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)
-    return (
-        slowest,
-        max(get_memory_plan(pool).layout.kv_bytes_per_token for pool in (prefill, decode))
-        / slowest,
-    )
+    bandwidth = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)
+    token_bytes = max(get_memory_plan(pool).layout.kv_bytes_per_token for pool in (prefill, decode))
+    return bandwidth, token_bytes / bandwidth
 
 
 @dataclass(frozen=True)
 class DisaggregatedPools:
-    """Both pools as numbers: what their steps cost, and what a prompt needs on its way from one to the other."""
+    """Both pools as numbers: the costs of their steps, and of the transfer between them."""
 
     prefill_pool: PrefillWorkerPool
     decode_pool: DecodeWorkerPool
     prefill: StepModel
     decode: StepModel
-    ranks: int  # data-parallel ones of a decode worker
-    resident_sequences: float  # sequences that the KV pool of a decode worker holds
+    ranks: int  # data-parallel ranks of a decode worker
+    resident_sequences: float  # in the KV cache pool of a decode worker
     transfer_s: float  # per prompt token
     sigma_tpot: float  # standard deviations of ln(measured / predicted)
     sigma_ttft: float
@@ -122,74 +116,66 @@ class DisaggregatedPools:
         cls, prefill: Deployment, decode: Deployment, memory: MemoryPlan, workload: Workload,
         costs: WorkerPoolCosts | None = None,
     ) -> Self:  # fmt: skip
-        """Price the steps of both pools; `memory` is the decode pool's, `costs` replaces the catalog's."""
+        """Compute the step costs of both pools, with the decode pool's `memory`.
+
+        `costs` replaces those of the catalog.
+        """
         costs = costs or get_pool_costs(decode.engine)
-        first = build_step_model(prefill, get_pool_coefficients(prefill, "prefill", costs))
-        rest = build_step_model(decode, get_pool_coefficients(decode, "decode", costs))
-        joint = np.maximum.accumulate(
-            sum((first.parts[name] for name in COLLECTIVE_PARTS), np.zeros(len(first.grid)))
+        prefill_step = build_step_model(prefill, get_pool_coefficients(prefill, "prefill", costs))
+        decode_step = build_step_model(decode, get_pool_coefficients(decode, "decode", costs))
+        grid, stages = prefill_step.grid, prefill_step.stages
+        collective_s = np.maximum.accumulate(
+            sum((prefill_step.parts[name] for name in COLLECTIVE_PARTS), np.zeros(len(grid)))
         )
-        tokens = np.arange(first.max_tokens + 1)
-        before = PrefillWorkerPool(
+        tokens = np.arange(prefill_step.max_tokens + 1)
+        fixed_s = prefill_step.fixed_s + prefill_step.prefill_step_s
+        prefill_pool = PrefillWorkerPool(
             workers=prefill.layout.replicas,
             ranks=prefill.layout.dp,
-            rank_step_s=np.interp(tokens, first.grid, first.grid_s - joint) / first.stages,
-            collective_step_s=np.interp(tokens, first.grid, joint) / first.stages,
-            step_s=(first.fixed_s + first.prefill_step_s + float(first.interpolate_rows_s(1)))
-            / first.stages,
+            rank_step_s=np.interp(tokens, grid, prefill_step.grid_s - collective_s) / stages,
+            collective_step_s=np.interp(tokens, grid, collective_s) / stages,
+            step_s=(fixed_s + float(prefill_step.interpolate_rows_s(1))) / stages,
         )
         context, ranks = workload.mean_decode_context, decode.layout.dp
-        held = (
+        resident = (
             (memory.pool.num_blocks - 1)
             / memory.layout.count_request_blocks(max(int(context), 1))
-            * rest.kv_stretch
+            * decode_step.kv_stretch
             * ranks
         )
-        seats = int(
-            min(
-                decode.args.max_num_seqs * ranks,
-                held,
-                workload.concurrency or MAX_SIMULATED_REQUESTS,
-            )
-        )
-        if seats < 1:
+        max_running = workload.concurrency or MAX_SIMULATED_REQUESTS
+        slots = int(min(decode.args.max_num_seqs * ranks, resident, max_running))
+        if slots < 1:
             pool = f"the KV pool of {memory.pool.reported_tokens:,} tokens"
             raise PlannerError(f"{pool} holds no sequence of {context:,.0f} tokens")
-        step_s = rest.estimate_decode_step_s(
-            np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context
+        step_s = decode_step.estimate_decode_step_s(
+            np.maximum(np.arange(slots + 1) / ranks / decode_step.stages, 1.0), context
         )
-        after = DecodeWorkerPool(
+        decode_pool = DecodeWorkerPool(
             decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover
         )
-        sigmas = get_pool_sigmas(decode, rest.sigma_tpot, first.sigma_ttft)
+        sigmas = get_pool_sigmas(decode, decode_step.sigma_tpot, prefill_step.sigma_ttft)
+        transfer_s = estimate_kv_transfer(prefill, decode)[1]
         return cls(
-            before,
-            after,
-            first,
-            rest,
-            ranks,
-            held,
-            estimate_kv_transfer(prefill, decode)[1],
+            prefill_pool, decode_pool, prefill_step, decode_step, ranks, resident, transfer_s,
             *sigmas,
-        )
+        )  # fmt: skip
 
     def scale(self, factor: float) -> Self:
-        """The same with steps of both pools that take `factor` times as long."""
-        first, rest = self.prefill_pool, self.decode_pool
-        slower = first._replace(
-            **{
-                name: getattr(first, name) * factor
-                for name in ("rank_step_s", "collective_step_s", "step_s")
-            }
+        """Multiply the step costs of both pools by `factor`."""
+        prefill, decode = self.prefill_pool, self.decode_pool
+        prefill = prefill._replace(
+            rank_step_s=prefill.rank_step_s * factor,
+            collective_step_s=prefill.collective_step_s * factor,
+            step_s=prefill.step_s * factor,
         )
-        return replace(
-            self, prefill_pool=slower, decode_pool=rest._replace(step_s=rest.step_s * factor)
-        )
+        decode = decode._replace(step_s=decode.step_s * factor)
+        return replace(self, prefill_pool=prefill, decode_pool=decode)
 
     def simulate(self, workload: Workload) -> Performance:
-        """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
-        many = workload.concurrency or 0
-        n = min(workload.num_requests, max(MAX_SIMULATED_REQUESTS, 2 * many))
+        """Simulate the workload's requests from the first burst on; summarize their latencies."""
+        concurrency = workload.concurrency or 0
+        n = min(workload.num_requests, max(MAX_SIMULATED_REQUESTS, 2 * concurrency))
         rng = np.random.default_rng(ARRIVAL_SEED)
         prompt, output, sent = _sample_requests(workload, n, rng)
         n = len(sent)
@@ -198,58 +184,56 @@ class DisaggregatedPools:
             self.prefill.estimate_prefill_attention_s(computed, workload.mean_cached_tokens)
             / self.prefill.stages
         )
-        front = self.prefill.request_s + computed * self.prefill.prompt_token_s
-        travel = prompt * self.transfer_s + front
+        frontend_s = self.prefill.request_s + computed * self.prefill.prompt_token_s
+        transfer_s = prompt * self.transfer_s + frontend_s
         steps = np.maximum(output - 1.0, 0.0) / self.decode.tokens_per_step
         run = PoolTimeline(
             *simulate_tandem_pools(
-                self.prefill_pool, self.decode_pool, sent, many, computed, attention, travel, steps
+                self.prefill_pool, self.decode_pool, sent, concurrency, computed, attention,
+                transfer_s, steps,
             )
-        )
-        ttft, decoding, steps = (
+        )  # fmt: skip
+        ttft, decoding, step_s = (
             run.joined - run.sent,
             run.ended - run.joined,
             self.decode_pool.step_s,
         )
-        tpot = decoding[output > 1] / (output[output > 1] - 1) if (output > 1).any() else steps[1:2]
-        seats, last = len(steps) - 1, float(run.sent[-1])
-        # while the last is not yet sent the loop is full, or the rate as asked
+        several = output > 1
+        tpot = decoding[several] / (output[several] - 1) if several.any() else step_s[1:2]
+        slots, last = len(step_s) - 1, float(run.sent[-1])
+        # Until the last request is sent, the loop is full or the rate is that of the workload.
         rate = (
             float((run.ended <= last).sum()) / last
             if last > 0
             else len(ttft) / float(run.ended.max())
         )
         prefills = self.prefill_pool.workers * len(ttft) / max(float(run.busy[0]), 1e-9)
-        answer_s = steps[seats] * (output.mean() - 1) / self.decode.tokens_per_step
-        decodes, full = (
-            self.decode_pool.workers * seats / max(answer_s, 1e-9),
-            seats >= int(self.resident_sequences),
-        )
-        peak, limit = min(
-            (float(prefills), "compute"), (float(decodes), "kv" if full else "max_num_seqs")
-        )
+        answer_s = step_s[slots] * (output.mean() - 1) / self.decode.tokens_per_step
+        decodes = self.decode_pool.workers * slots / max(answer_s, 1e-9)
+        decode_limit = "kv" if slots >= int(self.resident_sequences) else "max_num_seqs"
+        peak, limit = min((float(prefills), "compute"), (float(decodes), decode_limit))
         saturated = workload.rate is not None and workload.rate >= peak
-        shares = run.tokens / max(run.tokens.sum(), 1e-9)
-        batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)
-        gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in LATENCY_QUANTILES]
-        spread, first = self.sigma_tpot, self.sigma_ttft
-        mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (
+        fractions = run.tokens / max(run.tokens.sum(), 1e-9)  # of tokens, by decode batch
+        batch, cumulated = float(fractions @ np.arange(slots + 1)), np.cumsum(fractions)
+        gaps = [step_s[min(int(np.searchsorted(cumulated, q)), slots)] for q in LATENCY_QUANTILES]
+        sigma_tpot, sigma_ttft = self.sigma_tpot, self.sigma_ttft
+        sigma_e2e = math.hypot(sigma_ttft * ttft.mean(), sigma_tpot * decoding.mean()) / (
             ttft.mean() + decoding.mean()
         )
-        interval = Interval.from_lognormal(rate, spread)
+        interval = Interval.from_lognormal(rate, sigma_tpot)
         return Performance(
-            ttft=_summarize(ttft, first),
-            tpot=_summarize(tpot, spread),
-            itl=_build_statistics((shares @ steps, *gaps), spread),
-            e2e=_summarize(ttft + decoding, mixed),
+            ttft=_summarize(ttft, sigma_ttft),
+            tpot=_summarize(tpot, sigma_tpot),
+            itl=_build_statistics((fractions @ step_s, *gaps), sigma_tpot),
+            e2e=_summarize(ttft + decoding, sigma_e2e),
             output_tps=interval * float(output.mean()),
             total_tps=interval * (float(output.mean()) + workload.prompt.mean),
             request_tps=interval,
             decode_batch=batch / self.ranks,
             kv_usage=min(batch / self.resident_sequences, 1.0),
-            kv_usage_p99=min(int(np.searchsorted(reached, 0.99)) / self.resident_sequences, 1.0),
-            capacity=Interval.from_lognormal(peak, spread),
-            queue=float(np.quantile(ttft - travel, 0.99)),
+            kv_usage_p99=min(int(np.searchsorted(cumulated, 0.99)) / self.resident_sequences, 1.0),
+            capacity=Interval.from_lognormal(peak, sigma_tpot),
+            queue=float(np.quantile(ttft - transfer_s, 0.99)),
             preemptions=0.0,
             saturated=saturated,
             bottleneck=(
@@ -264,7 +248,10 @@ class DisaggregatedPools:
 def _sample_requests(
     workload: Workload, n: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[n] prompt and output tokens and seconds of arrival: a trace's own, at the rate asked for, or drawn ones."""
+    """Sample prompt tokens, output tokens and arrival times [n].
+
+    A trace keeps its own, stretched to the workload's rate.
+    """
     trace = workload.trace
     if trace is None:
         prompt, output = workload.prompt.sample(n, rng), workload.output.sample(n, rng)
@@ -274,33 +261,28 @@ def _sample_requests(
             else sample_arrivals(n, workload.rate, workload.burstiness, rng)
         )
         return prompt, output, sent
-    taken = trace.prompt <= workload.prompt.values.max()  # the others are refused
+    admitted = trace.prompt <= workload.prompt.values.max()
     columns = trace.prompt, trace.output, trace.arrival
-    prompt, output, sent = (np.asarray(column[taken][:n], float) for column in columns)
-    return (
-        prompt,
-        output,
-        sent * (trace.rate * taken.mean() / workload.rate) if workload.rate else 0 * sent,
-    )
+    prompt, output, sent = (np.asarray(column[admitted][:n], float) for column in columns)
+    stretch = trace.rate * admitted.mean() / workload.rate if workload.rate else 0
+    return prompt, output, sent * stretch
 
 
-def _widen_intervals(mid: Performance, others: list[Performance]) -> Performance:
-    """`mid` with intervals that hold what faster and slower steps make of queues, too."""
-    if not others:
+def _widen_intervals(mid: Performance, ends: list[Performance]) -> Performance:
+    """Widen the latency intervals of `mid` to the latencies at faster and slower steps, `ends`."""
+    if not ends:
         return mid
 
-    def wider(metric: str, point: str) -> Interval:
-        interval, ends = (
-            mid.get(metric, point),
-            [performance.get(metric, point).mid for performance in others],
-        )
-        return Interval(min(interval.lo, *ends), interval.mid, max(interval.hi, *ends))
+    def widen(metric: str, point: str) -> Interval:
+        interval = mid.get(metric, point)
+        values = [performance.get(metric, point).mid for performance in ends]
+        return Interval(min(interval.lo, *values), interval.mid, max(interval.hi, *values))
 
-    times: dict[str, Any] = {
-        metric: {point: wider(metric, point) for point in LATENCY_STATISTICS}
+    latencies: dict[str, Any] = {
+        metric: {point: widen(metric, point) for point in LATENCY_STATISTICS}
         for metric in LATENCY_METRICS
     }
-    return replace(mid, **times)
+    return replace(mid, **latencies)
 
 
 def _summarize(values: np.ndarray, sigma: float) -> dict[str, Interval]:
@@ -308,8 +290,9 @@ def _summarize(values: np.ndarray, sigma: float) -> dict[str, Interval]:
 
 
 def _build_statistics(values: Iterable[float], sigma: float) -> dict[str, Interval]:
-    """Mean, p50, p95 and p99, each with the calibration's spread; tails are less certain."""
-    sized = zip(LATENCY_STATISTICS, values, sigma * STATISTIC_SIGMA_FACTORS, strict=True)
+    """Build the intervals of mean, p50, p95 and p99; tails are less certain than `sigma`."""
+    sigmas = sigma * STATISTIC_SIGMA_FACTORS
     return {
-        name: Interval.from_lognormal(float(value), float(spread)) for name, value, spread in sized
+        statistic: Interval.from_lognormal(float(value), float(sigma))
+        for statistic, value, sigma in zip(LATENCY_STATISTICS, values, sigmas, strict=True)
     }

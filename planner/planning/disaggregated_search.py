@@ -1,10 +1,10 @@
-"""Pools of prefill and of decode workers as candidates for a scenario that allows them (`pools: true`).
+"""Search prefill and decode pools as candidates, if the scenario allows them (`pools: true`).
 
-A pool is a deployment whose replicas are its workers; two of them and the link between make a
-candidate. Of each pair of worker shapes as many workers are taken as keep every promise at the
-pessimistic end too, added where one is short. Their intervals are wide, and they take a router and
-a fast link: the search chooses them where they cost less than replicas that do both, and hold even
-there.
+A pool is a deployment whose replicas are its workers; two of them and the link between them make a
+candidate. For each pair of worker shapes, workers are added to the pool that is short until every
+SLO is met at the pessimistic end too. Intervals of pools are wide, and pools need a router and a
+fast link, so that the search chooses them only if they cost less than replicas that do both and
+meet the SLOs even at the pessimistic end.
 """
 
 import math
@@ -28,93 +28,86 @@ from planner.planning.scenario import CandidateGpu, Scenario
 from planner.workload.workload import Workload
 
 SCREENING_REQUESTS = 2_000
-"""Requests of a first look; what is stated has all of a run."""
+"""Requests of a screening; a final simulation has all of a run."""
 NUM_ISOLATED_REQUESTS, ISOLATED_LATENCY_SLACK = 200, 1.1
-"""Requests, one after the other, that must be so near to each promise: more workers only shorten queues and batches."""
+"""Requests one at a time, and the factor by which they may exceed an SLO. More workers only shorten
+queues and batches."""
 MAX_GROWTH_STEPS = 8
-"""Times that workers are added, at most, until every promise is kept."""
+"""Largest number of times that workers are added."""
 MAX_SIMULATED_POOLS = 6
-"""Pools that are stated, at most, until no others may come before them."""
+"""Largest number of pools that are simulated in full."""
 DECODE_CONSTRAINTS = {"tpot", "itl", "e2e", "memory"}
-"""What is missed for want of decode workers."""
+"""Constraints that more decode workers relax."""
 UNFIXABLE_CONSTRAINTS = {"power", "start-up", "max_model_len"}
-"""What no further worker mends."""
+"""Constraints that no more workers relax."""
 
 
 def explain_skipped_pools(scenario: Scenario) -> str:
-    """Why no pools are looked at; "" where they are."""
-    without = [
-        one.engine for one in scenario.split_by_engine if one.engine.facts.kv_handover == "none"
-    ]
-    if len(without) == len(scenario.split_by_engine):
-        return f"no worker of {without[0]} is known to hand its KV cache to another"
+    """Explain why pools are not searched; "" if they are."""
+    engines = [each.engine for each in scenario.split_by_engine]
+    if all(engine.facts.kv_handover == "none" for engine in engines):
+        return f"no worker of {engines[0]} is known to hand its KV cache to another"
     reasons = {
         "work with a deadline has no latency to keep": scenario.offline,
         "what adapters cost in pools was not measured": bool(scenario.workload.adapters),
         "how pools follow a day is not planned": scenario.daily_profile is not None,
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candidate]:
-    """Pools from best to worst, each with the workers that it takes; none for more than `dearest` USD (or GPUs)."""
+    """Search pools, from best to worst, that cost up to `max_price` USD per hour (or GPUs)."""
     if explain_skipped_pools(scenario):
         return []
-    many = replace(
+    screening = replace(
         scenario.workload, num_prompts=min(scenario.workload.num_requests, SCREENING_REQUESTS)
     )
-    looks: list[tuple[Candidate, CandidateGpu]] = []
-    for candidate_gpu, first, rest, preference in _generate_worker_shapes(scenario):
-        if not _is_hopeless(scenario, first, rest) and (
-            look := _add_workers_until_feasible(
-                scenario, candidate_gpu, first, rest, preference, many, max_price, quick=True
+    screened: list[tuple[Candidate, CandidateGpu]] = []
+    for candidate_gpu, prefill, decode, preference in _generate_worker_shapes(scenario):
+        if not _is_hopeless(scenario, prefill, decode) and (
+            candidate := _add_workers_until_feasible(
+                scenario, candidate_gpu, prefill, decode, preference, screening, max_price,
+                quick=True,
             )
-        ):
-            looks.append((look, candidate_gpu))
-    looks.sort(key=lambda look: look[0].rank_key)
+        ):  # fmt: skip
+            screened.append((candidate, candidate_gpu))
+    screened.sort(key=lambda case: case[0].rank_key)
     candidates: list[Candidate] = []
     while (
-        looks
+        screened
         and len(candidates) < MAX_SIMULATED_POOLS
-        and not _ranks_before(candidates, looks[0][0])
+        and not _ranks_before(candidates, screened[0][0])
     ):
-        best, candidate_gpu = looks.pop(0)
-        first, rest = best.prediction.pools
-        candidates.append(
-            _add_workers_until_feasible(
-                scenario,
-                candidate_gpu,
-                first,
-                rest,
-                best.preference_key,
-                scenario.workload,
-                max_price,
-            )
-            or best
-        )
+        best, candidate_gpu = screened.pop(0)
+        prefill, decode = best.prediction.pools
+        simulated = _add_workers_until_feasible(
+            scenario, candidate_gpu, prefill, decode, best.preference_key, scenario.workload,
+            max_price,
+        )  # fmt: skip
+        candidates.append(simulated or best)
         candidates.sort(key=attrgetter("rank_key"))
-    return [*candidates, *(look for look, _ in looks if _ranks_before(candidates, look))]
+    return [*candidates, *(later for later, _ in screened if _ranks_before(candidates, later))]
 
 
-def _ranks_before(candidates: list[Candidate], look: Candidate) -> bool:
-    """Whether the best that is stated comes before what is only looked at."""
-    return bool(candidates) and candidates[0].rank_key < look.rank_key
+def _ranks_before(candidates: list[Candidate], screened: Candidate) -> bool:
+    """Return whether the best simulated candidate ranks before a screened one."""
+    return bool(candidates) and candidates[0].rank_key < screened.rank_key
 
 
 def _generate_worker_shapes(
     scenario: Scenario,
 ) -> Iterator[tuple[CandidateGpu, Deployment, Deployment, tuple[int, ...]]]:
-    """One worker of each pool: every tensor and data parallel size inside a node, formats in both alike.
+    """Yield pairs of one worker of each pool, of every TP and DP in a machine, formats alike.
 
-    None of models whose layers keep caches of several kinds, with recurrent states or sliding
-    windows: engines hand those over by other rules, and not in every version.
+    Models with caches of several kinds (recurrent states, sliding windows) have none: engines
+    transfer those by other rules, and not in every version.
     """
-    for (e, under), candidate_gpu, (q, quantization), (k, kv) in product(
+    for (e, variant), candidate_gpu, (q, quantization), (k, kv) in product(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations),
         enumerate(scenario.kv_cache_dtypes),
     ):  # fmt: skip
-        if under.engine.facts.kv_handover == "none" or explain_unsupported_gpu(
-            candidate_gpu.gpu, under.engine
+        if variant.engine.facts.kv_handover == "none" or explain_unsupported_gpu(
+            candidate_gpu.gpu, variant.engine
         ):
             continue
         model, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
@@ -123,40 +116,41 @@ def _generate_worker_shapes(
             candidate_gpu.gpu,
             min(candidate_gpu.max_machine_gpus, candidate_gpu.max_gpus - 1),
             candidate_gpu.max_machine_gpus,
-            under.engine,
+            variant.engine,
         ):
             if layout.pp > 1 or any(
                 getattr(layout, name) != size for name, size in scenario.layout.items()
             ):
                 continue
             with suppress(PlannerError):
-                deployment = build_deployment(under, candidate_gpu, model, layout, kv)
+                deployment = build_deployment(variant, candidate_gpu, model, layout, kv)
                 memory = get_memory_plan(deployment)
-                workers += (
-                    [deployment] if memory.can_start and len(memory.layout.groups) == 1 else []
-                )
+                if memory.can_start and len(memory.layout.groups) == 1:
+                    workers.append(deployment)
         pairs = (pair for pair in product(workers, workers) if _can_transfer_kv(*pair))
-        yield from ((candidate_gpu, first, rest, (q, k, 0, e, 0)) for first, rest in pairs)
+        yield from ((candidate_gpu, *pair, (q, k, 0, e, 0)) for pair in pairs)
 
 
 def _can_transfer_kv(prefill: Deployment, decode: Deployment) -> bool:
-    """Whether a prefill worker like `first` can hand its KV cache to a decode worker like `rest`."""
-    how, before, after = decode.engine.facts.kv_handover, prefill.layout.tp, decode.layout.tp
-    return how == "any" or before == after or (how == "wider" and before < after)
+    """Return whether a worker like `prefill` can transfer its KV cache to one like `decode`."""
+    transfer, prefill_tp = decode.engine.facts.kv_handover, prefill.layout.tp
+    return (
+        transfer == "any"
+        or prefill_tp == decode.layout.tp
+        or (transfer == "wider" and prefill_tp < decode.layout.tp)
+    )
 
 
 def _is_hopeless(scenario: Scenario, prefill: Deployment, decode: Deployment) -> bool:
-    """Whether even a request that is alone in both pools misses a promise."""
+    """Return whether even a request that is alone in both pools violates an SLO."""
     load = replace(
         scenario.workload, rate=None, trace=None, concurrency=1, num_prompts=NUM_ISOLATED_REQUESTS
     )
     with suppress(PlannerError):
         performance = evaluate_disaggregated(prefill, decode, load).performance
-        promises = scenario.slo_targets if performance else ()
-        return any(
+        return performance is not None and any(
             performance.get(t.metric, t.percentile).mid > ISOLATED_LATENCY_SLACK * t.seconds
-            for t in promises
-            if performance
+            for t in scenario.slo_targets
         )
     return True
 
@@ -164,16 +158,19 @@ def _is_hopeless(scenario: Scenario, prefill: Deployment, decode: Deployment) ->
 def _add_workers_until_feasible(
     scenario: Scenario, candidate_gpu: CandidateGpu, prefill: Deployment, decode: Deployment,
     preference: tuple[int, ...],
-    load: Workload, dearest: float, *, quick: bool = False,
+    load: Workload, max_price: float, *, quick: bool = False,
 ) -> Candidate | None:  # fmt: skip
-    """More workers of the pool that is short, until nothing is missed, or too many are needed; the best on the way."""
+    """Add workers to the pool that is short until every SLO is met; return the best candidate.
+
+    None if the first one cannot serve the load, or exceeds `max_price` or the GPUs.
+    """
     best: Candidate | None = None
     for _ in range(MAX_GROWTH_STEPS):
         candidate = evaluate_pools(scenario, prefill, decode, load, preference, quick=quick)
         if (
             candidate is None
             or candidate.prediction.num_gpus_billed > candidate_gpu.max_gpus
-            or candidate.cost_key[1] > dearest
+            or candidate.cost_key[1] > max_price
         ):
             break
         best = candidate if best is None or candidate.rank_key < best.rank_key else best
@@ -181,34 +178,42 @@ def _add_workers_until_feasible(
             *candidate.violated_constraints
         }:
             break
-        more = max(candidate.capacity_utilization - 1, 0.0)
-        wider, longer = (pool.with_replicas(math.ceil(pool.layout.replicas * (1 + more)) + (more == 0))
-                         for pool in (prefill, decode))  # fmt: skip
-        if _needs_decode_workers(scenario, candidate, wider, longer, load):
-            decode = longer
+        overload = max(candidate.capacity_utilization - 1, 0.0)
+        more_prefill, more_decode = (
+            pool.with_replicas(math.ceil(pool.layout.replicas * (1 + overload)) + (overload == 0))
+            for pool in (prefill, decode)
+        )
+        if _needs_decode_workers(scenario, candidate, more_prefill, more_decode, load):
+            decode = more_decode
         else:
-            prefill = wider
+            prefill = more_prefill
     return best
 
 
 def _needs_decode_workers(
-    scenario: Scenario, candidate: Candidate, wider: Deployment, longer: Deployment, load: Workload
+    scenario: Scenario,
+    candidate: Candidate,
+    more_prefill: Deployment,
+    more_decode: Deployment,
+    load: Workload,
 ) -> bool:
-    """Whether it takes the `longer` decode pool, not the `wider` prefill pool, to mend what `found` misses or risks."""
-    said = {
+    """Return whether more decode workers, not prefill workers, relax the violations or risks."""
+    words = {
         word.lower()
-        for each in candidate.violated_constraints or candidate.risks
-        for word in each.split()
+        for text in candidate.violated_constraints or candidate.risks
+        for word in text.split()
     }
-    if candidate.capacity_utilization <= 1 and said & {*DECODE_CONSTRAINTS, "ttft"}:
-        return bool(said & DECODE_CONSTRAINTS)
-    first, rest = candidate.prediction.pools
+    if candidate.capacity_utilization <= 1 and words & {*DECODE_CONSTRAINTS, "ttft"}:
+        return bool(words & DECODE_CONSTRAINTS)
+    prefill, decode = candidate.prediction.pools
     tried = [
         evaluate_pools(scenario, *pools, load, candidate.preference_key, quick=True)
-        for pools in ((wider, rest), (first, longer))
+        for pools in ((more_prefill, decode), (prefill, more_decode))
     ]
-    with_first, with_rest = (one.capacity_utilization if one else math.inf for one in tried)
-    return with_rest < with_first
+    with_prefill, with_decode = (
+        pools.capacity_utilization if pools else math.inf for pools in tried
+    )
+    return with_decode < with_prefill
 
 
 def evaluate_pools(
@@ -216,7 +221,7 @@ def evaluate_pools(
     preference: tuple[int, ...] = (), *,
     quick: bool = False,
 ) -> Candidate | None:  # fmt: skip
-    """Both pools under `load`, requests let through one by one; None where they cannot serve it."""
+    """Evaluate both pools under `load`, request by request; None if they cannot serve it."""
     try:
         prediction = evaluate_disaggregated(prefill, decode, load, scenario.prices, quick=quick)
     except PlannerError:

@@ -18,25 +18,25 @@ from planner.planning.slo import ResourceLimit, format_latency
 from planner.workload.workload import Workload
 
 MAX_CAPACITY_ERROR_FACTOR = 1.3
-"""What a deployment serves at most is in closed form at most so many times what the replay says."""
+"""Upper limit of the analytical capacity, in multiples of the simulated one."""
 
 
 def evaluate_candidate(
     scenario: Scenario, deployment: Deployment, replicas: int, preference: tuple[int, ...] = ()
 ) -> Candidate:
-    """`deployment` in `replicas` copies under the scenario's traffic, held against its service level in closed form."""
+    """Evaluate `replicas` of `deployment` under the scenario's workload and SLOs, analytically."""
     return evaluate_candidates(scenario, [(deployment, replicas, preference)])[0]
 
 
 def evaluate_candidates(
     scenario: Scenario, cases: Sequence[tuple[Deployment, int, tuple[int, ...]]]
 ) -> list[Candidate]:
-    """`judge` of every (deployment, replicas, preference); together they take little longer than one."""
+    """Evaluate every (deployment, replicas, preference); a batch takes little longer than one."""
     if not cases:
         return []
-    copies = [deployment.with_replicas(replicas) for deployment, replicas, _ in cases]
+    deployments = [deployment.with_replicas(replicas) for deployment, replicas, _ in cases]
     predictions = evaluate_batch(
-        [(one, get_candidate_workload(scenario, one)) for one in copies], scenario.prices
+        [(each, get_candidate_workload(scenario, each)) for each in deployments], scenario.prices
     )
     return [
         check_against_slos(scenario, prediction, preference)
@@ -47,43 +47,37 @@ def evaluate_candidates(
 def simulate_candidate(
     scenario: Scenario, candidate: Candidate, *, quick: bool = False
 ) -> Candidate:
-    """`candidate` as it is stated: its traffic, replayed; `quick` is a first look."""
-    load, first = (
-        get_candidate_workload(scenario, candidate.deployment),
-        candidate.prediction.prefill,
-    )
-    if first:
-        prediction = evaluate_disaggregated(first, candidate.deployment, load, scenario.prices)
+    """Evaluate `candidate` by simulating its workload; `quick` is a screening."""
+    deployment, prefill = candidate.deployment, candidate.prediction.prefill
+    load = get_candidate_workload(scenario, deployment)
+    if prefill:
+        prediction = evaluate_disaggregated(prefill, deployment, load, scenario.prices)
     else:
-        prediction = predict(candidate.deployment, load, scenario.prices, quick=quick)
+        prediction = predict(deployment, load, scenario.prices, quick=quick)
     return check_against_slos(scenario, prediction, candidate.preference_key)
 
 
 def screen_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """A first look at `candidate`; its capacity, which takes longest, is replayed only where it may decide."""
+    """Screen `candidate`; its capacity, which takes longest, is simulated only if it may decide."""
     load = get_candidate_workload(scenario, candidate.deployment)
     if is_finite_run(load):
         return simulate_candidate(scenario, candidate, quick=True)
     prediction = predict(candidate.deployment, load, scenario.prices, quick=True, rough=True)
-    look = check_against_slos(scenario, prediction, candidate.preference_key)
-    else_decides = max(
-        1.0, look.limit_utilization if look.limit_utilization > look.capacity_utilization else 0.0
-    )
-    return (
-        look
-        if look.capacity_utilization * MAX_CAPACITY_ERROR_FACTOR < else_decides
-        else simulate_candidate(scenario, candidate, quick=True)
-    )
+    screened = check_against_slos(scenario, prediction, candidate.preference_key)
+    capacity, limit = screened.capacity_utilization, screened.limit_utilization
+    if capacity * MAX_CAPACITY_ERROR_FACTOR < max(1.0, limit if limit > capacity else 0.0):
+        return screened
+    return simulate_candidate(scenario, candidate, quick=True)
 
 
 def get_candidate_workload(scenario: Scenario, deployment: Deployment) -> Workload:
-    """The scenario's traffic; offline, a closed loop that keeps every slot of `deployment` taken."""
+    """Return the scenario's workload; if offline, a closed loop that fills every slot."""
     workload = scenario.workload
     return saturate_workload(deployment, workload) if scenario.offline else workload
 
 
 def saturate_workload(deployment: Deployment, workload: Workload) -> Workload:
-    """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
+    """Turn `workload` into a closed loop that fills every slot (max_num_seqs) of `deployment`."""
     slots = deployment.args.max_num_seqs * deployment.num_engine_instances
     return replace(
         workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots)
@@ -93,56 +87,51 @@ def saturate_workload(deployment: Deployment, workload: Workload) -> Workload:
 def check_against_slos(
     scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = ()
 ) -> Candidate:
-    """A prediction held against the service level."""
+    """Check a prediction against the SLOs and the limits of the scenario."""
     deployment, performance = prediction.deployment, prediction.performance
     if performance is None:
         reason = prediction.memory.reason
         return Candidate(
             deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference
         )
-    missed, risks, share = _check_capacity(scenario, prediction, performance)
-    margin = share
+    violations, risks, capacity = _check_capacity(scenario, prediction, performance)
+    utilization = capacity
     for target in scenario.slo_targets:
-        interval, told = (
-            read(target.metric, target.percentile)
-            for read in (performance.get, performance.get_for_display)
-        )
-        if math.isnan(interval.mid):  # answers of one token have no pace
+        interval = performance.get(target.metric, target.percentile)
+        shown = performance.get_for_display(target.metric, target.percentile)
+        if math.isnan(interval.mid):  # answers of one token have no TPOT
             continue
-        margin = max(margin, interval.mid / target.seconds)
-        if told.mid > target.seconds:
-            missed.append(
-                (
-                    target.name,
-                    f"{target.name} {_format_violation('is', 'grows', told.mid, target.seconds)}",
-                )
-            )
-        elif told.hi > target.seconds:
-            risks.append(
-                f"{target.name} may {_format_violation('reach', 'grow', told.hi, target.seconds)}"
-            )
+        utilization = max(utilization, interval.mid / target.seconds)
+        if shown.mid > target.seconds:
+            text = _format_violation("is", "grows", shown.mid, target.seconds)
+            violations.append((target.name, f"{target.name} {text}"))
+        elif shown.hi > target.seconds:
+            text = _format_violation("reach", "grow", shown.hi, target.seconds)
+            risks.append(f"{target.name} may {text}")
     if prediction.rejected_fraction > scenario.refused_at_most:
         text = (
             f"{prediction.rejected_fraction:.1%} of the requests are refused, above"
             f" {scenario.refused_at_most:.1%}"
         )
-        missed.append(("max_model_len", text))
-        margin = max(margin, prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6))
-    for name, text, value, most in list_resource_limits(scenario, prediction):
+        violations.append(("max_model_len", text))
+        refused = prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6)
+        utilization = max(utilization, refused)
+    for name, text, value, limit in list_resource_limits(scenario, prediction):
         if value is None:
-            risks.append(f"{text} is not known, and {most} is the limit")
+            risks.append(f"{text} is not known, and {limit} is the limit")
             continue
-        margin = max(margin, value.mid / most.value)
-        if value.mid > most.value:
-            missed.append((name, f"{text} is {most.format_amount(value.mid)}, above {most}"))
-        elif value.hi > most.value:
-            risks.append(f"{text} may reach {most.format_amount(value.hi)}, above {most}")
+        utilization = max(utilization, value.mid / limit.value)
+        if value.mid > limit.value:
+            violations.append((name, f"{text} is {limit.format_amount(value.mid)}, above {limit}"))
+        elif value.hi > limit.value:
+            risks.append(f"{text} may reach {limit.format_amount(value.hi)}, above {limit}")
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
-    constraints, misses = zip(*missed, strict=True) if missed else ((), ())
+    constraints, sentences = zip(*violations, strict=True) if violations else ((), ())
     return Candidate(
-        deployment, prediction, misses, tuple(risks), constraints, margin, share, preference
-    )
+        deployment, prediction, sentences, tuple(risks), constraints, utilization, capacity,
+        preference,
+    )  # fmt: skip
 
 
 def _format_violation(is_: str, grows: str, seconds: float, limit: float) -> str:
@@ -154,11 +143,11 @@ def _format_violation(is_: str, grows: str, seconds: float, limit: float) -> str
 def list_resource_limits(
     scenario: Scenario, prediction: Prediction
 ) -> Iterator[tuple[str, str, Interval | None, ResourceLimit]]:
-    """(name, what it is, its figure, the limit) for each limit that the scenario sets beside its service level."""
+    """Yield name, text, predicted value and limit for each limit that is not an SLO."""
     if scenario.start_up_at_most is not None:
-        begins = [estimate_startup(pool, scenario.storage) for pool in prediction.pools]
-        totals = [startup_time.total for startup_time in begins if startup_time]
-        slowest = max(totals, key=lambda total: total.mid) if len(totals) == len(begins) else None
+        startups = [estimate_startup(pool, scenario.storage) for pool in prediction.pools]
+        totals = [startup.total for startup in startups if startup]
+        slowest = max(totals, key=lambda total: total.mid) if len(totals) == len(startups) else None
         yield (
             "start-up",
             "the start-up of a replica",
@@ -177,40 +166,35 @@ def list_resource_limits(
 def _check_capacity(
     scenario: Scenario, prediction: Prediction, performance: Performance
 ) -> tuple[list[tuple[str, str]], list[str], float]:
-    """What the load says: misses with their names, risks, and the share that it takes of what is to be used."""
-    asked, free, planned = (
-        compute_offered_rps(scenario, prediction),
-        compute_free_capacity(scenario, prediction),
-        1 - scenario.headroom,
-    )
-    most = get_capacity_rps(scenario, performance)
-    assert free is not None and most is not None
-    used = 1 - free
-    if scenario.workload.rate is None:
-        return (
-            [],
-            [],
-            min(used, 1.0),
-        )  # users wait for their answers: no queue grows, whatever they send
-    share = used / planned
-    if share > 1 and scenario.offline:
+    """Return violations with their names, risks, and the capacity utilization."""
+    offered = compute_offered_rps(scenario, prediction)
+    free = compute_free_capacity(scenario, prediction)
+    capacity = get_capacity_rps(scenario, performance)
+    assert free is not None and capacity is not None
+    used, planned = 1 - free, 1 - scenario.headroom
+    if scenario.workload.rate is None:  # the queue of a closed loop is bounded
+        return [], [], min(used, 1.0)
+    utilization = used / planned
+    if utilization > 1 and scenario.offline:
         spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
-        return [("rate", f"it serves {most.mid:.3g} of {asked:.3g} requests/s{spare}")], [], share
-    if share > 1:
+        text = f"it serves {capacity.mid:.3g} of {offered:.3g} requests/s{spare}"
+        return [("rate", text)], [], utilization
+    if utilization > 1:
         beyond = (
             f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
         )
-        digits = 3 if share <= 1.005 else 1 if used < 1.1 else 0
+        digits = 3 if utilization <= 1.005 else 1 if used < 1.1 else 0
         times = f"{used:.3g} times" if used >= 2 else f"{used:.{digits}%} of"
-        text = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
-        return [("capacity", text)], [], share
-    digits = 3 if most.lo < 0.99 * asked else 5
-    risk = f"it may serve only {most.lo:.{digits}g} of {asked:.{digits}g} requests/s"
-    return [], [risk] * (asked > most.lo), share
+        most = f"the {capacity.mid:.3g} it serves at most"
+        text = f"{offered:.3g} requests/s are {times} {most}, {beyond}"
+        return [("capacity", text)], [], utilization
+    digits = 3 if capacity.lo < 0.99 * offered else 5
+    risk = f"it may serve only {capacity.lo:.{digits}g} of {offered:.{digits}g} requests/s"
+    return [], [risk] * (offered > capacity.lo), utilization
 
 
 def compute_offered_rps(scenario: Scenario, prediction: Prediction) -> float:
-    """Requests/s that are planned for: those that arrive and are taken, the deadline asks for, or the users send."""
+    """Return the requests/s that are admitted, meet the deadline, or come from the closed loop."""
     rate, performance = scenario.workload.rate, prediction.performance
     if rate is None:
         return performance.request_tps.mid if performance else math.nan
@@ -218,42 +202,40 @@ def compute_offered_rps(scenario: Scenario, prediction: Prediction) -> float:
 
 
 def compute_free_capacity(scenario: Scenario, prediction: Prediction) -> float | None:
-    """The share of what it can serve that the traffic leaves free; negative where it is overloaded."""
+    """Compute the free fraction of the capacity, negative if overloaded; None without capacity."""
     performance = prediction.performance
-    if performance is None or (most := get_capacity_rps(scenario, performance)) is None:
+    if performance is None or (capacity := get_capacity_rps(scenario, performance)) is None:
         return None
-    return 1 - compute_offered_rps(scenario, prediction) / most.mid
+    return 1 - compute_offered_rps(scenario, prediction) / capacity.mid
 
 
 def get_capacity_rps(scenario: Scenario, performance: Performance) -> Interval | None:
-    """Requests/s that the traffic is held against: the capacity, and offline what the whole job is served at."""
+    """Return the capacity in requests/s, or the rate of the whole job if offline."""
     return performance.request_tps if scenario.offline else performance.capacity
 
 
 def estimate_run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
-    """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
-    performance, many = candidate.prediction.performance, scenario.workload.num_prompts
+    """Estimate the hours of offline work; None for other work, or without a prediction."""
+    performance, requests = candidate.prediction.performance, scenario.workload.num_prompts
     return (
-        performance.request_tps.map_monotone(lambda rate: many / rate / 3600)
-        if scenario.offline and performance and many
+        performance.request_tps.map_monotone(lambda rate: requests / rate / 3600)
+        if scenario.offline and performance and requests
         else None
     )
 
 
 def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str, Interval]]:
-    """(unit, figure) of the boards' mean power and energy under the planned load; none where nothing runs."""
+    """Estimate mean power and energy under the planned load, as (unit, value) pairs."""
     prediction, hours = candidate.prediction, estimate_run_hours(scenario, candidate)
     if prediction.gpu_power_w is None:
         return []
     kwh = (prediction.total_power_w or prediction.gpu_power_w) * (
         (hours.mid if hours else HOURS_PER_MONTH) / 1e3
     )
-    shown = [
+    figures = [
         ("W each, mean", prediction.gpu_power_w),
         ("kWh for all of it" if hours else "kWh a month", kwh),
     ]
-    return (
-        [*shown, ("J per output token", prediction.joules_per_output_token)]
-        if prediction.joules_per_output_token
-        else shown
-    )
+    if joules := prediction.joules_per_output_token:
+        figures.append(("J per output token", joules))
+    return figures

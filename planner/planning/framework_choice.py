@@ -1,4 +1,4 @@
-"""Which serving framework: a reasoned score over the facts in `catalogs/frameworks.yaml`."""
+"""Choose a serving framework by points for the facts in `catalogs/frameworks.yaml`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkloadTraits:
-    """What a workload and its owner bring along that favours one framework over another."""
+    """Traits of a workload and its owner that favour one framework over another."""
 
-    structured_or_agentic: bool = (
-        False  # branching programs, tool calls, or output held to a grammar
-    )
+    structured_or_agentic: bool = False  # branching programs, tool calls, grammar-bound output
     prefix_reuse: bool = False  # most prompts share a long prefix with earlier ones
     fixed_shapes: bool = False  # one model with known lengths and batch, at scale
-    rebuild_acceptable: bool = (
-        False  # tuning or rebuilding for each model and GPU is worth the time
-    )
-    hugging_face_stack: bool = False  # is in place already
+    rebuild_acceptable: bool = False  # there is time to tune or rebuild for each model and GPU
+    hugging_face_stack: bool = False  # already in place
     portability: bool = False  # the same deployment should run on another vendor's GPUs
 
 
 GPU_TRAITS = ("one_nvidia_sku", "beyond_nvidia")
-"""Words a rule may use beside the traits; they follow from the candidate GPUs."""
+"""Words besides the traits that a rule may use; they follow from the candidate GPUs."""
 
 
 class FrameworkRule(SourcedEntry):
-    """`points` for a framework, counted when every word of `when` holds."""
+    """`points` for a framework that count if every word of `when` applies."""
 
     when: tuple[str, ...]
     points: int
@@ -65,13 +61,13 @@ class Framework(StrictEntry):
 
 @cache
 def load_frameworks() -> dict[str, Framework]:
-    """All known frameworks by name; `PlannerError` when the catalog is wrong."""
+    """Load all known frameworks by name; `PlannerError` if the catalog is wrong."""
     return load_catalog("frameworks.yaml", Framework)
 
 
 @dataclass(frozen=True)
 class FrameworkScore:
-    """One framework's points with the rules that gave them; `ruled_out` says why it cannot be chosen at all."""
+    """The points of a framework and their rules; `ruled_out` is why it cannot be chosen, or ""."""
 
     name: str
     title: str
@@ -88,17 +84,18 @@ class FrameworkChoice:
 
     @property
     def chosen(self) -> FrameworkScore:
+        """The framework with most points."""
         return self.ranked[0]
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The facts that decided, the weightiest first."""
+        """The facts for the chosen framework, those with most points first."""
         return tuple(
             rule.fact for rule in sorted(self.chosen.reasons, key=lambda rule: -rule.points)
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per deciding fact: framework, total, points, fact, source, date."""
+        """Tabulate one row per deciding fact: framework, total, points, fact, source, date."""
         import pandas as pd
 
         rows: list[tuple[str, ...]] = []
@@ -121,11 +118,11 @@ class FrameworkChoice:
 
 
 def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkChoice:
-    """Score every framework on the traits and the candidate GPUs; `PlannerError` when none serves these GPUs."""
+    """Score every framework for the traits and the GPUs; `PlannerError` if none serves on them."""
     gpus = tuple(gpus)
     if not gpus:
         raise PlannerError("no candidate GPU given: name at least one")
-    words = {trait for trait, holds in asdict(traits).items() if holds}
+    words = {trait for trait, applies in asdict(traits).items() if applies}
     vendors = {gpu.vendor.casefold() for gpu in gpus}
     words |= (
         {"beyond_nvidia"}

@@ -1,6 +1,9 @@
-"""What a scenario file may say: fields, types and bounds; `catalogs/scenarios/chat-70b.yaml` explains every one."""
+"""Fields of a scenario file, their types and bounds.
 
-from collections.abc import Mapping
+`catalogs/scenarios/chat-70b.yaml` explains every field.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
@@ -18,7 +21,7 @@ from planner.planning.slo import LatencyMetric, LatencyStatistic
 from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
 MAX_GPUS_PER_KIND = 16_384
-"""Of one kind that a scenario may ask about."""
+"""Largest `at_most` of a scenario's GPU."""
 SettingValue = int | float | bool | str
 ArtifactKind = Literal[
     "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
@@ -32,24 +35,24 @@ DEFAULT_ARTIFACTS: tuple[ArtifactKind, ...] = (
     "dashboard",
     "checklist",
 )
-"""What is written unless a scenario says otherwise."""
+"""Files that are written unless a scenario lists others."""
 
 
-def _wrap_in_list(value: Any) -> Any:
-    """One item without its list is a list of one."""
+def _wrap_in_list(value: object) -> object:
+    """Make a list of an item that is given without one."""
     return (value,) if isinstance(value, str | dict) else value
 
 
-def _wrap_number(value: Any) -> Any:
-    """One number without its list is a list of one."""
+def _wrap_number(value: object) -> object:
+    """Make a list of a number that is given without one."""
     return (value,) if isinstance(value, int) else value
 
 
-def _parse_hours(value: Any) -> Any:
-    """A day as it came: a name or a file, or one figure an hour."""
+def _parse_hours(value: object) -> object:
+    """Return a day unchanged: a name, a file, or one figure per hour, which are checked."""
     if value is None or isinstance(value, str):
         return value
-    figures = value if isinstance(value, list | tuple) else [None]
+    figures: Sequence[object] = value if isinstance(value, list | tuple) else [None]
     if not all(
         isinstance(hour, int | float) and type(hour) is not bool and 0 <= hour <= 1e12
         for hour in figures
@@ -62,8 +65,8 @@ def _parse_hours(value: Any) -> Any:
     return tuple(figures)
 
 
-def _check_lengths_given(value: Any) -> Any:
-    """Lengths as they came; a bare number says neither what is meant nor how lengths spread."""
+def _check_lengths_given(value: object) -> object:
+    """Reject a bare number, which says neither which statistic it is nor how lengths spread."""
     if isinstance(value, int | float | str):
         raise PydanticCustomError(
             "lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}"
@@ -72,7 +75,7 @@ def _check_lengths_given(value: Any) -> Any:
 
 
 def _check_rate(rate: float) -> float:
-    """A rate as it came; less than a request in eleven days is no traffic."""
+    """Reject rates below a request in eleven days."""
     if not rate >= 1e-6:
         closed = "for users who each wait for their answer leave it out and give concurrency"
         raise PydanticCustomError("rate", f"Input should be above 0 requests per second ({closed})")
@@ -88,7 +91,7 @@ NameList = Annotated[tuple[str, ...], BeforeValidator(_wrap_in_list), Field(min_
 
 
 class LengthsEntry(StrictEntry):
-    """Tokens per request: a mean, spread as `p50`, `p95` or a comparable trace say; or `exactly` so many."""
+    """Tokens per request: a mean with p50, p95 or the spread of a public trace; or `exactly`."""
 
     mean: PositiveNumber | None = None
     exactly: PositiveNumber | None = None
@@ -105,7 +108,7 @@ class PrefixEntry(StrictEntry):
 
 
 class WorkloadEntry(StrictEntry):
-    """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
+    """Lengths or a trace, and the load: a rate, a closed loop, or requests within some hours."""
 
     misspelling_hints: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
@@ -127,7 +130,10 @@ class WorkloadEntry(StrictEntry):
 
 
 class ServerlessEntry(StrictEntry):
-    """GPUs that are paid by the second, while a replica starts, works, and waits `idle_seconds` for another request."""
+    """GPUs billed by the second.
+
+    They are billed while a replica starts, works, and waits `idle_seconds` for another request.
+    """
 
     usd_per_gpu_second: PositiveNumber
     cold_start: PositiveNumber | None = None
@@ -136,21 +142,21 @@ class ServerlessEntry(StrictEntry):
 
 
 class ApiEntry(StrictEntry):
-    """The same model, or one that would do, paid by the token: USD per million."""
+    """The same model, or one as good, billed by the token: USD per million."""
 
     usd_per_mtok_input: NonNegativeNumber
     usd_per_mtok_output: NonNegativeNumber
 
 
 class BillingAlternativesEntry(StrictEntry):
-    """What could be paid instead of GPUs by the hour."""
+    """Alternatives to GPUs billed by the hour."""
 
     serverless: ServerlessEntry | None = None
     api: ApiEntry | None = None
 
 
 class AdaptersEntry(StrictEntry):
-    """LoRA adapters, of which every request asks for one."""
+    """LoRA adapters; every request uses one."""
 
     count: Annotated[int, Field(gt=0, le=10_000)]
     ranks: Annotated[
@@ -164,15 +170,15 @@ class AdaptersEntry(StrictEntry):
 
     @property
     def engine_args(self) -> dict[str, SettingValue]:
-        """What an engine that serves them is started with, as far as it is settled."""
+        """Engine arguments that serve them, as far as the scenario fixes them."""
         rank = next(rank for rank in LORA_RANKS if rank >= max(self.ranks))
-        kept = self.max_cpu_loras or max(self.count, self.max_loras or 0)
+        max_cpu_loras = self.max_cpu_loras or max(self.count, self.max_loras or 0)
         slots: dict[str, SettingValue] = {"max_loras": self.max_loras} if self.max_loras else {}
-        return {"max_lora_rank": rank, "max_cpu_loras": kept, **slots}
+        return {"max_lora_rank": rank, "max_cpu_loras": max_cpu_loras, **slots}
 
 
 class CandidateGpuEntry(StrictEntry):
-    """One kind of GPU that may be used."""
+    """A candidate GPU."""
 
     gpu: str
     at_most: Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)]
@@ -184,7 +190,7 @@ class CandidateGpuEntry(StrictEntry):
 
 
 class LayoutEntry(StrictEntry):
-    """Parallel sizes that are settled; the search chooses the others, and how many replicas there are."""
+    """Fixed parallel sizes; the search chooses the others and the replicas."""
 
     tp: PositiveCount | None = None
     pp: PositiveCount | None = None
@@ -193,7 +199,7 @@ class LayoutEntry(StrictEntry):
 
 
 class SpeculationEntry(StrictEntry):
-    """Speculative decoding to judge; candidates use it where it is `allowed`."""
+    """Speculative decoding to evaluate; candidates use it if it is `allowed`."""
 
     method: str
     num_speculative_tokens: PositiveCount
@@ -203,7 +209,7 @@ class SpeculationEntry(StrictEntry):
     allowed: bool = True
 
     def to_config(self) -> SpeculationConfig:
-        """As a deployment wants it."""
+        """Convert to a deployment's configuration, with the draft model loaded."""
         draft = load_model(self.draft_model) if self.draft_model else None
         return SpeculationConfig(
             self.method, self.num_speculative_tokens, self.acceptance_rate, draft, self.head
@@ -266,6 +272,6 @@ _EngineArgs = create_model("_EngineArgs", __base__=StrictEntry, **_FIELDS)
 
 
 def coerce_engine_args(given: Mapping[str, SettingValue]) -> Mapping[str, SettingValue]:
-    """Engine arguments with the types that the engine gives them."""
+    """Convert engine arguments to their types; `PlannerError` for unknown names and values."""
     check_known_names(given, EngineArgs.__dataclass_fields__, "engine argument")
     return validate_entry(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)

@@ -17,7 +17,7 @@ def resolve_path(folder: Path, file: str) -> Path:
 
 
 def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
-    """Resolve a file that must exist in one of the two; `PlannerError` calls it `what` otherwise."""
+    """Resolve a file that must exist; the `PlannerError` otherwise calls it `what`."""
     path = resolve_path(folder, file)
     if not (exists(path) or Path(file).is_absolute()):
         looked_in = " nor in ".join(dict.fromkeys(map(str, (folder.resolve(), Path.cwd()))))

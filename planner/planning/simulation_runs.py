@@ -1,9 +1,9 @@
-"""A run: what the engines of a deployment are sent, how much of it is replayed, and what came of it.
+"""Simulation runs: the requests that an engine gets, how many are simulated, and the results.
 
-Traffic that goes on is replayed for long, several times over with other random arrivals; a
-benchmark of so many requests as it is, from its first burst to its last token; a trace as it came.
-Whatever is stated of a deployment under load comes from here (`performance`); the closed form
-(`queueing.steady_state`) ranks, draws and answers while a slider moves.
+Traffic that goes on is simulated for long, with several seeds; a benchmark of a fixed number of
+requests from its first burst to its last token; a trace as recorded. Every figure of a plan comes
+from here (`simulate_performance`); the analytical estimate (`queueing.steady_state`) ranks
+candidates, draws sweeps and follows sliders.
 """
 
 import math
@@ -45,27 +45,27 @@ from planner.simulator.simulation import simulate_workload
 from planner.workload.workload import Workload
 
 MIN_REQUESTS_FOR_PERCENTILES = 4_000
-"""Requests of one engine, over all seeds, on which the stated percentiles rest at least."""
+"""Requests of one engine, over all seeds, behind every percentile."""
 RUN_LENGTH_IN_FLIGHT_MULTIPLE = 12
-"""Traffic that goes on is replayed for so many times the requests in flight."""
+"""Length of a run of traffic that goes on, in multiples of the requests in flight."""
 WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE = 2, 1
-"""Times the requests in flight that are left out of it, while the engine fills up and runs dry."""
+"""Requests not counted while the engine fills and drains, in multiples of those in flight."""
 MAX_REQUESTS_PER_RUN = 10_000
-"""Requests of one engine up to which a run is replayed whole; what a longer one adds goes at a full engine's pace."""
+"""Requests of one engine up to which a run is simulated whole; the rest passes at capacity."""
 SEED_COUNT_BOUNDS = (2, 16)
-"""Fewest and most runs with other random lengths and arrivals."""
+"""Fewest and most seeds."""
 MAX_SEED_NOISE = 0.03
-"""More runs are added while another set of seeds would move a percentile by more than this (80%)."""
+"""Seeds are added while another set of them would move a percentile by more than this (80%)."""
 MAX_REQUESTS_ALL_SEEDS = 12_000
-"""But no more than that many requests; the interval is widened by what others would still move."""
+"""Limit of requests over all seeds; the noise that remains widens the interval."""
 MIN_REQUESTS_PER_RUN, MAX_OUTPUT_TOKENS_FACTOR = 200, 2
-"""Requests of one run at least; and how many times its most output tokens all its seeds may have."""
+"""Fewest requests of a run; output tokens of all seeds, in multiples of the limit of one run."""
 MAX_TRACE_REQUESTS_PER_ENGINE = 30_000
-"""Requests of a trace that one engine is sent at most."""
+"""Largest number of requests of a trace that one engine gets."""
 SCREENING_REQUEST_BOUNDS, SCREENING_OUTPUT_TOKENS = (1_000, 50), 1_500_000
-"""Requests of a first look at a candidate at most and at least, and output tokens between the two."""
+"""Most and fewest requests of a screening run, and its output tokens between the two."""
 MIN_CLOSED_LOOP_WAVES = 4
-"""Times that every place of a closed loop is taken at least."""
+"""Fewest requests per user of a closed loop."""
 REQUESTS_PER_INTERVAL_END = 1_500
 """Requests of one engine at each end of the step cost."""
 CaseT = TypeVar("CaseT")
@@ -73,41 +73,43 @@ CaseT = TypeVar("CaseT")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SimulationRun:
-    """The same requests at the calibrated step cost (`mid`) and at both ends of its 80% interval; all seeds pooled."""
+    """The same requests at the calibrated step cost and at both ends of its 80% interval.
+
+    `interval_ends` are faster and slower steps, for the first `num_end_seeds` seeds. They are empty
+    if requests do not arrive on their own, since every time then scales with the step cost.
+    """
 
     deployment: Deployment
     workload: Workload
-    seeds: tuple[SimulationResult, ...]  # at the middle
-    interval_ends: tuple[
-        SimulationResult, ...
-    ]  # faster and slower steps, of the first seeds; none where nothing arrives on its
-    # own, so that every time is longer by the same factor
-    sigmas: tuple[float, float]  # of the logarithms of TTFT and TPOT, as far as measurements tell
-    num_end_seeds: int = 1  # seeds of both ends
+    seeds: tuple[SimulationResult, ...]  # at the expected step cost
+    interval_ends: tuple[SimulationResult, ...]
+    sigmas: tuple[float, float]  # of the logarithms of TTFT and TPOT, from measurements
+    num_end_seeds: int = 1
 
     def __repr__(self) -> str:
         return f"{self.deployment}, an engine of it:\n{self.mid}"
 
     @cached_property
     def mid(self) -> SimulationResult:
-        """All requests at the middle of the step cost."""
+        """All requests at the expected step cost."""
         return SimulationResult.concatenate(self.seeds)
 
     @cached_property
     def _matching_mid(self) -> SimulationResult:
-        """Those requests at the middle that `ends` replay."""
+        """The requests at the expected step cost that `interval_ends` simulate too."""
         return SimulationResult.concatenate(self.seeds[: self.num_end_seeds])
 
     @property
     def num_requests(self) -> int:
-        """Requests that were replayed at the middle of the step cost."""
+        """Requests that were simulated at the expected step cost."""
         return len(self.mid.output)
 
     def get(self, metric: str, point: str) -> Interval:
-        """Seconds of "ttft", "tpot", "itl", "e2e" or "queue" at one of `POINTS`; NaN where there are none.
+        """Return "ttft", "tpot", "itl", "e2e" or "queue" in seconds.
 
-        The interval holds what slower and faster steps make of it, at least the spread of measured
-        TTFT and TPOT (more in the tails, `WIDER`), and what other random arrivals would move.
+        `point` is one of `LATENCY_STATISTICS`. The value is NaN if no request has a value. The
+        interval covers faster and slower steps, at least the spread of measured TTFT and TPOT
+        (wider in the tails, `STATISTIC_SIGMA_FACTORS`), and the noise of the seeds.
         """
         return self._build_interval(
             metric,
@@ -116,28 +118,31 @@ class SimulationRun:
         )
 
     def compute_quantile(self, metric: str, q: float) -> Interval:
-        """Seconds that a share `q` of the values of `metric` does not exceed."""
-        wider = float(np.interp(q, LATENCY_QUANTILES, STATISTIC_SIGMA_FACTORS[1:]))
-        return self._build_interval(metric, lambda run: run.compute_quantile(metric, q), wider)
+        """Compute the quantile `q` of the values of `metric`, in seconds."""
+        sigma_factor = float(np.interp(q, LATENCY_QUANTILES, STATISTIC_SIGMA_FACTORS[1:]))
+        return self._build_interval(
+            metric, lambda run: run.compute_quantile(metric, q), sigma_factor
+        )
 
     def _build_interval(
-        self, metric: str, read: Callable[[SimulationResult], float], wider: float
+        self, metric: str, read: Callable[[SimulationResult], float], sigma_factor: float
     ) -> Interval:
         mid = read(self.mid)
         if not math.isfinite(mid):
             return Interval(math.nan, math.nan, math.nan)
-        reach = math.exp(Z_SCORE_80PCT * wider * self._get_sigma(metric))
+        reach = math.exp(Z_SCORE_80PCT * sigma_factor * self._get_sigma(metric))
         lo, hi = mid / reach, mid * reach
-        if self.interval_ends and (same := read(self._matching_mid)):
-            ends = [read(run) * share for run in self.interval_ends for share in (1, mid / same)]
+        if self.interval_ends and (matching := read(self._matching_mid)):
+            factors = (1, mid / matching)
+            ends = [read(run) * factor for run in self.interval_ends for factor in factors]
             lo, hi = min(lo, *ends), max(hi, *ends)
-        luck = self.estimate_seed_noise(read) * mid
+        noise = self.estimate_seed_noise(read) * mid
         return Interval(
-            max(mid - math.hypot(mid - lo, luck), 0.0), mid, mid + math.hypot(hi - mid, luck)
+            max(mid - math.hypot(mid - lo, noise), 0.0), mid, mid + math.hypot(hi - mid, noise)
         )
 
     def estimate_seed_noise(self, read: Callable[[SimulationResult], float]) -> float:
-        """By which share another set of as many seeds would move a figure, in four cases of five at most."""
+        """Estimate the fraction by which another set of seeds would move a figure, at 80%."""
         values = np.array([value for run in self.seeds if math.isfinite(value := read(run))])
         if len(values) < 2:
             return 0.0
@@ -149,24 +154,24 @@ class SimulationRun:
         )
 
     def _get_sigma(self, metric: str) -> float:
-        first, decoding = self.sigmas
+        ttft_sigma, tpot_sigma = self.sigmas
         if metric in ("ttft", "queue"):
-            return first
+            return ttft_sigma
         if metric == "e2e":
-            ttft, whole = float(self.mid.ttft.mean()), float(self.mid.e2e.mean())
-            return math.hypot(first * ttft, decoding * (whole - ttft)) / whole
-        return decoding
+            ttft, e2e = float(self.mid.ttft.mean()), float(self.mid.e2e.mean())
+            return math.hypot(ttft_sigma * ttft, tpot_sigma * (e2e - ttft)) / e2e
+        return tpot_sigma
 
     @cached_property
     def served_fraction(self) -> Interval:
-        """The share of the arrivals that is served in the meantime, 0 to 1: below 1 the queue grows."""
+        """Fraction of the arrivals that is served meanwhile, 0 to 1; below 1 the queue grows."""
         mid = float(np.mean([compute_served_fraction(run) for run in self.seeds]))
         ends = [mid, *map(compute_served_fraction, self.interval_ends)]
         return Interval(min(ends), mid, max(ends))
 
     @property
     def arrival_rps(self) -> float:
-        """Requests/s that come for as long as it runs; 0 where the run has an end."""
+        """Admitted requests/s of traffic that goes on; 0 for a fixed number of requests."""
         return (
             0.0
             if is_finite_run(self.workload)
@@ -174,7 +179,7 @@ class SimulationRun:
         )
 
     def get_for_display(self, metric: str, point: str) -> Interval:
-        """`at`, for people: see `unending`."""
+        """Return `get`, with latencies that grow under overload as infinite."""
         return apply_unbounded_queue(
             self.get(metric, point),
             metric,
@@ -189,12 +194,12 @@ class SimulationRun:
 
 
 def get_statistic(run: SimulationResult, metric: str, point: str) -> float:
-    """Seconds of one replay's `metric` at one of `POINTS`."""
+    """Return the seconds of `metric` at one of `LATENCY_STATISTICS`."""
     return run.summarize(metric)[point]
 
 
 def compute_served_fraction(run: SimulationResult) -> float:
-    """Requests that ended per request that arrived, at most 1, in the last three quarters of the arrivals' time."""
+    """Compute requests finished per arrival, up to 1, after the first quarter of arrivals."""
     start, end = run.sent[-1] / 4, run.sent[-1]
     ended = run.outcome.last_token * run.clock_scale
     arrived = np.count_nonzero(run.sent > start)
@@ -207,67 +212,58 @@ def compute_served_fraction(run: SimulationResult) -> float:
 def run_simulation(
     deployment: Deployment, workload: Workload, *, quick: bool = False
 ) -> SimulationRun:
-    """`workload` on one engine of `deployment`; `quick`: a first look, at the middle of the step cost only.
+    """Simulate `workload` on one engine of `deployment`; `quick` screens at the expected step cost.
 
-    Raises `PlannerError` where the deployment does not fit, and for requests that can never be
+    Raises `PlannerError` if the deployment does not fit, and for requests that can never be
     scheduled.
     """
-    step, many = (
-        build_step_model(deployment),
-        count_requests_to_simulate(deployment, workload, quick=quick),
-    )
+    step = build_step_model(deployment)
+    requests = count_requests_to_simulate(deployment, workload, quick=quick)
     sigmas = step.sigma_ttft, step.sigma_tpot
 
-    def one(case: tuple[int, float]) -> SimulationResult:
+    def simulate_case(case: tuple[int, float]) -> SimulationResult:
         seed, factor = case
-        return simulate_once(deployment, workload, many, step_cost_factor=factor, seed=seed).trim(
-            *cut
-        )
+        result = simulate_once(deployment, workload, requests, step_cost_factor=factor, seed=seed)
+        return result.trim(*uncounted)
 
-    inside = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
-    cut = tuple(
-        min(math.ceil(part * inside), many // 5)
-        for part in (WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE)
+    in_flight = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
+    uncounted = tuple(
+        min(math.ceil(multiple * in_flight), requests // 5)
+        for multiple in (WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE)
     )
     if quick:
-        return SimulationRun(deployment, workload, (one((0, 1.0)),), (), sigmas)
+        return SimulationRun(deployment, workload, (simulate_case((0, 1.0)),), (), sigmas)
     fewest = 1 if is_finite_run(workload) else SEED_COUNT_BOUNDS[0]
-    long = (
-        MAX_OUTPUT_TOKENS_FACTOR * MAX_OUTPUT_TOKENS_PER_RUN / (many * workload.output.mean)
-    )  # answers of 100,000 tokens take a second for ten
-    most = max(min(SEED_COUNT_BOUNDS[1], MAX_REQUESTS_ALL_SEEDS // many, math.ceil(long)), fewest)
-    if workload.trace:  # which is what it is: other seeds are other engines
+    # Answers of 100,000 tokens take a second of simulation for ten.
+    affordable = math.ceil(
+        MAX_OUTPUT_TOKENS_FACTOR * MAX_OUTPUT_TOKENS_PER_RUN / (requests * workload.output.mean)
+    )
+    most = max(min(SEED_COUNT_BOUNDS[1], MAX_REQUESTS_ALL_SEEDS // requests, affordable), fewest)
+    if workload.trace:  # a trace has no randomness: its seeds are different engines
         engines = min(deployment.num_engine_instances, len(workload.trace.arrival))
         fewest, most = min(fewest, engines), min(most, engines)
-    first = min(
-        max(
-            fewest,
-            math.ceil(
-                MIN_REQUESTS_FOR_PERCENTILES * (0.5 if is_finite_run(workload) else 1) / many
-            ),
-        ),
-        most,
-    )
-    like = min(math.ceil(REQUESTS_PER_INTERVAL_END / many), first)
-    sides = _get_interval_step_factors(step.sigma_tpot) if workload.rate is not None else ()
-    cases = [(seed, 1.0) for seed in range(first)] + [
-        (seed, factor) for factor in sides for seed in range(like)
+    counted = MIN_REQUESTS_FOR_PERCENTILES * (0.5 if is_finite_run(workload) else 1)
+    num_seeds = min(max(fewest, math.ceil(counted / requests)), most)
+    num_end_seeds = min(math.ceil(REQUESTS_PER_INTERVAL_END / requests), num_seeds)
+    factors = _get_interval_step_factors(step.sigma_tpot) if workload.rate is not None else ()
+    cases = [(seed, 1.0) for seed in range(num_seeds)] + [
+        (seed, factor) for factor in factors for seed in range(num_end_seeds)
     ]
-    results = run_in_parallel(one, cases)
-    pooled = (
-        SimulationResult.concatenate(results[start : start + like])
-        for start in range(first, len(results), like)
+    results = run_in_parallel(simulate_case, cases)
+    interval_ends = (
+        SimulationResult.concatenate(results[start : start + num_end_seeds])
+        for start in range(num_seeds, len(results), num_end_seeds)
     )
-    result = SimulationRun(
-        deployment, workload, tuple(results[:first]), tuple(pooled), sigmas, like
-    )
-    goes_on = (
-        not is_finite_run(workload) or workload.trace is not None
-    )  # else the run's own luck is part of it
-    while goes_on and len(result.seeds) < most and _needs_more_seeds(result):
-        more = [(seed, 1.0) for seed in range(len(result.seeds), min(len(result.seeds) + 2, most))]
-        result = replace(result, seeds=(*result.seeds, *run_in_parallel(one, more)))
-    return result
+    run = SimulationRun(
+        deployment, workload, tuple(results[:num_seeds]), tuple(interval_ends), sigmas,
+        num_end_seeds,
+    )  # fmt: skip
+    # The randomness of a benchmark is part of its result.
+    may_add_seeds = not is_finite_run(workload) or workload.trace is not None
+    while may_add_seeds and len(run.seeds) < most and _needs_more_seeds(run):
+        added = [(seed, 1.0) for seed in range(len(run.seeds), min(len(run.seeds) + 2, most))]
+        run = replace(run, seeds=(*run.seeds, *run_in_parallel(simulate_case, added)))
+    return run
 
 
 def run_short_simulation(
@@ -278,39 +274,38 @@ def run_short_simulation(
     pool: KvCachePool | None = None,
     with_interval: bool = True,
 ) -> SimulationRun:
-    """A shorter `run` for drawing: `requests` of one engine with one seed; a closed loop has several waves at least.
+    """Simulate `requests` of one engine with one seed, for charts.
 
-    Without `ends` only at the middle of the step cost. `pool` replaces the KV pool of the memory
-    plan.
+    A closed loop gets several waves. Without `with_interval` only at the expected step cost. `pool`
+    replaces the KV cache pool of the memory plan.
     """
     step = build_step_model(deployment)
-    many = max(
-        requests,
-        MIN_CLOSED_LOOP_WAVES
-        * math.ceil((workload.concurrency or 0) / deployment.num_engine_instances),
-    )
-    sides = (
+    concurrency = math.ceil((workload.concurrency or 0) / deployment.num_engine_instances)
+    requests = max(requests, MIN_CLOSED_LOOP_WAVES * concurrency)
+    factors = (
         _get_interval_step_factors(step.sigma_tpot)
         if with_interval and workload.rate is not None
         else ()
     )
-    mid, *others = run_in_parallel(
-        lambda pace: simulate_once(deployment, workload, many, pool=pool, step_cost_factor=pace),
-        (1.0, *sides),
+    mid, *ends = run_in_parallel(
+        lambda factor: simulate_once(
+            deployment, workload, requests, pool=pool, step_cost_factor=factor
+        ),
+        (1.0, *factors),
     )
     return SimulationRun(
         deployment,
         workload,
         (mid,),
-        tuple(others),
+        tuple(ends),
         (step.sigma_ttft, step.sigma_tpot) if with_interval else (0.0, 0.0),
     )
 
 
 def _get_interval_step_factors(sigma: float) -> tuple[float, float]:
-    """The faster and the slower end of the step cost, of its middle."""
-    pace = math.exp(Z_SCORE_80PCT * sigma)
-    return 1 / pace, pace
+    """Return the faster and the slower end of the step cost, as factors of the expected one."""
+    factor = math.exp(Z_SCORE_80PCT * sigma)
+    return 1 / factor, factor
 
 
 def simulate_once(
@@ -318,7 +313,10 @@ def simulate_once(
     step_cost_factor: float = 1.0,
     seed: int = 0, gauge_s: float = 0.0,
 ) -> SimulationResult:  # fmt: skip
-    """One replay of `requests` of one engine, every step at `pace` times its cost."""
+    """Simulate `requests` of one engine once, every step at `step_cost_factor` times its cost.
+
+    Raises `PlannerError` if the deployment does not fit.
+    """
     if pool is None:
         memory = get_memory_plan(deployment)
         if not memory.can_start:
@@ -329,14 +327,12 @@ def simulate_once(
         if step_cost_factor == 1
         else build_step_model(deployment).scale(step_cost_factor)
     )
-    even = not is_finite_run(
-        workload
-    )  # of traffic that goes on, what is looked at stands for what is not
+    even = not is_finite_run(workload)  # the sample stands for the rest of traffic that goes on
     return simulate_workload(deployment, pool, step, workload, seed, gauge_s, requests, even)
 
 
 def _needs_more_seeds(run: SimulationRun) -> bool:
-    """Whether other seeds would move a stated percentile by more than `MOVES`."""
+    """Return whether other seeds would move p95 or p99 by more than `MAX_SEED_NOISE`."""
     points = [(metric, point) for metric in ("ttft", "tpot", "e2e") for point in ("p95", "p99")]
     return any(
         run.estimate_seed_noise(partial(get_statistic, metric=metric, point=point)) > MAX_SEED_NOISE
@@ -345,26 +341,26 @@ def _needs_more_seeds(run: SimulationRun) -> bool:
 
 
 def run_in_parallel(
-    one: Callable[[CaseT], SimulationResult], cases: Sequence[CaseT]
+    simulate: Callable[[CaseT], SimulationResult], cases: Sequence[CaseT]
 ) -> list[SimulationResult]:
-    """`one` of every case, on all cores: the compiled replay does not hold the interpreter's lock."""
+    """Simulate every case on all cores: the compiled simulator releases the interpreter's lock."""
     return (
-        list(_get_thread_pool(os.getpid()).map(one, cases))
+        list(_get_thread_pool(os.getpid()).map(simulate, cases))
         if len(cases) > 1
-        else [one(case) for case in cases]
+        else [simulate(case) for case in cases]
     )
 
 
 @lru_cache(maxsize=1)
 def _get_thread_pool(_process: int) -> ThreadPoolExecutor:
-    """Threads of this process, for all of its runs."""
+    """Return the thread pool of this process, shared by all of its runs."""
     return ThreadPoolExecutor(os.cpu_count() or 1)
 
 
 def count_requests_to_simulate(
     deployment: Deployment, workload: Workload, *, quick: bool = False
 ) -> int:
-    """How many requests of `workload` one engine is sent in one replay; `quick`: for a first look."""
+    """Count the requests of `workload` that one engine gets in one run; `quick` for a screening."""
     share = math.ceil(workload.num_requests / deployment.num_engine_instances)
     if workload.trace is not None:
         return min(share, SCREENING_REQUEST_BOUNDS[0] if quick else MAX_TRACE_REQUESTS_PER_ENGINE)
@@ -372,27 +368,19 @@ def count_requests_to_simulate(
         waves = MIN_CLOSED_LOOP_WAVES * math.ceil(
             (workload.concurrency or 0) / deployment.num_engine_instances
         )
-        return min(
-            share,
-            max(
-                (
-                    SCREENING_REQUEST_BOUNDS[0]
-                    if quick
-                    else (
-                        MIN_REQUESTS_FOR_PERCENTILES
-                        if share > MAX_REQUESTS_PER_RUN
-                        else MAX_REQUESTS_PER_RUN
-                    )
-                ),
-                waves,
-            ),
-        )
+        if quick:
+            limit = SCREENING_REQUEST_BOUNDS[0]
+        elif share > MAX_REQUESTS_PER_RUN:
+            limit = MIN_REQUESTS_FOR_PERCENTILES
+        else:
+            limit = MAX_REQUESTS_PER_RUN
+        return min(share, max(limit, waves))
     if quick:
         return min(
             max(round(SCREENING_OUTPUT_TOKENS / workload.output.mean), SCREENING_REQUEST_BOUNDS[1]),
             SCREENING_REQUEST_BOUNDS[0],
         )
-    wanted = min(
+    sufficient = min(
         max(
             math.ceil(RUN_LENGTH_IN_FLIGHT_MULTIPLE * _estimate_in_flight(deployment, workload)),
             SCREENING_REQUEST_BOUNDS[0],
@@ -400,19 +388,20 @@ def count_requests_to_simulate(
         MAX_REQUESTS_PER_RUN,
     )
     return max(
-        min(wanted, round(MAX_OUTPUT_TOKENS_PER_RUN / workload.output.mean)), MIN_REQUESTS_PER_RUN
+        min(sufficient, round(MAX_OUTPUT_TOKENS_PER_RUN / workload.output.mean)),
+        MIN_REQUESTS_PER_RUN,
     )
 
 
 @lru_cache(maxsize=1024)
 def _estimate_in_flight(deployment: Deployment, workload: Workload) -> float:
-    """Requests that are in one engine at once, by Little's law and the closed form."""
+    """Estimate the requests in flight in one engine analytically, by Little's law."""
     load = derive_effective_workload(deployment, workload)
     performance = solve_open_loop(LoadCase(deployment, get_memory_plan(deployment), load))
-    stay = (
+    in_flight = (
         performance.request_tps.mid * performance.e2e["mean"].mid / deployment.num_engine_instances
     )
-    return min(stay, float(deployment.args.max_num_seqs))
+    return min(in_flight, float(deployment.args.max_num_seqs))
 
 
 def simulate_performance(
@@ -423,10 +412,10 @@ def simulate_performance(
     quick: bool = False,
     rough: bool = False,
 ) -> Performance:
-    """What `deployment` does under `workload`, replayed; `like` is what the closed form says, for limit and basis.
+    """Simulate the performance of `deployment` under `workload`.
 
-    `rough`: its capacity is the closed form's too. Raises `PlannerError` for requests that can
-    never be scheduled.
+    `like` is the analytical estimate, from which limit and basis are taken, and with `rough` the
+    capacity too. Raises `PlannerError` for requests that can never be scheduled.
     """
     return replace(
         like,
@@ -440,18 +429,18 @@ def simulate_performance(
 def _compute_performance_fields(
     deployment: Deployment, workload: Workload, *, quick: bool, capacity: Interval | None
 ) -> dict[str, Any]:
-    """The fields of a `Performance` that a replay fills in, kept for a whole search: it asks for most of them twice.
+    """Simulate the fields of a `Performance`, cached because a search needs most of them twice.
 
-    `capacity` is the capacity, where it need not be replayed.
+    `capacity` is given if it need not be simulated.
     """
-    waiting = _get_thread_pool(os.getpid()).submit(
+    capacity_future = _get_thread_pool(os.getpid()).submit(
         lambda: capacity or estimate_capacity(deployment, workload)
     )
     run = run_simulation(deployment, workload, quick=quick)
-    capacity = waiting.result()
+    capacity = capacity_future.result()
     mid, rate = run.mid, _estimate_served_rps(run, capacity)
     outputs, prompts = workload.output.mean, workload.prompt.mean
-    if is_finite_run(workload):  # the run itself may serve a little more than a crowd that waits
+    if is_finite_run(workload):  # the run itself may reach a little more than the capacity
         outputs, prompts = float(mid.output.mean()), float(mid.prompt.mean())
         capacity = Interval(
             max(capacity.lo, rate.lo), max(capacity.mid, rate.mid), max(capacity.hi, rate.hi)
@@ -480,26 +469,25 @@ def _compute_performance_fields(
 
 
 def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
-    """Requests/s that all engines serve over the run; of traffic that goes on, what comes in as far as it can go out.
+    """Estimate the requests/s that all engines serve over the run.
 
-    Ten minutes of such traffic differ by chance, as a Poisson count does.
+    For traffic that goes on that is the admitted load, up to the capacity, with the chance
+    variation of ten minutes of it as of a Poisson count.
     """
     deployment, workload, mid = run.deployment, run.workload, run.mid
     if not is_finite_run(workload):
-        coming = compute_admitted_rps(deployment, workload)
-        reach = math.exp(
+        admitted = compute_admitted_rps(deployment, workload)
+        factor = math.exp(
             Z_SCORE_80PCT / math.sqrt(max(workload.burstiness * workload.num_requests, 1.0))
         )
-        interval = capacity.map_monotone(lambda rate: min(rate, coming))
-        return Interval(interval.lo / reach, interval.mid, interval.hi * reach)
-    served_once = (
-        len(mid.output) / len(run.seeds) * deployment.num_engine_instances
-    )  # of those sent, all that were not refused
-    share = 1 - compute_rejected_fraction(workload, deployment.args.max_model_len)
-    more = max(workload.num_requests * share - served_once, 0.0)
-    duration = mid.duration / len(run.seeds) + more / capacity.mid
+        interval = capacity.map_monotone(lambda rate: min(rate, admitted))
+        return Interval(interval.lo / factor, interval.mid, interval.hi * factor)
+    simulated = len(mid.output) / len(run.seeds) * deployment.num_engine_instances
+    admitted_fraction = 1 - compute_rejected_fraction(workload, deployment.args.max_model_len)
+    remaining = max(workload.num_requests * admitted_fraction - simulated, 0.0)
+    duration = mid.duration / len(run.seeds) + remaining / capacity.mid
     arriving = workload.num_requests / workload.rate if workload.rate else 0.0
-    paced = min(arriving / duration, 1.0)  # of the run, for which its speed is the client's
+    paced = min(arriving / duration, 1.0)  # fraction of the run in which the client sets the pace
     return Interval.from_lognormal(
-        (served_once + more) / duration, get_rate_sigma(deployment) * (1 - paced)
+        (simulated + remaining) / duration, get_rate_sigma(deployment) * (1 - paced)
     )

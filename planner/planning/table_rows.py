@@ -1,4 +1,4 @@
-"""A row of the batch interface as a deployment and a workload: which columns there are, and how a cell is read."""
+"""Rows of the batch interface: their columns, and how they become a deployment and a workload."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -33,11 +33,14 @@ INPUT_COLUMNS = {
     **{name: kind for kind, names in COLUMN_CATALOG["inputs"].items() for name in names},
     **ENGINE_ARG_COLUMNS,
 }
-"""Every input column and how its cells are read."""
+"""Every input column and the kind of its cells."""
 
 
 def parse_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The filled cells of known columns, read; and notes on columns that look misspelt."""
+    """Parse the filled cells of known columns; return them and notes on misspelled columns.
+
+    Raises `PlannerError` for a cell that its kind does not accept.
+    """
     cells: dict[str, Any] = {}
     notes = []
     for name, text in row.items():
@@ -55,7 +58,7 @@ def parse_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def is_unknown_column(name: str) -> bool:
-    """Whether a column has a name that is not known."""
+    """Return whether no column has this name."""
     return name not in ("", *INPUT_COLUMNS, *COLUMN_CATALOG["measured"])
 
 
@@ -64,7 +67,7 @@ def _suggest_column(name: str) -> str:
 
 
 def explain_ignored_column(name: str) -> str:
-    """What to say of an unknown column."""
+    """Explain that a column is ignored, and suggest a known one."""
     return f"column {name} is ignored" + (
         f", did you mean {known}?" if (known := _suggest_column(name)) else ""
     )
@@ -72,8 +75,8 @@ def explain_ignored_column(name: str) -> str:
 
 def _parse_cell(
     cell: str, accepts: str, least: float | None = None, most: float = math.inf, whole: bool = False
-) -> Any:
-    """The text, truth value or number in a cell; `ValueError` or `KeyError` for what its kind does not accept."""
+) -> str | bool | float:
+    """Parse a cell as text, truth value or number; `ValueError` or `KeyError` if it is none."""
     if least is None:
         return cell if accepts == "text" else COLUMN_CATALOG["flags"][cell.casefold()]
     number = float(cell)
@@ -83,7 +86,7 @@ def _parse_cell(
 
 
 def parse_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Model:
-    """The model (or, with the prefix "draft_", the draft) that a row names."""
+    """Load the model of a row, or with the prefix "draft_" its draft model."""
     name, config = cells.get(f"{prefix}model"), cells.get(f"{prefix}model_config")
     if config is not None and not any(
         map(isfile, (folder / config, folder / config / "config.json"))
@@ -94,16 +97,16 @@ def parse_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Mod
     source = str(name if config is None else folder / config)
     if prefix:
         return _load_model_cached(source)
-    bits, stored, dtype = cells.get("weight_bits"), cells.get("quantization"), cells.get("dtype")
-    stored = None if stored == "checkpoint" else stored  # as a scenario says it
-    model = _load_model_cached(source, stored, dtype)
+    bits, method, dtype = cells.get("weight_bits"), cells.get("quantization"), cells.get("dtype")
+    method = None if method == "checkpoint" else method  # the word of scenarios
+    model = _load_model_cached(source, method, dtype)
     if bits is not None and bits != model.quantization.weight_bits:
-        if stored is None:
-            if (stored := {16: "none", 8: "int8", 4: "awq"}.get(int(bits))) is None:
+        if method is None:
+            if (method := {16: "none", 8: "int8", 4: "awq"}.get(int(bits))) is None:
                 raise PlannerError(
                     f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}"
                 )
-            model = _load_model_cached(source, stored, dtype)
+            model = _load_model_cached(source, method, dtype)
         if model.quantization.schemes and bits != model.quantization.weight_bits:
             schemes = tuple(
                 (where, replace(scheme, bits=float(bits)))
@@ -116,17 +119,17 @@ def parse_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Mod
 def _load_model_cached(
     source: str, quantization: str | None = None, dtype: str | None = None
 ) -> Model:
-    model_cached = _try_load_model(source, quantization, dtype)
-    if isinstance(model_cached, PlannerError):
-        raise model_cached
-    return model_cached
+    model = _try_load_model(source, quantization, dtype)
+    if isinstance(model, PlannerError):
+        raise model
+    return model
 
 
 @cache
 def _try_load_model(
     source: str, quantization: str | None, dtype: str | None
 ) -> Model | PlannerError:
-    """The model, or why there is none: an unknown name is looked up once, not once a row."""
+    """Load a model, or return the error, so that an unknown name is looked up only once."""
     try:
         return load_model(source, quantization=quantization, dtype=dtype)
     except PlannerError as error:
@@ -136,7 +139,10 @@ def _try_load_model(
 def parse_deployment(
     model: Model, cells: Mapping[str, Any], folder: Path, notes: list[str], pool: str = ""
 ) -> Deployment:
-    """What a row deploys: all of it, or its "prefill" or "decode" pool."""
+    """Build the deployment of a row, or that of its "prefill" or "decode" pool.
+
+    Appends to `notes` what was read in another way than it is written.
+    """
     if "gpu" not in cells:
         raise PlannerError("gpu is missing")
     sizes = {
@@ -162,30 +168,27 @@ def parse_deployment(
             cells["speculative_method"], cells["num_speculative_tokens"], rate, draft
         )
     names = ("interconnect", "gpus_per_node", "engine", "engine_version")
-    named = {name: cells[name] for name in names if name in cells}
-    if pool and {"engine", "engine_version"} <= set(named):
-        meant = resolve_dynamo_version(named["engine"], named["engine_version"])
-        if meant != named["engine_version"]:
+    options = {name: cells[name] for name in names if name in cells}
+    if pool and {"engine", "engine_version"} <= set(options):
+        version = resolve_dynamo_version(options["engine"], options["engine_version"])
+        if version != options["engine_version"]:
             notes.append(
-                f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}"
+                f"engine_version {options['engine_version']} is read as Dynamo's, which ships"
+                f" {version}"
             )
-            named["engine_version"] = meant
-    most, memory = get_gpu(cells["gpu"]).memory_bytes, dict[str, Any]()
+            options["engine_version"] = version
+    gpu_bytes, memory = get_gpu(cells["gpu"]).memory_bytes, dict[str, Any]()
     for size in ("gpu_total", "gpu_free", "other_tenants"):
         if (column := f"{size}_gib") in cells:
-            memory[size] = convert_gib_to_bytes(cells[column], most, column)
+            memory[size] = convert_gib_to_bytes(cells[column], gpu_bytes, column)
     args = ({} if pool else _get_recipe_args(model, cells)) | {
         name: cells[name] for name in ENGINE_ARG_COLUMNS if name in cells
     }
-    if (
-        pool == "prefill"
-    ):  # workers that only compute prompts are started with more tokens a step than others
-        usual = get_pool_costs(
-            get_engine(str(named.get("engine", "vllm")), named.get("engine_version"))
-        ).prefill_tokens
-        args.setdefault("max_num_batched_tokens", usual)
+    if pool == "prefill":  # prefill workers are started with more tokens per step than others
+        engine = get_engine(str(options.get("engine", "vllm")), options.get("engine_version"))
+        args.setdefault("max_num_batched_tokens", get_pool_costs(engine).prefill_tokens)
     deployment = deploy_on(
-        model, cells["gpu"], speculation=speculation, **sizes, **named, **memory, **args
+        model, cells["gpu"], speculation=speculation, **sizes, **options, **memory, **args
     )
     if reason := explain_unsupported_gpu(deployment.gpu, deployment.engine):
         notes.append(reason)
@@ -194,9 +197,8 @@ def parse_deployment(
     ):
         if deployment.engine.name == "vllm":
             raise PlannerError(reason)
-        notes.append(
-            f"vLLM would refuse this layout: {reason}"
-        )  # others pad heads, or attend data-parallel
+        # Other engines pad heads, or run attention data-parallel.
+        notes.append(f"vLLM would refuse this layout: {reason}")
     return (
         _raise_memory_utilization(deployment, pool, notes)
         if pool and "gpu_memory_utilization" not in cells
@@ -205,39 +207,39 @@ def parse_deployment(
 
 
 def _get_recipe_args(model: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
-    """Engine arguments that InferenceX's scripts set, for a row in its form."""
-    family, card = model.architecture.model_type, get_gpu(cells["gpu"]).name
+    """Return the engine arguments that InferenceX's scripts set, for a row of its tables."""
+    family, gpu = model.architecture.model_type, get_gpu(cells["gpu"]).name
     recipe_args: dict[str, Any] = {}
-    for recipe in (
-        COLUMN_CATALOG["recipes"] if {"length_range_ratio", "concurrency"} <= cells.keys() else ()
-    ):
-        same = (
+    if not {"length_range_ratio", "concurrency"} <= cells.keys():
+        return recipe_args
+    for recipe in COLUMN_CATALOG["recipes"]:
+        if (
             recipe["engine"] == cells.get("engine")
             and family in recipe["models"]
-            and card in recipe["gpus"]
-        )
-        if same and cells["concurrency"] >= recipe["concurrency"]:
+            and gpu in recipe["gpus"]
+            and cells["concurrency"] >= recipe["concurrency"]
+        ):
             recipe_args |= recipe["args"]
     return recipe_args
 
 
 POOL_MEMORY_UTILIZATION, MIN_POOL_CACHE_FRACTION = 0.95, 0.05
-"""Share of its memory that a pool is given where the default leaves the KV cache less than `LEAST` of it: pools that
-barely hold a model run so (InferenceX's recipe for DeepSeek-R1 FP8 on four GB200:
-mem-fraction-static 0.95)."""
+"""gpu_memory_utilization of a pool if the default leaves the KV cache less than this fraction of
+the memory. Pools that barely hold a model run so (InferenceX's recipe for DeepSeek-R1 FP8 on four
+GB200: mem-fraction-static 0.95)."""
 
 
 def _raise_memory_utilization(deployment: Deployment, pool: str, notes: list[str]) -> Deployment:
-    """`deployment`, with more of the GPU's memory where the engine's default leaves next to nothing for the cache."""
-    usual = deployment.args.gpu_memory_utilization
+    """Raise gpu_memory_utilization if the engine's default leaves hardly any KV cache."""
+    default = deployment.args.gpu_memory_utilization
     if (
-        usual >= POOL_MEMORY_UTILIZATION
+        default >= POOL_MEMORY_UTILIZATION
         or get_memory_plan(deployment).kv_available.mid
         > MIN_POOL_CACHE_FRACTION * deployment.gpu_total_bytes
     ):
         return deployment
     notes.append(
-        f"{pool}: gpu_memory_utilization {usual:g} leaves hardly any KV cache: planned with"
+        f"{pool}: gpu_memory_utilization {default:g} leaves hardly any KV cache: planned with"
         f" {POOL_MEMORY_UTILIZATION:g}"
     )
     return deployment.with_args(gpu_memory_utilization=POOL_MEMORY_UTILIZATION)
@@ -246,12 +248,12 @@ def _raise_memory_utilization(deployment: Deployment, pool: str, notes: list[str
 def _correct_layout_sizes(
     sizes: dict[str, Any], model: Model, cells: Mapping[str, Any], notes: list[str], squared: bool
 ) -> dict[str, Any]:
-    """Sizes that no engine could run, read as benchmark tables mean them.
+    """Correct sizes that no engine can run to those that benchmark tables mean.
 
-    InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8;
-    `squared`, not in its tables of pools), attention that is data-parallel over all GPUs of a rack
-    as that many tp, and wide expert parallelism behind data-parallel attention (SGLang's DeepEP
-    sets it by itself) as ep 1.
+    InferenceX's tables give TP8 with EP8 as 64 and 64, and the same runs also as 8 and 8
+    (`squared`; not in its tables of pools). They give attention that is data-parallel over all GPUs
+    of a rack as that many tp, and wide expert parallelism behind data-parallel attention, which
+    SGLang's DeepEP sets by itself, as ep 1.
     """
     tp, ep = sizes.get("tp", 1), sizes.get("ep", 1)
     node = cells.get("gpus_per_node") or get_gpu(cells["gpu"]).gpus_per_node
@@ -259,9 +261,8 @@ def _correct_layout_sizes(
     if squared and tp == ep == side * side and side <= node < tp:
         notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
         return {**sizes, "tp": side, "ep": side}
-    wide = (
-        model.architecture.is_mla and not squared and ep == tp > max(node, 8)
-    )  # all would hold the whole KV cache
+    # With tensor parallel latent attention every GPU would hold the whole KV cache.
+    wide = model.architecture.is_mla and not squared and ep == tp > max(node, 8)
     if (
         model.architecture.is_moe
         and tp > node
@@ -279,20 +280,17 @@ def _correct_layout_sizes(
 
 
 def parse_row_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> Workload | None:
-    """The traffic of a row; None where it has none, and only memory can be planned."""
-    rate, concurrency, prompts = (
-        cells.get("request_rate"),
-        cells.get("concurrency"),
-        cells.get("num_prompts"),
-    )
+    """Parse the workload of a row; None if it has none, so that only memory can be planned."""
+    names = ("request_rate", "concurrency", "num_prompts")
+    rate, concurrency, prompts = map(cells.get, names)
     if "trace" not in cells and not {"isl", "osl"} & set(cells):
-        if asked := {"request_rate", "concurrency"} & set(cells):
+        if ignored := {"request_rate", "concurrency"} & set(cells):
             notes.append(
-                f"{min(asked)} without isl and osl, the mean tokens of prompt and answer: only"
+                f"{min(ignored)} without isl and osl, the mean tokens of prompt and answer: only"
                 " memory is planned"
             )
         return None
-    if rate == math.inf:  # everything is sent at once
+    if rate == math.inf:  # all requests are sent at once
         rate, concurrency, prompts = None, concurrency or prompts or 1000, prompts or 1000
         concurrency = min(concurrency, prompts)
     load = {
@@ -311,11 +309,11 @@ def parse_row_workload(cells: Mapping[str, Any], folder: Path, notes: list[str])
             if name in cells
         }
         given |= {
-            of: _parse_row_lengths(cells, name)
-            for of, name in (("prompt", "isl"), ("output", "osl"))
+            side: _parse_row_lengths(cells, name)
+            for side, name in (("prompt", "isl"), ("output", "osl"))
             if name in cells
         }
-        if concurrency and not rate:  # its lengths, with so many always in flight
+        if concurrency and not rate:  # a closed loop with the lengths of the trace
             return replace(
                 base,
                 rate=None,
@@ -345,28 +343,31 @@ def _parse_row_lengths(cells: Mapping[str, Any], name: str) -> LengthDistributio
         if "length_range_ratio" in cells:
             return LengthDistribution.from_uniform(cells[name], cells["length_range_ratio"])
         return LengthDistribution.from_lognormal(
-            cells[name], *(cells.get(f"{name}_{what}") for what in ("p95", "p50", "max"))
+            cells[name], *(cells.get(f"{name}_{figure}") for figure in ("p95", "p50", "max"))
         )
 
 
 _LATENCY_COLUMNS = tuple(f"{m}_ms_{q}" for m in LATENCY_METRICS for q in LATENCY_STATISTICS)
 _MEMORY_COLUMNS, _LOAD_COLUMNS, _INTERVAL_COLUMNS = COLUMN_CATALOG["outputs"].values()
-OUTPUT_COLUMNS = (*_MEMORY_COLUMNS, *_LATENCY_COLUMNS, *_LOAD_COLUMNS, *(f"{name}_{end}" for name in _INTERVAL_COLUMNS for end in ("lo", "hi")), "calibration",
-           "warnings")  # fmt: skip
+_INTERVAL_END_COLUMNS = [f"{name}_{end}" for name in _INTERVAL_COLUMNS for end in ("lo", "hi")]
+OUTPUT_COLUMNS = (
+    *_MEMORY_COLUMNS, *_LATENCY_COLUMNS, *_LOAD_COLUMNS, *_INTERVAL_END_COLUMNS, "calibration",
+    "warnings",
+)  # fmt: skip
 """Every output column, in order; `table_columns.yaml` explains them."""
 
 
 def build_output_row(prediction: Prediction, notes: Iterable[str] = ()) -> dict[str, object]:
-    """The output columns of one prediction: middles, and of the scored figures the ends of their intervals."""
+    """Build the output columns of one prediction, with the interval ends of the main figures."""
     columns = _compute_output_columns(prediction)
-    scored = {
+    intervals = {
         name: value
         for name in _INTERVAL_COLUMNS
         if isinstance(value := columns.get(name), Interval)
     }
     ends = {
         f"{name}_{end}": getattr(value, end)
-        for name, value in scored.items()
+        for name, value in intervals.items()
         for end in ("lo", "hi")
     }
     middles = {
@@ -378,18 +379,18 @@ def build_output_row(prediction: Prediction, notes: Iterable[str] = ()) -> dict[
 def parse_measured_run(
     cells: Mapping[str, Any], folder: Path, notes: list[str]
 ) -> tuple[Deployment, Workload]:
-    """What ran, and what was sent, by the cells of a measured row; `PlannerError` for a row that says neither."""
+    """Parse the deployment and the workload of a measured row; `PlannerError` if one is missing."""
     workload = parse_row_workload(cells, folder, notes)
     if workload is None:
         raise PlannerError("isl and osl are missing")
     deployment = parse_deployment(parse_model(cells, folder), cells, folder, notes)
-    return (
-        deployment if "max_model_len" in cells else fit_max_model_len(deployment, workload, notes)
-    ), workload
+    if "max_model_len" not in cells:
+        deployment = fit_max_model_len(deployment, workload, notes)
+    return deployment, workload
 
 
 def fit_max_model_len(deployment: Deployment, workload: Workload, notes: list[str]) -> Deployment:
-    """`deployment`, with the largest max_model_len that fits where the model's own does not, but the workload does."""
+    """Lower max_model_len to the largest that fits if only the model's own is too long."""
     memory = get_memory_plan(deployment)
     longest = find_max_model_len(memory)[1]
     if memory.pool.max_concurrency_x >= 1 or longest < workload.compute_total_tokens_quantile(1.0):
@@ -401,24 +402,24 @@ def fit_max_model_len(deployment: Deployment, workload: Workload, notes: list[st
 
 
 def _compute_output_columns(prediction: Prediction) -> dict[str, object]:
-    """The output columns of one prediction, intervals as they are."""
-    memory, pool, architecture = (
-        prediction.memory,
-        prediction.memory.pool,
-        prediction.deployment.model.architecture,
-    )
-    performance, begins = prediction.performance, estimate_startup(prediction.deployment)
+    """Compute the output columns of one prediction, with intervals unsplit."""
+    memory, performance = prediction.memory, prediction.performance
+    pool, architecture = memory.pool, prediction.deployment.model.architecture
+    startup = estimate_startup(prediction.deployment)
     columns: dict[str, object] = {
         "status": "ok", "params_total": architecture.params_total,
         "params_active": architecture.params_active,
-        **{f"{part}_gib": getattr(memory, part) / GIB for part in ("weights", "activation", "cudagraph", "non_torch")},
+        **{
+            f"{term}_gib": getattr(memory, term) / GIB
+            for term in ("weights", "activation", "cudagraph", "non_torch")
+        },
         "kv_available_gib": memory.kv_available / GIB,
         "kv_bytes_per_token": pool.layout.kv_bytes_per_token,
         "state_bytes_per_seq": pool.layout.state_bytes_per_seq, "num_gpu_blocks": pool.num_blocks,
         "block_size": pool.layout.block_size, "bytes_per_block": pool.bytes_per_block,
         "kv_tokens": pool.reported_tokens,
         "max_concurrency_x": memory.max_concurrency, "usd_per_hour": prediction.usd_per_hour,
-        "start_up_s": begins and begins.total,
+        "start_up_s": startup and startup.total,
     }  # fmt: skip
     if performance is None:
         if prediction.workload is not None or not memory.can_start:
