@@ -161,8 +161,14 @@ def plan():
 
 def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds(plan) -> None:
     for candidate in (plan.chosen, plan.runner_up):
-        assert candidate.is_feasible and candidate.prediction.performance.requests > 1000
-    holding = [c for c in plan.candidates if c.is_feasible and c.prediction.performance.requests]
+        assert (
+            candidate.is_feasible and candidate.prediction.performance.num_simulated_requests > 1000
+        )
+    holding = [
+        c
+        for c in plan.candidates
+        if c.is_feasible and c.prediction.performance.num_simulated_requests
+    ]
     assert plan.chosen.cost_key == min(c.cost_key for c in holding)
 
 

@@ -16,20 +16,20 @@ def test_commands_stopped_at_random_moments(command: str) -> None:
 INTERRUPTED = """
 import random, signal
 from planner import deploy_on, load_scenario
-from planner.planning.benchmark_run import once
+from planner.planning.simulation_runs import simulate_once
 
 class Stop(Exception): pass
 
 def stop(*_): raise Stop
 
 deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", max_model_len=8192, max_num_seqs=64)
-once(deployment, load := load_scenario("chat-70b").workload, 300)
+simulate_once(deployment, load := load_scenario("chat-70b").workload, 300)
 signal.signal(signal.SIGALRM, stop)
 for _ in range(60):
     signal.setitimer(signal.ITIMER_REAL, 0.004 + 0.02 * random.random())
     try:
         while True:
-            once(deployment, load, 300)
+            simulate_once(deployment, load, 300)
     except Stop:
         pass
 print("well")

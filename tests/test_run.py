@@ -59,7 +59,7 @@ def even(monkeypatch: pytest.MonkeyPatch) -> StepModel:
         sigma_ttft=0.0, sigma_output_tps=0.0,
     )  # fmt: skip
     for module in (runs, limits):
-        monkeypatch.setattr(module, "step_of", lambda deployment: flat)
+        monkeypatch.setattr(module, "build_step_model", lambda deployment: flat)
     return flat
 
 
