@@ -30,13 +30,13 @@ def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
     return int(many) if many else None, gpus.get_gpu(match[2])
 
 
-def resolve_served_model(judged: CheckedCommand) -> tuple[str, Model]:
+def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
     """What the command serves, by its name or by the last part of a path; `PlannerError` where it is not known."""
     key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(
-        judged.command.engine, ""
+        checked.command.engine, ""
     )
-    words = judged.as_meant.positional if key != "model_id" else ()
-    given = words[0] if words else judged.argument_values.get(key)
+    words = checked.as_meant.positional if key != "model_id" else ()
+    given = words[0] if words else checked.argument_values.get(key)
     if not given:
         raise PlannerError("the command names no model")
     name = str(given)
@@ -240,11 +240,11 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
     return SpeculationConfig(method, tokens, head=draft)
 
 
-def build_command_deployment(judged: CheckedCommand, gpu: str, version: str) -> Deployment:
+def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) -> Deployment:
     """The command's deployment on a GPU; `PlannerError` for what the planner does not know, or the engine refuses."""
-    values, engine = judged.argument_values, judged.command.engine
+    values, engine = checked.argument_values, checked.command.engine
     many, card = parse_gpu_count(gpu)
-    name, model = resolve_served_model(judged)
+    name, model = resolve_served_model(checked)
     asked = values.get("quantization") or values.get("quantize")
     if (
         isinstance(asked, str)

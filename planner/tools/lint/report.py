@@ -176,8 +176,8 @@ def lint(
         parse_gpu_count(gpu)
     for command in text.commands:
         at = version or command.version or load_flag_lists(command.engine).versions[-1]
-        judged = _check_command(command, at)
-        notes += filter(None, (judged.options.note, command.note))
+        checked = _check_command(command, at)
+        notes += filter(None, (checked.options.note, command.note))
         pool = (
             f"a {command.role} worker of pools is planned as a server of its own, which does both"
         )
@@ -188,8 +188,8 @@ def lint(
             if version or command.version
             else [f"no version given: judged for {command.engine} {at}"]
         )
-        command_reports.append(_plan_command(judged, on, at, workload))
-        drift += check_upgrade(judged, to) if to else []
+        command_reports.append(_plan_command(checked, on, at, workload))
+        drift += check_upgrade(checked, to) if to else []
     watched = (
         check_metrics(
             text.metrics, [command_report.checked for command_report in command_reports], version
@@ -212,40 +212,40 @@ def lint(
 
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """The verdicts on a command, those on its model among them."""
-    judged = check_command(command, version)
+    checked = check_command(command, version)
     engine = find_engine_version(command.engine, version)
     return replace(
-        judged, findings=_merge_findings(judged.findings, find_contradictions(judged, engine))
+        checked, findings=_merge_findings(checked.findings, find_contradictions(checked, engine))
     )
 
 
 def _plan_command(
-    judged: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
+    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
 ) -> CommandReport:
     """One command, planned where a GPU is named and the planner knows enough; what does not start, once mended."""
-    better = fix_command(judged)
+    better = fix_command(checked)
     if gpu is None:
-        return CommandReport(judged, better, None, "")
-    starting = judged
-    if any(finding.refused for finding in judged.findings):
+        return CommandReport(checked, better, None, "")
+    starting = checked
+    if any(finding.refused for finding in checked.findings):
         starting = _check_command(better.command, version)
         if still := next((found for found in starting.findings if found.refused), None):
             why = f"the server ends with an error while it starts. {still.written}: {still.why}"
-            return CommandReport(judged, better, None, why)
+            return CommandReport(checked, better, None, why)
     try:
         done = plan_command(starting, gpu, version, workload)
     except PlannerError as error:
-        return CommandReport(judged, better, None, str(error))
-    judged = _drop_safe_memory_findings(judged, done)
+        return CommandReport(checked, better, None, str(error))
+    checked = _drop_safe_memory_findings(checked, done)
     return CommandReport(
-        judged, fix_command(judged, {step.argument: step.value for step in done.steps}), done, ""
+        checked, fix_command(checked, {step.argument: step.value for step in done.steps}), done, ""
     )
 
 
-def _drop_safe_memory_findings(judged: CheckedCommand, done: CommandPlan) -> CheckedCommand:
+def _drop_safe_memory_findings(checked: CheckedCommand, done: CommandPlan) -> CheckedCommand:
     """The findings, without the rule on large shares of memory where this GPU's memory plan says that it is safe."""
     if done.deployment.args.gpu_memory_utilization > find_safe_memory_utilization(done.deployment):
-        return judged
+        return checked
     share = ("--gpu-memory-utilization", "risky")
     findings = (
         (
@@ -253,9 +253,9 @@ def _drop_safe_memory_findings(judged: CheckedCommand, done: CommandPlan) -> Che
             if (finding.name, finding.verdict) == share
             else finding
         )
-        for finding in judged.findings
+        for finding in checked.findings
     )
-    return replace(judged, findings=tuple(findings))
+    return replace(checked, findings=tuple(findings))
 
 
 def _merge_findings(

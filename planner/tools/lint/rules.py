@@ -1,4 +1,4 @@
-"""What `catalogs/flags/rules.yaml` says of options and variables together."""
+"""Apply the rules of `catalogs/flags/rules.yaml` about combinations of options and variables."""
 
 import re
 from collections.abc import Iterator
@@ -37,32 +37,32 @@ class OptionRule(SourcedEntry):
 
 @cache
 def load_option_rules(engine: str) -> tuple[OptionRule, ...]:
-    """The rules of all engines, and those of `engine`."""
+    """Return the rules for all engines, followed by those of `engine`."""
     data = read_yaml(FLAGS_DIR / "rules.yaml")
-    listed_rules = [
-        (whose, n, one)
-        for whose in ("all", engine)
-        for n, one in enumerate(data.get(whose, []), start=1)
+    entries = [
+        (section, n, entry)
+        for section in ("all", engine)
+        for n, entry in enumerate(data.get(section, []), start=1)
     ]
     return tuple(
-        validate_entry(OptionRule, one, f"flags/rules.yaml, rule {n} of {whose}")
-        for whose, n, one in listed_rules
+        validate_entry(OptionRule, entry, f"flags/rules.yaml, rule {n} of {section}")
+        for section, n, entry in entries
     )
 
 
 def apply_option_rules(
     command: ServerCommand, parsed: ParsedCommandLine, version: str
 ) -> Iterator[LintFinding]:
-    """What the rules say of options and variables together."""
+    """Yield the findings of the rules that match a command."""
     values: dict[str, Any] = {**command.environment, **_read_nearby_version(command, version)}
-    own = command.container and not command.launched.startswith(
-        "python -m dynamo."
-    )  # where Dynamo's frontend listens
-    values |= {**parsed.values, "container": own, "role": command.role or None}
-    at = parse_release(version)
+    # With Dynamo its frontend listens, not the engine in the container.
+    is_dynamo = command.launched.startswith("python -m dynamo.")
+    is_plain_container = command.container and not is_dynamo
+    values |= {**parsed.values, "container": is_plain_container, "role": command.role or None}
+    release = parse_release(version)
     for rule in load_option_rules(command.engine):
-        if (rule.from_ and at < parse_release(rule.from_)) or (
-            rule.before and at >= parse_release(rule.before)
+        if (rule.from_ and release < parse_release(rule.from_)) or (
+            rule.before and release >= parse_release(rule.before)
         ):
             continue
         if not all(_matches_test(test, values.get(name)) for name, test in rule.when.items()):
@@ -75,7 +75,11 @@ def apply_option_rules(
             )
             continue
         option = next(
-            (one for one in reversed(parsed.options) if one.option and one.option.argument == name),
+            (
+                candidate
+                for candidate in reversed(parsed.options)
+                if candidate.option and candidate.option.argument == name
+            ),
             None,
         )
         shown = option.option.name if option and option.option else f"--{name.replace('_', '-')}"
@@ -92,12 +96,12 @@ def apply_option_rules(
 
 
 def _read_nearby_version(command: ServerCommand, version: str) -> dict[str, Any]:
-    """What the next list reads in the command, for a version between two lists."""
+    """Return the values that the next recorded version reads, for a version between two records."""
     cli_options = get_cli_options(command.engine, version)
     later = [
-        one
-        for one in load_flag_lists(command.engine).versions
-        if parse_release(one) > parse_release(version)
+        listed
+        for listed in load_flag_lists(command.engine).versions
+        if parse_release(listed) > parse_release(version)
     ]
     return (
         get_cli_options(command.engine, later[0]).parse(command.argv).values
@@ -107,7 +111,7 @@ def _read_nearby_version(command: ServerCommand, version: str) -> dict[str, Any]
 
 
 def _matches_test(test: str, value: Any) -> bool:
-    """Whether a value passes the test of a rule."""
+    """Return whether a value passes the test of a rule."""
     if test in ("given", "absent"):
         return (value is not None) == (test == "given")
     if test.startswith("not "):
