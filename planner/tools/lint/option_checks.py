@@ -56,7 +56,7 @@ class CheckedCommand:
 
     @property
     def argument_values(self) -> Mapping[str, Any]:
-        """Argument -> value, with all sources: TGI's environment, and TensorRT-LLM's file, which wins."""
+        """Argument -> value, with TGI's environment and TensorRT-LLM's file, which wins."""
         variables = {name.lower(): value for name, value in self.command.environment.items()}
         environment_values: dict[str, Any] = {}
         if (
