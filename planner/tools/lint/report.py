@@ -1,4 +1,4 @@
-"""Lint a running command: what its version accepts, what it does on a GPU, and the fixed command."""
+"""Lint a command: what its version accepts, what it does on a GPU, and the fixed command."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -158,9 +158,9 @@ def lint(
 ) -> LintReport:  # fmt: skip
     """Check a command line or file for an engine's version; with a `gpu` also plan it.
 
-    Nothing of `what` runs. Without `version` the version is the image's, or else the newest recorded
-    one; a file of a plan names its own version, and its GPU if no `gpu` is given. `to` is a version
-    to upgrade to. Raises `PlannerError` if no server or metric is recognized.
+    Nothing of `what` runs. Without `version` the version is the image's, or else the newest
+    recorded one; a file of a plan names its own version, and its GPU if no `gpu` is given. `to` is
+    a version to upgrade to. Raises `PlannerError` if no server or metric is recognized.
     """
     source = read_source(what, engine)
     notes = list[str]()
@@ -186,21 +186,13 @@ def lint(
         )
         command_reports.append(_plan_command(checked, planned_gpu, checked_version, workload))
         upgrade_findings += check_upgrade(checked, to) if to else []
-    metrics = (
-        check_metrics(
-            source.metrics, [command_report.checked for command_report in command_reports], version
-        )
-        if source.metrics
-        else []
-    )
-    if to and source.metrics:
+    checked_commands = [report.checked for report in command_reports]
+    metrics = check_metrics(source.metrics, checked_commands, version)
+    if to:
         current = {finding.name: finding for finding in metrics}
-        upgraded = check_metrics(
-            source.metrics, [finding.checked for finding in command_reports], to
-        )
         upgrade_findings += [
             finding
-            for finding in upgraded
+            for finding in check_metrics(source.metrics, checked_commands, to)
             if finding != current[finding.name] and finding.needs_fix
         ]
     return LintReport(

@@ -115,7 +115,7 @@ def find_commands(
 def _parse_statement(
     statement: ShellStatement, location: str, engine: str | None = None, depth: int = 0
 ) -> Iterator[ServerCommand]:
-    """Yield the server that a statement starts: by launcher, in a container, or in another shell."""
+    """Yield the server that a statement starts, also in a container or in another shell."""
     words, environment = statement.words, statement.environment
     if depth > 3 or not words:
         return
