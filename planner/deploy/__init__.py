@@ -1,4 +1,4 @@
-"""From a plan to the files that start, watch and check it."""
+"""Write the files that start, monitor and benchmark a plan."""
 
 from planner.deploy.artifacts import (
     ALL_ARTIFACT_FILES,

@@ -1,9 +1,9 @@
-"""What to watch of a plan in production, and from where on it is no longer the plan: for alerts, dashboard and runbook.
+"""Compute what to monitor of a plan and at which thresholds: for alerts, dashboard and runbook.
 
-A promise is held against the lowest edge of the engine's histogram at or above its limit: what lies
-above that edge surely took longer, where a quantile interpolated between two edges may be off by
-the whole bucket. Burn rates and their windows are those of Google's SRE workbook, "Alerting on
-SLOs" (2018): 2% of a month's budget in an hour, 5% in six hours.
+An SLO is checked at the lowest bucket edge of the engine's histogram at or above its limit: a
+request above that edge was certainly slower, whereas a quantile interpolated between two edges
+may be off by the whole bucket. Burn rates and windows are those of Google's SRE workbook,
+"Alerting on SLOs" (2018): 2% of a month's budget in an hour, 5% in six hours.
 """
 
 from __future__ import annotations
@@ -28,97 +28,100 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MONITORING_FILES = ("alerts.yml", "prometheus.yml", "grafana.json", "runbook.md")
-"""What watches a plan, where the engine's metrics are known."""
+"""Files that monitor a plan; they need the names of the engine's metrics."""
 BURN_RATE_WINDOWS = ((14.4, "1h", "5m", 0.5), (6.0, "6h", "30m", 0.25))
-"""(times the budget, long window, short window, share of the way to all requests where the budget is a large one)."""
+"""(times the budget, long window, short window, upper bound for a large budget).
+
+The bound is a fraction of the way from the budget to all requests.
+"""
 MIN_REQUESTS_PER_HOUR = 20
-"""Requests in an hour from which on a share of them says something."""
+"""Minimum number of requests in an hour for which a fraction of them is meaningful."""
 KV_FULL_USAGE = 0.98
-"""KV usage from which on the pool is full: a request that grows finds no block."""
+"""KV cache usage at which the pool is full: a growing request finds no free block."""
 
 
 @dataclass(frozen=True)
 class SloAlert:
-    """One target of the service level as its histogram can see it; times in seconds."""
+    """One SLO as its histogram can measure it; times in seconds."""
 
     target: SloTarget
     histogram: str | None  # None: this version has none
-    bucket_edge_s: (
-        float | None
-    )  # where requests are counted as late; None for a mean, or beyond all edges
-    mean: float  # planned, the high end of its interval
+    # Requests above it count as late; None for a mean, or beyond all edges.
+    bucket_edge_s: float | None
+    mean: float  # planned, pessimistic end of its interval
 
     @property
     def key(self) -> str:
-        """ "ttft_p95"."""
+        """Metric and statistic, such as "ttft_p95"."""
         return f"{self.target.metric}_{self.target.percentile}"
 
     @property
     def bucket_label(self) -> str:
-        """The edge as Prometheus clients write it, "0.05" or "1.0"."""
+        """The bucket edge as Prometheus clients write it: "0.05", "1.0"."""
         return str(float(self.bucket_edge_s or math.inf))
 
     @property
     def alert_name(self) -> str:
-        """ "TtftP95"."""
+        """The name of the alert, such as "TtftP95"."""
         return f"{self.target.metric.capitalize()}{self.target.percentile.capitalize()}"
 
     @property
     def error_budget(self) -> float:
-        """The share of requests that may be late: 0.05 of a p95."""
-        at = self.target.percentile
-        return math.nan if at == "mean" else round(1 - int(at[1:]) / 100, 4)
+        """The fraction of requests that may be late: 0.05 for a p95, NaN for a mean."""
+        statistic = self.target.percentile
+        return math.nan if statistic == "mean" else round(1 - int(statistic[1:]) / 100, 4)
 
     @property
     def burn_rate_rules(self) -> list[tuple[float, str, str]]:
-        """(share late, long window, short window) that pages: no share can be `BURNS` times a large budget."""
-        return [(min(times * self.error_budget, self.error_budget + (1 - self.error_budget) * most), long, short)
-                for times, long, short, most in BURN_RATE_WINDOWS]  # fmt: skip
+        """(fraction late, long window, short window) that pages; bounded for a large budget."""
+        budget = self.error_budget
+        return [
+            (min(times * budget, budget + (1 - budget) * bound), long, short)
+            for times, long, short, bound in BURN_RATE_WINDOWS
+        ]
 
 
 @dataclass(frozen=True)
 class AlertThresholds:
-    """Where each gauge and counter leaves the plan; None where there is nothing to watch."""
+    """The values at which gauges and counters deviate from the plan; None for no alert."""
 
-    kv_usage: float | None  # halfway from the plan's p99 to a full pool; None: the plan fills it
+    kv_usage: float | None  # halfway from the plan's p99 to a full pool; None if the plan fills it
     preemptions: float  # per request
-    wait: float | None  # seconds that waiting requests wait; None where work queues by design
-    rate: float | None  # requests/s that arrive
-    output_tps: float | None  # tokens/s while requests wait
-    prefix_hits: float | None  # share of the prompt tokens
-    accepted: float | None  # share of the drafted tokens
+    wait: float | None  # seconds in the queue; None if requests queue by design
+    rate: float | None  # offered load in requests/s
+    output_tps: float | None  # tokens/s while requests are waiting
+    prefix_hits: float | None  # fraction of the prompt tokens
+    accepted: float | None  # fraction of the drafted tokens
 
 
 def build_slo_alerts(prediction: Prediction, targets: Sequence[SloTarget]) -> list[SloAlert]:
-    """Every target with its histogram and edge."""
-    performance, engine_metric_names = (
-        prediction.performance,
-        get_metric_names(prediction.deployment.engine),
-    )
+    """Return each SLO with its histogram and bucket edge."""
+    performance = prediction.performance
+    metric_names = get_metric_names(prediction.deployment.engine)
     assert performance is not None
     edges = [
         (
-            engine_metric_names.find_bucket_edge(each.metric, each.seconds)
-            if each.percentile != "mean"
+            metric_names.find_bucket_edge(target.metric, target.seconds)
+            if target.percentile != "mean"
             else None
         )
-        for each in targets
+        for target in targets
     ]
     return [
         SloAlert(
-            each,
-            engine_metric_names.names.get(each.metric),
+            target,
+            metric_names.names.get(target.metric),
             edge,
-            performance.get(each.metric, "mean").hi,
+            performance.get(target.metric, "mean").hi,
         )
-        for each, edge in zip(targets, edges, strict=True)
+        for target, edge in zip(targets, edges, strict=True)
     ]
 
 
 def compute_alert_thresholds(
     prediction: Prediction, targets: Sequence[SloTarget]
 ) -> AlertThresholds:
-    """From where on production is no longer what was replayed."""
+    """Return the thresholds beyond which production deviates from the simulation."""
     performance, load = prediction.performance, prediction.effective_workload
     assert performance is not None
     limits = [target.seconds for target in targets if target.metric == "ttft"]
@@ -138,20 +141,26 @@ def compute_alert_thresholds(
 
 
 def list_alert_rules(rules: str) -> pd.DataFrame:
-    """One row per alert of a file of Prometheus `rules`: its name, what it does, after how long, what it means."""
+    """Return one row per alert of Prometheus `rules`: name, severity, delay and meaning."""
     import pandas as pd
 
     groups = yaml.safe_load(rules)["groups"]
-    found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     rows = [
-        (r["alert"], r["labels"]["severity"], r.get("for", "0m"), r["annotations"]["summary"])
-        for r in found
+        (
+            rule["alert"],
+            rule["labels"]["severity"],
+            rule.get("for", "0m"),
+            rule["annotations"]["summary"],
+        )
+        for group in groups
+        for rule in group["rules"]
+        if "alert" in rule
     ]
     return pd.DataFrame(rows, columns=["alert", "severity", "after", "means"])
 
 
 def build_series_selector(deployment: Deployment) -> Callable[..., Markup]:
-    """Series of this plan's model in PromQL: of("up", le="1.0")."""
+    """Return a function that selects this model's series in PromQL: of("up", le="1.0")."""
 
     def of(metric: str, **labels: str) -> Markup:
         pairs = {"model_name": deployment.model.name, **labels}
@@ -163,16 +172,17 @@ def build_series_selector(deployment: Deployment) -> Callable[..., Markup]:
 
 
 def get_prometheus_job(deployment: Deployment) -> str:
-    """What Prometheus calls the replicas of this plan."""
+    """Return the Prometheus job of the plan's replicas."""
     return f"headroom/{deployment.model.name}"
 
 
 def list_metrics_endpoints(
     replicas: int, port: int, per_node: int = 1, nodes: int = 1
 ) -> list[str]:
-    """HOST:PORT of every replica's /metrics: `per_node` share a machine from `port` up, or one spans `nodes` of them.
+    """Return HOST:PORT of the /metrics page of every replica.
 
-    Machines are called node-0, node-1, ...; a single one is localhost.
+    `per_node` replicas share a node, with ports from `port` up, or one replica spans `nodes` nodes.
+    Nodes are called node-0, node-1, ...; a single one is localhost.
     """
     if nodes > 1:
         return [f"node-{k * nodes}:{port}" for k in range(replicas)]
@@ -183,7 +193,10 @@ def list_metrics_endpoints(
 def build_monitoring_values(
     prediction: Prediction, targets: Sequence[SloTarget], at: Sequence[str]
 ) -> dict[str, Any]:
-    """What the templates of `FILES` need beside the plan itself; `at`: the `endpoints` of its replicas."""
+    """Return the additional values of the `MONITORING_FILES` templates.
+
+    `at` lists the /metrics endpoints of the plan's replicas.
+    """
     deployment = prediction.deployment
     engine_metric_names = get_metric_names(deployment.engine)
     return {

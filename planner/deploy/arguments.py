@@ -1,4 +1,4 @@
-"""Arguments with what is filled in where they run, spelled for a terminal, a script, a pod and a compose file."""
+"""Arguments with values that are filled in at launch, spelled for each kind of launcher."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from planner.core.errors import PlannerError
 
 @dataclass(frozen=True)
 class EnvVariable:
-    """A value that is set where a launch runs, times a number; `missing` says what it is to who has not set it."""
+    """A variable that is set at launch, times a number; `missing` is the message if it is unset."""
 
     name: str
     missing: str
@@ -22,7 +22,7 @@ class EnvVariable:
 
 @dataclass(frozen=True)
 class ReplicaPort:
-    """A port of the first replica; the next one on the same node takes the one that is `each` further."""
+    """A port of the first replica; the next replica on the node adds `stride`."""
 
     number: int
     stride: int = 1
@@ -33,7 +33,7 @@ class ReplicaPort:
 
 @dataclass(frozen=True)
 class SiblingFile:
-    """A file that lies where the launch script does."""
+    """A file in the folder of the launch script."""
 
     name: str
 
@@ -43,30 +43,30 @@ class SiblingFile:
 
 ArgumentPart = str | EnvVariable | ReplicaPort | SiblingFile
 Argument = tuple[ArgumentPart, ...]
-"""One argument: text, and what is filled in where it runs."""
+"""One argument: text, and values that are filled in at launch."""
 CONTAINER_MOUNT_DIR = "/headroom"
-"""Where containers find the files that lie beside the launch script."""
+"""Folder in which containers find the sibling files of the launch script."""
 
 
 def format_for_display(word: Argument) -> str:
-    """An argument as it is shown: variables as a shell has them."""
+    """Format an argument for people, with variables as a shell writes them."""
     return "".join(map(str, word))
 
 
 def format_for_shell(word: Argument) -> str:
-    """An argument as a shell reads it: text quoted, variables open."""
+    """Format an argument for a shell: text is quoted, variables are not."""
     return "".join(
         f'"{part}"' if isinstance(part, EnvVariable) else _quote_part(str(part)) for part in word
     )
 
 
 def _quote_part(part: str) -> str:
-    """Text for a shell; with commas always in quotes: in an array they look like a slip."""
+    """Quote text for a shell, always if it has commas, which look like a slip in an array."""
     return f"'{part}'" if "," in part and shlex.quote(part) == part else shlex.quote(part)
 
 
 def format_for_script(word: Argument) -> str:
-    """The same within `serve.sh`, which counts ports by `replica` and knows `here`, its own folder."""
+    """Format an argument for `serve.sh`, which sets `replica` and `here`, its own folder."""
 
     def spelled(part: ArgumentPart) -> str:
         if isinstance(part, ReplicaPort):
@@ -77,7 +77,7 @@ def format_for_script(word: Argument) -> str:
 
 
 def format_for_pod(word: Argument, renamed: Mapping[str, str] | None = None) -> str:
-    """The same as Kubernetes reads an argument: $(NAME), and $$ where the text itself has a dollar."""
+    """Format an argument for Kubernetes: $(NAME), and $$ for a dollar of the text."""
 
     def named(variable: EnvVariable) -> str:
         if variable.times != 1:
@@ -90,7 +90,7 @@ def format_for_pod(word: Argument, renamed: Mapping[str, str] | None = None) -> 
 
 
 def format_for_compose(word: Argument) -> str:
-    """The same as a compose file reads it: ${NAME:?...}, and $$ where the text itself has a dollar."""
+    """Format an argument for a compose file: ${NAME:?...}, and $$ for a dollar of the text."""
     return _format_for_container(word, str)
 
 

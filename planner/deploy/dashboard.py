@@ -1,4 +1,4 @@
-"""The plan as a Grafana dashboard: what it expects and promises, drawn as bands behind what the engine reports."""
+"""Render a plan as a Grafana dashboard: expected values and SLOs behind the engine's metrics."""
 
 import hashlib
 import json
@@ -11,13 +11,11 @@ from planner.core.templates import render_template
 
 
 def render_dashboard(values: Mapping[str, Any]) -> str:
-    """`grafana.json` of the plan whose `values` the templates get; its panels stand in `grafana.yaml.j2`."""
-    title, panels = (
-        values["title"],
-        yaml.safe_load(render_template("deploy", "grafana.yaml", **values)),
-    )
+    """Return `grafana.json` for the template `values`; its panels are in `grafana.yaml.j2`."""
+    title = values["title"]
+    panels = yaml.safe_load(render_template("deploy", "grafana.yaml", **values))
     uid = f"headroom-{hashlib.sha256(title.encode()).hexdigest()[:16]}"
-    made = json.loads(
+    dashboard = json.loads(
         render_template("deploy", "grafana.json", title=title, uid=uid, panels=panels)
     )
-    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(dashboard, indent=1, ensure_ascii=False) + "\n"

@@ -1,6 +1,6 @@
-"""From a plan to one launch: program, arguments, environment, GPUs, nodes, replicas, image and ports.
+"""Build the launch of a plan: program, arguments, environment, nodes, replicas, image and ports.
 
-What each engine calls its options, and why each is set, stands in `templates/flags/ENGINE.j2`.
+`templates/flags/ENGINE.j2` holds each engine's options, and the reason for each.
 """
 
 import math
@@ -42,19 +42,19 @@ from planner.models.registry import load_model, resolve_repository
 from planner.planning.prediction import Prediction
 
 DRAIN_TIMEOUT_S = 120
-"""Seconds that requests in flight get to finish when the server is stopped."""
+"""Seconds that running requests get to finish when the server stops."""
 MASTER_PORT = 29501
-"""Where the nodes of a replica meet."""
+"""Port on which the nodes of a replica rendezvous."""
 KV_TRANSFER_PORTS = {"prefill": 5600, "decode": 5700}
-"""Where workers of pools learn of each other's KV caches, each copy of the attention at its own."""
+"""First port for KV transfer handshakes by pool; each data-parallel rank has its own."""
 BOOTSTRAP_PORT = 8998
-"""Where SGLang's first prefill worker of a node is asked for KV caches, its default."""
+"""SGLang's default port on which a node's first prefill worker is asked for KV caches."""
 DECODE_PORT_OFFSET = 100
-"""Decode workers listen so much higher than prefill workers, of which some may be on the same node."""
+"""Offset of decode workers' ports, as prefill workers may run on the same node."""
 
 
 class EnginePackaging(SourcedEntry):
-    """How an engine is packed and spoken to: `catalogs/launch.yaml`."""
+    """One engine of `catalogs/launch.yaml`: images, endpoints and names of methods."""
 
     images: dict[str, str | None]
     health: str
@@ -65,7 +65,7 @@ class EnginePackaging(SourcedEntry):
 
 
 class AcceleratorKind(SourcedEntry):
-    """How a kind of accelerator is picked and asked for: `catalogs/devices.yaml`."""
+    """One kind of `catalogs/devices.yaml`: how its GPUs are selected and requested."""
 
     visible: str
     resource: str
@@ -82,7 +82,7 @@ class OutputParser(StrictEntry):
 
 
 class ModelFlagsEntry(SourcedEntry):
-    """What a family of models needs beside the plan: `catalogs/model_flags.yaml`."""
+    """The options that a model family needs: `catalogs/model_flags.yaml`."""
 
     only: tuple[str, ...] = ()
     remote_code: str | None = None
@@ -93,7 +93,7 @@ class ModelFlagsEntry(SourcedEntry):
 
 @dataclass(frozen=True)
 class LaunchFlag:
-    """One option of a launch, and why it is there."""
+    """One option of a launch, and the reason for it."""
 
     name: str
     argument: Argument | None
@@ -101,12 +101,12 @@ class LaunchFlag:
 
     @property
     def value(self) -> str | None:
-        """What it is set to."""
+        """The value as text; None for an option without one."""
         return None if self.argument is None else format_for_display(self.argument)
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The option as arguments; a value that begins like an option is tied to its own."""
+        """The option as arguments; a value that begins with a dash is joined by `=`."""
         if self.argument is None:
             return ((self.name,),)
         tied = isinstance(self.argument[0], str) and self.argument[0].startswith("-")
@@ -118,7 +118,7 @@ class LaunchFlag:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """How one replica is started: on each of its `nodes` the same words, and on all but the first also `others`."""
+    """The launch of one replica; all nodes but the first also get `worker_arguments`."""
 
     deployment: Deployment
     serving: EnginePackaging
@@ -132,14 +132,13 @@ class LaunchSpec:
     start_up: StartupTime | None = None
     note: str = ""
     drain_s: int = DRAIN_TIMEOUT_S
-    role: str = ""  # "prefill" or "decode": a worker of that pool
-    exported_variables: Mapping[str, Argument] = field(
-        default_factory=dict
-    )  # more of the environment, filled in where it runs
+    role: str = ""  # "prefill" or "decode" for a worker of that pool
+    # the part of the environment that is filled in at launch
+    exported_variables: Mapping[str, Argument] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        """What heads its files."""
+        """The first line of its files."""
         deployment = self.deployment
         return (
             f"{deployment.model.name} on {deployment.layout} of {deployment.gpu.name},"
@@ -148,7 +147,7 @@ class LaunchSpec:
 
     @property
     def port(self) -> int:
-        """Where the first replica of a node listens."""
+        """The port of the first replica on a node."""
         return get_port(self.deployment, self.role)
 
     @property
@@ -158,13 +157,13 @@ class LaunchSpec:
 
     @property
     def replicas_per_node(self) -> int:
-        """How many of the plan's replicas the largest rented machine has room for; where one spans nodes, 1."""
+        """Replicas that fit the largest rented machine; 1 if a replica spans nodes."""
         room = max(self.deployment.machines, default=self.deployment.gpus_per_node) // self.gpus
         return max(min(room, self.deployment.num_replicas), 1)
 
     @property
     def image(self) -> str | None:
-        """The engine's published image at this version; None where there is none for this kind of GPU."""
+        """The engine's published image at this version; None if this kind of GPU has none."""
         engine, images = self.deployment.engine, self.serving.images
         image = images.get(select_entry_for_release(self.deployment.gpu.vendor, engine, images))
         return (
@@ -173,23 +172,23 @@ class LaunchSpec:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """Everything that is run on the first node, argument by argument."""
+        """The whole command on the first node."""
         return (*self.program, *(word for flag in self.flags for word in flag.arguments))
 
     @property
     def variables(self) -> dict[str, EnvVariable]:
-        """What has to be set where it runs, by name."""
+        """The variables that must be set at launch, by name."""
         words = (*self.arguments, *self.exported_variables.values())
         return {part.name: part for word in words for part in word if isinstance(part, EnvVariable)}
 
     @property
     def command(self) -> list[str]:
-        """The command as its arguments; where a variable has to be set, as a shell has it."""
+        """The command as text, with variables as a shell writes them."""
         return [format_for_display(word) for word in self.arguments]
 
     @property
     def shell_line(self) -> str:
-        """The command in one line, as a shell reads it."""
+        """The command in one line for a shell."""
         before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         before += [
             f"{name}={format_for_shell(word)}" for name, word in self.exported_variables.items()
@@ -204,18 +203,21 @@ class LaunchSpec:
 
 @cache
 def get_engine_packaging(engine: str) -> EnginePackaging:
-    """What `catalogs/launch.yaml` knows of an engine."""
+    """Return the entry of `catalogs/launch.yaml` for an engine."""
     return load_catalog("launch.yaml", EnginePackaging)[engine]
 
 
 def get_accelerator_kind(deployment: Deployment) -> AcceleratorKind:
-    """What `catalogs/devices.yaml` knows of the GPUs of `deployment`."""
+    """Return the entry of `catalogs/devices.yaml` for the GPUs of `deployment`."""
     known = load_catalog("devices.yaml", AcceleratorKind)
     return known["gaudi" if deployment.gpu.name.startswith("Gaudi") else deployment.gpu.vendor]
 
 
 def count_nodes(deployment: Deployment) -> int:
-    """Nodes of one replica: as few as hold it, each with the same number of whole tensor-parallel groups."""
+    """Return the fewest nodes of a replica that hold equal numbers of tensor-parallel groups.
+
+    Raises `PlannerError` if a tensor-parallel group does not fit one node.
+    """
     layout = deployment.layout
     groups, held = layout.pp * layout.dp, deployment.gpus_per_node // layout.tp
     if not held:
@@ -229,28 +231,28 @@ def count_nodes(deployment: Deployment) -> int:
 
 
 def get_port(deployment: Deployment, role: str = "") -> int:
-    """Where the first replica of a node, or worker of a pool, listens."""
+    """Return the port of the first replica on a node, or of a pool's first worker."""
     return deployment.engine.facts.port + DECODE_PORT_OFFSET * (role == "decode")
 
 
 def build_launches(
     prediction: Prediction, storage: str = DEFAULT_STORAGE
 ) -> tuple[LaunchSpec, ...]:
-    """`launch`, or where there are pools that of a worker of each."""
+    """Return the launch of a replica, or of a worker of each pool."""
     if prediction.prefill is None:
         return (build_launch(prediction, storage),)
     pools = zip(("prefill", "decode"), prediction.pools, strict=True)
-    alone = [
+    workers = [
         (role, replace(prediction, deployment=pool, memory=get_memory_plan(pool), prefill=None))
         for role, pool in pools
     ]
-    return tuple(build_launch(one, storage, role) for role, one in alone)
+    return tuple(build_launch(worker, storage, role) for role, worker in workers)
 
 
 def build_launch(
     prediction: Prediction, storage: str = DEFAULT_STORAGE, role: str = ""
 ) -> LaunchSpec:
-    """How to start one replica of what was predicted; `PlannerError` for what its engine has no option for."""
+    """Return the launch of one replica; `PlannerError` if the engine lacks an option for it."""
     deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
     assert workload is not None
     fit = memory.pool.count_sequences(round(workload.mean_tokens_per_request))
@@ -267,7 +269,7 @@ def build_deployment_launch(
     fit: str = "some",
     p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0, role: str = "",
 ) -> LaunchSpec:  # fmt: skip
-    """How to start one replica of `deployment`, or as a worker of a pool (`role`)."""
+    """Return the launch of one replica of `deployment`, or of a pool's worker (`role`)."""
     engine, layout = deployment.engine, deployment.layout
     cli_options, facts, nodes = (
         get_cli_options(engine.name, engine.version),
@@ -283,13 +285,10 @@ def build_deployment_launch(
                 f"revision {revision} is not one of a checkpoint quantised with {converted}"
             )
     online = converted if converted in facts.online else ""
-    given = (
-        part.partition("=")
-        for part in (deployment.args.limit_mm_per_prompt or "").split(",")
-        if part
-    )
-    media = {kind: int(most) for kind, _, most in given}  # that a prompt may hold, of each kind
-    found = _render_engine_template(
+    limits = (deployment.args.limit_mm_per_prompt or "").split(",")
+    pairs = (limit.partition("=") for limit in limits if limit)
+    media = {kind: int(limit) for kind, _, limit in pairs}
+    rendered = _render_engine_template(
         engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
         family=_get_model_flags(deployment),
         name=deployment.model.name, speculative=_build_speculation_values(deployment, facts),
@@ -313,20 +312,20 @@ def build_deployment_launch(
     program = [
         (weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts.program)
     ]
-    notes = (cli_options.note, engine.substitution_note, *found["notes"])
+    notes = (cli_options.note, engine.substitution_note, *rendered["notes"])
     return LaunchSpec(
-        deployment, facts, get_accelerator_kind(deployment), (*found["before"], *program),
-        found["flags"],
-        found["others"], found["environment"], found["config"], nodes,
+        deployment, facts, get_accelerator_kind(deployment), (*rendered["before"], *program),
+        rendered["flags"],
+        rendered["others"], rendered["environment"], rendered["config"], nodes,
         estimate_startup(deployment, storage),
-        "; ".join(filter(None, notes)), role=role, exported_variables=found["filled"],
+        "; ".join(filter(None, notes)), role=role, exported_variables=rendered["filled"],
     )  # fmt: skip
 
 
 def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> dict[str, Any]:
-    """What the engine's template makes of the plan: flags, words before the program, environment, configuration."""
+    """Render the engine's template; returns flags, leading words, environment and configuration."""
     flags: list[LaunchFlag] = []
-    found: dict[str, Any] = {
+    rendered: dict[str, Any] = {
         "others": (),
         "before": (),
         "environment": {},
@@ -334,17 +333,17 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
         "config": {},
         "notes": [],
     }
-    named = values["d"].engine
+    named_engine = values["d"].engine
 
     def flag(name: str, *word: Any, why: str) -> str:
         parts = tuple(str(part) if isinstance(part, int | float) else part for part in word)
         flags.append(LaunchFlag(name, parts or None, " ".join(why.split())))
         if name not in options.spellings:
-            raise PlannerError(f"{named} has no option {name}, which is needed: {why}")
+            raise PlannerError(f"{named_engine} has no option {name}, which is needed: {why}")
         if errors := options.parse(
             [format_for_display(word) for word in flags[-1].arguments]
         ).errors:
-            raise PlannerError(f"{named} cannot be started as planned: {errors[0]}")
+            raise PlannerError(f"{named_engine} cannot be started as planned: {errors[0]}")
         return ""
 
     def switch(name: str, on: bool, why: str) -> str:
@@ -360,33 +359,33 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
         return name in options.spellings and not options.parse([name, value]).errors
 
     def refuse(what: str) -> str:
-        raise PlannerError(f"{named} {what}")
+        raise PlannerError(f"{named_engine} {what}")
 
     def put(key: str, **entries: Any) -> str:
         """Add to a part of the launch, or to one of its lists."""
-        found[key] = {**found[key], **entries}
+        rendered[key] = {**rendered[key], **entries}
         return ""
 
     def say(key: str, *items: Any) -> str:
-        found[key] = (*found[key], *items)
+        rendered[key] = (*rendered[key], *items)
         return ""
 
     render_template("deploy", f"flags/{engine}", **values, can=options.spellings, flag=flag, switch=switch, offered=offered, refuse=refuse,
         put=put, say=say,
     )  # fmt: skip
     config = (
-        yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True)
-        if found["config"]
+        yaml.safe_dump(rendered["config"], sort_keys=False, allow_unicode=True)
+        if rendered["config"]
         else ""
     )
-    before = tuple(part if isinstance(part, tuple) else (part,) for part in found["before"])
-    return {**found, "flags": tuple(flags), "config": config, "before": before}
+    before = tuple(part if isinstance(part, tuple) else (part,) for part in rendered["before"])
+    return {**rendered, "flags": tuple(flags), "config": config, "before": before}
 
 
 def _build_speculation_values(
     deployment: Deployment, facts: EnginePackaging
 ) -> dict[str, Any] | None:
-    """The method by the engine's name, how many tokens, and what drafts them: a repository, or what to set it in."""
+    """Return the engine's name of the method, the tokens, and the draft model or its variable."""
     drafting = deployment.speculation
     if drafting is None:
         return None
@@ -394,16 +393,16 @@ def _build_speculation_values(
         drafting.method, deployment.engine
     ) or explain_missing_draft(drafting, deployment.engine):
         raise PlannerError(reason)
-    what, how = normalize_method_name(drafting.method), get_draft_method(drafting.method)
-    name = facts.methods.get(select_entry_for_release(what, deployment.engine, facts.methods))
+    method, draft_method = normalize_method_name(drafting.method), get_draft_method(drafting.method)
+    name = facts.methods.get(select_entry_for_release(method, deployment.engine, facts.methods))
     if name is None:
-        raise PlannerError(f"{deployment.engine.name} has no speculative method {what}")
-    return {"kind": what, "method": name, "k": drafting.num_speculative_tokens, "model": _get_draft_location(drafting),
-            "parallel": how.draft in ("model", "layer")}  # fmt: skip
+        raise PlannerError(f"{deployment.engine.name} has no speculative method {method}")
+    return {"kind": method, "method": name, "k": drafting.num_speculative_tokens, "model": _get_draft_location(drafting),
+            "parallel": draft_method.draft in ("model", "layer")}  # fmt: skip
 
 
 def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None:
-    """Where the draft's weights are; None where the method needs none but the target's."""
+    """Return where the draft's weights are; None if the method needs none of its own."""
     if drafting.head:
         return drafting.head
     if drafting.draft:
@@ -417,7 +416,7 @@ def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None
 
 
 def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
-    """What this model needs beside the plan: why remote code, and its parsers at this version."""
+    """Return why the model needs remote code, and its parsers at this engine version."""
     name, engine = deployment.model.name, deployment.engine
     model_flags_entry = load_catalog("model_flags.yaml", ModelFlagsEntry).get(
         deployment.model.architecture.model_type
@@ -445,7 +444,7 @@ def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
 
 
 def get_checkpoint(deployment: Deployment) -> str:
-    """What an engine loads: a Hub repository or a folder, which no option parser takes for an option."""
+    """Return the repository or folder that the engine loads; it never looks like an option."""
     text = resolve_repository(deployment.model.name)
     if text.endswith(".json"):
         text = str(Path(text).parent)
@@ -453,10 +452,10 @@ def get_checkpoint(deployment: Deployment) -> str:
 
 
 def _get_conversion_quantization(deployment: Deployment) -> str:
-    """The quantization that the plan gives to a checkpoint stored otherwise; nothing when it is served as it is."""
+    """Return the format that the plan converts a checkpoint to; empty if it serves it as stored."""
     try:
         stored = load_model(deployment.model.name).quantization.method
-    except PlannerError:  # a local configuration: nothing to compare with
+    except PlannerError:  # a local configuration, which has no stored format
         return ""
     planned = deployment.model.quantization.method
     return planned if planned not in (stored, "none") else ""

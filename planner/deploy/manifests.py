@@ -1,6 +1,6 @@
-"""A plan for schedulers and clouds: docker compose, Kubernetes, production-stack, KServe, Dynamo, SkyPilot, RunPod.
+"""Render a plan for schedulers and clouds: compose, Kubernetes, KServe, Dynamo, SkyPilot, RunPod.
 
-What they say stands in templates of their names; here is what only Python can work out for them.
+The text is in templates of the same names; this module computes their values.
 """
 
 import math
@@ -43,13 +43,13 @@ MANIFEST_FILES: dict[str, tuple[str, ...]] = {
     "skypilot": ("sky.yaml",),
     "runpod": ("runpod.env",),
 }
-"""What a scenario may ask for, and the files of it."""
+"""The manifest kinds that a scenario may request, and their files."""
 DOWNLOAD_STORAGE = "download"
-"""What a pod reads its weights from where nothing is cached: a probe has to wait for that too."""
+"""Storage of a pod without cached weights: a probe has to allow for the download."""
 PROBE_TIMEOUT_FACTOR = 1.5
-"""Times the pessimistic end of a start that a probe waits."""
+"""Probe timeout as a multiple of the pessimistic end of the startup time."""
 LEADER_WORKER_SET_VARIABLES = {"NODE_RANK": "LWS_WORKER_INDEX", "MASTER_ADDR": "LWS_LEADER_ADDRESS"}
-"""Our variables as a LeaderWorkerSet sets them (lws.sigs.k8s.io, labels, annotations and environment variables)."""
+"""Our variables by a LeaderWorkerSet's names (lws.sigs.k8s.io, environment variables)."""
 SERVER_ONLY_OPTIONS = {
     "--port",
     "--host",
@@ -57,7 +57,7 @@ SERVER_ONLY_OPTIONS = {
     "--enable-metrics",
     "--enable-auto-tool-choice",
 }
-"""Options of an engine's own server, which is not there where another one stands in front of the engine."""
+"""Options of an engine's own server, which does not run behind another frontend."""
 
 
 class EnvVariableEntry(SourcedEntry):
@@ -72,7 +72,7 @@ class EnvVariableEntry(SourcedEntry):
 
 
 def load_environment_variables(engine: Engine) -> dict[str, EnvVariableEntry]:
-    """The variables that matter to `engine` at its version, by name."""
+    """Return the variables that matter to `engine` at its version, by name."""
     known = load_catalog("environment.yaml", EnvVariableEntry)
     return {
         name: entry for name, entry in known.items()
@@ -82,12 +82,12 @@ def load_environment_variables(engine: Engine) -> dict[str, EnvVariableEntry]:
 
 
 def build_slug(name: str) -> str:
-    """A model's name as Kubernetes takes names, of letters first: "llama-3-1-8b-instruct", "model-4-bit"."""
+    """Return a model's name as a Kubernetes name: "llama-3-1-8b-instruct", "model-4-bit"."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[:40].strip("-")
-    word = re.match("[a-z].", plain) and isinstance(
+    is_name = re.match("[a-z].", plain) and isinstance(
         yaml.safe_load(plain), str
     )  # true, no and y are none in YAML
-    return plain if word else f"model-{plain}".strip("-")
+    return plain if is_name else f"model-{plain}".strip("-")
 
 
 def render_manifests(
@@ -96,16 +96,20 @@ def render_manifests(
     prediction: Prediction,
     scaling: AutoscalingPlan | None = None,
 ) -> dict[str, str]:
-    """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what none can say."""
+    """Return file name -> text for the `wanted` kinds of `MANIFEST_FILES`.
+
+    With `scaling` the replicas follow its daily profile. Raises `PlannerError` for a plan that
+    a kind cannot express.
+    """
     values = build_template_values(launch, prediction) | _build_scaler_values(prediction, scaling)
     manifests: dict[str, str] = {}
     for kind in wanted:
         _check_manifest_supported(kind, launch)
-        own = {"skypilot": _build_skypilot_values, "runpod": _build_runpod_values}.get(
+        kind_values = {"skypilot": _build_skypilot_values, "runpod": _build_runpod_values}.get(
             kind, lambda _: {}
         )(launch)
         if kind == "dynamo":
-            own = dict(
+            kind_values = dict(
                 zip(
                     ("dynamo", "shipped"),
                     find_dynamo_release(launch.deployment.engine),
@@ -113,14 +117,14 @@ def render_manifests(
                 )
             )
         manifests |= {
-            name: render_template("deploy", name, **values, **own)
+            name: render_template("deploy", name, **values, **kind_values)
             for name in list_manifest_files(kind, launch.deployment.engine)
         }
     return manifests
 
 
 def list_manifest_files(kind: str, engine: Engine) -> list[str]:
-    """The files of one kind of `FILES`: without the engine's metrics none that rest on them."""
+    """Return the files of one kind, without those that need metrics the engine lacks."""
     silent = get_metric_names(engine).without
     return [
         name
@@ -130,17 +134,17 @@ def list_manifest_files(kind: str, engine: Engine) -> list[str]:
 
 
 def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
-    """Raise `PlannerError` where files of this `kind` cannot start what is planned."""
+    """Raise `PlannerError` if files of this `kind` cannot start the plan."""
     deployment = launch.deployment
     check_artifact_supported(kind, deployment.engine)
-    named = deployment.engine
+    engine = deployment.engine
     if launch.nodes > 1 and kind in ("compose", "runpod", "production-stack"):
         raise PlannerError(
             f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}"
         )
     if kind in ("kubernetes", "kserve", "production-stack") and launch.image is None:
         raise PlannerError(
-            f"files: {kind} needs an image, and none of {named} for {deployment.gpu.name} is"
+            f"files: {kind} needs an image, and none of {engine} for {deployment.gpu.name} is"
             " published"
         )
     if kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia":
@@ -160,11 +164,11 @@ def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
         and kind in ("kubernetes", "kserve")
         and "MASTER_ADDR" not in launch.variables
     ):
-        raise PlannerError(f"files: {named} spans nodes by a launcher of its own, not by {kind}")
+        raise PlannerError(f"files: {engine} spans nodes by a launcher of its own, not by {kind}")
 
 
 def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[str, Any]:
-    """What all templates may show."""
+    """Return the values that all templates may use."""
     deployment = launch.deployment
     begins, start_s = (
         estimate_startup(deployment, DOWNLOAD_STORAGE),
@@ -195,7 +199,7 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
 
 
 def compute_start_timeout_s(deployment: Deployment) -> int:
-    """How long a starting replica is waited for."""
+    """Return the seconds to wait for a starting replica."""
     begins = estimate_startup(deployment, DOWNLOAD_STORAGE)
     return (
         math.ceil(PROBE_TIMEOUT_FACTOR * begins.total.hi)
@@ -207,7 +211,7 @@ def compute_start_timeout_s(deployment: Deployment) -> int:
 def build_scaling_trigger(
     prediction: Prediction, scaling: AutoscalingPlan | None = None
 ) -> dict[str, float] | None:
-    """Requests in flight from which on another replica comes, and minutes until it answers; None where none does."""
+    """Return requests in flight that add a replica, and minutes until it answers; else None."""
     deployment = prediction.deployment
     if deployment.layout.replicas == 1 or get_metric_names(deployment.engine).without:
         return None
@@ -218,12 +222,12 @@ def build_scaling_trigger(
 
 
 def _get_scale_up_threshold(prediction: Prediction, scaling: AutoscalingPlan | None) -> float:
-    """Requests in flight on a replica above which another is needed."""
+    """Return the requests in flight per replica above which another one is needed."""
     return scaling.scale_up_in_flight if scaling else prediction.mean_in_flight
 
 
 def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None) -> dict[str, Any]:
-    """When replicas come and go."""
+    """Return the template values of the autoscaler."""
     stable_s = (
         scaling.stabilization_s
         if scaling
@@ -245,7 +249,10 @@ def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None
 
 
 def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[str, str, int]]:
-    """(start, end, replicas) as cron has it, each `lead_s` ahead, of all hours with more than the fewest replicas."""
+    """Return (start, end, replicas) in cron syntax for all hours above the minimum.
+
+    Each start is `lead_s` early. Empty unless the profile is a day or week that starts at midnight.
+    """
     counts, all_hours = scaling.replicas, len(scaling.replicas)
     if not scaling.starts_at_midnight or all_hours not in (HOURS_PER_DAY, HOURS_PER_WEEK):
         return []
@@ -271,44 +278,49 @@ def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[s
 
 
 def _build_skypilot_values(launch: LaunchSpec) -> dict[str, str]:
-    """The GPU as SkyPilot calls it, and what every node runs."""
-    known, gpu = (
+    """Return SkyPilot's name of the GPU, and the script that every node runs."""
+    gpu_names, gpu = (
         load_catalog("clouds.yaml", CloudNames)["skypilot"].names,
         launch.deployment.gpu.name,
     )
-    if gpu not in known:
+    if gpu not in gpu_names:
         raise PlannerError(
-            f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(known)}"
+            f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(gpu_names)}"
         )
-    set_before = [
-        f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()
-    ]
+    setup = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
     if launch.nodes > 1:
-        set_before += ['export NODE_RANK="$SKYPILOT_NODE_RANK"', 'MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"',
+        setup += ['export NODE_RANK="$SKYPILOT_NODE_RANK"', 'MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"',
                        "export MASTER_ADDR"]  # fmt: skip
     if launch.config:
         raise PlannerError(
             "files: skypilot carries no file beside the command, and this engine needs one"
         )
-    others = (
+    worker_arguments = (
         f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.worker_arguments)})'
         if launch.worker_arguments
         else ""
     )
     command = " ".join(map(format_for_shell, launch.arguments))
-    return {"accelerator": known[gpu], "run": "\n".join([*set_before, f"{command}{others}"]) + "\n"}
+    return {
+        "accelerator": gpu_names[gpu],
+        "run": "\n".join([*setup, f"{command}{worker_arguments}"]) + "\n",
+    }
 
 
 def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
-    """Our options as worker-vllm reads them from the environment, and how many requests it may take at once."""
-    settings, extra, asked = {"MODEL_NAME": format_for_display(launch.program[-1])}, [], False
+    """Return the options as worker-vllm's environment, and its maximum concurrency."""
+    settings, extra, has_adapters = (
+        {"MODEL_NAME": format_for_display(launch.program[-1])},
+        [],
+        False,
+    )
     for flag in launch.flags:
         if flag.name == "--served-model-name":
             settings["OPENAI_SERVED_MODEL_NAME_OVERRIDE"] = flag.value or ""
         elif (
             flag.name == "--lora-modules"
         ):  # a JSON list, which nothing fills in (worker-vllm 020b9f0 src/engine.py)
-            asked = True
+            has_adapters = True
         elif flag.name in (
             "--shutdown-timeout",
         ):  # not among those that the worker passes on by name
@@ -325,11 +337,13 @@ def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
             settings[name[2:].upper().replace("-", "_")] = value or ""
     if extra:
         settings["VLLM_EXTRA_ARGS"] = shlex.join(extra)
-    if broken := [name for name, value in settings.items() if not value.isprintable()]:
-        raise PlannerError(f"files: {broken[0]} has letters that no line of runpod.env can hold")
+    if unprintable := [name for name, value in settings.items() if not value.isprintable()]:
+        raise PlannerError(
+            f"files: {unprintable[0]} has letters that no line of runpod.env can hold"
+        )
     deployment = launch.deployment
     return {
         "settings": settings,
-        "adapters": asked,
+        "adapters": has_adapters,
         "concurrency": deployment.args.max_num_seqs * deployment.layout.dp,
     }

@@ -1,4 +1,4 @@
-"""What a command's deployment does on a GPU: whether it starts, what fits, how fast it is, and what would be better."""
+"""Plan a command's deployment on a GPU: memory, latency at several loads, and better arguments."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,41 +25,45 @@ class CommandPlan:
 
     deployment: Deployment
     memory: MemoryPlan
-    workload: Workload  # of one concurrency; the lengths are what counts
-    loads: tuple[Prediction, ...]  # growing numbers of requests in flight
+    workload: Workload  # at concurrency 1; only its lengths matter
+    loads: tuple[Prediction, ...]  # at increasing concurrency
     steps: tuple[Suggestion, ...]
-    improved: Prediction | None  # with all steps, at the most requests in flight
+    improved: Prediction | None  # with all steps, at the highest concurrency
 
     @property
     def sequences(self) -> int:
-        """Requests of the mean length that fit the KV pool of one engine."""
+        """Requests of mean length that fit the KV cache pool of one engine instance."""
         return self.memory.pool.count_sequences(round(self.workload.mean_tokens_per_request))
 
 
 def plan_command(
-    judged: CheckedCommand, gpu: str, version: str, workload: Workload | None = None
+    checked: CheckedCommand, gpu: str, version: str, workload: Workload | None = None
 ) -> CommandPlan:
-    """The command on a GPU, under its traffic or one of usual lengths, and the changes that are worth something."""
-    deployment = build_command_deployment(judged, gpu, version)
+    """Plan the command on a GPU, under `workload` or one of typical lengths, and suggest changes.
+
+    Raises `PlannerError` for a deployment that is unknown or that the engine rejects.
+    """
+    deployment = build_command_deployment(checked, gpu, version)
     memory = plan_memory(deployment)
     if workload:
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
     else:
         load = build_default_workload(deployment.args.max_model_len)
-    many, engines = _limit_in_flight(memory, load), deployment.num_engine_instances
+    max_in_flight, engines = _limit_in_flight(memory, load), deployment.num_engine_instances
     sizes = (
-        sorted({engines, max(1, many // engines // 4) * engines, many}) if memory.can_start else []
+        sorted({engines, max(1, max_in_flight // engines // 4) * engines, max_in_flight})
+        if memory.can_start
+        else []
     )
     loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
-    fixed = judged.command.role or (
-        judged.command.planned_on and not workload
-    )  # chosen for traffic that is not named
-    steps, better = suggest_changes(memory, load, () if fixed else tuple(ARGUMENT_SUGGESTERS))
-    return CommandPlan(deployment, memory, load, loads, steps, better)
+    # The arguments of a plan were chosen for a workload that is not known here.
+    is_fixed = checked.command.role or (checked.command.planned_on and not workload)
+    steps, improved = suggest_changes(memory, load, () if is_fixed else tuple(ARGUMENT_SUGGESTERS))
+    return CommandPlan(deployment, memory, load, loads, steps, improved)
 
 
 def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
-    """What was planned, as JSON: GiB, ms, tokens/s, [middle, low, high]."""
+    """Return the plan as JSON: GiB, ms, tokens/s; intervals as [expected, low, high]."""
     loads = [
         {
             "concurrency": prediction.workload.concurrency,
@@ -80,5 +84,8 @@ def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
         "prompt_tokens_mean": plan.workload.prompt.mean,
         "output_tokens_mean": plan.workload.output.mean,
         "loads": loads,
-        "steps": [{"argument": step.argument, "value": step.value, "worth": step.benefit} for step in plan.steps],
+        "steps": [
+            {"argument": step.argument, "value": step.value, "worth": step.benefit}
+            for step in plan.steps
+        ],
     }  # fmt: skip

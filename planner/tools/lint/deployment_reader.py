@@ -1,4 +1,4 @@
-"""The deployment that a command asks for: model, layout, arguments and drafting, by the planner's names."""
+"""Translate a command into the planner's terms: model, layout, arguments and speculation."""
 
 import re
 from collections.abc import Mapping
@@ -20,26 +20,29 @@ from planner.tools.lint.option_checks import CheckedCommand
 
 
 def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
-    """How many GPUs, where that is said, and which: "H100", "4xH100", "4x H100-SXM", "H100:4"."""
+    """Return number, if given, and GPU of "H100", "4xH100", "4x H100-SXM" or "H100:4"."""
     match = re.fullmatch(r"\s*(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?\s*", gpu, re.IGNORECASE)
-    if match is None or (match[1] and match[3]) or (many := match[1] or match[3]) == "0":
+    if match is None or (match[1] and match[3]) or (count := match[1] or match[3]) == "0":
         raise PlannerError(
             "--gpu takes the name of a GPU, as in `planner gpus`, or 4xH100 for four; got"
             f" {gpu!r:.60}"
         )
-    return int(many) if many else None, gpus.get_gpu(match[2])
+    return int(count) if count else None, gpus.get_gpu(match[2])
 
 
-def resolve_served_model(judged: CheckedCommand) -> tuple[str, Model]:
-    """What the command serves, by its name or by the last part of a path; `PlannerError` where it is not known."""
+def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
+    """Return the served model's name and the model, also by the last part of a path.
+
+    Raises `PlannerError` if the command names no model, or an unknown one.
+    """
     key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(
-        judged.command.engine, ""
+        checked.command.engine, ""
     )
-    words = judged.as_meant.positional if key != "model_id" else ()
-    given = words[0] if words else judged.argument_values.get(key)
-    if not given:
+    words = checked.as_meant.positional if key != "model_id" else ()
+    model = words[0] if words else checked.argument_values.get(key)
+    if not model:
         raise PlannerError("the command names no model")
-    name = str(given)
+    name = str(model)
     if is_unresolved(name):
         raise PlannerError(f"the model is {name!r:.80}, which is filled in only where it runs")
     try:
@@ -52,137 +55,146 @@ def resolve_served_model(judged: CheckedCommand) -> tuple[str, Model]:
 
 
 def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
-    size = {
+    """Return the parallel layout that an engine's arguments select."""
+    sizes = {
         key: value
         for key, value in values.items()
         if isinstance(value, int) and not isinstance(value, bool)
     }
-    tp, pp = size.get("tensor_parallel_size", 1), size.get("pipeline_parallel_size", 1)
-    dp = size.get("data_parallel_size", 1)
+    tp, pp = sizes.get("tensor_parallel_size", 1), sizes.get("pipeline_parallel_size", 1)
+    dp = sizes.get("data_parallel_size", 1)
     if engine == "tgi":
-        return ParallelLayout(tp=size.get("num_shard", 1))
+        return ParallelLayout(tp=sizes.get("num_shard", 1))
     if engine == "sglang":
-        dcp = size.get("dcp_size", 1)
-        copies, spread = (
+        dcp = sizes.get("dcp_size", 1)
+        copies, ep = (
             count_attention_copies(values),
-            tp if size.get("expert_parallel_size", 1) > 1 else 1,
+            tp if sizes.get("expert_parallel_size", 1) > 1 else 1,
         )
         if copies > 1:
-            return ParallelLayout(tp=max(tp // copies, 1), pp=pp, dp=copies, ep=spread, dcp=dcp)
+            return ParallelLayout(tp=max(tp // copies, 1), pp=pp, dp=copies, ep=ep, dcp=dcp)
         # without attention copies each of dp holds the whole model (docs.sglang.io,
         # dp_dpa_smg_guide, 2026-11)
-        return ParallelLayout(tp=tp, pp=pp, ep=spread, dcp=dcp, replicas=dp)
+        return ParallelLayout(tp=tp, pp=pp, ep=ep, dcp=dcp, replicas=dp)
     if engine == "trtllm":
-        spread = tp if size.get("moe_expert_parallel_size", 1) > 1 else 1
-        copied = values.get("enable_attention_dp") is True
-        return ParallelLayout(tp=1 if copied else tp, dp=tp if copied else 1, pp=pp, ep=spread)
+        ep = tp if sizes.get("moe_expert_parallel_size", 1) > 1 else 1
+        has_attention_dp = values.get("enable_attention_dp") is True
+        return ParallelLayout(
+            tp=1 if has_attention_dp else tp, dp=tp if has_attention_dp else 1, pp=pp, ep=ep
+        )
     ep = tp * dp if values.get("enable_expert_parallel") else 1
     return ParallelLayout(
-        tp=tp, pp=pp, dp=dp, ep=ep, dcp=size.get("decode_context_parallel_size", 1)
+        tp=tp, pp=pp, dp=dp, ep=ep, dcp=sizes.get("decode_context_parallel_size", 1)
     )
 
 
 def count_attention_copies(values: Mapping[str, Any]) -> int:
-    """SGLang's copies of the attention, which its limits of a batch are shared out to (server_args.py)."""
-    asked = values.get("attn_dp_size") or (
+    """Return SGLang's number of attention copies, which share its batch limits (server_args.py)."""
+    copies = values.get("attn_dp_size") or (
         values.get("data_parallel_size") if values.get("enable_dp_attention") else 1
     )
-    return asked if isinstance(asked, int) and asked > 0 else 1
+    return copies if isinstance(copies, int) and copies > 0 else 1
 
 
 def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The command's arguments by the planner's names; those that only its machine can fill in are left out."""
+    """Return the arguments by the planner's names, without those that only the host can resolve."""
     values = {name: value for name, value in values.items() if not is_unresolved(value)}
-    found = {
-        ours: values[theirs]
-        for theirs, ours in load_argument_names(engine).arguments.items()
-        if theirs in values
+    args = {
+        name: values[engine_name]
+        for engine_name, name in load_argument_names(engine).arguments.items()
+        if engine_name in values
     }
-    if found.get("max_model_len") in ("auto", "-1", -1):
-        del found["max_model_len"]
-    if found.get("dtype") == "auto":
-        del found["dtype"]
-    if isinstance(limits := found.get("limit_mm_per_prompt"), Mapping):
-        plain = {
-            kind: most.get("count") if isinstance(most, Mapping) else most
-            for kind, most in limits.items()
+    if args.get("max_model_len") in ("auto", "-1", -1):
+        del args["max_model_len"]
+    if args.get("dtype") == "auto":
+        del args["dtype"]
+    if isinstance(limits := args.get("limit_mm_per_prompt"), Mapping):
+        counts = {
+            kind: limit.get("count") if isinstance(limit, Mapping) else limit
+            for kind, limit in limits.items()
         }
-        media = (f"{kind}={most}" for kind, most in plain.items() if isinstance(most, int))
-        found["limit_mm_per_prompt"] = ",".join(media)
-    found |= {
+        media = (f"{kind}={limit}" for kind, limit in counts.items() if isinstance(limit, int))
+        args["limit_mm_per_prompt"] = ",".join(media)
+    args |= {
         "sglang": _read_sglang_args,
         "trtllm": _read_trtllm_args,
         "tgi": _read_tgi_args,
         "vllm": _read_vllm_args,
-    }[engine](values, found)
-    return {name: value for name, value in found.items() if name in EngineArgs.__dataclass_fields__}
+    }[engine](values, args)
+    return {name: value for name, value in args.items() if name in EngineArgs.__dataclass_fields__}
 
 
 _EXTRA_LORA_ARGS = {"max_lora_rank": 16, "max_cpu_loras": 0}
 
 
-def _read_vllm_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
-    made = (
+def _read_vllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict[str, Any]:
+    args = (
         _read_lora_args(values, {"max_loras": 1, **_EXTRA_LORA_ARGS})
         if values.get("enable_lora")
         else {}
     )
-    return made | (
+    return args | (
         {"limit_mm_per_prompt": "image=0,video=0"} if values.get("language_model_only") else {}
     )
 
 
-def _read_lora_args(values: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:
-    """Slots of adapters, their rank, and how many host memory keeps, under the engine's names in `usual`."""
-    given = [(str(values.get(name)), default) for name, default in usual.items()]
-    sizes = [int(size[:19]) if size.isdecimal() else default for size, default in given]
+def _read_lora_args(values: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
+    """Return adapter slots, rank and adapters in host memory.
+
+    `defaults` maps the engine's names of the three to their defaults.
+    """
+    values_and_defaults = [(str(values.get(name)), default) for name, default in defaults.items()]
+    sizes = [
+        int(size[:19]) if size.isdecimal() else default for size, default in values_and_defaults
+    ]
     return dict(zip(("max_loras", "max_lora_rank", "max_cpu_loras"), sizes, strict=True))
 
 
-def _read_sglang_args(values: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    copies, made = count_attention_copies(values), dict[str, Any]()
-    if isinstance(seqs := found.get("max_num_seqs"), int):
-        made["max_num_seqs"] = max(seqs // copies, 1)
-    if isinstance(tokens := found.get("max_num_batched_tokens"), int):
-        made["enable_chunked_prefill"] = tokens > 0
-        made["max_num_batched_tokens"] = (
+def _read_sglang_args(values: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    copies, changed = count_attention_copies(values), dict[str, Any]()
+    if isinstance(seqs := args.get("max_num_seqs"), int):
+        changed["max_num_seqs"] = max(seqs // copies, 1)
+    if isinstance(tokens := args.get("max_num_batched_tokens"), int):
+        changed["enable_chunked_prefill"] = tokens > 0
+        changed["max_num_batched_tokens"] = (
             tokens // copies if tokens > 0 else values.get("max_prefill_tokens", 16384)
         )
     if values.get("disable_radix_cache"):
-        made["enable_prefix_caching"] = False
+        changed["enable_prefix_caching"] = False
     if values.get("disable_overlap_schedule"):
-        made["async_scheduling"] = False
+        changed["async_scheduling"] = False
     if values.get("enable_priority_scheduling"):
-        made["scheduling_policy"] = "priority"
+        changed["scheduling_policy"] = "priority"
     if values.get("cuda_graph_backend_decode") == "disabled":
-        made["enforce_eager"] = True
+        changed["enforce_eager"] = True
     if values.get("enable_lora") or values.get("lora_paths"):
-        made |= _read_lora_args(
+        changed |= _read_lora_args(
             values, {"max_loras_per_batch": 8, "max_lora_rank": 16, "max_loaded_loras": 0}
         )
-    return made
+    return changed
 
 
-def _read_trtllm_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
-    made = dict[str, Any]()
-    if isinstance(kept := values.get("kv_cache_config"), Mapping):  # it replaces the options' whole
-        made |= {
-            ours: kept[theirs]
-            for theirs, ours in load_argument_names("trtllm").cache.items()
-            if theirs in kept
+def _read_trtllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict[str, Any]:
+    args = dict[str, Any]()
+    # kv_cache_config replaces all cache options.
+    if isinstance(cache_config := values.get("kv_cache_config"), Mapping):
+        args |= {
+            name: cache_config[engine_name]
+            for engine_name, name in load_argument_names("trtllm").cache.items()
+            if engine_name in cache_config
         }
     if "disable_overlap_scheduler" in values:
-        made["async_scheduling"] = not values["disable_overlap_scheduler"]
+        args["async_scheduling"] = not values["disable_overlap_scheduler"]
     if "cuda_graph_config" in values:
-        made["enforce_eager"] = values["cuda_graph_config"] is None
+        args["enforce_eager"] = values["cuda_graph_config"] is None
     if isinstance(adapters := values.get("lora_config"), Mapping):
-        made |= _read_lora_args(adapters, {"max_loras": 1, **_EXTRA_LORA_ARGS})
-    return made
+        args |= _read_lora_args(adapters, {"max_loras": 1, **_EXTRA_LORA_ARGS})
+    return args
 
 
-def _read_tgi_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
-    made = {"enforce_eager": True} if str(values.get("cuda_graphs")) == "0" else dict[str, Any]()
-    return made | (
+def _read_tgi_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict[str, Any]:
+    args = {"enforce_eager": True} if str(values.get("cuda_graphs")) == "0" else dict[str, Any]()
+    return args | (
         {"enable_prefix_caching": False}
         if str(values.get("prefix_caching")) in ("0", "false")
         else {}
@@ -192,7 +204,7 @@ def _read_tgi_args(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict
 def read_draft_settings(
     engine: str, values: Mapping[str, Any]
 ) -> tuple[str, int, str | None] | None:
-    """(method by our name, tokens, what drafts them) of speculative decoding; None where there is none."""
+    """Return (planner's method, tokens, draft model) of speculative decoding, or None."""
     config = values.get("speculative_config")
     if engine == "vllm" and isinstance(config, Mapping):
         draft = config.get("model")
@@ -231,38 +243,41 @@ def _normalize_draft_method(engine: str, name: Any) -> str:
 
 
 def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfig | None:
-    """The drafting that the command asks for; `PlannerError` where its model or method is unknown."""
-    if (found := read_draft_settings(engine, values)) is None:
+    """Return the command's speculative decoding; `PlannerError` for an unknown model or method."""
+    if (settings := read_draft_settings(engine, values)) is None:
         return None
-    method, tokens, draft = found
+    method, tokens, draft = settings
     if method == "draft_model" and draft:
         return SpeculationConfig(method, tokens, draft=load_model(draft))
     return SpeculationConfig(method, tokens, head=draft)
 
 
-def build_command_deployment(judged: CheckedCommand, gpu: str, version: str) -> Deployment:
-    """The command's deployment on a GPU; `PlannerError` for what the planner does not know, or the engine refuses."""
-    values, engine = judged.argument_values, judged.command.engine
-    many, card = parse_gpu_count(gpu)
-    name, model = resolve_served_model(judged)
-    asked = values.get("quantization") or values.get("quantize")
+def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) -> Deployment:
+    """Return the command's deployment on a GPU.
+
+    Raises `PlannerError` for what the planner does not know, or the engine rejects.
+    """
+    values, engine = checked.argument_values, checked.command.engine
+    num_gpus, gpu_spec = parse_gpu_count(gpu)
+    name, model = resolve_served_model(checked)
+    quantization = values.get("quantization") or values.get("quantize")
     if (
-        isinstance(asked, str)
+        isinstance(quantization, str)
         and model.quantization.method == "none"
-        and asked in get_engine_packaging(engine).online
+        and quantization in get_engine_packaging(engine).online
     ):
-        model = load_model(model.name, quantization=asked)
+        model = load_model(model.name, quantization=quantization)
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):
         model = replace(model, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
-    if many is not None and many < layout.num_gpus:
+    if num_gpus is not None and num_gpus < layout.num_gpus:
         raise PlannerError(
-            f"{name} on {layout} takes {layout.num_gpus} GPUs, and --gpu says {many}"
+            f"{name} on {layout} takes {layout.num_gpus} GPUs, and --gpu says {num_gpus}"
         )
-    node = min(many or card.gpus_per_node, card.gpus_per_node)
+    node = min(num_gpus or gpu_spec.gpus_per_node, gpu_spec.gpus_per_node)
     deployment = deploy_on(
-        model, card, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,
+        model, gpu_spec, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,
         speculation=read_speculation(engine, values), **args,
     )  # fmt: skip
     if reason := explain_illegal_layout(deployment.model, layout, node, deployment.engine):

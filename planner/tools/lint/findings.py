@@ -1,4 +1,4 @@
-"""What can be said of an item of a command, and what came and went of an engine: `catalogs/flags/changes.yaml`."""
+"""Lint findings, and the recorded changes of engines (`catalogs/flags/changes.yaml`)."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,12 +23,12 @@ LintVerdict = Literal[
     "risky",
 ]
 VERDICTS_TO_FIX = ("removed", "renamed", "unknown", "wrong value", "contradicts", "risky")
-"""Verdicts after which there is something to mend; the others only tell."""
+"""Verdicts that call for a fix; the others only inform."""
 
 
 @dataclass(frozen=True)
 class LintFinding:
-    """What is to be said of one item of a command."""
+    """A finding about one item of a command."""
 
     kind: Literal["flag", "setting", "environment", "metric", "word"]
     name: str
@@ -36,16 +36,16 @@ class LintFinding:
     verdict: LintVerdict
     why: str = ""
     instead: str = ""
-    refused: bool = False  # the server ends over it at once
+    refused: bool = False  # the server does not start with it
 
     @property
     def needs_fix(self) -> bool:
-        """Something should be done."""
+        """Whether the verdict calls for a fix."""
         return self.verdict in VERDICTS_TO_FIX
 
 
 class OptionChange(StrictEntry):
-    """What to write instead of one name: `catalogs/flags/changes.yaml`, whose head explains every field."""
+    """The change of one name in `catalogs/flags/changes.yaml`, whose head explains every field."""
 
     becomes: str | None = None
     instead: str = ""
@@ -58,17 +58,17 @@ class OptionChange(StrictEntry):
 
     @property
     def verdict(self) -> LintVerdict:
-        """On what is gone."""
+        """The verdict on a name that a version no longer has."""
         return "renamed" if self.becomes else "removed"
 
     @property
     def advice(self) -> str:
-        """What to write; empty where nobody says."""
+        """What to write instead; empty if there is no advice."""
         return self.instead or self.becomes or ""
 
 
 class EngineChanges(StrictEntry):
-    """One engine's."""
+    """The recorded changes of one engine."""
 
     flags: dict[str, OptionChange] = Field(default_factory=dict)
     settings: dict[str, OptionChange] = Field(default_factory=dict)
@@ -78,11 +78,14 @@ class EngineChanges(StrictEntry):
 
 @cache
 def load_engine_changes(engine: str) -> EngineChanges:
-    """What came and went of `engine`; `PlannerError` names file, entry and field of a mistake."""
+    """Return the changes of `engine`; `PlannerError` names file, entry and field of a mistake."""
     data = read_yaml(FLAGS_DIR / "changes.yaml").get(engine, {})
     return validate_entry(EngineChanges, data, f"flags/changes.yaml, entry {engine}")
 
 
 def is_secret_option(option: str) -> bool:
-    """Whether the value of an option is a secret, which is not repeated and belongs into the environment."""
+    """Return whether the option's value is a secret, which belongs in the environment.
+
+    Secrets are not repeated in any output.
+    """
     return option.replace("_", "-") in ("--api-key", "--hf-token")

@@ -1,4 +1,4 @@
-"""The command as it should be written for its version: what is gone left out, what was renamed under its new name."""
+"""Rewrite a command for its version: drop removed options and rename renamed ones."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import ParsedOption
 from planner.tools.lint.findings import (
     LintFinding,
-    OptionChange,
     is_secret_option,
     load_engine_changes,
 )
@@ -19,54 +18,54 @@ from planner.tools.lint.server_commands import ServerCommand, quote_word
 
 @dataclass(frozen=True)
 class FixedCommand:
-    """A command as it should be, and the lines that differ: `-` as it was, `+` as it should be."""
+    """A fixed command, and the lines that differ: `-` before, `+` after."""
 
     command: ServerCommand
     diff: tuple[str, ...]
 
 
-def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = None) -> FixedCommand:
-    """The command without what its version does not take or do, and with `settings` (arguments -> values) in place."""
-    cli_options, old = judged.options, {found.name: found for found in judged.findings}
-    words, diff, drafting = list[str](), list[str](), dict[str, Any]()
-    wanted = dict(settings or {})
-    drafts = (
+def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = None) -> FixedCommand:
+    """Return the command without what its version rejects or ignores.
+
+    `settings` (argument -> value) replace or extend the arguments of the command.
+    """
+    cli_options, findings = checked.options, {finding.name: finding for finding in checked.findings}
+    words, diff, draft_options = list[str](), list[str](), dict[str, Any]()
+    remaining = dict(settings or {})
+    draft_names = (
         load_argument_names("vllm").drafting
         if "--speculative-config" in cli_options.spellings
         else {}
     )
-    for option, given in zip(judged.as_written.options, judged.as_meant.options, strict=True):
-        spelt = given.written.replace("_", "-") if cli_options.lists.underscores else given.written
-        name = given.option.name if given.option and spelt not in old else spelt
-        argument = given.option.argument if given.option else ""
-        was = [option.written, *option.words]
-        if given.option is None and name in drafts:
-            word = next(iter(given.words), None)
-            drafting[drafts[name]] = int(word) if word and word.isdigit() else word
-            now: list[str] = []
-        elif argument in wanted:
-            value = wanted.pop(argument)
-            now = _spell_argument(judged, argument, value)
-        else:
-            found = old.get(name)
-            now = [given.written, *given.words]
-            now = (
-                now
-                if found is None or found.verdict == "ok"
-                else _replace_option(judged, given, name, found)
-            )
-            now = [] if is_secret_option(name) else now
-        words += now
-        diff += _diff_option(name, was, now)
-    if drafting:
-        made = ["--speculative-config", json.dumps(_convert_draft_options(drafting))]
-        words, diff = [*words, *made], [*diff, _format_diff_line("+", made)]
-    environment = dict(judged.command.environment)
-    for name, value in judged.command.environment.items():
-        finding, change = (
-            old.get(name),
-            load_engine_changes(judged.command.engine).environment.get(name) or OptionChange(),
+    for written, meant in zip(checked.as_written.options, checked.as_meant.options, strict=True):
+        spelling = (
+            meant.written.replace("_", "-") if cli_options.lists.underscores else meant.written
         )
+        name = meant.option.name if meant.option and spelling not in findings else spelling
+        argument = meant.option.argument if meant.option else ""
+        before = [written.written, *written.words]
+        if meant.option is None and name in draft_names:
+            word = next(iter(meant.words), None)
+            draft_options[draft_names[name]] = int(word) if word and word.isdigit() else word
+            after: list[str] = []
+        elif argument in remaining:
+            value = remaining.pop(argument)
+            after = _spell_argument(checked, argument, value)
+        else:
+            finding = findings.get(name)
+            after = [meant.written, *meant.words]
+            if is_secret_option(name):
+                after = []
+            elif finding and finding.verdict != "ok":
+                after = _replace_option(checked, meant, name, finding)
+        words += after
+        diff += _diff_option(name, before, after)
+    if draft_options:
+        added = ["--speculative-config", json.dumps(_convert_draft_options(draft_options))]
+        words, diff = [*words, *added], [*diff, _format_diff_line("+", added)]
+    environment = dict(checked.command.environment)
+    for name, value in checked.command.environment.items():
+        finding = findings.get(name)
         if (
             finding is None
             or finding.kind != "environment"
@@ -75,33 +74,32 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
             continue
         diff.append(_format_diff_line("-", [f"{name}={value}"]))
         del environment[name]
-        if change.becomes and change.becomes in cli_options.spellings:
-            words += [change.becomes, normalize_variable_value(value)]
-            diff.append(_format_diff_line("+", [change.becomes, normalize_variable_value(value)]))
-    for argument, value in wanted.items():
-        made = _spell_argument(judged, argument, value)
-        words += made
-        diff += [_format_diff_line("+", made)] if made else []
-    model = list(judged.as_meant.positional)
-    for found in judged.findings:
-        if found.kind == "word" and found.verdict == "contradicts":
-            now = found.written.split(" ", 1) if found.written.startswith("--") else []
-            diff += [
-                _format_diff_line("-", [found.written]),
-                *([_format_diff_line("+", now)] if now else []),
-            ]
-            words += now
-            model.remove(found.written)
+        change = load_engine_changes(checked.command.engine).environment.get(name)
+        if change and change.becomes and change.becomes in cli_options.spellings:
+            added = [change.becomes, normalize_variable_value(value)]
+            words += added
+            diff.append(_format_diff_line("+", added))
+    for argument, value in remaining.items():
+        added = _spell_argument(checked, argument, value)
+        words += added
+        diff += [_format_diff_line("+", added)] if added else []
+    model = list(checked.as_meant.positional)
+    for finding in checked.findings:
+        if finding.kind == "word" and finding.verdict == "contradicts":
+            after = finding.written.split(" ", 1) if finding.written.startswith("--") else []
+            diff += _diff_option("", [finding.written], after)
+            words += after
+            model.remove(finding.written)
     argv = (*model, *words)
-    return FixedCommand(replace(judged.command, argv=argv, environment=environment), tuple(diff))
+    return FixedCommand(replace(checked.command, argv=argv, environment=environment), tuple(diff))
 
 
-def _diff_option(name: str, was: list[str], now: list[str]) -> list[str]:
-    """The lines of a diff for one option; a secret is not repeated."""
-    if was == now:
+def _diff_option(name: str, before: list[str], after: list[str]) -> list[str]:
+    """Return the diff lines of one option, with secrets masked."""
+    if before == after:
         return []
-    shown = [was[0], "..."] if is_secret_option(name) else was
-    return [_format_diff_line("-", shown)] + ([_format_diff_line("+", now)] if now else [])
+    shown = [before[0], "..."] if is_secret_option(name) else before
+    return [_format_diff_line("-", shown)] + ([_format_diff_line("+", after)] if after else [])
 
 
 def _format_diff_line(sign: str, words: list[str]) -> str:
@@ -109,21 +107,20 @@ def _format_diff_line(sign: str, words: list[str]) -> str:
 
 
 def _replace_option(
-    judged: CheckedCommand, option: ParsedOption, name: str, finding: LintFinding
+    checked: CheckedCommand, option: ParsedOption, name: str, finding: LintFinding
 ) -> list[str]:
-    """An option under its new name or at a safer value; nothing where it is gone or idle; else as it was."""
-    change = load_engine_changes(judged.command.engine).flags.get(name)
-    if (
-        finding.verdict == "renamed"
-        and change
-        and change.becomes in judged.options.spellings
-        and change.becomes
-    ):
+    """Return an option under its new name or at a safer value.
+
+    The words are empty if the option is removed or has no effect; else they stay as they were.
+    """
+    change = load_engine_changes(checked.command.engine).flags.get(name)
+    becomes = change.becomes if change else None
+    if finding.verdict == "renamed" and becomes and becomes in checked.options.spellings:
         value = ["ray"] if name == "--worker-use-ray" else list(option.words)
-        return [change.becomes, *value]
+        return [becomes, *value]
     if (
         option.option is None
-        and finding.instead in judged.options.spellings
+        and finding.instead in checked.options.spellings
         and finding.verdict == "unknown"
     ):
         return [finding.instead, *option.words]
@@ -138,17 +135,10 @@ def _replace_option(
     return [] if refused or finding.verdict == "useless" else [option.written, *option.words]
 
 
-def _spell_argument(judged: CheckedCommand, argument: str, value: Any) -> list[str]:
-    """An argument as an option of this version."""
-    cli_options = judged.options
-    option = next(
-        (
-            cli_option
-            for cli_option in cli_options.by_spelling.values()
-            if cli_option.argument == argument
-        ),
-        None,
-    )
+def _spell_argument(checked: CheckedCommand, argument: str, value: Any) -> list[str]:
+    """Return an argument as an option of this version; empty if the version has none."""
+    options = checked.options.by_spelling.values()
+    option = next((option for option in options if option.argument == argument), None)
     if option is None:
         return []
     if value is True:
@@ -159,7 +149,7 @@ def _spell_argument(judged: CheckedCommand, argument: str, value: Any) -> list[s
 
 
 def _convert_draft_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of old options for drafts."""
+    """Return the `--speculative-config` of the options that it replaced."""
     if given.get("model") in ("[ngram]", "ngram"):
         return {"method": "ngram", **{key: value for key, value in given.items() if key != "model"}}
     return {"method": "draft_model", **given} if "model" in given else {"method": "ngram", **given}

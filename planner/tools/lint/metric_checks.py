@@ -1,4 +1,4 @@
-"""A verdict on every metric that a text names: what a version's /metrics page has of it."""
+"""Check the metrics that a text names against the /metrics pages of an engine's versions."""
 
 import re
 from collections.abc import Sequence
@@ -11,23 +11,25 @@ from planner.tools.lint.option_checks import CheckedCommand
 
 
 def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
-    """The verdict on the name of a metric, with or without what a histogram or counter adds to it."""
+    """Return the verdict on a metric's name, with or without a histogram's or counter's suffix."""
     known, all_versions = load_recorded_names("metrics", engine), load_flag_lists(engine).versions
     nearest = get_cli_options(engine, version).version
-    spelt = next(
+    recorded_name = next(
         (
-            one
-            for one in _list_metric_spellings(name)
-            if one in known or one in load_engine_changes(engine).metrics
+            spelling
+            for spelling in _list_metric_spellings(name)
+            if spelling in known or spelling in load_engine_changes(engine).metrics
         ),
         name,
     )
-    had = known.get(spelt, ())
-    if nearest in had or not any(nearest in versions for versions in known.values()):
+    present_in = known.get(recorded_name, ())
+    if nearest in present_in or not any(nearest in versions for versions in known.values()):
         return LintFinding("metric", name, name, "ok")
-    change = load_engine_changes(engine).metrics.get(spelt) or OptionChange()
-    earlier = [one for one in had if all_versions.index(one) <= all_versions.index(nearest)]
-    later = [one for one in had if one not in earlier]
+    change = load_engine_changes(engine).metrics.get(recorded_name) or OptionChange()
+    earlier = [
+        listed for listed in present_in if all_versions.index(listed) <= all_versions.index(nearest)
+    ]
+    later = [listed for listed in present_in if listed not in earlier]
     if earlier or (change.advice and not later):
         last = f"; {earlier[-1]} had it" if earlier else ""
         instead = change.becomes or change.instead
@@ -43,46 +45,55 @@ def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
 
 
 def _list_metric_spellings(name: str) -> list[str]:
+    """Return the spellings under which a metric may be recorded."""
     bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
     return [name, bare, f"{bare}_total", re.sub(r"_total$", "", name)]
 
 
 def check_metrics(
-    names: Sequence[str], judged: Sequence[CheckedCommand], version: str | None
+    names: Sequence[str], commands: Sequence[CheckedCommand], version: str | None
 ) -> list[LintFinding]:
-    """The verdicts on metrics that a text names, of the engines that it starts or of their own prefix."""
+    """Return the verdicts on the metrics that a text names.
+
+    The version is that of the command of the metric's engine, if the text starts one.
+    """
     metrics = []
     for name in names:
         engine = name.partition(":")[0]
-        own = next(
-            (checked.version for checked in judged if checked.command.engine == engine), None
+        command_version = next(
+            (checked.version for checked in commands if checked.command.engine == engine), None
         )
-        at = (version if own or not judged else None) or own or load_flag_lists(engine).versions[-1]
-        verdict = check_metric(name, engine, at)
-        off = next(
+        checked_version = (
+            (version if command_version or not commands else None)
+            or command_version
+            or load_flag_lists(engine).versions[-1]
+        )
+        finding = check_metric(name, engine, checked_version)
+        silent_command = next(
             (
-                one
-                for one in judged
-                if one.command.engine == engine and _explain_disabled_metrics(one)
+                checked
+                for checked in commands
+                if checked.command.engine == engine and _explain_disabled_metrics(checked)
             ),
             None,
         )
-        if verdict.verdict == "ok" and off:
-            verdict = LintFinding(
+        if finding.verdict == "ok" and silent_command:
+            finding = LintFinding(
                 "metric",
                 name,
                 name,
                 "contradicts",
-                f"the server has none: {_explain_disabled_metrics(off)}",
+                f"the server has none: {_explain_disabled_metrics(silent_command)}",
                 "",
             )
-        metrics.append(verdict)
+        metrics.append(finding)
     return metrics
 
 
-def _explain_disabled_metrics(judged: CheckedCommand) -> str:
-    values = judged.as_meant.values
-    if judged.command.engine == "vllm" and values.get("disable_log_stats"):
+def _explain_disabled_metrics(checked: CheckedCommand) -> str:
+    """Return why a server has no metrics, as an option; empty if it has them."""
+    values = checked.as_meant.values
+    if checked.command.engine == "vllm" and values.get("disable_log_stats"):
         return "--disable-log-stats"
-    silent = judged.command.engine == "sglang" and not values.get("enable_metrics")
+    silent = checked.command.engine == "sglang" and not values.get("enable_metrics")
     return "it starts without --enable-metrics" if silent else ""

@@ -1,7 +1,7 @@
-"""A verdict on every option and variable of a command: what a version of its engine makes of it.
+"""Check every option and variable of a command against a version of its engine.
 
-What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml`
-there say the rest.
+`catalogs/flags/ENGINE.csv` records which version has which option; `changes.yaml` and
+`rules.yaml` in the same folder hold the advice and the rules.
 """
 
 import json
@@ -40,26 +40,26 @@ VERSIONED_DEFAULTS = {
     "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
     "async_scheduling": "async_scheduling", "gpu_memory_utilization": "gpu_memory_utilization",
 }  # fmt: skip
-"""vLLM's arguments whose defaults `catalogs/engines.yaml` has by version."""
+"""vLLM's arguments whose defaults `catalogs/engines.yaml` lists by version."""
 _SECRET_NAME_PATTERN = re.compile(r"(API_KEY|HF_TOKEN|HUGGING_?FACE_HUB_TOKEN|SECRET_KEY)$")
 
 
 @dataclass(frozen=True)
 class CheckedCommand:
-    """A command as a version reads it, and what is to be said of it."""
+    """A command as a version of its engine reads it, with the findings about it."""
 
     command: ServerCommand
     options: CliOptions
     version: Version
     as_written: ParsedCommandLine
-    as_meant: ParsedCommandLine  # as `asked`, with misspelt options as they were meant
+    as_meant: ParsedCommandLine  # `as_written` with misspelt options corrected
     findings: tuple[LintFinding, ...]
 
     @property
     def argument_values(self) -> Mapping[str, Any]:
-        """Argument -> value, with what else sets them: TGI's environment, and TensorRT-LLM's file, which wins."""
+        """Argument -> value, with TGI's environment and TensorRT-LLM's file, which wins."""
         variables = {name.lower(): value for name, value in self.command.environment.items()}
-        own: dict[str, Any] = {}
+        environment_values: dict[str, Any] = {}
         if (
             self.command.engine == "tgi"
         ):  # clap reads each option from the variable of its name, too
@@ -71,44 +71,42 @@ class CheckedCommand:
             words = [
                 word for option in cli_options for word in (option.name, variables[option.argument])
             ]
-            own = {
+            environment_values = {
                 **self.options.parse(words).values,
                 "prefix_caching": variables.get("prefix_caching"),
             }
-        return {**own, **self.as_meant.values, **self.command.config}
+        return {**environment_values, **self.as_meant.values, **self.command.config}
 
 
 def check_command(command: ServerCommand, engine_version: str | Version) -> CheckedCommand:
-    """The verdicts on a command at a version of its engine, in the order in which things stand there."""
+    """Check a command at a version of its engine; the findings are in the command's order."""
     cli_options = get_cli_options(command.engine, engine_version)
     version = Version.parse(str(engine_version))
-    parsed_command_line = cli_options.parse(command.argv)
-    findings = [check_flag(option, cli_options, version) for option in parsed_command_line.options]
-    parsed = _correct_misspellings(command, parsed_command_line, findings, cli_options)
-    pairs = zip(parsed_command_line.options, parsed.options, strict=True)
+    as_written = cli_options.parse(command.argv)
+    findings = [check_flag(option, cli_options, version) for option in as_written.options]
+    as_meant = _correct_misspellings(command, as_written, findings, cli_options)
+    pairs = zip(as_written.options, as_meant.options, strict=True)
     findings += [
         check_flag(meant, cli_options, version)
         for given, meant in pairs
         if meant.error and meant != given
     ]
-    findings += check_positional_words(command, parsed, version)
+    findings += check_positional_words(command, as_meant, version)
     findings += check_environment(command, version)
     findings += check_settings(command, version)
-    said = {(finding.kind, finding.name): at for at, finding in enumerate(findings)}
-    for extra in (
-        *find_redundant_defaults(parsed, command.engine, version),
-        *apply_option_rules(command, parsed, version),
+    indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
+    for finding in (
+        *find_redundant_defaults(as_meant, command.engine, version),
+        *apply_option_rules(command, as_meant, version),
     ):
-        at = said.get((extra.kind, extra.name))
-        if at is None:
-            findings.append(extra)
-        elif (findings[at].verdict == "ok" and not findings[at].why) or (
-            extra.needs_fix and not findings[at].needs_fix
+        index = indices.get((finding.kind, finding.name))
+        if index is None:
+            findings.append(finding)
+        elif (findings[index].verdict == "ok" and not findings[index].why) or (
+            finding.needs_fix and not findings[index].needs_fix
         ):
-            findings[at] = extra
-    return CheckedCommand(
-        command, cli_options, version, parsed_command_line, parsed, tuple(findings)
-    )
+            findings[index] = finding
+    return CheckedCommand(command, cli_options, version, as_written, as_meant, tuple(findings))
 
 
 def _correct_misspellings(
@@ -117,24 +115,27 @@ def _correct_misspellings(
     findings: Sequence[LintFinding],
     options: CliOptions,
 ) -> ParsedCommandLine:
-    """The command line with its misspelt options as they were meant, so that their values are judged too."""
+    """Return the command line with misspelt options corrected, so that their values are checked."""
     unknown = (
         finding
         for finding in findings
         if finding.verdict == "unknown" and finding.instead in options.spellings
     )
-    right = {found.written.split()[0]: found.instead for found in unknown}
-    parted = [word.partition("=") for word in command.argv]
-    meant = options.parse([right.get(name, name) + sign + value for name, sign, value in parted])
+    corrections = {found.written.split()[0]: found.instead for found in unknown}
+    split_words = [word.partition("=") for word in command.argv]
+    meant = options.parse(
+        [corrections.get(name, name) + sign + value for name, sign, value in split_words]
+    )
     return meant if len(meant.options) == len(parsed.options) else parsed
 
 
 def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> LintFinding:
-    spelt = _normalize_setting_name(option.written, options)
+    """Check one option of a command."""
+    spelling = _normalize_setting_name(option.written, options)
     name = (
         option.option.name
-        if option.option and spelt not in load_engine_changes(options.engine).flags
-        else spelt
+        if option.option and spelling not in load_engine_changes(options.engine).flags
+        else spelling
     )
     written = " ".join(
         [
@@ -149,24 +150,27 @@ def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> L
     if option.error:
         return LintFinding("flag", name, written, *_check_value(option, options), refused=True)
     verdict, why = _check_accepted_option(change, name, version)
-    after = next(
-        (one for one in options.lists.versions if options.note and one > version),
+    next_version = next(
+        (listed for listed in options.lists.versions if options.note and listed > version),
         options.version,
     )
     if (
         verdict == "ok"
-        and option.option.name not in get_cli_options(options.engine, after).spellings
+        and option.option.name not in get_cli_options(options.engine, next_version).spellings
     ):
-        verdict, why = "risky", f"in {options.version}, not in {after}: {version} is between them"
+        verdict, why = (
+            "risky",
+            f"in {options.version}, not in {next_version}: {version} is between them",
+        )
     return LintFinding("flag", name, written, verdict, why, change.advice if why else "")
 
 
 def check_settings(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
-    """What is said of the keys of TensorRT-LLM's file, of which any that it does not know ends the start."""
-    given = dict(command.config)
-    given |= {f"{key}.{inner}": value for key, held in command.config.items() if isinstance(held, Mapping)
-              for inner, value in held.items()}  # fmt: skip
-    for key, value in given.items():
+    """Check the keys of TensorRT-LLM's file, which rejects any unknown key at startup."""
+    settings = dict(command.config)
+    settings |= {f"{key}.{inner}": value for key, inner_settings in command.config.items() if isinstance(inner_settings, Mapping)
+              for inner, value in inner_settings.items()}  # fmt: skip
+    for key, value in settings.items():
         change = load_engine_changes(command.engine).settings.get(key)
         if change and change.gone_from and change.gone_from <= version:
             why = f"its file has no {key} since {change.gone_from}, if not before"
@@ -190,7 +194,7 @@ def _normalize_setting_name(written: str, options: CliOptions) -> str:
 def _check_accepted_option(
     change: OptionChange, name: str, version: Version
 ) -> tuple[LintVerdict, str]:
-    """What is said of an option that is still taken."""
+    """Return verdict and reason for an option that the version accepts."""
     if change.falls_back and change.falls_back[0] <= version < change.falls_back[1]:
         return (
             "risky",
@@ -206,13 +210,13 @@ def _check_accepted_option(
 def _check_missing_option(
     name: str, written: str, options: CliOptions, version: Version, change: OptionChange
 ) -> LintFinding:
-    """An option that this version does not take: gone, not there yet, or never there."""
-    had = list_versions_with_spelling(options.engine, name)
+    """Check an option that this version lacks: removed, not yet added, or never there."""
+    present_in = list_versions_with_spelling(options.engine, name)
     all_versions = load_flag_lists(options.engine).versions
-    at = all_versions.index(options.version)
-    later = [one for one in had if all_versions.index(one) > at]
-    earlier = [one for one in had if all_versions.index(one) <= at]
-    if later and options.note and all_versions.index(later[0]) == at + 1:
+    index = all_versions.index(options.version)
+    later = [listed for listed in present_in if all_versions.index(listed) > index]
+    earlier = [listed for listed in present_in if all_versions.index(listed) <= index]
+    if later and options.note and all_versions.index(later[0]) == index + 1:
         return LintFinding(
             "flag",
             name,
@@ -232,14 +236,21 @@ def _check_missing_option(
         return LintFinding(
             "flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", ""
         )
-    alike = [one for one in options.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
-    several, none = options.find_spellings(name), f"no option of {options.engine} {options.version}"
-    why = f"it may be {' or '.join(several[:3])}" if len(several) > 1 else none
-    return LintFinding("flag", name, written, "unknown", why, find_closest(name, alike, 0.75))
+    similar = [
+        listed
+        for listed in options.by_spelling
+        if listed[2:5] == name[2:5] or listed[-5:] == name[-5:]
+    ]
+    candidates, unknown = (
+        options.find_spellings(name),
+        f"no option of {options.engine} {options.version}",
+    )
+    why = f"it may be {' or '.join(candidates[:3])}" if len(candidates) > 1 else unknown
+    return LintFinding("flag", name, written, "unknown", why, find_closest(name, similar, 0.75))
 
 
 def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict, str, str]:
-    """What is said of a value that the parser refuses."""
+    """Return verdict, reason and advice for a value that the parser rejects."""
     assert option.option is not None
     name, value = option.option.name, option.words[0] if option.words else ""
     why = option.error.partition(": ")[2]
@@ -261,14 +272,18 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
             f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}",
         )
     if value and option.option.choices:
-        had = [
+        accepting_versions = [
             v
             for v in list_versions_with_spelling(options.engine, name)
             if value in get_cli_options(options.engine, v)[name].choices
         ]
-        if had:
-            gone = had[-1] < options.version
-            return "removed", f"{value} was there up to {had[-1]}; {why}" if gone else why, ""
+        if accepting_versions:
+            is_removed = accepting_versions[-1] < options.version
+            return (
+                "removed",
+                f"{value} was there up to {accepting_versions[-1]}; {why}" if is_removed else why,
+                "",
+            )
         close = find_closest(value, option.option.choices, 0.6)
         return "wrong value", why, close and f"{name} {close}"
     return "wrong value", why, ""
@@ -277,33 +292,33 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
 def check_positional_words(
     command: ServerCommand, parsed: ParsedCommandLine, version: Version
 ) -> Iterator[LintFinding]:
-    """What is said of words that belong to no option: one may name the model."""
+    """Check the words that belong to no option, except the one that names the model."""
     takes_model = command.subcommand or command.engine == "trtllm"
     extra = parsed.positional[1:] if takes_model else parsed.positional
     if command.engine == "sglang" and parsed.positional and "model_path" not in parsed.values:
         extra = parsed.positional[1:]  # `sglang serve MODEL`
-    behind = len(parsed.positional) - len(extra)
-    serve = command.container and command.engine == "vllm" and len(parsed.positional) > 1
+    num_expected = len(parsed.positional) - len(extra)
+    may_repeat_serve = command.container and command.engine == "vllm" and len(parsed.positional) > 1
     for number, word in enumerate(parsed.positional[:50]):
-        said: tuple[LintVerdict, str, str] | None = None
+        problem: tuple[LintVerdict, str, str] | None = None
         if word and word[0] in "\u2010\u2011\u2012\u2013\u2014\u2212":
-            said = (
+            problem = (
                 "unknown",
                 "it begins with a dash that is no hyphen, as word processors make of two",
                 f"--{word[1:]}",
             )
         elif word.startswith("--") and " " in word:
-            said = "contradicts", "one word with a blank in it is no option", "two words"
-        elif word == "serve" and serve and number == 0:
+            problem = "contradicts", "one word with a blank in it is no option", "two words"
+        elif word == "serve" and may_repeat_serve and number == 0:
             why = "the image starts `vllm serve` by itself, and takes this word for the model"
-            said = "contradicts", why, "the model first, without serve"
-        elif number >= behind and not is_unresolved(word):
-            said = "unknown", "it belongs to no option", ""
-        if said:
-            yield LintFinding("word", word[:80], word[:300], *said, refused=True)
-    serves = command.engine == "vllm" and command.subcommand and not command.container
+            problem = "contradicts", why, "the model first, without serve"
+        elif number >= num_expected and not is_unresolved(word):
+            problem = "unknown", "it belongs to no option", ""
+        if problem:
+            yield LintFinding("word", word[:80], word[:300], *problem, refused=True)
+    is_vllm_serve = command.engine == "vllm" and command.subcommand and not command.container
     if (
-        serves
+        is_vllm_serve
         and "model" in parsed.values
         and not parsed.positional
         and version >= Version(0, 8, 5)
@@ -318,18 +333,18 @@ def check_positional_words(
 
 
 def check_environment(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
-    """The verdict on each variable of the engine, and on secrets."""
+    """Check each variable of the engine, and secrets in plain text."""
     known, engine = load_recorded_names("environment", command.engine), command.engine
     all_versions, nearest = (
         load_flag_lists(engine).versions,
         get_cli_options(engine, version).version,
     )
-    at = all_versions.index(nearest)
+    index = all_versions.index(nearest)
     for name, value in command.environment.items():
         written = f"{name}={value}"[:300]
         change = load_engine_changes(engine).environment.get(name) or OptionChange()
-        stands_in = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
-        if _SECRET_NAME_PATTERN.search(name) and len(value) > 7 and not stands_in:
+        is_placeholder = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
+        if _SECRET_NAME_PATTERN.search(name) and len(value) > 7 and not is_placeholder:
             why, instead = (
                 "a secret in plain text",
                 "a secret, or a file that only the server reads",
@@ -338,14 +353,22 @@ def check_environment(command: ServerCommand, version: Version) -> Iterator[Lint
             continue
         if not name.startswith("VLLM_") or engine != "vllm":
             continue
-        had = known.get(name, ())
-        earlier = [one for one in had if all_versions.index(one) <= at]
-        after = all_versions[at + 1 : at + 2]
-        if nearest not in had and set(after) & set(had) and nearest != version:
+        present_in = known.get(name, ())
+        earlier = [listed for listed in present_in if all_versions.index(listed) <= index]
+        next_versions = all_versions[index + 1 : index + 2]
+        if (
+            nearest not in present_in
+            and set(next_versions) & set(present_in)
+            and nearest != version
+        ):
             yield LintFinding(
-                "environment", name, written, "ok", f"not read by {nearest}, read by {after[0]}"
+                "environment",
+                name,
+                written,
+                "ok",
+                f"not read by {nearest}, read by {next_versions[0]}",
             )
-        elif nearest in had:
+        elif nearest in present_in:
             verdict, why = _check_accepted_option(change, name, version)
             yield LintFinding(
                 "environment", name, written, verdict, why, change.advice if why else ""
@@ -361,13 +384,13 @@ def check_environment(command: ServerCommand, version: Version) -> Iterator[Lint
             yield LintFinding(
                 "environment", name, written, change.verdict, why, instead or "nothing"
             )
-        elif had:
+        elif present_in:
             yield LintFinding(
                 "environment",
                 name,
                 written,
                 "unknown",
-                f"read since {had[0]}, or shortly before",
+                f"read since {present_in[0]}, or shortly before",
                 "",
             )
         else:
@@ -378,12 +401,15 @@ def check_environment(command: ServerCommand, version: Version) -> Iterator[Lint
 
 
 def normalize_variable_value(value: str) -> str:
-    """The value of a variable as an option takes it: attention backends lost an ending with engine V0."""
+    """Return a variable's value as the option that replaced the variable takes it.
+
+    Attention backends lost a suffix with engine V0.
+    """
     return value.removesuffix("_VLLM_V1")
 
 
-def find_engine_version(engine: str, version: str | Version) -> Engine | None:
-    """The facts of that version, where the planner knows them."""
+def find_engine_version(engine: str, version: Version) -> Engine | None:
+    """Return the engine at that version; None if the catalog does not know it."""
     try:
         return engines.get_engine(engine, version)
     except PlannerError:
@@ -393,7 +419,7 @@ def find_engine_version(engine: str, version: str | Version) -> Engine | None:
 def find_redundant_defaults(
     parsed: ParsedCommandLine, engine: str, version: Version
 ) -> Iterator[LintFinding]:
-    """Options that say what is so anyway."""
+    """Yield findings for options that set the default."""
     facts = find_engine_version(engine, version)
     if engine != "vllm" or facts is None:
         return
@@ -412,12 +438,12 @@ def find_redundant_defaults(
 
 
 @lru_cache(maxsize=256)
-def _find_default_since(fact: str, value: Any, version: Version) -> Version | None:
-    """The first version from which on a default of vLLM is what it is at `version`."""
-    first = None
+def _find_default_since(fact: str, value: Any, version: Version) -> str:
+    """Return the first version since which a default of vLLM is what it is at `version`."""
+    since = ""
     for listed_version in load_flag_lists("vllm").versions:
         engine = find_engine_version("vllm", listed_version)
         if engine is None or listed_version > version:
             continue
-        first = (first or engine.facts_version) if getattr(engine.facts, fact) == value else None
-    return first
+        since = (since or engine.facts_version) if engine.facts[fact] == value else ""
+    return since

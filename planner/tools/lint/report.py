@@ -1,4 +1,4 @@
-"""A command that runs today: what its version takes of it, what it does on a GPU, and what to write instead."""
+"""Lint a command: what its version accepts, what it does on a GPU, and the fixed command."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -27,30 +27,28 @@ __all__ = ["CommandReport", "LintFinding", "LintReport", "lint"]
 
 @dataclass(frozen=True)
 class CommandReport:
-    """One command: what is to be said of it, how it should be written, and what it does on a GPU."""
+    """One command: its findings, the fixed command, and its plan on a GPU."""
 
     checked: CheckedCommand
     fixed: FixedCommand
-    plan: (
-        CommandPlan | None
-    )  # of the command as it is, or once it is `mended` where it does not start as it is
-    not_planned_reason: str  # why there is no plan, where a GPU was named
+    plan: CommandPlan | None  # of the fixed command if the original does not start
+    not_planned_reason: str  # empty without a GPU
 
     @property
     def refuses_to_start(self) -> bool:
-        """The server ends at once over how it is written."""
+        """Whether the server rejects the command at startup."""
         return any(finding.refused for finding in self.checked.findings)
 
     @property
     def reported_findings(self) -> list[LintFinding]:
-        """What there is to say something of."""
+        """The findings that need a line of their own."""
         return [
             finding for finding in self.checked.findings if finding.verdict != "ok" or finding.why
         ]
 
     @property
     def accepted_names(self) -> list[str]:
-        """The names of the rest."""
+        """The names of all other items."""
         names = dict.fromkeys(
             finding.name
             for finding in self.checked.findings
@@ -60,7 +58,7 @@ class CommandReport:
 
     @property
     def needs_author(self) -> bool:
-        """Only its author can say how it starts."""
+        """Whether only the author of the command can resolve its contradictions."""
         return not self.plan and any(
             finding.kind == "flag" and finding.verdict == "contradicts"
             for finding in self.reported_findings
@@ -69,29 +67,25 @@ class CommandReport:
 
 @dataclass(frozen=True)
 class LintReport:
-    """All that is to be said of a text, and what another version would make of it."""
+    """The findings of a text, and what another version changes."""
 
     commands: tuple[CommandReport, ...]
     metrics: tuple[LintFinding, ...]
     notes: tuple[str, ...]
     target_version: str | None
-    upgrade_findings: tuple[LintFinding, ...]  # what changes at `to`
+    upgrade_findings: tuple[LintFinding, ...]
 
     @property
     def findings(self) -> list[LintFinding]:
-        """Of all commands and metrics."""
+        """The findings of all commands and metrics."""
         return [
-            *(
-                finding
-                for command_report in self.commands
-                for finding in command_report.checked.findings
-            ),
+            *(finding for report in self.commands for finding in report.checked.findings),
             *self.metrics,
         ]
 
     @property
     def needs_fix(self) -> bool:
-        """Something should be mended: now, or to start at `to`."""
+        """Whether something needs a fix: now, or for `target_version`."""
         starts = all(memory.can_start for memory in self._memory_plans)
         return not starts or any(
             finding.needs_fix for finding in (*self.findings, *self.upgrade_findings)
@@ -99,49 +93,52 @@ class LintReport:
 
     @property
     def verdict(self) -> Literal["ok", "at_risk", "mend"]:
-        """At risk: it starts, but something in it is risky, or its memory may not suffice."""
-        wrong = {
+        """`at_risk`: it starts, but something is risky, or its memory may not suffice."""
+        verdicts = {
             finding.verdict
             for finding in (*self.findings, *self.upgrade_findings)
             if finding.needs_fix
         }
-        if wrong - {"risky"} or not all(memory.can_start for memory in self._memory_plans):
+        if verdicts - {"risky"} or not all(memory.can_start for memory in self._memory_plans):
             return "mend"
         return (
             "at_risk"
-            if wrong or any(memory.status != "ok" for memory in self._memory_plans)
+            if verdicts or any(memory.status != "ok" for memory in self._memory_plans)
             else "ok"
         )
 
     @property
     def _memory_plans(self) -> list[MemoryPlan]:
-        return [
-            command_report.plan.memory for command_report in self.commands if command_report.plan
-        ]
+        return [report.plan.memory for report in self.commands if report.plan]
 
     def list_rows(self) -> list[dict[str, Any]]:
-        """One row for each finding, for tables."""
+        """Return one row for each finding, for tables."""
         return [{**vars(finding), "mend": finding.needs_fix} for finding in self.findings]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON."""
         return {
             "commands": [
                 {
-                    "where": command_report.checked.command.where,
-                    "engine": command_report.checked.command.engine,
-                    "engine_version": str(command_report.checked.version),
-                    "command": _format_without_secrets(command_report.checked.command),
-                    "findings": [vars(finding) for finding in command_report.checked.findings],
-                    "better": _format_without_secrets(command_report.fixed.command) if command_report.fixed.diff else None,
-                    "diff": list(command_report.fixed.diff),
-                    "refused": command_report.refuses_to_start,
-                    "planned": serialize_command_plan(command_report.plan) if command_report.plan else None,
-                    "unplanned": command_report.not_planned_reason or None,
+                    "where": report.checked.command.where,
+                    "engine": report.checked.command.engine,
+                    "engine_version": report.checked.version,
+                    "command": _format_without_secrets(report.checked.command),
+                    "findings": [vars(finding) for finding in report.checked.findings],
+                    "better": _format_without_secrets(report.fixed.command)
+                    if report.fixed.diff
+                    else None,
+                    "diff": list(report.fixed.diff),
+                    "refused": report.refuses_to_start,
+                    "planned": serialize_command_plan(report.plan)
+                    if report.plan
+                    else None,
+                    "unplanned": report.not_planned_reason or None,
                 }
-                for command_report in self.commands
+                for report in self.commands
             ],
-            "metrics": [vars(found) for found in self.metrics],
-            "to": self.target_version, "drift": [vars(found) for found in self.upgrade_findings],
+            "metrics": [vars(finding) for finding in self.metrics],
+            "to": self.target_version, "drift": [vars(finding) for finding in self.upgrade_findings],
             "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
         }  # fmt: skip
 
@@ -149,7 +146,7 @@ class LintReport:
         return render_template(
             "tools/lint",
             "lint",
-            found=self,
+            report=self,
             table=_format_findings_table,
             public=_format_without_secrets,
         ).strip("\n")
@@ -159,132 +156,132 @@ def lint(
     what: str, version: str | None = None, *, engine: str | None = None, gpu: str | None = None,
     to: str | None = None, workload: Workload | None = None,
 ) -> LintReport:  # fmt: skip
-    """Judge the command line, or the file, `what` for an engine's version; on a `gpu` also what it does and is worth.
+    """Check a command line or file for an engine's version; with a `gpu` also plan it.
 
-    The version is that of the image where none is given, or else the newest that is listed; a file
-    of a plan names its version, and its GPU where no `gpu` is given. `to` is another version that
-    the command is to move to. Nothing of `what` is run. Raises `PlannerError` where nothing can be
-    made of it.
+    Nothing of `what` runs. Without `version` the version is the image's, or else the newest
+    recorded one; a file of a plan names its own version, and its GPU if no `gpu` is given. `to` is
+    a version to upgrade to. Raises `PlannerError` if no server or metric is recognized.
     """
-    text = read_source(what, engine)
+    source = read_source(what, engine)
     notes = list[str]()
-    for given in filter(None, (version, to)):
-        if not given.startswith("nightly"):
-            Version.parse(given)
-    command_reports, drift = list[CommandReport](), list[LintFinding]()
+    for requested in filter(None, (version, to)):
+        if not requested.startswith("nightly"):
+            Version.parse(requested)
+    command_reports, upgrade_findings = list[CommandReport](), list[LintFinding]()
     if gpu is not None:
         parse_gpu_count(gpu)
-    for command in text.commands:
-        at = version or command.version or str(load_flag_lists(command.engine).versions[-1])
-        judged = _check_command(command, at)
-        notes += filter(None, (judged.options.note, command.note))
+    for command in source.commands:
+        checked_version = (
+            version or command.version or str(load_flag_lists(command.engine).versions[-1])
+        )
+        checked = _check_command(command, checked_version)
+        notes += filter(None, (checked.options.note, command.note))
         pool = (
             f"a {command.role} worker of pools is planned as a server of its own, which does both"
         )
-        on = gpu or command.planned_on or None
-        notes += [pool] if command.role and on else []
+        planned_gpu = gpu or command.planned_on or None
+        notes += [pool] if command.role and planned_gpu else []
         notes += (
             []
             if version or command.version
-            else [f"no version given: judged for {command.engine} {at}"]
+            else [f"no version given: judged for {command.engine} {checked_version}"]
         )
-        command_reports.append(_plan_command(judged, on, at, workload))
-        drift += check_upgrade(judged, to) if to else []
-    watched = (
-        check_metrics(
-            text.metrics, [command_report.checked for command_report in command_reports], version
-        )
-        if text.metrics
-        else []
-    )
-    if to and text.metrics:
-        now = {finding.name: finding for finding in watched}
-        then = check_metrics(text.metrics, [one.checked for one in command_reports], to)
-        drift += [one for one in then if one != now[one.name] and one.needs_fix]
+        command_reports.append(_plan_command(checked, planned_gpu, checked_version, workload))
+        upgrade_findings += check_upgrade(checked, to) if to else []
+    checked_commands = [report.checked for report in command_reports]
+    metrics = check_metrics(source.metrics, checked_commands, version)
+    if to:
+        current = {finding.name: finding for finding in metrics}
+        upgrade_findings += [
+            finding
+            for finding in check_metrics(source.metrics, checked_commands, to)
+            if finding != current[finding.name] and finding.needs_fix
+        ]
     return LintReport(
         tuple(command_reports),
-        tuple(watched),
+        tuple(metrics),
         tuple(dict.fromkeys(notes)),
         to,
-        tuple(dict.fromkeys(drift)),
+        tuple(dict.fromkeys(upgrade_findings)),
     )
 
 
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
-    """The verdicts on a command, those on its model among them."""
-    judged = check_command(command, version)
+    """Return the command with its findings, those about its model included."""
+    checked = check_command(command, version)
     engine = find_engine_version(command.engine, version)
     return replace(
-        judged, findings=_merge_findings(judged.findings, find_contradictions(judged, engine))
+        checked, findings=_merge_findings(checked.findings, find_contradictions(checked, engine))
     )
 
 
 def _plan_command(
-    judged: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
+    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
 ) -> CommandReport:
-    """One command, planned where a GPU is named and the planner knows enough; what does not start, once mended."""
-    better = fix_command(judged)
+    """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
+    fixed = fix_command(checked)
     if gpu is None:
-        return CommandReport(judged, better, None, "")
-    starting = judged
-    if any(finding.refused for finding in judged.findings):
-        starting = _check_command(better.command, version)
-        if still := next((found for found in starting.findings if found.refused), None):
-            why = f"the server ends with an error while it starts. {still.written}: {still.why}"
-            return CommandReport(judged, better, None, why)
+        return CommandReport(checked, fixed, None, "")
+    starting = checked
+    if any(finding.refused for finding in checked.findings):
+        starting = _check_command(fixed.command, version)
+        if refusal := next((finding for finding in starting.findings if finding.refused), None):
+            why = f"the server ends with an error while it starts. {refusal.written}: {refusal.why}"
+            return CommandReport(checked, fixed, None, why)
     try:
-        done = plan_command(starting, gpu, version, workload)
+        plan = plan_command(starting, gpu, version, workload)
     except PlannerError as error:
-        return CommandReport(judged, better, None, str(error))
-    judged = _drop_safe_memory_findings(judged, done)
+        return CommandReport(checked, fixed, None, str(error))
+    checked = _drop_safe_memory_findings(checked, plan)
     return CommandReport(
-        judged, fix_command(judged, {step.argument: step.value for step in done.steps}), done, ""
+        checked, fix_command(checked, {step.argument: step.value for step in plan.steps}), plan, ""
     )
 
 
-def _drop_safe_memory_findings(judged: CheckedCommand, done: CommandPlan) -> CheckedCommand:
-    """The findings, without the rule on large shares of memory where this GPU's memory plan says that it is safe."""
-    if done.deployment.args.gpu_memory_utilization > find_safe_memory_utilization(done.deployment):
-        return judged
-    share = ("--gpu-memory-utilization", "risky")
+def _drop_safe_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:
+    """Drop the rule on high memory utilization if the GPU's memory plan says that it is safe."""
+    if plan.deployment.args.gpu_memory_utilization > find_safe_memory_utilization(plan.deployment):
+        return checked
+    rule = ("--gpu-memory-utilization", "risky")
     findings = (
         (
             replace(finding, verdict="ok", why="", instead="")
-            if (finding.name, finding.verdict) == share
+            if (finding.name, finding.verdict) == rule
             else finding
         )
-        for finding in judged.findings
+        for finding in checked.findings
     )
-    return replace(judged, findings=tuple(findings))
+    return replace(checked, findings=tuple(findings))
 
 
 def _merge_findings(
     findings: Iterable[LintFinding], more: Iterable[LintFinding]
 ) -> tuple[LintFinding, ...]:
-    """Findings, those of `more` in place of what was said of the same item and was no more than a risk."""
-    made = {(finding.kind, finding.name): finding for finding in findings}
-    for one in more:
-        said = made.get((one.kind, one.name))
-        if said is None or not said.needs_fix or said.verdict == "risky":
-            made[one.kind, one.name] = one
-    return tuple(made.values())
+    """Return the findings, with those of `more` in place of risks and notes on the same item."""
+    merged = {(finding.kind, finding.name): finding for finding in findings}
+    for finding in more:
+        previous = merged.get((finding.kind, finding.name))
+        if previous is None or not previous.needs_fix or previous.verdict == "risky":
+            merged[finding.kind, finding.name] = finding
+    return tuple(merged.values())
 
 
 def _format_without_secrets(command: ServerCommand) -> str:
-    """The command in one line, with its environment in front, and without secrets."""
-    secret = {
+    """Return the command in one line, with its environment in front, and without secrets."""
+    secrets = {
         name
         for name, value in command.environment.items()
         if len(value) > 7 and name.endswith(("KEY", "TOKEN"))
     }
-    shown = [
-        f"{name}={'...' if name in secret else value}"
+    variables = [
+        f"{name}={'...' if name in secrets else value}"
         for name, value in command.environment.items()
     ]
-    return escape_to_one_line(" ".join([*shown, _mask_secret(command)]))
+    return escape_to_one_line(" ".join([*variables, _mask_secret(command)]))
 
 
 def _mask_secret(command: ServerCommand) -> str:
+    """Return the command's line with the values of secret options masked."""
     words = list(command.argv)
     for at, word in enumerate(words):
         name, equals, _ = word.partition("=")
@@ -296,15 +293,16 @@ def _mask_secret(command: ServerCommand) -> str:
 
 
 def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
-    """A line for each finding: verdict, item, why, and what to write instead."""
-    rows = [("", finding.verdict, escape_to_one_line(finding.name if finding.kind == "metric" else finding.written)[:70], _format_finding(finding))
-            for finding in findings]  # fmt: skip
+    """Return a line for each finding: verdict, item, reason, and what to write instead."""
+    rows = []
+    for finding in findings:
+        item = finding.name if finding.kind == "metric" else finding.written
+        row = ("", finding.verdict, escape_to_one_line(item)[:70], _format_finding(finding))
+        rows.append(row)
     return format_columns(rows).splitlines() if rows else []
 
 
 def _format_finding(finding: LintFinding) -> str:
-    return escape_to_one_line(
-        "; ".join(
-            filter(None, (finding.why, f"instead: {finding.instead}" if finding.instead else ""))
-        )
-    )
+    """Return the reason and the advice of a finding."""
+    advice = f"instead: {finding.instead}" if finding.instead else ""
+    return escape_to_one_line("; ".join(filter(None, (finding.why, advice))))

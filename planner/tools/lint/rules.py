@@ -1,4 +1,4 @@
-"""What `catalogs/flags/rules.yaml` says of options and variables together."""
+"""Apply the rules of `catalogs/flags/rules.yaml` about combinations of options and variables."""
 
 import re
 from collections.abc import Iterator
@@ -37,30 +37,31 @@ class OptionRule(SourcedEntry):
 
 @cache
 def load_option_rules(engine: str) -> tuple[OptionRule, ...]:
-    """The rules of all engines, and those of `engine`."""
+    """Return the rules for all engines, followed by those of `engine`."""
     data = read_yaml(FLAGS_DIR / "rules.yaml")
-    listed_rules = [
-        (whose, n, one)
-        for whose in ("all", engine)
-        for n, one in enumerate(data.get(whose, []), start=1)
+    entries = [
+        (section, n, entry)
+        for section in ("all", engine)
+        for n, entry in enumerate(data.get(section, []), start=1)
     ]
     return tuple(
-        validate_entry(OptionRule, one, f"flags/rules.yaml, rule {n} of {whose}")
-        for whose, n, one in listed_rules
+        validate_entry(OptionRule, entry, f"flags/rules.yaml, rule {n} of {section}")
+        for section, n, entry in entries
     )
 
 
 def apply_option_rules(
     command: ServerCommand, parsed: ParsedCommandLine, version: Version
 ) -> Iterator[LintFinding]:
-    """What the rules say of options and variables together."""
+    """Yield the findings of the rules that match a command."""
     values: dict[str, Any] = {**command.environment, **_read_nearby_version(command, version)}
-    own = command.container and not command.launched.startswith(
-        "python -m dynamo."
-    )  # where Dynamo's frontend listens
-    values |= {**parsed.values, "container": own, "role": command.role or None}
+    # With Dynamo its frontend listens, not the engine in the container.
+    is_dynamo = command.launched.startswith("python -m dynamo.")
+    is_plain_container = command.container and not is_dynamo
+    values |= {**parsed.values, "container": is_plain_container, "role": command.role or None}
+    release = version
     for rule in load_option_rules(command.engine):
-        if (rule.from_ and version < rule.from_) or (rule.before and version >= rule.before):
+        if (rule.from_ and release < rule.from_) or (rule.before and release >= rule.before):
             continue
         if not all(_matches_test(test, values.get(name)) for name, test in rule.when.items()):
             continue
@@ -72,7 +73,11 @@ def apply_option_rules(
             )
             continue
         option = next(
-            (one for one in reversed(parsed.options) if one.option and one.option.argument == name),
+            (
+                candidate
+                for candidate in reversed(parsed.options)
+                if candidate.option and candidate.option.argument == name
+            ),
             None,
         )
         shown = option.option.name if option and option.option else f"--{name.replace('_', '-')}"
@@ -89,7 +94,7 @@ def apply_option_rules(
 
 
 def _read_nearby_version(command: ServerCommand, version: Version) -> dict[str, Any]:
-    """What the next list reads in the command, for a version between two lists."""
+    """Return the values that the next recorded version reads, for a version between two records."""
     cli_options = get_cli_options(command.engine, version)
     later = [listed for listed in load_flag_lists(command.engine).versions if listed > version]
     return (
@@ -100,7 +105,7 @@ def _read_nearby_version(command: ServerCommand, version: Version) -> dict[str, 
 
 
 def _matches_test(test: str, value: Any) -> bool:
-    """Whether a value passes the test of a rule."""
+    """Return whether a value passes the test of a rule."""
     if test in ("given", "absent"):
         return (value is not None) == (test == "given")
     if test.startswith("not "):

@@ -1,4 +1,4 @@
-"""Who starts a server: an engine's launcher, `docker run`, another shell, or a program around an engine."""
+"""Find the commands that start a server: launchers, `docker run`, nested shells and wrappers."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ _ENGINE_IMAGES = (
     ("tgi", True, re.compile(r"(^|/)text-generation-inference(?=[:@]|$)")),
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
-"""Engine, whether its image starts the server by itself, and what the image is called."""
+"""Engine, whether its image starts the server by itself, and the pattern of the image's name."""
 _VALUELESS_DOCKER_OPTIONS = {
     "--rm",
     "--detach",
@@ -32,49 +32,55 @@ _VALUELESS_DOCKER_OPTIONS = {
 """Options of `docker run` that take no value."""
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
-    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server|\bsglang\s+serve\b|trtllm-serve"
-    r"|text-generation-launcher|\bdynamo\.(vllm|sglang|trtllm)\b"
+    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server"
+    r"|\bsglang\s+serve\b|trtllm-serve|text-generation-launcher|\bdynamo\.(vllm|sglang|trtllm)\b"
 )
 
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """One server as it is started: what its launcher is given, and in which environment."""
+    """One command that starts a server: the launcher's arguments, and their environment."""
 
     where: str
     engine: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    version: str = ""  # of its image, where the tag says it
+    version: str = ""  # from the tag of its image
     container: bool = False
     subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
-    config: Mapping[str, Any] = field(default_factory=dict)  # what TensorRT-LLM's own file sets
+    config: Mapping[str, Any] = field(default_factory=dict)  # TensorRT-LLM's configuration file
     note: str = ""
-    num_visible_gpus: int | None = None  # GPUs that its container is given
-    launched: str = ""  # by another program than the engine's own: this, and its own options
-    renamed_options: Mapping[str, str] = field(
-        default_factory=dict
-    )  # that program's names of options -> the engine's
-    planned_on: str = ""  # the GPU, where a plan of ours wrote it
+    num_visible_gpus: int | None = None
+    launched: str = ""  # the wrapper and its own options, if there is one
+    # the wrapper's names of options -> the engine's
+    renamed_options: Mapping[str, str] = field(default_factory=dict)
+    planned_on: str = ""  # the GPU of the plan that wrote the command
 
     @property
     def line(self) -> str:
-        """The command in one line, as a shell would take it."""
+        """The command in one line, quoted for a shell."""
         program = {
-            "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
+            "vllm": "vllm serve"
+            if self.subcommand
+            else "python -m vllm.entrypoints.openai.api_server",
             "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve",
             "tgi": "text-generation-launcher",
         }[self.engine]  # fmt: skip
-        words, theirs = self.argv, {ours: name for name, ours in self.renamed_options.items()}
-        if theirs:  # it names the model in an option of its own
+        words, wrapper_names = (
+            self.argv,
+            {engine_name: name for name, engine_name in self.renamed_options.items()},
+        )
+        if wrapper_names:  # the wrapper has its own option for the model
             words = tuple(
-                theirs.get(word, word) for word in words if word.startswith("-") or word != words[0]
+                wrapper_names.get(word, word)
+                for word in words
+                if word.startswith("-") or word != words[0]
             )
         return " ".join([self.launched or program, *map(quote_word, words)])
 
     @property
     def role(self) -> str:
-        """Of a worker of pools, "prefill" or "decode"; nothing of a server that does both."""
+        """ "prefill" or "decode" for a worker of a pool; empty for a server that does both."""
         pattern = r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)"
         match = re.search(pattern, f"{self.launched} {' '.join(self.argv)}")
         return (
@@ -83,7 +89,10 @@ class ServerCommand:
 
 
 def quote_word(word: str) -> str:
-    """A word as a shell takes it, whose variables and sums are still filled in there; `$(...)` never runs by itself."""
+    """Quote a word for a shell that still expands its variables and sums.
+
+    `$(...)` is escaped, so that it never runs.
+    """
     parts = re.split(r"(\$\{[A-Za-z_]\w*(?::?[-=?+][^$`\"\\{}]*)?\}|\$\(\([\w +*/%-]*\)\))", word)
     escaped = (
         part if at % 2 else re.sub(r'([\\"`$])', r"\\\1", part) for at, part in enumerate(parts)
@@ -94,7 +103,7 @@ def quote_word(word: str) -> str:
 def find_commands(
     text: str, location: str, engine: str | None, environment: Mapping[str, str] | None = None
 ) -> Iterator[ServerCommand]:
-    """Commands of shell text; with an `engine` also a list of nothing but its options."""
+    """Yield the server commands of shell text; with an `engine` also a bare list of its options."""
     shell_statements = parse_statements(text, environment)
     for number, statement in enumerate(shell_statements, start=1):
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
@@ -106,7 +115,7 @@ def find_commands(
 def _parse_statement(
     statement: ShellStatement, location: str, engine: str | None = None, depth: int = 0
 ) -> Iterator[ServerCommand]:
-    """The server that a statement starts: by its launcher, in a container of its image, or in another shell."""
+    """Yield the server that a statement starts, also in a container or in another shell."""
     words, environment = statement.words, statement.environment
     if depth > 3 or not words:
         return
@@ -114,32 +123,32 @@ def _parse_statement(
     if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
         yield from _parse_docker_run(words, environment, location, depth)
         return
-    found = match_launcher(words)
-    if found:
-        name, at, subcommand = found
-        set_before = (word.partition("=")[::2] for word in words[:at])
-        before = {key: value for key, value in set_before if value and key.isidentifier()}
+    if launcher := match_launcher(words):
+        name, start, subcommand = launcher
+        assignments = (word.partition("=")[::2] for word in words[:start])
+        assigned = {key: value for key, value in assignments if value and key.isidentifier()}
         pinned = next(
             filter(
-                None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])
+                None,
+                (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:start]),
             ),
             None,
         )
         version = pinned[1] if pinned else ""
-        held = parse_image_name(_find_pyxis_image(words[:at]))
-        if held and held.engine == name:
-            version = held.version
+        image = parse_image_name(_find_pyxis_image(words[:start]))
+        if image and image.engine == name:
+            version = image.version
         command = ServerCommand(
             location,
             name,
-            tuple(words[at:]),
-            {**environment, **before},
+            tuple(words[start:]),
+            {**environment, **assigned},
             version,
             subcommand=subcommand,
         )
-        if wrapper := load_wrappers().get(words[at - 1]):
-            argv, own, settings = unwrap_command(words[at - 1], words[at:])
-            launched = shlex.join(["python", "-m", words[at - 1], *own])
+        if wrapper := load_wrappers().get(words[start - 1]):
+            argv, wrapper_words, settings = unwrap_command(words[start - 1], words[start:])
+            launched = shlex.join(["python", "-m", words[start - 1], *wrapper_words])
             command = replace(
                 command,
                 argv=argv,
@@ -149,34 +158,40 @@ def _parse_statement(
             )
         yield command
         return
-    script = next(
-        (at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None
+    shell_option = next(
+        (start for start, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None
     )
-    sentences = [
-        word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)
-    ]  # ssh HOST '...', tmux new '...'
-    if script is not None and any(
-        PurePath(word).name in _SHELL_PROGRAMS for word in words[:script]
+    # ssh HOST '...', tmux new '...'
+    scripts = [word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)]
+    if shell_option is not None and any(
+        PurePath(word).name in _SHELL_PROGRAMS for word in words[:shell_option]
     ):
-        sentences = [words[script + 1]]
-    if sentences:
-        for inner in parse_statements(sentences[-1], environment):
+        scripts = [words[shell_option + 1]]
+    if scripts:
+        for inner in parse_statements(scripts[-1], environment):
             yield from _parse_statement(inner, location, None, depth + 1)
     elif engine and words[0].startswith("-"):
         yield ServerCommand(location, engine, words, environment)
 
 
 def _find_pyxis_image(words: Sequence[str]) -> str:
-    """The image that Slurm's `srun` is told to start in, "nvcr.io#nvidia/..." or not; empty where it is told none."""
-    given = [at for at, word in enumerate(words) if word.partition("=")[0] == "--container-image"]
-    if not given:
+    """Return the image of Slurm's `srun --container-image`; empty without one.
+
+    Pyxis writes it as "nvcr.io#nvidia/..." or with slashes only.
+    """
+    indices = [at for at, word in enumerate(words) if word.partition("=")[0] == "--container-image"]
+    if not indices:
         return ""
-    _, tied, name = words[given[0]].partition("=")
-    return (name if tied else " ".join(words[given[0] + 1 : given[0] + 2])).replace("#", "/")
+    _, equals, name = words[indices[0]].partition("=")
+    return (name if equals else " ".join(words[indices[0] + 1 : indices[0] + 2])).replace("#", "/")
 
 
 def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
-    """Which engine's launcher is among the words, where its own begin, and whether it takes the model as a word."""
+    """Find an engine's launcher among the words.
+
+    Returns the engine, the index of the launcher's first argument, and whether the model is an
+    argument without an option; None if there is no launcher.
+    """
     for at, word in enumerate(words):
         name, after = PurePath(word).name, words[at + 1] if at + 1 < len(words) else ""
         if name == "vllm" and after == "serve":
@@ -199,41 +214,45 @@ def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
 def _parse_docker_run(
     words: Sequence[str], environment: Mapping[str, str], location: str, depth: int
 ) -> Iterator[ServerCommand]:
-    """What `docker run` starts in an engine's image."""
-    inside, entrypoint, at = dict[str, str](), "", words.index("run") + 1
+    """Yield the server that `docker run` starts in an engine's image."""
+    container_environment, entrypoint, at = dict[str, str](), "", words.index("run") + 1
     while at < len(words) and words[at].startswith("-"):
-        key, tied, value = words[at].partition("=")
-        alone = (
-            bool(tied)
+        key, equals_sign, value = words[at].partition("=")
+        is_single_word = (
+            bool(equals_sign)
             or key in _VALUELESS_DOCKER_OPTIONS
             or re.fullmatch(r"-[ditP]+", key) is not None
         )
-        text = value if tied else words[at + 1] if at + 1 < len(words) else ""
-        at += 1 if alone else 2
+        text = value if equals_sign else words[at + 1] if at + 1 < len(words) else ""
+        at += 1 if is_single_word else 2
         if key == "--entrypoint":
             entrypoint = text
         elif key in ("-e", "--env"):
             name, equals, content = text.partition("=")
-            inside[name] = content if equals else environment.get(name, f"${{{name}}}")
+            container_environment[name] = (
+                content if equals else environment.get(name, f"${{{name}}}")
+            )
     if at < len(words):
         rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
-        yield from parse_container(words[at], rest, inside, location, bool(entrypoint), depth)
+        yield from parse_container(
+            words[at], rest, container_environment, location, bool(entrypoint), depth
+        )
 
 
 class EngineImage(NamedTuple):
-    """An engine's image."""
+    """A container image of an engine."""
 
     engine: str
-    starts: bool  # the server, by itself
-    version: str  # of the engine, as far as the tag says it
+    starts: bool  # whether it starts the server by itself
+    version: str  # of the engine; empty if the tag does not name it
 
 
 def parse_image_name(name: str) -> EngineImage | None:
-    """What an image is by its name; None for any that is no engine's."""
+    """Return the engine of an image by the image's name; None if it is no engine's."""
     for engine, starts, pattern in _ENGINE_IMAGES:
         if match := pattern.search(name):
-            found = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
-            version = found[1] if found else ""
+            tag = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
+            version = tag[1] if tag else ""
             if "ai-dynamo/" in name:  # the tag is Dynamo's
                 version = get_dynamo_image_version(engine, version)
             return EngineImage(engine, starts, version)
@@ -248,18 +267,21 @@ def parse_container(
     replaced: bool = False,
     depth: int = 0,
 ) -> Iterator[ServerCommand]:
-    """What a container of the image `name` starts with these words, unless its entry point is `replaced`."""
+    """Yield the server that a container starts with these words.
+
+    `replaced` says that the image's entry point is not used.
+    """
     engine_image = parse_image_name(name)
-    begun = list(
+    commands = list(
         _parse_statement(ShellStatement(tuple(words), environment), location, None, depth + 1)
     )
-    for command in begun:
+    for command in commands:
         version = (
             engine_image.version if engine_image and engine_image.engine == command.engine else ""
         )
         yield replace(command, container=True, version=version or command.version)
     if (
-        not begun
+        not commands
         and engine_image
         and engine_image.starts
         and not replaced

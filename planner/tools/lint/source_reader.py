@@ -1,4 +1,8 @@
-"""Where a text starts a server: command line, shell script, systemd unit, Dockerfile, compose file or manifest."""
+"""Find the server commands of a text in any supported format, and the metrics that it names.
+
+Supported are command lines, shell scripts, systemd units, Dockerfiles, compose files, manifests,
+supervisord and Nomad files.
+"""
 
 import json
 import re
@@ -8,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml, read_text
@@ -28,29 +32,32 @@ from planner.tools.lint.shell_parser import (
 )
 
 MAX_FILE_BYTES = MIB
-"""Bytes of a file that is read."""
+"""Maximum size of a file."""
 MAX_COMMANDS_PER_FILE = 20
-"""Commands of one file that are looked at."""
+"""Maximum number of commands that are checked per file."""
+YamlMapping = Mapping[str, object]
 _KSERVE_OPTIONS = {"--model_name", "--model_id", "--model_dir", "--backend"}
 _METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 
 
 @dataclass(frozen=True)
 class ParsedSource:
-    """What a text holds: servers that it starts, and the engines' metrics that it names."""
+    """The servers that a text starts, and the engines' metrics that it names."""
 
     commands: tuple[ServerCommand, ...]
     metrics: tuple[str, ...]
 
 
 def read_source(what: str, engine: str | None = None) -> ParsedSource:
-    """What the file called `what`, or the command line `what`, starts and watches."""
+    """Return the servers and metrics of the file `what`, or of the command line `what`.
+
+    Raises `PlannerError` if there are none.
+    """
     path = _find_file(what)
     text, name = (read_text(path, MAX_FILE_BYTES), path.name) if path else (what, "")
-    beside = _NearbyFiles(text, name, path.parent if path else Path())
-    text = re.sub(
-        r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text
-    )  # lines that PowerShell and cmd carry on
+    nearby = _NearbyFiles(text, name, path.parent if path else Path())
+    # PowerShell continues a line with a backquote, and cmd with a caret.
+    text = re.sub(r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text)
     if len(text) > MAX_FILE_BYTES:
         raise PlannerError(
             f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
@@ -62,26 +69,26 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
         () if server_commands else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE)
     ):
         server_commands += islice(
-            _find_commands_in_text(beside.find(script) or "", "", engine), MAX_COMMANDS_PER_FILE
+            _find_commands_in_text(nearby.find(script) or "", "", engine), MAX_COMMANDS_PER_FILE
         )
-    found = tuple(
-        _apply_config_file(_apply_plan_header(command, text), beside) for command in server_commands
+    commands = tuple(
+        _apply_config_file(_apply_plan_header(command, text), nearby) for command in server_commands
     )
     metrics = tuple(
         dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word)
     )
-    if not found and not metrics:
-        where = path.name if path else f"{what!r:.60}"
+    if not commands and not metrics:
+        location = path.name if path else f"{what!r:.60}"
         hint = "" if engine else "; --engine says whose options they are"
         raise PlannerError(
-            f"no server starts in {where}: expected `vllm serve`, `python -m sglang.launch_server`,"
+            f"no server starts in {location}: expected `vllm serve`, `python -m sglang.launch_server`,"
             f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
         )
-    return ParsedSource(found, metrics)
+    return ParsedSource(commands, metrics)
 
 
 def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
-    """The command with the GPU, and where it names none itself the version, that head the files of a plan."""
+    """Add the GPU, and a missing version, from the header of a plan's file."""
     title = re.search(
         rf"^# .+ on (?:.+ of )?(.+), {command.engine} (\d[\w.+]*|nightly\S*)$",
         text[:2000],
@@ -95,30 +102,30 @@ def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
 
 
 class _NearbyFiles(NamedTuple):
-    """Where the configuration files that a text's commands name may be: written in it, or lying beside it."""
+    """The places of configuration files that a text's commands name: in the text, or next to it."""
 
     text: str
     name: str
     folder: Path
 
     def find(self, path: str) -> str | None:
-        """What the file at `path` holds; None where nobody knows."""
+        """Return the content of the file at `path`; None if it is unknown."""
         name = PurePath(path).name
-        if name in (written := extract_here_documents(self.text)):
-            return written[name]
+        if name in (here_documents := extract_here_documents(self.text)):
+            return here_documents[name]
         for document in _load_yaml_documents(self.text, self.name):
             data = document.get("data") if isinstance(document, Mapping) else None
             if isinstance(data, Mapping) and isinstance(data.get(name), str):
                 return str(data[name])
-        for place in (self.folder / path, self.folder / name):
+        for candidate in (self.folder / path, self.folder / name):
             with suppress(OSError, ValueError, PlannerError):
-                if place.is_file():
-                    return read_text(place, MAX_FILE_BYTES)
+                if candidate.is_file():
+                    return read_text(candidate, MAX_FILE_BYTES)
         return None
 
 
-def _apply_config_file(command: ServerCommand, beside: _NearbyFiles) -> ServerCommand:
-    """The command with what its configuration file says: options in front, or what TensorRT-LLM keeps there."""
+def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCommand:
+    """Merge a command's configuration file: options in front, or TensorRT-LLM's settings."""
     cli_options = get_cli_options(command.engine, load_flag_lists(command.engine).versions[-1])
     options = [
         option
@@ -129,7 +136,7 @@ def _apply_config_file(command: ServerCommand, beside: _NearbyFiles) -> ServerCo
         return command
     path = options[-1].words[0]
     try:
-        content = None if is_unresolved(path) else parse_yaml(beside.find(path) or "", path)
+        content = None if is_unresolved(path) else parse_yaml(nearby.find(path) or "", path)
     except PlannerError as error:
         return replace(command, note=str(error))
     if not isinstance(content, Mapping):
@@ -141,12 +148,16 @@ def _apply_config_file(command: ServerCommand, beside: _NearbyFiles) -> ServerCo
     words = _format_as_words(
         [(f"--{name}", value) for name, value in content.items() if _is_scalar(value)]
     )
-    at = 1 if command.subcommand and command.argv and not command.argv[0].startswith("-") else 0
-    return replace(command, argv=(*command.argv[:at], *words, *command.argv[at:]), note=note)
+    num_leading = (
+        1 if command.subcommand and command.argv and not command.argv[0].startswith("-") else 0
+    )
+    return replace(
+        command, argv=(*command.argv[:num_leading], *words, *command.argv[num_leading:]), note=note
+    )
 
 
 def _find_file(what: str) -> Path | None:
-    """The file that is meant; None where it is a command line."""
+    """Return the path if `what` is a file; None if it is a command line."""
     with suppress(OSError, ValueError):
         if 0 < len(what) < 4096 and "\n" not in what and Path(what).exists():
             return Path(what)
@@ -156,7 +167,7 @@ def _find_file(what: str) -> Path | None:
 
 
 def _find_commands_in_text(text: str, name: str, engine: str | None) -> Iterator[ServerCommand]:
-    """The commands of a text of any of the formats."""
+    """Yield the commands of a text of any format."""
     if re.search(r"^\[program:", text, re.MULTILINE):  # supervisord
         for line in re.findall(r"^command\s*=\s*(.+)$", text, re.MULTILINE):
             yield from find_commands(line, "command", engine)
@@ -185,25 +196,25 @@ def _find_commands_in_text(text: str, name: str, engine: str | None) -> Iterator
 
 
 def _parse_nomad_job(text: str) -> Iterator[ServerCommand]:
-    """What the tasks of a Nomad job start in their containers."""
+    """Yield the commands that the tasks of a Nomad job start in containers."""
     for task in re.split(r'^\s*task\s+"[^"\n]*"\s*\{', text, flags=re.MULTILINE)[1:]:
         pairs = dict(
             re.findall(r'^\s*"?(\w+)"?\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*$', task, re.MULTILINE)
         )
         lists = dict(re.findall(r"^\s*(args|entrypoint)\s*=\s*(\[[^\]]*\])", task, re.MULTILINE))
         words = {
-            key: _parse_json_list(re.sub(r",\s*\]", "]", found)) for key, found in lists.items()
+            key: _parse_json_list(re.sub(r",\s*\]", "]", value)) for key, value in lists.items()
         }
         command = [pairs["command"]] if "command" in pairs else []
-        started = [*words.get("entrypoint", []), *command, *words.get("args", [])]
+        command_words = [*words.get("entrypoint", []), *command, *words.get("args", [])]
         environment = {name: value for name, value in pairs.items() if name.isupper()}
         yield from parse_container(
-            pairs.get("image", ""), started, environment, "task", "entrypoint" in lists
+            pairs.get("image", ""), command_words, environment, "task", "entrypoint" in lists
         )
 
 
 def _parse_systemd_unit(text: str, engine: str | None) -> Iterator[ServerCommand]:
-    """What a systemd unit starts."""
+    """Yield the commands that a systemd unit starts."""
     text = re.sub(r"\\\n\s*", " ", text)
     environment: dict[str, str] = {}
     for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE):
@@ -220,20 +231,28 @@ def _parse_systemd_unit(text: str, engine: str | None) -> Iterator[ServerCommand
 
 
 def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
-    """What an image built from a Dockerfile starts."""
+    """Yield the command that an image built from a Dockerfile starts."""
     text = re.sub(r"\\\r?\n", " ", text)
-    base, environment, parts = "", dict[str, str](), {"ENTRYPOINT": list[str](), "CMD": list[str]()}
+    image, environment, instructions = (
+        "",
+        dict[str, str](),
+        {"ENTRYPOINT": list[str](), "CMD": list[str]()},
+    )
     for key, rest in re.findall(r"^\s*([A-Z]+)\s+(.+?)\s*$", text, re.MULTILINE):
         if key == "FROM":
-            base, parts = rest.split()[0], {"ENTRYPOINT": [], "CMD": []}
+            image, instructions = rest.split()[0], {"ENTRYPOINT": [], "CMD": []}
         elif key == "ENV":
             words = rest.split() if "=" not in rest.split()[0] else _split_words(rest)
-            tied = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
-            environment |= dict(word.partition("=")[::2] for word in tied)
-        elif key in parts:
-            parts[key] = _parse_json_list(rest) or ["sh", "-c", rest]
+            assignments = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
+            environment |= dict(word.partition("=")[::2] for word in assignments)
+        elif key in instructions:
+            instructions[key] = _parse_json_list(rest) or ["sh", "-c", rest]
     yield from parse_container(
-        base, [*parts["ENTRYPOINT"], *parts["CMD"]], environment, "CMD", bool(parts["ENTRYPOINT"])
+        image,
+        [*instructions["ENTRYPOINT"], *instructions["CMD"]],
+        environment,
+        "CMD",
+        bool(instructions["ENTRYPOINT"]),
     )
 
 
@@ -245,7 +264,7 @@ def _split_words(text: str) -> list[str]:
 
 
 def _parse_json_list(text: str) -> list[str]:
-    """A JSON list of words, as in a Dockerfile; empty where it is none."""
+    """Return a JSON list of words, as in a Dockerfile; empty if `text` is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -253,8 +272,8 @@ def _parse_json_list(text: str) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
-def _load_yaml_documents(text: str, name: str) -> Iterator[Any]:
-    """The documents of a YAML (or JSON) text that are mappings or lists; none where it is no YAML."""
+def _load_yaml_documents(text: str, name: str) -> Iterator[YamlMapping | list[object]]:
+    """Yield the mappings and lists of a YAML or JSON text; none if it does not parse."""
     for part in re.split(r"^---\s*$", text, flags=re.MULTILINE):
         try:
             document = parse_yaml(part, name or "the text")
@@ -265,14 +284,14 @@ def _load_yaml_documents(text: str, name: str) -> Iterator[Any]:
 
 
 def _find_commands_in_node(
-    node: Any, location: str, engine: str | None, depth: int = 0
+    node: object, location: str, engine: str | None, depth: int = 0
 ) -> Iterator[ServerCommand]:
-    """Commands anywhere inside a document: containers, and text that a shell would run."""
+    """Yield the commands anywhere inside a document: containers, and shell text."""
     if depth > 40:
         return
     if isinstance(node, list):
-        for index, each in enumerate(node):
-            yield from _find_commands_in_node(each, f"{location}[{index}]", engine, depth + 1)
+        for index, item in enumerate(node):
+            yield from _find_commands_in_node(item, f"{location}[{index}]", engine, depth + 1)
         return
     if not isinstance(node, Mapping):
         if isinstance(node, str) and SERVER_MENTION_PATTERN.search(node):
@@ -285,9 +304,9 @@ def _find_commands_in_node(
     if isinstance(node.get("modelFormat"), Mapping):
         yield from _parse_kserve(node, location)
         return
-    if flat := _read_config_options(node, engine):
+    if options := _read_config_options(node, engine):
         yield ServerCommand(
-            location or "configuration", engine or "vllm", flat, {}, subcommand=True
+            location or "configuration", engine or "vllm", options, {}, subcommand=True
         )
         return
     server_commands = list(_parse_container_node(node, location))
@@ -299,54 +318,58 @@ def _find_commands_in_node(
             )
 
 
-def _parse_container_node(node: Mapping[str, Any], location: str) -> Iterator[ServerCommand]:
-    """What a service of a compose file, or a container of a manifest, starts."""
+def _parse_container_node(node: YamlMapping, location: str) -> Iterator[ServerCommand]:
+    """Yield the command of a compose service, or of a manifest's container."""
     words = [
         word
         for key in ("entrypoint", "command", "args")
         for word in _split_command_value(node.get(key))
     ]
-    name = node.get("image")
-    name = (
-        ""
-        if name is None
-        else str(name.get("repository", "") if isinstance(name, Mapping) else name)
-    )
+    image = node.get("image")
+    image = image.get("repository") if isinstance(image, Mapping) else image
+    name = "" if image is None else str(image)
     if not words and not parse_image_name(name):
         return
     environment = _parse_environment(node.get("environment")) | _parse_environment(node.get("env"))
-    filled = []
+    expanded = []
     for word in words:
         word = re.sub(
             r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word
         )
-        filled.append(expand_variables(word.replace("$$", "\0"), {}).replace("\0", "$"))
-    replaced = "entrypoint" in node or ("command" in node and "args" in node)
-    for command in parse_container(name, filled, environment, location, replaced):
+        expanded.append(expand_variables(word.replace("$$", "\0"), {}).replace("\0", "$"))
+    is_replaced = "entrypoint" in node or ("command" in node and "args" in node)
+    for command in parse_container(name, expanded, environment, location, is_replaced):
         yield replace(command, num_visible_gpus=_read_gpu_limit(node))
 
 
-def _read_gpu_limit(node: Mapping[str, Any]) -> int | None:
-    """GPUs that a pod's container, or a compose service, is limited to; None where nothing says how many."""
-    limits = node.get("resources")
-    limits = limits.get("limits") if isinstance(limits, Mapping) else None
+def _read_gpu_limit(node: YamlMapping) -> int | None:
+    """Return the number of GPUs of a pod's container or compose service; None if it is not set."""
+    limits = _get_nested(node, "resources", "limits")
     if isinstance(limits, Mapping):
-        counts = [
-            str(many) for name, many in limits.items() if str(name).endswith(("/gpu", "/gaudi"))
-        ]
-        return int(counts[0]) if counts and counts[0].isdecimal() and len(counts[0]) < 10 else None
-    place: Any = node
-    for key in ("deploy", "resources", "reservations", "devices"):
-        place = place.get(key) if isinstance(place, Mapping) else None
-    device = place[0] if isinstance(place, list) and place and isinstance(place[0], Mapping) else {}
-    many, named = device.get("count"), device.get("device_ids")
-    return many if isinstance(many, int) else len(named) if isinstance(named, list) else None
+        counts = (limits[name] for name in limits if str(name).endswith(("/gpu", "/gaudi")))
+        return _parse_count(next(counts, None))
+    devices = _get_nested(node, "deploy", "resources", "reservations", "devices")
+    device = devices[0] if isinstance(devices, list) and devices else None
+    count, ids = _get_nested(device, "count"), _get_nested(device, "device_ids")
+    return count if isinstance(count, int) else len(ids) if isinstance(ids, list) else None
 
 
-def _parse_production_stack(node: Mapping[str, Any], location: str) -> ServerCommand:
-    """What vLLM's production-stack makes of a model's values: its `vllmConfig` as options."""
+def _get_nested(node: object, *keys: str) -> object:
+    """Return the value under nested keys; None if there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _parse_count(value: object) -> int | None:
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def _parse_production_stack(node: YamlMapping, location: str) -> ServerCommand:
+    """Return the command that vLLM's production-stack builds from a model's `vllmConfig`."""
     config = node.get("vllmConfig")
-    pairs = list[tuple[str, Any]]()
+    pairs = list[tuple[str, object]]()
     for key, value in config.items() if isinstance(config, Mapping) else ():
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key)).lower()
         if key not in ("extraArgs", "v1") and _is_scalar(value):
@@ -358,8 +381,6 @@ def _parse_production_stack(node: Mapping[str, Any], location: str) -> ServerCom
         *_format_as_words(pairs),
         *_split_command_value(extra),
     )
-    asked = str(node.get("requestGPU", ""))
-    gpus = int(asked) if asked.isdecimal() and len(asked) < 10 else None
     version = engine_image.version if engine_image else ""
     return ServerCommand(
         location,
@@ -369,35 +390,37 @@ def _parse_production_stack(node: Mapping[str, Any], location: str) -> ServerCom
         version,
         True,
         True,
-        num_visible_gpus=gpus,
+        num_visible_gpus=_parse_count(node.get("requestGPU", "")),
     )
 
 
-def _parse_kserve(node: Mapping[str, Any], location: str) -> Iterator[ServerCommand]:
-    """What KServe's runtimes of vLLM make of an InferenceService's model; its Hugging Face server has names of its own.
+def _parse_kserve(node: YamlMapping, location: str) -> Iterator[ServerCommand]:
+    """Yield the command that KServe's vLLM runtimes build from an InferenceService's model.
 
-    `--model_id` and `--model_name` are its own, and `--backend=huggingface` starts no vLLM
-    (kserve.github.io, Hugging Face runtime, 0.15 to 0.20).
+    `--model_id` and `--model_name` are options of its Hugging Face server, and
+    `--backend=huggingface` starts no vLLM (kserve.github.io, Hugging Face runtime, 0.15 to 0.20).
     """
-    kind = str(node["modelFormat"].get("name", "")).lower()
+    kind = str(_get_nested(node, "modelFormat", "name")).lower()
     words = [part for word in _split_command_value(node.get("args")) for part in word.split("=", 1)]
-    own = {name: words[at + 1] for at, name in enumerate(words[:-1]) if name in _KSERVE_OPTIONS}
-    if kind not in ("huggingface", "vllm") or own.get("--backend") == "huggingface":
+    kserve_options = {
+        name: words[index + 1] for index, name in enumerate(words[:-1]) if name in _KSERVE_OPTIONS
+    }
+    if kind not in ("huggingface", "vllm") or kserve_options.get("--backend") == "huggingface":
         return
-    taken = {
-        at + step
-        for at, name in enumerate(words[:-1])
+    consumed = {
+        index + offset
+        for index, name in enumerate(words[:-1])
         if name in _KSERVE_OPTIONS
-        for step in (0, 1)
+        for offset in (0, 1)
     }
     model = (
-        own.get("--model_id")
+        kserve_options.get("--model_id")
         or str(node.get("storageUri", "")).removeprefix("hf://")
-        or own.get("--model_dir", "")
+        or kserve_options.get("--model_dir", "")
     )
-    rest = [word for at, word in enumerate(words) if at not in taken]
-    argv = (*(["--model", model] if model else []), *rest)
-    note = f"left to KServe: {', '.join(own)}" if own else ""
+    remaining = [word for index, word in enumerate(words) if index not in consumed]
+    argv = (*(["--model", model] if model else []), *remaining)
+    note = f"left to KServe: {', '.join(kserve_options)}" if kserve_options else ""
     yield ServerCommand(
         location,
         "vllm",
@@ -409,65 +432,64 @@ def _parse_kserve(node: Mapping[str, Any], location: str) -> Iterator[ServerComm
     )
 
 
-def _split_command_value(value: Any) -> list[str]:
-    """A command as a list, or as one text that is split as a shell does."""
+def _split_command_value(value: object) -> list[str]:
+    """Return the words of a command that is a list, or a text that a shell splits."""
     if isinstance(value, list):
         return [_format_scalar(word) for word in value if isinstance(word, str | int | float)]
     if not isinstance(value, str):
         return []
-    shell_statements = parse_statements(value)
-    return (
-        list(shell_statements[0].words)
-        if len(shell_statements) == 1
-        else ["sh", "-c", value]
-        if shell_statements
-        else []
-    )
+    statements = parse_statements(value)
+    if len(statements) == 1:
+        return list(statements[0].words)
+    return ["sh", "-c", value] if statements else []
 
 
-def _format_scalar(value: Any) -> str:
+def _format_scalar(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parse_environment(value: Any) -> dict[str, str]:
-    """Environment in any of its forms: a mapping, a list of NAME=value, or a list of name and value."""
+def _parse_environment(value: object) -> dict[str, str]:
+    """Return an environment given as a mapping, or as a list of NAME=value or name and value."""
     if isinstance(value, Mapping):
         return {
-            str(name): "" if held is None else _format_scalar(held) for name, held in value.items()
+            str(name): "" if content is None else _format_scalar(content)
+            for name, content in value.items()
         }
-    made = {}
+    environment = {}
     for entry in value if isinstance(value, list) else []:
         if isinstance(entry, Mapping) and "name" in entry:
             name = str(entry["name"])
-            made[name] = _format_scalar(entry["value"]) if "value" in entry else f"${{{name}}}"
+            environment[name] = (
+                _format_scalar(entry["value"]) if "value" in entry else f"${{{name}}}"
+            )
         elif isinstance(entry, str):
-            name, equals, held = entry.partition("=")
-            made[name] = held if equals else f"${{{name}}}"
-    return made
+            name, equals, content = entry.partition("=")
+            environment[name] = content if equals else f"${{{name}}}"
+    return environment
 
 
-def _read_config_options(node: Mapping[str, Any], engine: str | None) -> tuple[str, ...]:
-    """A file for `--config` as the options that it stands for; empty where the mapping is something else."""
+def _read_config_options(node: YamlMapping, engine: str | None) -> tuple[str, ...]:
+    """Return a `--config` file as options; empty if the mapping is something else."""
     cli_options = get_cli_options(engine or "vllm", load_flag_lists(engine or "vllm").versions[-1])
     names = [f"--{name}" for name in node if isinstance(name, str)]
-    right = sum(len(cli_options.find_spellings(name)) == 1 for name in names)
+    num_known = sum(len(cli_options.find_spellings(name)) == 1 for name in names)
     if (
         len(names) < 2
-        or right < 0.6 * len(node)
+        or num_known < 0.6 * len(node)
         or not all(_is_scalar(value) for value in node.values())
     ):
         return ()
     return tuple(_format_as_words(zip(names, node.values(), strict=False)))
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     return not isinstance(value, Mapping | list) or (
         isinstance(value, list) and all(map(_is_scalar, value))
     )
 
 
-def _format_as_words(pairs: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """Options and values as they would stand in a command line."""
+def _format_as_words(pairs: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Yield options and values as words of a command line."""
     for name, value in pairs:
         if value is True or value is None:
             yield name

@@ -1,4 +1,4 @@
-"""What another version makes of a command: its verdicts there, and the defaults that it leaves open."""
+"""Compare what two versions of an engine make of a command: verdicts and defaults."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,41 +13,51 @@ from planner.tools.lint.option_checks import (
 )
 
 
-def check_upgrade(judged: CheckedCommand, to: str) -> list[LintFinding]:
-    """What `to` changes for a command: its verdicts, and the defaults that it leaves open."""
-    now = {(finding.kind, finding.name): finding for finding in judged.findings}
-    then = check_command(judged.command, to).findings
-    changed = [one for one in then if one.verdict != "ok" and one != now.get((one.kind, one.name))]
-    listed = list(_compare_recorded_defaults(judged, to))
-    named = {one.name for one in listed}
+def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
+    """Return what changes for a command at version `to`: new verdicts and changed defaults."""
+    current = {(finding.kind, finding.name): finding for finding in checked.findings}
+    upgraded = check_command(checked.command, to).findings
+    changed = [
+        finding
+        for finding in upgraded
+        if finding.verdict != "ok" and finding != current.get((finding.kind, finding.name))
+    ]
+    recorded = list(_compare_recorded_defaults(checked, to))
+    recorded_names = {finding.name for finding in recorded}
     return [
         *changed,
-        *listed,
-        *(one for one in _compare_catalog_defaults(judged, to) if one.name not in named),
+        *recorded,
+        *(
+            finding
+            for finding in _compare_catalog_defaults(checked, to)
+            if finding.name not in recorded_names
+        ),
     ]
 
 
-def _compare_recorded_defaults(judged: CheckedCommand, to: str) -> Iterator[LintFinding]:
-    """Defaults that differ between the lists of two versions."""
-    old, new = judged.options, get_cli_options(judged.command.engine, to)
-    for name in dict.fromkeys(option.name for option in old.by_spelling.values()):
+def _compare_recorded_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
+    """Yield the defaults that differ between the option lists of two versions."""
+    old_options, new_options = checked.options, get_cli_options(checked.command.engine, to)
+    for name in dict.fromkeys(option.name for option in old_options.by_spelling.values()):
         if (
-            name not in new.by_spelling
-            or old[name].argument in judged.as_meant.values
-            or old[name].kind == "json"
+            name not in new_options.by_spelling
+            or old_options[name].argument in checked.as_meant.values
+            or old_options[name].kind == "json"
         ):
             continue
-        before, after = old[name].default, new[name].default
+        before, after = old_options[name].default, new_options[name].default
         if before != after and before and after:
-            yield _make_default_change(name, before, after, _keep_default(new[name], before))
+            yield _make_default_change(
+                name, before, after, _keep_default(new_options[name], before)
+            )
 
 
-def _compare_catalog_defaults(judged: CheckedCommand, to: str) -> Iterator[LintFinding]:
-    """Defaults that `catalogs/engines.yaml` has by version."""
+def _compare_catalog_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
+    """Yield the changed defaults that `catalogs/engines.yaml` has by version."""
     first, second = (
-        find_engine_version(judged.command.engine, version) for version in (judged.version, to)
+        find_engine_version(checked.command.engine, version) for version in (checked.version, to)
     )
-    if judged.command.engine != "vllm" or first is None or second is None:
+    if checked.command.engine != "vllm" or first is None or second is None:
         return
     new = get_cli_options("vllm", to)
     for argument, fact in VERSIONED_DEFAULTS.items():
@@ -56,7 +66,7 @@ def _compare_catalog_defaults(judged: CheckedCommand, to: str) -> Iterator[LintF
             getattr(first.facts, fact),
             getattr(second.facts, fact),
         )
-        if argument not in judged.as_meant.values and before != after:
+        if argument not in checked.as_meant.values and before != after:
             yield _make_default_change(
                 name,
                 _format_value(before),
@@ -66,7 +76,7 @@ def _compare_catalog_defaults(judged: CheckedCommand, to: str) -> Iterator[LintF
 
 
 def _keep_default(option: CliOption, before: Any) -> str:
-    """What keeps the default as it was; empty where the option has no words for it."""
+    """Return the option that keeps the old default; empty if the option cannot express it."""
     if before == "on":
         return option.name
     return next(iter(option.negations), "") if before == "off" else f"{option.name} {before}"

@@ -1,4 +1,4 @@
-"""Programs around an engine that take its options and some of their own: NVIDIA's Dynamo, SGLang's router."""
+"""Programs that wrap an engine and have options of their own: NVIDIA Dynamo, SGLang's router."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -22,32 +22,44 @@ class EngineWrapper(SourcedEntry):
 
 @cache
 def load_wrappers() -> Mapping[str, EngineWrapper]:
-    """Programs by the module that `python -m` runs; those without an engine are what several of them share."""
+    """Return the wrappers by the module that `python -m` runs.
+
+    Entries without an engine hold the options that several wrappers share.
+    """
     return load_catalog("flags/wrappers.yaml", EngineWrapper)
 
 
 def unwrap_command(
     name: str, words: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, Any]]:
-    """Of the words behind the module `name`: what the engine's launcher would be given, its own, and what it sets."""
+    """Split the words after module `name` into the engine's words, the wrapper's and settings."""
     wrapper, shared = load_wrappers()[name], load_wrappers().get(name.partition(".")[0])
     patterns = f"{wrapper.own} {shared.own if shared else ''}".split()
-    kept, own, model, settings = list[str](), list[str](), list[str](), dict[str, Any]()
-    into = kept
+    engine_words, wrapper_words, model, settings = (
+        list[str](),
+        list[str](),
+        list[str](),
+        dict[str, Any](),
+    )
+    target = engine_words
     for word in words:
-        option, tied, value = word.partition("=")
+        option, equals, value = word.partition("=")
         if not word.startswith("--"):
-            into.append(word)
+            target.append(word)
         elif option in wrapper.model.split():
-            into = model
-            model += [value] if tied else []
+            target = model
+            model += [value] if equals else []
         elif option in wrapper.settings or any(
             fnmatchcase(option, pattern) for pattern in patterns
         ):
-            into = own
-            own.append(word)
+            target = wrapper_words
+            wrapper_words.append(word)
             settings |= {wrapper.settings[option]: True} if option in wrapper.settings else {}
         else:
-            into = kept
-            kept.append(f"{wrapper.renamed.get(option, option)}{tied}{value}")
-    return (*model[:1], *kept), (*(("--model", *model[:1]) if model else ()), *own), settings
+            target = engine_words
+            engine_words.append(f"{wrapper.renamed.get(option, option)}{equals}{value}")
+    return (
+        (*model[:1], *engine_words),
+        (*(("--model", *model[:1]) if model else ()), *wrapper_words),
+        settings,
+    )
