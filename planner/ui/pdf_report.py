@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 import re
 import shutil
 import sys
@@ -33,6 +32,7 @@ from planner.hardware.prices import look_up_gpu_price
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import find_scenario_file, load_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.tools.answer_store import write_pickle
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.plan_files import write_plan_files
@@ -217,7 +217,7 @@ def _typeset_notebooks(
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         work = Path(made)
-        (work / "plan.pickle").write_bytes(pickle.dumps(kept))
+        write_pickle(work / "plan.pickle", kept)
         executed = execute_notebooks(
             notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work, progress
         )
