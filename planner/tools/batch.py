@@ -166,7 +166,7 @@ def predict_row(
 
 
 def _format_cell(value: object) -> str:
-    """Return a cell: integers in full, other numbers to seven digits, empty if unknown or infinite."""
+    """Return a cell: integers in full, others to seven digits, empty if unknown or infinite."""
     if isinstance(value, float):
         return f"{value:.7g}" if math.isfinite(value) else ""
     return "" if value is None else str(value)

@@ -73,7 +73,7 @@ def execute_notebooks(
 
 
 def _create_kernel(sockets: Path) -> _SharedKernel:
-    """Return a kernel to be started; it uses socket files where it can, so that no port conflicts."""
+    """Return a kernel to be started; where possible it uses socket files rather than ports."""
     return _SharedKernel(
         kernel_name="python3",
         **({} if os.name == "nt" else {"transport": "ipc", "ip": str(sockets)}),

@@ -114,7 +114,7 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
 def apply_control(
     fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]
 ) -> ScenarioFields:
-    """Return the fields with the control `name` set to `value`; `values` are those of all controls."""
+    """Return the fields with the control `name` set to `value`; `values` are of all controls."""
     control = copy.deepcopy(fields)
     workload = control["workload"]
     if name in ("prompt", "output"):

@@ -53,7 +53,7 @@ class DiagnosisCase:
 
     @cached_property
     def measured_workload(self) -> Workload | None:
-        """The measured traffic with the burstiness of the plan; None if rate or lengths are unknown."""
+        """The measured traffic with the plan's burstiness; None if rate or lengths are unknown."""
         planned = self.planned
         workload = self.measured.estimate_workload(
             planned.deployment.args.max_model_len - 1 if planned else math.inf
@@ -64,7 +64,7 @@ class DiagnosisCase:
 
     @cached_property
     def simulated(self) -> Performance | None:
-        """The planned replica under the measured traffic and acceptance; None if either is unknown."""
+        """The planned replica under the measured traffic and drafts; None if either is unknown."""
         if self.planned is None or self.measured_workload is None:
             return None
         try:
@@ -164,7 +164,7 @@ class DiagnosisCase:
 
     @property
     def is_queueing(self) -> bool:
-        """Whether requests wait for a large part of their TTFT, and for longer than its SLO allows."""
+        """Whether requests wait for a large part of their TTFT, and longer than its SLO allows."""
         targets = self.planned.targets if self.planned else ()
         limits = [target.seconds for target in targets if target.metric == "ttft"]
         is_met = limits and not any(
@@ -180,7 +180,7 @@ class DiagnosisCase:
 
     @property
     def front_end_delay_s(self) -> float | None:
-        """Seconds of the TTFT outside queue and prefill, beyond the planned time of the front end."""
+        """Seconds of the TTFT outside queue and prefill, beyond the front end's planned time."""
         ttft, queue, prefill = (
             self.measured.get_mean(role) for role in ("ttft", "queue", "prefill")
         )

@@ -87,7 +87,7 @@ class LogExplanation:
 
     @cached_property
     def largest_deviation(self) -> LogComparison | None:
-        """The term of the budget that is furthest off, else the cache's layout; None if none is off."""
+        """The term of the budget that is furthest off, else the cache's layout; None if none."""
         wrong = [
             line for line in self.lines if line.term in BUDGET_TERMS and not line.is_within_interval
         ]
@@ -112,7 +112,7 @@ class LogExplanation:
 
     @property
     def calibration(self) -> dict[MemoryTerm, float]:
-        """Bytes to add to each term, for `deploy_on` and, in GiB, a scenario's `memory_calibration`.
+        """Bytes to add to each term, for `deploy_on` or a scenario's `memory_calibration`.
 
         The rest of the logged total goes to the activation peak, or to non-torch memory if the log
         states the activation peak.
@@ -132,7 +132,7 @@ class LogExplanation:
 
     @property
     def scenario_line(self) -> str:
-        """The calibration as a line of a scenario; empty if nothing is off or the log does not fit."""
+        """The calibration as a line of a scenario, in GiB; empty if there is nothing to add."""
         if not self.matches_deployment:
             return ""
         rounded = {term: round(size / GIB, 2) for term, size in self.calibration.items()}
@@ -191,7 +191,7 @@ class LogExplanation:
 
     @property
     def suggestions(self) -> str:
-        """Remedies of the errors; without any, how many requests fit and which arguments serve more.
+        """Remedies of the errors; without any, the requests that fit and better arguments.
 
         Empty if the log does not fit.
         """
@@ -345,7 +345,7 @@ def _resolve_logged_model(
 
 
 def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
-    """Compare the figures that log and plan share, in the order in which the engine subtracts them."""
+    """Compare the figures of log and plan, in the order in which the engine subtracts them."""
     graphs = "cudagraph_estimate" if "cudagraph" in memory.budgeted_terms else "cudagraph_actual"
     planned = {
         "requested": Interval.from_value(memory.budget_bytes), "weights": memory.weights,
@@ -394,7 +394,7 @@ def _compare_unexplained_memory(
 
 
 def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> LogComparison | None:
-    """Compare the tokens that the planned layout fits into the logged KV cache with those logged."""
+    """Compare the tokens of the planned layout in the logged KV cache with those logged."""
     if not {"kv_available", "kv_tokens"} <= set(figures) or memory.layout.stage_bytes_per_block[1:]:
         return None
     pool = memory.layout.build_pool([figures["kv_available"]])

@@ -50,7 +50,7 @@ class MetricsPage:
         raise PlannerError(f"{self.where} has no metrics of vLLM or SGLang (vllm:..., sglang:...)")
 
     def sum_series(self, name: str | None, **labels: str) -> float | None:
-        """Return the sum of a metric over the series with these `labels`; None if there are none."""
+        """Return the sum of a metric over the series with `labels`; None if there are none."""
         values = [
             value
             for series_labels, value in self.samples.get(name or "", ())
@@ -106,7 +106,7 @@ def _fetch_page(address: str) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class MetricsHistogram:
-    """Observations by bucket: upper `edges`, of which the last is infinite, and `counts` in each."""
+    """Observations by bucket: upper `edges`, the last infinite, and `counts` in each."""
 
     edges: np.ndarray
     counts: np.ndarray
@@ -135,7 +135,7 @@ class MetricsHistogram:
         return float(self.edges[k - 1]) if k else 0.0, float(self.edges[k])
 
     def compute_fraction_above(self, edge: float) -> float:
-        """Return the fraction of observations above the lowest bucket edge that is at least `edge`."""
+        """Return the fraction of observations above the first bucket edge from `edge` on."""
         return float(
             self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum()
             / self.counts.sum()
@@ -350,7 +350,7 @@ def measure_replica(
 
 
 def _restarted_between(after: MetricsPage, before: MetricsPage) -> bool:
-    """Return whether the server of `after` started later, by its own metric rather than file times."""
+    """Return whether the server of `after` started later, by its own metric."""
     now, then = (page.sum_series("process_start_time_seconds") for page in (after, before))
     return now is not None and then is not None and now > then
 

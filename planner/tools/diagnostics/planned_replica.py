@@ -38,7 +38,7 @@ class PlannedReplica:
 
 
 def load_planned_replica(location: str | Path) -> PlannedReplica:
-    """Plan a scenario (its name or YAML file), or read a plan.json; raise `PlannerError` otherwise."""
+    """Plan a scenario (a name or a YAML file) or read a plan.json; else raise `PlannerError`."""
     return (
         _read_plan_json(Path(location))
         if str(location).endswith(".json")

@@ -48,7 +48,7 @@ class FleetOption:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The options of every scenario, the stock of GPUs by kind, and the limits of cost and power."""
+    """The options of all scenarios, the stock of GPUs by kind, and limits of cost and power."""
 
     options: Mapping[str, Sequence[FleetOption]]
     stock: Mapping[str, int]
@@ -258,7 +258,7 @@ def find_max_growth(
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The answer to a fleet file: replicas for today's loads, and for loads `growth` times as large."""
+    """The answer to a fleet file, for today's loads and for loads `growth` times as large."""
 
     name: str
     scenarios: Mapping[str, Scenario]
@@ -277,7 +277,7 @@ class FleetPlan:
 
     @cached_property
     def shadow_prices(self) -> dict[str, float]:
-        """USD per hour that one more GPU of each kind saves; empty if today's load is not served."""
+        """USD per hour that one more GPU of each kind saves; empty if the fleet is infeasible."""
         return (
             compute_shadow_prices(self.fleet, self.current_allocation)
             if self.current_allocation
@@ -304,6 +304,6 @@ class FleetPlan:
 
     @property
     def binding_limits(self) -> tuple[str, ...]:
-        """The limits that today's load exceeds or, if it is served, the next growth above the largest."""
+        """The limits that today's load exceeds or, if none, the growth just above the largest."""
         factor = 1.0 if math.isnan(self.max_growth) else self.max_growth + GROWTH_RESOLUTION
         return find_binding_limits(self.fleet.with_growth(factor)) if math.isfinite(factor) else ()

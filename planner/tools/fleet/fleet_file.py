@@ -159,7 +159,7 @@ def _build_replica_options(
 def _find_max_replica_load(
     scenario: Scenario, candidate: Candidate
 ) -> tuple[float, float | None] | None:
-    """Return the largest load fraction of a replica and its W; None for a closed loop or a trace."""
+    """Return a replica's largest load fraction and its W; None for closed loops and traces."""
     performance, replicas = candidate.prediction.performance, candidate.deployment.layout.replicas
     if scenario.offline and performance and (interval := get_capacity_rps(scenario, performance)):
         usable_rps = interval.mid * (1 - scenario.headroom)  # of all replicas, at any job size

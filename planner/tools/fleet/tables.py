@@ -100,7 +100,7 @@ def build_growth_limit_table(plan: FleetPlan) -> pd.DataFrame:
 
 
 def sweep_fleet_growth(plan: FleetPlan) -> pd.DataFrame:
-    """Return the cost over the growth of all loads, to twice `plan.growth` or the largest growth."""
+    """Return the cost over the growth of all loads, to twice `plan.growth` or the largest."""
     most = min(2 * plan.growth - 1, plan.max_growth)
     if math.isnan(most):
         return pd.DataFrame(columns=["every load, times", "USD per hour"])

@@ -147,23 +147,28 @@ def _build_point_row(scenario: Scenario, candidate: Candidate) -> Answer:
         if candidate.at_risk
         else "holds"
     )
-    return {
-        "status": "ok", "verdict": verdict, "binding": "",
+    values = {
+        "status": "ok",
+        "verdict": verdict,
+        "binding": "",
         "figures": "replay" if candidate.is_simulated else "closed form",
         "gpu": deployment.gpu.name,
         "gpus": sum(pool.num_gpus for pool in candidate.prediction.pools),
-        "gpus_rented": candidate.prediction.num_gpus_billed, **vars(deployment.layout),
+        "gpus_rented": candidate.prediction.num_gpus_billed,
+        **vars(deployment.layout),
         "pools": candidate.description if candidate.is_disaggregated else "",
         "quantization": deployment.model.quantization.method,
         "kv_cache_dtype": deployment.args.kv_cache_dtype or "auto",
         "max_num_seqs": deployment.args.max_num_seqs,
         "max_model_len": deployment.args.max_model_len,
         "misses": "; ".join(candidate.violations),
-        "margin": candidate.limit_utilization if math.isfinite(candidate.limit_utilization) else None,
-    } | {
+        "margin": candidate.limit_utilization,
+        **build_output_row(candidate.prediction),
+    }
+    return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in build_output_row(candidate.prediction).items()
-    }  # fmt: skip
+        for name, value in values.items()
+    }
 
 
 def unify_column_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
