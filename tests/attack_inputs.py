@@ -300,7 +300,11 @@ def case(rng: random.Random, folder: Path, spoil: Callable[..., Any] = spoilt) -
     )
 
 
-COMMANDS = yaml.safe_load((cli.CLI_TEMPLATE_DIR / "commands.yaml").read_text(encoding="utf-8"))
+COMMANDS = {
+    name: {(action.option_strings or [action.dest])[0]: action for action in parser._actions[1:]}
+    for name, parser in cli.build_parser()._subparsers._group_actions[0].choices.items()
+}
+"""Of every command its arguments, by their names, without --help."""
 FILES = {
     "mine.yaml": yaml.safe_dump(QUESTION),
     "runs.csv": MEASURED,
@@ -318,7 +322,7 @@ FIELDS = ("workload.rate", "gpus.0.at_most", "model", "engine_args", "a" + ".b" 
 
 
 def command(rng: random.Random, folder: Path) -> Any:
-    """A command of `commands.yaml` with hostile arguments, in a folder of hostile files, none of which may change."""
+    """A command with hostile arguments, in a folder of hostile files, none of which may change."""
 
     def any_text() -> str:
         raw = (
@@ -349,10 +353,10 @@ def command(rng: random.Random, folder: Path) -> Any:
 
     before = {name: written(folder / name, text, rng).read_bytes() for name, text in FILES.items()}
     line = [rng.choice(list(COMMANDS))]
-    for argument, how in COMMANDS[line[0]].get("takes", {}).items():
+    for argument, action in COMMANDS[line[0]].items():
         if rng.random() < {"file": 0.3, "--out": 0}.get(argument, 0.6 * argument.startswith("--")):
             continue
-        given = value(argument) if how.get("action") != "store_true" else ""
+        given = value(argument) if action.nargs != 0 else ""
         line.append(
             given if not argument.startswith("--") else f"{argument}={given}" if given else argument
         )

@@ -14,12 +14,14 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attack_inputs import CASE, MEASURED, QUESTION
 
+from planner.tools.answer_store import open_default_store
 from planner.ui.cli import main as planner
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +124,8 @@ class Victim:
         """By which signal, or that it came too late, and what was wrong afterwards."""
         shutil.rmtree(self.folder)
         shutil.copytree(self.before, self.folder)
+        if store := open_default_store(print).path:
+            store.unlink()  # what the earlier runs answered
         sent, running = rng.choice(SIGNALS), started(self.folder, self.line)
         try:
             running.wait(rng.uniform(0.2, 1.05) * self.seconds)
@@ -148,19 +153,18 @@ class Victim:
 
     def again(self) -> str:
         """What is wrong with the next run; kept answers are marked, which those found again would not be."""
-        partial, kept = next(self.folder.glob("*.partial"), None), 0
-        if partial:
-            whole = partial.read_bytes()
-            kept = whole[: whole.rfind(b"\n") + 1].count(b",ok,")
-            partial.write_bytes(whole.replace(b",ok,", b",kept,", kept))
-        code, said = undisturbed(self.folder, [*self.line, *["--resume"] * bool(partial)])
-        found = {
-            name: text.replace(b",kept,", b",ok,", kept)
-            for name, text in contents(self.folder).items()
-        }
-        if code or found != self.new or (partial and partial.exists()):
+        resumes = self.line[0] == "predict"
+        store, kept = open_default_store(print).path if resumes else None, 0
+        if store and store.exists():
+            with closing(sqlite3.connect(store)) as database, database:
+                mark = "update answers set answer = replace(answer, '\"ok\"', '\"does_not_fit\"')"
+                kept = database.execute(mark).rowcount
+        code, said = undisturbed(self.folder, [*self.line, *["--resume"] * resumes])
+        found = contents(self.folder)
+        marked = sum(text.count(b",does_not_fit,") for text in found.values())
+        found = {name: text.replace(b",does_not_fit,", b",ok,") for name, text in found.items()}
+        if code or found != self.new:
             return f"the next run ends with {code}, or is not as it would have been: {said[-300:]}"
-        marked = sum(text.count(b",kept,") for text in contents(self.folder).values())
         return f"{kept - marked} of {kept} answers were found again" if marked != kept else ""
 
 

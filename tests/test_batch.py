@@ -204,34 +204,6 @@ def test_unusable_files(tmp_path: Path) -> None:
     assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0
 
 
-def test_an_interrupted_batch_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Cut off at any byte, it loses no whole answer and repeats none: the file is the uninterrupted one's."""
-    rows, out, partial = tmp_path / "rows.csv", tmp_path / "out.csv", tmp_path / "out.csv.partial"
-    names = [f'{number}, "so"' for number in range(6)]
-    with rows.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["id", *BASE])
-        writer.writeheader()
-        writer.writerows({"id": name, **BASE} for name in names)
-    assert predict_file(rows, out) == 0 and not partial.exists()
-    whole = out.read_bytes()
-    ends = [k + 1 for k, byte in enumerate(whole) if byte == ord("\n")]
-    for cut in (0, 5, ends[0], ends[0] + 1, ends[2] - 1, ends[3] + 40, len(whole)):
-        partial.write_bytes(whole[:cut])
-        out.unlink()
-        counted: list[int] = []
-        assert (
-            predict_file(
-                rows, out, resume=True, progress=lambda done, _, to=counted: to.append(done)
-            )
-            == 0
-        )
-        assert out.read_bytes() == whole and not partial.exists()
-        assert counted == list(range(max(sum(end <= cut for end in ends), 1), len(names) + 1))
-    partial.write_bytes(whole.replace(b"3, ", b"4, "))
-    with pytest.raises(PlannerError, match="does not answer these rows"):
-        predict_file(rows, out, resume=True)
-
-
 def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
     code, rows = predicted(
         tmp_path, "model,gpu,max_num_seq", "meta-llama/Llama-3.1-8B,H100,8", "x,H100,1,2,3"

@@ -194,7 +194,7 @@ def test_a_replica_takes_as_much_more_of_a_job_as_its_deadline_leaves() -> None:
 @pytest.mark.parametrize("seed", range(0, 20, 3))
 def test_loads_grow_as_far_as_no_combination_fails(seed: int) -> None:
     fleet = random_fleet(seed)
-    most = find_max_growth(fleet, most=4)
+    most = find_max_growth(fleet, limit=4)
     if math.isnan(most):
         assert math.isinf(cheapest(fleet))
     elif math.isinf(most):
@@ -203,7 +203,7 @@ def test_loads_grow_as_far_as_no_combination_fails(seed: int) -> None:
         assert math.isfinite(cheapest(fleet.with_growth(most))) and math.isinf(
             cheapest(fleet.with_growth(most + 0.01))
         )
-        assert min(find_max_growth(fleet, {name}, most=4) for name in fleet.options) >= most
+        assert min(find_max_growth(fleet, {name}, limit=4) for name in fleet.options) >= most
 
 
 def shared_stock() -> FleetPlan:

@@ -1,6 +1,5 @@
 """What comes in is read as written or refused in a sentence, in bounded time, depth and size."""
 
-import csv
 import gzip
 import json
 import os
@@ -19,7 +18,7 @@ from planner.models.hf_config import parse_hf_config
 from planner.models.registry import _merge_entry_config, list_models, load_model
 from planner.planning.scenario import find_scenario_file, load_scenario, parse_scenario
 from planner.simulator.schedule_cases import run_schedule_case
-from planner.tools.batch import predict_file, predict_row
+from planner.tools.batch import predict_row
 from planner.tools.diagnostics.log_comparison import infer_deployment
 from planner.tools.diagnostics.startup_log import parse_startup_log
 from planner.ui.cli import main
@@ -249,24 +248,7 @@ def test_a_misspelt_measured_column_is_refused(tmp_path: Path) -> None:
         read_benchmark_results([tmp_path / "b.csv"])
 
 
-def test_a_batch_whose_answer_was_cut_within_a_cell_of_two_lines_resumes(tmp_path: Path) -> None:
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(
-            [["id", "model", "gpu"], ["a", "x", "y"], ["b\nc", "x", "y"], ["d", "x", "y"]]
-        )
-    predict_file(tmp_path / "rows.csv", tmp_path / "out.csv")
-    whole = (tmp_path / "out.csv").read_bytes()
-    for end in range(0, len(whole), 7):
-        (tmp_path / "out.csv.partial").write_bytes(whole[:end])
-        predict_file(tmp_path / "rows.csv", tmp_path / "out.csv", resume=True)
-        assert (tmp_path / "out.csv").read_bytes() == whole
-    (tmp_path / "out.csv.partial").write_text("my own\nnotes")
-    with pytest.raises(PlannerError, match="does not answer these rows"):
-        predict_file(tmp_path / "rows.csv", tmp_path / "out.csv", resume=True)
-    assert (tmp_path / "out.csv.partial").read_text() == "my own\nnotes"
-
-
-@pytest.mark.parametrize("most", ["MAX_TRACE_REQUESTS", "MAX_TRACE_BLOCKS"])
+@pytest.mark.parametrize("most", ["MOST_REQUESTS", "MOST_BLOCKS"])
 def test_a_trace_has_so_many_requests(
     most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

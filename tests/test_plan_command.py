@@ -12,7 +12,8 @@ import pytest
 import yaml
 from numba import njit
 
-from planner.ui.cli import announce_compilation, main
+from planner.ui.cli import main
+from planner.ui.commands.options import announce_compilation
 
 QUESTION: dict[str, Any] = {
     "question": "Does it hold?",

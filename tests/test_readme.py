@@ -20,7 +20,7 @@ from metrics_pages import Server
 
 from planner.engines.deployment import deploy_on
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
-from planner.ui.cli import CLI_TEMPLATE_DIR
+from planner.ui.commands.options import TEMPLATE_DIR
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -88,9 +88,9 @@ def copy(source: Path) -> Callable[[Path], object]:
 
 
 FILES: dict[str, Callable[[Path], object]] = {
-    "my-scenario.yaml": copy(CLI_TEMPLATE_DIR / "scenario.yaml"),
-    "SWEEP.yaml": copy(CLI_TEMPLATE_DIR / "sweep.yaml"),
-    "FLEET.yaml": copy(CLI_TEMPLATE_DIR / "fleet.yaml"),
+    "my-scenario.yaml": copy(TEMPLATE_DIR / "scenario.yaml"),
+    "SWEEP.yaml": copy(TEMPLATE_DIR / "sweep.yaml"),
+    "FLEET.yaml": copy(TEMPLATE_DIR / "fleet.yaml"),
     "vllm.log": copy(EXAMPLE_LOG),
     "requests.csv": lambda path: write_requests(
         path, "arrived_at,num_prefill_tokens,completion_tokens"

@@ -19,9 +19,10 @@ from planner.core.errors import PlannerError
 from planner.planning import autoscaling as scaling
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_analytically
+from planner.tools import answer_store
+from planner.tools.answer_store import AnswerStore
 from planner.tools.sweep import runner as sweeps
 from planner.tools.sweep.runner import (
-    AnswerStore,
     answer_point,
     compute_build_digest,
     compute_point_key,
@@ -193,7 +194,7 @@ def test_a_key_hangs_on_the_question_and_on_nothing_else(
     assert first != compute_point_key(
         replace(sweep, replay=True), sweep.build_scenario_fields(sweep.points[0])
     )
-    monkeypatch.setattr(sweeps, "compute_build_digest", lambda: "other catalogs")
+    monkeypatch.setattr(answer_store, "compute_build_digest", lambda: "other catalogs")
     assert first != compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[0]))
 
 
@@ -205,22 +206,9 @@ def test_a_trace_that_changed_is_another_question(tmp_path: Path, field: str) ->
         "arrival,prompt_tokens,output_tokens\n0,10,6\n",
     ):
         (tmp_path / "trace.csv").write_text(text)
-        sweeps._hash_file.cache_clear()
         sweep = replace(load_sweep_spec(written(tmp_path)), folder=tmp_path)
         keys.append(compute_point_key(sweep, {"workload": {field: "trace.csv"}}))
     assert keys[0] != keys[1]
-
-
-def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
-    store = AnswerStore(tmp_path / "answers.sqlite")
-    store.add({"a": {"status": "ok", "gpus": 2}, "b": {"status": "error", "error": "no network"}})
-    store.add({"a": {"status": "ok", "gpus": 3}})
-    assert AnswerStore(store.path).fetch(["a", "b", "c", *map(str, range(1000))]) == {
-        "a": {"status": "ok", "gpus": 2}
-    }
-    (tmp_path / "other").write_text("no data base at all, but text" * 50)
-    with pytest.raises(PlannerError, match="as a store"):
-        AnswerStore(tmp_path / "other")
 
 
 def test_workers_of_another_build_do_not_answer(tmp_path: Path) -> None:
@@ -337,7 +325,7 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
         with pytest.raises(
             PlannerError, match=r"^Parquet is written by pyarrow, which is not installed: .*\.csv$"
         ):
-            sweeps.run_sweep_file(path, out, tmp_path / "answers.sqlite")
+            sweeps.run_sweep_file(path, out, AnswerStore(None))
     assert [one.name for one in tmp_path.iterdir()] == ["sweep.yaml"]
     pytest.importorskip("pyarrow")
     sweep, store = load_sweep_spec(path), AnswerStore(tmp_path / "answers.sqlite")
@@ -347,9 +335,7 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
             for point in sweep.points
         }
     )
-    whole = [
-        sweeps.run_sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")
-    ]
+    whole = [sweeps.run_sweep_file(path, place, store) for place in (out, tmp_path / "out.csv")]
     assert whole[0].equals(whole[1]) and (whole[0]["status"] == "ok").all()
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)

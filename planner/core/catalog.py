@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from planner import __version__
 from planner.core.errors import PlannerError, find_closest
 from planner.core.readers import read_text, read_yaml
 
@@ -25,9 +26,12 @@ CATALOG_DIR = locate_shipped_folder("catalogs")
 
 @cache
 def compute_build_digest() -> str:
-    """Compute a digest of code and catalogs, on which plans depend besides the scenario."""
-    digest = hashlib.sha256()
-    for root, kinds in ((_PACKAGE, ("*.py",)), (CATALOG_DIR, ("*.yaml", "*.csv", "*.json"))):
+    """Return a digest of the planner's version, code and catalogs, which decide every answer."""
+    digest = hashlib.sha256(__version__.encode() + b"\0")
+    for root, kinds in (
+        (_PACKAGE, ("*.py", "*.yaml")),
+        (CATALOG_DIR, ("*.yaml", "*.csv", "*.json")),
+    ):
         for path in sorted(path for kind in kinds for path in root.rglob(kind)):
             digest.update(
                 path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"

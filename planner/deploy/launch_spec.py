@@ -370,8 +370,8 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
         rendered[key] = (*rendered[key], *items)
         return ""
 
-    render_template("deploy", f"flags/{engine}", **values, can=options.spellings, flag=flag, switch=switch, offered=offered, refuse=refuse,
-        put=put, say=say,
+    render_template("deploy", f"flags/{engine}", **values, can=options.spellings, flag=flag,
+        switch=switch, offered=offered, refuse=refuse, put=put, say=say,
     )  # fmt: skip
     config = (
         yaml.safe_dump(rendered["config"], sort_keys=False, allow_unicode=True)
@@ -397,8 +397,8 @@ def _build_speculation_values(
     name = facts.methods.get(select_entry_for_release(method, deployment.engine, facts.methods))
     if name is None:
         raise PlannerError(f"{deployment.engine.name} has no speculative method {method}")
-    return {"kind": method, "method": name, "k": drafting.num_speculative_tokens, "model": _get_draft_location(drafting),
-            "parallel": draft_method.draft in ("model", "layer")}  # fmt: skip
+    return {"kind": method, "method": name, "k": drafting.num_speculative_tokens,
+            "model": _get_draft_location(drafting), "parallel": draft_method.draft in ("model", "layer")}  # fmt: skip
 
 
 def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None:

@@ -184,7 +184,10 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
         "slug": build_slug(deployment.model.name), "mounted": CONTAINER_MOUNT_DIR,
         "flags": [word for flag in launch.flags for word in flag.arguments],
         "others": [(flag,) for flag in launch.worker_arguments],
-        "engine_words": [word for flag in launch.flags if flag.name not in SERVER_ONLY_OPTIONS for word in flag.arguments],
+        "engine_words": [
+            word for flag in launch.flags if flag.name not in SERVER_ONLY_OPTIONS
+            for word in flag.arguments
+        ],
         "program": [("python3",) if word == ("python",) else word for word in launch.program],
         # images lack python
         "renamed": LEADER_WORKER_SET_VARIABLES if launch.nodes > 1 else {}, "pod": format_for_pod,

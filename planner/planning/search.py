@@ -69,6 +69,7 @@ class Plan:
     rejected: tuple[RejectedOption, ...]
     notes: tuple[str, ...]
     without_pools: "Plan | None" = None  # where pools are allowed
+    simulated_day: AutoscalingPlan | None = None  # of the chosen candidate, if the search needed it
 
     @property
     def without_disaggregation(self) -> "Plan":
@@ -116,8 +117,10 @@ class Plan:
 
     @cached_property
     def autoscaling(self) -> AutoscalingPlan | None:
-        """What is chosen, hour by hour, where the scenario has a day; worked out when it is asked for first."""
-        return plan_autoscaling(self.scenario, self.chosen) if self.chosen else None
+        """The replicas of the chosen candidate by hour; None if the scenario has no daily profile."""
+        if self.scenario.daily_profile is None or not self.chosen:
+            return None
+        return self.simulated_day or plan_autoscaling(self.scenario, self.chosen)
 
     @cached_property
     def billing(self) -> BillingComparison | None:
@@ -167,7 +170,13 @@ def _add_pool_candidates(whole: Plan) -> Plan:
         )
         notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
         return replace(
-            plan, chosen=best, runner_up=today, safer=None, binding_constraint=binding, notes=notes
+            plan,
+            chosen=best,
+            runner_up=today,
+            safer=None,
+            binding_constraint=binding,
+            notes=notes,
+            simulated_day=None,
         )
     safer = whole.safer is None or best.rank_key < whole.safer.rank_key
     return replace(plan, safer=best) if today.at_risk and not best.at_risk and safer else plan
@@ -224,9 +233,7 @@ def _search_unified(scenario: Scenario) -> Plan:
         else []
     )
     plan = _build_plan(scenario, verified, ordered, rejected, notes)
-    if day:
-        vars(plan)["autoscaling"] = day
-    return plan
+    return replace(plan, simulated_day=day)
 
 
 def _retry_cheaper_candidates(

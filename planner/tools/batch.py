@@ -1,17 +1,16 @@
-"""`planner predict`: a CSV of deployments in, a CSV of predictions out, row for row."""
+"""Predict a CSV of deployments row by row, for `planner predict`."""
 
 import csv
 import math
-import os
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from planner.core.errors import PlannerError
-from planner.core.files import check_not_overwriting
-from planner.core.readers import MAX_CSV_CELLS_PER_LINE, read_csv_lines
+from planner.core.files import check_not_overwriting, replace_atomically
+from planner.core.readers import read_csv_lines
 from planner.core.units import MIB
 from planner.engines.coefficients import UserCalibration
 from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
@@ -30,30 +29,35 @@ from planner.planning.table_rows import (
     parse_model,
     parse_row_workload,
 )
+from planner.tools.answer_store import Answer, compute_answer_key, open_default_store
 
 MAX_BATCH_FILE_BYTES = 16 * MIB
-"""Of a batch."""
+SAVE_INTERVAL_S = 1.0
+"""Between two transactions of the store, which take longer than many a row."""
+ANSWER_COLUMNS = frozenset(OUTPUT_COLUMNS) - {"id"}
 
 
 def predict_file(
-    rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None, *,
+    rows_csv: str | Path,
+    out_csv: str | Path,
+    calibration: Path | None = None,
+    *,
     resume: bool = False,
     progress: Callable[[int, int], None] | None = None,
     report_message: Callable[[str], object] = lambda text: None,
-) -> int:  # fmt: skip
-    """Predict every row of `rows_csv` into `out_csv`; 0 when all were answered, 1 when some failed.
+) -> int:
+    """Predict every row of `rows_csv` into `out_csv`; return 0 if all succeed, 1 if any fails.
 
-    Answers are appended to OUT.partial as they are found, which becomes OUT at the end; with
-    `resume` those that an earlier run left there are kept. `progress` is told how many of how many
-    rows are answered, `say` which columns are ignored, and why the first row failed where all did.
-    A calibration file of one's own comes before the catalog's. Raises `PlannerError` (the command's
-    exit code 2) when a file cannot be read or written, has no usable header, or a partial one
-    answers other rows.
+    Answers are kept in the user's store every second. With `resume`, rows that have an answer there
+    take it: the same cells, files, calibration, catalogs and planner, whatever their id and place.
+    `progress` gets the numbers of answered and of all rows; `report_message` the columns that are
+    ignored, and why the first row failed if all did. `calibration` is a file that takes precedence
+    over the catalog. Raises `PlannerError` (exit code 2) if a file cannot be read or written, or
+    has no usable header.
     """
     source, out = Path(rows_csv), Path(out_csv)
-    partial = out.with_name(f"{out.name}.partial")
-    check_not_overwriting([source, *([calibration] if calibration else [])], [out, partial])
-    own = load_user_calibrations(calibration) if calibration else {}
+    check_not_overwriting([source, *([calibration] if calibration else [])], [out])
+    user_calibrations = load_user_calibrations(calibration) if calibration else {}
     lines = read_csv_lines(source, MAX_BATCH_FILE_BYTES)
     header = [name.strip() for name in next(lines, (1, []))[1]]
     if "gpu" not in header or not {"model", "model_config"} & set(header):
@@ -66,73 +70,53 @@ def predict_file(
     for name in filter(is_unknown_column, header):
         report_message(explain_ignored_column(name))
     count = sum(1 for _ in lines)
-    place = header.index("id") if "id" in header else MAX_CSV_CELLS_PER_LINE
-    kept, failed = (
-        _read_partial_answers(partial, source, place)
-        if resume and os.path.exists(partial)
-        else (0, False)
-    )
-    errors = []
-    try:
-        with partial.open("a" if kept else "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, OUTPUT_COLUMNS, restval="")
-            if not kept:
-                writer.writeheader()
-            for k, (_, cells) in enumerate(
-                islice(read_csv_lines(source, MAX_BATCH_FILE_BYTES), kept + 1, None), kept + 1
-            ):
-                row = dict(zip(header, cells, strict=False))
-                answer = predict_row(row, source.parent, len(cells) - len(header), own)
-                errors += [answer["error"]] if answer["status"] == "error" else []
-                writer.writerow({name: _format_cell(value) for name, value in answer.items()})
-                file.flush()
+    store = open_default_store(report_message)
+    calibration_content = {
+        gpu: entry.model_dump(mode="json") for gpu, entry in user_calibrations.items()
+    }
+    errors: list[object] = []
+    unsaved: dict[str, Answer] = {}
+    saved_at = time.monotonic()
+    with replace_atomically(out) as (part,), part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, OUTPUT_COLUMNS, restval="")
+        writer.writeheader()
+        try:
+            rows = islice(read_csv_lines(source, MAX_BATCH_FILE_BYTES), 1, None)
+            for k, (_, cells) in enumerate(rows, 1):
+                row, surplus = dict(zip(header, cells, strict=False)), len(cells) - len(header)
+                question = {name: cell for name, cell in row.items() if name != "id"}
+                key = compute_answer_key(
+                    "row", [question, max(surplus, 0), calibration_content], source.parent
+                )
+                answer = store.fetch([key], ANSWER_COLUMNS).get(key) if resume else None
+                if answer is None:
+                    values = predict_row(row, source.parent, surplus, user_calibrations)
+                    answer = {name: _format_cell(v) for name, v in values.items() if name != "id"}
+                    unsaved[key] = answer
+                    errors += [answer["error"]] if answer["status"] == "error" else []
+                if time.monotonic() > saved_at + SAVE_INTERVAL_S:
+                    store.add(unsaved)
+                    unsaved, saved_at = {}, time.monotonic()
+                writer.writerow({"id": row.get("id", ""), **answer})
                 if progress:
                     progress(k, count)
-        partial.replace(out)
-    except OSError as error:
-        raise PlannerError(f"cannot write {out}: {error.strerror or error}") from None
+        finally:
+            store.add(unsaved)
     if len(errors) == count > 0:
         report_message(f"no row can be planned; the first: {errors[0]}")
-    return int(failed or bool(errors))
-
-
-def _read_partial_answers(partial: Path, source: Path, place: int) -> tuple[int, bool]:
-    """How many answers an interrupted run left, and whether one is an error; a line that it had begun is cut off.
-
-    Their ids are those at `place` in the lines of `source`.
-    """
-    asked = (
-        cells[place : place + 1] or [""]
-        for _, cells in islice(read_csv_lines(source, MAX_BATCH_FILE_BYTES), 1, None)
-    )
-    kept, failed, whole = -1, False, 0
-    with partial.open("rb") as file, suppress(csv.Error):
-        ended = (
-            line.decode(errors="replace")
-            for line in iter(file.readline, b"")
-            if line.endswith(b"\n")
-        )
-        for cells in csv.reader(ended, strict=True):
-            if len(cells) != len(OUTPUT_COLUMNS) or (
-                cells[:1] != next(asked, None) if kept >= 0 else cells != list(OUTPUT_COLUMNS)
-            ):
-                raise PlannerError(
-                    f"{partial} does not answer these rows: move it away, or run without --resume"
-                )
-            kept, failed, whole = kept + 1, failed | (cells[1] == "error"), file.tell()
-    os.truncate(partial, whole)
-    return max(kept, 0), failed
+    return int(bool(errors))
 
 
 def predict_row(
     row: Mapping[str, str],
     folder: Path = Path(),
     surplus: int = 0,
-    own: Mapping[str, UserCalibration] | None = None,
+    user_calibrations: Mapping[str, UserCalibration] | None = None,
 ) -> dict[str, object]:
-    """One row of the output for one of the input; paths in it are relative to `folder`.
+    """Return the output row for an input row, in which paths are relative to `folder`.
 
-    `own` calibrations, by GPU, come before the catalog's.
+    `surplus` cells of the row have no column. `user_calibrations`, by GPU, take precedence over the
+    catalog.
     """
     answer: dict[str, object] = {"id": row.get("id", "")}
     try:
@@ -153,10 +137,10 @@ def predict_row(
         deployments = [
             parse_deployment(model, cells, folder, notes, pool) for pool in pools or [""]
         ]
-        if own:
+        if user_calibrations:
             deployments = [
-                replace(found, engine=apply_user_calibrations(found.engine, own))
-                for found in deployments
+                replace(d, engine=apply_user_calibrations(d.engine, user_calibrations))
+                for d in deployments
             ]
         if workload and "max_model_len" not in cells:
             deployments = [
@@ -172,7 +156,7 @@ def predict_row(
             prediction = predict(deployments[0], workload)
     except PlannerError as error:
         return {**answer, "status": "error", "error": str(error)}
-    except Exception as error:  # one odd row must not end the others
+    except Exception as error:  # an unexpected failure must not end the other rows
         return {
             **answer,
             "status": "error",
@@ -182,7 +166,7 @@ def predict_row(
 
 
 def _format_cell(value: object) -> str:
-    """A cell: whole numbers in full, others to seven digits, nothing for what is unknown or unbounded."""
+    """Return a cell: integers in full, others to seven digits, empty if unknown or infinite."""
     if isinstance(value, float):
         return f"{value:.7g}" if math.isfinite(value) else ""
     return "" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""The cockpit: a question in controls, answered at once in closed form and soon after by the replay.
+"""The cockpit: controls of a scenario beside its plan.
 
-What is asked is one immutable `Scenario`; everything on the screen is worked out of it alone
-(`figures`).
+The plan is an analytical estimate at first, and simulated soon after. Everything on the screen
+depends only on one immutable `Scenario`; see `render_figures`.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ from planner.hardware.gpus import list_gpus
 from planner.models.registry import list_model_names
 from planner.planning.scenario import Scenario, list_scenarios, parse_scenario
 from planner.planning.search import Plan, search_analytically
-from planner.ui import scenario_form as question
+from planner.ui import scenario_form
 from planner.ui.notebook_session import (
     CURRENT_SCENARIO_FILE,
     DEFAULT_SCENARIO,
@@ -55,7 +55,7 @@ _STYLE_SHEET = """<style>
 .headroom svg {max-width: 100%; height: auto}
 </style>"""
 _COLUMN_FLEX = {"left": "0 0 330px", "right": "1 1 330px"}
-"""Controls and answer stand side by side from some 680 px of page on; charts shrink to that."""
+"""Controls and plan are side by side on pages wider than 680 px; charts shrink to fit."""
 _HARDWARE_CONTROLS = ("gpus", "at_most", "engine", "engine_version")
 _TRAFFIC_CONTROLS = (
     "load",
@@ -73,21 +73,21 @@ _LORA_CONTROLS = ("rank", "zipf")
 PANEL_NAMES = ("badge", "said", "answer", "day", "compared", "memory", "latency", "cost", "why")
 FIGURE_NAMES = ("answer", "day", "memory", "latency", "cost", "why")
 DEBOUNCE_S = 0.25
-"""Seconds without another change after which the replay begins."""
+"""Seconds without another change after which the simulation starts."""
 
 
 def search_and_render(scenario: Scenario) -> tuple[Plan, dict[str, str]]:
-    """The answer by replay and what is shown of it; in a process of its own, so that controls stay quick."""
+    """Return the simulated plan and its HTML, in a process of its own."""
     plan = search_cached(scenario)
     return plan, render_figures(plan)
 
 
 def _build_controls() -> dict[str, ui.Widget]:
-    """A control for each part of a question, by its name."""
+    """Return the controls by name."""
     late: dict[str, Any] = {**_CONTROL_STYLE, "continuous_update": False}
-    kinds = [
+    presets = [
         ("lengths of your own", ""),
-        *((f"{name}: {p.about}", name) for name, p in question.load_presets().items()),
+        *((f"{name}: {p.about}", name) for name, p in scenario_form.load_presets().items()),
     ]
     small: dict[str, Any] = {"continuous_update": False, "layout": {"width": "4.4em"}}
     return {
@@ -105,20 +105,20 @@ def _build_controls() -> dict[str, ui.Widget]:
         "engine": ui.Dropdown(options=list(list_engines()), description="engine", **_CONTROL_STYLE),
         "engine_version": ui.Combobox(description="version", **late),
         "quantization": MultiSelect(
-            question.FORMAT_CHOICES, "weights", "add a format that you accept"
+            scenario_form.FORMAT_CHOICES, "weights", "add a format that you accept"
         ),
         "kv_cache_dtype": MultiSelect(
-            question.KV_CACHE_CHOICES, "KV cache", "add a format that you accept"
+            scenario_form.KV_CACHE_CHOICES, "KV cache", "add a format that you accept"
         ),
         "load": ui.Dropdown(
-            options=list(question.LOAD_CHOICES.items()), description="load", **_CONTROL_STYLE
+            options=list(scenario_form.LOAD_CHOICES.items()), description="load", **_CONTROL_STYLE
         ),
         "rate": _build_log_slider(-2, 3, "requests/s"),
         "concurrency": _build_log_slider(0, 4, "users"),
         "requests": ui.BoundedIntText(min=1, max=10**9, description="requests", **late),
         "within_hours": ui.BoundedFloatText(min=0.01, max=1e4, description="within hours", **late),
         "trace": ui.Text(placeholder="a file: CSV or JSON lines", description="or a trace", **late),
-        "preset": ui.Dropdown(options=kinds, description="kind of work", **_CONTROL_STYLE),
+        "preset": ui.Dropdown(options=presets, description="kind of work", **_CONTROL_STYLE),
         "prompt": _build_log_slider(1, 5, "prompt tokens"),
         "output": _build_log_slider(1, 5, "output tokens"),
         "reuse": ui.SelectionSlider(
@@ -144,41 +144,19 @@ def _build_controls() -> dict[str, ui.Widget]:
     }
 
 
-E24_STEPS = (
-    10,
-    11,
-    12,
-    13,
-    15,
-    16,
-    18,
-    20,
-    22,
-    24,
-    27,
-    30,
-    33,
-    36,
-    39,
-    43,
-    47,
-    51,
-    56,
-    62,
-    68,
-    75,
-    82,
-    91,
-)
+# fmt: off
+E24_STEPS = (10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30,
+             33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91)
+# fmt: on
 """Steps of a decade (IEC 60063)."""
 
 
 def _build_log_slider(low: int, high: int, label: str) -> ui.Widget:
-    """A slider over decades from 10^low to 10^high; whatever else a question holds becomes a step of its own."""
+    """Return a slider from 10^low to 10^high, to which other values are added as steps."""
     values = [
-        float(f"{each * 10.0 ** (decade - 1):.6g}")
+        float(f"{step * 10.0 ** (decade - 1):.6g}")
         for decade in range(low, high)
-        for each in E24_STEPS
+        for step in E24_STEPS
     ]
     return ui.SelectionSlider(
         options=_label_steps([*values, 10.0**high]), description=label, **_CONTROL_STYLE
@@ -186,12 +164,12 @@ def _build_log_slider(low: int, high: int, label: str) -> ui.Widget:
 
 
 def _label_steps(values: Iterable[float]) -> list[tuple[str, float]]:
-    """Steps of a slider, each written as people read it."""
+    """Return the sorted steps of a slider with their labels."""
     return [(format_value(value), float(value)) for value in sorted(set(values))]
 
 
 def _set_control(control: ui.Widget, value: Any) -> None:
-    """Have a control show `value`, exactly."""
+    """Set a control to exactly `value`."""
     if isinstance(control, ui.SelectionSlider):
         known = [step for _, step in control.options]
         if value not in known:
@@ -200,21 +178,21 @@ def _set_control(control: ui.Widget, value: Any) -> None:
 
 
 def _fold_controls(title: str, *inside: ui.Widget) -> ui.Widget:
-    """Controls that are asked for less often."""
+    """Return rarely used controls behind a button."""
     box = ui.VBox(inside, layout={"display": "none"})
-    # an Accordion takes no Tab
+    # an Accordion cannot be reached with the Tab key
     head = ui.ToggleButton(
         description=title, tooltip=title, icon="caret-down", layout={"width": "98%"}
     )
     head.observe(
-        lambda moved: setattr(box.layout, "display", None if moved["new"] else "none"),
+        lambda change: setattr(box.layout, "display", None if change["new"] else "none"),
         names="value",
     )
     return ui.VBox([head, box])
 
 
 class Cockpit(ui.VBox):
-    """Controls beside the answer; `scenario` is what is asked, `plan` what is shown of it."""
+    """Controls beside the plan; `plan` is that of `scenario` and shown."""
 
     scenario: Scenario
     plan: Plan | None
@@ -237,7 +215,7 @@ class Cockpit(ui.VBox):
         self._from = ui.Dropdown(
             options=known, value=first, **_CONTROL_STYLE, description="start from"
         )
-        self._from.observe(lambda moved: self.load_scenario(moved["new"]), names="value")
+        self._from.observe(lambda change: self.load_scenario(change["new"]), names="value")
         self._name = ui.Text("my-question", description="name", **_CONTROL_STYLE)
         self.load_scenario(first)
         badge, html, *rest = self.places.values()
@@ -252,14 +230,14 @@ class Cockpit(ui.VBox):
         self.add_class("headroom")
 
     def _arrange_controls(self) -> ui.Widget:
-        """The controls, in groups that can be reached by keyboard from top to bottom."""
+        """Return the controls in groups, in the order of the Tab key."""
         c = self.controls
         promises = ui.GridBox(
             [ui.Label(""), *(ui.Label(p) for p in STATISTIC_CHOICES)]
             + [
-                each
+                widget
                 for m in METRIC_CHOICES
-                for each in (ui.Label(m.upper()), *(c[f"{m} {p}"] for p in STATISTIC_CHOICES))
+                for widget in (ui.Label(m.upper()), *(c[f"{m} {p}"] for p in STATISTIC_CHOICES))
             ],
             layout=ui.Layout(grid_template_columns="3.2em repeat(4, 4.6em)"),
         )
@@ -284,65 +262,65 @@ class Cockpit(ui.VBox):
             ("Then", [self._name, *self._build_buttons()]),
         ]
         parts = [
-            each
+            widget
             for title, widgets in groups
-            for each in (ui.HTML(f"<h4>{escape_html(title)}</h4>"), *widgets)
+            for widget in (ui.HTML(f"<h4>{escape_html(title)}</h4>"), *widgets)
         ]
         return ui.VBox(parts, layout=ui.Layout(flex=_COLUMN_FLEX["left"]))
 
     def _build_buttons(self) -> list[ui.Widget]:
-        told = {
+        actions = {
             "Save as scenario": self.save,
             "Make the report": self.make_report,
             "Open the walk": self.open_walk,
             "Compare: hold this beside the next": self.pin,
             "Stop comparing": self.unpin,
         }
-        made = []
-        for label, do in told.items():
+        buttons = []
+        for label, action in actions.items():
             button = ui.Button(description=label, layout=ui.Layout(width="98%"))
-            button.on_click(lambda _, do=do: self._run_guarded(do))
-            made.append(button)
-        return made
+            button.on_click(lambda _, action=action: self._run_guarded(action))
+            buttons.append(button)
+        return buttons
 
     def load_scenario(self, name: str) -> None:
-        """Go on with a shipped scenario, or a file."""
+        """Load a shipped scenario, or a file."""
         self._run_guarded(
-            lambda: self._update_scenario(question.read_scenario_fields(name), Path(name).stem),
+            lambda: self._update_scenario(
+                scenario_form.read_scenario_fields(name), Path(name).stem
+            ),
             asking=True,
         )
 
-    def _handle_change(self, name: str, moved: dict[str, Any]) -> None:
-        """A control has another value."""
+    def _handle_change(self, name: str, change: dict[str, Any]) -> None:
+        """Apply the new value of a control."""
         self._waiting[name] += 1
-        with self._lock:  # JupyterLab's messages may be handled side by side
+        with self._lock:  # JupyterLab may handle messages in parallel
             self._waiting[name] -= 1
-            if self._quiet or self._waiting[name] or moved["new"] == moved["old"]:
+            if self._quiet or self._waiting[name] or change["new"] == change["old"]:
                 return
 
-            def ask() -> None:
-                what, value = (
-                    ("model", question.store_pasted_config(moved["new"]))
+            def apply_change() -> None:
+                field, value = (
+                    ("model", scenario_form.store_pasted_config(change["new"]))
                     if name == "config"
-                    else (name, moved["new"])
+                    else (name, change["new"])
                 )
-                now = question.read_control_values(self.fields, self.scenario)
-                self._update_scenario(
-                    question.apply_control(self.fields, what, value, now), self.scenario.name
-                )
+                values = scenario_form.read_control_values(self.fields, self.scenario)
+                fields = scenario_form.apply_control(self.fields, field, value, values)
+                self._update_scenario(fields, self.scenario.name)
 
-            self._run_guarded(ask, asking=True)
+            self._run_guarded(apply_change, asking=True)
 
-    def _update_scenario(self, fields: question.ScenarioFields, name: str) -> None:
-        """Make `fields` the question, and show its answer in closed form."""
+    def _update_scenario(self, fields: scenario_form.ScenarioFields, name: str) -> None:
+        """Set the fields of the scenario, and show its analytical plan."""
         scenario = parse_scenario(fields, name)
         with self._lock:
             self._asked = scenario
             if self._timer:
                 self._timer.cancel()
-            self._timer = threading.Timer(
-                DEBOUNCE_S, self._simulate_scenario, [scenario]
-            )  # another core searches meanwhile
+            # the simulation runs on another core meanwhile
+            self._timer = threading.Timer(DEBOUNCE_S, self._simulate_scenario, [scenario])
             self._timer.daemon = True
             self._timer.start()
             plan = search_analytically(scenario)
@@ -352,21 +330,18 @@ class Cockpit(ui.VBox):
             self._show_plan(plan, shown, busy=True)
 
     def _simulate_scenario(self, scenario: Scenario) -> None:
-        """Search with replays, and show that if it is still asked."""
+        """Search with simulations, and show the plan if the scenario is still the same."""
         with self._searching:
             if scenario is not self._asked:
                 return
             try:
                 try:
                     plan, shown = self._replays.submit(search_and_render, scenario).result()
-                except (
-                    BrokenExecutor,
-                    AttributeError,
-                    OSError,
-                ):  # no process can be started here, or it was killed
+                except (BrokenExecutor, AttributeError, OSError):
+                    # no process can be started here, or it was killed
                     self._replays = ThreadPoolExecutor(1)
                     plan, shown = self._replays.submit(search_and_render, scenario).result()
-            except Exception as error:  # else the screen would wait for ever
+            except Exception as error:  # otherwise the screen would wait forever
                 plan, shown = None, {"answer": show_note(f"The replay failed: {error}").html}
         with self._lock:
             if scenario is self.scenario:
@@ -374,13 +349,13 @@ class Cockpit(ui.VBox):
                 self._show_plan(plan, shown)
 
     def stop(self) -> None:
-        """Replay nothing more."""
+        """Stop simulating."""
         if self._timer:
             self._timer.cancel()
         self._replays.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_simulation(self) -> None:
-        """Wait until what is shown is replayed."""
+        """Wait until the shown plan is simulated."""
         if self._timer:
             self._timer.join()
 
@@ -388,33 +363,25 @@ class Cockpit(ui.VBox):
         self.places["badge"].value = render_badge(plan, busy) if plan else ""
         for name in FIGURE_NAMES:
             self.places[name].value = shown.get(name, "")
-        held = (
-            [*map(search_cached, self._pinned), plan] if self._pinned and plan and not busy else []
-        )
-        beside = (
-            show_table(
-                build_plan_comparison(held),
+        comparison = ""
+        if self._pinned and busy:
+            comparison = show_note("Held beside this one as soon as it is replayed.").html
+        elif self._pinned and plan:
+            comparison = show_table(
+                build_plan_comparison([*map(search_cached, self._pinned), plan]),
                 "Questions side by side; in brackets: against the first.",
             ).html
-            if held
-            else ""
-        )
-        waits = (
-            show_note("Held beside this one as soon as it is replayed.").html
-            if self._pinned and busy
-            else ""
-        )
-        self.places["compared"].value = beside or waits
+        self.places["compared"].value = comparison
 
     def _sync_controls(self) -> None:
-        """Every control shows what is asked; those that say nothing of such traffic are hidden."""
-        values = question.read_control_values(self.fields, self.scenario)
+        """Set every control to the scenario's value, and hide those that do not apply."""
+        values = scenario_form.read_control_values(self.fields, self.scenario)
         self._quiet = True
         try:
             for name, control in self.controls.items():
                 if name == "engine_version":
                     control.options = list_engines()[self.scenario.engine.name]
-                if self._waiting[name]:  # it has been moved again
+                if self._waiting[name]:  # it has changed again
                     continue
                 if name in values or " " in name or name in ("preset", "config"):
                     _set_control(control, values.get(name, ""))
@@ -423,19 +390,22 @@ class Cockpit(ui.VBox):
                 self.controls[name].layout.display = (
                     None if values["load"] in (kind, "") or name == "trace" else "none"
                 )
-            for name, says in (
+            for name, applies in (
                 ("day", values["load"] in ("rate", "trace")),
                 *((n, values["adapters"]) for n in _LORA_CONTROLS),
             ):
-                self.controls[name].layout.display = None if says else "none"
+                self.controls[name].layout.display = None if applies else "none"
         finally:
             self._quiet = False
 
-    def _run_guarded(self, do: Callable[[], None], asking: bool = False) -> None:
-        """`do`; what is wrong with it is said in the place of the figures, which would be of another question."""
+    def _run_guarded(self, action: Callable[[], None], asking: bool = False) -> None:
+        """Run `action` and show its error.
+
+        If it was to change the scenario (`asking`), the figures of the old one are cleared.
+        """
         self.places["said"].value = ""
         try:
-            do()
+            action()
         except PlannerError as error:
             self.places["said"].value = show_note(str(error)).html
             if asking:
@@ -443,16 +413,18 @@ class Cockpit(ui.VBox):
                     self._show_plan(None, {})
 
     def save(self) -> None:
-        """Write the question to a file of its name, and to the one that the walk opens."""
-        path = question.save_scenario(self.fields, question.get_scenario_file(self._name.value))
+        """Write the scenario to a file of its name, and to the one that chapters open."""
+        path = scenario_form.save_scenario(
+            self.fields, scenario_form.get_scenario_file(self._name.value)
+        )
         self.open_walk()
         self.places[
             "said"
         ].value = f"<p>Saved as {escape_html(path)}.</p>{self.places['said'].value}"
 
     def open_walk(self) -> None:
-        """Write the question where every chapter finds it."""
-        question.save_scenario(self.fields, CURRENT_SCENARIO_FILE)
+        """Write the scenario to the file that chapters open."""
+        scenario_form.save_scenario(self.fields, CURRENT_SCENARIO_FILE)
         save_changes({})
         links = " ".join(
             f'<a href="{path.name}">{path.stem}</a>' for path in list_chapter_notebooks()
@@ -460,22 +432,25 @@ class Cockpit(ui.VBox):
         self.places["said"].value = f"<p>Every chapter opens with this question now: {links}</p>"
 
     def make_report(self) -> None:
-        """The PDF, in the background; what is done of it is shown."""
-        path = question.save_scenario(self.fields, question.get_scenario_file(self._name.value))
+        """Write the PDF in the background, and show the progress."""
+        path = scenario_form.save_scenario(
+            self.fields, scenario_form.get_scenario_file(self._name.value)
+        )
         threading.Thread(target=self._write_report, args=[path], daemon=True).start()
 
     def _write_report(self, path: Path) -> None:
-        many, done, html = len(list_chapter_notebooks()), iter(range(1, 1000)), self.places["said"]
-        self._progress.max, self._progress.value, self._progress.layout.display = many + 2, 1, None
+        html, steps = self.places["said"], iter(range(1, 1000))
+        self._progress.max, self._progress.value = len(list_chapter_notebooks()) + 2, 1
+        self._progress.layout.display = None
 
-        def told(line: str) -> None:
-            self._progress.value = next(done)
+        def show_progress(line: str) -> None:
+            self._progress.value = next(steps)
             html.value = f"<p>Report: {escape_html(line.splitlines()[-1])}</p>"
 
         try:
             html.value = "<p>Report: searching</p>"
-            made = write_report(path, Path("reports") / path.stem, progress=told)
-            where = Path("reports") / path.stem / made.name
+            report = write_report(path, Path("reports") / path.stem, progress=show_progress)
+            where = Path("reports") / path.stem / report.name
             html.value = (
                 f'<p>Report: <a href="../../files/{where}"'
                 f' target="_blank">{escape_html(where)}</a></p>'
@@ -486,7 +461,7 @@ class Cockpit(ui.VBox):
             self._progress.layout.display = "none"
 
     def pin(self) -> None:
-        """Hold the answer to this question beside those that follow."""
+        """Compare the plan with those that follow."""
         if len(self._pinned) + 1 >= MAX_COMPARED_PLANS:
             raise PlannerError(f"{MAX_COMPARED_PLANS} questions are compared at most")
         self._pinned.append(self.scenario)
@@ -495,10 +470,10 @@ class Cockpit(ui.VBox):
         ).html
 
     def unpin(self) -> None:
-        """Compare no longer."""
+        """Stop comparing."""
         self._pinned.clear()
         self.places["compared"].value = ""
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        still = "".join(self.places[name].value for name in ("badge", *FIGURE_NAMES))
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": still}
+        html = "".join(self.places[name].value for name in ("badge", *FIGURE_NAMES))
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": html}

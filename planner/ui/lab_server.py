@@ -1,4 +1,4 @@
-"""Open JupyterLab on the package's notebooks, with the extension that runs them when they are opened.
+"""Open JupyterLab on the package's notebooks, with the extension that runs them.
 
 `planner lab` and `make lab` both start here, and so do the browser tests.
 """
@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from planner.core.errors import PlannerError
 from planner.core.files import ensure_folder
@@ -23,7 +22,7 @@ SCRIPT = Path("static") / "remoteEntry.js"
 SHIPPED_LINE = "const SHIPPED = [];"
 """The line of the extension's script that `build_extension` replaces."""
 MADE_BY_USE = (".yaml", ".json")
-"""Suffixes of what the cockpit writes beside the notebooks of a checkout; it is not copied."""
+"""Suffixes of files that the cockpit writes beside the notebooks of a checkout."""
 LISTED_FILES_MAX = 5
 
 
@@ -57,7 +56,7 @@ def open_lab(place: Path, options: Sequence[str] = ()) -> None:
 
 
 def copy_notebooks(place: Path) -> list[Path]:
-    """Copy the notebooks, and what they need, to the folder `place`; return the files that differ and are kept.
+    """Copy the notebooks and their files to the folder `place`; return the files that differ.
 
     An existing file is never overwritten. The package's own folder stays as it is.
     """
@@ -80,7 +79,7 @@ def copy_notebooks(place: Path) -> list[Path]:
 
 
 def _list_files() -> Iterator[Path]:
-    """List what is copied, relative to `NOTEBOOK_DIR`: without hidden files and what the cockpit wrote there."""
+    """List the files to copy, relative to `NOTEBOOK_DIR`: neither hidden nor the cockpit's own."""
     for path in sorted(NOTEBOOK_DIR.rglob("*")):
         name = path.relative_to(NOTEBOOK_DIR)
         hidden = any(part.startswith((".", "__")) for part in name.parts)
@@ -90,7 +89,7 @@ def _list_files() -> Iterator[Path]:
 
 
 def _is_same(original: Path, copy: Path) -> bool:
-    """Tell whether a file is a copy of the original; of a notebook, whether it has the same code."""
+    """Return whether a file is a copy of the original; for a notebook, whether its code is."""
     try:
         if original.suffix == ".ipynb":
             return read_code(original) == read_code(copy)
@@ -100,9 +99,9 @@ def _is_same(original: Path, copy: Path) -> bool:
 
 
 def build_extension(extensions: Path) -> Path:
-    """Write the lab extension to a folder in `extensions`, with the code of the shipped notebooks in its script.
+    """Write the lab extension, with the code of the shipped notebooks, to a folder in `extensions`.
 
-    Browsers keep the files of extensions for good, so that the script is named by its content.
+    The script is named by its content, because browsers cache the files of extensions for good.
     """
     made = extensions / EXTENSION.name
     (made / SCRIPT).parent.mkdir(parents=True)
@@ -117,15 +116,15 @@ def build_extension(extensions: Path) -> Path:
     return made
 
 
-def list_shipped() -> list[dict[str, Any]]:
-    """List the code of every shipped notebook, and whether it runs when it is opened: the cockpit and the walk do."""
+def list_shipped() -> list[dict[str, object]]:
+    """List the code of every shipped notebook, and whether it runs when opened, as chapters do."""
     opened = {NOTEBOOK_DIR / FIRST_NOTEBOOK, *list_chapter_notebooks()}
     paths = [NOTEBOOK_DIR / name for name in _list_files() if name.suffix == ".ipynb"]
     return [{"runsWhenOpened": path in opened, "code": read_code(path)} for path in paths]
 
 
 def read_code(notebook: Path) -> list[str]:
-    """Read the sources of the code cells of a notebook; `PlannerError` if it is none."""
+    """Read the code cells of a notebook; raise `PlannerError` if it is none."""
     try:
         cells = json.loads(read_text(notebook))["cells"]
         return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

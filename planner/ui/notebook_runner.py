@@ -1,4 +1,4 @@
-"""Notebooks without a browser: run side by side by Papermill, in a few kernels that go from one to the next."""
+"""Run notebooks without a browser: in parallel with Papermill, in a few kernels that are reused."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from planner.core.errors import PlannerError
 
 
 class _SharedKernel(AsyncKernelManager):
-    """A kernel that several notebooks run in; `last` is the client of the last of them."""
+    """A kernel in which several notebooks run; `last` is the client of the latest."""
 
     last: AsyncKernelClient | None = None
 
@@ -32,7 +32,10 @@ def execute_notebooks(
     work: Path,
     progress: Callable[[str], None],
 ) -> list[Path]:
-    """The copies in `work` of `notebooks` run with the `parameters` that each knows; `PlannerError` if one fails."""
+    """Run copies of `notebooks` in the folder `work`, with the `parameters` that each has.
+
+    Returns the copies; raises `PlannerError` if one fails.
+    """
     start, idle = time.monotonic(), SimpleQueue[_SharedKernel]()
     kernels = [
         _create_kernel(work / str(k)) for k in range(min(len(notebooks), os.cpu_count() or 1, 4))
@@ -50,9 +53,9 @@ def execute_notebooks(
             try:
                 future.result()
             except papermill.PapermillExecutionError as error:
-                failed = f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
+                message = f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
                 raise PlannerError(
-                    error.evalue if error.ename == "PlannerError" else failed
+                    error.evalue if error.ename == "PlannerError" else message
                 ) from None
             except RuntimeError as error:  # the kernel died or never answered
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
@@ -70,7 +73,7 @@ def execute_notebooks(
 
 
 def _create_kernel(sockets: Path) -> _SharedKernel:
-    """A kernel that is not started yet; its sockets are files, where there are such: nobody takes its ports."""
+    """Return a kernel to be started; where possible it uses socket files rather than ports."""
     return _SharedKernel(
         kernel_name="python3",
         **({} if os.name == "nt" else {"transport": "ipc", "ip": str(sockets)}),

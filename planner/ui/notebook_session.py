@@ -1,12 +1,11 @@
-"""How every chapter of the walk opens: with the plan of what the cockpit asked, searched for once and kept.
+"""Open the plan that a notebook shows: searched for once, and kept for the next one.
 
-The question is a file, `current.yaml` beside the notebooks; what a chapter changed of it is
-another, `changes.yaml`.
+The scenario is `current.yaml` beside the notebooks, which the cockpit saves. Fields that a notebook
+changed are in `changes.yaml`.
 """
 
 import hashlib
 import os
-import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,57 +13,60 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from platformdirs import user_cache_path
 
-from planner.core.catalog import compute_build_digest
 from planner.core.files import replace_atomically
 from planner.core.readers import read_yaml
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.tools.answer_store import (
+    compute_answer_key,
+    find_private_folder,
+    prune_pickles,
+    read_pickle,
+    write_pickle,
+)
 from planner.tools.fleet.allocation import FleetPlan
 from planner.tools.fleet.fleet_file import plan_fleet
 
-CURRENT_SCENARIO, DEFAULT_SCENARIO = "current", "chat-70b"
-"""What chapters open unless told otherwise, and what that is before the cockpit has saved anything."""
+CURRENT_SCENARIO = "current"
+"""What notebooks open by default: the scenario that the cockpit saved."""
+DEFAULT_SCENARIO = "chat-70b"
+"""The current scenario before the cockpit has saved any."""
 CURRENT_SCENARIO_FILE, CHANGES_FILE = Path("current.yaml"), Path("changes.yaml")
-CachedT = TypeVar("CachedT")
-MAX_CACHED_PLANS = 50
-"""Answers that are kept; the oldest go."""
+FieldT = TypeVar("FieldT")
 
 
 def open_plan(scenario: str | Path, kept: str | Path = "") -> Plan:
-    """The plan of `scenario` ("current", a shipped one, or a YAML file), or the pickled one in the file `kept`."""
-    return (
-        _load_pickle(Path(kept), Plan) if kept else search_cached(load_current_scenario(scenario))
-    )
+    """Return the plan in the pickle `kept`; without one that of `scenario`.
+
+    `scenario` is "current", the name of a shipped one, or a YAML file.
+    """
+    return read_pickle(Path(kept), Plan) if kept else search_cached(load_current_scenario(scenario))
 
 
 def open_plans(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
-    """The plans of several questions, their names or files parted by commas, or the pickled ones in the file `kept`."""
+    """Return the plans in the pickle `kept`; without one those of comma-separated `scenarios`."""
     if kept:
-        return tuple(_load_pickle(Path(kept), list))
+        return tuple(read_pickle(Path(kept), list))
     return tuple(
         search_cached(load_current_scenario(name.strip())) for name in scenarios.split(",")
     )
 
 
 def open_fleet_plan(fleet: str | Path, kept: str | Path = "") -> FleetPlan:
-    """The answer to the file `fleet` (empty: that of `planner init --kind fleet`), or the one in the file `kept`."""
+    """Return the plan in the pickle `kept`; without one that of the file `fleet`.
+
+    Without either it is that of `planner init --kind fleet`.
+    """
     path = Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml"
-    return _load_pickle(Path(kept), FleetPlan) if kept else plan_fleet(path)
-
-
-def _load_pickle(kept: Path, kind: type[CachedT]) -> CachedT:
-    value = pickle.loads(kept.read_bytes())
-    assert isinstance(value, kind)
-    return value
+    return read_pickle(Path(kept), FleetPlan) if kept else plan_fleet(path)
 
 
 def load_current_scenario(
     scenario: str | Path = CURRENT_SCENARIO, *, changed: bool = True
 ) -> Scenario:
-    """What is asked; "current" is what the cockpit saved, with what chapters `changed` of it since."""
+    """Load `scenario`; "current" is the cockpit's, with the changes of notebooks if `changed`."""
     if scenario != CURRENT_SCENARIO:
         return load_scenario(scenario)
     return load_scenario(
@@ -74,55 +76,53 @@ def load_current_scenario(
 
 
 def filter_carried_fields(
-    scenario: str | Path, fields: Mapping[str, CachedT]
-) -> Mapping[str, CachedT]:
-    """`fields` that controls may change for the whole walk; none where it is about another question."""
+    scenario: str | Path, fields: Mapping[str, FieldT]
+) -> Mapping[str, FieldT]:
+    """Return the `fields` that controls may change for all notebooks: none unless "current"."""
     return fields if scenario == CURRENT_SCENARIO else {}
 
 
 def load_changes() -> dict[str, Any]:
-    """What chapters changed of the question, by field, as `--set` takes it."""
-    found = read_yaml(CHANGES_FILE) if CHANGES_FILE.is_file() else {}
-    return dict(found) if isinstance(found, dict) else {}
+    """Return the values that notebooks set in the current scenario, by field as for `--set`."""
+    changes = read_yaml(CHANGES_FILE) if CHANGES_FILE.is_file() else {}
+    return dict(changes) if isinstance(changes, dict) else {}
 
 
-def save_changes(fields: Mapping[str, Any]) -> None:
-    """Carry on with these fields changed, beside those that are already; without any, with the question as it was."""
-    told = {**load_changes(), **fields} if fields else {}
+def save_changes(fields: Mapping[str, object]) -> None:
+    """Set `fields` in the current scenario as well; without any, undo all changes."""
+    changes = {**load_changes(), **fields} if fields else {}
+    text = yaml.safe_dump(changes, sort_keys=False, allow_unicode=True)
     with replace_atomically(CHANGES_FILE) as (part,):
-        part.write_text(yaml.safe_dump(told, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
 
 
 def search_cached(scenario: Scenario) -> Plan:
-    """`search`, or its answer of an earlier time: to the same question, by the same program with the same catalogs."""
-    place = user_cache_path("headroom") / f"{_compute_cache_key(scenario)}.pickle"
-    with suppress(Exception):  # whatever is wrong with what was kept, it can be worked out again
-        plan = _load_pickle(place, Plan)
-        os.utime(place)
-        vars(plan)["scenario"] = (
-            scenario  # not `replace`, which would forget the day that is kept with it
-        )
-        return plan
+    """Return the plan of `scenario`, from the cache if the same build has searched for it."""
+    folder = find_private_folder()
+    path = folder / f"{_compute_plan_key(scenario)}.pickle" if folder else None
+    if path:
+        with suppress(Exception):  # an unreadable or distrusted file is searched for again
+            plan = read_pickle(path, Plan)
+            os.utime(path)
+            return replace(plan, scenario=scenario)
     plan = search_deployments(scenario)
-    _ = plan.billing  # a day is worked out here, and kept with the plan
-    with suppress(OSError):
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = place.with_suffix(f".{os.getpid()}")
-        part.write_bytes(pickle.dumps(plan))
-        part.replace(place)
-        for old in sorted(place.parent.glob("*.pickle"), key=os.path.getmtime)[:-MAX_CACHED_PLANS]:
-            old.unlink(missing_ok=True)
+    plan = replace(plan, simulated_day=plan.autoscaling)
+    if path:
+        with suppress(OSError):
+            write_pickle(path, plan)
+            prune_pickles(path.parent)
     return plan
 
 
-def _compute_cache_key(scenario: Scenario) -> str:
-    """What the answer to `scenario` hangs on, as one word."""
-    digest = hashlib.sha256(
-        repr((compute_build_digest(), replace(scenario, files=(), name="", question=""))).encode()
-    )
-    for quantization in scenario.quantizations:
-        model = load_model(scenario.model, quantization=quantization)
-        digest.update(repr((model.architecture, model.quantization, model.dtype)).encode())
-    for path in scenario.files[1:]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:32]
+def _compute_plan_key(scenario: Scenario) -> str:
+    """Return a digest of all that decides the plan of `scenario`; its name and question do not."""
+    models = [
+        load_model(scenario.model, quantization=quantization)
+        for quantization in scenario.quantizations
+    ]
+    question = [
+        repr(replace(scenario, files=(), name="", question="")),
+        [repr((model.architecture, model.quantization, model.dtype)) for model in models],
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in scenario.files[1:]],
+    ]
+    return compute_answer_key("plan", question, Path())

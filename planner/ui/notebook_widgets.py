@@ -1,7 +1,7 @@
-"""What a notebook shows: figures, tables, notes, and controls that redraw them.
+"""Show figures, tables and notes in notebooks, and controls that redraw them.
 
-One output serves both faces: JupyterLab shows the controls, and whatever cannot (papermill, print,
-a page on the web) shows the same content for the starting values.
+JupyterLab shows the controls. Where they cannot work (papermill, print, a web page), the same
+output shows its content for the initial values.
 """
 
 import math
@@ -31,38 +31,38 @@ from planner.ui.notebook_session import (
 
 _NUMBER_PATTERN = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+(%| \([\d.,]+ to [\d.,]+\))?")
 _MAX_UNBROKEN_CHARS = 12
-"""Characters of a cell that stand in one line; longer text is broken, but not into a column of single words."""
+"""Longest text of a cell that is never broken; longer text gets a minimum width."""
 
 
-def escape_html(plain: object) -> str:
-    """Text as HTML; a dollar stands in an element of its own, or two of them would enclose a formula."""
-    return html_escape(str(plain)).replace("$", "<span>$</span>")
+def escape_html(text: object) -> str:
+    """Return text as HTML, with dollars in elements: two would enclose a formula."""
+    return html_escape(str(text)).replace("$", "<span>$</span>")
 
 
 class HtmlOutput:
-    """A piece of content; `html` is all of it."""
+    """Content of a notebook as HTML."""
 
     def __init__(self, html: str) -> None:
         self.html = html
 
     def __repr__(self) -> str:
-        return "shown as HTML"  # no address in it: lessons compare their outputs
+        return "shown as HTML"  # without an address: the outputs of lessons are compared
 
     def _repr_html_(self) -> str:
         return self.html
 
 
 def show_figure(chart: alt.TopLevelMixin | dict[str, Any], caption: str) -> HtmlOutput:
-    """A chart, drawn as SVG, with its caption; the report numbers it."""
-    below = (
+    """Return a chart as SVG with its caption, which the report numbers."""
+    figcaption = (
         '<figcaption style="font-size: 0.9em; opacity: 0.75; margin: 0.4em'
         f' 0">{escape_html(caption)}</figcaption>'
     )
-    return HtmlOutput(f'<figure style="margin: 0.5em 0">{render_svg(chart)}{below}</figure>')
+    return HtmlOutput(f'<figure style="margin: 0.5em 0">{render_svg(chart)}{figcaption}</figure>')
 
 
 def show_table(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
-    """A table: numbers to the right at three significant digits, column names with their units as they are."""
+    """Return a table with its numbers right-aligned, at three significant digits."""
     if frame.index.name or not isinstance(frame.index, pd.RangeIndex):
         frame = frame.reset_index(names=frame.index.name or "")
     head, body = "", [""] * len(frame)
@@ -85,36 +85,33 @@ def show_table(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
             body[row] += f'<td style="{style}{width}">{_format_cell(text)}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     style = "caption-side: bottom; text-align: left; opacity: 0.75"
-    # beyond a narrow table, without widening it
-    wide = "display: inline-block; max-width: 52em; margin-right: -52em"
-    top = (
-        f'<caption style="{style}"><span style="{wide}">{escape_html(caption)}</span></caption>'
-        if caption
-        else ""
-    )
+    # a caption may be wider than a narrow table, without widening it
+    span_style = "display: inline-block; max-width: 52em; margin-right: -52em"
+    span = f'<span style="{span_style}">{escape_html(caption)}</span>'
+    caption_html = f'<caption style="{style}">{span}</caption>' if caption else ""
     return HtmlOutput(
         '<table style="line-height:'
-        f' 1.4">{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        f' 1.4">{caption_html}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
 def _format_cell(text: str) -> str:
-    """Text that may go on in another line after a slash, and not within an interval, a date or GB/s."""
-    kept = re.sub(
+    """Return text that breaks after a slash, but not in an interval, a date or GB/s."""
+    text = re.sub(
         r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))",
         "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2",
         text,
     )
-    kept = re.sub(
+    text = re.sub(
         r"\b\d{4}-\d\d(-\d\d)?\b",
         lambda date: date[0].replace("-", "\N{NON-BREAKING HYPHEN}"),
-        kept,
+        text,
     )
-    return re.sub(r"(?<!<)/(?!s\b)", "/<wbr>", escape_html(kept))
+    return re.sub(r"(?<!<)/(?!s\b)", "/<wbr>", escape_html(text))
 
 
 def show_note(message: object) -> HtmlOutput:
-    """A sentence or two, or a result that prints as such, set apart from the rest."""
+    """Return a sentence or two, or a result that prints as such, in a frame."""
     style = (
         "border-left: 3px solid #3b7dd8; background: #3b7dd81a; padding: 0.5em 0.9em; margin:"
         " 0.6em 0"
@@ -125,8 +122,8 @@ def show_note(message: object) -> HtmlOutput:
 
 
 def show_code(script: str, language: str = "bash") -> HtmlOutput:
-    """A script, to be copied as it is."""
-    # JupyterLab breaks within words
+    """Return a script to copy."""
+    # by default JupyterLab breaks within words
     style = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
     return HtmlOutput(
         f'<pre style="{style}"><code'
@@ -135,7 +132,7 @@ def show_code(script: str, language: str = "bash") -> HtmlOutput:
 
 
 def fold_content(*parts: HtmlOutput, title: str = "Answer") -> HtmlOutput:
-    """Content that stays folded until somebody asks for it: a practice problem's answer."""
+    """Return content that is folded until it is clicked, such as the answer to a problem."""
     inner = "".join(part.html for part in parts)
     return HtmlOutput(
         f'<details style="margin: 0.6em 0"><summary>{escape_html(title)}</summary>{inner}</details>'
@@ -143,14 +140,11 @@ def fold_content(*parts: HtmlOutput, title: str = "Answer") -> HtmlOutput:
 
 
 def format_value(value: object) -> str:
-    """A value as people read it: three significant digits, thousands marked, an interval as "mid (lo to hi)"."""
+    """Return a value at three significant digits, and an interval as "mid (lo to hi)"."""
     if isinstance(value, Interval):
-        same = value.lo == value.hi
-        return (
-            format_value(value.mid)
-            if same
-            else f"{format_value(value.mid)} ({format_value(value.lo)} to {format_value(value.hi)})"
-        )
+        if value.lo == value.hi:
+            return format_value(value.mid)
+        return f"{format_value(value.mid)} ({format_value(value.lo)} to {format_value(value.hi)})"
     if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
         return "\N{EN DASH}"
     if not _is_numeric(value):
@@ -174,7 +168,7 @@ def _is_numeric(value: object) -> bool:
 def build_slider(
     low: float, high: float, value: float, step: float | None = None, label: str = ""
 ) -> ipywidgets.Widget:
-    """A number between `low` and `high`; whole numbers when all three are."""
+    """Return a slider from `low` to `high`; of integers if `low`, `high` and `value` are."""
     whole = all(isinstance(number, int) for number in (low, high, value))
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
     step = step or (1 if whole else (high - low) / 50)
@@ -183,21 +177,21 @@ def build_slider(
 
 
 def build_choice(options: Sequence[Any], value: Any = None, label: str = "") -> ipywidgets.Widget:
-    """One of `options`; the first unless `value` says which."""
+    """Return a choice of one of `options`; the default is the first."""
     return ipywidgets.Dropdown(
         options=options, value=options[0] if value is None else value, description=label
     )
 
 
 def build_text_field(value: str = "", label: str = "", hint: str = "") -> ipywidgets.Widget:
-    """A line of text, taken in with Enter; `hint` stands in it while it is empty."""
+    """Return a text field that is read on Enter; it shows `hint` while it is empty."""
     return ipywidgets.Text(
         value=value, description=label, placeholder=hint, continuous_update=False
     )
 
 
 class MultiSelect(ipywidgets.VBox):
-    """Some of `allowed`: each that is chosen is a button that takes it out, and a field adds others."""
+    """Select some of `allowed`: a field adds one, and a button for each removes it."""
 
     value = traitlets.Tuple()
 
@@ -214,7 +208,7 @@ class MultiSelect(ipywidgets.VBox):
         self.observe(self._redraw, names="value")
 
     def _redraw(self, _change: object) -> None:
-        made = []
+        buttons = []
         for name in self.value:
             button = ipywidgets.Button(
                 description=f"{name} \N{MULTIPLICATION SIGN}", tooltip=f"without {name}"
@@ -225,22 +219,21 @@ class MultiSelect(ipywidgets.VBox):
                     self, "value", tuple(x for x in self.value if x != name)
                 )
             )
-            made.append(button)
-        self._row.children = made
+            buttons.append(button)
+        self._row.children = buttons
 
-    def _add_choice(self, moved: Mapping[str, Any]) -> None:
-        if moved["new"] in self._allowed:
+    def _add_choice(self, change: Mapping[str, Any]) -> None:
+        if change["new"] in self._allowed:
             self._field.value = ""
-            self.value = tuple(dict.fromkeys((*self.value, moved["new"])))
+            self.value = tuple(dict.fromkeys((*self.value, change["new"])))
 
 
 class InteractiveView(ipywidgets.VBox):
-    """`draw(**values)` under its controls, drawn anew in place whenever one of them moves.
+    """Show `draw(**values)` below its controls, and redraw it when one of them changes.
 
-    `draw` returns a figure, table or note, or several; its `PlannerError` is shown as a note
-    instead. The plain-HTML form is the drawing at the starting values. `carry` names the field of
-    the question that each control sets (or one field for several controls): a button changes the
-    question for the whole walk.
+    `draw` returns one or several figures, tables or notes; its `PlannerError` is shown as a note.
+    The plain HTML is drawn at the initial values. `carry` names the scenario's field that each
+    control sets (or one field for several controls); then a button sets them for all notebooks.
     """
 
     def __init__(
@@ -254,49 +247,48 @@ class InteractiveView(ipywidgets.VBox):
             control.observe(self._redraw, names="value")
         self._draw, self._controls, self._lock = draw, controls, threading.Lock()
         self._screen = ipywidgets.HTML(self._render_html())
-        self._screen.add_class(
-            "jp-RenderedHTMLCommon"
-        )  # tables and lines of text as cells beside it have them
-        sentences = [
-            f"{name.description} {format_value(name.value)}"
-            for name in controls.values()
-            if name.value != ""
+        # tables and text as in the cells around it
+        self._screen.add_class("jp-RenderedHTMLCommon")
+        values = [
+            f"{control.description} {format_value(control.value)}"
+            for control in controls.values()
+            if control.value != ""
         ]
-        drawn = f" Drawn for {escape_html(', '.join(sentences))}." if sentences else ""
+        drawn = f" Drawn for {escape_html(', '.join(values))}." if values else ""
         self._still = re.sub(
             r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1
         )
         layout = ipywidgets.Layout(flex_flow="row wrap")
-        self._carry, self._first = (
-            carry or {},
-            {name: control.value for name, control in controls.items()},
-        )
+        self._carry = carry or {}
+        self._initial_values = {name: control.value for name, control in controls.items()}
         bar = [_build_rerun_button("Carry on with this", self._save_changes)] if carry else []
         super().__init__([ipywidgets.Box([*controls.values(), *bar], layout=layout), self._screen])
 
     def _save_changes(self) -> None:
-        """What has been moved becomes the question's."""
-        now = {name: control.value for name, control in self._controls.items()}
-        moved = {}
+        """Set the changed values in the current scenario."""
+        values = {name: control.value for name, control in self._controls.items()}
+        changes: dict[str, object] = {}
         for field, names in self._carry.items():
-            each = (names,) if isinstance(names, str) else names
-            if any(now[name] != self._first[name] for name in each):
-                moved[field] = (
-                    now[names] if isinstance(names, str) else {name: now[name] for name in each}
-                )
-        if moved:
-            save_changes(moved)
+            if isinstance(names, str):
+                if values[names] != self._initial_values[names]:
+                    changes[field] = values[names]
+            elif any(values[name] != self._initial_values[name] for name in names):
+                changes[field] = {name: values[name] for name in names}
+        if changes:
+            save_changes(changes)
 
     def _render_html(self) -> str:
         try:
-            shown = self._draw(**{name: control.value for name, control in self._controls.items()})
+            content = self._draw(
+                **{name: control.value for name, control in self._controls.items()}
+            )
         except PlannerError as error:
-            shown = show_note(str(error))
-        parts: Iterable[Any] = shown if isinstance(shown, (tuple, list)) else [shown]
+            content = show_note(str(error))
+        parts: Iterable[Any] = content if isinstance(content, (tuple, list)) else [content]
         return "".join(part._repr_html_() for part in parts)
 
     def _redraw(self, _change: object) -> None:
-        # JupyterLab's messages may be handled side by side: the last to draw has the last values
+        # JupyterLab may handle messages in parallel: the last to draw has the latest values
         with self._lock:
             self._screen.value = self._render_html()
 
@@ -308,7 +300,7 @@ explore = InteractiveView
 
 
 def _build_rerun_button(label: str, do: Callable[[], None]) -> ipywidgets.Widget:
-    """A button that does something to the question, after which JupyterLab runs the chapter again (`ui/lab`)."""
+    """Return a button that changes the scenario; then JupyterLab reruns the notebook (`ui/lab`)."""
     button = ipywidgets.Button(
         description=label, tooltip=f"{label}: this chapter and those that follow"
     )
@@ -318,28 +310,25 @@ def _build_rerun_button(label: str, do: Callable[[], None]) -> ipywidgets.Widget
 
 
 def render_changes(scenario: str | Path, plan: Plan) -> ipywidgets.Widget | None:
-    """What chapters changed of the question and what that does to the plan, with a way back; None where nothing is."""
-    if scenario != CURRENT_SCENARIO or not (changed := load_changes()):
+    """Return the changes of notebooks and their effect, with a button to undo them."""
+    if scenario != CURRENT_SCENARIO or not (changes := load_changes()):
         return None
     before = search_cached(load_current_scenario(CURRENT_SCENARIO, changed=False))
 
-    def cost(found: Plan) -> str:
-        if found.best is None:
+    def describe(plan: Plan) -> str:
+        best = plan.best
+        if best is None:
             return "nothing fits"
-        usd = (
-            ""
-            if found.best.usd_per_hour is None
-            else f" at ${found.best.usd_per_hour:,.2f} an hour"
-        )
-        return f"{found.best.description}{usd}" + ", which does not do" * (found.chosen is None)
+        usd = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f} an hour"
+        return f"{best.description}{usd}" + ", which does not do" * (plan.chosen is None)
 
-    what = ", ".join(f"{field} = {_format_plain(value)}" for field, value in changed.items())
-    html_output = show_note(
-        f"Changed from the plan: {what}. Now {cost(plan)}; before, {cost(before)}."
+    fields = ", ".join(f"{field} = {_format_plain(value)}" for field, value in changes.items())
+    note = show_note(
+        f"Changed from the plan: {fields}. Now {describe(plan)}; before, {describe(before)}."
     )
     return ipywidgets.VBox(
         [
-            ipywidgets.HTML(html_output.html),
+            ipywidgets.HTML(note.html),
             _build_rerun_button("Back to the plan", lambda: save_changes({})),
         ]
     )

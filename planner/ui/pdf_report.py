@@ -1,8 +1,7 @@
-"""The walk as one PDF: execute the notebooks headlessly, side by side, and typeset what they show."""
+"""Write reports: execute notebooks without a browser, in parallel, and typeset their outputs."""
 
 import json
 import math
-import pickle
 import re
 import shutil
 import sys
@@ -33,6 +32,7 @@ from planner.hardware.prices import look_up_gpu_price
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import find_scenario_file, load_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.tools.answer_store import write_pickle
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.plan_files import write_plan_files
@@ -41,9 +41,9 @@ from planner.ui.plan_text import format_plan, render_rows
 NOTEBOOK_DIR = locate_shipped_folder("notebooks")
 TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 TEXT_WIDTH_PX = 640
-"""Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
+"""Width of the page's text in pixels of a chart, whose type is a little smaller than the page's."""
 SVG_CASE_SENSITIVE_NAMES = ("viewBox", "clipPath", "linearGradient")
-"""What of a chart nbconvert writes in small letters, as HTML may."""
+"""Names in an SVG that nbconvert writes in lower case, as HTML allows."""
 OUTPUT_MIME_TYPES = [
     "text/html",
     "image/svg+xml",
@@ -52,42 +52,39 @@ OUTPUT_MIME_TYPES = [
     "text/latex",
     "text/plain",
 ]
-"""Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
-
+"""Outputs by preference; without widgets, so that their plain HTML is used."""
 
 DISAGGREGATION_NOTEBOOK = NOTEBOOK_DIR / "pools.ipynb"
-"""The chapter of scenarios that allow pools."""
+"""The chapter for scenarios that allow disaggregated serving."""
 
 
 def list_chapter_notebooks() -> list[Path]:
-    """The notebooks of the walk, in reading order."""
+    """Return the chapters in reading order."""
     return sorted(NOTEBOOK_DIR.glob("[0-9]*.ipynb"))
 
 
 def select_chapters(plan: Plan) -> list[Path]:
-    """The notebooks that have something to say of `plan`: without a deployment there is nothing to explain."""
+    """Return the chapters that apply to `plan`."""
     if not plan.candidates:
         return list_chapter_notebooks()[:2]
-    idle = ("6",) * (plan.chosen is None or plan.is_disaggregated)
-    idle += ("5",) * (plan.chosen is None and not plan.scenario.speculation)
-    shown = [
-        notebook for notebook in list_chapter_notebooks() if not notebook.name.startswith(idle)
-    ]
-    shown += [DISAGGREGATION_NOTEBOOK] * plan.scenario.allow_disaggregation
+    skipped = ("6",) * (plan.chosen is None or plan.is_disaggregated)
+    skipped += ("5",) * (plan.chosen is None and not plan.scenario.speculation)
+    chapters = [path for path in list_chapter_notebooks() if not path.name.startswith(skipped)]
+    chapters += [DISAGGREGATION_NOTEBOOK] * plan.scenario.allow_disaggregation
+    # disaggregation follows the chapter on batching
     return sorted(
-        shown, key=lambda one: "4-pools" if one == DISAGGREGATION_NOTEBOOK else one.name
-    )  # after the chapter on batching
+        chapters, key=lambda path: "4-pools" if path == DISAGGREGATION_NOTEBOOK else path.name
+    )
 
 
 def write_report(
     name: str | Path, out: Path | None = None, overrides: Mapping[str, Any] | None = None,
     notebooks: Sequence[Path] | None = None, progress: Callable[[str], None] = print,
 ) -> Path:  # fmt: skip
-    """Write the capacity report of the scenario `name` (a shipped one, or a YAML file) into the folder `out`.
+    """Write the capacity report of a scenario (a shipped one, or a YAML file) to the folder `out`.
 
-    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}.
-    `plan.json` and the files that start and watch the plan lie beside the PDF, whose path is
-    returned: all of them, or none when anything fails.
+    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. The PDF,
+    `plan.json` and the plan's files are all written, or none of them. Returns the path of the PDF.
     """
     path = find_scenario_file(name)
     out = (out or Path("reports") / path.stem).resolve()
@@ -95,21 +92,19 @@ def write_report(
     ensure_folder(out)
     progress(format_plan(plan))
     shown = select_chapters(plan) if notebooks is None else notebooks
-    said = {
+    tags = {
+        "live": False,  # interactive cells, whose content another cell shows
         "fits": plan.candidates,
         "meets": plan.chosen,
         "misses": not plan.chosen,
         "day": plan.autoscaling,
     }
-    left_out = [
-        "live",
-        *(tag for tag, holds in said.items() if not holds),
-    ]  # "live": the page has shown it already
+    left_out = [tag for tag, applies in tags.items() if not applies]
     parameters = {"scenario": str(path.resolve())}
     with _typeset_notebooks(
         plan, parameters, shown, left_out, _build_title_page(plan), progress
-    ) as made:
-        write_plan_files(plan, out, made)
+    ) as report:
+        write_plan_files(plan, out, report)
     return out / "report.pdf"
 
 
@@ -118,9 +113,9 @@ def write_comparison_report(
     overrides: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = print,
 ) -> Path:  # fmt: skip
-    """Write a PDF that holds 2 to `MAX_COMPARED_PLANS` answers against each other into the folder `out`; its path.
+    """Write a PDF that compares 2 to `MAX_COMPARED_PLANS` scenarios to the folder `out`.
 
-    `overrides` sets fields of all scenarios.
+    `overrides` sets fields of all scenarios. Returns the path of the PDF.
     """
     check_plan_count(names)
     scenarios = [load_scenario(name, overrides) for name in names]
@@ -153,28 +148,24 @@ def write_comparison_report(
 def write_fleet_report(
     path: Path, out: Path | None = None, progress: Callable[[str], None] = print
 ) -> Path:
-    """Write a PDF of what the fleet file at `path` asks for into the folder `out`; its path."""
+    """Write a PDF about the fleet file at `path` to the folder `out`; return its path."""
 
-    def searched(done: int, of: int) -> None:
-        print(
-            f"\rplanner: {done} of {of} searches",
-            end="\n" if done == of else "",
-            file=sys.stderr,
-            flush=True,
-        )
+    def print_progress(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        print(f"\rplanner: {done} of {total} searches", end=end, file=sys.stderr, flush=True)
 
     out = (out or Path("reports") / path.stem).resolve()
-    plan = fleet_file.plan_fleet(path, searched)
+    plan = fleet_file.plan_fleet(path, print_progress)
     check_not_overwriting(
         [path, *(file for scenario in plan.scenarios.values() for file in scenario.files)],
         [out / "report.pdf"],
     )
     ensure_folder(out)
     progress(fleet_file.format_fleet_plan(plan))
-    stock = ", ".join(f"{many} x {kind}" for kind, many in plan.fleet.stock.items())
+    stock = ", ".join(f"{count} x {kind}" for kind, count in plan.fleet.stock.items())
     limits = {"USD per hour, at most": plan.fleet.budget, "W, at most": plan.fleet.power}
     facts = [("Scenarios", ", ".join(plan.scenarios)), ("Stock", stock)]
-    facts += [(name, f"{most:,.10g}") for name, most in limits.items() if math.isfinite(most)]
+    facts += [(name, f"{limit:,.10g}") for name, limit in limits.items() if math.isfinite(limit)]
     facts += [
         ("Date", f"{get_report_date():%-d %B %Y}"),
         ("Planned with", f"Headroom {__version__}"),
@@ -196,7 +187,7 @@ def _write_single_notebook_report(
     out: Path,
     progress: Callable[[str], None],
 ) -> Path:
-    """A PDF of one notebook in the folder `out`; its path."""
+    """Write a PDF of one notebook about the plans `kept` to the folder `out`; return its path."""
     with (
         _typeset_notebooks(kept, {}, [notebook], ["live"], title, progress) as path,
         replace_atomically(out / "report.pdf") as (part,),
@@ -210,14 +201,17 @@ def _typeset_notebooks(
     kept: object, parameters: Mapping[str, str], notebooks: Sequence[Path], left_out: Sequence[str],
     title: Mapping[str, Any], progress: Callable[[str], None],
 ) -> Iterator[Path]:  # fmt: skip
-    """A PDF of what `notebooks` show of what is `kept`, below its title; gone when the block ends."""
+    """Typeset the outputs of `notebooks` about the plans `kept`, after a title page.
+
+    Yields the path of a PDF that exists until the block ends.
+    """
     import typst
 
     from planner.ui.notebook_runner import execute_notebooks
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
-        work = Path(made)
-        (work / "plan.pickle").write_bytes(pickle.dumps(kept))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        write_pickle(work / "plan.pickle", kept)
         executed = execute_notebooks(
             notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work, progress
         )
@@ -225,71 +219,70 @@ def _typeset_notebooks(
         body = "\n\n".join(_convert_to_typst(notebook, work, left_out) for notebook in executed)
         (work / "body.typ").write_text(body, encoding="utf-8")
         shutil.copy(TYPST_TEMPLATE, work)
-        page, floating, left = str(work / TYPST_TEMPLATE.name), list[str](), [""]
-        # what began a page, as there was no room for it on the one before: each moves what follows
-        # it
-        while left:
+        page, floating, remaining = str(work / TYPST_TEMPLATE.name), list[str](), [""]
+        # figures that start a page because the one before had no room for them float; one at a
+        # time, as each of them moves those that follow
+        while remaining:
             (work / "floating.json").write_text(json.dumps(floating))
             on_top = json.loads(
                 typst.query(page, "<on-top>", field="value", one=True, ignore_system_fonts=True)
             )
-            left = [name for name in on_top if name not in floating]
-            floating += left[:1]
-        # with the fonts that Typst brings along, so that the PDF is the same everywhere
+            remaining = [name for name in on_top if name not in floating]
+            floating += remaining[:1]
+        # with Typst's own fonts, so that the PDF is the same on every machine
         typst.compile(page, output=str(work / "report.pdf"), ignore_system_fonts=True)
         yield work / "report.pdf"
 
 
 def _build_title_page(plan: Plan) -> dict[str, Any]:
-    """What stands on the title page."""
+    """Return the content of the title page."""
     scenario = plan.scenario
-    answer = {
+    sentences = [describe_headroom(plan), simulate_replica_loss(plan)[1]] if plan.chosen else []
+    title = {
         "name": scenario.name,
         "question": " ".join(scenario.question.split()),
         "verdict": summarize_plan(plan),
+        "spare": " ".join(sentences),
     }
-    answer["spare"] = (
-        " ".join([describe_headroom(plan), simulate_replica_loss(plan)[1]]) if plan.chosen else ""
-    )
-    return _build_page(answer, _list_title_facts(plan))
+    return _build_page(title, _list_title_facts(plan))
 
 
-def _build_page(title: Mapping[str, str], facts: Sequence[Any]) -> dict[str, Any]:
+def _build_page(title: Mapping[str, str], facts: Sequence[Sequence[str]]) -> dict[str, Any]:
     return {**{part: escape_to_one_line(text) for part, text in title.items()}, "facts": facts}
 
 
-def _list_title_facts(plan: Plan) -> list[Any]:
-    """(what, value) of what is asked, and of what the answer rests on."""
+def _list_title_facts(plan: Plan) -> list[list[str]]:
+    """Return (label, text) of the scenario, and of the basis of the plan."""
     scenario, best = plan.scenario, plan.best
     return render_rows(
         "title",
-        asked=scenario,
+        scenario=scenario,
         traffic=describe_scenario(scenario).partition("; ")[2],
         date=f"{get_report_date():%-d %B %Y}",
         version=__version__,
-        found=best and best.prediction.performance,
-        sure=estimate_choice_confidence(plan),
-        basis=CALIBRATION_BASIS_LABELS,
+        performance=best and best.prediction.performance,
+        confidence=estimate_choice_confidence(plan),
+        basis_labels=CALIBRATION_BASIS_LABELS,
         price=best and look_up_gpu_price(best.deployment.gpu, scenario.prices),
     )
 
 
 def _convert_to_typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
-    """What an executed notebook shows, but for cells tagged `left_out`, as Typst; its charts become PDFs in `work`."""
+    """Return an executed notebook as Typst, without cells tagged `left_out`; charts become PDFs."""
     import pypandoc
     import vl_convert
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
-    def placed(match: re.Match[str]) -> str:
-        file, drawn = f"{notebook.stem}-{match.start()}.pdf", match[0]
+    def convert_svg(match: re.Match[str]) -> str:
+        file, svg = f"{notebook.stem}-{match.start()}.pdf", match[0]
         for name in SVG_CASE_SENSITIVE_NAMES:
-            drawn = drawn.replace(name.lower(), name)
-        (work / file).write_bytes(vl_convert.svg_to_pdf(drawn))
-        share = min(100, round(float(match[1]) / TEXT_WIDTH_PX * 100))
-        return f'<img src="{file}" width="{share}%">'
+            svg = svg.replace(name.lower(), name)
+        (work / file).write_bytes(vl_convert.svg_to_pdf(svg))
+        percent = min(100, round(float(match[1]) / TEXT_WIDTH_PX * 100))
+        return f'<img src="{file}" width="{percent}%">'
 
-    def said(image: re.Match[str]) -> str:
+    def get_alternative_text(image: re.Match[str]) -> str:
         alternative = re.search(r"""\balt=("[^"]*"|'[^']*')""", image[0])
         return alternative[1][1:-1] if alternative else ""
 
@@ -304,11 +297,12 @@ def _convert_to_typst(notebook: Path, work: Path, left_out: Sequence[str]) -> st
     html, _ = HTMLExporter(template_name="basic", config=config, **hidden).from_filename(
         str(notebook)
     )
-    html = re.sub(r"<img\b[^>]*>", said, html)  # of a user's text: charts come as SVG
+    # images are from a user's text: charts come as SVG
+    html = re.sub(r"<img\b[^>]*>", get_alternative_text, html)
     html = re.sub(
-        r"<(?:figure|table)\b", lambda at: f'{at[0]} id="{notebook.stem}-{at.start()}"', html
+        r"<(?:figure|table)\b", lambda tag: f'{tag[0]} id="{notebook.stem}-{tag.start()}"', html
     )
-    html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
+    html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', convert_svg, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
     typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
     typst = re.sub(

@@ -1,4 +1,4 @@
-"""A plan as a folder of files."""
+"""Write a plan as a folder of files."""
 
 import json
 import os
@@ -9,10 +9,7 @@ from pathlib import Path
 from planner.core.errors import PlannerError
 from planner.core.files import check_not_overwriting, ensure_folder, replace_atomically
 from planner.core.readers import parse_json, read_text
-from planner.deploy import (
-    ALL_ARTIFACT_FILES,
-    render_artifacts,
-)
+from planner.deploy import ALL_ARTIFACT_FILES, render_artifacts
 from planner.deploy.artifacts import (
     BENCHMARK_ARTIFACTS,
     BENCHMARK_DIR,
@@ -25,12 +22,14 @@ from planner.ui.plan_json import serialize_plan
 
 
 def _render_benchmark_files(plan: Plan) -> dict[str, str]:
-    """Name and text of the files of what should be measured first, where they are others than the plan's own."""
-    names, sure = list_benchmark_files(plan), estimate_choice_confidence(plan)
-    if not (sure and sure.best_benchmark and names and names[0].startswith(BENCHMARK_DIR)):
+    """Return name and text of the files for the best benchmark, if it is of another candidate."""
+    names, confidence = list_benchmark_files(plan), estimate_choice_confidence(plan)
+    if not (
+        confidence and confidence.best_benchmark and names and names[0].startswith(BENCHMARK_DIR)
+    ):
         return {}
     texts = render_artifacts(
-        sure.best_benchmark[0].prediction,
+        confidence.best_benchmark[0].prediction,
         plan.scenario.slo_targets,
         plan.scenario.storage,
         BENCHMARK_ARTIFACTS,
@@ -39,10 +38,10 @@ def _render_benchmark_files(plan: Plan) -> dict[str, str]:
 
 
 def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
-    """Write `plan.json`, the plan's files and a finished `report` into `out`, together or not at all; their names.
+    """Write `plan.json`, the plan's files and a finished `report` to `out`, all of them or none.
 
-    Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out`
-    cannot be written.
+    Files of an earlier plan that this one does not have are removed. Returns the names; raises
+    `PlannerError` if `out` cannot be written.
     """
     chosen, scenario = plan.chosen, plan.scenario
     texts = (
@@ -56,16 +55,16 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
         if chosen
         else {}
     )
-    kept = {SECRETS_FILE} if _sets_variables(out / SECRETS_FILE) else set()
+    user_files = {SECRETS_FILE} if _sets_variables(out / SECRETS_FILE) else set()
     texts = {
-        name: text for name, text in texts.items() if name not in kept
+        name: text for name, text in texts.items() if name not in user_files
     } | _render_benchmark_files(plan)
     texts["plan.json"] = json.dumps(serialize_plan(plan), indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
     check_not_overwriting(scenario.files, paths)
-    for place in {out, *(path.parent for path in paths)}:
-        ensure_folder(place)
-    stale = [out / name for name in _list_previous_files(out) if name not in {*texts, *kept}]
+    for folder in {out, *(path.parent for path in paths)}:
+        ensure_folder(folder)
+    stale = [out / name for name in _list_previous_files(out) if name not in {*texts, *user_files}]
     with replace_atomically(*paths, stale=stale) as parts:
         for part, path, text in zip(parts, paths, texts.values(), strict=False):
             part.write_text(text, encoding="utf-8")
@@ -73,21 +72,21 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
                 part.chmod(0o600)
         if report:
             shutil.copyfile(report, parts[-1])
-    for place in {path.parent for path in stale} - {out}:
-        with suppress(OSError):  # something else lies there
-            place.rmdir()
+    for folder in {path.parent for path in stale} - {out}:
+        with suppress(OSError):  # the user has other files there
+            folder.rmdir()
     return tuple(texts)
 
 
 def _sets_variables(path: Path) -> bool:
-    """Whether a file of variables sets any."""
+    """Return whether a file of environment variables sets any."""
     return os.path.exists(path) and any(
         line.strip() and line[0] != "#" for line in read_text(path).splitlines()
     )
 
 
 def _list_previous_files(out: Path) -> set[str]:
-    """The files that the `plan.json` of `out` came with: others of such names are its owner's."""
+    """Return the files of the plan in `out`, by its `plan.json`; any others are the user's own."""
     try:
         return {*ALL_ARTIFACT_FILES, *(BENCHMARK_DIR + name for name in ALL_ARTIFACT_FILES)} & set(
             parse_json(read_text(out / "plan.json"), "plan.json")["files"]

@@ -1,9 +1,8 @@
-"""An answer at a glance: its verdict, main figures and three charts, as HTML, all worked out of the plan alone."""
+"""Render a plan for the cockpit as HTML: verdict, main figures and charts."""
 
 import math
 
-from planner.analysis import layout_tables as layout_study
-from planner.analysis import load_curves as at_a_glance
+from planner.analysis import layout_tables, load_curves
 from planner.analysis import plan_risks as risks
 from planner.analysis import plan_summary as summary
 from planner.core.units import GIB
@@ -21,11 +20,11 @@ from planner.ui.notebook_widgets import (
 )
 
 PENDING_COLOR = "#b36a1e"
-"""What the replay has not judged yet."""
+"""Marks a plan that is not simulated yet."""
 
 
 def render_figures(plan: Plan) -> dict[str, str]:
-    """Everything that is shown of an answer, as HTML by the place where it stands."""
+    """Return the HTML of a plan by the name of its panel."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     if best is None or performance is None:
         why = (
@@ -38,73 +37,68 @@ def render_figures(plan: Plan) -> dict[str, str]:
         return {"answer": _render_verdict(plan), "why": why}
     memory, dot = best.prediction.memory, f"dot: the plan, {performance.source_label}"
     bars = charts.plot_memory_budget({"": memory}).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
-    load, here = at_a_glance.get_load(scenario.workload)
+    load, operating_point = load_curves.get_load(scenario.workload)
     limits = {f"{t.name} (ms)": t.seconds * 1e3 for t in scenario.slo_targets}
-    told = {
-        f"{t.name} (ms)": performance.get(t.metric, t.percentile) * 1e3
+    latencies = {
+        f"{t.name} (ms)": value * 1e3
         for t in scenario.slo_targets
+        if not math.isnan((value := performance.get(t.metric, t.percentile)).mid)
     }
-    told = {name: value for name, value in told.items() if not math.isnan(value.mid)}
-    curves, costs = (
-        at_a_glance.sweep_latency_over_load(scenario, best),
-        at_a_glance.sweep_cost_over_load(plan),
-    )
+    curves = load_curves.sweep_latency_over_load(scenario, best)
+    costs = load_curves.sweep_cost_over_load(plan)
     latency = (
         show_note("Nobody waits for this work: every slot is taken until it is done.").html
         * scenario.offline
     )
-    how = "let through request by request" if best.is_disaggregated else "in closed form"
-    if told and len(curves) > 1:
-        drawn = charts_cockpit.plot_live_latency(
-            curves, load, here, {name: limits[name] for name in told}, told
+    method = "let through request by request" if best.is_disaggregated else "in closed form"
+    if latencies and len(curves) > 1:
+        chart = charts_cockpit.plot_live_latency(
+            curves, load, operating_point, {name: limits[name] for name in latencies}, latencies
         )
         latency = show_figure(
-            drawn, f"This deployment by its load, {how}; band: 80%, dashed: promised, {dot}."
+            chart, f"This deployment by its load, {method}; band: 80%, dashed: promised, {dot}."
         ).html
     cost = ""
     if len(costs) > 1:
-        paid = (
+        plan_cost = (
             best.usd_per_hour if "USD per hour" in costs else float(best.deployment.layout.num_gpus)
         )
-        drawn = charts_cockpit.plot_live_cost(costs, load, here, paid)
+        chart = charts_cockpit.plot_live_cost(costs, load, operating_point, plan_cost)
         cost = show_figure(
-            drawn, f"The least that keeps the promises under other loads, in closed form; {dot}."
+            chart, f"The least that keeps the promises under other loads, in closed form; {dot}."
         ).html
-    filled = show_figure(
+    memory_html = show_figure(
         bars, f"Memory of one {best.deployment.gpu.name}: {memory.status.replace('_', ' ')}."
     ).html
-    parts = {
+    return {
+        "answer": _render_verdict(plan),
         "day": _render_day(plan),
-        "memory": filled,
+        "memory": memory_html,
         "latency": latency,
         "cost": cost,
         "why": _render_reasons(plan),
     }
-    return {"answer": _render_verdict(plan), **parts}
 
 
 def _render_verdict(plan: Plan) -> str:
-    """The answer in words, its main figures, and each promise."""
-    best, performance, parts = (
-        plan.best,
-        plan.performance,
-        [show_note(summary.summarize_plan(plan)).html],
-    )
+    """Return the verdict, the main figures and the SLOs."""
+    best, performance = plan.best, plan.performance
+    parts = [show_note(summary.summarize_plan(plan)).html]
     if best and performance:
         parts.append(_render_tiles(plan))
-        parts.append(show_table(layout_study.build_slo_table(plan.scenario, best)).html)
+        parts.append(show_table(layout_tables.build_slo_table(plan.scenario, best)).html)
     if performance is None or performance.num_simulated_requests:
         return "".join(parts)
-    said = (
+    warning = (
         "<p style='margin: .3em 0'><b>Provisional</b>: in closed form, not judged by the replay"
         " yet.</p>"
     )
     frame = f"border: 2px dashed {PENDING_COLOR}; border-radius: 6px; padding: 0 .7em"
-    return f"<div style='{frame}'>{said}{''.join(parts)}</div>"
+    return f"<div style='{frame}'>{warning}{''.join(parts)}</div>"
 
 
 def _render_day(plan: Plan) -> str:
-    """What each hour of the day takes, once the plan is replayed; nothing where the question has no day."""
+    """Return the replicas by hour once the plan is simulated; empty without a daily profile."""
     performance = plan.performance
     if plan.scenario.daily_profile is None or performance is None:
         return ""
@@ -112,41 +106,42 @@ def _render_day(plan: Plan) -> str:
         return show_note("The hours of the day follow with the replay.").html
     if (day := plan.autoscaling) is None or plan.billing is None:
         return ""
-    paid = (
+    costs = (
         "; ".join(f"{way} USD {usd:,.2f} a day" for way, usd in plan.billing.usd.items())
         or "No price is known"
     )
-    drawn = charts_scaling.plot_day(day).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
-    return show_figure(drawn, f"{day}; {day.verdict}. {paid}.").html
+    chart = charts_scaling.plot_day(day).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
+    return show_figure(chart, f"{day}; {day.verdict}. {costs}.").html
 
 
 def _render_reasons(plan: Plan) -> str:
-    """What limits it, how much may come, and what was taken for granted."""
-    granted = (
+    """Return the binding constraint, the headroom and the assumptions."""
+    assumptions = (
         "Taken for granted: " + " ".join(plan.scenario.assumptions)
         if plan.scenario.assumptions
         else ""
     )
-    said = (summary.explain_binding_constraint(plan), risks.describe_headroom(plan), granted)
-    return "".join(f"<p>{escape_html(sentence)}</p>" for sentence in said if sentence)
+    sentences = (
+        summary.explain_binding_constraint(plan),
+        risks.describe_headroom(plan),
+        assumptions,
+    )
+    return "".join(f"<p>{escape_html(sentence)}</p>" for sentence in sentences if sentence)
 
 
 def _render_tiles(plan: Plan) -> str:
-    """The main figures, each with its name under it."""
+    """Return the main figures, each above its name."""
     best = plan.best
     assert best is not None
-    performance, usd, month = (
-        best.prediction.performance,
-        best.usd_per_hour,
-        best.prediction.usd_per_month,
-    )
-    told = [
+    performance = best.prediction.performance
+    usd, month = best.usd_per_hour, best.prediction.usd_per_month
+    figures = [
         (best.description, "the deployment" if plan.chosen else "the nearest, which does not do")
     ]
     if usd is not None and month is not None:
-        told.append((f"USD {usd:,.2f}", f"an hour; USD {month.mid:,.0f} a month"))
-    if each := best.prediction.usd_per_mtok_output:
-        told.append((f"USD {each.mid:,.2f}", "per million output tokens"))
+        figures.append((f"USD {usd:,.2f}", f"an hour; USD {month.mid:,.0f} a month"))
+    if usd_per_mtok := best.prediction.usd_per_mtok_output:
+        figures.append((f"USD {usd_per_mtok.mid:,.2f}", "per million output tokens"))
     if performance and performance.capacity:
         free = compute_free_capacity(plan.scenario, best.prediction) or 0.0
         spare = (
@@ -158,13 +153,13 @@ def _render_tiles(plan: Plan) -> str:
         about, until = (
             ("", "") if performance.num_simulated_requests else ("about ", ", until it is replayed")
         )
-        told.append(
+        figures.append(
             (
                 f"{about}{format_value(performance.capacity.mid)} requests/s",
                 f"at most ({ends}){spare}{until}",
             )
         )
-    told.append(
+    figures.append(
         (
             f"{format_value(best.prediction.memory.kv_available.mid / GIB)} GiB",
             "of KV cache on a GPU",
@@ -174,7 +169,7 @@ def _render_tiles(plan: Plan) -> str:
     tiles = (
         f"<div style='{style}'><b>{escape_html(value)}</b><br><span"
         f" style='opacity:.75'>{escape_html(name)}</span></div>"
-        for value, name in told
+        for value, name in figures
     )
     return (
         f"<div style='display:flex; flex-wrap:wrap; gap:.5em; margin:.5em 0'>{''.join(tiles)}</div>"
@@ -182,23 +177,21 @@ def _render_tiles(plan: Plan) -> str:
 
 
 def render_badge(plan: Plan | None, busy: bool = False) -> str:
-    """Where the figures come from, and whether better ones are on their way."""
+    """Return the source of the figures, and whether a simulation is running."""
     performance = plan.performance if plan else None
     if plan is None:
-        said, color = "working", charts.MUTED_COLOR
+        status, color = "working", charts.MUTED_COLOR
     elif busy:
-        said, color = "provisional, in closed form; the replay is running", PENDING_COLOR
+        status, color = "provisional, in closed form; the replay is running", PENDING_COLOR
     else:
-        replays = performance.num_simulated_requests if performance else 0
-        said, color = (
-            f"replayed: {replays:,} requests an engine" if replays else "searched",
-            "#1f7a5c",
-        )
+        num_requests = performance.num_simulated_requests if performance else 0
+        status = f"replayed: {num_requests:,} requests an engine" if num_requests else "searched"
+        color = "#1f7a5c"
     style = (
         f"background: {color}; color: white; border-radius: 1em; padding: .15em .8em;"
         " font-weight: 600"
     )
     return (
         "<p role='status' aria-live='polite' style='margin:.2em 0'><span"
-        f" style='{style}'>{escape_html(said)}</span></p>"
+        f" style='{style}'>{escape_html(status)}</span></p>"
     )

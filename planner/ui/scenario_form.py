@@ -1,4 +1,4 @@
-"""A question as the cockpit's controls: what each of them shows, and the fields of a scenario file that it makes."""
+"""Convert between the fields of a scenario file and the values of the cockpit's controls."""
 
 import copy
 import hashlib
@@ -22,7 +22,7 @@ from planner.planning.slo import LatencyMetric, LatencyStatistic
 COCKPIT_FILE_HEADER = (
     "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
 )
-"""The first line of files that may be written over."""
+"""The first line of files that the cockpit may overwrite."""
 METRIC_CHOICES: tuple[LatencyMetric, ...] = ("ttft", "tpot", "itl", "e2e")
 STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
 LOAD_CHOICES = {
@@ -37,7 +37,7 @@ ScenarioFields = dict[str, Any]
 
 
 class WorkloadPreset(SourcedEntry):
-    """One entry of `catalogs/presets.yaml`: lengths of one kind of work."""
+    """An entry of `catalogs/presets.yaml`: the lengths of one kind of work."""
 
     about: str
     prompt_tokens: LengthsEntry
@@ -46,12 +46,12 @@ class WorkloadPreset(SourcedEntry):
 
 
 def load_presets() -> dict[str, WorkloadPreset]:
-    """Kinds of work by name."""
+    """Load the presets by name."""
     return load_catalog("presets.yaml", WorkloadPreset)
 
 
 def read_scenario_fields(name: str) -> ScenarioFields:
-    """The fields of a shipped scenario, or of a YAML file; files that it names are found from anywhere."""
+    """Return the fields of a shipped scenario or a YAML file, with absolute paths of its files."""
     path = find_scenario_file(name)
     scenario_fields = read_yaml(path)
     if not isinstance(scenario_fields, dict):
@@ -69,31 +69,32 @@ def read_scenario_fields(name: str) -> ScenarioFields:
 
 
 def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str, Any]:
-    """What each control shows of a question."""
-    workload, given = scenario.workload, fields["workload"]
-    day = given.get("day") or ""
+    """Return the values of the controls for a scenario with these fields."""
+    workload, workload_fields = scenario.workload, fields["workload"]
+    day = workload_fields.get("day") or ""
     return {
         "model": scenario.model,
         "gpus": tuple(candidate_gpu.gpu.name for candidate_gpu in scenario.gpus),
-        "at_most": max(wanted.max_gpus for wanted in scenario.gpus),
+        "at_most": max(candidate_gpu.max_gpus for candidate_gpu in scenario.gpus),
         "engine": scenario.engine.name,
         "engine_version": scenario.engine.version,
         "load": next(
-            (kind for kind in ("trace", "requests", "concurrency") if given.get(kind)), "rate"
+            (kind for kind in ("trace", "requests", "concurrency") if workload_fields.get(kind)),
+            "rate",
         ),
         "rate": workload.rate or 1.0,
         "concurrency": workload.concurrency or 64,
         "requests": workload.num_prompts or 100_000,
-        "within_hours": float(given.get("within_hours") or 8.0),
-        "trace": str(given.get("trace") or ""),
+        "within_hours": float(workload_fields.get("within_hours") or 8.0),
+        "trace": str(workload_fields.get("trace") or ""),
         "prompt": workload.prompt.mean,
         "output": workload.output.mean,
         "reuse": round(100 * workload.cache_hit_fraction, 2),
         "preset": next(
             (
                 name
-                for name, workload_preset in load_presets().items()
-                if _matches_preset(workload_preset, given)
+                for name, preset in load_presets().items()
+                if _matches_preset(preset, workload_fields)
             ),
             "",
         ),
@@ -113,20 +114,20 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
 def apply_control(
     fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]
 ) -> ScenarioFields:
-    """The fields after the control `name` has been set to `value`; `values` are what the controls show."""
+    """Return the fields with the control `name` set to `value`; `values` are of all controls."""
     control = copy.deepcopy(fields)
     workload = control["workload"]
     if name in ("prompt", "output"):
         side = f"{name}_tokens"
-        told, factor = (
-            workload.get(side) or {"mean": values[name]},
-            value / values[name],
-        )  # which keeps their spread
-        workload[side] = {point: float(f"{tokens * factor:.6g}") for point, tokens in told.items()}
+        lengths = workload.get(side) or {"mean": values[name]}
+        factor = value / values[name]  # of all statistics, so that the shape stays
+        workload[side] = {
+            statistic: float(f"{tokens * factor:.6g}") for statistic, tokens in lengths.items()
+        }
     elif name == "preset" and value:
-        told = load_presets()[value].model_dump(exclude_none=True)
-        workload |= {side: told[side] for side in ("prompt_tokens", "output_tokens")}
-        workload["shared_prefix"] = told.get("shared_prefix")
+        preset = load_presets()[value].model_dump(exclude_none=True)
+        workload |= {side: preset[side] for side in ("prompt_tokens", "output_tokens")}
+        workload["shared_prefix"] = preset.get("shared_prefix")
         if workload.pop("trace", None):
             workload["rate"] = values["rate"]
     elif name == "reuse":
@@ -147,12 +148,12 @@ def apply_control(
             **({"ranks": [value]} if name == "rank" else {name: value}),
         }
     elif name == "gpus":
-        known = {get_gpu(wanted["gpu"]).name: wanted for wanted in control["gpus"]}
+        known = {get_gpu(entry["gpu"]).name: entry for entry in control["gpus"]}
         control["gpus"] = [
-            known.get(card, {"gpu": card, "at_most": values["at_most"]}) for card in value
+            known.get(gpu, {"gpu": gpu, "at_most": values["at_most"]}) for gpu in value
         ]
     elif name == "at_most":
-        control["gpus"] = [{**wanted, "at_most": value} for wanted in control["gpus"]]
+        control["gpus"] = [{**entry, "at_most": value} for entry in control["gpus"]]
     elif name in ("quantization", "kv_cache_dtype"):
         control[name] = list(value) or [
             (FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]
@@ -169,16 +170,16 @@ def apply_control(
     return control
 
 
-def _matches_preset(workload_preset: WorkloadPreset, workload: Mapping[str, Any]) -> bool:
-    """Whether a workload's lengths are those of a preset."""
+def _matches_preset(preset: WorkloadPreset, workload: Mapping[str, Any]) -> bool:
+    """Return whether the lengths of a workload are those of a preset."""
     return all(
-        getattr(workload_preset, side).model_dump(exclude_none=True) == workload.get(side)
+        getattr(preset, side).model_dump(exclude_none=True) == workload.get(side)
         for side in ("prompt_tokens", "output_tokens")
     )
 
 
 def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]) -> None:
-    """Another kind of load, with the figures that its controls show."""
+    """Change the kind of load in place, to the values of its controls."""
     for other in (
         "rate",
         "concurrency",
@@ -187,7 +188,7 @@ def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]
         *(("burstiness",) if kind != "rate" else ()),
     ):
         workload.pop(other, None)
-    if kind not in ("rate", "trace"):  # of whom nobody waits for an hour to come
+    if kind not in ("rate", "trace"):  # a daily profile needs an open loop
         workload.pop("day", None)
     if kind == "trace":
         if not values["trace"]:
@@ -203,7 +204,7 @@ def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]
 
 
 def _parse_hours(text: str) -> str | list[float]:
-    """A day as a scenario gives it: one figure an hour, or the name of a profile or of a file."""
+    """Return a day for a scenario: a number per hour, or the name of a profile or file."""
     try:
         return [float(hour) for hour in text.split(",")]
     except ValueError:
@@ -211,7 +212,7 @@ def _parse_hours(text: str) -> str | list[float]:
 
 
 def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit: str) -> None:
-    """Promise a limit in ms; without one, promise it no longer."""
+    """Set the limit of an SLO in ms; remove the SLO if the limit is empty."""
     level = {name: dict(limits) for name, limits in (fields.get("service_level") or {}).items()}
     level.setdefault(metric, {}).pop(percentile, None)
     if limit:
@@ -225,7 +226,7 @@ def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit:
 
 
 def save_scenario(fields: ScenarioFields, path: Path) -> Path:
-    """Write a question to `path`, which must be new, or the cockpit's own."""
+    """Write the fields to `path`, which must be new or written by the cockpit; return it."""
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
         COCKPIT_FILE_HEADER
     ):
@@ -240,14 +241,14 @@ def save_scenario(fields: ScenarioFields, path: Path) -> Path:
 
 
 def get_scenario_file(name: str) -> Path:
-    """The file of a question called `name`, in this folder."""
+    """Return the file of a scenario called `name`, in the working folder."""
     if not re.fullmatch(r"[\w][\w. -]{0,80}", name.strip()):
         raise PlannerError(f"a name has letters, digits, dots, dashes and blanks, got {name!r:.90}")
     return Path(f"{name.strip().removesuffix('.yaml')}.yaml")
 
 
 def store_pasted_config(config: str) -> str:
-    """The path of a file with the pasted `config.json`, which is a model's name to a scenario."""
+    """Write a pasted `config.json` to a file and return its path, which names a model."""
     value = parse_json(config, "the pasted config.json")
     if not isinstance(value, dict) or not value:
         raise PlannerError('the pasted config.json: expected an object such as {"model_type": ...}')

@@ -1,10 +1,10 @@
-"""The diagnosis of one replica: what is wrong, the evidence, why, and what each remedy would do."""
+"""Diagnose one replica: what is wrong, the evidence, the cause, and the effect of each remedy."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from planner.core.errors import PlannerError
 from planner.core.readers import read_text
@@ -26,12 +26,11 @@ from planner.tools.diagnostics.remedies import Remedy, simulate_remedies
 from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
 
 MAX_LOG_BYTES = 64 * MIB
-"""Bytes of a log."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What pages and a log of one replica say."""
+    """What is wrong with one replica, by its /metrics pages and its log."""
 
     case: DiagnosisCase | None
     planned: PlannedReplica | None
@@ -39,18 +38,18 @@ class Diagnosis:
 
     @cached_property
     def findings(self) -> list[DiagnosisFinding]:
-        """Failure modes that the page shows, the likeliest cause first."""
+        """Failure modes that the pages show, the likeliest cause first."""
         return find_failure_modes(self.case) if self.case else []
 
     @property
     def modes(self) -> dict[str, FailureMode]:
-        """All modes in the words of the catalog, with this engine's names of metrics."""
+        """All modes of the catalog, with this engine's names of metrics."""
         names = self.case.measured.names if self.case else get_metric_names(get_engine())
         return load_failure_modes(names.names)
 
     @cached_property
     def remedies(self) -> list[Remedy]:
-        """What helps against the first finding, replayed."""
+        """Simulated remedies for the first finding."""
         return (
             simulate_remedies(self.case, self.findings[0].mode)
             if self.case and self.findings
@@ -59,7 +58,7 @@ class Diagnosis:
 
     @property
     def replica_description(self) -> str:
-        """Which deployment the page is held against."""
+        """The planned deployment in a line; empty without a plan."""
         if self.planned is None:
             return ""
         deployment = self.planned.deployment
@@ -72,7 +71,7 @@ class Diagnosis:
 
     @property
     def plan_start_status(self) -> str:
-        """Whether the planned deployment starts at all; empty without a plan."""
+        """Whether the planned deployment starts, and why not; empty without a plan."""
         if self.planned is None:
             return ""
         memory = get_memory_plan(self.planned.deployment)
@@ -80,51 +79,71 @@ class Diagnosis:
 
     @property
     def has_findings(self) -> bool:
-        """Something was found."""
+        """Whether anything is wrong."""
         return bool(self.findings or self.errors)
 
     def __str__(self) -> str:
         return render_template(
             "tools/diagnostics",
             "diagnosis",
-            found=self,
+            diagnosis=self,
             modes=self.modes,
             before=self.case and self.case.simulated,
         ).strip("\n")
 
-    def to_json(self) -> dict[str, Any]:
-        """For other programs."""
+    def to_json(self) -> dict[str, object]:
+        """Return the diagnosis for `--json`."""
+        simulated = self.case.simulated if self.case else None
         return {
-            "verdict": [*(error.key for error in self.errors), *(finding.mode for finding in self.findings)] or ["healthy"],
-            "findings": [{"mode": found.mode, "evidence": list(found.evidence)} for found in self.findings],
+            "verdict": [
+                *(error.key for error in self.errors),
+                *(finding.mode for finding in self.findings),
+            ]
+            or ["healthy"],
+            "findings": [
+                {"mode": finding.mode, "evidence": list(finding.evidence)}
+                for finding in self.findings
+            ],
             "held_against": self.replica_description or None,
             "errors": [
-                {"error": error.key, "mode": error.phrase.mode, "figures": dict(error.figures), "line": error.line,
-                 "remedy": error.remedy}
+                {
+                    "error": error.key,
+                    "mode": error.phrase.mode,
+                    "figures": dict(error.figures),
+                    "line": error.line,
+                    "remedy": error.remedy,
+                }
                 for error in self.errors
             ],
-            "as_it_is": _serialize_performance(self.case.simulated) if self.case and self.case.simulated else None,
-            "remedies": [{"change": remedy.change, **_serialize_performance(remedy.performance)} for remedy in self.remedies],
-        }  # fmt: skip
+            "as_it_is": _serialize_performance(simulated) if simulated else None,
+            "remedies": [
+                {"change": remedy.change, **_serialize_performance(remedy.performance)}
+                for remedy in self.remedies
+            ],
+        }
 
 
 def _serialize_performance(performance: Performance) -> dict[str, float | None]:
-    found = {f"{name}_p95_ms": performance.get(name, "p95").mid * 1e3 for name in ("ttft", "tpot")}
-    found |= {
+    values = {
+        "ttft_p95_ms": performance.get("ttft", "p95").mid * 1e3,
+        "tpot_p95_ms": performance.get("tpot", "p95").mid * 1e3,
         "preemptions_per_request": performance.preemptions,
         "kv_usage_p99": performance.kv_usage_p99,
     }
-    return {name: value if value == value else None for name, value in found.items()}
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def diagnose(
-    pages: Sequence[str | Path] = (), log: str | Path | None = None, plan: str | Path | None = None,
+    pages: Sequence[str | Path] = (),
+    log: str | Path | None = None,
+    plan: str | Path | None = None,
     seconds: float | None = None,
-) -> Diagnosis:  # fmt: skip
-    """What one or two /metrics pages (files or addresses) of a replica and its start-up `log` say.
+) -> Diagnosis:
+    """Diagnose a replica by one or two /metrics pages (files or addresses) and its startup `log`.
 
-    `plan` is a scenario or a plan.json; `seconds` the time between two pages where the files' own
-    times do not tell.
+    `plan` is a scenario or a plan.json. `seconds` is the time between two pages, if the times of
+    the files are not those of the server. Raises `PlannerError` if there is neither a page nor a
+    log, or one of them cannot be read.
     """
     if not pages and log is None:
         raise PlannerError("diagnose needs one or two pages of /metrics, or a log with --log")

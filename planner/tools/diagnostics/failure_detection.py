@@ -1,7 +1,7 @@
-"""Which failure mode a page shows: what was measured, against the plan and against a replay of the measured traffic.
+"""Find the failure modes of a replica from its metrics, its plan and a simulation.
 
-The replay tells causes apart: traffic that it serves as badly as the server is a matter of schedule
-and room, steps that take longer than in it are a matter of the machine.
+The simulation of the measured workload separates causes. If it is as slow as the server, the cause
+is scheduling or memory; if its steps are faster, the cause is the machine.
 """
 
 import math
@@ -21,24 +21,24 @@ from planner.tools.diagnostics.planned_replica import PlannedReplica, with_accep
 from planner.workload.workload import Workload
 
 TRAFFIC_EXCESS_FACTOR = 1.2
-"""Times the planned rate or length from which on traffic is not what was planned."""
+"""Measured rate or length, over the planned one, above which the traffic is not the planned one."""
 STEP_SLOWDOWN_FACTOR = 1.1
-"""Times the high end of the replay's interval from which on steps take longer than the machine explains."""
+"""Measured gap, over the high end of the simulated one, above which the machine is too slow."""
 BUSY_FRACTION = 0.9
-"""Seconds a second from which on a process is held up by its one core; of places in the batch or the pool, taken."""
+"""Utilization of a CPU core, of the slots or of the KV cache above which it limits the replica."""
 MIN_PREEMPTIONS_PER_REQUEST = 0.1
-"""Preemptions a request from which on the KV cache is too small; any do where it is full and requests wait."""
+"""Above this the KV cache is too small; if it is full and requests wait, above zero."""
 QUEUE_TTFT_FRACTION = 0.25
-"""Share of the time to the first token that is spent in the queue from which on the queue is what is wrong."""
+"""Fraction of the TTFT in the queue above which requests queue for too long."""
 FRONT_END_DELAY_S = 0.2
-"""Seconds to the first token outside the engine from which on, with the same share, the front end is what is wrong."""
+"""Seconds, and fraction, of the TTFT outside the engine above which the front end is too slow."""
 PREFILL_STALL_FACTOR = 1.2
-"""Times a step of decoding alone that a gap takes from which on prompts are what holds answers up."""
+"""Measured gap, over a decode-only step, above which prefills delay the answers."""
 
 
 @dataclass(frozen=True)
 class DiagnosisFinding:
-    """One failure mode, by its key in `catalogs/failure_modes.yaml`, with the figures that speak for it."""
+    """One failure mode, by its key in `catalogs/failure_modes.yaml`, with its evidence."""
 
     mode: str
     evidence: tuple[str, ...]
@@ -46,25 +46,25 @@ class DiagnosisFinding:
 
 @dataclass(frozen=True)
 class DiagnosisCase:
-    """What was measured of a replica, and its plan."""
+    """The measured metrics of a replica, and its plan."""
 
     measured: ReplicaMetrics
     planned: PlannedReplica | None = None
 
     @cached_property
     def measured_workload(self) -> Workload | None:
-        """The measured traffic, as bursty as the plan has it."""
+        """The measured traffic with the plan's burstiness; None if rate or lengths are unknown."""
         planned = self.planned
-        load = self.measured.estimate_workload(
+        workload = self.measured.estimate_workload(
             planned.deployment.args.max_model_len - 1 if planned else math.inf
         )
-        if load is None or planned is None or planned.workload is None:
-            return load
-        return replace(load, burstiness=planned.workload.burstiness)
+        if workload is None or planned is None or planned.workload is None:
+            return workload
+        return replace(workload, burstiness=planned.workload.burstiness)
 
     @cached_property
     def simulated(self) -> Performance | None:
-        """What the planned replica does with the measured traffic and drafts; None where either is unknown."""
+        """The planned replica under the measured traffic and drafts; None if either is unknown."""
         if self.planned is None or self.measured_workload is None:
             return None
         try:
@@ -76,18 +76,14 @@ class DiagnosisCase:
 
     @property
     def deployment_as_measured(self) -> Deployment:
-        """The planned replica, with the share of its drafts that is really accepted."""
+        """The planned replica, with the measured fraction of accepted drafts."""
         assert self.planned is not None
-        share = self.measured.acceptance_fraction
-        return (
-            self.planned.deployment
-            if share is None
-            else with_acceptance(self.planned.deployment, share)
-        )
+        deployment, fraction = self.planned.deployment, self.measured.acceptance_fraction
+        return deployment if fraction is None else with_acceptance(deployment, fraction)
 
     @property
     def max_running(self) -> int | None:
-        """Requests that the replica may run at once."""
+        """Slots of the planned replica; None without a plan."""
         return (
             self.planned.deployment.args.max_num_seqs * self.planned.deployment.layout.dp
             if self.planned
@@ -96,12 +92,9 @@ class DiagnosisCase:
 
     @property
     def mean_running(self) -> float:
-        """Requests that run at once, by Little's law or, where that is unknown, the gauge."""
-        seconds, e2e, queue = (
-            self.measured.seconds,
-            self.measured.get_mean("e2e"),
-            self.measured.get_mean("queue") or 0.0,
-        )
+        """Requests that run at once: the gauge, or the result of Little's law if that is more."""
+        seconds, e2e = self.measured.seconds, self.measured.get_mean("e2e")
+        queue = self.measured.get_mean("queue") or 0.0
         gauge = self.measured.gauges.get("running", 0.0)
         return (
             max(gauge, self.measured.requests / seconds * (e2e - queue))
@@ -111,17 +104,17 @@ class DiagnosisCase:
 
     @property
     def mean_waiting(self) -> float:
-        """Requests that wait at once."""
-        rate, queue, gauge = (
-            self.measured.arrival_rps,
-            self.measured.get_mean("queue"),
-            self.measured.gauges.get("waiting", 0.0),
-        )
+        """Requests that wait at once: the gauge, or the result of Little's law if that is more."""
+        rate, queue = self.measured.arrival_rps, self.measured.get_mean("queue")
+        gauge = self.measured.gauges.get("waiting", 0.0)
         return max(gauge, rate * queue) if rate and queue else gauge
 
     @property
     def violated_slos(self) -> list[tuple[SloTarget, float]]:
-        """(promise, share of requests surely late, or the mean in seconds): promises that are not kept."""
+        """SLOs that are certainly violated, each with the fraction of late requests.
+
+        For an SLO on the mean it is the mean, in seconds.
+        """
         rows = []
         for target in self.planned.targets if self.planned else ():
             histogram = self.measured.histograms.get(target.metric)
@@ -130,78 +123,80 @@ class DiagnosisCase:
             if target.percentile == "mean":
                 value, limit = histogram.mean, target.seconds
             else:
-                value, limit = (
-                    histogram.compute_fraction_above(target.seconds),
-                    1 - int(target.percentile[1:]) / 100,
-                )
-                value = max(value, 1.0 if histogram.mean > target.seconds else 0.0)
+                late = histogram.compute_fraction_above(target.seconds)
+                value = max(late, 1.0 if histogram.mean > target.seconds else 0.0)
+                limit = 1 - int(target.percentile[1:]) / 100
             if value > limit:
                 rows.append((target, value))
         return rows
 
     @property
     def plan_could_serve_traffic(self) -> bool:
-        """The planned replica would keep every promise under the measured traffic."""
-        replay, targets = self.simulated, self.planned.targets if self.planned else ()
-        if replay is None or replay.saturated or not targets:
+        """Whether the planned replica meets every SLO under the measured traffic."""
+        simulated, targets = self.simulated, self.planned.targets if self.planned else ()
+        if simulated is None or simulated.saturated or not targets:
             return False
-        return all(replay.get(each.metric, each.percentile).mid <= each.seconds for each in targets)
+        return all(
+            simulated.get(target.metric, target.percentile).mid <= target.seconds
+            for target in targets
+        )
 
     @property
     def slo_statements(self) -> list[str]:
-        """What becomes of each promise that the page tells of."""
-        broken, said = dict(self.violated_slos), []
+        """The status of each SLO whose metric is measured."""
+        violated, statements = dict(self.violated_slos), []
         for target in self.planned.targets if self.planned else ():
-            if histogram := self.measured.histograms.get(target.metric):
-                at, mean = target.percentile, target.percentile == "mean"
-                kept = (
-                    mean or histogram.find_quantile_bucket(int(at[1:]) / 100)[1] <= target.seconds
-                )
-                what = "kept" if kept else "its limit lies within a bucket, so that nobody can tell"
-                said.append(
-                    f"{target}:"
-                    f" {_describe_violation(target, broken[target]) if target in broken else what}"
-                )
-        return said
+            histogram = self.measured.histograms.get(target.metric)
+            if histogram is None:
+                continue
+            if target in violated:
+                status = _describe_violation(target, violated[target])
+            elif (
+                target.percentile == "mean"
+                or histogram.find_quantile_bucket(int(target.percentile[1:]) / 100)[1]
+                <= target.seconds
+            ):
+                status = "kept"
+            else:
+                status = "its limit lies within a bucket, so that nobody can tell"
+            statements.append(f"{target}: {status}")
+        return statements
 
     @property
     def is_queueing(self) -> bool:
-        """Requests wait for a good part of their time to the first token, which misses its limit where there is one."""
-        limits = (
-            [target.seconds for target in self.planned.targets if target.metric == "ttft"]
-            if self.planned
-            else []
-        )
-        kept = limits and not any(
+        """Whether requests wait for a large part of their TTFT, and longer than its SLO allows."""
+        targets = self.planned.targets if self.planned else ()
+        limits = [target.seconds for target in targets if target.metric == "ttft"]
+        is_met = limits and not any(
             target.metric in ("ttft", "e2e") for target, _ in self.violated_slos
         )
-        if kept and self.mean_waiting <= max(limits) * (self.measured.arrival_rps or 0.0):
+        if is_met and self.mean_waiting <= max(limits) * (self.measured.arrival_rps or 0.0):
             return False
         queue, ttft = self.measured.get_mean("queue"), self.measured.get_mean("ttft")
-        long = bool(queue and ttft and queue > QUEUE_TTFT_FRACTION * ttft and queue > 0.05)
-        return (long and self.mean_waiting >= 1) or self.measured.gauges.get("waiting", 0.0) >= max(
-            4.0, 0.1 * self.mean_running
-        )
+        is_long = bool(queue and ttft and queue > QUEUE_TTFT_FRACTION * ttft and queue > 0.05)
+        return (is_long and self.mean_waiting >= 1) or self.measured.gauges.get(
+            "waiting", 0.0
+        ) >= max(4.0, 0.1 * self.mean_running)
 
     @property
     def front_end_delay_s(self) -> float | None:
-        """Seconds to the first token that are neither queue nor prefill, beyond what the front end takes as planned."""
+        """Seconds of the TTFT outside queue and prefill, beyond the front end's planned time."""
         ttft, queue, prefill = (
             self.measured.get_mean(role) for role in ("ttft", "queue", "prefill")
         )
         if ttft is None or queue is None or prefill is None:
             return None
         step = build_step_model(self.planned.deployment) if self.planned else None
-        usual = (
+        planned_s = (
             step.request_s + self.measured_workload.prompt.mean * step.prompt_token_s
             if step and self.measured_workload
             else 0.0
         )
-        return ttft - queue - prefill - usual
+        return ttft - queue - prefill - planned_s
 
     @property
     def decode_only_step_s(self) -> float | None:
-        """Seconds of a step that only decodes what ran at once."""
+        """Planned seconds of a step that decodes the mean running requests and prefills nothing."""
         if self.planned is None or self.measured_workload is None:
             return None
         step = build_step_model(self.planned.deployment)
@@ -214,14 +209,14 @@ class DiagnosisCase:
 
 
 def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
-    """Every mode that the figures speak for, the likeliest cause first; none where all is as it should be."""
-    gathered: dict[str, tuple[str, ...]] = {}
-    for rule in FAILURE_DETECTORS:
-        for each in rule(case):
-            gathered[each.mode] = gathered.get(each.mode, ()) + each.evidence
-    findings = [DiagnosisFinding(*each) for each in gathered.items()]
+    """Return every failure mode that has evidence, the likeliest cause first."""
+    evidence: dict[str, tuple[str, ...]] = {}
+    for detect in FAILURE_DETECTORS:
+        for finding in detect(case):
+            evidence[finding.mode] = evidence.get(finding.mode, ()) + finding.evidence
+    findings = [DiagnosisFinding(mode, sentences) for mode, sentences in evidence.items()]
     if case.plan_could_serve_traffic:
-        findings.sort(key=lambda each: each.mode in LOAD_DEPENDENT_MODES)
+        findings.sort(key=lambda finding: finding.mode in LOAD_DEPENDENT_MODES)
     sentences = tuple(
         f"promised is a {target}, {_describe_violation(target, value)}"
         for target, value in case.violated_slos
@@ -230,7 +225,7 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
 
 
 def _describe_violation(target: SloTarget, value: float) -> str:
-    """How a promise of `Case.broken` is not kept."""
+    """Return how an SLO of `DiagnosisCase.violated_slos` is violated."""
     return (
         f"the mean is {value * 1e3:,.0f} ms"
         if target.percentile == "mean"
@@ -239,32 +234,34 @@ def _describe_violation(target: SloTarget, value: float) -> str:
 
 
 def detect_other_settings(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """The server has other room or places than the plan, on which every other cause rests."""
+    """Find a KV cache or a number of slots other than planned, which explains much else."""
     if case.planned is None:
         return
-    memory, slots, said = get_memory_plan(case.planned.deployment), case.max_running or 0, []
-    pool, room = case.measured.pool, memory.pool.num_blocks * memory.pool.layout.block_size
+    memory, slots = get_memory_plan(case.planned.deployment), case.max_running or 0
+    measured_tokens = case.measured.pool
+    planned_tokens = memory.pool.num_blocks * memory.pool.layout.block_size
     kv = memory.kv_available
     low, high = (
-        room * max(edge, 0.0) / max(kv.mid, 1.0)
+        planned_tokens * max(edge, 0.0) / max(kv.mid, 1.0)
         for edge in (kv.lo / TRAFFIC_EXCESS_FACTOR, kv.hi * TRAFFIC_EXCESS_FACTOR)
     )
-    if pool is not None and not low <= pool <= high:
-        said.append(
-            f"its KV cache has room for {pool:,.0f} tokens (num_gpu_blocks x block_size), planned"
-            f" {room:,.0f}"
+    evidence = []
+    if measured_tokens is not None and not low <= measured_tokens <= high:
+        evidence.append(
+            f"its KV cache has room for {measured_tokens:,.0f} tokens (num_gpu_blocks x"
+            f" block_size), planned {planned_tokens:,.0f}"
         )
     if case.measured.most_running > slots:
-        said.append(
+        evidence.append(
             f"{case.measured.most_running:.0f} run at once, planned are at most {slots}"
             " (max_num_seqs)"
         )
-    if said:
-        yield DiagnosisFinding("other_settings", tuple(said))
+    if evidence:
+        yield DiagnosisFinding("other_settings", tuple(evidence))
 
 
 def detect_adapter_starvation(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """Requests are passed over for want of an adapter's slot."""
+    """Find requests that wait for an adapter slot."""
     deferred = case.measured.deferred or 0.0
     if deferred >= 1 and deferred >= 0.5 * case.mean_waiting:
         text = (
@@ -277,18 +274,18 @@ def detect_adapter_starvation(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
 
 
 def detect_rejected_drafts(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """Fewer drafts are kept than the plan counts on, or so few that they hardly pay."""
-    share = case.measured.acceptance_fraction
+    """Find fewer accepted drafts than planned, or too few for a gain."""
+    fraction = case.measured.acceptance_fraction
     planned = compute_planned_acceptance(case.planned.deployment) if case.planned else None
-    if share is not None and share < (0.8 * planned if planned else 0.25):
-        against = f", planned {planned:.0%}" if planned else ""
+    if fraction is not None and fraction < (0.8 * planned if planned else 0.25):
+        expected = f", planned {planned:.0%}" if planned else ""
         yield DiagnosisFinding(
-            "drafts_rejected", (f"{share:.0%} of the drafted tokens are accepted{against}",)
+            "drafts_rejected", (f"{fraction:.0%} of the drafted tokens are accepted{expected}",)
         )
 
 
 def detect_cold_prefix_cache(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """The plan counts on a cache that production does not find filled."""
+    """Find a prefix cache hit rate far below the planned one."""
     workload = case.planned.workload if case.planned else None
     if workload is None or case.measured.prefix_hit_fraction is None:
         return
@@ -302,49 +299,45 @@ def detect_cold_prefix_cache(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 
 
 def detect_slow_machine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """Gaps are longer than in a replay of the same traffic: the host, the links between GPUs, or the GPU."""
-    gap, replayed, planned = (
-        case.measured.get_mean("itl") or case.measured.get_mean("tpot"),
-        case.simulated,
-        case.planned,
-    )
+    """Find longer gaps than simulated: the host, the links between GPUs, or the GPU is slow."""
+    role = "itl" if case.measured.get_mean("itl") else "tpot"
+    gap, simulated, planned = case.measured.get_mean(role), case.simulated, case.planned
     if (
         gap is None
-        or replayed is None
+        or simulated is None
         or planned is None
         or (case.measured.preemptions or 0.0) > MIN_PREEMPTIONS_PER_REQUEST
     ):
         return
-    role = "itl" if case.measured.get_mean("itl") else "tpot"
-    most = replayed.get(role, "mean").hi
-    if not gap > STEP_SLOWDOWN_FACTOR * most:
+    expected = simulated.get(role, "mean")
+    if not gap > STEP_SLOWDOWN_FACTOR * expected.hi:
         return
     sentences = [
-        f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic"
-        f" {replayed.get(role, 'mean') * 1e3:.1f} ms"
+        f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {expected * 1e3:.1f} ms"
     ]
     cpu = case.measured.cpu
     if cpu is not None:
         sentences.append(f"the server's process uses {cpu:.2f} s of CPU a second")
-    links = planned.deployment.layout.tp > 1
-    host = cpu >= BUSY_FRACTION if cpu is not None else not links
+    has_links = planned.deployment.layout.tp > 1
+    is_host = cpu >= BUSY_FRACTION if cpu is not None else not has_links
     yield DiagnosisFinding(
-        "host_bound" if host else "tp_communication" if links else "slow_gpu", tuple(sentences)
+        "host_bound" if is_host else "tp_communication" if has_links else "slow_gpu",
+        tuple(sentences),
     )
 
 
 def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """More requests, or longer ones, than were planned for."""
+    """Find more or longer requests than planned."""
     measured, planned = case.measured, case.planned
     if planned is None:
         return
-    said = []
+    evidence = []
     if (
         measured.arrival_rps
         and planned.rate
         and measured.arrival_rps > TRAFFIC_EXCESS_FACTOR * planned.rate
     ):
-        said.append(
+        evidence.append(
             f"{measured.arrival_rps:.3g} requests/s come to this replica, planned"
             f" {planned.rate:.3g}"
         )
@@ -352,23 +345,24 @@ def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         for side in LENGTH_METRICS:
             tokens, expected = measured.get_mean_tokens(side), getattr(planned.workload, side).mean
             if tokens and tokens > TRAFFIC_EXCESS_FACTOR * expected:
-                said.append(f"{side}s have {tokens:,.0f} tokens, planned {expected:,.0f}")
-    if said:
-        yield DiagnosisFinding("assumption", tuple(said))
+                evidence.append(f"{side}s have {tokens:,.0f} tokens, planned {expected:,.0f}")
+    if evidence:
+        yield DiagnosisFinding("assumption", tuple(evidence))
 
 
 def detect_kv_preemption(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """Requests lose their blocks and start over."""
-    often, usage = case.measured.preemptions, case.measured.gauges.get("kv_usage")
-    blocks = usage is not None and usage >= BUSY_FRACTION and case.is_queueing
-    if often is None or often <= (0.0 if blocks else MIN_PREEMPTIONS_PER_REQUEST):
+    """Find requests that lose their blocks and are recomputed."""
+    preemptions, usage = case.measured.preemptions, case.measured.gauges.get("kv_usage")
+    is_blocking = usage is not None and usage >= BUSY_FRACTION and case.is_queueing
+    threshold = 0.0 if is_blocking else MIN_PREEMPTIONS_PER_REQUEST
+    if preemptions is None or preemptions <= threshold:
         return
     full = f", the KV cache is {usage:.0%} full" if usage is not None else ""
-    yield DiagnosisFinding("kv_preemption", (f"{often:.2f} preemptions a request{full}",))
+    yield DiagnosisFinding("kv_preemption", (f"{preemptions:.2f} preemptions a request{full}",))
 
 
 def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """Requests wait: for a place in the batch, or for room for a whole prompt."""
+    """Find a queue: requests wait for a slot, or for KV cache for a whole prompt."""
     if not case.is_queueing:
         return
     measured, slots = case.measured, case.max_running
@@ -383,33 +377,30 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         )
     usage = measured.gauges.get("kv_usage", 0.0)
     sentences.append(f"the KV cache is {usage:.0%} full")
-    room, free = (
-        explain_blocked_queue(case),
-        slots is not None and case.mean_running < BUSY_FRACTION * slots,
-    )
-    if free and room:
-        yield DiagnosisFinding("oom_admission", (*sentences, room))
+    reason = explain_blocked_queue(case)
+    has_free_slots = slots is not None and case.mean_running < BUSY_FRACTION * slots
+    simulated = case.simulated if has_free_slots else None
+    expected = simulated.get("ttft", "mean") if simulated else None
+    if has_free_slots and reason:
+        yield DiagnosisFinding("oom_admission", (*sentences, reason))
     elif (
-        free
-        and (replay := case.simulated)
-        and queue
-        and ttft
-        and replay.get("ttft", "mean").hi < ttft / STEP_SLOWDOWN_FACTOR
+        has_free_slots and expected and queue and ttft and expected.hi < ttft / STEP_SLOWDOWN_FACTOR
     ):
-        sooner = replay.get("ttft", "mean").mid * 1e3
-        sentences.append(f"a replay of the same traffic has {sooner:,.0f} ms to the first token")
+        sentences.append(
+            f"a replay of the same traffic has {expected.mid * 1e3:,.0f} ms to the first token"
+        )
         yield DiagnosisFinding("other_settings", tuple(sentences))
     else:
         yield DiagnosisFinding("oversubscribed", tuple(sentences))
 
 
 def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """The first token is late for what happens outside the engine."""
+    """Find a first token that is late because of the front end."""
     outside, late = case.front_end_delay_s, {target.metric for target, _ in case.violated_slos}
-    promised = case.planned is not None and any(
+    has_slo = case.planned is not None and any(
         target.metric == "ttft" for target in case.planned.targets
     )
-    if outside is None or (promised and not late & {"ttft", "e2e"}):
+    if outside is None or (has_slo and not late & {"ttft", "e2e"}):
         return
     ttft, queue, prefill = (
         1e3 * (case.measured.get_mean(role) or 0.0) for role in ("ttft", "queue", "prefill")
@@ -425,7 +416,7 @@ def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 
 
 def explain_blocked_queue(case: DiagnosisCase) -> str:
-    """What the first in line lacks: the longest prompts take a large part of the pool; nothing where they do not."""
+    """Return that the longest prompts wait for KV cache; an empty text if they do not."""
     if case.planned is None or case.measured_workload is None:
         return ""
     pool = get_memory_plan(case.planned.deployment).pool
@@ -444,11 +435,9 @@ def explain_blocked_queue(case: DiagnosisCase) -> str:
 
 
 def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
-    """Answers are held up by other requests' prompts, and their pace is not what was promised."""
-    gap, alone = (
-        case.measured.get_mean("itl") or case.measured.get_mean("tpot"),
-        case.decode_only_step_s,
-    )
+    """Find a violated ITL or TPOT because prefills of other requests delay the answers."""
+    gap = case.measured.get_mean("itl") or case.measured.get_mean("tpot")
+    alone = case.decode_only_step_s
     late = [target for target, _ in case.violated_slos if target.metric in ("itl", "tpot")]
     if (
         gap is None
@@ -458,18 +447,23 @@ def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
     ):
         return
     if gap > PREFILL_STALL_FACTOR * alone and late:
-        yield DiagnosisFinding("prefill_contention", (
-            f"gaps take {gap * 1e3:.1f} ms, steps that only decode {alone * 1e3:.1f} ms",
-            *(f"promised is a {target}" for target in late),
-        ))  # fmt: skip
+        sentence = f"gaps take {gap * 1e3:.1f} ms, steps that only decode {alone * 1e3:.1f} ms"
+        promised = (f"promised is a {target}" for target in late)
+        yield DiagnosisFinding("prefill_contention", (sentence, *promised))
 
 
 FAILURE_DETECTORS: tuple[Callable[[DiagnosisCase], Iterator[DiagnosisFinding]], ...] = (
-    detect_other_settings, detect_adapter_starvation, detect_rejected_drafts,
-    detect_cold_prefix_cache, detect_slow_machine, detect_traffic_mismatch, detect_kv_preemption,
+    detect_other_settings,
+    detect_adapter_starvation,
+    detect_rejected_drafts,
+    detect_cold_prefix_cache,
+    detect_slow_machine,
+    detect_traffic_mismatch,
+    detect_kv_preemption,
     detect_queueing,
-    detect_slow_front_end, detect_prefill_contention,
-)  # fmt: skip
-"""From the most particular evidence to the most general, after whether it is the planned server at all."""
+    detect_slow_front_end,
+    detect_prefill_contention,
+)
+"""First whether it is the planned server, then from the most to the least specific evidence."""
 LOAD_DEPENDENT_MODES = ("drafts_rejected", "cold_prefix_cache", "assumption")
-"""Modes that the replay knows of: where it bears them, whatever else was found explains more."""
+"""Modes that the simulation includes: if it meets the SLOs, any other finding explains more."""

@@ -1,4 +1,4 @@
-"""Planned against logged: a start-up log beside the plan of its deployment, and what to carry into the next plan."""
+"""Compare a startup log with the plan of its deployment, and calibrate the next plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,18 +33,17 @@ from planner.tools.diagnostics.startup_log import (
 )
 
 EXAMPLE_LOG = CATALOG_DIR / "validation" / "granite-3.1-8b-h100.log"
-"""Lines of a public log, to see what an explanation looks like; it ran on an H100."""
+"""Lines of a public log from an H100, as an example."""
 BUDGET_TERMS = (*MEMORY_TERMS, "requested", "unexplained")
-"""Lines of the memory budget, in bytes."""
+"""Terms of the memory budget, in bytes."""
 COUNT_UNITS = {"max_concurrency": "x", "num_blocks": "blocks", "kv_tokens": "tokens"}
-"""What counts are counted in."""
 MAX_TERM_ERROR_FRACTION = 0.2
-"""Of a GPU's memory that a term may be off; by more, another GPU, model or layout wrote the log."""
+"""Largest error of a term, as a fraction of GPU memory; above, the log is of another deployment."""
 
 
 @dataclass(frozen=True)
 class LogComparison:
-    """One line of planned against logged, in bytes (counts as they are)."""
+    """One planned and logged figure, in bytes or, for counts, in their own unit."""
 
     term: str
     planned: Interval
@@ -57,38 +56,38 @@ class LogComparison:
 
     @property
     def is_within_interval(self) -> bool:
-        """The logged figure lies in the planned interval, or within the log's rounding of it."""
+        """Whether the logged figure is in the planned interval, given the rounding of the log."""
         slack = 0.01 * (1 if self.term in COUNT_FIGURES else GIB)
         return self.planned.lo - slack <= self.logged <= self.planned.hi + slack
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Name, unit, planned, logged and logged minus planned, all three in that unit with the places of a log."""
+        """Name, unit, and planned, logged and their difference in that unit, rounded as in logs."""
         unit, size = COUNT_UNITS.get(self.term, "GiB"), 1 if self.term in COUNT_FIGURES else GIB
         places = 0 if unit in ("blocks", "tokens") else 2
-        form, off = f",.{places}f", round(self.difference / size, places) + 0.0
-        planned, logged = format(self.planned / size, form), format(self.logged / size, form)
-        return LOG_PHRASES["words"][self.term], unit, planned, logged, f"{off:+{form}}"
+        spec, difference = f",.{places}f", round(self.difference / size, places) + 0.0
+        planned, logged = format(self.planned / size, spec), format(self.logged / size, spec)
+        return LOG_PHRASES["words"][self.term], unit, planned, logged, f"{difference:+{spec}}"
 
     def __str__(self) -> str:
-        name, unit, planned, logged, off = self.cells
-        verdict = "as planned" if self.is_within_interval else f"off by {off}"
+        name, unit, planned, logged, difference = self.cells
+        verdict = "as planned" if self.is_within_interval else f"off by {difference}"
         return f"{name:<22}{planned} {unit:<7}".ljust(64) + f"{logged:>12}   {verdict}"
 
 
 @dataclass(frozen=True)
 class LogExplanation:
-    """A log beside the plan of the same deployment."""
+    """A log compared with the plan of the same deployment."""
 
     log: StartupLog
     plan: MemoryPlan
     lines: tuple[LogComparison, ...]
     errors: tuple[StartupError, ...] = ()
-    memory_requested: str = ""  # what a scenario plans, in a few words
+    memory_requested: str = ""  # what a scenario plans, in a line
 
     @cached_property
     def largest_deviation(self) -> LogComparison | None:
-        """The assumption that is furthest off: a term of the budget, else the cache's layout; None when none is."""
+        """The term of the budget that is furthest off, else the cache's layout; None if none."""
         wrong = [
             line for line in self.lines if line.term in BUDGET_TERMS and not line.is_within_interval
         ]
@@ -102,23 +101,21 @@ class LogExplanation:
 
     @property
     def matches_deployment(self) -> bool:
-        """The log may be one of this deployment: no term is off by a large part of the GPU."""
-        comparison, most = (
-            self.largest_deviation,
-            MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes,
-        )
+        """Whether the log can be of this deployment: no term is off by a large part of the GPU."""
+        comparison = self.largest_deviation
+        max_error = MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes
         return (
             comparison is None
             or comparison.term not in BUDGET_TERMS
-            or abs(comparison.difference) <= most
+            or abs(comparison.difference) <= max_error
         )
 
     @property
     def calibration(self) -> dict[MemoryTerm, float]:
-        """Bytes to add to each term, for `deploy_on` and, in GiB, a scenario's `memory_calibration`.
+        """Bytes to add to each term, for `deploy_on` or a scenario's `memory_calibration`.
 
-        What the log leaves between its total and its terms goes to the activation peak, or
-        non-torch memory if the log states the former.
+        The rest of the logged total goes to the activation peak, or to non-torch memory if the log
+        states the activation peak.
         """
         earlier = dict(self.plan.deployment.memory_calibration)
         shifts = {
@@ -135,7 +132,7 @@ class LogExplanation:
 
     @property
     def scenario_line(self) -> str:
-        """The calibration as a line of a scenario file; empty where nothing is off, or the log does not fit."""
+        """The calibration as a line of a scenario, in GiB; empty if there is nothing to add."""
         if not self.matches_deployment:
             return ""
         rounded = {term: round(size / GIB, 2) for term, size in self.calibration.items()}
@@ -143,7 +140,7 @@ class LogExplanation:
         return f"memory_calibration: {{{shifts}}}" if shifts else ""
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per line: planned with its interval, logged, logged minus planned, whether the interval holds it."""
+        """Return the lines as a table, for a notebook."""
         columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
         return pd.DataFrame(
             [(*line.cells, line.is_within_interval) for line in self.lines], columns=columns
@@ -151,7 +148,7 @@ class LogExplanation:
 
     @property
     def verdict(self) -> str:
-        """Which assumption was off, in a sentence."""
+        """Which term is furthest off, in a sentence."""
         if not set(MEMORY_TERMS) & {line.term for line in self.lines}:
             return (
                 "The log states no term of the budget, so there is nothing to hold the plan"
@@ -159,11 +156,11 @@ class LogExplanation:
             )
         if self.largest_deviation is None:
             return "Every term lies in its interval: no assumption was off."
-        named, unit, _, _, off = self.largest_deviation.cells
+        name, unit, _, _, difference = self.largest_deviation.cells
         if not self.matches_deployment:
             deployment = self.plan.deployment
             text = (
-                f"The log does not fit {deployment}: {named} is off by {off} of"
+                f"The log does not fit {deployment}: {name} is off by {difference} of"
                 f" {deployment.gpu.memory_bytes / GIB:.0f} {unit}"
             )
             return (
@@ -171,7 +168,7 @@ class LogExplanation:
                 " gpu_memory_utilization?"
             )
         return (
-            f"Furthest off is {named}, by {off} {unit}. It rests on"
+            f"Furthest off is {name}, by {difference} {unit}. It rests on"
             f" {LOG_PHRASES['rests_on'][self.largest_deviation.term]}."
         )
 
@@ -181,61 +178,68 @@ class LogExplanation:
             if self.lines
             else []
         )
-        weigh = (
-            f"weights take {self.plan.weights / GIB:.1f} of"
-            f" {self.plan.deployment.gpu.memory_bytes / GIB:.1f} GiB"
+        text = (
+            f"The plan says: {self.plan.reason or self.plan.status}; weights take"
+            f" {self.plan.weights / GIB:.1f} of"
+            f" {self.plan.deployment.gpu.memory_bytes / GIB:.1f} GiB on a GPU"
         )
-        text = f"The plan says: {self.plan.reason or self.plan.status}; {weigh} on a GPU"
-        failed = [f"The log ends with: {self.log.failure}", text] if self.log.failure else []
+        failure = [f"The log ends with: {self.log.failure}", text] if self.log.failure else []
         logged = f"{self.plan.deployment}, {describe_formats(self.plan.deployment)}"
-        asked = [f"The scenario plans {self.memory_requested}"] if self.memory_requested else []
-        return "\n".join([logged, *asked, *head, *failed, *([self.verdict] if self.lines else [])])
+        planned = [f"The scenario plans {self.memory_requested}"] if self.memory_requested else []
+        verdict = [self.verdict] if self.lines else []
+        return "\n".join([logged, *planned, *head, *failure, *verdict])
 
     @property
     def suggestions(self) -> str:
-        """What helps, or how many requests fit and which arguments serve more; empty where the log does not fit."""
+        """Remedies of the errors; without any, the requests that fit and better arguments.
+
+        Empty if the log does not fit.
+        """
         if self.errors or not self.matches_deployment:
-            helps = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
-            then = (
-                ["Next: planner lint of its command, with --gpu, proposes one that starts."]
-                if helps
-                else []
-            )
-            return "\n".join(helps + then)
+            lines = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
+            if lines:
+                lines.append(
+                    "Next: planner lint of its command, with --gpu, proposes one that starts."
+                )
+            return "\n".join(lines)
         as_logged = plan_memory(
             replace(self.plan.deployment, memory_calibration=tuple(self.calibration.items()))
         )
-        args, load = (
-            as_logged.deployment.args,
-            build_default_workload(as_logged.deployment.args.max_model_len),
+        args = as_logged.deployment.args
+        workload = build_default_workload(args.max_model_len)
+        prompt, output = workload.prompt.mean, workload.output.mean
+        num_sequences = as_logged.pool.count_sequences(round(prompt + output))
+        changes = [
+            f"  {suggestion.argument} {suggestion.value}: {suggestion.benefit}"
+            for suggestion in suggest_changes(as_logged, workload)[0]
+        ]
+        text = (
+            f"{num_sequences:,} requests of {prompt:,.0f} + {output:,.0f} tokens fit into its KV"
+            f" cache, max_num_seqs lets {args.max_num_seqs:,} run;"
+            f" {'better:' if changes else 'no other argument serves them better.'}"
         )
-        size = f"{load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
-        fit = as_logged.pool.count_sequences(round(load.prompt.mean + load.output.mean))
-        steps = suggest_changes(as_logged, load)[0]
-        better = [f"  {step.argument} {step.value}: {step.benefit}" for step in steps]
-        room = (
-            f"{fit:,} requests of {size} fit into its KV cache, max_num_seqs lets"
-            f" {args.max_num_seqs:,} run"
-        )
-        text = f"{room}; {'better:' if better else 'no other argument serves them better.'}"
-        return "\n".join([text, *better, "Next: planner diagnose, on its /metrics under load."])
+        return "\n".join([text, *changes, "Next: planner diagnose, on its /metrics under load."])
 
 
 def infer_deployment(
     log: StartupLog, gpu: str | None = None, planned: Deployment | None = None
 ) -> Deployment:
-    """The deployment that wrote `log`.
+    """Return the deployment that wrote `log`.
 
-    What the log doesn't say is as `planned` (a scenario's deployment), or else the engine's
-    default. Raises `PlannerError` where model or GPU remain unknown.
+    Arguments that the log does not state are those of `planned`, else the engine's defaults. Raises
+    `PlannerError` if the model or the GPU remains unknown.
     """
-    said = dict(log.arguments)
-    said |= {name: str(said[name]) for name in ("quantization", "gpu") if name in said}
-    stored, speculation, name, named = (
-        said.pop(key, None) for key in ("quantization", "speculation", "model", "gpu")
+    arguments = dict(log.arguments)
+    arguments |= {
+        name: str(arguments[name]) for name in ("quantization", "gpu") if name in arguments
+    }
+    quantization, speculation, model_name, gpu_name = (
+        arguments.pop(key, None) for key in ("quantization", "speculation", "model", "gpu")
     )
-    chip = find_gpu(gpu) if gpu else _find_logged_gpu(named) or (planned.gpu if planned else None)
-    total = said.get("gpu_total", 0)
+    chip = (
+        find_gpu(gpu) if gpu else _find_logged_gpu(gpu_name) or (planned.gpu if planned else None)
+    )
+    total = arguments.get("gpu_total", 0)
     if chip is None:
         near = " or ".join(
             known.name for known in list_gpus() if abs(known.memory_bytes - total) < 0.02 * total
@@ -244,19 +248,19 @@ def infer_deployment(
         raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
     if planned and planned.gpu.name == chip.name:
         chip = planned.gpu
-    model = _resolve_logged_model(name, stored, planned)
+    model = _resolve_logged_model(model_name, quantization, planned)
     if total and abs(total - chip.memory_bytes) > 0.1 * chip.memory_bytes:
         raise PlannerError(
             f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has"
             f" {chip.memory_bytes / GIB:.2f} GiB"
         )
     for size in ("tp", "pp", "dp", "dcp"):
-        if not isinstance(said.get(size, 1), int):
-            raise PlannerError(f"the log's {size} is {said[size]!r:.60}, not a whole number")
-    if said.pop("enable_expert_parallel", False):
-        said["ep"] = said.get("tp", 1) * said.get("dp", 1)
-    if said.pop("enable_lora", False):
-        said.setdefault("max_loras", 1)
+        if not isinstance(arguments.get(size, 1), int):
+            raise PlannerError(f"the log's {size} is {arguments[size]!r:.60}, not a whole number")
+    if arguments.pop("enable_expert_parallel", False):
+        arguments["ep"] = arguments.get("tp", 1) * arguments.get("dp", 1)
+    if arguments.pop("enable_lora", False):
+        arguments.setdefault("max_loras", 1)
     base: dict[str, Any] = {}
     if planned is not None:
         sizes = () if log.complete else ("tp", "pp", "dp", "ep", "dcp")
@@ -270,20 +274,24 @@ def infer_deployment(
             "memory_calibration": dict(planned.memory_calibration),
             **({} if log.complete else vars(planned.args)),
         }
-    said |= coerce_engine_args(
-        {name: value for name, value in said.items() if name in EngineArgs.__dataclass_fields__}
+    arguments |= coerce_engine_args(
+        {
+            name: value
+            for name, value in arguments.items()
+            if name in EngineArgs.__dataclass_fields__
+        }
     )
     if speculation is not None:
-        method, draft, tokens = speculation
-        drafting = load_model(draft) if draft and draft != name else None
-        said["speculation"] = SpeculationConfig(
-            method or "draft_model", int(tokens or 1), draft=drafting
+        method, draft, num_tokens = speculation
+        draft_model = load_model(draft) if draft and draft != model_name else None
+        arguments["speculation"] = SpeculationConfig(
+            method or "draft_model", int(num_tokens or 1), draft=draft_model
         )
-    return deploy_on(model, chip, **{**base, **said})
+    return deploy_on(model, chip, **{**base, **arguments})
 
 
 def _find_logged_gpu(name: str | None) -> Gpu | None:
-    """The GPU that a log names, if it is one that we know."""
+    """Return the GPU that a log names; None if it names none or an unknown one."""
     try:
         return find_gpu(name) if name else None
     except PlannerError:
@@ -291,30 +299,27 @@ def _find_logged_gpu(name: str | None) -> Gpu | None:
 
 
 def _plan_logged_scenario(scenario: Scenario, log: StartupLog, gpu: str | None) -> Deployment:
-    """What a scenario plans on the GPU that wrote `log`; `PlannerError` where that may be one of several."""
-    chip, total = (
-        find_gpu(gpu) if gpu else _find_logged_gpu(log.arguments.get("gpu")),
-        log.figures.get("total", 0.0),
-    )
+    """Plan a scenario on the GPU of `log`; raise `PlannerError` if that can be one of several."""
+    chip = find_gpu(gpu) if gpu else _find_logged_gpu(log.arguments.get("gpu"))
+    total = log.figures.get("total", 0.0)
     if chip:
-        cards = [
-            candidate_gpu for candidate_gpu in scenario.gpus if candidate_gpu.gpu.name == chip.name
-        ] or scenario.gpus[:1]
+        matches = [c for c in scenario.gpus if c.gpu.name == chip.name] or scenario.gpus[:1]
     else:
-        near = [card for card in scenario.gpus if abs(card.gpu.memory_bytes - total) < 0.02 * total]
-        cards = near or list(scenario.gpus)
-    if len(cards) > 1:
-        names = ", ".join(card.gpu.name for card in cards)
+        matches = [
+            c for c in scenario.gpus if abs(c.gpu.memory_bytes - total) < 0.02 * total
+        ] or scenario.gpus
+    if len(matches) > 1:
+        names = ", ".join(match.gpu.name for match in matches)
         raise PlannerError(
             f"the log does not name its GPU, and the scenario has {names}: add --gpu NAME"
         )
-    return get_reference_deployment(search_deployments(replace(scenario, gpus=tuple(cards))))
+    return get_reference_deployment(search_deployments(replace(scenario, gpus=tuple(matches))))
 
 
 def _resolve_logged_model(
-    name: str | None, stored: str | None, planned: Deployment | None
+    name: str | None, quantization: str | None, planned: Deployment | None
 ) -> Model:
-    """The model that a log names; the planned one where it names none, or a path that says nothing."""
+    """Return the model that a log names; the planned one if it names none, or an unknown path."""
     if name is None and planned is None:
         raise PlannerError("the log does not name its model: add --scenario")
     if planned is not None and name in (None, planned.model.name):
@@ -333,14 +338,14 @@ def _resolve_logged_model(
             f"the log is of {name}, the scenario plans {planned.model.name}; add --gpu NAME instead"
         )
     return (
-        load_model(str(name), quantization=stored)
-        if stored and model.quantization.method == "none"
+        load_model(str(name), quantization=quantization)
+        if quantization and model.quantization.method == "none"
         else model
     )
 
 
 def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
-    """Every figure of `log` that the plan has too, in the order in which the engine subtracts them."""
+    """Compare the figures of log and plan, in the order in which the engine subtracts them."""
     graphs = "cudagraph_estimate" if "cudagraph" in memory.budgeted_terms else "cudagraph_actual"
     planned = {
         "requested": Interval.from_value(memory.budget_bytes), "weights": memory.weights,
@@ -367,7 +372,7 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
 def _compare_unexplained_memory(
     figures: Mapping[str, float], memory: MemoryPlan, graphs: str
 ) -> LogComparison | None:
-    """What the log's terms leave of its budget, against the plan of the terms that it doesn't state."""
+    """Compare the rest of the logged budget with the planned terms that the log does not state."""
     if not {"weights", "kv_available"} <= set(figures) or {"activation", "non_torch"} <= set(
         figures
     ):
@@ -389,7 +394,7 @@ def _compare_unexplained_memory(
 
 
 def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> LogComparison | None:
-    """Tokens that the plan's layout makes of the logged KV cache, against the logged tokens."""
+    """Compare the tokens of the planned layout in the logged KV cache with those logged."""
     if not {"kv_available", "kv_tokens"} <= set(figures) or memory.layout.stage_bytes_per_block[1:]:
         return None
     pool = memory.layout.build_pool([figures["kv_available"]])
@@ -401,7 +406,10 @@ def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> L
 def explain_log_file(
     path: str | Path, gpu: str | None = None, planned: Deployment | Scenario | None = None
 ) -> LogExplanation:
-    """The log in the file `path` against the plan of what wrote it (see `deployment_of`), of a scenario on its GPU."""
+    """Compare the log in the file `path` with the plan of its deployment; see `infer_deployment`.
+
+    A scenario is planned on the GPU of the log.
+    """
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors = find_startup_errors(text)
     try:
@@ -412,12 +420,12 @@ def explain_log_file(
             for startup_error in errors
         )
         raise PlannerError(f"{error}{sentence}") from None
-    asked = ""
+    description = ""
     if isinstance(planned, Scenario):
         planned = _plan_logged_scenario(planned, log, gpu)
-        asked = describe_deployment(planned)
+        description = describe_deployment(planned)
     return replace(
         compare_log_to_plan(log, plan_memory(infer_deployment(log, gpu, planned))),
         errors=tuple(errors),
-        memory_requested=asked,
+        memory_requested=description,
     )

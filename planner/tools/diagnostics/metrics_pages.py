@@ -1,4 +1,7 @@
-"""Saved /metrics pages of one replica, and what they measure of it: one page since its start, two pages in between."""
+"""Measure one replica by its /metrics pages.
+
+One page covers the time since the server's start, two pages the time in between.
+"""
 
 import math
 import urllib.error
@@ -18,29 +21,28 @@ from planner.workload.length_distribution import LengthDistribution, RequestSide
 from planner.workload.workload import Workload
 
 MAX_PAGE_BYTES = 16 * MIB
-"""Bytes of one page."""
 MAX_METRIC_VALUE = 1e15
-"""What an engine's metrics stay below: tokens of years, and times since 1970."""
+"""Above tokens of years, and seconds since 1970."""
 LENGTH_METRICS: Mapping[RequestSide, tuple[str, str]] = {
     "prompt": ("prompt_lengths", "prompt_tokens"),
     "output": ("output_lengths", "generation_tokens"),
 }  # fmt: skip
-"""The histogram of tokens by request, and the counter of all."""
+"""The histogram of tokens per request, and the counter of all tokens."""
 METRIC_PREFIXES = {"vllm:": "vllm", "sglang:": "sglang"}
-"""How the names of an engine's metrics begin."""
+"""Engines by the prefix of their metrics."""
 
 
 @dataclass(frozen=True)
 class MetricsPage:
-    """All samples of one page, by name."""
+    """The samples of one page, by name of the metric."""
 
     samples: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
     taken_at_s: float  # seconds since 1970: when the file was written, or the page fetched
-    where: str = ""
+    where: str = ""  # the file or address
 
     @property
     def engine(self) -> str:
-        """Whose page it is; `PlannerError` where no engine is known by its names."""
+        """The engine by the names of its metrics; raise `PlannerError` if they are of none."""
         for name in self.samples:
             for prefix, engine in METRIC_PREFIXES.items():
                 if name.startswith(prefix):
@@ -48,34 +50,32 @@ class MetricsPage:
         raise PlannerError(f"{self.where} has no metrics of vLLM or SGLang (vllm:..., sglang:...)")
 
     def sum_series(self, name: str | None, **labels: str) -> float | None:
-        """The sum of a metric over its series with these labels; None where there is none."""
+        """Return the sum of a metric over the series with `labels`; None if there are none."""
         values = [
             value
-            for found, value in self.samples.get(name or "", ())
-            if labels.items() <= found.items()
+            for series_labels, value in self.samples.get(name or "", ())
+            if labels.items() <= series_labels.items()
         ]
         return sum(values) if values else None
 
     def read_buckets(self, name: str | None) -> dict[float, float]:
-        """Upper edge -> how many are at or below it."""
-        found: dict[float, float] = {}
+        """Return the cumulative counts of a histogram by upper edge, summed over its series."""
+        counts: dict[float, float] = {}
         for labels, value in self.samples.get(f"{name}_bucket", ()):
             edge = float(labels.get("le", "nan"))
-            found[edge] = found.get(edge, 0.0) + value
-        return dict(sorted(found.items()))
+            counts[edge] = counts.get(edge, 0.0) + value
+        return dict(sorted(counts.items()))
 
 
 def read_metrics_page(location: str | Path) -> MetricsPage:
-    """The page in a file, or at an address that begins with http; `PlannerError` for what is none."""
+    """Read a page from a file or an HTTP address; raise `PlannerError` for anything else."""
     from prometheus_client.parser import text_string_to_metric_families
 
     if str(location).startswith(("http://", "https://")):
-        text, taken = _fetch_page(str(location))
+        text, taken_at_s = _fetch_page(str(location))
     else:
-        text, taken = (
-            read_text(Path(location), MAX_PAGE_BYTES, errors="replace"),
-            Path(location).stat().st_mtime,
-        )
+        text = read_text(Path(location), MAX_PAGE_BYTES, errors="replace")
+        taken_at_s = Path(location).stat().st_mtime
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -93,25 +93,25 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
         raise PlannerError(
             f"{location} is not a /metrics page: {str(error)[:120] or type(error).__name__}"
         ) from None
-    return MetricsPage(samples, taken, str(location))
+    return MetricsPage(samples, taken_at_s, str(location))
 
 
 def _fetch_page(address: str) -> tuple[str, float]:
     try:
-        with urllib.request.urlopen(address, timeout=10) as answer:
-            return answer.read(MAX_PAGE_BYTES).decode("utf-8", "replace"), time()
+        with urllib.request.urlopen(address, timeout=10) as response:
+            return response.read(MAX_PAGE_BYTES).decode("utf-8", "replace"), time()
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise PlannerError(f"cannot read {address}: {error}") from None
 
 
 @dataclass(frozen=True)
 class MetricsHistogram:
-    """Observations by bucket: upper `edges` (the last infinite) and `counts` in each, their sum and number."""
+    """Observations by bucket: upper `edges`, the last infinite, and `counts` in each."""
 
     edges: np.ndarray
     counts: np.ndarray
-    total: float
-    count: float
+    total: float  # sum of all observations
+    count: float  # number of observations
 
     @property
     def mean(self) -> float:
@@ -119,7 +119,7 @@ class MetricsHistogram:
         return self.total / self.count
 
     def format_quantile_bounds(self, q: float) -> str:
-        """Between which edges a quantile lies, in ms."""
+        """Return the bucket of a quantile in words, in ms."""
         low, high = (f"{edge * 1e3:,.0f}" for edge in self.find_quantile_bucket(q))
         return (
             f"under {high}"
@@ -130,83 +130,85 @@ class MetricsHistogram:
         )
 
     def find_quantile_bucket(self, q: float) -> tuple[float, float]:
-        """The edges of the bucket in which a quantile lies: it may be anywhere there."""
+        """Return the edges of the bucket of a quantile, which can be anywhere between them."""
         k = int(np.searchsorted(np.cumsum(self.counts) / self.counts.sum(), q))
         return float(self.edges[k - 1]) if k else 0.0, float(self.edges[k])
 
     def compute_fraction_above(self, edge: float) -> float:
-        """The share of observations above the lowest edge from `edge` on."""
+        """Return the fraction of observations above the first bucket edge from `edge` on."""
         return float(
             self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum()
             / self.counts.sum()
         )
 
-    def estimate_lengths(self, most: float = math.inf) -> LengthDistribution:
-        """Tokens as this histogram of them knows, none above `most`: spread within buckets by ratio, with its mean."""
+    def estimate_lengths(self, max_tokens: float = math.inf) -> LengthDistribution:
+        """Return the distribution of tokens with this histogram's buckets and mean.
+
+        Within a bucket the logarithm of the tokens is uniform.
+        """
         edges = np.where(np.isinf(self.edges), 2 * self.edges[-2], self.edges)
         reached = np.concatenate(([0.0], np.cumsum(self.counts) / self.counts.sum()))
-        shares = (np.arange(2000) + 0.5) / 2000
-        spread = np.exp(
-            np.interp(shares, reached, np.log(np.concatenate(([1.0], np.maximum(edges, 1.0)))))
-        )
+        quantiles = (np.arange(2000) + 0.5) / 2000
+        log_edges = np.log(np.concatenate(([1.0], np.maximum(edges, 1.0))))
+        tokens = np.exp(np.interp(quantiles, reached, log_edges))
         for _ in range(20):
-            spread = np.clip(spread * self.mean / spread.mean(), 1.0, most)
-        return LengthDistribution.from_samples(spread)
+            tokens = np.clip(tokens * self.mean / tokens.mean(), 1.0, max_tokens)
+        return LengthDistribution.from_samples(tokens)
 
 
 @dataclass(frozen=True)
 class ReplicaMetrics:
-    """What pages say of one replica; None for what they do not report. Seconds, tokens, shares, as names say."""
+    """Metrics of one replica; None for those that its pages do not report."""
 
     engine: str
     names: EngineMetricNames
     seconds: float | None  # between the pages
-    requests: float  # that were answered
+    requests: float  # answered
     histograms: Mapping[str, MetricsHistogram]  # by role
     gauges: Mapping[str, float] = field(default_factory=dict)  # by role, mean of the pages
-    counters: Mapping[str, float] = field(default_factory=dict)  # by role, how much they grew
-    in_flight_grew: float = 0.0
-    deferred: float | None = None  # requests that wait for an adapter, or what else is not room
-    cpu: float | None = None  # seconds a second of the process that answers
-    since_start: bool = False  # since the server started, by one page
+    counters: Mapping[str, float] = field(default_factory=dict)  # by role, their growth
+    in_flight_grew: float = 0.0  # requests, from the first page to the last
+    deferred: float | None = None  # requests that wait for something else than KV cache or slots
+    cpu: float | None = None  # CPU seconds per second of the server's process
+    since_start: bool = False  # of the server, by one page
     most_running: float = 0.0  # requests at once, on either page
-    pool: float | None = None  # tokens that the blocks of one engine hold
+    pool: float | None = None  # tokens in the KV cache of one engine
 
     def get_mean(self, role: str) -> float | None:
-        """Mean of a histogram."""
+        """Return the mean of a histogram; None if it is not reported."""
         return self.histograms[role].mean if role in self.histograms else None
 
     @property
     def arrival_rps(self) -> float | None:
-        """Requests/s that arrive: those answered, and those by which more are in flight than before."""
+        """Requests/s that arrive: those answered, and the growth of those in flight."""
         return (
             max(self.requests + self.in_flight_grew, 1e-9) / self.seconds if self.seconds else None
         )
 
     def compute_ratio(self, part: str, whole: str) -> float | None:
-        """How much of one counter another is; None where either is unknown or nothing was counted."""
+        """Return one counter over another; None if either is unknown or `whole` is zero."""
         counted = self.counters.get(whole)
         return self.counters[part] / counted if part in self.counters and counted else None
 
     @property
     def preemptions(self) -> float | None:
-        """Per request."""
+        """Preemptions per request."""
         return (
             self.counters["preemptions"] / self.requests if "preemptions" in self.counters else None
         )
 
     @property
     def prefix_hit_fraction(self) -> float | None:
-        """The share of prompt tokens that the prefix cache had."""
+        """The fraction of prompt tokens from the prefix cache."""
         return self.compute_ratio("prefix_hits", "prefix_queries")
 
     @property
     def acceptance_fraction(self) -> float | None:
-        """The share of drafted tokens that was kept."""
+        """The fraction of drafted tokens that was accepted."""
         return self.compute_ratio("accepted", "drafted")
 
     def get_mean_tokens(self, side: RequestSide) -> float | None:
-        """Mean tokens of a prompt or an answer, by its histogram or else the counter."""
+        """Return the mean tokens of a prompt or output, by the histogram, else by the counter."""
         role, counter = LENGTH_METRICS[side]
         if role in self.histograms:
             return self.histograms[role].mean
@@ -215,30 +217,25 @@ class ReplicaMetrics:
         )
 
     def estimate_lengths(
-        self, side: RequestSide, most: float = math.inf
+        self, side: RequestSide, max_tokens: float = math.inf
     ) -> LengthDistribution | None:
-        """Tokens of a prompt or an answer: as the histogram has them, or spread as in public traces of that mean."""
+        """Return the lengths of prompts or outputs, by the histogram, else by public traces."""
         if histogram := self.histograms.get(LENGTH_METRICS[side][0]):
-            return histogram.estimate_lengths(most)
+            return histogram.estimate_lengths(max_tokens)
+        limit = max_tokens if math.isfinite(max_tokens) else None
         mean = self.get_mean_tokens(side)
-        return (
-            LengthDistribution.from_public_traces(mean, side, most if math.isfinite(most) else None)
-            if mean
-            else None
-        )
+        return LengthDistribution.from_public_traces(mean, side, limit) if mean else None
 
-    def estimate_workload(self, most: float = math.inf) -> Workload | None:
-        """The traffic that this replica saw; None where rate or lengths are not reported.
+    def estimate_workload(self, max_tokens: float = math.inf) -> Workload | None:
+        """Return the measured traffic; None if the rate or the lengths are not reported.
 
-        A prompt and its answer had at most `most` tokens: neither is longer than the mean of the
-        other leaves.
+        A prompt and its output together have at most `max_tokens`; each is limited by what the mean
+        of the other leaves of them.
         """
-        mean_prompt, mean_output = (
-            self.get_mean_tokens("prompt") or 0.0,
-            self.get_mean_tokens("output") or 0.0,
-        )
-        prompt = self.estimate_lengths("prompt", max(most - mean_output, mean_prompt))
-        output = self.estimate_lengths("output", max(most - mean_prompt, mean_output))
+        mean_prompt = self.get_mean_tokens("prompt") or 0.0
+        mean_output = self.get_mean_tokens("output") or 0.0
+        prompt = self.estimate_lengths("prompt", max(max_tokens - mean_output, mean_prompt))
+        output = self.estimate_lengths("output", max(max_tokens - mean_prompt, mean_output))
         if prompt is None or output is None or not self.arrival_rps:
             return None
         return Workload(
@@ -258,21 +255,23 @@ COUNTER_ROLES = (
     "prefix_queries",
     "prefix_hits",
 )
-HISTOGRAM_ROLES = ("ttft", "itl", "tpot", "e2e", "queue", "prefill", "decode", "prompt_lengths", "output_lengths",
-              "step_tokens")  # fmt: skip
+HISTOGRAM_ROLES = (
+    *("ttft", "itl", "tpot", "e2e", "queue", "prefill", "decode"),
+    *("prompt_lengths", "output_lengths", "step_tokens"),
+)
 MIN_FILE_AGE_GAP_S = 5.0
-"""Seconds between two files that were copied rather than saved from a server."""
+"""Files with less time between them were copied together, so their times say nothing."""
 GAUGE_ROLES = ("running", "waiting", "kv_usage")
 
 
 def measure_replica(
     pages: Sequence[MetricsPage], version: str | None = None, seconds: float | None = None
 ) -> ReplicaMetrics:
-    """What happened between two pages of a replica, or since its start by one.
+    """Measure a replica between two pages, or from its start to a single one.
 
-    `seconds`: how long that was, where the files' times do not tell. Raises `PlannerError` where
-    nothing was answered, for more than two pages or two in the wrong order, and for seconds that
-    are no time.
+    `seconds` is the time in between, if the times of the files are not those of the server. Raises
+    `PlannerError` if no request was answered, for more than two pages or two in the wrong order,
+    and for `seconds` out of range.
     """
     if len(pages) > 2:
         raise PlannerError(
@@ -285,9 +284,8 @@ def measure_replica(
     after = pages[-1]
     names = match_metric_names(after.engine, version, after.samples)
     answered = [page.sum_series(names.names.get("success")) or 0.0 for page in pages]
-    before = (
-        pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None
-    )  # else it was started anew
+    # fewer answered requests on the later page: the server was restarted in between
+    before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None
     if len(pages) == 2 and before is None and not _restarted_between(after, pages[0]):
         raise PlannerError(
             f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it"
@@ -295,18 +293,18 @@ def measure_replica(
             " page alone"
         )
 
-    def grown(name: str | None) -> float | None:
+    def compute_growth(name: str | None) -> float | None:
         now, then = after.sum_series(name), before.sum_series(name) if before else None
         return None if now is None else max(now - (then or 0.0), 0.0)
 
-    requests = grown(names.names.get("success")) or 0.0
+    requests = compute_growth(names.names.get("success")) or 0.0
     if not requests:
         raise PlannerError(
             f"{after.where}: no request was answered in this time, so there is nothing to judge"
         )
-    seen = [page for page in (before, after) if page]
+    used_pages = [page for page in (before, after) if page]
     means = {
-        role: _compute_mean(page.sum_series(names.names[role]) for page in seen)
+        role: _compute_mean(page.sum_series(names.names[role]) for page in used_pages)
         for role in GAUGE_ROLES
     }
     gauges = {role: mean for role, mean in means.items() if mean is not None}
@@ -321,40 +319,50 @@ def measure_replica(
         )
     in_flight = [
         sum(page.sum_series(names.names[role]) or 0.0 for role in ("running", "waiting"))
-        for page in seen
+        for page in used_pages
     ]
-    cpu = grown("process_cpu_seconds_total")
+    cpu = compute_growth("process_cpu_seconds_total")
     engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
     if "kv_usage" in gauges:
         gauges["kv_usage"] /= engines
+    histograms = {
+        role: _subtract_histograms(before, after, names.names[role]) for role in HISTOGRAM_ROLES
+    }
+    counters = {role: compute_growth(names.names[role]) for role in COUNTER_ROLES}
     return ReplicaMetrics(
-        after.engine, names, seconds, requests,
-        {role: histogram for role in HISTOGRAM_ROLES if (histogram := _subtract_histograms(before, after, names.names[role]))},
-        gauges,
-        {role: value for role in COUNTER_ROLES if (value := grown(names.names[role])) is not None},
-        in_flight[-1] - in_flight[0] if before else in_flight[-1],
-        _compute_mean(page.sum_series(names.names["waiting_by_reason"], reason="deferred") for page in seen),
-        cpu / seconds if cpu is not None and seconds else None,
-        before is None,
-        max(page.sum_series(names.names["running"]) or 0.0 for page in seen),
-        _read_pool_tokens(after, names.names.get("cache_config") or ""),
-    )  # fmt: skip
+        engine=after.engine,
+        names=names,
+        seconds=seconds,
+        requests=requests,
+        histograms={role: histogram for role, histogram in histograms.items() if histogram},
+        gauges=gauges,
+        counters={role: value for role, value in counters.items() if value is not None},
+        in_flight_grew=in_flight[-1] - in_flight[0] if before else in_flight[-1],
+        deferred=_compute_mean(
+            page.sum_series(names.names["waiting_by_reason"], reason="deferred")
+            for page in used_pages
+        ),
+        cpu=cpu / seconds if cpu is not None and seconds else None,
+        since_start=before is None,
+        most_running=max(page.sum_series(names.names["running"]) or 0.0 for page in used_pages),
+        pool=_read_pool_tokens(after, names.names.get("cache_config") or ""),
+    )
 
 
 def _restarted_between(after: MetricsPage, before: MetricsPage) -> bool:
-    """Whether the server of `after` says that it started after that of `before`; files' times tell who copied them."""
+    """Return whether the server of `after` started later, by its own metric."""
     now, then = (page.sum_series("process_start_time_seconds") for page in (after, before))
     return now is not None and then is not None and now > then
 
 
 def _read_pool_tokens(page: MetricsPage, name: str) -> float | None:
-    """Blocks x block size of the smallest engine, from the labels of vLLM's `cache_config_info`."""
-    told = [
-        [labels.get(of, "") for of in ("num_gpu_blocks", "block_size")]
+    """Return the tokens of the smallest engine by the labels of vLLM's `cache_config_info`."""
+    sizes = [
+        (labels.get("num_gpu_blocks", ""), labels.get("block_size", ""))
         for labels, _ in page.samples.get(name, ())
     ]
     return min(
-        (float(n) * float(size) for n, size in told if n.isdecimal() and size.isdecimal()),
+        (float(n) * float(size) for n, size in sizes if n.isdecimal() and size.isdecimal()),
         default=None,
     )
 
@@ -367,7 +375,7 @@ def _compute_mean(values: Iterable[float | None]) -> float | None:
 def _subtract_histograms(
     before: MetricsPage | None, after: MetricsPage, name: str | None
 ) -> MetricsHistogram | None:
-    """What was observed in between; None where there is nothing."""
+    """Return the observations between two pages; None if there are none."""
     now, then = after.read_buckets(name), before.read_buckets(name) if before else {}
     if len(now) < 2:
         return None

@@ -1,4 +1,4 @@
-"""The plan that a page is held against: one replica of a scenario's answer, or of a plan.json."""
+"""Load the planned replica that a diagnosis compares with: of a scenario, or of a plan.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planner.workload.workload import Workload
 
 @dataclass(frozen=True)
 class PlannedReplica:
-    """One replica of a plan, its share of the traffic as far as that is known, and what is promised."""
+    """One replica of a plan, its part of the traffic as far as that is known, and the SLOs."""
 
     deployment: Deployment
     workload: Workload | None
@@ -32,13 +32,13 @@ class PlannedReplica:
     def from_deployment(
         cls, deployment: Deployment, workload: Workload | None, targets: tuple[SloTarget, ...] = ()
     ) -> PlannedReplica:
-        """One replica of `deployment` under its share of `workload`."""
+        """Return one replica of `deployment` under its part of `workload`."""
         share = workload.split(deployment.layout.replicas) if workload else None
         return cls(deployment.with_replicas(1), share, share.rate if share else None, targets)
 
 
 def load_planned_replica(location: str | Path) -> PlannedReplica:
-    """The plan of a scenario (its name or YAML file), or that of a plan.json; `PlannerError` for what is neither."""
+    """Plan a scenario (a name or a YAML file) or read a plan.json; else raise `PlannerError`."""
     return (
         _read_plan_json(Path(location))
         if str(location).endswith(".json")
@@ -54,33 +54,39 @@ def _plan_scenario(scenario: Scenario) -> PlannedReplica:
 
 
 def _read_plan_json(path: Path) -> PlannedReplica:
-    """What `planner plan --out` wrote; it does not say how long prompts and answers are."""
-    said = parse_json(read_text(path), path.name)
+    """Read the replica from a plan.json, which does not state the lengths of the traffic."""
+    plan = parse_json(read_text(path), path.name)
     try:
-        layout: dict[str, Any] = said["layout"]
-        args: dict[str, Any] = dict(coerce_engine_args(said["engine_args"]))
-        stored = said["quantization"]
-        own = load_model(said["checkpoint"]).quantization.method
-        drafting: dict[str, Any] | None = said["speculation"]
+        layout: dict[str, Any] = plan["layout"]
+        args: dict[str, Any] = dict(coerce_engine_args(plan["engine_args"]))
+        quantization = plan["quantization"]
+        checkpoint_quantization = load_model(plan["checkpoint"]).quantization.method
+        fields: dict[str, Any] | None = plan["speculation"]
         speculation = None
-        if drafting:
-            draft = load_model(drafting["draft_model"]) if drafting.get("draft_model") else None
-            named = {
-                name: drafting[name]
-                for name in ("method", "num_speculative_tokens", "acceptance_rate")
-            }
-            speculation = SpeculationConfig(**named, draft=draft)
+        if fields:
+            speculation = SpeculationConfig(
+                method=fields["method"],
+                num_speculative_tokens=fields["num_speculative_tokens"],
+                acceptance_rate=fields["acceptance_rate"],
+                draft=load_model(fields["draft_model"]) if fields.get("draft_model") else None,
+            )
         deployment = deploy_on(
-            said["checkpoint"], said["gpu"], engine=said["engine"],
-            engine_version=said["engine_version"],
-            quantization=stored if stored not in (own, "none") else None, speculation=speculation,
-            **{name: size for name, size in layout.items() if name != "replicas"}, **args,
-        )  # fmt: skip
-        level = said.get("service_level", ())
+            plan["checkpoint"],
+            plan["gpu"],
+            engine=plan["engine"],
+            engine_version=plan["engine_version"],
+            quantization=(
+                None if quantization in (checkpoint_quantization, "none") else quantization
+            ),
+            speculation=speculation,
+            **{name: size for name, size in layout.items() if name != "replicas"},
+            **args,
+        )
         targets = [
-            SloTarget(each["metric"], each["percentile"], each["limit_ms"] / 1e3) for each in level
+            SloTarget(slo["metric"], slo["percentile"], slo["limit_ms"] / 1e3)
+            for slo in plan.get("service_level", ())
         ]
-        rate = said.get("planned_rps")
+        rate = plan.get("planned_rps")
         return PlannedReplica(
             deployment, None, rate / layout["replicas"] if rate else None, tuple(targets)
         )
@@ -90,11 +96,11 @@ def _read_plan_json(path: Path) -> PlannedReplica:
         ) from None
 
 
-def with_acceptance(deployment: Deployment, share: float) -> Deployment:
-    """The same with drafts of which so large a share of all drafted tokens is accepted."""
-    drafting = deployment.speculation
-    if drafting is None:
+def with_acceptance(deployment: Deployment, accepted_fraction: float) -> Deployment:
+    """Return the deployment with this fraction of all drafted tokens accepted."""
+    speculation = deployment.speculation
+    if speculation is None:
         return deployment
-    k = drafting.num_speculative_tokens
-    rate = infer_acceptance_rate(1 + k * min(share, 1.0), k)
-    return replace(deployment, speculation=replace(drafting, acceptance_rate=rate))
+    k = speculation.num_speculative_tokens
+    rate = infer_acceptance_rate(1 + k * min(accepted_fraction, 1.0), k)
+    return replace(deployment, speculation=replace(speculation, acceptance_rate=rate))

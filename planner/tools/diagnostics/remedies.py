@@ -1,4 +1,4 @@
-"""What a remedy would do: the measured traffic, replayed with one thing changed."""
+"""Simulate remedies: the measured traffic with one argument or the layout changed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,45 +12,47 @@ from planner.tools.diagnostics.failure_detection import DiagnosisCase
 from planner.workload.workload import Workload
 
 MIN_BATCHED_TOKENS = 512
-"""Of a step: smaller pieces of a prompt would only cost."""
+"""Smallest token budget of a step to propose; smaller prefill chunks only cost throughput."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One change, and what the replica (or each of them) does with it."""
+    """One change, and the predicted performance of each replica with it."""
 
     change: str
-    rate: float  # requests/s that each replica gets
+    rate: float  # requests/s of each replica
     performance: Performance
 
 
 def simulate_remedies(case: DiagnosisCase, mode: str) -> list[Remedy]:
-    """Every change that may help against `mode` with its replay; none where plan or traffic is unknown."""
+    """Simulate every change that may help against `mode`; none if plan or traffic is unknown."""
     if case.simulated is None:
         return []
     remedies = []
-    for change, deployment, load in _propose_remedies(case, mode):
+    for change, deployment, workload in _propose_remedies(case, mode):
         try:
-            performance = predict(deployment, load, quick=True).performance
-        except PlannerError:  # a change that this engine or model cannot take
+            performance = predict(deployment, workload, quick=True).performance
+        except PlannerError:  # this engine or model does not support the change
             continue
         if performance is not None:
-            remedies.append(Remedy(change, load.rate or 0.0, performance))
+            remedies.append(Remedy(change, workload.rate or 0.0, performance))
     return remedies
 
 
 def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Deployment, Workload]]:
+    """Yield changes in words, with the deployment and the traffic of a replica after each."""
     planned, load = case.planned, case.measured_workload
     assert planned is not None and load is not None
     deployment = planned.deployment
     args, pool = deployment.args, get_memory_plan(deployment).pool
-    fits = max(pool.count_sequences(round(load.mean_tokens_per_request)), 1)
-    if mode == "kv_preemption" and fits < args.max_num_seqs:
-        yield f"max_num_seqs {fits}", deployment.with_args(max_num_seqs=fits), load
+    num_sequences = max(pool.count_sequences(round(load.mean_tokens_per_request)), 1)
+    if mode == "kv_preemption" and num_sequences < args.max_num_seqs:
+        change = f"max_num_seqs {num_sequences}"
+        yield change, deployment.with_args(max_num_seqs=num_sequences), load
     if mode in ("kv_preemption", "oom_admission") and args.kv_cache_dtype in (None, "auto"):
         yield "kv_cache_dtype fp8", deployment.with_args(kv_cache_dtype="fp8"), load
-    if mode == "oversubscribed" and fits > args.max_num_seqs:
-        more = min(2 * args.max_num_seqs, fits, args.max_num_batched_tokens)
+    if mode == "oversubscribed" and num_sequences > args.max_num_seqs:
+        more = min(2 * args.max_num_seqs, num_sequences, args.max_num_batched_tokens)
         yield f"max_num_seqs {more}", deployment.with_args(max_num_seqs=more), load
     if mode == "prefill_contention":
         for budget in (args.max_num_batched_tokens // 2, args.max_num_batched_tokens // 4):
@@ -61,17 +63,15 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
                     load,
                 )
     if mode == "cold_prefix_cache" and planned.workload:
-        share = planned.workload.cache_hit_fraction
-        yield (
-            f"{share:.0%} of the prompt tokens cached, as planned",
-            deployment,
-            replace(load, prefix_hit_rate=share),
-        )
+        hit_rate = planned.workload.cache_hit_fraction
+        change = f"{hit_rate:.0%} of the prompt tokens cached, as planned"
+        yield change, deployment, replace(load, prefix_hit_rate=hit_rate)
     if mode == "drafts_rejected" and deployment.speculation:
-        really = case.deployment_as_measured.speculation or deployment.speculation
-        if (fewer := really.num_speculative_tokens // 2) >= 1:
-            drafting = replace(really, num_speculative_tokens=fewer)
-            yield f"num_speculative_tokens {fewer}", replace(deployment, speculation=drafting), load
+        measured = case.deployment_as_measured.speculation or deployment.speculation
+        if (fewer := measured.num_speculative_tokens // 2) >= 1:
+            speculation = replace(measured, num_speculative_tokens=fewer)
+            change = f"num_speculative_tokens {fewer}"
+            yield change, replace(deployment, speculation=speculation), load
         yield "no speculation", replace(deployment, speculation=None), load
     if mode in ("kv_preemption", "oversubscribed", "oom_admission", "assumption"):
         yield "another replica beside it", deployment, load.split(2)

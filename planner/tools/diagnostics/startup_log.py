@@ -1,6 +1,6 @@
-"""Read a vLLM start-up log: its figures, the arguments that it names, and how it ended.
+"""Read a vLLM startup log: its figures, the arguments that it names, and how it ended.
 
-The phrases that are looked for stand in `catalogs/startup_log.yaml`.
+The patterns are in `catalogs/startup_log.yaml`.
 """
 
 import re
@@ -18,9 +18,9 @@ LOG_PHRASES: Mapping[str, Any] = read_yaml(CATALOG_DIR / "startup_log.yaml")
 COUNT_FIGURES: Mapping[str, list[str]] = LOG_PHRASES["counts"]
 """Figures that are not bytes."""
 _MIN_OVER_RANKS = ("free", "kv_available", *COUNT_FIGURES)
-"""Of several ranks the tightest counts: the smallest of these, the largest of the others."""
+"""Figures of which the smallest over the ranks counts; of the others it is the largest."""
 _ARGUMENT_NAMES: Mapping[str, str] = LOG_PHRASES["arguments"]
-"""The engine's names of arguments, and ours."""
+"""Our names of arguments, by the engine's."""
 _ARGUMENT_NAME_PATTERN = f"({'|'.join(_ARGUMENT_NAMES)})"
 _ARGUMENT_PATTERN = re.compile(
     rf"(?:\b{_ARGUMENT_NAME_PATTERN}['\"]?\s*[=:]\s*|Defaulting {_ARGUMENT_NAME_PATTERN} to )"
@@ -35,49 +35,48 @@ _SPECULATION_PATTERNS = {
 
 @dataclass(frozen=True)
 class StartupLog:
-    """What a start-up log states: figures (bytes, but counts as they are) and the engine's arguments."""
+    """The figures (in bytes, except counts) and engine arguments of a startup log."""
 
     figures: Mapping[str, float]
     arguments: Mapping[str, Any]
-    """By our names: model, gpu, tp, engine_version, speculation (method, draft model, tokens) and whatever it names."""
+    """By our names, such as model, gpu, tp, speculation (method, draft model, number of tokens)."""
     complete: bool
-    """It lists all arguments that are not the engine's defaults."""
+    """Whether it lists all arguments that differ from the engine's defaults."""
     failure: str
+    """The error that ended the start; empty for a server that started."""
 
 
 def parse_startup_log(text: str) -> StartupLog:
-    """The figures and arguments in the `text` of a vLLM start-up log; `PlannerError` when it states none of them."""
+    """Read the text of a vLLM startup log; raise `PlannerError` if it states no figures."""
     figures = {}
     for name, patterns in {**LOG_PHRASES["figures"], **COUNT_FIGURES}.items():
-        lines = next((hits for pattern in patterns if (hits := _find_numbers(pattern, text))), [])
-        if lines:
-            values = [float(hit.replace(",", "")) for hit in lines]
+        numbers = next(filter(None, (_find_numbers(pattern, text) for pattern in patterns)), [])
+        if numbers:
+            values = [float(number.replace(",", "")) for number in numbers]
             value = min(values) if name in _MIN_OVER_RANKS else max(values)
             figures[name] = value if name in COUNT_FIGURES else value * GIB
-    arguments, said = dict[str, Any](), dict[str, str]()
-    for hit in _ARGUMENT_PATTERN.finditer(text):
-        name, word = (group for group in hit.groups() if group is not None)
-        said.setdefault(name, word)
-    for name, ours in _ARGUMENT_NAMES.items():
-        if name in said:
-            arguments.setdefault(ours, _parse_value(said[name]))
-    if match := re.search(LOG_PHRASES["version"], text):
-        arguments["engine_version"] = match[1]
+    arguments, logged = dict[str, Any](), dict[str, str]()
+    for match in _ARGUMENT_PATTERN.finditer(text):
+        name, value_text = (group for group in match.groups() if group is not None)
+        logged.setdefault(name, value_text)
+    for name, our_name in _ARGUMENT_NAMES.items():
+        if name in logged:
+            arguments.setdefault(our_name, _parse_value(logged[name]))
+    if version := re.search(LOG_PHRASES["version"], text):
+        arguments["engine_version"] = version[1]
     if speculative := re.search(
         r"speculative_config['\"]?\s*[=:]\s*(?:SpeculativeConfig\(|\{)([^)}\n]{0,999})", text
     ):
-        spoken = [
-            re.search(rf"\b{key}['\"]?\s*[=:]\s*{form}", speculative[1])
-            for key, form in _SPECULATION_PATTERNS.items()
+        parts = [
+            re.search(rf"\b{key}['\"]?\s*[=:]\s*{pattern}", speculative[1])
+            for key, pattern in _SPECULATION_PATTERNS.items()
         ]
-        arguments["speculation"] = tuple(match and match[1] for match in spoken)
+        arguments["speculation"] = tuple(part and part[1] for part in parts)
     arguments |= {
         f"gpu_{name}": round(figures[name]) for name in ("total", "free") if name in figures
     }
     failures = [
-        found
-        for found in re.findall(LOG_PHRASES["failure"], text)
-        if "root cause above" not in found
+        line for line in re.findall(LOG_PHRASES["failure"], text) if "root cause above" not in line
     ]
     if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures) and not (
         failures and "model" in arguments
@@ -95,18 +94,23 @@ def parse_startup_log(text: str) -> StartupLog:
 
 
 def _find_numbers(pattern: str, text: str) -> list[str]:
-    """The numbers that `pattern` finds around the first thousand times that its longest plain phrase occurs."""
+    """Return the numbers that `pattern` matches.
+
+    It is tried only around the first 1,000 occurrences of its longest plain phrase, so that the
+    time is bounded.
+    """
     phrase = max(re.split(r"N|__|[^\w ]", pattern), key=len)
     pattern = pattern.replace("__", r"[^(\n]{0,80}").replace(
         "N", r"(?<![\d.,])(-?\d[\d,]{0,18}(?:\.\d{1,20})?)", 1
     )
-    near = islice(re.finditer(re.escape(phrase), text), 1000)
+    matches = islice(re.finditer(re.escape(phrase), text), 1000)
     return re.findall(
-        pattern, "\n".join(text[max(hit.start() - 40, 0) : hit.end() + 200] for hit in near)
+        pattern, "\n".join(text[max(m.start() - 40, 0) : m.end() + 200] for m in matches)
     )
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> str | float | None:
+    """Return the value of a Python literal in a log, without torch's prefix of dtypes."""
     text = text.removeprefix("torch.").removesuffix(".json")
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]

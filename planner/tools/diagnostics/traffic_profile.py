@@ -1,8 +1,7 @@
-"""What production sends, as a scenario's workload: from an access log, or from the histograms of /metrics pages."""
+"""Describe recorded traffic as a scenario's workload, from an access log or /metrics pages."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -13,17 +12,17 @@ from planner.workload.traces import read_trace
 from planner.workload.workload import Workload
 
 LOG_SUFFIXES = (".csv", ".tsv", ".jsonl", ".gz")
-"""How the names of access logs end; whatever else is given is a page."""
+"""Suffixes of access logs; any other file is a page."""
 
 
 def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None = None) -> str:
-    """The `workload` of a scenario, YAML: lengths with mean, p50 and p95, and requests/s.
+    """Return the `workload` of a scenario as YAML: lengths by mean, p50 and p95, and requests/s.
 
-    `sources` is an access log (CSV or JSON lines with a time, prompt and output tokens, as
-    `read_trace` takes them), or one or two /metrics pages of a replica, `seconds` apart. Raises
-    `PlannerError` for what says no rate or lengths.
+    `sources` is an access log (CSV or JSON lines with times, prompt and output tokens, see
+    `read_trace`), or one or two /metrics pages of a replica, `seconds` apart. Raises `PlannerError`
+    if they do not state the rate or the lengths.
     """
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     if len(sources) == 1 and str(sources[0]).endswith(LOG_SUFFIXES):
         trace = read_trace(sources[0]).select_busiest_hour()
         load = Workload.from_trace(trace)
@@ -33,15 +32,15 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         metrics = measure_replica(
             [read_metrics_page(source) for source in sources], seconds=seconds
         )
-        told = metrics.estimate_workload()
-        if told is None:
+        measured = metrics.estimate_workload()
+        if measured is None:
             missing = (
                 "lengths of prompts or answers"
                 if metrics.seconds
                 else "the time between the pages: add --seconds"
             )
             raise PlannerError(f"{sources[-1]} does not say {missing}")
-        load, known = told, {}
+        load = measured
         how = "two pages" if len(sources) == 2 else "one page, since the server's start"
         text = (
             f"{metrics.requests:,.0f} requests of one replica, {how}; multiply the rate by your"
@@ -49,16 +48,18 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         )
         if load.prefix_hit_rate >= 0.01:
             known["shared_prefix"] = {"tokens": round(load.mean_cached_tokens), "hit_rate": 1.0}
-    fields = {
-        "prompt_tokens": _format_lengths(load.prompt),
-        "output_tokens": _format_lengths(load.output),
+    workload = {
+        "prompt_tokens": _summarize_lengths(load.prompt),
+        "output_tokens": _summarize_lengths(load.output),
+        "rate": float(f"{load.rate or 0.0:.3g}"),
+        **known,
     }
-    workload = {**fields, "rate": float(f"{load.rate or 0.0:.3g}"), **known}
-    return f"# {text}.\n{yaml.safe_dump({'workload': workload}, sort_keys=False, default_flow_style=None)}"
+    fields = yaml.safe_dump({"workload": workload}, sort_keys=False, default_flow_style=None)
+    return f"# {text}.\n{fields}"
 
 
-def _format_lengths(lengths: LengthDistribution) -> dict[str, Any]:
-    """Mean, p50 and p95 as far as a scenario can be planned with them."""
+def _summarize_lengths(lengths: LengthDistribution) -> dict[str, float]:
+    """Return mean, p50 and p95, or fewer of them if no lognormal has all."""
     mean, p50, p95 = (round(value, 1) for value in (lengths.mean, lengths.p50, lengths.p95))
     for figures in (
         {"mean": mean, "p50": p50, "p95": p95},

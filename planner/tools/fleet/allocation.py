@@ -1,8 +1,8 @@
-"""Which of their candidates several scenarios run on, when they share a stock of GPUs, a budget and a power limit.
+"""Allocate replicas of several scenarios that share a stock of GPUs, a budget and a power limit.
 
-Each scenario's load is split over replicas of its candidates. A mixed-integer linear programme
-(HiGHS) finds the split of least cost; what a GPU more is worth, and what is in the way where
-nothing does, are that programme asked again.
+The load of each scenario is split over replicas of its candidates. A mixed-integer linear program
+(HiGHS) finds the split of least cost. Shadow prices and binding limits are solutions of the same
+program with one limit changed.
 """
 
 import math
@@ -10,211 +10,243 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.planning.scenario import Scenario
 
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
+
 LOAD_TOLERANCE = 1e-6
-"""Relative: a load that is served but for so little of it is served."""
+"""Relative tolerance of loads and limits."""
 MAX_GROWTH_FACTOR, GROWTH_RESOLUTION = 16.0, 0.01
-"""How far growth is looked at, in multiples of the load, and how finely."""
+"""Largest growth that is searched, and its resolution, in multiples of the load."""
 
 
 @dataclass(frozen=True)
 class FleetOption:
-    """One replica of a candidate: the GPUs that it takes and what it serves within the scenario's service level."""
+    """One replica of a candidate: its GPUs, and the load that it serves within the SLOs."""
 
     description: str
     gpu: str
     gpus: int
     usd_per_hour: float
-    watts: float  # with all of its share
+    watts: float  # at its whole load
     load_fraction: float  # of the scenario's load
-    at_risk: bool = False  # it may miss its level at the pessimistic end of an interval
-    power_curve: tuple[
-        tuple[float, float], ...
-    ] = ()  # parts of its share, ascending, and W with no more than these
+    at_risk: bool = False
+    power_curve: tuple[tuple[float, float], ...] = ()
+    """Smaller fractions of its load, ascending, each with the W that it then draws."""
 
-    def compute_watts(self, part: float) -> float:
-        """W with so large a part of its share."""
-        parts, watts = zip(*sorted({*self.power_curve, (1.0, self.watts)}), strict=True)
-        return float(np.interp(part, parts, watts))
+    def compute_watts(self, fraction: float) -> float:
+        """Return the W that it draws at a fraction of its load."""
+        fractions, watts = zip(*sorted({*self.power_curve, (1.0, self.watts)}), strict=True)
+        return float(np.interp(fraction, fractions, watts))
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Scenarios by name with their options, the stock of GPUs by kind, and what all may cost and draw together."""
+    """The options of all scenarios, the stock of GPUs by kind, and limits of cost and power."""
 
     options: Mapping[str, Sequence[FleetOption]]
     stock: Mapping[str, int]
     budget: float = math.inf  # USD per hour
     power: float = math.inf  # W
 
-    def with_gpus(self, gpu: str, more: int) -> "Fleet":
-        """The same with so many more GPUs of a kind."""
-        return replace(self, stock={**self.stock, gpu: self.stock.get(gpu, 0) + more})
+    def with_gpus(self, gpu: str, count: int) -> "Fleet":
+        """Return the fleet with `count` more GPUs of a kind."""
+        return replace(self, stock={**self.stock, gpu: self.stock.get(gpu, 0) + count})
 
     def with_growth(self, factor: float, names: Collection[str] | None = None) -> "Fleet":
-        """With the load of these scenarios (None: of all) so many times as large; a replica serves what it did."""
-        return replace(self, options={
-            name: [replace(fleet_option, load_fraction=fleet_option.load_fraction / factor) for fleet_option in some] if names is None or name in names else some
-            for name, some in self.options.items()
-        })  # fmt: skip
+        """Return the fleet with the load of these scenarios (None: of all) times `factor`."""
+        return replace(
+            self,
+            options={
+                name: [
+                    replace(option, load_fraction=option.load_fraction / factor)
+                    for option in options
+                ]
+                if names is None or name in names
+                else options
+                for name, options in self.options.items()
+            },
+        )
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Replicas of each option that run, by scenario; options of which none runs are left out."""
+    """Numbers of replicas by scenario and option; options without replicas are left out."""
 
     replicas: Mapping[str, Mapping[FleetOption, int]]
 
     @property
     def usd_per_hour(self) -> float:
-        """Price of all replicas."""
+        """Cost of all replicas."""
         return math.fsum(
-            fleet_option.usd_per_hour * many
-            for some in self.replicas.values()
-            for fleet_option, many in some.items()
+            option.usd_per_hour * count
+            for replicas in self.replicas.values()
+            for option, count in replicas.items()
         )
 
     @property
     def watts(self) -> float:
-        """Mean power of all replicas, among which each scenario's load is divided by what they can serve of it."""
-        return math.fsum(
-            option.compute_watts(1 / max(math.fsum(fleet_option.load_fraction * count for fleet_option, count in some.items()), 1.0)) * many
-            for some in self.replicas.values() for option, many in some.items()
-        )  # fmt: skip
+        """Mean power of all replicas; those of a scenario share its load by their capacity."""
+        watts = []
+        for replicas in self.replicas.values():
+            served = math.fsum(option.load_fraction * count for option, count in replicas.items())
+            watts += [
+                option.compute_watts(1 / max(served, 1.0)) * count
+                for option, count in replicas.items()
+            ]
+        return math.fsum(watts)
 
     @property
     def gpus_by_kind(self) -> dict[str, int]:
         """GPUs that run, by kind."""
-        found: dict[str, int] = {}
-        for some in self.replicas.values():
-            for option, many in some.items():
-                found[option.gpu] = found.get(option.gpu, 0) + option.gpus * many
-        return found
+        num_gpus: dict[str, int] = {}
+        for replicas in self.replicas.values():
+            for option, count in replicas.items():
+                num_gpus[option.gpu] = num_gpus.get(option.gpu, 0) + option.gpus * count
+        return num_gpus
 
 
 def _build_linear_program(
     fleet: Fleet,
 ) -> tuple[list[tuple[str, FleetOption]], np.ndarray, dict[str, Any]]:
-    """All options with their scenarios, the price of a replica of each, and what binds their numbers.
+    """Return (scenario, option) pairs, the cost of a replica of each, and arguments of `milp`.
 
-    For every scenario sum of share x replicas >= 1, for every kind of GPU sum of gpus x replicas <=
-    stock.
+    The unknowns are numbers of replicas. For every scenario the sum of load_fraction x replicas is
+    at least 1; for every kind of GPU the sum of gpus x replicas is at most the stock.
     """
     from scipy.optimize import Bounds, LinearConstraint
 
-    flat = [(name, option) for name, some in fleet.options.items() for option in some]
-    column = {
-        field: np.array([getattr(option, field) for _, option in flat])
-        for field in ("usd_per_hour", "watts")
-    }
+    pairs = [(name, option) for name, options in fleet.options.items() for option in options]
+    usd_per_hour = np.array([option.usd_per_hour for _, option in pairs])
+    watts = np.array([option.watts for _, option in pairs])
     served = np.array(
-        [[option.load_fraction * (name == one) for name, option in flat] for one in fleet.options]
+        [
+            [option.load_fraction * (name == scenario) for name, option in pairs]
+            for scenario in fleet.options
+        ]
     )
-    kinds = sorted({option.gpu for _, option in flat})
-    taken = np.array([[option.gpus * (option.gpu == kind) for _, option in flat] for kind in kinds])
-    limits = [
+    kinds = sorted({option.gpu for _, option in pairs})
+    used = np.array([[option.gpus * (option.gpu == kind) for _, option in pairs] for kind in kinds])
+    constraints = [
         LinearConstraint(served, lb=1 - LOAD_TOLERANCE),
-        LinearConstraint(taken, ub=[fleet.stock.get(kind, 0) for kind in kinds]),
+        LinearConstraint(used, ub=[fleet.stock.get(kind, 0) for kind in kinds]),
     ]
-    for field, most in (("usd_per_hour", fleet.budget), ("watts", fleet.power)):
-        if math.isfinite(most):
-            limits.append(LinearConstraint(column[field][None, :], ub=most * (1 + LOAD_TOLERANCE)))
-    copies = [
+    for values, limit in ((usd_per_hour, fleet.budget), (watts, fleet.power)):
+        if math.isfinite(limit):
+            constraints.append(LinearConstraint(values[None, :], ub=limit * (1 + LOAD_TOLERANCE)))
+    max_replicas = [
         min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.load_fraction))
-        for _, option in flat
+        for _, option in pairs
     ]
-    options = {"mip_rel_gap": 0, "time_limit": 60}
-    return flat, column["usd_per_hour"], {
-        "integrality": 1, "bounds": Bounds(0, copies), "constraints": limits, "options": options,
-    }  # fmt: skip
+    return (
+        pairs,
+        usd_per_hour,
+        {
+            "integrality": 1,
+            "bounds": Bounds(0, max_replicas),
+            "constraints": constraints,
+            "options": {"mip_rel_gap": 0, "time_limit": 60},
+        },
+    )
 
 
-def _solve(costs: np.ndarray, asked: dict[str, Any]) -> Any:
-    """The solver's answer with the least costs; None where there is none, `PlannerError` where it does not know."""
+def _solve(costs: np.ndarray, program: dict[str, Any]) -> "OptimizeResult | None":
+    """Return the solution of least cost; None if there is none.
+
+    Raises `PlannerError` if the solver does not know.
+    """
     from scipy.optimize import milp
 
-    optimize_result = milp(costs, **asked)
-    if optimize_result.status == 2:
+    result = milp(costs, **program)
+    if result.status == 2:
         return None
-    if optimize_result.x is None or optimize_result.status != 0:
-        raise PlannerError(f"the fleet's programme was not solved: {optimize_result.message}")
-    return optimize_result
+    if result.x is None or result.status != 0:
+        raise PlannerError(f"the fleet's programme was not solved: {result.message}")
+    return result
 
 
 def is_feasible_fleet(fleet: Fleet) -> bool:
-    """Whether some replicas serve every scenario in full within stock, budget and power."""
+    """Return whether any replicas serve every scenario within stock, budget and power."""
     if not all(fleet.options.values()):
         return False
-    _, usd, asked = _build_linear_program(fleet)
-    return _solve(np.zeros_like(usd), asked) is not None
+    _, usd, program = _build_linear_program(fleet)
+    return _solve(np.zeros_like(usd), program) is not None
 
 
 def allocate_replicas(fleet: Fleet) -> Allocation | None:
-    """The cheapest replicas that serve every scenario in full within stock, budget and power; None where none do.
+    """Return the cheapest replicas that serve every scenario within stock, budget and power.
 
-    Of those that cost the same, the ones that come first among a scenario's options. Raises
-    `PlannerError` where the solver finds neither an answer nor that there is none.
+    Equal costs are decided by the order of a scenario's options. Returns None if there is no
+    solution; raises `PlannerError` if the solver does not know.
     """
     from scipy.optimize import LinearConstraint, milp
 
     if not all(fleet.options.values()):
         return None
-    flat, usd, asked = _build_linear_program(fleet)
-    if (value := _solve(usd, asked)) is None:
+    pairs, usd, program = _build_linear_program(fleet)
+    if (cheapest := _solve(usd, program)) is None:
         return None
-    place = [k for some in fleet.options.values() for k in range(len(some))]
-    as_cheap = LinearConstraint(usd[None, :], ub=value.fun * (1 + LOAD_TOLERANCE))
-    first = milp(
-        np.array(place, float), **{**asked, "constraints": [*asked["constraints"], as_cheap]}
-    )
-    counts = np.rint(value.x if first.x is None else first.x).astype(int)
+    ranks = [float(k) for options in fleet.options.values() for k in range(len(options))]
+    equal_cost = LinearConstraint(usd[None, :], ub=cheapest.fun * (1 + LOAD_TOLERANCE))
+    program["constraints"] = [*program["constraints"], equal_cost]
+    preferred = milp(np.array(ranks), **program)
+    counts = np.rint(cheapest.x if preferred.x is None else preferred.x).astype(int)
     return Allocation(
         {
             name: {
                 option: int(count)
-                for (whose, option), count in zip(flat, counts, strict=True)
-                if whose == name and count
+                for (scenario, option), count in zip(pairs, counts, strict=True)
+                if scenario == name and count
             }
             for name in fleet.options
         }
     )
 
 
-def compute_shadow_prices(fleet: Fleet, now: Allocation) -> dict[str, float]:
-    """USD per hour that one more GPU of each kind would save, its own price counted where it is used; by kind."""
-    saved = {}
-    for kind in sorted({option.gpu for some in fleet.options.values() for option in some}):
-        _, usd, asked = _build_linear_program(fleet.with_gpus(kind, 1))
-        value = _solve(usd, asked)
-        saved[kind] = max(0.0, now.usd_per_hour - float(value.fun)) if value else 0.0
-    return saved
+def compute_shadow_prices(fleet: Fleet, current: Allocation) -> dict[str, float]:
+    """Return the USD per hour that one more GPU of each kind saves, net of its own cost."""
+    savings = {}
+    for kind in _list_kinds(fleet):
+        _, usd, program = _build_linear_program(fleet.with_gpus(kind, 1))
+        solution = _solve(usd, program)
+        savings[kind] = max(0.0, current.usd_per_hour - float(solution.fun)) if solution else 0.0
+    return savings
+
+
+def _list_kinds(fleet: Fleet) -> list[str]:
+    """Return the kinds of GPU that the options use, sorted."""
+    return sorted({option.gpu for options in fleet.options.values() for option in options})
 
 
 def find_binding_limits(fleet: Fleet) -> tuple[str, ...]:
-    """Where nothing serves `fleet`: each limit that alone, if lifted, would let it; "all of them together" if none."""
-    kinds = sorted({option.gpu for some in fleet.options.values() for option in some})
-    lifted = {f"stock of {kind}": fleet.with_gpus(kind, 10**6) for kind in kinds}
-    lifted |= {"budget": replace(fleet, budget=math.inf), "power": replace(fleet, power=math.inf)}
-    return tuple(name for name, freed in lifted.items() if is_feasible_fleet(freed)) or (
-        "all of them together",
-    )
+    """Return the limits of an infeasible fleet whose removal alone makes it feasible.
+
+    If there are none it is "all of them together".
+    """
+    relaxed = {f"stock of {kind}": fleet.with_gpus(kind, 10**6) for kind in _list_kinds(fleet)}
+    relaxed |= {"budget": replace(fleet, budget=math.inf), "power": replace(fleet, power=math.inf)}
+    limits = tuple(name for name, other in relaxed.items() if is_feasible_fleet(other))
+    return limits or ("all of them together",)
 
 
 def find_max_growth(
-    fleet: Fleet, names: Collection[str] | None = None, most: float = MAX_GROWTH_FACTOR
+    fleet: Fleet, names: Collection[str] | None = None, limit: float = MAX_GROWTH_FACTOR
 ) -> float:
-    """How many times the load of `names` (None: all) is served, to `FINE`; infinite from `most` on, NaN if not one."""
+    """Return the largest multiple of the load of `names` (None: of all) that is served.
+
+    It is NaN if today's load is not served, and infinite if `limit` times the load is.
+    """
     if not is_feasible_fleet(fleet):
         return math.nan
-    if is_feasible_fleet(fleet.with_growth(most, names)):
+    if is_feasible_fleet(fleet.with_growth(limit, names)):
         return math.inf
-    steps = range(1, round((most - 1) / GROWTH_RESOLUTION))
+    steps = range(1, round((limit - 1) / GROWTH_RESOLUTION))
     return 1 + GROWTH_RESOLUTION * bisect_left(
         steps,
         True,
@@ -226,7 +258,7 @@ def find_max_growth(
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The answer to a fleet file: what was asked, and what runs now and with every load `growth` times as large."""
+    """The answer to a fleet file, for today's loads and for loads `growth` times as large."""
 
     name: str
     scenarios: Mapping[str, Scenario]
@@ -240,12 +272,12 @@ class FleetPlan:
 
     @cached_property
     def grown_allocation(self) -> Allocation | None:
-        """The cheapest replicas for the load that has grown."""
+        """The cheapest replicas for the grown load."""
         return allocate_replicas(self.fleet.with_growth(self.growth))
 
     @cached_property
     def shadow_prices(self) -> dict[str, float]:
-        """USD per hour that one more GPU of each kind would save; empty where nothing serves today's load."""
+        """USD per hour that one more GPU of each kind saves; empty if the fleet is infeasible."""
         return (
             compute_shadow_prices(self.fleet, self.current_allocation)
             if self.current_allocation
@@ -254,17 +286,17 @@ class FleetPlan:
 
     @property
     def growth_limit(self) -> float:
-        """How far growth is looked at."""
+        """The largest growth that is searched."""
         return max(MAX_GROWTH_FACTOR, self.growth)
 
     @cached_property
     def max_growth(self) -> float:
-        """How many times as large every load may grow together; see `reach`."""
-        return find_max_growth(self.fleet, most=self.growth_limit)
+        """The largest multiple of all loads together; see `find_max_growth`."""
+        return find_max_growth(self.fleet, limit=self.growth_limit)
 
     @cached_property
     def max_growth_alone(self) -> dict[str, float]:
-        """The same of each scenario's load, all others staying as they are."""
+        """The largest multiple of each scenario's load, if the others stay as they are."""
         return {
             name: find_max_growth(self.fleet, {name}, self.growth_limit)
             for name in self.fleet.options
@@ -272,6 +304,6 @@ class FleetPlan:
 
     @property
     def binding_limits(self) -> tuple[str, ...]:
-        """What is in the way of today's load where it is not served, else of the first growth that is not."""
+        """The limits that today's load exceeds or, if none, the growth just above the largest."""
         factor = 1.0 if math.isnan(self.max_growth) else self.max_growth + GROWTH_RESOLUTION
         return find_binding_limits(self.fleet.with_growth(factor)) if math.isfinite(factor) else ()

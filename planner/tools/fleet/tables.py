@@ -1,35 +1,40 @@
-"""What a fleet is to run, what one more GPU of each kind is worth to it, and how far its loads may grow."""
+"""Tabulate and describe a fleet plan: its allocation, shadow prices and growth."""
 
 import math
+from collections.abc import Mapping
 
 import pandas as pd
 
 from planner.tools.fleet.allocation import (
     GROWTH_RESOLUTION,
+    FleetOption,
     FleetPlan,
     allocate_replicas,
     find_max_growth,
 )
 
 GROWTH_CURVE_POINTS = 25
-"""Loads of the curve of cost against growth."""
+"""Points of the curve of cost over growth."""
 FREE_GPU_LABEL = "free"
-"""Who has the GPUs that nobody needs."""
+"""Owner of the GPUs that no scenario uses."""
 
 
 def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
-    """A row for each deployment of each scenario that runs; empty where nothing serves them all."""
+    """Return a row per scenario and deployment; none if the fleet is infeasible."""
     rows = [
         (
-            name, plan.scenarios[name].model.rpartition("/")[2], many,
-            f"{many * one.gpus} {one.gpu}",
-            f"{many * one.usd_per_hour:,.2f}", f"{many * one.load_fraction:.0%}", one.description,
-            "at risk" if one.at_risk else "holds",
+            name,
+            plan.scenarios[name].model.rpartition("/")[2],
+            count,
+            f"{count * option.gpus} {option.gpu}",
+            f"{count * option.usd_per_hour:,.2f}",
+            f"{count * option.load_fraction:.0%}",
+            option.description,
+            "at risk" if option.at_risk else "holds",
         )
-        for name,
-        some in (plan.current_allocation.replicas if plan.current_allocation else {}).items()
-        for one, many in some.items()
-    ]  # fmt: skip
+        for name, replicas in _get_replicas(plan).items()
+        for option, count in replicas.items()
+    ]
     columns = [
         "scenario",
         "model",
@@ -43,34 +48,38 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def _get_replicas(plan: FleetPlan) -> Mapping[str, Mapping[FleetOption, int]]:
+    return plan.current_allocation.replicas if plan.current_allocation else {}
+
+
 def build_gpu_usage_table(plan: FleetPlan) -> pd.DataFrame:
-    """GPUs by kind and by who has them, those that stay free among them."""
-    running, rows = plan.current_allocation.replicas if plan.current_allocation else {}, []
+    """Return the GPUs by kind and by scenario, with those that are free."""
+    rows = []
     for kind, stock in plan.fleet.stock.items():
-        taken = [
-            sum(one.gpus * many for one, many in some.items() if one.gpu == kind)
-            for some in running.values()
+        used = [
+            (name, sum(option.gpus * n for option, n in replicas.items() if option.gpu == kind))
+            for name, replicas in _get_replicas(plan).items()
         ]
-        rows += [
-            (kind, who, gpus)
-            for who, gpus in zip(
-                (*running, FREE_GPU_LABEL), (*taken, stock - sum(taken)), strict=True
-            )
-        ]
-    return pd.DataFrame([row for row in rows if row[2]], columns=["GPU", "who", "GPUs"])
+        used.append((FREE_GPU_LABEL, stock - sum(num_gpus for _, num_gpus in used)))
+        rows += [(kind, name, num_gpus) for name, num_gpus in used if num_gpus]
+    return pd.DataFrame(rows, columns=["GPU", "who", "GPUs"])
 
 
 def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
-    """A row for each kind of GPU: how many there are and run, what one more would save, how far loads may grow then."""
+    """Return a row per kind of GPU: stock, use, shadow price, and growth with one more GPU."""
     used = plan.current_allocation.gpus_by_kind if plan.current_allocation else {}
     rows = [
         (
-            kind, stock, used.get(kind, 0),
+            kind,
+            stock,
+            used.get(kind, 0),
             f"{plan.shadow_prices[kind]:,.2f}" if kind in plan.shadow_prices else None,
-            _format_factor(plan, find_max_growth(plan.fleet.with_gpus(kind, 1), most=plan.growth_limit)),
+            _format_factor(
+                plan, find_max_growth(plan.fleet.with_gpus(kind, 1), limit=plan.growth_limit)
+            ),
         )
         for kind, stock in plan.fleet.stock.items()
-    ]  # fmt: skip
+    ]
     columns = [
         "GPU",
         "there are",
@@ -82,7 +91,7 @@ def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
 
 
 def build_growth_limit_table(plan: FleetPlan) -> pd.DataFrame:
-    """A row for each scenario, the first to break on top: how far its load may grow while the others stay."""
+    """Return the largest growth of each scenario while the others stay, the smallest first."""
     rows = [
         (name, _format_factor(plan, plan.max_growth_alone[name]))
         for name in sorted(plan.max_growth_alone, key=plan.max_growth_alone.__getitem__)
@@ -91,28 +100,31 @@ def build_growth_limit_table(plan: FleetPlan) -> pd.DataFrame:
 
 
 def sweep_fleet_growth(plan: FleetPlan) -> pd.DataFrame:
-    """What all cost an hour with every load so many times as large, to twice `plan.growth` or where it breaks."""
+    """Return the cost over the growth of all loads, to twice `plan.growth` or the largest."""
     most = min(2 * plan.growth - 1, plan.max_growth)
     if math.isnan(most):
         return pd.DataFrame(columns=["every load, times", "USD per hour"])
     loads = [1 + (most - 1) * k / (GROWTH_CURVE_POINTS - 1) for k in range(GROWTH_CURVE_POINTS)]
-    found = [(load, allocate_replicas(plan.fleet.with_growth(load))) for load in loads]
-    rows = [(load, allocation.usd_per_hour) for load, allocation in found if allocation]
+    rows = [
+        (load, allocation.usd_per_hour)
+        for load in loads
+        if (allocation := allocate_replicas(plan.fleet.with_growth(load)))
+    ]
     return pd.DataFrame(rows, columns=["every load, times", "USD per hour"])
 
 
 def summarize_fleet(plan: FleetPlan) -> str:
-    """What all of it costs and draws, or what keeps it from being served."""
+    """Return the cost and power of the fleet, or why it is infeasible."""
     if plan.current_allocation is None:
         return f"Nothing serves every scenario; in the way: {describe_binding_limits(plan)}."
     used = ", ".join(
-        f"{plan.current_allocation.gpus_by_kind.get(kind, 0)} of {many} {kind}"
-        for kind, many in plan.fleet.stock.items()
+        f"{plan.current_allocation.gpus_by_kind.get(kind, 0)} of {stock} {kind}"
+        for kind, stock in plan.fleet.stock.items()
     )
     risks = [
         name
-        for name, some in plan.current_allocation.replicas.items()
-        if any(fleet_option.at_risk for fleet_option in some)
+        for name, replicas in plan.current_allocation.replicas.items()
+        if any(option.at_risk for option in replicas)
     ]
     text = (
         f"Together ${plan.current_allocation.usd_per_hour:,.2f} per hour and"
@@ -124,7 +136,7 @@ def summarize_fleet(plan: FleetPlan) -> str:
 
 
 def describe_shadow_prices(plan: FleetPlan) -> str:
-    """What one GPU more of each kind would save."""
+    """Return the shadow prices in a sentence."""
     saving = [f"{kind} ${usd:,.2f}" for kind, usd in plan.shadow_prices.items() if usd > 0.005]
     if saving:
         return f"One more GPU would save per hour: {', '.join(saving)}."
@@ -132,7 +144,7 @@ def describe_shadow_prices(plan: FleetPlan) -> str:
 
 
 def describe_growth(plan: FleetPlan) -> str:
-    """What becomes of the fleet when every load grows, and what breaks first."""
+    """Return the cost after growth, and the growth and limit at which the fleet is infeasible."""
     if plan.current_allocation is None:
         return ""
     after = (
@@ -150,10 +162,10 @@ def describe_growth(plan: FleetPlan) -> str:
 
 
 def describe_binding_limits(plan: FleetPlan) -> str:
-    """What is in the way, in words."""
-    without = [name for name, some in plan.fleet.options.items() if not some]
-    if without:
-        return f"no GPU of the stock serves {', '.join(without)}"
+    """Return the binding limits in words."""
+    unserved = [name for name, options in plan.fleet.options.items() if not options]
+    if unserved:
+        return f"no GPU of the stock serves {', '.join(unserved)}"
     return "any of " * (len(plan.binding_limits) > 1) + ", ".join(plan.binding_limits)
 
 

@@ -168,8 +168,9 @@ def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> L
 def check_settings(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
     """Check the keys of TensorRT-LLM's file, which rejects any unknown key at startup."""
     settings = dict(command.config)
-    settings |= {f"{key}.{inner}": value for key, inner_settings in command.config.items() if isinstance(inner_settings, Mapping)
-              for inner, value in inner_settings.items()}  # fmt: skip
+    for key, inner in command.config.items():
+        if isinstance(inner, Mapping):
+            settings |= {f"{key}.{name}": value for name, value in inner.items()}
     for key, value in settings.items():
         change = load_engine_changes(command.engine).settings.get(key)
         if change and change.gone_from and change.gone_from <= version:
@@ -408,7 +409,7 @@ def normalize_variable_value(value: str) -> str:
     return value.removesuffix("_VLLM_V1")
 
 
-def find_engine_version(engine: str, version: Version) -> Engine | None:
+def find_engine_version(engine: str, version: str | Version) -> Engine | None:
     """Return the engine at that version; None if the catalog does not know it."""
     try:
         return engines.get_engine(engine, version)
@@ -438,12 +439,12 @@ def find_redundant_defaults(
 
 
 @lru_cache(maxsize=256)
-def _find_default_since(fact: str, value: Any, version: Version) -> str:
+def _find_default_since(fact: str, value: Any, version: Version) -> Version | None:
     """Return the first version since which a default of vLLM is what it is at `version`."""
-    since = ""
+    first: Version | None = None
     for listed_version in load_flag_lists("vllm").versions:
         engine = find_engine_version("vllm", listed_version)
         if engine is None or listed_version > version:
             continue
-        since = (since or engine.facts_version) if engine.facts[fact] == value else ""
-    return since
+        first = (first or engine.facts_version) if getattr(engine.facts, fact) == value else None
+    return first

@@ -1,21 +1,16 @@
-"""`planner sweep`: thousands of what-ifs of one scenario, worked out on Dask and kept in a store.
+"""Answer thousands of what-ifs of one scenario on Dask, for `planner sweep`.
 
-Every point is the scenario with some fields set. Its answer is kept under a digest of all that
-decides it: the fields, the files that they name, the catalogs and the planner's own code. What the
-store knows is not worked out again.
+Every point is the scenario with some fields set. Answers that the store has are not computed again.
 """
 
-import hashlib
 import json
 import math
 import re
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -33,124 +28,70 @@ from planner.planning.deployment_builder import build_deployment
 from planner.planning.evaluation import evaluate_candidate, simulate_candidate
 from planner.planning.scenario import CandidateGpu, Scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
-from planner.planning.table_rows import build_output_row
+from planner.planning.table_rows import OUTPUT_COLUMNS, build_output_row
 from planner.simulator.simulation import compile_simulator
-from planner.tools.sweep.sweep_spec import DeploymentEntry, SweepSpec, load_sweep_spec
+from planner.tools.answer_store import Answer, AnswerStore, compute_answer_key
+from planner.tools.sweep.sweep_spec import DeploymentEntry, SweepPoint, SweepSpec, load_sweep_spec
 
 if TYPE_CHECKING:
     import pandas as pd
 
 POINTS_PER_TASK = {False: 64, True: 4}
-"""Points of a task: in closed form, and where traffic is replayed."""
+"""Points of a Dask task, by whether requests are simulated."""
+CANDIDATE_COLUMNS = (
+    *("status", "verdict", "binding", "figures", "gpu", "gpus", "gpus_rented"),
+    *("tp", "pp", "dp", "ep", "dcp", "replicas", "pools", "quantization", "kv_cache_dtype"),
+    *("max_num_seqs", "max_model_len", "misses", "margin"),
+)
+DAY_COLUMNS = ("replicas_fewest", "replicas_most", "hours_missed", "gpu_hours", "gpu_hours_fixed")
+ANSWER_COLUMNS = frozenset((*CANDIDATE_COLUMNS, *DAY_COLUMNS, *OUTPUT_COLUMNS))
 
 
-@cache
-def _hash_file(file: Path) -> str:
-    """A digest of a file that a question names; of a folder, of the `config.json` in it."""
-    file = file / "config.json" if file.is_dir() else file
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-def compute_point_key(sweep: SweepSpec, asked: Mapping[str, Any]) -> str:
-    """What the answer to a question is kept under; its title and the files that it wants written do not count."""
-    said = {name: value for name, value in asked.items() if name not in ("question", "files")}
-    named = [said.get("model"), said.get("calibration")]
-    for part, files in (("workload", ("trace", "day")), ("speculation", ("draft_model",))):
-        if isinstance(given := said.get(part), dict):
-            named += map(given.get, files)
-    places = [
-        place
-        for name in named
-        if isinstance(name, str)
-        for place in (sweep.folder / name, Path(name))
-    ]
-    whole = [
-        compute_build_digest(),
-        sweep.answer,
-        sweep.replay,
-        said,
-        [_hash_file(place) for place in places],
-    ]
-    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
-
-
-class AnswerStore:
-    """Answers by key in one SQLite file, which several sweeps may use at once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        ensure_folder(path.parent)
-        with self._open() as data:
-            data.execute(
-                "create table if not exists answers (key text primary key, answer text not null)"
-            )
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=60)) as data, data:
-                yield data
-        except sqlite3.Error as error:
-            raise PlannerError(f"cannot use {self.path} as a store of answers: {error}") from None
-
-    def fetch(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The answers to those of `keys` that have one."""
-        found: dict[str, dict[str, Any]] = {}
-        asked = iter(dict.fromkeys(keys))
-        with self._open() as data:
-            while some := list(islice(asked, 500)):
-                marks = ", ".join("?" * len(some))
-                rows = data.execute(f"select key, answer from answers where key in ({marks})", some)
-                found |= {name: json.loads(text) for name, text in rows}
-        return found
-
-    def add(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep `answers`, all of them or none; errors, which may pass, are not kept."""
-        rows = [
-            (name, json.dumps(one)) for name, one in answers.items() if one["status"] != "error"
-        ]
-        with self._open() as data:
-            data.executemany("insert or ignore into answers values (?, ?)", rows)
+def compute_point_key(sweep: SweepSpec, fields: Mapping[str, object]) -> str:
+    """Return the key of an answer; the scenario's title and the files to write do not count."""
+    question = {name: v for name, v in fields.items() if name not in ("question", "files")}
+    return compute_answer_key("point", [sweep.answer, sweep.replay, question], sweep.folder)
 
 
 def answer_points(
-    sweep: SweepSpec, wanted: str, questions: Sequence[tuple[str, Mapping[str, Any]]]
-) -> dict[str, dict[str, Any]]:
-    """The answers to (key, fields set) of some points: one task. `wanted` is the build that asks."""
-    if compute_build_digest() != wanted:
+    sweep: SweepSpec, build_digest: str, points: Sequence[tuple[str, SweepPoint]]
+) -> dict[str, Answer]:
+    """Return the answers to (key, point) pairs, for one Dask task of the build `build_digest`.
+
+    Raises `PlannerError` if this worker has another build.
+    """
+    if compute_build_digest() != build_digest:
         raise PlannerError(
             "a worker has another version of the planner, or other catalogs: give it the same"
         )
-    return {name: answer_point(sweep, point) for name, point in questions}
+    return {key: answer_point(sweep, point) for key, point in points}
 
 
-def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of the output; `status` is ok, does_not_fit, nothing_meets or error."""
+def answer_point(sweep: SweepSpec, point: SweepPoint) -> Answer:
+    """Return one output row; `status` is ok, does_not_fit, nothing_meets or error."""
     try:
         fields = sweep.build_scenario_fields(point)
-        wanted = fields.pop("deployment", None)
+        deployment_fields = fields.pop("deployment", None)
         scenario = parse_scenario(fields, sweep.name, sweep.folder)
         if sweep.answer == "predict":
-            candidate = _predict_point(
-                scenario, validate_entry(DeploymentEntry, wanted, "deployment"), sweep.replay
-            )
-            return _build_point_row(scenario, candidate)
+            entry = validate_entry(DeploymentEntry, deployment_fields, "deployment")
+            return _build_point_row(scenario, _predict_point(scenario, entry, sweep.replay))
         plan = search_deployments(scenario) if sweep.replay else search_analytically(scenario)
-        about: dict[str, Any] = {
+        columns: Answer = {
             "verdict": plan.verdict,
             "binding": plan.binding_constraint.constraint,
         }
         if sweep.replay and (day := plan.autoscaling):
-            fewest, most = min(day.replicas), max(day.replicas)
-            about |= {
-                "replicas_fewest": fewest,
-                "replicas_most": most,
+            columns |= {
+                "replicas_fewest": min(day.replicas),
+                "replicas_most": max(day.replicas),
                 "hours_missed": len(day.violated_hours),
+                "gpu_hours": day.gpu_hours,
+                "gpu_hours_fixed": day.fixed_gpu_hours,
             }
-            about |= {"gpu_hours": day.gpu_hours, "gpu_hours_fixed": day.fixed_gpu_hours}
         if plan.best is None:
-            return {"status": "nothing_meets", **about, "error": str(plan.binding_constraint)}
-        row = _build_point_row(scenario, plan.best) | about
+            return {"status": "nothing_meets", **columns, "error": str(plan.binding_constraint)}
+        row = _build_point_row(scenario, plan.best) | columns
         return (
             row
             if plan.chosen
@@ -158,7 +99,7 @@ def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
         )
     except PlannerError as error:
         return {"status": "error", "error": str(error)}
-    except Exception as error:  # one odd point must not end the others
+    except Exception as error:  # an unexpected failure must not end the other points
         return {
             "status": "error",
             "error": escape_to_one_line(
@@ -167,48 +108,37 @@ def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
         }
 
 
-def _predict_point(
-    scenario: Scenario, deployment_entry: DeploymentEntry, replay: bool
-) -> Candidate:
-    """The given deployment under the scenario's traffic."""
-    name = get_gpu(deployment_entry.gpu).name if deployment_entry.gpu else scenario.gpus[0].gpu.name
-    candidate_gpu = next((card for card in scenario.gpus if card.gpu.name == name), None)
+def _predict_point(scenario: Scenario, entry: DeploymentEntry, simulate: bool) -> Candidate:
+    """Evaluate the deployment of `entry` under the scenario's workload."""
+    gpu = get_gpu(entry.gpu) if entry.gpu else scenario.gpus[0].gpu
     model = load_model(
         scenario.model,
-        quantization=(
-            None if deployment_entry.quantization == "checkpoint" else deployment_entry.quantization
-        ),
+        quantization=None if entry.quantization == "checkpoint" else entry.quantization,
     )
-    layout = ParallelLayout(
-        deployment_entry.tp,
-        deployment_entry.pp,
-        deployment_entry.dp,
-        deployment_entry.ep,
-        deployment_entry.dcp,
-    )
+    layout = ParallelLayout(entry.tp, entry.pp, entry.dp, entry.ep, entry.dcp)
     if reason := explain_illegal_layout(model, layout, layout.gpus_per_replica, scenario.engine):
         raise PlannerError(reason)
-    drafting = (
+    speculation = (
         scenario.speculation.to_config()
         if scenario.speculation and scenario.speculation.allowed
         else None
     )
-    candidate_gpu = candidate_gpu or CandidateGpu(
-        get_gpu(name), layout.num_gpus * deployment_entry.replicas
-    )
+    candidate_gpu = next(
+        (candidate for candidate in scenario.gpus if candidate.gpu.name == gpu.name), None
+    ) or CandidateGpu(gpu, layout.num_gpus * entry.replicas)
     deployment = build_deployment(
-        scenario, candidate_gpu, model, layout, deployment_entry.kv_cache_dtype, drafting
+        scenario, candidate_gpu, model, layout, entry.kv_cache_dtype, speculation
     )
-    candidate = evaluate_candidate(scenario, deployment, deployment_entry.replicas)
+    candidate = evaluate_candidate(scenario, deployment, entry.replicas)
     return (
         simulate_candidate(scenario, candidate)
-        if replay and candidate.prediction.can_start
+        if simulate and candidate.prediction.can_start
         else candidate
     )
 
 
-def _build_point_row(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
-    """What a candidate is and does, with the columns of `planner predict`."""
+def _build_point_row(scenario: Scenario, candidate: Candidate) -> Answer:
+    """Return the columns of a candidate and of its prediction, as JSON can hold them."""
     deployment = candidate.deployment
     verdict = (
         "nothing_meets"
@@ -217,28 +147,32 @@ def _build_point_row(scenario: Scenario, candidate: Candidate) -> dict[str, Any]
         if candidate.at_risk
         else "holds"
     )
-    return {
-        "status": "ok", "verdict": verdict, "binding": "",
+    values = {
+        "status": "ok",
+        "verdict": verdict,
+        "binding": "",
         "figures": "replay" if candidate.is_simulated else "closed form",
         "gpu": deployment.gpu.name,
         "gpus": sum(pool.num_gpus for pool in candidate.prediction.pools),
-        "gpus_rented": candidate.prediction.num_gpus_billed, **vars(deployment.layout),
+        "gpus_rented": candidate.prediction.num_gpus_billed,
+        **vars(deployment.layout),
         "pools": candidate.description if candidate.is_disaggregated else "",
         "quantization": deployment.model.quantization.method,
         "kv_cache_dtype": deployment.args.kv_cache_dtype or "auto",
         "max_num_seqs": deployment.args.max_num_seqs,
         "max_model_len": deployment.args.max_model_len,
         "misses": "; ".join(candidate.violations),
-        "margin": candidate.limit_utilization if math.isfinite(candidate.limit_utilization) else None,
-    } | {
-        # as JSON holds it
+        "margin": candidate.limit_utilization,
+        **build_output_row(candidate.prediction),
+    }
+    return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in build_output_row(candidate.prediction).items()
-    }  # fmt: skip
+        for name, value in values.items()
+    }
 
 
 def unify_column_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """A column as Parquet holds it: text where its values are of several types, such as a number and "auto"."""
+    """Return a column for Parquet: text if its values have several types, such as 8 and "auto"."""
     if column.dtype != object or len({type(value) for value in column.dropna()}) < 2:
         return column
     return column.map(
@@ -248,73 +182,74 @@ def unify_column_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
 
 def run_sweep(
     sweep: SweepSpec, store: AnswerStore, scheduler: str | None = None, workers: int | None = None,
-    progress: Callable[[int, int, int], None] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The answers to all points, in their order; those that the store lacks are worked out and appended to it.
+    progress: Callable[[int, int, int], object] = lambda done, total, stored: None,
+) -> list[Answer]:  # fmt: skip
+    """Return the answers to all points in order; compute those that `store` lacks, and keep them.
 
-    They run on the Dask `scheduler` at an address, else on `workers` processes of this machine (as
-    many as it has cores). `progress` is told the distinct points that are answered, all of them,
-    and those that the store knew. Raises `PlannerError` where the scheduler cannot be reached or
+    They run on the Dask `scheduler` at an address, or on `workers` processes of this machine (by
+    default one per core). `progress` gets the numbers of answered, of all and of stored points,
+    each distinct point counted once. Raises `PlannerError` if the scheduler cannot be reached or
     its workers have another planner.
     """
     keys = [compute_point_key(sweep, sweep.build_scenario_fields(point)) for point in sweep.points]
-    found = store.fetch(keys)
-    kept, all_points = len(found), dict(zip(keys, sweep.points, strict=True))
-    open_points = [(name, point) for name, point in all_points.items() if name not in found]
-    tell = progress or (lambda *_: None)
-    tell(kept, len(all_points), kept)
-    if open_points:
+    answers = store.fetch(keys, ANSWER_COLUMNS)
+    num_stored, points = len(answers), dict(zip(keys, sweep.points, strict=True))
+    missing = [(key, point) for key, point in points.items() if key not in answers]
+    progress(num_stored, len(points), num_stored)
+    if missing:
         if sweep.replay and not scheduler:
-            compile_simulator()  # once, here: workers then find it on disk
-        for some in _compute_answers(sweep, open_points, scheduler, workers):
-            store.add(some)
-            found |= some
-            tell(len(found), len(all_points), kept)
-    return [found[name] for name in keys]
+            compile_simulator()  # once, before the workers start: they load it from disk
+        for chunk in _compute_answers(sweep, missing, scheduler, workers):
+            store.add(chunk)
+            answers |= chunk
+            progress(len(answers), len(points), num_stored)
+    return [answers[key] for key in keys]
 
 
 def _compute_answers(
     sweep: SweepSpec,
-    questions: list[tuple[str, Mapping[str, Any]]],
+    points: list[tuple[str, SweepPoint]],
     scheduler: str | None,
     workers: int | None,
-) -> Iterator[dict[str, dict[str, Any]]]:
-    """Answers, chunk by chunk as they are found."""
+) -> Iterator[dict[str, Answer]]:
+    """Yield answers by key, task by task as they end."""
     from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
     from distributed.client import FutureCancelledError
 
-    task, size = (
-        partial(answer_points, replace(sweep, points=(), files=()), compute_build_digest()),
-        POINTS_PER_TASK[sweep.replay],
-    )
     if scheduler and not re.fullmatch(r"(tcp|tls|ws|wss)://.+:\d{1,5}", scheduler):
         raise PlannerError(
             f"--scheduler takes an address such as tcp://10.0.0.1:8786, got {scheduler!r:.80}"
         )
-    chunks = [questions[k : k + size] for k in range(0, len(questions), size)]
+    task = partial(answer_points, replace(sweep, points=(), files=()), compute_build_digest())
+    size = POINTS_PER_TASK[sweep.replay]
+    chunks = [points[k : k + size] for k in range(0, len(points), size)]
     try:
-        with ExitStack() as held:
-            place: Any = scheduler or held.enter_context(
+        with ExitStack() as stack:
+            address: str | LocalCluster = scheduler or stack.enter_context(
                 LocalCluster(
-                    n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0",
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    dashboard_address="127.0.0.1:0",
                     memory_limit=0,
-                    silence_logs=50, local_directory=held.enter_context(TemporaryDirectory()),
+                    silence_logs=50,
+                    local_directory=stack.enter_context(TemporaryDirectory()),
                 )
-            )  # fmt: skip
-            client = held.enter_context(Client(place, timeout=20, set_as_default=False))
+            )
+            client = stack.enter_context(Client(address, timeout=20, set_as_default=False))
             tasks = client.map(task, chunks, pure=False)
-            for _, some in as_completed(tasks, loop=client.loop, with_results=True):
-                yield some
+            for _, answers in as_completed(tasks, loop=client.loop, with_results=True):
+                yield answers
     except (OSError, KilledWorker, FutureCancelledError) as error:
         where, why = scheduler or "this machine", error or type(error).__name__
         raise PlannerError(f"Dask on {where} gave up, what was answered is kept: {why}") from None
 
 
 def run_sweep_file(
-    path: Path, out: Path, store: Path, scheduler: str | None = None, workers: int | None = None,
-    progress: Callable[[int, int, int], None] | None = None,
+    path: Path, out: Path, store: AnswerStore, scheduler: str | None = None,
+    workers: int | None = None,
+    progress: Callable[[int, int, int], object] = lambda done, total, stored: None,
 ) -> "pd.DataFrame":  # fmt: skip
-    """Work out the sweep of `path` into the table `out`, CSV or Parquet, which is returned."""
+    """Run the sweep in the file `path`; write its table to `out` (CSV or Parquet) and return it."""
     import pandas as pd
 
     if out.suffix not in (".csv", ".parquet"):
@@ -325,21 +260,22 @@ def run_sweep_file(
             "pip install 'headroom-planner[parquet]', or name a .csv"
         )
     sweep = load_sweep_spec(path)
-    check_not_overwriting(sweep.files, [out, store])
+    check_not_overwriting(sweep.files, [out, *([store.path] if store.path else [])])
     ensure_folder(out.parent)
-    found = run_sweep(sweep, AnswerStore(store), scheduler, workers, progress)
-    rows = [
-        {
-            "point": k,
-            **{
-                f"set.{name}": json.dumps(v) if isinstance(v, dict | list) else v
-                for name, v in point.items()
-            },
-        }
-        | one
-        for k, (point, one) in enumerate(zip(sweep.points, found, strict=True))
-    ]
-    table = pd.DataFrame(rows)
+    answers = run_sweep(sweep, store, scheduler, workers, progress)
+    table = pd.DataFrame(
+        [
+            {
+                "point": k,
+                **{
+                    f"set.{name}": json.dumps(value) if isinstance(value, dict | list) else value
+                    for name, value in point.items()
+                },
+                **answer,
+            }
+            for k, (point, answer) in enumerate(zip(sweep.points, answers, strict=True))
+        ]
+    )
     with replace_atomically(out) as (part,):
         if out.suffix == ".csv":
             table.to_csv(part, index=False, float_format="%.7g")
@@ -357,21 +293,21 @@ TERMINAL_COLUMNS = (
     "tpot_ms_p95",
     "figures",
 )
-"""Columns of a table that a terminal shows beside the fields that were set."""
+"""Columns that a terminal shows after the fields that were set."""
 
 
-def format_sweep(table: "pd.DataFrame", most: int = 20) -> str:
-    """The first points of a sweep for a terminal; what has no verdict shows its status."""
+def format_sweep(table: "pd.DataFrame", max_rows: int = 20) -> str:
+    """Return the first rows of a sweep for a terminal; without a verdict they show their status."""
 
-    def figure(value: float) -> str:
+    def format_number(value: float) -> str:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
     columns = [*(name for name in map(str, table) if name.startswith("set.")), *TERMINAL_COLUMNS]
     shown = (
-        table.head(most)
+        table.head(max_rows)
         .reindex(columns=columns)
         .rename(columns=lambda name: name.removeprefix("set."))
     )
     shown["verdict"] = shown["verdict"].astype(object).fillna(table["status"])
-    more = f"\n... and {len(table) - most:,} more" * (len(table) > most)
-    return shown.to_string(index=False, na_rep="", float_format=figure) + more
+    more = f"\n... and {len(table) - max_rows:,} more" * (len(table) > max_rows)
+    return shown.to_string(index=False, na_rep="", float_format=format_number) + more

@@ -1,4 +1,4 @@
-"""What a sweep's file asks: a question, and the points at which it is asked, a grid or a sample."""
+"""Read a sweep file: a scenario, and the points at which it is answered, a grid or a sample."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,22 @@ from planner.core.readers import read_yaml
 from planner.planning.scenario import apply_overrides, find_scenario_file
 from planner.planning.scenario_schema import MAX_GPUS_PER_KIND
 
-MAX_SWEEP_POINTS, MAX_SWEEP_VALUES = 10**6, 4 * 10**6
-"""Of one sweep: points, and fields that all of them set together."""
+MAX_SWEEP_POINTS = 10**6
+MAX_SWEEP_VALUES = 4 * 10**6
+"""Points times fields of one sweep."""
 MIN_LOG_RANGE_START = 1e-12
-"""Where a range by factors begins."""
 LayoutSize = Annotated[int, Field(ge=1, le=MAX_GPUS_PER_KIND)]
 BoundedNumber = Annotated[float, Field(ge=-(2**40), le=2**40)]
 FieldValue = float | int | bool | str | dict[str, Any] | list[Any]
+SweepPoint = Mapping[str, FieldValue]
+"""Values by the scenario's field that they set, such as `workload.rate`."""
 
 
 class RangeEntry(StrictEntry):
-    """Numbers from `low` to `high`, evenly apart or (`log`) by equal factors; `points` of them in a grid."""
+    """Numbers from `low` to `high`, evenly spaced or (`log`) by equal factors.
+
+    A grid needs their number, `points`; a sample has none.
+    """
 
     low: BoundedNumber
     high: BoundedNumber
@@ -33,23 +38,23 @@ class RangeEntry(StrictEntry):
     scale: Literal["linear", "log"] = "linear"
     whole: bool = False
 
-    def interpolate(self, share: float) -> float:
-        """The number that lies `share` of the way from `low` to `high`."""
+    def interpolate(self, fraction: float) -> float:
+        """Return the number at `fraction` of the way from `low` to `high`."""
         if self.scale == "linear":
-            value = self.low + share * (self.high - self.low)
+            value = self.low + fraction * (self.high - self.low)
         else:
-            value = self.low * (self.high / self.low) ** share
+            value = self.low * (self.high / self.low) ** fraction
         return round(value) if self.whole else value
 
 
 FieldValues = Annotated[
     Annotated[list[FieldValue], Tag("list")] | Annotated[RangeEntry, Tag("range")],
-    Discriminator(lambda given: "range" if isinstance(given, dict) else "list"),
+    Discriminator(lambda values: "range" if isinstance(values, dict) else "list"),
 ]
 
 
 class SampleEntry(StrictEntry):
-    """Points drawn at random, evenly over all fields (Latin hypercube)."""
+    """Random points that cover every field evenly (Latin hypercube)."""
 
     points: Annotated[int, Field(ge=1, le=MAX_SWEEP_POINTS)]
     seed: Annotated[int, Field(ge=0, le=2**32)] = 0
@@ -57,7 +62,7 @@ class SampleEntry(StrictEntry):
 
 
 class DeploymentEntry(StrictEntry):
-    """What is predicted: one of the scenario's GPUs (its first) or another, the layout and the formats."""
+    """The deployment to predict: GPU (by default the scenario's first), layout and formats."""
 
     gpu: str | None = None
     tp: LayoutSize = 1
@@ -71,7 +76,7 @@ class DeploymentEntry(StrictEntry):
 
 
 class SweepEntry(StrictEntry):
-    """A sweep file: the scenario, what is asked of every point, and the points, a grid or a sample."""
+    """A sweep file: a scenario, what to answer at every point, and the points."""
 
     answer: Literal["predict", "plan"]
     scenario: str
@@ -84,23 +89,26 @@ class SweepEntry(StrictEntry):
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """The points of a sweep, each the fields that it sets, and the question that they are set in."""
+    """A scenario's fields and the points of a sweep, each of which sets some of them."""
 
     answer: Literal["predict", "plan"]
     replay: bool
-    fields: Mapping[str, Any]  # of the scenario, and `deployment`
+    fields: Mapping[str, Any]  # of the scenario; and `deployment`, for predictions
     name: str
     folder: Path  # of the scenario's file
-    points: Sequence[Mapping[str, Any]]
+    points: Sequence[SweepPoint]
     files: tuple[Path, ...]
 
-    def build_scenario_fields(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """The question with the fields of `point` set."""
+    def build_scenario_fields(self, point: SweepPoint) -> dict[str, Any]:
+        """Return the scenario's fields with those of `point` set."""
         return apply_overrides(self.fields, point, self.name)
 
 
 def load_sweep_spec(path: Path) -> SweepSpec:
-    """The sweep in a YAML file; `PlannerError` for whatever is wrong in it. A scenario's path is relative to it."""
+    """Read a sweep from a YAML file, to which its scenario's path is relative.
+
+    Raises `PlannerError` for a file that cannot be used.
+    """
     entry = validate_entry(SweepEntry, read_yaml(path), path.name)
     if entry.answer == "plan" and entry.deployment:
         raise PlannerError(f"{path.name}, field deployment: a plan chooses it; leave it out")
@@ -133,33 +141,35 @@ def load_sweep_spec(path: Path) -> SweepSpec:
     return sweep_spec
 
 
-def _build_grid(fields: Mapping[str, list[FieldValue] | RangeEntry]) -> list[dict[str, Any]]:
-    """Every combination of the fields' values, the last field changing fastest."""
-    values = {name: _list_values(name, given) for name, given in fields.items()}
-    if (many := math.prod(map(len, values.values()))) > MAX_SWEEP_POINTS:
-        raise PlannerError(f"grid: {many:,} points, and at most {MAX_SWEEP_POINTS:,} are swept")
-    _check_sweep_size(many, len(values))
+def _build_grid(fields: Mapping[str, list[FieldValue] | RangeEntry]) -> list[SweepPoint]:
+    """Return every combination of the fields' values, the last field changing fastest."""
+    values = {name: _list_values(name, field_values) for name, field_values in fields.items()}
+    if (num_points := math.prod(map(len, values.values()))) > MAX_SWEEP_POINTS:
+        raise PlannerError(
+            f"grid: {num_points:,} points, and at most {MAX_SWEEP_POINTS:,} are swept"
+        )
+    _check_sweep_size(num_points, len(values))
     return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
 
 
-def _check_sweep_size(points: int, fields: int) -> None:
-    if points * fields > MAX_SWEEP_VALUES:
+def _check_sweep_size(num_points: int, num_fields: int) -> None:
+    if num_points * num_fields > MAX_SWEEP_VALUES:
         raise PlannerError(
-            f"{points:,} points of {fields:,} fields are more than {MAX_SWEEP_VALUES:,} values"
+            f"{num_points:,} points of {num_fields:,} fields are more than"
+            f" {MAX_SWEEP_VALUES:,} values"
         )
 
 
-def _list_values(name: str, given: list[FieldValue] | RangeEntry) -> list[Any]:
-    if isinstance(given, list):
-        if not given:
+def _list_values(name: str, values: list[FieldValue] | RangeEntry) -> list[FieldValue]:
+    if isinstance(values, list):
+        if not values:
             raise PlannerError(f"{name}: give at least one value")
-        return given
-    if given.points is None:
+        return values
+    if values.points is None:
         raise PlannerError(f"{name}: a range in a grid needs its number of points")
-    _check_range(name, given)
-    return list(
-        dict.fromkeys(given.interpolate(k / (given.points - 1)) for k in range(given.points))
-    )
+    _check_range(name, values)
+    fractions = (k / (values.points - 1) for k in range(values.points))
+    return list(dict.fromkeys(map(values.interpolate, fractions)))
 
 
 def _check_range(name: str, range_entry: RangeEntry) -> None:
@@ -172,8 +182,8 @@ def _check_range(name: str, range_entry: RangeEntry) -> None:
         )
 
 
-def _sample_points(sample: SampleEntry) -> list[dict[str, Any]]:
-    """Points of a Latin hypercube: each field takes as many different values as there are points, once each."""
+def _sample_points(sample: SampleEntry) -> list[SweepPoint]:
+    """Return a Latin hypercube: every field takes as many values as there are points, once each."""
     from scipy.stats import qmc
 
     _check_sweep_size(sample.points, len(sample.fields))
@@ -184,15 +194,15 @@ def _sample_points(sample: SampleEntry) -> list[dict[str, Any]]:
             _check_range(name, field_values)
         else:
             raise PlannerError(f"{name}: a range in a sample has no number of points of its own")
-    shares = qmc.LatinHypercube(len(sample.fields), rng=sample.seed).random(sample.points)
+    rows = qmc.LatinHypercube(len(sample.fields), rng=sample.seed).random(sample.points)
     return [
         {
             name: (
-                given[int(share * len(given))]
-                if isinstance(given, list)
-                else given.interpolate(float(share))
+                values[int(fraction * len(values))]
+                if isinstance(values, list)
+                else values.interpolate(float(fraction))
             )
-            for (name, given), share in zip(sample.fields.items(), row, strict=True)
+            for (name, values), fraction in zip(sample.fields.items(), row, strict=True)
         }
-        for row in shares
+        for row in rows
     ]

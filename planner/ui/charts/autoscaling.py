@@ -1,4 +1,4 @@
-"""A day of traffic: what comes in each hour, and what that hour's replicas may take."""
+"""A chart of a day: the load of each hour, and the capacity of its replicas."""
 
 import altair as alt
 import pandas as pd
@@ -14,7 +14,7 @@ ARRIVALS_LABEL, CAPACITY_LABEL, FIXED_FLEET_LABEL = (
 
 
 def plot_day(scaling: AutoscalingPlan) -> alt.TopLevelMixin:
-    """Requests/s by hour as bars, below the line of what the replicas may take; how many they are stands above it."""
+    """Plot the requests/s of each hour as bars below the capacity of its replicas."""
     each, hours = scaling.max_replica_rps, len(scaling.rates)
     data = pd.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""Charts: one theme, one way to draw. Every function takes results of `planner` and returns an Altair chart."""
+"""The theme and the common parts of all charts."""
 
 import hashlib
 import math
@@ -27,58 +27,60 @@ MEMORY_PART_COLORS = {
     "KV cache": OK_COLOR,
     "driver context": "#4fa9bd", "other tenants": VIOLATED_COLOR, "headroom": "#8a8f9866",
 }  # fmt: skip
-"""One colour for each part of a memory budget, everywhere."""
+"""Colours of the terms of a memory budget."""
 FONT_MARGIN_PX_PER_CHAR = 0.8
-"""Pixels a character: what a browser's own sans-serif (DejaVu Sans, say) takes more than Liberation Sans at 11 px."""
+"""Extra width of a browser's own font, such as DejaVu Sans, over Liberation Sans at 11 px."""
 MAX_DRAWN_UTILIZATION = 3.0
-"""A latency is drawn up to so many times its limit."""
+"""Largest latency that is drawn, as a multiple of its limit."""
 GAUGE_COLORS = dict(zip(("running", "waiting"), CATEGORY_COLORS, strict=False))
-"""How many requests of an engine do what, each in its colour."""
+"""Colours of the gauges of an engine."""
 
 
 @alt.theme.register("headroom", enable=True)
 def build_theme() -> Any:
-    """Vega-Lite's configuration of every chart."""
+    """Return the Vega-Lite configuration of all charts."""
     return {"config": VEGA_THEME}
 
 
 def render_svg(chart: alt.TopLevelMixin | dict[str, Any]) -> str:
-    """The chart, or its Vega-Lite, as one SVG element, made offline; a mark says what it is under the pointer."""
+    """Return a chart, or its Vega-Lite, as an SVG element whose marks have tooltips.
+
+    It is rendered offline.
+    """
     version = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
-    drawn = vl_convert.vegalite_to_svg(
+    svg = vl_convert.vegalite_to_svg(
         chart if isinstance(chart, dict) else chart.to_dict(), vl_version=version
     )
-    mark = hashlib.sha1(drawn.encode()).hexdigest()[:8]
-    drawn = re.sub(
-        r'(id="|url\(#)((?:clip|gradient)\w*)', rf"\g<1>{mark}-\2", drawn
-    )  # several charts share a page
+    digest = hashlib.sha1(svg.encode()).hexdigest()[:8]
+    # ids are unique on a page with several charts
+    svg = re.sub(r'(id="|url\(#)((?:clip|gradient)\w*)', rf"\g<1>{digest}-\2", svg)
 
-    def titled(mark: re.Match[str]) -> str:
+    def add_title(mark: re.Match[str]) -> str:
         text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.3g}", mark[2])
         return f"{mark[1]}><title>{text}</title></path>"
 
     path = r'(<path aria-label="([^"]*)" role="[^"]*" aria-roledescription="(?!line|area)[^>]*)/>'
-    return _widen_left_margin(re.sub(path, titled, drawn))
+    return _widen_left_margin(re.sub(path, add_title, svg))
 
 
-def _widen_left_margin(drawn: str) -> str:
-    """The same with room at the left for a font that is a fifth wider than the one that its labels were measured in."""
-    labels = re.findall(r'<text text-anchor="end" transform="translate\(-[^>]*>([^<]*)', drawn)
-    room = math.ceil(max(map(len, map(unescape, labels)), default=0) * FONT_MARGIN_PX_PER_CHAR)
+def _widen_left_margin(svg: str) -> str:
+    """Return an SVG with a left margin for a font that is wider than the one it was laid out in."""
+    labels = re.findall(r'<text text-anchor="end" transform="translate\(-[^>]*>([^<]*)', svg)
+    margin = math.ceil(max(map(len, map(unescape, labels)), default=0) * FONT_MARGIN_PX_PER_CHAR)
     size = r'width="([\d.]+)" height="([\d.]+)" viewBox="0 0 [\d. ]+"'
 
-    def widened(match: re.Match[str]) -> str:
-        width = float(match[1]) + room
+    def widen(match: re.Match[str]) -> str:
+        width = float(match[1]) + margin
         return (
-            f'width="{width:g}" height="{match[2]}" viewBox="{-room} 0 {width:g} {match[2]}"'
+            f'width="{width:g}" height="{match[2]}" viewBox="{-margin} 0 {width:g} {match[2]}"'
             ' style="overflow: visible"'
         )
 
-    return re.sub(size, widened, drawn, count=1)
+    return re.sub(size, widen, svg, count=1)
 
 
 def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
-    """What fills one GPU: a stacked bar in GiB for each labelled plan."""
+    """Plot the memory budget of one GPU: a stacked bar in GiB for each labelled plan."""
     rows = [
         (label, order, part, size / GIB)
         for label, plan in plans.items()
@@ -102,7 +104,7 @@ def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
 def encode_color(
     column: str, colors: Mapping[str, str] | Sequence[str], present: Iterable[str] | None = None
 ) -> alt.Color:
-    """What `column` names in its own colours, names alone in the palette's; the legend has all, or those `present`."""
+    """Encode `column` by `colors` or the palette; the legend has all values or those `present`."""
     colors = (
         colors
         if isinstance(colors, Mapping)
@@ -115,19 +117,22 @@ def encode_color(
 
 
 def split_intervals(intervals: Iterable[Any]) -> dict[str, list[float]]:
-    """Columns "lo", "mid" and "hi" of a column of intervals, or of numbers."""
+    """Return columns "lo", "mid" and "hi" of intervals or numbers."""
     values = list(intervals)
     return {end: [getattr(value, end, value) for value in values] for end in ("lo", "mid", "hi")}
 
 
-def cap_utilization(parts: Iterable[Interval]) -> pd.DataFrame:
-    """`ends` of shares of a limit, none above `FAR`; "further" says where an interval goes on beyond it."""
-    data = pd.DataFrame(split_intervals(parts), dtype=float)
+def cap_utilization(utilization: Iterable[Interval]) -> pd.DataFrame:
+    """Split intervals of limit utilization, capped at `MAX_DRAWN_UTILIZATION`.
+
+    The column "further" marks those that extend beyond it.
+    """
+    data = pd.DataFrame(split_intervals(utilization), dtype=float)
     return data.clip(upper=MAX_DRAWN_UTILIZATION).assign(further=data["hi"] > MAX_DRAWN_UTILIZATION)
 
 
 def plot_overflow_arrows(base: alt.Chart) -> alt.Chart:
-    """An arrow at the end of each of the `shares` that goes on."""
+    """Plot an arrow at the end of each interval that `cap_utilization` capped."""
     return (
         base.transform_filter("datum.further")
         .mark_point(shape="triangle-right", filled=True)
@@ -136,7 +141,7 @@ def plot_overflow_arrows(base: alt.Chart) -> alt.Chart:
 
 
 def plot_band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:
-    """The line of `mid`, drawn as `height` says, in its 80% band from `lo` to `hi`."""
+    """Plot the line of "mid" on the axis `height`, in its band from "lo" to "hi"."""
     return [
         base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
         base.mark_line().encode(y=height),
@@ -144,7 +149,7 @@ def plot_band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:
 
 
 def plot_limit_line(limit: float | None, axis: str = "y") -> list[alt.Chart]:
-    """A promise, as a dashed line across; nothing where nothing is promised."""
+    """Plot a limit as a dashed line; nothing without a limit."""
     rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(
         strokeDash=[5, 4], color=VIOLATED_COLOR
     )
@@ -154,7 +159,7 @@ def plot_limit_line(limit: float | None, axis: str = "y") -> list[alt.Chart]:
 def arrange_panels(
     panel: Any, column: str, order: Sequence[str], abreast: int = 1
 ) -> alt.FacetChart:
-    """`panel` once for each value of `column`, its name above it; so many abreast, one row above the other."""
+    """Repeat `panel` for each value of `column`, `abreast` of them in a row."""
     above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
     return panel.facet(
         facet=alt.Facet(f"{column}:N", title=None, sort=list(order), header=above), columns=abreast
@@ -169,7 +174,7 @@ def plot_lines(
     limit: float | None = None,
     log: bool = False,
 ) -> alt.LayerChart | alt.FacetChart:
-    """`y` against `x` by `series`; a column of intervals gets its 80% band, `limit` a dashed line across.
+    """Plot `y` over `x` by `series`, with the band of intervals and `limit` as a dashed line.
 
     Column names are the axis titles, units included.
     """
@@ -185,5 +190,5 @@ def plot_lines(
 
 
 def _escape_field(column: str) -> str:
-    """A column name as Vega-Lite reads it: dots, colons and brackets are not operators in it."""
+    """Return a column name with the operators of Vega-Lite (dots, colons, brackets) escaped."""
     return re.sub(r"([.:\[\]])", r"\\\1", column)

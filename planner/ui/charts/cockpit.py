@@ -1,4 +1,4 @@
-"""Charts of the cockpit, as plain Vega-Lite: a slider waits for them, and Altair would take most of its time."""
+"""Charts of the cockpit as plain Vega-Lite, as building them with Altair is slow."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from planner.ui.charts.base import (
 )
 
 COCKPIT_WIDTH_PX, COCKPIT_HEIGHT_PX, COCKPIT_PANEL_HEIGHT_PX = 430, 150, 105
-"""Of a chart; and the height of each panel where there are more than two."""
+"""Size of a chart, and the height of each panel if there are more than two."""
 VegaSpec = dict[str, Any]
 
 
@@ -27,7 +27,7 @@ def plot_live_latency(
     limits: Mapping[str, float],
     plan: Mapping[str, Interval],
 ) -> VegaSpec:
-    """One panel for each promised latency against the load: limit dashed, and the plan with its interval."""
+    """Plot each latency with an SLO over the load: limit dashed, and the plan with its interval."""
     panels = []
     for y, limit in limits.items():
         top = MAX_DRAWN_UTILIZATION * max(limit, plan[y].mid)
@@ -69,20 +69,18 @@ def plot_live_latency(
 
 
 def plot_live_cost(data: pd.DataFrame, load: str, here: float, paid: float | None) -> VegaSpec:
-    """What the cheapest costs against the load, as steps that name their GPUs; the plan, and what is paid for it."""
+    """Plot the least cost over the load, in steps named by their GPUs, and the cost of the plan."""
     unit = str(data.columns[1])
     flat = pd.DataFrame({"load": data[load], "cost": data[unit], "what": data["Deployment"]})
     last, left = flat[flat["what"] != flat["what"].shift(-1)], flat["load"].iloc[0]
-    begins = last["load"].shift(
-        fill_value=left
-    )  # a name ends with its step: above it, and left of it, nothing is
+    # a name ends at the end of its step, where the space above and to the left is free
+    begins = last["load"].shift(fill_value=left)
     wide = last[(last["load"] > 1.3 * begins) & (last["load"] > 2 * left)]
     spot = _wrap_values([{"load": here, "cost": paid}])
     height = {"field": "cost", "type": "quantitative", "title": unit, "axis": {"tickCount": 5}}
     both = {"x": _encode_load_axis(load), "y": height}
-    below = (
-        {} if paid is None else {"y": height, "y2": {"datum": 0}}
-    )  # above the plan its step has its name
+    # the rule ends at the plan, as the name of its step is above
+    below = {} if paid is None else {"y": height, "y2": {"datum": 0}}
     named = {
         "type": "text",
         "align": "right",

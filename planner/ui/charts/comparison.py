@@ -1,4 +1,4 @@
-"""Charts of several plans side by side: their promises, and what their loads cost."""
+"""Charts that compare plans: their SLOs, and their costs over load."""
 
 from collections.abc import Sequence
 
@@ -18,11 +18,11 @@ from planner.ui.charts.base import (
 )
 
 PLAN_MARKERS = ("circle", "square", "triangle-up", "diamond")
-"""One for each plan, so that colours alone need not tell them apart."""
+"""One marker for each plan, so that color is not the only difference."""
 
 
 def plot_slo_comparison(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Each promise as a share of its limit, with its 80% interval, a row for each scenario; see `promised`."""
+    """Plot the utilization of every limit with its 80% interval, a row for each scenario."""
     names = list(dict.fromkeys(data["scenario"]))
     flat = data[["scenario", "promise"]].join(cap_utilization(data["Share of the limit"]))
     base = alt.Chart(flat, height=alt.Step(16)).encode(
@@ -45,7 +45,7 @@ def plot_slo_comparison(data: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
-    """What the cheapest costs against the load, a line for each scenario; None where loads or units are not alike."""
+    """Plot the least cost over the load of each scenario; None if loads or units differ."""
     names = build_plan_titles(plans)
     drawn = [sweep_cost_over_load(plan) for plan in plans]
     heads = {tuple(data.columns[:2]) for data in drawn}
@@ -75,7 +75,7 @@ def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
 
 
 def plot_knob_effects(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """What each knob does to each measure; see `analysis.sensitivity`. Blue helps, orange hurts."""
+    """Plot the effect of arguments on metrics, see `analysis.sensitivity`; blue is better."""
     knobs, measures = (list(dict.fromkeys(data[name])) for name in ("knob", "measure"))
     frame = data.assign(helps=data["benefit"] > 0, strength=data["benefit"].abs().clip(upper=0.5))
     base = alt.Chart(frame, width=CHART_WIDTH_PX - 150, height=alt.Step(17)).encode(
@@ -93,7 +93,7 @@ def plot_knob_effects(data: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def plot_adapter_endpoints(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """USD per hour by the number of adapters, shared and apart; both axes logarithmic. See `analysis.adapter_tables`."""
+    """Plot the cost over the number of adapters, on shared and own endpoints."""
     return (
         alt.Chart(data, height=200)
         .mark_line(point=True)

@@ -1,4 +1,4 @@
-"""A chart of pools: how many workers of each it takes."""
+"""A chart of the sizes of worker pools."""
 
 import altair as alt
 import pandas as pd
@@ -8,7 +8,7 @@ from planner.ui.charts.summary import SLO_STATUS_COLORS
 
 
 def plot_pool_sizes(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Numbers of workers of both pools, each with its share of the tightest limit; the chosen one is framed."""
+    """Plot limit utilization by the numbers of workers of both pools; the chosen one is framed."""
     base = alt.Chart(data.drop(columns="what is missing")).encode(
         x=alt.X("prefill workers:O", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("decode workers:O", sort="descending"),
@@ -20,10 +20,10 @@ def plot_pool_sizes(data: pd.DataFrame) -> alt.TopLevelMixin:
     share = alt.Text("share of the tightest limit:Q", format=".0%")
     text = base.mark_text(fontSize=10, dy=-6, color="currentColor").encode(text=share)
     gpus = base.mark_text(fontSize=9, dy=8, color="currentColor").transform_calculate(
-        said="datum.GPUs + ' GPUs'"
+        label="datum.GPUs + ' GPUs'"
     )
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter(
         "datum.chosen"
     )
-    layers = alt.layer(tiles, text, gpus.encode(text="said:N"), ring)
+    layers = alt.layer(tiles, text, gpus.encode(text="label:N"), ring)
     return layers.properties(width=CHART_WIDTH_PX - 160, height=alt.Step(36))

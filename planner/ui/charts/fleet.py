@@ -1,4 +1,4 @@
-"""Charts of a fleet: who has which GPUs, and what all cost as their loads grow."""
+"""Charts of a fleet: the use of its stock, and its cost as loads grow."""
 
 import math
 from itertools import cycle
@@ -18,7 +18,7 @@ from planner.ui.charts.base import (
 
 
 def plot_fleet_stock(plan: FleetPlan) -> alt.TopLevelMixin:
-    """The GPUs of each kind as a bar, in the colours of the scenarios that have them; free ones are grey."""
+    """Plot the stock of each kind of GPU by scenario; free GPUs are grey."""
     data = build_gpu_usage_table(plan)
     names = [name for name in plan.fleet.options if name in set(data["who"])]
     colors = {
@@ -41,7 +41,7 @@ def plot_fleet_stock(plan: FleetPlan) -> alt.TopLevelMixin:
 
 
 def plot_fleet_costs(plan: FleetPlan) -> alt.TopLevelMixin:
-    """What all cost as every load grows; dashed the growth that was asked about, and in red where it is too much."""
+    """Plot the cost as all loads grow; dashed the given growth, and in red the largest one."""
     data = sweep_fleet_growth(plan)
     x = alt.X(
         "every load, times:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format=".2f")

@@ -1,4 +1,4 @@
-"""Charts of batching: one request's life, what moves with load and limits, what a long prompt does to the others."""
+"""Charts of batching: one request, latencies over load, and the effect of a long prompt."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +20,13 @@ from planner.ui.charts.base import (
 )
 
 PANEL_GAP_PX = 70
-"""What a panel's own axis and the space before it take."""
+"""Width of a panel's axis and the space before it."""
 MAX_PANEL_LIMIT_MULTIPLE = 3
-"""What is more than so many times its limit is left out of a panel: it would flatten the rest."""
+"""Larger values, as multiples of the limit, are left out: they would flatten the rest."""
 
 
 def plot_request_timeline(performance: Performance, tokens: float) -> alt.TopLevelMixin:
-    """A mean request in time: up to its first token, then the first ten of its `tokens`, and when it ends."""
+    """Plot a mean request over time: its TTFT, the first ten of its `tokens`, and its end."""
     first, gap, last = (
         getattr(performance, metric)["mean"].mid * 1e3 for metric in ("ttft", "itl", "e2e")
     )
@@ -57,7 +57,7 @@ def plot_panels(
     marks: Mapping[str, float] | None = None,
     log: bool = True, columns: int = 2,
 ) -> alt.TopLevelMixin:  # fmt: skip
-    """A panel for each column in `limits`, `columns` of them abreast, limits dashed; `marks` names places along x."""
+    """Plot a panel for each column in `limits`, dashed; `marks` names values of `x`."""
     places = pd.DataFrame({"at": list((marks or {}).values()), "name": list(marks or {})})
     middle = (data[x].min() * data[x].max()) ** 0.5 if log else data[x].max() / 2
     places["side"] = ["right" if at > middle else "left" for at in places["at"]]
@@ -98,7 +98,7 @@ def plot_panels(
 
 
 def _cut_bands(data: pd.DataFrame, y: str, limit: float | None) -> pd.DataFrame:
-    """`data` with the bands of `y` cut off far above its curve and its limit."""
+    """Return `data` with the bands of `y` cut off far above its curve and its limit."""
     top = MAX_PANEL_LIMIT_MULTIPLE * max(
         limit or 0.0, *(getattr(value, "mid", value) for value in data[y])
     )
@@ -109,14 +109,14 @@ def _cut_bands(data: pd.DataFrame, y: str, limit: float | None) -> pd.DataFrame:
 
 
 def compute_panel_width(columns: int) -> int:
-    """The width of a panel of which so many stand side by side."""
+    """Return the width of each of `columns` panels in a row."""
     return (CHART_WIDTH_PX - PANEL_GAP_PX * (columns - 1)) // columns
 
 
 def plot_pace_throughput(
     load: pd.DataFrame, here: pd.DataFrame, tpot: str, limit: float | None
 ) -> alt.TopLevelMixin:
-    """What a token costs in time against what the replica makes, over its load; `here` is one row of the same kind."""
+    """Plot TPOT over the throughput of a replica as its load grows; `here` marks the plan."""
 
     def points(data: pd.DataFrame) -> alt.Chart:
         flat = pd.DataFrame(
@@ -140,7 +140,7 @@ def plot_pace_throughput(
 
 
 def plot_token_gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
-    """Each token that others receive: when it comes, and how long they waited for it; a panel per case."""
+    """Plot the gaps between tokens of other requests over time, a panel per case."""
     rows = [
         data.assign(case=name, **split_intervals(data["Gap (ms)"])) for name, data in cases.items()
     ]

@@ -1,4 +1,4 @@
-"""Charts of layouts: which are legal and do, what their GPUs tell each other, what they cost for how fast."""
+"""Charts of layouts: which are legal, their communication, and cost over latency."""
 
 from collections.abc import Mapping
 
@@ -20,11 +20,11 @@ from planner.ui.charts.summary import SLO_STATUS_COLORS
 
 LAYOUT_STATUS_COLORS = {**SLO_STATUS_COLORS, "does not fit": MUTED_COLOR}
 MAX_LAYOUT_LIMIT_MULTIPLE = 4
-"""Layouts that take more than so many times the limit are not drawn."""
+"""Layouts with larger latencies, as multiples of the limit, are not drawn."""
 
 
 def plot_legal_layouts(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Every legal TP x PP, a panel per GPU: how many GPUs the traffic needs, and whether that will do."""
+    """Plot the GPUs that each legal TP x PP needs, and whether it is feasible; a panel per GPU."""
     cells = data[["GPU", "TP", "PP", "GPUs", "Service level", "Chosen"]]
     base = alt.Chart(cells).encode(
         x=alt.X("PP:O", title="pipeline stages (PP)", axis=alt.Axis(labelAngle=0)),
@@ -46,7 +46,7 @@ def plot_legal_layouts(data: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def plot_candidate_memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMixin:
-    """What fills the fullest GPU of each candidate."""
+    """Plot the memory budget of the fullest GPU of each candidate."""
     drawn = plot_memory_budget(
         {name: candidate.prediction.memory for name, candidate in candidates.items()}
     )
@@ -54,7 +54,7 @@ def plot_candidate_memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMi
 
 
 def plot_communication(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Time that each layout spends on messages in a step, by link, a panel per kind of step."""
+    """Plot the communication time of each layout by link, a panel per kind of step."""
     order = list(dict.fromkeys(data["Link"]))
     base = alt.Chart(data).encode(
         x=alt.X("Messages (ms):Q", title="ms of messages in one step", axis=alt.Axis(tickCount=5)),
@@ -76,7 +76,7 @@ def plot_communication(data: pd.DataFrame) -> alt.TopLevelMixin:
 def plot_pareto_front(
     data: pd.DataFrame, y: str, limit: float | None = None, more_is_better: bool = False
 ) -> alt.TopLevelMixin:
-    """`y` (a column of intervals) against cost for every layout; the Pareto front as a line, the chosen one named."""
+    """Plot `y` (intervals) over the cost of each layout, with the Pareto front as a line."""
     cost = "USD per hour" if data["USD per hour"].notna().all() else "GPUs"
     held = data[data[y].notna() & ~data["Saturated"]]
     if limit is not None and not more_is_better:

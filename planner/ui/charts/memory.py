@@ -1,4 +1,4 @@
-"""Charts of the VRAM chapter beside the budget bar: sweeps with their status, and sequences by length."""
+"""Charts of memory: sweeps with their status, validation, and sequences by length."""
 
 import altair as alt
 import pandas as pd
@@ -24,7 +24,7 @@ LOG_MATCH_COLORS = {"logged, inside": OK_COLOR, "logged, outside": VIOLATED_COLO
 def plot_memory_sweep(
     data: pd.DataFrame, chosen: float | None = None, log: bool = False
 ) -> alt.TopLevelMixin:
-    """The second column against the first, with its 80% band, dots coloured by `status`, and a rule at `chosen`."""
+    """Plot the second column over the first, by `status`, with a rule at `chosen`."""
     x, y = data.columns[:2]
     dots = data.drop(columns=y).assign(
         mid=split_intervals(data[y])["mid"], status=data["status"].str.replace("_", " ")
@@ -44,12 +44,12 @@ def plot_memory_sweep(
 
 
 def _build_zero_scale(values: pd.Series) -> alt.Scale:
-    """An axis from zero; where nothing is above it, zero still lies at its foot."""
+    """Return a scale from zero, also if no value is above it."""
     return alt.Scale(domain=[0, float(values.max()) or 1.0])
 
 
 def plot_memory_residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Per public log (`validation.residuals`): the planned 80% interval as a bar, what was logged as a dot."""
+    """Plot the planned 80% interval of each public log as a bar, and the logged value as a dot."""
     drawn = data[["log"]].assign(
         **split_intervals(data["interval (%)"]),
         error=data["error (%)"],
@@ -67,7 +67,7 @@ def plot_memory_residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def plot_sequence_counts(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """How many sequences fit, by their length."""
+    """Plot the number of sequences that fit, by their length."""
     scale = _build_zero_scale(data["sequences"] * 1.1)
     x = alt.X("sequences", title="sequences that fit at once in one engine", scale=scale)
     base = alt.Chart(data, height=alt.Step(30)).encode(

@@ -1,4 +1,4 @@
-"""Charts of replayed traffic: the tail of a latency, a ramp with its ceiling, who runs and who waits."""
+"""Charts of simulations: tails of latencies, a load ramp with its capacity, gauges over time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +21,7 @@ from planner.ui.charts.base import (
 from planner.ui.charts.latency import compute_panel_width
 
 TAIL_AXIS_MARKS = {"p50": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01, "p99.9": 0.001}
-"""Marks of the axis on which a tail is drawn, by the share of values that are slower."""
+"""Labels of the axis of a tail, by the fraction of slower values."""
 _TAIL_AXIS_LABELS = (
     " : ".join(
         f"abs(datum.value - {share}) < 1e-6 ? '{name}'" for name, share in TAIL_AXIS_MARKS.items()
@@ -33,9 +33,9 @@ _TAIL_AXIS_LABELS = (
 def plot_tails(
     curves: Mapping[str, pd.DataFrame], limits: Mapping[str, Sequence[tuple[str, float]]]
 ) -> alt.TopLevelMixin:
-    """One panel per latency, each a `tail_latency.distribution`: ms against percentile, with its 80% band.
+    """Plot ms over the percentile of each latency, with its 80% band; see `analysis.tail_latency`.
 
-    `limits`: (percentile, ms) of the service level by latency; hollow points are the closed form's.
+    `limits` has (percentile, ms) of the SLOs by latency. Hollow points are analytical estimates.
     """
     axis = alt.Axis(
         values=list(TAIL_AXIS_MARKS.values()), labelExpr=_TAIL_AXIS_LABELS, labelOverlap=False
@@ -81,10 +81,9 @@ def plot_load_ramp(
     ceiling: Interval,
     here: float | None,
 ) -> alt.TopLevelMixin:
-    """One panel for each column in `limits` against the load `x`, both logarithmic, the promise dashed.
+    """Plot each column in `limits` over the load `x`, both logarithmic, limits dashed.
 
-    The `ceiling` stands across all of them with its interval, and so does `here`, the load of the
-    plan.
+    Every panel shows the capacity, `ceiling`, with its interval, and `here`, the load of the plan.
     """
     scale = alt.Scale(
         type="log", base=2, nice=False, domain=[float(data[x].min()), float(data[x].max())]
@@ -130,7 +129,7 @@ def plot_load_ramp(
 
 
 def plot_timelines(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
-    """How many requests run and wait over time in one engine, a panel per case; see `ramp_test.crowd`."""
+    """Plot the running and waiting requests of one engine over time, a panel per case."""
     frame = pd.concat([data.assign(case=name) for name, data in cases.items()])
     base = alt.Chart(
         frame.melt(["Seconds", "case"], list(GAUGE_COLORS), "kind", "requests")

@@ -1,4 +1,4 @@
-"""Charts of the speculation chapter: where it pays, and what a verdict is made of."""
+"""Charts of speculative decoding: its speedup, and the parts of a step."""
 
 import altair as alt
 import pandas as pd
@@ -10,7 +10,7 @@ from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, VIOLATED_COLOR,
 def plot_speedup_map(
     surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float] | None = None
 ) -> alt.TopLevelMixin:
-    """Speed-up by batch and acceptance, a panel per k.
+    """Plot the speedup by batch and acceptance rate, a panel per k.
 
     `surface`: columns k, batch, acceptance_rate, speedup. `line`: k, batch, acceptance_rate of the
     break-even. `here`: (batch, acceptance rate) of the workload, marked.
@@ -61,7 +61,7 @@ def plot_speedup_map(
 
 
 def plot_step_parts(speedup: SpeculationSpeedup) -> alt.TopLevelMixin:
-    """Milliseconds per token and sequence by part, without and with speculation."""
+    """Plot milliseconds per token and sequence by part, with and without speculation."""
     per = 1e3 / speedup.tokens_per_step
     ms = [speedup.plain_s * 1e3, speedup.verify_s * per, speedup.draft_s * per]
     data = pd.DataFrame(

@@ -1,4 +1,4 @@
-"""Charts of the answer: promises against predictions, what candidates cost, how frameworks score."""
+"""Charts of a plan: its SLOs, the costs of candidates, and the scores of frameworks."""
 
 import math
 
@@ -29,7 +29,7 @@ SLO_STATUS_COLORS = {"meets": OK_COLOR, "at risk": CATEGORY_COLORS[1], "misses":
 
 
 def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
-    """Each target's prediction with its 80% interval, as a share of its limit."""
+    """Plot the utilization of every limit with its 80% interval."""
     performance, rows = candidate.prediction.performance, []
     for target in scenario.slo_targets:
         interval = (
@@ -62,7 +62,7 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
 
 
 def plot_prices(plan: Plan) -> alt.TopLevelMixin:
-    """USD per hour (GPUs, where no price is known) of the twelve best, and whether each meets the service level."""
+    """Plot the cost (GPUs, if prices are unknown) of the twelve best candidates, by feasibility."""
     shown = plan.candidates[:12]
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
     rows = [
@@ -80,11 +80,15 @@ def plot_prices(plan: Plan) -> alt.TopLevelMixin:
 
 
 def plot_framework_scores(choice: FrameworkChoice) -> alt.TopLevelMixin:
-    """Each framework's points, those that cannot serve on these GPUs in grey."""
-    told = [(each.title, each.name, each.ruled_out, each.points) for each in choice.ranked]
+    """Plot the points of each framework; those that are ruled out are grey."""
     rows = [
-        (title, 0 if out else n, out or str(n), name == choice.chosen.name)
-        for title, name, out, n in told
+        (
+            score.title,
+            0 if score.ruled_out else score.points,
+            score.ruled_out or str(score.points),
+            score.name == choice.chosen.name,
+        )
+        for score in choice.ranked
     ]
     data = pd.DataFrame(rows, columns=["framework", "points", "label", "chosen"])
     base = alt.Chart(data.assign(end=data["points"].clip(lower=0)), height=alt.Step(22))

@@ -1,4 +1,4 @@
-"""Charts of the validation appendix: predicted against measured, curves over concurrency, gauges over time."""
+"""Charts of the validation: predicted over measured, curves over concurrency, gauges over time."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,11 @@ from planner.ui.charts.latency import compute_panel_width
 def plot_predicted_over_measured(
     data: pd.DataFrame, quantities: Mapping[str, str], series: str
 ) -> alt.TopLevelMixin:
-    """One panel per quantity, named with its unit: predicted over measured, with intervals and the diagonal.
+    """Plot predicted over measured values with intervals and the diagonal, a panel per quantity.
 
-    `data` has the columns "measured ..." and "predicted ..." (intervals) of every quantity;
-    `quantities` gives each its panel's title. Both axes are logarithmic; colours are by the column
-    `series`. What was not measured is left out.
+    `data` has the columns "measured ..." and "predicted ..." (intervals) of every quantity.
+    `quantities` has the titles of panels by quantity with its unit. Both axes are logarithmic;
+    colors are by the column `series`. Missing measurements are left out.
     """
     panels = []
     for quantity, title in quantities.items():
@@ -54,35 +54,29 @@ def plot_predicted_over_measured(
 def _build_comparison_axes(
     data: pd.DataFrame, quantity: str, by: str
 ) -> tuple[pd.DataFrame, alt.Scale, alt.Axis]:
-    """Columns `by`, measured, lo, mid and hi of a quantity, and the logarithmic scale and axis that hold them all.
+    """Return columns `by`, measured, lo, mid and hi of a quantity, with their scale and axis.
 
-    The axis has marks at 1, 2 and 5, or over a long way at powers of ten.
+    The scale is logarithmic, with ticks at 1, 2 and 5, or at powers of ten over two decades.
     """
-    measured, predicted = (
-        data[f"measured {quantity}"],
-        split_intervals(data[f"predicted {quantity}"]),
+    table = pd.DataFrame(
+        {
+            by: data[by],
+            "measured": data[f"measured {quantity}"],
+            **split_intervals(data[f"predicted {quantity}"]),
+        }
     )
-    shown = pd.DataFrame({by: data[by], "measured": measured, **predicted})
-    least, most = (
-        shown[["lo", "measured"]].min().min() * 0.9,
-        shown[["hi", "measured"]].max().max() * 1.1,
-    )
-    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)))
-    marks = [
-        step * 10.0**decade
-        for decade in decades
-        for step in ((1, 2, 5) if most < 100 * least else (1,))
-    ]
-    scale = alt.Scale(type="log", domain=[least, most], nice=False)
-    return (
-        shown,
-        scale,
-        alt.Axis(values=[mark for mark in marks if least <= mark <= most], format="~s"),
-    )
+    low = table[["lo", "measured"]].min().min() * 0.9
+    high = table[["hi", "measured"]].max().max() * 1.1
+    steps = (1, 2, 5) if high < 100 * low else (1,)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    axis = alt.Axis(values=[tick for tick in ticks if low <= tick <= high], format="~s")
+    return table, scale, axis
 
 
 def plot_serving_curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
-    """One deployment's `serving_validation.serving_points` over concurrency: the predicted band, dots as measured."""
+    """Plot the predicted band and the measured points of a deployment over concurrency."""
     loads = list(points["concurrency"])
     across = alt.Scale(type="log", base=2, nice=False, domain=[loads[0], loads[-1]])
     x = alt.X(
@@ -102,7 +96,7 @@ def plot_serving_curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.T
 
 
 def plot_gauges(runs: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
-    """Running and waiting requests over time, one panel per run: dots as measured, lines as replayed."""
+    """Plot running and waiting requests over time: measured dots and simulated lines."""
     x = alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False))
     panels = []
     for name, data in runs.items():

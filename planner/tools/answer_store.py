@@ -1,0 +1,235 @@
+"""Keep answers between runs, in a private folder of the user's cache.
+
+Rows of `predict` and points of `sweep` are JSON in one SQLite file. Plans, which notebooks open in
+processes of their own, are pickled files. Every answer is kept under a digest of all that decides
+it, so that no run ever gets the answer to another question.
+"""
+
+import hashlib
+import json
+import math
+import os
+import pickle
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import closing, suppress
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from platformdirs import user_cache_path
+
+from planner.core.catalog import compute_build_digest
+from planner.core.errors import PlannerError
+from planner.core.files import ensure_folder
+
+Answer = dict[str, str | int | float | bool | None]
+"""The cells of one output row by column; `status` is always among them."""
+ANSWER_STATUSES = ("ok", "does_not_fit", "nothing_meets")
+"""Statuses of answers that are kept; an error may have passed by the next run."""
+MAX_KEPT_PLANS = 50
+"""Pickled plans in the cache; the least recently used are removed."""
+ValueT = TypeVar("ValueT")
+
+
+def compute_answer_key(kind: str, question: object, folder: Path) -> str:
+    """Return a digest of `question`, the files that it names, and the planner's build and catalogs.
+
+    `question` is made of JSON values. Text in it that is the path of a file, relative to `folder`
+    or to the working folder, also stands for the content of that file.
+    """
+    names = sorted({text for text in _iterate_texts(question) if text})
+    digests = [
+        digest
+        for name in names
+        for path in (os.path.join(folder, name), name)
+        for digest in _hash_named_files(path)
+    ]
+    whole = json.dumps(
+        [compute_build_digest(), kind, question, digests], sort_keys=True, default=str
+    )
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _iterate_texts(value: object) -> Iterator[str]:
+    """Yield every text in nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _iterate_texts(item)
+
+
+def _hash_named_files(path: str) -> Iterator[str]:
+    """Yield a digest of the file at `path`, and of the quantization that belongs to a model's."""
+    paths = [path]
+    if os.path.isdir(path):
+        paths = [os.path.join(path, "config.json")]
+    if paths[0].endswith(".json"):
+        paths.append(os.path.join(os.path.dirname(paths[0]), "hf_quant_config.json"))
+    for file in filter(os.path.isfile, paths):
+        status = os.stat(file)
+        yield _hash_file(os.path.abspath(file), status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _hash_file(path: str, _mtime_ns: int, _size: int) -> str:
+    """Return a digest of a file, computed once for each version of it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_private_folder() -> Path | None:
+    """Return the planner's folder in the user's cache, closed to others; None where there is none.
+
+    There is none without a home folder, and where it cannot be created or belongs to another user.
+    """
+    folder = user_cache_path("headroom")
+    if not folder.is_absolute():
+        return None
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not explain_distrust(folder.stat(), may_be_written=True):
+            folder.chmod(0o700)
+            return folder
+    return None
+
+
+def explain_distrust(status: os.stat_result, *, may_be_written: bool = False) -> str:
+    """Return why a file cannot be believed: another user owns it or may write it; else nothing."""
+    if sys.platform == "win32":
+        return ""  # there, permissions are no part of a file's mode
+    if status.st_uid != os.geteuid():
+        return "it belongs to another user"
+    return "other users may write it" if status.st_mode & 0o022 and not may_be_written else ""
+
+
+class AnswerStore:
+    """Answers by key in one SQLite file, which several processes may use at once.
+
+    A store that cannot be used is reported once, in one sentence. Then it keeps nothing and has no
+    answers, so that everything is computed again.
+    """
+
+    def __init__(
+        self, path: Path | None, report_message: Callable[[str], object] = lambda text: None
+    ) -> None:
+        """Open the store at `path`, which is created; raise `PlannerError` if its folder cannot be.
+
+        Without a path the store keeps nothing.
+        """
+        self.path, self._report_message, self._usable = path, report_message, True
+        if path is None:
+            self._disable("you have no private cache folder")
+            return
+        ensure_folder(path.parent)
+        try:
+            # SQLite would let the umask decide who may write it
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            if reason := explain_distrust(path.stat()):
+                self._disable(reason)
+        except OSError as error:
+            self._disable(error.strerror or str(error))
+        self._execute(
+            "create table if not exists answers (key text primary key, answer text not null)"
+        )
+
+    def fetch(self, keys: Sequence[str], columns: Set[str]) -> dict[str, Answer]:
+        """Return the answers that are kept under `keys`; all their cells are in `columns`."""
+        rows = self._execute(
+            "select key, answer from answers where key in (select value from json_each(?))",
+            json.dumps(keys),
+        )
+        answers = {key: _parse_answer(text, columns) for key, text in rows}
+        valid = {key: answer for key, answer in answers.items() if answer is not None}
+        if damaged := len(answers) - len(valid):
+            self._report_message(f"{damaged:,} answers in {self.path} are damaged: computed again")
+        return valid
+
+    def add(self, answers: Mapping[str, Answer]) -> None:
+        """Keep `answers`, all or none of them, except those that are errors."""
+        texts = {
+            key: json.dumps(answer)
+            for key, answer in answers.items()
+            if answer["status"] in ANSWER_STATUSES
+        }
+        self._execute(
+            "insert or replace into answers select key, value from json_each(?)", json.dumps(texts)
+        )
+
+    def _execute(self, statement: str, *parameters: str) -> list[tuple[str, str]]:
+        """Return the rows of `statement`, run in a transaction of its own; none if that fails."""
+        if self._usable and self.path:
+            try:
+                with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+                    return database.execute(statement, parameters).fetchall()
+            except sqlite3.Error as error:
+                self._disable(str(error))
+        return []
+
+    def _disable(self, reason: str) -> None:
+        self._usable = False
+        where = f"{self.path} as a store of answers" if self.path else "a store of answers"
+        self._report_message(f"cannot use {where}: {reason}; everything is computed, nothing kept")
+
+
+def open_default_store(report_message: Callable[[str], object]) -> AnswerStore:
+    """Open the user's own store, which `predict` and `sweep` share."""
+    folder = find_private_folder()
+    return AnswerStore(folder / "answers.sqlite" if folder else None, report_message)
+
+
+def _parse_answer(text: str, columns: Set[str]) -> Answer | None:
+    """Return the answer in a row of the store; None for anything that the planner never wrote."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_valid = (
+        isinstance(answer, dict)
+        and answer.get("status") in ANSWER_STATUSES
+        and answer.keys() <= columns
+        and all(
+            value is None
+            or isinstance(value, str | int)
+            or (isinstance(value, float) and math.isfinite(value))
+            for value in answer.values()
+        )
+    )
+    return answer if is_valid else None
+
+
+def write_pickle(path: Path, value: object) -> None:
+    """Pickle `value` into a file that only its owner may read; raise `OSError` if that fails."""
+    part = path.with_suffix(f".{os.getpid()}")
+    with suppress(FileNotFoundError):
+        part.unlink()
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        pickle.dump(value, file)
+    part.replace(path)
+
+
+def read_pickle(path: Path, kind: type[ValueT]) -> ValueT:
+    """Return the value of type `kind` that `write_pickle` wrote.
+
+    Loading a pickle can run any code, so raise `PlannerError` for a file that another user owns or
+    may write; and `OSError` if it cannot be read.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if reason := explain_distrust(status):
+            raise PlannerError(f"{path} is not opened: {reason}")
+        if not stat.S_ISREG(status.st_mode):
+            raise PlannerError(f"{path} is not opened: it is no regular file")
+        value = pickle.load(file)
+    if not isinstance(value, kind):
+        raise PlannerError(f"{path} is not opened: it holds no {kind.__name__}")
+    return value
+
+
+def prune_pickles(folder: Path) -> None:
+    """Remove the pickles of `folder` that were used least recently, beyond `MAX_KEPT_PLANS`."""
+    for path in sorted(folder.glob("*.pickle"), key=os.path.getmtime)[:-MAX_KEPT_PLANS]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,37 @@
+"""The command that opens JupyterLab: lab."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.ui.commands.options import Subparsers
+
+
+def add_lab(commands: "Subparsers") -> None:
+    """Declare `planner lab`."""
+    parser = commands.add_parser(
+        "lab",
+        help="open the cockpit and the notebooks in JupyterLab, in a folder of your own",
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        metavar="DIR",
+        help="where the notebooks are copied to (default: headroom-notebooks; existing files are "
+        "kept); options that follow are JupyterLab's, with an equals sign: --no-browser "
+        "--port=8899",
+    )
+    parser.set_defaults(run=run_lab)
+
+
+def run_lab(options: argparse.Namespace) -> None:
+    """Open JupyterLab, which gets the options that `planner` does not know."""
+    from planner.ui.lab_server import DEFAULT_FOLDER, open_lab
+
+    words = [
+        *([options.folder] if options.folder else []),
+        *(word for word in options.rest if word != "--"),
+    ]
+    folder = None if not words or words[0].startswith("-") else words.pop(0)
+    open_lab(Path(folder or DEFAULT_FOLDER), words)

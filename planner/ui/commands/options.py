@@ -1,0 +1,103 @@
+"""Options and messages that several commands share."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from planner.core.errors import PlannerError
+
+if TYPE_CHECKING:
+    from numba.core.event import Event
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+TEMPLATE_DIR = Path(__file__).parents[1] / "templates"
+ResultT = TypeVar("ResultT")
+
+
+def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a scenario and the fields to set in it."""
+    parser.add_argument("scenario", help="a YAML file, or the name of a shipped scenario")
+    add_set_option(parser)
+
+
+def add_set_option(parser: argparse.ArgumentParser) -> None:
+    """Add --set, which `parse_overrides` reads."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="set a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8 (may be "
+        "repeated)",
+    )
+
+
+def parse_overrides(options: argparse.Namespace) -> dict[str, object]:
+    """Return the values that --set gives, by field."""
+    from planner.core.readers import parse_yaml
+
+    overrides = {}
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
+        overrides[key] = parse_yaml(value, f"--set {key}")
+    return overrides
+
+
+def parse_count(text: str) -> int:
+    """Return a whole number from 1 to 1,024; raise `ArgumentTypeError` for other text."""
+    if not (text.isdecimal() and 1 <= int(text[:9]) <= 1024):
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to 1024, got {text!r:.40}"
+        )
+    return int(text)
+
+
+def announce_compilation(
+    run: Callable[[argparse.Namespace], ResultT],
+) -> Callable[[argparse.Namespace], ResultT]:
+    """Make a command that simulates say once on stderr that it compiles, which takes a while."""
+
+    @wraps(run)
+    def run_announced(options: argparse.Namespace) -> ResultT:
+        from numba.core.event import Listener, install_listener
+
+        class CompilationListener(Listener):
+            announced = False
+
+            def on_start(self, event: "Event") -> None:
+                if not self.announced:
+                    print_message(
+                        "compiling the replay, once on this machine: up to a minute or two"
+                    )
+                self.announced = True
+
+            def on_end(self, event: "Event") -> None:
+                pass
+
+        with install_listener("numba:compile", CompilationListener()):
+            return run(options)
+
+    return run_announced
+
+
+def print_message(message: str) -> None:
+    """Print a line on stderr."""
+    print(f"planner: {message}", file=sys.stderr, flush=True)
+
+
+def print_progress(done: int, total: int, unit: str) -> None:
+    """Print a line on stderr that the next one overwrites until all is done."""
+    end = "\n" if done == total else ""
+    print(f"\r{done:,} of {total:,} {unit}", end=end, file=sys.stderr, flush=True)
+
+
+def format_json(data: Mapping[str, object]) -> str:
+    """Return JSON for `--json`."""
+    return json.dumps(data, indent=2, allow_nan=False)

@@ -1,0 +1,127 @@
+"""Commands about the models behind a plan: replay and calibrate."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.core.errors import PlannerError
+from planner.core.files import check_not_overwriting, get_report_date, replace_atomically
+from planner.ui.commands.options import announce_compilation
+
+if TYPE_CHECKING:
+    from planner.ui.commands.options import Subparsers
+
+
+def add_replay(commands: "Subparsers") -> None:
+    """Declare `planner replay`."""
+    parser = commands.add_parser(
+        "replay", help="replay requests through vLLM's scheduler, step by step"
+    )
+    parser.add_argument(
+        "case",
+        nargs="?",
+        type=Path,
+        metavar="CASE.json",
+        help="a configuration and its requests",
+    )
+    parser.add_argument(
+        "--fixed-step-time",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="of a step (default: 1)",
+    )
+    parser.add_argument(
+        "--step-log", type=Path, metavar="STEPS.csv", help="write what every step scheduled"
+    )
+    parser.add_argument(
+        "--scenario",
+        metavar="SCENARIO",
+        help="instead of a case: one engine of its plan, its traffic",
+    )
+    parser.add_argument(
+        "--requests",
+        type=Path,
+        metavar="REQUESTS.csv",
+        help="write every request's times (scenario)",
+    )
+    parser.set_defaults(run=run_replay)
+
+
+@announce_compilation
+def run_replay(options: argparse.Namespace) -> None:
+    """Simulate the requests of a case, or one engine of a scenario's plan."""
+    from planner.simulator.schedule_cases import run_schedule_case
+
+    written = [path for path in (options.step_log, options.requests) if path]
+    check_not_overwriting(filter(None, [options.case]), written)
+    if (options.case is None) == (options.scenario is None):
+        raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
+    if options.case is not None:
+        print(run_schedule_case(options.case, options.step_log, options.fixed_step_time))
+        return
+    from planner.planning.evaluation import get_candidate_workload
+    from planner.planning.scenario import load_scenario
+    from planner.planning.search import get_reference_deployment, search_deployments
+    from planner.planning.simulation_runs import run_simulation
+
+    scenario = load_scenario(options.scenario)
+    check_not_overwriting(scenario.files, written)
+    deployment = get_reference_deployment(search_deployments(scenario))
+    result = run_simulation(deployment, get_candidate_workload(scenario, deployment)).mid
+    print(f"{deployment}\n{result}")
+    if options.requests is not None:
+        with replace_atomically(options.requests) as (part,):
+            result.to_frame().to_csv(part, index=False)
+
+
+def add_calibrate(commands: "Subparsers") -> None:
+    """Declare `planner calibrate`."""
+    parser = commands.add_parser("calibrate", help="fit the step costs to your own benchmarks")
+    parser.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="RESULTS",
+        help="JSON of `vllm bench serve --save-result --save-detailed`, or CSV with "
+        "measured_ttft_ms, measured_tpot_ms",
+    )
+    parser.add_argument(
+        "--scenario",
+        metavar="SCENARIO",
+        help="whose plan was measured (a CSV says it itself)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="your own, for a scenario's `calibration`"
+    )
+    parser.set_defaults(run=run_calibrate)
+
+
+def run_calibrate(options: argparse.Namespace) -> None:
+    """Fit a calibration to benchmark results, print its errors, and save it."""
+    from planner.calibration.benchmark_results import (
+        plan_benchmarked_deployment,
+        read_benchmark_results,
+    )
+    from planner.calibration.user_fit import REPEAT_SIGMA_TTFT_TPOT, fit_calibration, simulate_means
+    from planner.planning.scenario import find_scenario_file
+
+    read = [*options.results, *([find_scenario_file(options.scenario)] if options.scenario else [])]
+    check_not_overwriting(read, [options.out] if options.out else [])
+    deployment, prefix_tokens = (
+        plan_benchmarked_deployment(options.scenario) if options.scenario else (None, 0)
+    )
+    results = read_benchmark_results(options.results, deployment, prefix_tokens)
+    calibration = fit_calibration(
+        results.points, means=simulate_means, noise=REPEAT_SIGMA_TTFT_TPOT
+    )
+    date = f"{get_report_date():%Y-%m-%d}"
+    print("\n".join((*results.notes, str(calibration))))
+    if options.out is None:
+        print("not saved: name a file with --out to plan with it")
+    else:
+        calibration.save(options.out, date)
+        print(
+            f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration:"
+            f" {options.out}"
+        )

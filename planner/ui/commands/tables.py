@@ -1,0 +1,127 @@
+"""Commands that fill tables: predict and sweep."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.ui.commands.options import (
+    announce_compilation,
+    parse_count,
+    print_message,
+    print_progress,
+)
+
+if TYPE_CHECKING:
+    from planner.ui.commands.options import Subparsers
+
+
+def add_predict(commands: "Subparsers") -> None:
+    """Declare `planner predict`."""
+    parser = commands.add_parser("predict", help="predict a CSV of deployments, one a row")
+    parser.add_argument(
+        "rows",
+        type=Path,
+        metavar="ROWS.csv",
+        help="its columns: model and gpu; if you like engine, engine_version, quantization, tp, "
+        "pp, replicas, and arguments of the engine as it calls them; for latencies isl and osl "
+        "(mean tokens of prompt and answer) with request_rate or concurrency. All of them: "
+        "planner/planning/table_columns.yaml",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="your own, by `planner calibrate --out`",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the answers of a run that was interrupted"
+    )
+    parser.set_defaults(run=run_predict)
+
+
+@announce_compilation
+def run_predict(options: argparse.Namespace) -> int:
+    """Predict rows; 1 if any of them fails."""
+    from planner.tools.batch import predict_file
+
+    def show_progress(done: int, total: int) -> None:
+        print_progress(done, total, "rows")
+
+    return predict_file(
+        options.rows,
+        options.out,
+        options.calibration,
+        resume=options.resume,
+        progress=show_progress if sys.stderr.isatty() else None,
+        report_message=print_message,
+    )
+
+
+def add_sweep(commands: "Subparsers") -> None:
+    """Declare `planner sweep`."""
+    parser = commands.add_parser(
+        "sweep",
+        help="answer thousands of what-ifs of a scenario, on all cores or on a Dask cluster",
+    )
+    parser.add_argument(
+        "sweep",
+        type=Path,
+        metavar="SWEEP.yaml",
+        help="the scenario, what is asked, and a grid or a sample of its fields",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="TABLE",
+        help="a .csv or a .parquet file, one row a point",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="FILE",
+        help="where answers are kept and looked up (default: one of your own, for all sweeps)",
+    )
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="of a running Dask scheduler, such as tcp://10.0.0.1:8786 (default: this machine)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=parse_count,
+        metavar="N",
+        help="processes on this machine (default: its cores)",
+    )
+    parser.set_defaults(run=run_sweep_command)
+
+
+@announce_compilation
+def run_sweep_command(options: argparse.Namespace) -> int:
+    """Answer the points of a sweep; 1 if any of them fails."""
+    from planner.tools.answer_store import AnswerStore, open_default_store
+    from planner.tools.sweep.runner import format_sweep, run_sweep_file
+
+    def show_progress(done: int, total: int, num_stored: int) -> None:
+        if done == num_stored < total:
+            print_message(
+                "workers start; on a new machine they compile first, up to a minute or two"
+            )
+        if sys.stderr.isatty() or done in (num_stored, total):
+            print_progress(done, total, f"points, {num_stored:,} from the store")
+
+    store = (
+        AnswerStore(options.store, print_message)
+        if options.store
+        else open_default_store(print_message)
+    )
+    table = run_sweep_file(
+        options.sweep, options.out, store, options.scheduler, options.workers, show_progress
+    )
+    print(format_sweep(table))
+    failed = table[table["status"] == "error"]
+    if len(failed):
+        print_message(f"{len(failed):,} points failed, the first: {failed['error'].iloc[0]}")
+    return int(len(failed) > 0)
