@@ -1,12 +1,12 @@
 """Which deployment to choose: every legal candidate, evaluated; the cheapest that meets the service level.
 
-Candidates are ranked in closed form; those at the top are replayed (`planning.confirmation`), and
+Candidates are ranked in closed form; those at the top are replayed (`planning.verification`), and
 one that fails there counts as missing its target. The rule, in this order: it meets every target at
 the middle of its interval; it costs least per hour (GPUs, where no price is known); it meets them
 at the pessimistic end too; it changes the model least (formats in the scenario's order, no
 speculation); it has the fewest pipeline stages, then the largest margin. Where the traffic has a
 day, another layout or GPU comes first if that day, scaled by the hour, is clearly cheaper with it.
-Pools of prefill and decode workers (`planning.pools`) come before replicas that do both only where
+Pools of prefill and decode workers (`planning.disaggregated_search`) come before replicas that do both only where
 they cost less and meet every target at the pessimistic end.
 """
 

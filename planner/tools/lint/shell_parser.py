@@ -1,7 +1,7 @@
 """Split shell text into commands and fill in the variables that it sets; nothing runs.
 
 The texts are often no valid shell: they hold placeholders such as `<model>` and `{{ .Values.x }}`,
-or prompts. bashlex (0.18, GPL) rejects those, and tree-sitter-bash (0.25.1) needs memory that grows
+or prompts. bashlex (0.18, GPL) takes those for redirections, and tree-sitter-bash (0.25.1) needs memory that grows
 with the square of the text: 12 GB for 60 kB of `a|a|a|...`, and half a minute for as much of `)`.
 """
 
