@@ -248,7 +248,7 @@ def test_a_misspelt_measured_column_is_refused(tmp_path: Path) -> None:
         read_benchmark_results([tmp_path / "b.csv"])
 
 
-@pytest.mark.parametrize("most", ["MOST_REQUESTS", "MOST_BLOCKS"])
+@pytest.mark.parametrize("most", ["MAX_TRACE_REQUESTS", "MAX_TRACE_BLOCKS"])
 def test_a_trace_has_so_many_requests(
     most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

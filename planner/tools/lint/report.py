@@ -122,7 +122,7 @@ class LintReport:
                 {
                     "where": report.checked.command.where,
                     "engine": report.checked.command.engine,
-                    "engine_version": report.checked.version,
+                    "engine_version": str(report.checked.version),
                     "command": _format_without_secrets(report.checked.command),
                     "findings": [vars(finding) for finding in report.checked.findings],
                     "better": _format_without_secrets(report.fixed.command)
