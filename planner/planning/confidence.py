@@ -40,7 +40,7 @@ MAX_BENCHMARKS = 6
 
 @dataclass(frozen=True)
 class ChoiceConfidence:
-    """The share of `NUM_DRAWS` draws in which the plan stays the cheapest that holds, and what is chosen in the others."""
+    """How often the plan stays the cheapest that holds, in `NUM_DRAWS` draws, and what is chosen else."""
 
     p_unchanged: float
     p_cheaper: float  # something that costs less would do
@@ -202,7 +202,10 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
 def _compute_limit_rows(
     scenario: Scenario, candidate: Candidate
 ) -> list[tuple[float, float, float]] | None:
-    """A row of `_ChoiceSet.limits` for each promise, and for the load; None where it misses what no step cost changes."""
+    """Compute a row of `_ChoiceSet.limits` for each promise and for the load.
+
+    None where it misses what no step cost changes.
+    """
     performance, planned = candidate.prediction.performance, 1 - scenario.headroom
     drawn = {*(target.name for target in scenario.slo_targets), "capacity", "rate"}
     if performance is None or not drawn.issuperset(candidate.violated_constraints):
