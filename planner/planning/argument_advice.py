@@ -58,7 +58,7 @@ def suggest_changes(
     )
     if not steps and not memory.can_start:
         return (), None
-    most = replace(load, concurrency=_limit_in_flight(plan_memory(best), load))
+    most = replace(load, concurrency=limit_in_flight(plan_memory(best), load))
     now = predict(best, most)
     called = load_argument_names(best.engine.name).engine_names
     for name in ARGUMENT_SUGGESTERS if arguments is None else arguments:
@@ -80,7 +80,7 @@ def suggest_changes(
     return tuple(steps), now if steps else None
 
 
-def _limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
+def limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
     """Requests in flight over all engines that memory and max_num_seqs carry, at most 256 an engine."""
     fit, args = (
         memory.pool.count_sequences(round(load.mean_tokens_per_request)),

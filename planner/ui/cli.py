@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
-    takes_rest = options.run is lab.run_lab or len(getattr(options, "what", ())) > 1
-    if rest and not takes_rest:
+    if rest and not options.takes_rest(options):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     # a search makes many small objects and few cycles; the default costs a tenth of its time
@@ -67,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="planner", description="Capacity planning for LLM serving."
     )
     parser.add_argument("--version", action="version", version=f"planner {__version__}")
-    parser.set_defaults(run=lambda _: parser.print_help())
+    parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add_command in COMMANDS:
         add_command(commands)

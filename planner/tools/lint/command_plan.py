@@ -9,8 +9,8 @@ from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.planning.argument_advice import (
     ARGUMENT_SUGGESTERS,
     Suggestion,
-    _limit_in_flight,
     build_default_workload,
+    limit_in_flight,
     suggest_changes,
 )
 from planner.planning.prediction import Prediction, predict
@@ -49,7 +49,7 @@ def plan_command(
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
     else:
         load = build_default_workload(deployment.args.max_model_len)
-    max_in_flight, engines = _limit_in_flight(memory, load), deployment.num_engine_instances
+    max_in_flight, engines = limit_in_flight(memory, load), deployment.num_engine_instances
     sizes = (
         sorted({engines, max(1, max_in_flight // engines // 4) * engines, max_in_flight})
         if memory.can_start

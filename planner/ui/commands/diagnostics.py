@@ -141,7 +141,8 @@ def add_lint(commands: "Subparsers") -> None:
     )
     parser.add_argument("--to", metavar="V2", help="what another version would make of it")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=run_lint)
+    # the options of a command line that is not in quotes are the engine's
+    parser.set_defaults(run=run_lint, takes_rest=lambda options: len(options.what) > 1)
 
 
 def run_lint(options: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ def add_lab(commands: "Subparsers") -> None:
         "kept); options that follow are JupyterLab's, with an equals sign: --no-browser "
         "--port=8899",
     )
-    parser.set_defaults(run=run_lab)
+    parser.set_defaults(run=run_lab, takes_rest=lambda _: True)
 
 
 def run_lab(options: argparse.Namespace) -> None:
