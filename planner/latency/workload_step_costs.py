@@ -1,4 +1,4 @@
-"""Assemble the step costs of one engine under a workload: the one place that adds up all parts.
+"""Assemble the parts of one engine's step cost under a workload.
 
 The step model of the deployment includes speculation. Adapters, shared prefixes and KV offloading
 depend on the workload as well: a simulation prices them in every step (`simulator.simulation`),
@@ -26,6 +26,7 @@ class WorkloadStepCosts:
     step: StepModel  # speculation included
     adapters: AdapterCosts
     offload: KvOffload
+    reuses_prefixes: bool  # the prefix cache is on, and the workload finds something in it
     concurrent_readers: float  # see `count_concurrent_readers`; 0: nothing is read together
 
     def average_step(self) -> StepModel:
@@ -60,6 +61,7 @@ def build_workload_step_costs(
             if reuses_prefixes and args.kv_offloading_size
             else KvOffload()
         ),
+        reuses_prefixes=reuses_prefixes,
         concurrent_readers=(
             count_concurrent_readers(deployment)
             if reuses_prefixes and workload.uses_trace_prefixes

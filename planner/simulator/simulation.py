@@ -199,7 +199,7 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
         async_scheduling=args.async_scheduling,
         priority=args.scheduling_policy == "priority",
         uses_v033_scheduler=deployment.engine.name != "vllm"
-        or uses_v033_scheduler(deployment.engine.version),
+        or deployment.engine.release >= FIRST_RELEASE_WITH_V033_SCHEDULER,
         groups=np.array(groups, np.int64),
         num_speculative_tokens=deployment.num_draft_tokens,
         acceptance_rate=speculation.acceptance_rate if speculation else 0.0,
@@ -296,10 +296,9 @@ def simulate_workload(
     table = build_step_cost_table(model)._replace(
         **costs.adapters._asdict(), concurrent_readers=costs.concurrent_readers
     )
-    reuses_prefixes = rules.enable_prefix_caching and bool(share.prefix_hit_rate)
-    if reuses_prefixes or rules.groups[0, 1] == 1:  # a block per token is too fine as well
+    if costs.reuses_prefixes or rules.groups[0, 1] == 1:  # a block per token is too fine as well
         rules = _coarsen_blocks(rules, float(prompt.mean()))
-    if reuses_prefixes:
+    if costs.reuses_prefixes:
         size = int(rules.groups[0, 1])
         if trace is not None and workload.uses_trace_prefixes:
             content, start = build_trace_blocks(trace, own[served], prompt, output, size)

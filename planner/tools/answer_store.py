@@ -69,14 +69,17 @@ def _hash_named_files(path: str) -> Iterator[str]:
         paths = [os.path.join(path, "config.json")]
     if paths[0].endswith(".json"):
         paths.append(os.path.join(os.path.dirname(paths[0]), "hf_quant_config.json"))
-    for file in filter(os.path.isfile, paths):
-        status = os.stat(file)
-        yield _hash_file(os.path.abspath(file), status.st_mtime_ns, status.st_size)
+    yield from map(hash_file, filter(os.path.isfile, paths))
+
+
+def hash_file(path: str | Path) -> str:
+    """Return a digest of a file, computed once for each version of it."""
+    status = os.stat(path)
+    return _hash_version(os.path.abspath(path), status.st_mtime_ns, status.st_size)
 
 
 @cache
-def _hash_file(path: str, _mtime_ns: int, _size: int) -> str:
-    """Return a digest of a file, computed once for each version of it."""
+def _hash_version(path: str, _mtime_ns: int, _size: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -4,7 +4,6 @@ The scenario is `current.yaml` beside the notebooks, which the cockpit saves. Fi
 changed are in `changes.yaml`.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from planner.planning.search import Plan, search_deployments
 from planner.tools.answer_store import (
     compute_answer_key,
     find_private_folder,
+    hash_file,
     prune_pickles,
     read_pickle,
     write_pickle,
@@ -123,6 +123,6 @@ def _compute_plan_key(scenario: Scenario) -> str:
     question = [
         repr(replace(scenario, files=(), name="", question="")),
         [repr((model.architecture, model.quantization, model.dtype)) for model in models],
-        [hashlib.sha256(path.read_bytes()).hexdigest() for path in scenario.files[1:]],
+        [hash_file(path) for path in scenario.files[1:]],
     ]
     return compute_answer_key("plan", question, Path())
