@@ -30,7 +30,7 @@ from planner.simulator.simulation import (
 )
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import sample_arrivals
-from planner.workload.workload import Workload, compute_adapter_popularity
+from planner.workload.workload import Workload, compute_zipf_fractions
 
 STEPS = StepCostTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300))
 N, ADAPTERS = 1500, 16
@@ -248,7 +248,7 @@ def test_where_slots_are_scarce_the_closed_form_promises_less_than_the_replay(sl
 
 
 def test_a_mean_number_of_different_adapters_is_what_chance_makes_of_it() -> None:
-    drawn = np.random.default_rng(0).choice(40, (4000, 24), p=compute_adapter_popularity(40, 1.2))
+    drawn = np.random.default_rng(0).choice(40, (4000, 24), p=compute_zipf_fractions(40, 1.2))
     found = np.mean([len(set(row)) for row in drawn.tolist()])
     assert estimate_distinct_adapters(40, 1.2, 24)[24] == pytest.approx(found, rel=0.01)
 

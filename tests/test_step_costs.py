@@ -254,7 +254,8 @@ def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
     found = fit_pooled(made, replays=0)
     logs = found.pool.compute_log_coefficients(found.effect_logs)
     paces = {run.deployment.gpu.name: row for run, row in zip(runs, logs, strict=True)}
-    assert np.median(np.abs(found.fit.errors)) < 0.03
+    is_tpot = np.nonzero(found.pool.is_measured)[1] == 1
+    assert np.median(np.abs(found.fit.errors[is_tpot])) < 0.03
     assert not np.allclose(paces["L4"], paces["L20"])
 
 

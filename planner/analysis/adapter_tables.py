@@ -8,7 +8,7 @@ import pandas as pd
 from planner.analysis.layout_tables import estimate_max_rps
 from planner.planning.scenario import Scenario
 from planner.planning.search import search_analytically
-from planner.workload.workload import compute_adapter_popularity
+from planner.workload.workload import compute_zipf_fractions
 
 SHARED_ENDPOINT_LABEL, DEDICATED_ENDPOINT_LABEL = "one for all", "one for each"
 
@@ -59,7 +59,7 @@ def compare_adapter_endpoints(scenario: Scenario) -> EndpointComparison | None:
         return None
     rows = []
     for count in sorted({*(2**k for k in range(load.adapters.bit_length())), load.adapters}):
-        rates = load.rate * compute_adapter_popularity(count, load.adapter_zipf)
+        rates = load.rate * compute_zipf_fractions(count, load.adapter_zipf)
         cheapest = np.min(
             [usd * np.maximum(np.ceil(rates / capacity), 1) for usd, capacity, _ in dedicated],
             axis=0,

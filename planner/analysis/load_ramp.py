@@ -64,8 +64,9 @@ class LoadRamp:
 def run_load_ramp(
     deployment: Deployment, workload: Workload, service_level: Sequence[SloTarget] = ()
 ) -> LoadRamp:
-    """Simulate 1, 2, 4, 8, ... requests/s over all replicas until the deployment is overloaded.
+    """Simulate rising loads over all replicas until the deployment is overloaded.
 
+    They are powers of two requests/s, from about a quarter of the planned rate on.
     The ceiling is the last rate, to a few percent, that is served within every SLO. Without a rate,
     the loads are requests in flight, and the ceiling is the first number beyond which throughput
     hardly grows.

@@ -23,7 +23,7 @@ from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
-from planner.workload.workload import Workload
+from planner.workload.workload import Workload, compute_zipf_fractions
 
 ROUTING_POLICIES = {
     "in turn": ROUTE_ROUND_ROBIN,
@@ -43,8 +43,8 @@ def build_document_workload(
     question precedes it, so that no two prompts begin alike. The k-th document is asked about
     k^-zipf as often as the first.
     """
-    rng, popularity = np.random.default_rng(seed), np.arange(1.0, count + 1) ** -zipf
-    chosen = rng.choice(count, requests, p=popularity / popularity.sum())
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(count, requests, p=compute_zipf_fractions(count, zipf))
     prompts = []
     for i, document in enumerate(chosen):
         first_id = count * blocks + i * (blocks + 1)  # ids of blocks that only this prompt has

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 
 from planner.calibration.catalog_writer import replace_catalog_entries
-from planner.calibration.robust_fit import RobustFit, estimate_slopes, fit_student_t
+from planner.calibration.robust_fit import RobustFit, estimate_slopes, fit_student_t, remember_last
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.files import get_report_date
@@ -158,7 +158,7 @@ def fit_pool_costs(
     max_evaluations: int = 10,
 ) -> RobustFit:
     """Fit the logarithms of values over `INITIAL_VALUES` to errors, ln(predicted / measured)."""
-    sigmas = np.array(list(prior_sigmas.values()))
+    sigmas, compute_errors = np.array(list(prior_sigmas.values())), remember_last(compute_errors)
     return fit_student_t(
         compute_errors,
         lambda x: estimate_slopes(lambda trials: map(compute_errors, trials), x, 0.02),
@@ -241,12 +241,12 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
         errors = np.zeros((len(runs), 2))
         for group in np.unique(groups):
             rows = groups == group
+            prefill_logs = _refit_without(prefill, rows[small]) if kind else prefill.x
             for k in np.flatnonzero(rows).tolist():
                 decode = decodes[entries[k]]
                 own_rows = rows[entries == entries[k]]
-                decode_logs, prefill_logs = decode.x, prefill.x
+                decode_logs = decode.x
                 if kind:  # an entry without any run left falls back to the prior
-                    prefill_logs = _refit_without(prefill, rows[small])
                     decode_logs = (
                         np.zeros_like(decode.x)
                         if own_rows.all()

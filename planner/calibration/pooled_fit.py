@@ -26,7 +26,12 @@ import numpy as np
 from scipy.sparse import block_diag, csr_array
 
 from planner.calibration.request_validation import load_timed_runs
-from planner.calibration.robust_fit import RobustFit, fit_student_t
+from planner.calibration.robust_fit import (
+    RobustFit,
+    estimate_slopes,
+    fit_student_t,
+    remember_last,
+)
 from planner.calibration.user_fit import COEFFICIENT_PRIORS
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, add_error_context
@@ -176,7 +181,7 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
 
 
 class PooledRuns:
-    """Measured runs, and the effects that their log coefficients are effect_logs of.
+    """Measured runs, and the effects that their log coefficients are sums of.
 
     `effects` are (level, group, coefficient); `design` [runs x coefficients, effects] is 1 where an
     effect applies.
@@ -270,9 +275,8 @@ class PooledRuns:
 
     def compute_jacobian(self, logs: np.ndarray) -> np.ndarray:
         """Return the derivatives of `predict_logs`, [runs, metrics, coefficients]."""
-        base, step = self.predict_logs(logs), 0.05 * np.eye(len(self.names))
-        array = np.stack([self.predict_logs(logs + row) - base for row in step], axis=-1) / 0.05
-        return np.asarray(np.nan_to_num(np.clip(array, -3, 3)))
+        slopes = estimate_slopes(lambda trials: map(self.predict_logs, trials), logs, 0.05)
+        return np.asarray(np.nan_to_num(np.clip(slopes, -3, 3)))
 
     def compute_slopes(self, effect_logs: np.ndarray) -> csr_array:
         """Return the derivatives of `compute_errors`, [errors, effects]."""
@@ -439,13 +443,14 @@ def fit_pooled(
     """Fit all effects, then again after each of `replays` simulations of all runs."""
     pool = PooledRuns(runs)
     effect_logs, scale = np.zeros(len(pool.effects)), pool.noise[pool.is_measured]
+    compute_slopes = remember_last(pool.compute_slopes)  # a stage starts where the last one ended
     for stage in range(replays + 1):
         if stage:
             logs = pool.compute_log_coefficients(effect_logs)
             simulated = pool.simulate_logs(logs) - pool.predict_logs(logs)
             pool.simulation_shift = np.nan_to_num(np.clip(simulated, -1, 1))
         fit = fit_student_t(
-            pool.compute_errors, pool.compute_slopes, scale, pool.prior_sigma, POOLED_STUDENT_T_DOF,
+            pool.compute_errors, compute_slopes, scale, pool.prior_sigma, POOLED_STUDENT_T_DOF,
             start=effect_logs, max_evaluations=max_evaluations,
         )  # fmt: skip
         effect_logs = fit.x

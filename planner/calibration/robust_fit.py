@@ -15,10 +15,13 @@ then rho'(z) e / s^2, where rho'(z) = (nu + 1) / (nu + z) is its weight against 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from scipy.optimize import least_squares
 from scipy.sparse import csr_array, diags_array, eye_array, issparse, vstack
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,26 @@ class RobustFit:
         return step
 
 
+def remember_last(function: Callable[[np.ndarray], ResultT]) -> Callable[[np.ndarray], ResultT]:
+    """Return `function` with its last result kept: optimisers ask twice for the same x."""
+    last: list[tuple[np.ndarray, ResultT]] = []
+
+    def remembered(x: np.ndarray) -> ResultT:
+        if not last or not np.array_equal(last[0][0], x):
+            last[:] = [(x.copy(), function(x))]
+        return last[0][1]
+
+    return remembered
+
+
 def estimate_slopes(
     predict: Callable[[Sequence[np.ndarray]], Iterable[np.ndarray]], x: np.ndarray, step: float
 ) -> np.ndarray:
-    """Return the forward differences of `predict` at `x`, [..., values].
+    """Return the forward differences of `predict` along the last axis of `x`, [..., values].
 
     `predict` gives one prediction for each of several x.
     """
-    base, *moved = predict([x, *(x + step * unit for unit in np.eye(len(x)))])
+    base, *moved = predict([x, *(x + step * unit for unit in np.eye(x.shape[-1]))])
     return np.stack([(prediction - base) / step for prediction in moved], axis=-1)
 
 
@@ -82,9 +97,10 @@ def fit_student_t(
     """Fit values to errors, from 0 or `start`, by a trust-region method.
 
     Slopes may be dense or sparse, and may be those of a cheaper model. The fit stops when a step
-    improves the cost or changes the values by less than the fraction `tolerance`.
+    improves the cost or changes the values by less than the fraction `tolerance`, or after
+    `max_evaluations` of the errors, of which the start is the first.
     """
-    num_values = len(prior_sigma)
+    num_values, compute_slopes = len(prior_sigma), remember_last(compute_slopes)
 
     def compute_residuals(scaled: np.ndarray) -> np.ndarray:
         return np.concatenate([compute_errors(scaled * prior_sigma) / error_scale, scaled])

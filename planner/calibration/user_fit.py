@@ -18,7 +18,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 import yaml
 
-from planner.calibration.robust_fit import estimate_slopes, fit_student_t
+from planner.calibration.robust_fit import estimate_slopes, fit_student_t, remember_last
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.files import replace_atomically
 from planner.core.intervals import Z_SCORE_80PCT, Interval
@@ -312,6 +312,7 @@ def fit_calibration(
     def at(x: np.ndarray) -> StepCoefficients:
         return replace(before, **dict(zip(names, np.exp(start + x).tolist(), strict=True)))
 
+    @remember_last
     def compute_errors(x: np.ndarray) -> np.ndarray:
         predicted = [_compute_run_means(means, point, at(x)) for point in points]
         return np.asarray(np.log(predicted) - measured)
@@ -321,15 +322,14 @@ def fit_calibration(
 
     for point in points:
         _compute_run_means(predict_means, point, before)
+    errors_before = compute_errors(np.zeros_like(start))
     fit = fit_student_t(
         lambda x: compute_errors(x)[is_measured],
         lambda x: estimate_slopes(predict_logs, x, 0.03)[is_measured],
         np.broadcast_to(noise, measured.shape)[is_measured], prior_sigma, STUDENT_T_DOF,
         max_evaluations=max_evaluations,
     )  # fmt: skip
-    errors = np.stack(
-        [compute_errors(np.zeros_like(start)), np.full_like(measured, np.nan)], axis=1
-    )
+    errors = np.stack([errors_before, np.full_like(measured, np.nan)], axis=1)
     errors[:, 1][is_measured] = fit.errors
     held_out_errors = predict_logs([fit.x])[0] - measured
     for k in range(len(points)):

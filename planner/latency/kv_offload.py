@@ -31,15 +31,17 @@ def estimate_kv_offload(deployment: Deployment, pool: KvCachePool) -> KvOffload:
     """Estimate what host memory keeps of `pool`, and the seconds of copies.
 
     A rank keeps and loads its own part: kv_offloading_size / ranks bytes, over its own link to the
-    host. Storing reads from GPU memory once more, which delays steps. The result is zero for models
-    with several kinds of blocks, as versions differ in what they keep of them.
+    host. Storing reads from GPU memory once more, which delays steps. The result is zero without
+    offloading, and for models with several kinds of blocks, as versions differ in what they keep of
+    them.
     """
-    if len(pool.layout.groups) > 1 or pool.layout.groups[0].kind != "full":
+    groups = pool.layout.groups
+    if not deployment.args.kv_offloading_size or len(groups) > 1 or groups[0].kind != "full":
         return KvOffload()
     block, gpu = pool.bytes_per_block, deployment.gpu
     ranks = deployment.layout.tp * deployment.layout.pp
     kept = int(deployment.args.kv_offloading_size * GIB / ranks / block)
-    token = block / (pool.layout.groups[0].block_size * pool.layout.dcp)
+    token = block / (groups[0].block_size * pool.layout.dcp)
     return KvOffload(
         kept, block / (gpu.host_bandwidth * COPY_LINK_FRACTION), token / gpu.memory_bandwidth
     )

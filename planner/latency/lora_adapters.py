@@ -17,7 +17,7 @@ from planner.engines.deployment import Deployment
 from planner.engines.engine_args import EngineArgs
 from planner.latency.step_model import StepModel
 from planner.memory.weights import compute_lora_bytes
-from planner.workload.workload import Workload, compute_adapter_popularity
+from planner.workload.workload import Workload, compute_zipf_fractions
 
 
 class LoraCosts(SourcedEntry):
@@ -68,7 +68,7 @@ def estimate_distinct_adapters(adapters: int, zipf: float, sequences: int) -> np
 
     It is the sum of 1 - (1 - p)^n over all adapters.
     """
-    others = np.log1p(-np.minimum(compute_adapter_popularity(adapters, zipf), 1 - 1e-12))
+    others = np.log1p(-np.minimum(compute_zipf_fractions(adapters, zipf), 1 - 1e-12))
     return np.array([-np.expm1(n * others).sum() for n in range(sequences + 1)])
 
 
@@ -104,7 +104,7 @@ def add_adapter_costs(
     distinct = estimate_distinct_adapters(
         workload.adapters, workload.adapter_zipf, args.max_num_seqs
     )
-    popularity = compute_adapter_popularity(workload.adapters, workload.adapter_zipf)
+    popularity = compute_zipf_fractions(workload.adapters, workload.adapter_zipf)
     loading_s = (
         popularity[slots:].sum() * costs.adapter_load_s
         + popularity[args.max_cpu_loras or slots :].sum() * costs.adapter_cold_s

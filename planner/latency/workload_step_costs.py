@@ -6,6 +6,7 @@ the analytical estimate on average (`queueing.steady_state`).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.engines.deployment import Deployment
 from planner.latency.kv_offload import KvOffload, estimate_kv_offload
@@ -24,10 +25,17 @@ class WorkloadStepCosts:
     deployment: Deployment
     workload: Workload
     step: StepModel  # speculation included
+    pool: KvCachePool
     adapters: AdapterCosts
-    offload: KvOffload
     reuses_prefixes: bool  # the prefix cache is on, and the workload finds something in it
     concurrent_readers: float  # see `count_concurrent_readers`; 0: nothing is read together
+
+    @cached_property
+    def offload(self) -> KvOffload:
+        """Host memory behind the KV cache; without prefixes to reuse nothing is kept there."""
+        if not self.reuses_prefixes:
+            return KvOffload()
+        return estimate_kv_offload(self.deployment, self.pool)
 
     def average_step(self) -> StepModel:
         """Return `step` plus what adapters and shared prefixes change on average.
@@ -55,12 +63,8 @@ def build_workload_step_costs(
         deployment,
         workload,
         step=step or build_step_model(deployment),
+        pool=pool,
         adapters=compute_adapter_costs(deployment) if workload.adapters else AdapterCosts(),
-        offload=(
-            estimate_kv_offload(deployment, pool)
-            if reuses_prefixes and args.kv_offloading_size
-            else KvOffload()
-        ),
         reuses_prefixes=reuses_prefixes,
         concurrent_readers=(
             count_concurrent_readers(deployment)

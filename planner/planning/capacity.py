@@ -96,16 +96,10 @@ def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> flo
     if workload.trace is None or not workload.uses_trace_prefixes:
         return workload.prefix_hit_rate
     pool = get_memory_plan(deployment).pool
-    tokens = pool.reported_tokens
-    if (
-        deployment.args.kv_offloading_size
-    ):  # host memory also holds the blocks that the pool evicted
-        tokens = max(
-            tokens,
-            estimate_kv_offload(deployment, pool).num_blocks
-            * pool.layout.groups[0].block_size
-            * pool.layout.dcp,
-        )
+    # host memory also holds the blocks that the pool evicted
+    offloaded_blocks = estimate_kv_offload(deployment, pool).num_blocks
+    offloaded_tokens = offloaded_blocks * pool.layout.groups[0].block_size * pool.layout.dcp
+    tokens = max(pool.reported_tokens, offloaded_tokens)
     return compute_prefix_hit_rate(workload.trace, deployment.num_engine_instances, tokens)
 
 

@@ -110,11 +110,12 @@ def _solve_in_batches(
         np.empty(MALLOC_WARMUP_ELEMENTS)
     for start in range(0, len(cases), MAX_CASES_PER_BATCH):
         part = cases[start : start + MAX_CASES_PER_BATCH]
-        costs = [
-            build_workload_step_costs(case.deployment, case.workload, case.plan.pool, case.step)
+        steps = [
+            build_workload_step_costs(
+                case.deployment, case.workload, case.plan.pool, case.step
+            ).average_step()
             for case in part
         ]
-        steps = [case_costs.average_step() for case_costs in costs]
         step, workloads = batch_step_models(steps), [case.workload for case in part]
         rows.append(
             derive_performance(

@@ -1,8 +1,8 @@
 """Reproduce vLLM's block pool and block tables, compiled: allocation, free queue, prefix caching.
 
 It follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py,
-single_type_kv_cache_manager.py) and, if `recent`, 0.33.0. Without prefix caching blocks are only
-counted and have no identity.
+single_type_kv_cache_manager.py) and, with `EngineRules.uses_v033_scheduler`, 0.33.0. Without prefix
+caching blocks are only counted and have no identity.
 """
 
 from typing import NamedTuple

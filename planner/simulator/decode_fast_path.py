@@ -13,6 +13,10 @@ from planner.simulator import step_cost_kernels as step_kernels
 from planner.simulator.compilation import njit_compiled, njit_force_inline
 from planner.simulator.engine_state import (
     MAX_FAST_PATH_STEPS,
+    ROW_PREEMPTIONS,
+    ROW_REQUEST,
+    ROW_SLOT,
+    ROW_YIELDS,
     EngineInstance,
     RequestRecords,
     overlaps_steps,
@@ -23,12 +27,6 @@ from planner.simulator.kernel_types import (
     EngineRules,
     RequestBatch,
     StepCostTable,
-)
-from planner.simulator.step_cost_kernels import (
-    ROW_PREEMPTIONS,
-    ROW_REQUEST,
-    ROW_SLOT,
-    ROW_YIELDS,
 )
 
 

@@ -27,6 +27,14 @@ MAX_FAST_PATH_STEPS = 2048
 ADAPTER_IN_STEP, ADAPTER_ON_GPU, ADAPTER_ON_HOST = range(3)
 """Columns of `EngineInstance.adapter_turns`."""
 
+STEP_ROWS = tuple(range(7))
+ROW_REQUEST, ROW_SLOT, ROW_TOKENS, ROW_CONTEXT, ROW_DRAFTED, ROW_YIELDS, ROW_PREEMPTIONS = STEP_ROWS
+"""Rows of the table of a step's sequences.
+
+REQUEST, in which SLOT; scheduled TOKENS, after CONTEXT tokens, of which DRAFTED; YIELDS: whether
+the step yields an output; PREEMPTIONS of the request before the step.
+"""
+
 RequestHeap = list[tuple[float, int]]
 """Heap of (key, request)."""
 LogEntry = tuple[float, float, float, float, float, float]
@@ -122,7 +130,7 @@ class EngineInstance(NamedTuple):
     queue_heads: np.ndarray  # [queues] order of the first request, inf if empty
     # [adapters, 3] turn of the last use: in a step, on the GPU, in host memory (0: not loaded)
     adapter_turns: np.ndarray
-    batches: np.ndarray  # [depth, 7, slots] steps in flight, rows as in `STEP_ROWS`
+    batches: np.ndarray  # [depth, `STEP_ROWS`, slots] steps in flight
     batch_sizes: np.ndarray  # [depth] sequences
     batch_ends: np.ndarray  # [depth] s
     batch_log_rows: np.ndarray  # [depth] row of the step log
@@ -249,7 +257,7 @@ def create_engine_instance(
         waiting,
         np.full(adapters + 1, np.inf),
         np.zeros((adapters, 3), np.int64),
-        np.zeros((depth, 7, num_slots), np.int64),
+        np.zeros((depth, len(STEP_ROWS), num_slots), np.int64),
         np.zeros(depth, np.int64),
         np.zeros(depth),
         np.zeros(depth, np.int64),

@@ -170,7 +170,9 @@ class SimulationOutcome(NamedTuple):
         return self.notes[self.notes[:, 0] == kind, 1 : 1 + columns]
 
 
-KernelTypeT = TypeVar("KernelTypeT", EngineRules, StepCostTable, RequestBatch, RouterConfig)
+KernelTypeT = TypeVar(
+    "KernelTypeT", EngineRules, StepCostTable, RequestBatch, RouterConfig, SimulationOptions
+)
 _ARRAY_DTYPES: dict[str, type] = {
     "prompt": np.int32, "output": np.int32, "content": np.int32, "adapter": np.int32,
     "rank": np.int64, "content_start": np.int64, "groups": np.int64,

@@ -25,6 +25,12 @@ from planner.simulator.decode_fast_path import (
 )
 from planner.simulator.engine_state import (
     MAX_FAST_PATH_STEPS,
+    ROW_DRAFTED,
+    ROW_PREEMPTIONS,
+    ROW_REQUEST,
+    ROW_SLOT,
+    ROW_TOKENS,
+    ROW_YIELDS,
     EngineInstance,
     RequestRecords,
     has_windows,
@@ -36,14 +42,6 @@ from planner.simulator.kernel_types import (
     RequestBatch,
     SimulationOptions,
     StepCostTable,
-)
-from planner.simulator.step_cost_kernels import (
-    ROW_DRAFTED,
-    ROW_PREEMPTIONS,
-    ROW_REQUEST,
-    ROW_SLOT,
-    ROW_TOKENS,
-    ROW_YIELDS,
 )
 
 FAST_PATH_COOLDOWN_TURNS = 16

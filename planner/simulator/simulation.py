@@ -34,7 +34,7 @@ from planner.workload.request_generator import (
     build_trace_blocks,
     sample_arrivals,
 )
-from planner.workload.workload import Workload, compute_adapter_popularity
+from planner.workload.workload import Workload, compute_zipf_fractions
 
 FIRST_RELEASE_WITH_V033_SCHEDULER = Version(0, 33)
 """First release with the scheduler of `EngineRules.uses_v033_scheduler`.
@@ -132,11 +132,13 @@ def simulate_requests(
             f"{label(largest)} can never fit: its {prompt[largest]:,} + {output[largest]:,} tokens"
             f" need {needs[largest]:,} KV blocks and the pool has {usable:,}"
         )
-    options = SimulationOptions(
-        collect_timing,
-        log_steps,
-        float(gauge_s),
-        rules.enable_prefix_caching and not len(traffic.content),
+    options = to_compiled_types(
+        SimulationOptions(
+            collect_timing,
+            log_steps,
+            gauge_s,
+            rules.enable_prefix_caching and not len(traffic.content),
+        )
     )
     outcome = run_compiled_simulation(rules, table, traffic, router, options)
     if outcome.stuck == -2:  # a preempted request may find its own blocks: give them contents
@@ -305,7 +307,7 @@ def simulate_workload(
         else:
             content, start = _sample_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
-    if costs.offload.num_blocks:
+    if costs.offload.store_token_s:
         coarse = rules.groups[0, 1] / pool.layout.groups[0].block_size
         rules = rules._replace(host_blocks=int(costs.offload.num_blocks / coarse))
         table = table._replace(
@@ -318,7 +320,7 @@ def simulate_workload(
             raise PlannerError(
                 f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
             )
-        popularity = compute_adapter_popularity(workload.adapters, workload.adapter_zipf)
+        popularity = compute_zipf_fractions(workload.adapters, workload.adapter_zipf)
         traffic = traffic._replace(adapter=rng.choice(workload.adapters, len(prompt), p=popularity))
         cached = deployment.args.max_cpu_loras or slots
         rules = rules._replace(max_loras=slots, max_cpu_loras=cached)

@@ -5,7 +5,15 @@ import numpy as np
 from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, MAX_BLOCK_SHARERS
 from planner.simulator.block_pool import BlockPool
 from planner.simulator.compilation import njit_compiled, njit_force_inline
-from planner.simulator.engine_state import EngineInstance
+from planner.simulator.engine_state import (
+    ROW_CONTEXT,
+    ROW_DRAFTED,
+    ROW_REQUEST,
+    ROW_SLOT,
+    ROW_TOKENS,
+    ROW_YIELDS,
+    EngineInstance,
+)
 from planner.simulator.kernel_types import (
     ITL_BINS_PER_DECADE,
     ITL_FIRST_BIN_S,
@@ -13,14 +21,6 @@ from planner.simulator.kernel_types import (
     EngineRules,
     StepCostTable,
 )
-
-STEP_ROWS = tuple(range(7))
-ROW_REQUEST, ROW_SLOT, ROW_TOKENS, ROW_CONTEXT, ROW_DRAFTED, ROW_YIELDS, ROW_PREEMPTIONS = STEP_ROWS
-"""Rows of the table of a step's sequences.
-
-REQUEST, in which SLOT; scheduled TOKENS, after CONTEXT tokens, of which DRAFTED; YIELDS: whether
-the step yields an output; PREEMPTIONS of the request before the step.
-"""
 
 
 @njit_compiled

@@ -9,11 +9,12 @@ from planner.simulator.engine_state import (
     ADAPTER_IN_STEP,
     ADAPTER_ON_GPU,
     ADAPTER_ON_HOST,
+    ROW_REQUEST,
+    ROW_TOKENS,
     EngineInstance,
     RequestHeap,
 )
 from planner.simulator.kernel_types import EngineRules, RequestBatch, StepCostTable
-from planner.simulator.step_cost_kernels import ROW_REQUEST, ROW_TOKENS
 
 
 @njit_allocating

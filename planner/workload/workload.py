@@ -16,9 +16,9 @@ DEFAULT_RUN_S = 600.0
 """Duration of the arrivals of a run with neither a number of requests nor a concurrency."""
 
 
-def compute_adapter_popularity(adapters: int, zipf: float) -> np.ndarray:
-    """Return each adapter's fraction of the requests, [adapters], proportional to k^-zipf."""
-    weights = np.arange(1.0, adapters + 1) ** -zipf
+def compute_zipf_fractions(count: int, zipf: float) -> np.ndarray:
+    """Return the k-th item's fraction of the requests, [count], proportional to k^-zipf."""
+    weights = np.arange(1.0, count + 1) ** -zipf
     return weights / weights.sum()
 
 
