@@ -997,3 +997,13 @@ def test_a_misspelt_option_with_a_value_out_of_range_is_mended_in_both() -> None
     assert "= vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.95" in told
     found = lint("vllm serve Qwen/Qwen3-8B --tensor-paralel-size=two", "0.33.0").findings
     assert "takes a whole number, got 'two'" in found[-1].why
+
+
+def test_a_line_break_in_double_quotes_ends_a_command_beside_a_variable_too() -> None:
+    """Only one after a backslash joins the lines."""
+    image = "docker run vllm/vllm-openai:v0.10.0 bash -c "
+    serve = "vllm serve Qwen/Qwen3-8B --max-model-len 4096"
+    (command,) = read_source(f'{image}"export HF_HOME=$CACHE\n{serve}"', None).commands
+    assert command.argv[0] == "Qwen/Qwen3-8B" and "--max-model-len" in command.argv
+    (joined,) = read_source(f'{image}"{serve} \\\n --max-num-seqs $SEQS\n"', None).commands
+    assert "--max-num-seqs" in joined.argv

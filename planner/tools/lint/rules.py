@@ -59,9 +59,8 @@ def apply_option_rules(
     is_dynamo = command.launched.startswith("python -m dynamo.")
     is_plain_container = command.container and not is_dynamo
     values |= {**parsed.values, "container": is_plain_container, "role": command.role or None}
-    release = version
     for rule in load_option_rules(command.engine):
-        if (rule.from_ and release < rule.from_) or (rule.before and release >= rule.before):
+        if (rule.from_ and version < rule.from_) or (rule.before and version >= rule.before):
             continue
         if not all(_matches_test(test, values.get(name)) for name, test in rule.when.items()):
             continue

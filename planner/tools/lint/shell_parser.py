@@ -235,9 +235,8 @@ def _parse_parts(match: re.Match[str], kind: str) -> list[WordPart] | None:
             if inner["expansion"]:
                 parts.append(_parse_expansion(inner[0], is_quoted=True))
             else:
-                parts.append(
-                    WordPart((inner["escaped"] or inner["plain"]).strip("\n"), is_quoted=True)
-                )
+                escaped = (inner["escaped"] or "").strip("\n")  # a continued line joins the next
+                parts.append(WordPart(escaped or inner["plain"] or "", is_quoted=True))
         return parts
     if kind in ("escaped", "single_quoted", "plain"):
         return [WordPart(match[kind], is_quoted=kind != "plain")]
