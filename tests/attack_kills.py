@@ -174,7 +174,11 @@ def attacked(name: str, count: int, seed: int = 0) -> tuple[Counter[str], list[s
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell's background jobs ignore it, and their children
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache,
+        patch.dict(os.environ, {"XDG_CACHE_HOME": cache}),  # a store that nobody else uses
+    ):
         victim = Victim(name, Path(folder))
         for turn in range(count):
             fate, wrong = victim.killed(rng)

@@ -25,7 +25,7 @@ from planner.ui.cli import main
 COLUMNS = {"status", "gpus"}
 MODEL = "meta-llama/Llama-3.1-8B"
 HEADER = ["id", "model", "gpu", "max_num_seqs"]
-ROWS = [[f"row {k}", MODEL, "H100", str(8 * k)] for k in range(1, 7)]
+ROWS = [[f'row {k}, "so"\nand on', MODEL, "H100", str(8 * k)] for k in range(1, 7)]
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +152,9 @@ def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
     store.add({"a": {"status": "ok", "gpus": 2}, "b": {"status": "error", "error": "no network"}})
     keys = ["a", "b", "c", *map(str, range(1000))]
     assert AnswerStore(store.path).fetch(keys, COLUMNS) == {"a": {"status": "ok", "gpus": 2}}
+    (tmp_path / "other").write_text("no data base at all, but text" * 50)
+    with pytest.raises(PlannerError, match="as a store"):
+        AnswerStore(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -290,3 +293,16 @@ def test_a_pickle_is_private_and_one_that_others_may_write_is_not_loaded(
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     with pytest.raises(PlannerError, match="belongs to another user"):
         read_pickle(path, list)
+
+
+def test_a_file_that_cannot_be_read_fails_its_own_row_alone(tmp_path: Path) -> None:
+    """It can be stat'ed, and opening it works, but not reading: /proc/self/mem."""
+    (tmp_path / "rows.csv").write_text(
+        f"model,model_config,gpu\n,/proc/self/mem,H100\n{MODEL},,H100\n"
+    )
+    counted: list[int] = []
+    source, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    code = batch.predict_file(source, out, progress=lambda done, _: counted.append(done))
+    with out.open(newline="") as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["error", "ok"]
+    assert code == 1 and counted == [1, 2]

@@ -325,7 +325,7 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
         with pytest.raises(
             PlannerError, match=r"^Parquet is written by pyarrow, which is not installed: .*\.csv$"
         ):
-            sweeps.run_sweep_file(path, out, AnswerStore(None))
+            sweeps.run_sweep_file(path, out, tmp_path / "answers.sqlite")
     assert [one.name for one in tmp_path.iterdir()] == ["sweep.yaml"]
     pytest.importorskip("pyarrow")
     sweep, store = load_sweep_spec(path), AnswerStore(tmp_path / "answers.sqlite")
@@ -335,7 +335,9 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
             for point in sweep.points
         }
     )
-    whole = [sweeps.run_sweep_file(path, place, store) for place in (out, tmp_path / "out.csv")]
+    whole = [
+        sweeps.run_sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")
+    ]
     assert whole[0].equals(whole[1]) and (whole[0]["status"] == "ok").all()
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)

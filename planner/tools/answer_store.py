@@ -23,12 +23,13 @@ from platformdirs import user_cache_path
 
 from planner.core.catalog import compute_build_digest
 from planner.core.errors import PlannerError
-from planner.core.files import ensure_folder
+from planner.core.files import ensure_folder, replace_atomically
 
 Answer = dict[str, str | int | float | bool | None]
 """The cells of one output row by column; `status` is always among them."""
 ANSWER_STATUSES = ("ok", "does_not_fit", "nothing_meets")
 """Statuses of answers that are kept; an error may have passed by the next run."""
+NOTHING_KEPT = "everything is computed, nothing kept"
 MAX_KEPT_PLANS = 50
 """Pickled plans in the cache; the least recently used are removed."""
 ValueT = TypeVar("ValueT")
@@ -73,9 +74,15 @@ def _hash_named_files(path: str) -> Iterator[str]:
 
 
 def hash_file(path: str | Path) -> str:
-    """Return a digest of a file, computed once for each version of it."""
-    status = os.stat(path)
-    return _hash_version(os.path.abspath(path), status.st_mtime_ns, status.st_size)
+    """Return a digest of a file, computed once for each version of it.
+
+    A file that cannot be read has one too: who needs its content reports the error.
+    """
+    try:
+        status = os.stat(path)
+        return _hash_version(os.path.abspath(path), status.st_mtime_ns, status.st_size)
+    except OSError:
+        return "unreadable"
 
 
 @cache
@@ -112,32 +119,29 @@ def explain_distrust(status: os.stat_result, *, may_be_written: bool = False) ->
 class AnswerStore:
     """Answers by key in one SQLite file, which several processes may use at once.
 
-    A store that cannot be used is reported once, in one sentence. Then it keeps nothing and has no
+    A store that fails later is reported once, in one sentence. Then it keeps nothing and has no
     answers, so that everything is computed again.
     """
 
     def __init__(
         self, path: Path | None, report_message: Callable[[str], object] = lambda text: None
     ) -> None:
-        """Open the store at `path`, which is created; raise `PlannerError` if its folder cannot be.
+        """Open the store at `path`, which is created; raise `PlannerError` if it cannot be used.
 
         Without a path the store keeps nothing.
         """
-        self.path, self._report_message, self._usable = path, report_message, True
+        self.path, self._report_message, self._usable = path, report_message, path is not None
         if path is None:
-            self._disable("you have no private cache folder")
             return
         ensure_folder(path.parent)
         try:
             # SQLite would let the umask decide who may write it
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            if reason := explain_distrust(path.stat()):
-                self._disable(reason)
-        except OSError as error:
-            self._disable(error.strerror or str(error))
-        self._execute(
-            "create table if not exists answers (key text primary key, answer text not null)"
-        )
+            self._run(
+                "create table if not exists answers (key text primary key, answer text not null)"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise PlannerError(f"cannot use {path} as a store of answers: {error}") from None
 
     def fetch(self, keys: Sequence[str], columns: Set[str]) -> dict[str, Answer]:
         """Return the answers that are kept under `keys`; all their cells are in `columns`."""
@@ -163,25 +167,39 @@ class AnswerStore:
         )
 
     def _execute(self, statement: str, *parameters: str) -> list[tuple[str, str]]:
-        """Return the rows of `statement`, run in a transaction of its own; none if that fails."""
-        if self._usable and self.path:
+        """Return the rows of `statement`; none if the store fails, which is reported."""
+        if self._usable:
             try:
-                with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
-                    return database.execute(statement, parameters).fetchall()
+                return self._run(statement, *parameters)
             except sqlite3.Error as error:
-                self._disable(str(error))
+                self._usable = False
+                problem = f"cannot use {self.path} as a store of answers: {error}"
+                self._report_message(f"{problem}; {NOTHING_KEPT}")
         return []
 
-    def _disable(self, reason: str) -> None:
-        self._usable = False
-        where = f"{self.path} as a store of answers" if self.path else "a store of answers"
-        self._report_message(f"cannot use {where}: {reason}; everything is computed, nothing kept")
+    def _run(self, statement: str, *parameters: str) -> list[tuple[str, str]]:
+        """Return the rows of `statement`, run in a transaction of its own."""
+        assert self.path is not None
+        with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+            return database.execute(statement, parameters).fetchall()
 
 
 def open_default_store(report_message: Callable[[str], object]) -> AnswerStore:
-    """Open the user's own store, which `predict` and `sweep` share."""
+    """Open the user's own store, which `predict` and `sweep` share.
+
+    One that cannot be used or trusted is reported, and a store that keeps nothing is returned.
+    """
     folder = find_private_folder()
-    return AnswerStore(folder / "answers.sqlite" if folder else None, report_message)
+    try:
+        if folder is None:
+            raise PlannerError("cannot use a store of answers: you have no private cache folder")
+        path = folder / "answers.sqlite"
+        if path.exists() and (reason := explain_distrust(path.stat())):
+            raise PlannerError(f"cannot use {path} as a store of answers: {reason}")
+        return AnswerStore(path, report_message)
+    except PlannerError as error:
+        report_message(f"{error}; {NOTHING_KEPT}")
+        return AnswerStore(None)
 
 
 def _parse_answer(text: str, columns: Set[str]) -> Answer | None:
@@ -205,13 +223,11 @@ def _parse_answer(text: str, columns: Set[str]) -> Answer | None:
 
 
 def write_pickle(path: Path, value: object) -> None:
-    """Pickle `value` into a file that only its owner may read; raise `OSError` if that fails."""
-    part = path.with_suffix(f".{os.getpid()}")
-    with suppress(FileNotFoundError):
-        part.unlink()
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        pickle.dump(value, file)
-    part.replace(path)
+    """Pickle `value` into a file that only its owner may read; `PlannerError` if that fails."""
+    with replace_atomically(path) as (part,):
+        path.unlink(missing_ok=True)  # the new file would take over its mode
+        part.touch(0o600)
+        part.write_bytes(pickle.dumps(value))
 
 
 def read_pickle(path: Path, kind: type[ValueT]) -> ValueT:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
 from planner.core.readers import read_yaml
 from planner.models.registry import load_model
@@ -108,7 +109,7 @@ def search_cached(scenario: Scenario) -> Plan:
     plan = search_deployments(scenario)
     plan = replace(plan, simulated_day=plan.autoscaling)
     if path:
-        with suppress(OSError):
+        with suppress(PlannerError, OSError):
             write_pickle(path, plan)
             prune_pickles(path.parent)
     return plan

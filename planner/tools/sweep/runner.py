@@ -30,7 +30,12 @@ from planner.planning.scenario import CandidateGpu, Scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
 from planner.planning.table_rows import OUTPUT_COLUMNS, build_output_row
 from planner.simulator.simulation import compile_simulator
-from planner.tools.answer_store import Answer, AnswerStore, compute_answer_key
+from planner.tools.answer_store import (
+    Answer,
+    AnswerStore,
+    compute_answer_key,
+    open_default_store,
+)
 from planner.tools.sweep.sweep_spec import DeploymentEntry, SweepPoint, SweepSpec, load_sweep_spec
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ CANDIDATE_COLUMNS = (
     *("max_num_seqs", "max_model_len", "misses", "margin"),
 )
 DAY_COLUMNS = ("replicas_fewest", "replicas_most", "hours_missed", "gpu_hours", "gpu_hours_fixed")
-ANSWER_COLUMNS = frozenset((*CANDIDATE_COLUMNS, *DAY_COLUMNS, *OUTPUT_COLUMNS))
+POINT_COLUMNS = frozenset((*CANDIDATE_COLUMNS, *DAY_COLUMNS, *OUTPUT_COLUMNS))
 
 
 def compute_point_key(sweep: SweepSpec, fields: Mapping[str, object]) -> str:
@@ -192,7 +197,7 @@ def run_sweep(
     its workers have another planner.
     """
     keys = [compute_point_key(sweep, sweep.build_scenario_fields(point)) for point in sweep.points]
-    answers = store.fetch(keys, ANSWER_COLUMNS)
+    answers = store.fetch(keys, POINT_COLUMNS)
     num_stored, points = len(answers), dict(zip(keys, sweep.points, strict=True))
     missing = [(key, point) for key, point in points.items() if key not in answers]
     progress(num_stored, len(points), num_stored)
@@ -245,11 +250,15 @@ def _compute_answers(
 
 
 def run_sweep_file(
-    path: Path, out: Path, store: AnswerStore, scheduler: str | None = None,
+    path: Path, out: Path, store: Path | None = None, scheduler: str | None = None,
     workers: int | None = None,
     progress: Callable[[int, int, int], object] = lambda done, total, stored: None,
+    report_message: Callable[[str], object] = lambda text: None,
 ) -> "pd.DataFrame":  # fmt: skip
-    """Run the sweep in the file `path`; write its table to `out` (CSV or Parquet) and return it."""
+    """Run the sweep in the file `path`; write its table to `out` (CSV or Parquet) and return it.
+
+    Answers are kept in the file `store`, or in the user's own.
+    """
     import pandas as pd
 
     if out.suffix not in (".csv", ".parquet"):
@@ -260,9 +269,10 @@ def run_sweep_file(
             "pip install 'headroom-planner[parquet]', or name a .csv"
         )
     sweep = load_sweep_spec(path)
-    check_not_overwriting(sweep.files, [out, *([store.path] if store.path else [])])
+    check_not_overwriting(sweep.files, [out, *([store] if store else [])])
     ensure_folder(out.parent)
-    answers = run_sweep(sweep, store, scheduler, workers, progress)
+    kept = AnswerStore(store, report_message) if store else open_default_store(report_message)
+    answers = run_sweep(sweep, kept, scheduler, workers, progress)
     table = pd.DataFrame(
         [
             {

@@ -101,7 +101,6 @@ def add_sweep(commands: "Subparsers") -> None:
 @announce_compilation
 def run_sweep_command(options: argparse.Namespace) -> int:
     """Answer the points of a sweep; 1 if any of them fails."""
-    from planner.tools.answer_store import AnswerStore, open_default_store
     from planner.tools.sweep.runner import format_sweep, run_sweep_file
 
     def show_progress(done: int, total: int, num_stored: int) -> None:
@@ -112,13 +111,14 @@ def run_sweep_command(options: argparse.Namespace) -> int:
         if sys.stderr.isatty() or done in (num_stored, total):
             print_progress(done, total, f"points, {num_stored:,} from the store")
 
-    store = (
-        AnswerStore(options.store, print_message)
-        if options.store
-        else open_default_store(print_message)
-    )
     table = run_sweep_file(
-        options.sweep, options.out, store, options.scheduler, options.workers, show_progress
+        options.sweep,
+        options.out,
+        options.store,
+        options.scheduler,
+        options.workers,
+        show_progress,
+        print_message,
     )
     print(format_sweep(table))
     failed = table[table["status"] == "error"]
