@@ -14,7 +14,7 @@ from pathlib import Path
 from lab_answers import serving
 from playwright.sync_api import Page, sync_playwright
 
-from planner.ui.pdf_report import list_chapter_notebooks
+from planner.ui.notebook_files import list_chapter_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"

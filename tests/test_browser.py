@@ -8,7 +8,7 @@ import pytest
 from lab import CODE, PANEL, browser, chromium, jupyterlab, run_notebook
 from playwright.sync_api import Page
 
-from planner.ui.pdf_report import NOTEBOOK_DIR
+from planner.ui.notebook_files import NOTEBOOK_DIR
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,7 +9,7 @@ from planner.core.errors import PlannerError
 from planner.ui import lab_server
 from planner.ui.cli import main
 from planner.ui.lab_server import build_extension, copy_notebooks, read_code
-from planner.ui.pdf_report import NOTEBOOK_DIR, list_chapter_notebooks
+from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 
 
 def test_the_script_holds_the_code_of_every_shipped_notebook(tmp_path):
@@ -104,3 +104,19 @@ def test_what_is_kept_is_said_in_one_line(monkeypatch, tmp_path, capsys):
     assert main(["lab", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and "kept your own start.ipynb" in said[0]
+
+
+def test_what_is_no_notebook_is_not_told_to_the_extension(monkeypatch, tmp_path):
+    """A user of a checkout leaves files among the notebooks."""
+    copy_notebooks(tmp_path)
+    (tmp_path / "Untitled.ipynb").touch()
+    (tmp_path / "9-mine.ipynb").write_text((tmp_path / "2-vram.ipynb").read_text())
+    monkeypatch.setattr(lab_server, "NOTEBOOK_DIR", tmp_path)
+    monkeypatch.setattr(lab_server, "list_chapter_notebooks", lambda: [tmp_path / "2-vram.ipynb"])
+    shipped = lab_server.list_shipped()
+    opened = [each["code"] for each in shipped if each["runsWhenOpened"]]
+    assert opened == [read_code(tmp_path / name) for name in ("2-vram.ipynb", "start.ipynb")]
+
+
+def test_the_chapters_are_all_that_are_numbered():
+    assert list_chapter_notebooks() == sorted(NOTEBOOK_DIR.glob("[0-9]*.ipynb"))

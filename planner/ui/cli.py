@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from planner import __version__
 from planner.core.errors import PlannerError
 from planner.ui.commands import catalogs, diagnostics, lab, plans, simulation, tables
+from planner.ui.commands.options import print_message
 
 COMMANDS = (
     plans.add_init,
@@ -52,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except PlannerError as error:
-        print(f"planner: {error}", file=sys.stderr)
+        print_message(str(error))
         return 2
     except KeyboardInterrupt:
-        print("planner: interrupted", file=sys.stderr, flush=True)
+        print_message("interrupted")
         # does not wait for running notebooks: their kernels end with this process
         os._exit(130)
 

@@ -24,6 +24,7 @@ from planner.models.registry import list_model_names
 from planner.planning.scenario import Scenario, list_scenarios, parse_scenario
 from planner.planning.search import Plan, search_analytically
 from planner.ui import scenario_form
+from planner.ui.notebook_files import list_chapter_notebooks
 from planner.ui.notebook_session import (
     CURRENT_SCENARIO_FILE,
     DEFAULT_SCENARIO,
@@ -37,7 +38,7 @@ from planner.ui.notebook_widgets import (
     show_note,
     show_table,
 )
-from planner.ui.pdf_report import list_chapter_notebooks, write_report
+from planner.ui.pdf_report import write_report
 from planner.ui.plan_panel import render_badge, render_figures
 from planner.ui.scenario_form import METRIC_CHOICES, STATISTIC_CHOICES
 from planner.workload.daily_profile import load_daily_profiles

@@ -5,15 +5,17 @@
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from planner.core.errors import PlannerError
-from planner.core.files import ensure_folder
+from planner.core.files import ensure_folder, replace_atomically
 from planner.core.readers import read_text
-from planner.ui.pdf_report import NOTEBOOK_DIR, list_chapter_notebooks
+from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 
 DEFAULT_FOLDER = Path("headroom-notebooks")
 FIRST_NOTEBOOK = "start.ipynb"
@@ -67,14 +69,11 @@ def copy_notebooks(place: Path) -> list[Path]:
     for name in _list_files():
         original, copy = NOTEBOOK_DIR / name, place / name
         ensure_folder(copy.parent)
-        try:
-            with original.open("rb") as read, copy.open("xb") as written:
-                shutil.copyfileobj(read, written)
-        except FileExistsError:
-            if not _is_same(original, copy):
-                kept.append(name)
-        except OSError as error:
-            raise PlannerError(f"cannot write {copy}: {error.strerror or error}") from None
+        if os.path.lexists(copy):
+            kept += [name] * (not _is_same(original, copy))
+            continue
+        with replace_atomically(copy, new=True) as (part,):
+            shutil.copyfile(original, part)
     return kept
 
 
@@ -119,8 +118,13 @@ def build_extension(extensions: Path) -> Path:
 def list_shipped() -> list[dict[str, object]]:
     """List the code of every shipped notebook, and whether it runs when opened, as chapters do."""
     opened = {NOTEBOOK_DIR / FIRST_NOTEBOOK, *list_chapter_notebooks()}
-    paths = [NOTEBOOK_DIR / name for name in _list_files() if name.suffix == ".ipynb"]
-    return [{"runsWhenOpened": path in opened, "code": read_code(path)} for path in paths]
+    shipped: list[dict[str, object]] = []
+    for name in _list_files():
+        if name.suffix == ".ipynb":
+            path = NOTEBOOK_DIR / name
+            with suppress(PlannerError):  # a file of the user's in a checkout that is no notebook
+                shipped.append({"runsWhenOpened": path in opened, "code": read_code(path)})
+    return shipped
 
 
 def read_code(notebook: Path) -> list[str]:

@@ -20,7 +20,6 @@ from planner.analysis.plan_comparison import (
 )
 from planner.analysis.plan_risks import describe_headroom, simulate_replica_loss
 from planner.analysis.plan_summary import describe_scenario, summarize_plan
-from planner.core.catalog import locate_shipped_folder
 from planner.core.files import (
     check_not_overwriting,
     ensure_folder,
@@ -35,10 +34,10 @@ from planner.planning.search import Plan, search_deployments
 from planner.tools.answer_store import write_pickle
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
+from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.plan_files import write_plan_files
 from planner.ui.plan_text import format_plan, render_rows
 
-NOTEBOOK_DIR = locate_shipped_folder("notebooks")
 TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 TEXT_WIDTH_PX = 640
 """Width of the page's text in pixels of a chart, whose type is a little smaller than the page's."""
@@ -56,11 +55,6 @@ OUTPUT_MIME_TYPES = [
 
 DISAGGREGATION_NOTEBOOK = NOTEBOOK_DIR / "pools.ipynb"
 """The chapter for scenarios that allow disaggregated serving."""
-
-
-def list_chapter_notebooks() -> list[Path]:
-    """Return the chapters in reading order."""
-    return sorted(NOTEBOOK_DIR.glob("[0-9]*.ipynb"))
 
 
 def select_chapters(plan: Plan) -> list[Path]:

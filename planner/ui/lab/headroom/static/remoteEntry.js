@@ -65,9 +65,10 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
   // Return the element for the selector that was clicked, or null. It must be in the output of a
   // code cell of a shipped notebook, as anybody can write other content.
   function findClicked(panel, target, selector) {
-    if (!isNotebook(panel) || !target.closest) return null;
+    const element = target.closest?.(selector);
+    if (!element || !isNotebook(panel)) return null;
     const cell = codeCells(panel).find(cell => cell.outputArea?.node.contains(target));
-    return cell && findShipped(panel) ? target.closest(selector) : null;
+    return cell && findShipped(panel) ? element : null;
   }
 
   const plugin = {
