@@ -740,7 +740,7 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
 
 
 def check_brute(asked: Scenario, plan: Plan) -> list[str]:
-    """Every layout that costs less by 2%, with every combination of the knobs of `planning.knobs`, replayed.
+    """Every layout that costs less by 2%, with every combination of the knobs of `planning.engine_tuning`, replayed.
 
     Of each as many replicas as cost less: with fewer, each of them has more to do.
     """

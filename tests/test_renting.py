@@ -42,7 +42,7 @@ def small(rate: float = 20.0, sold_in: list[int] | None = None, **fields: object
 
 @cache
 def planned(asked: str) -> Plan:
-    """`ranked` of the arguments of `small`, as JSON: the closed form, in which costs and limits are the plan's own."""
+    """The closed form of `small`, its arguments as JSON: costs and limits in it are those of the plan."""
     return search_analytically(small(**json.loads(asked)))
 
 
@@ -142,10 +142,8 @@ def test_scaling_every_price_scales_only_the_bill(rate: float, times: float) -> 
     after = search_analytically(
         replace(asked, prices=PriceSelection({"L40S": price.median_usd * times}))
     )
-    priced = {c.identity_key: c for c in after.candidates}  # equal bills may change places
-    assert priced.keys() == {c.identity_key for c in before.candidates}
-    for old in before.candidates:
-        new = priced[old.identity_key]
+    assert [c.identity_key for c in before.candidates] == [c.identity_key for c in after.candidates]
+    for old, new in zip(before.candidates, after.candidates, strict=True):
         assert old.usd_per_hour and new.usd_per_hour == pytest.approx(times * old.usd_per_hour)
         assert (
             old.prediction.performance == new.prediction.performance

@@ -235,7 +235,7 @@ def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
-    """Runs of one L40S as the catalog predicts them, of another card 20% slower: the pool tells them apart."""
+    """Runs of L4 as the catalog predicts them, of L20 20% slower: the pool tells them apart."""
     measured = load_measured_runs()
     runs = [
         run

@@ -135,7 +135,7 @@ def _format_price(candidate: Candidate) -> str:
 
 
 def _compare_to_chosen(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> str:
-    """What `found` serves more or less than `chosen`, and the promise that `chosen` keeps most narrowly in both."""
+    """What `candidate` serves more or less than `chosen`, and the promise that `chosen` keeps most narrowly in both."""
     new, old = candidate.prediction.performance, chosen.prediction.performance
     if (
         new is None
@@ -164,7 +164,7 @@ def _compare_to_chosen(scenario: Scenario, candidate: Candidate, chosen: Candida
 
 
 def _explain_rank(candidate: Candidate, chosen: Candidate) -> str:
-    """Which part of the rule puts `found` after `chosen`, both of which do at one price."""
+    """Which part of the rule puts `candidate` after `chosen`, both of which do at one price."""
     if candidate.cost_key > chosen.cost_key:
         return "over the day the plan costs less"
     if candidate.at_risk > chosen.at_risk:

@@ -135,7 +135,7 @@ class Candidate:
 
     @property
     def description(self) -> str:
-        """What it is in a few words: `describe`, or both pools."""
+        """What it is in a few words, or both pools."""
         if self.prediction.prefill is None:
             return describe_deployment(self.deployment)
         first, rest = (f"{pool.layout.replicas} x {pool.with_replicas(1).layout}{_describe_spares(pool)}"

@@ -34,7 +34,7 @@ def generate_variants(
 ) -> Iterator[Deployment]:
     """`usual` with every other combination of its engine's arguments; with smaller batches, and with fewer drafts.
 
-    `light`: its memory and its slots are mostly empty, so that neither is tried in another size.
+    `is_underused`: its memory and its slots are mostly empty, so that neither is tried in another size.
     """
     is_underused = (
         is_underused and scenario.workload.trace is None

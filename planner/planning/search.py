@@ -176,7 +176,6 @@ def _add_pool_candidates(whole: Plan) -> Plan:
             safer=None,
             binding_constraint=binding,
             notes=notes,
-            simulated_day=None,
         )
     safer = whole.safer is None or best.rank_key < whole.safer.rank_key
     return replace(plan, safer=best) if today.at_risk and not best.at_risk and safer else plan
@@ -232,14 +231,13 @@ def _search_unified(scenario: Scenario) -> Plan:
         if unpriced
         else []
     )
-    plan = _build_plan(scenario, verified, ordered, rejected, notes)
-    return replace(plan, simulated_day=day)
+    return _build_plan(scenario, verified, ordered, rejected, notes, day=day)
 
 
 def _retry_cheaper_candidates(
     scenario: Scenario, result: VerificationResult, candidates: Sequence[Candidate]
 ) -> list[Candidate]:
-    """What holds and costs less than all that was `found`, of what the closed form puts too far from it to be tried."""
+    """What holds and costs less than all of `result`, though the closed form puts it too far off to be tried."""
     if not result.feasible:
         return []
     unpriced, cost = result.feasible[0].price_key
@@ -264,8 +262,9 @@ def _build_plan(
     rejected: list[RejectedOption],
     notes: Sequence[str] = (),
     settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
+    day: AutoscalingPlan | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of what was `found` to hold, and of all candidates, `ordered` from best to worst."""
+    """The plan of what holds by `result`, and of all candidates, `ordered` from best to worst."""
     places: dict[object, Candidate] = {}
     for candidate in ordered:  # of one deployment with several arguments the best
         places.setdefault(candidate.placement_key, candidate)
@@ -282,11 +281,14 @@ def _build_plan(
         result.safest if chosen.at_risk else None,
         (*notes, *chosen.prediction.warnings),
     )
-    return Plan(scenario, chosen, result.find_runner_up(chosen), safer, binding, *shown, sentences)
+    return Plan(
+        scenario, chosen, result.find_runner_up(chosen), safer, binding, *shown, sentences,
+        simulated_day=day,
+    )  # fmt: skip
 
 
 def search_analytically(scenario: Scenario) -> Plan:
-    """`search` in closed form, in about a tenth of a second: while a control moves, before the replay has spoken."""
+    """Search in closed form, in about a tenth of a second: for controls that move."""
     candidates, rejected = evaluate_search_space(
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
     )

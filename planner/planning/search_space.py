@@ -44,7 +44,7 @@ SearchOption = tuple[Deployment, int, tuple[int, ...]]
 def evaluate_search_space(
     scenario: Scenario, layout_filter: LayoutFilter
 ) -> tuple[list[Candidate], list[RejectedOption]]:
-    """Every legal candidate with a layout that is `wanted`, in closed form, and what is none."""
+    """Every legal candidate whose layout the filter lets through, in closed form, and those that are rejected."""
     cases, rejected = [], []
     for option in generate_search_options(scenario, layout_filter):
         if isinstance(option, RejectedOption):
@@ -177,7 +177,7 @@ def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Ca
 
 
 def _count_insufficient_replicas(scenario: Scenario, candidate: Candidate) -> int:
-    """Replicas of `found` that the load is too much for, whatever is promised: capacity grows with their number."""
+    """Replicas of `candidate` that the load is too much for, whatever is promised: capacity grows with their number."""
     load = scenario.workload
     if (
         load.rate is None
@@ -201,7 +201,7 @@ def _evaluate_tuned_options(
     tried = [
         (changed, most, mark_as_tuned(preference))
         for (deployment, most, preference), found in zip(cases, usual, strict=True)
-        if _compute_min_cost(scenario, found) <= least
+        if _compute_min_cost(scenario, found) <= (least[0], least[1] * (1 + 1e-9))
         for changed in generate_variants(
             scenario, deployment, SCREENING_TOKENS_VALUES, is_underused=found.is_underused
         )
@@ -244,7 +244,7 @@ def _compute_min_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, f
 def fit_to_budget(
     scenario: Scenario, max_price: tuple[bool, float], candidates: Iterable[Candidate]
 ) -> list[Candidate]:
-    """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.price` has it), but dearer ones."""
+    """Fit each of `candidates` to a price, as `Candidate.price_key` has it, by fewer replicas."""
     same, fewer = [], []
     for candidate in candidates:
         replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.price_key

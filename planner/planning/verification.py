@@ -188,7 +188,7 @@ def _is_promising(candidate: Candidate, result: VerificationResult) -> bool:
 
 
 def _get_size_independent_key(candidate: Candidate) -> object:
-    """What `settled` looks for the best max_num_seqs of."""
+    """What `tune_and_simulate` looks for the best max_num_seqs of."""
     return candidate.deployment.with_args(max_num_seqs=1)
 
 

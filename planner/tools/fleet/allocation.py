@@ -131,7 +131,7 @@ def _build_linear_program(
             for scenario in fleet.options
         ]
     )
-    kinds = sorted({option.gpu for _, option in pairs})
+    kinds = _list_kinds(fleet)
     used = np.array([[option.gpus * (option.gpu == kind) for _, option in pairs] for kind in kinds])
     constraints = [
         LinearConstraint(served, lb=1 - LOAD_TOLERANCE),
