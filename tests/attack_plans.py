@@ -53,7 +53,7 @@ from planner.planning.candidate import Candidate, describe_deployment
 from planner.planning.engine_tuning import BATCHED_TOKENS_VALUES
 from planner.planning.evaluation import evaluate_candidate, simulate_candidate
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import GAMBLE_PROBABILITY, Plan, search_deployments, state_deployment
 from planner.planning.table_rows import ENGINE_ARG_COLUMNS
 from planner.planning.what_if import limit_to_budget
 from planner.simulator.results import SimulationResult
@@ -67,6 +67,8 @@ RUN, SEEDS, MORE = 1500, (101, 102), tuple(range(103, 115))
 these seeds, and two of them can be unlucky: what is reported has stood in both."""
 SLACK, LUCK = 0.02, 0.10
 """What a cheaper plan must hold its limits by to refute; how far a stated figure may be from the referee's interval."""
+PROBABILITY_SLACK = 0.03
+"""What a cheaper deployment's probability must exceed the asked one by: the tolerance is found to 0.05 sigma."""
 SEQS = (8, 16, 32, 64, 128, 256, 512)
 """Values of max_num_seqs that brute force tries."""
 WAVES = 12
@@ -282,7 +284,7 @@ def row_of(plan: Plan) -> dict[str, str]:
     if given and deployment.speculation:
         row |= {
             "speculative_method": given.method,
-            "num_speculative_tokens": given.num_speculative_tokens,
+            "num_speculative_tokens": deployment.num_draft_tokens,
         }
         row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
     return {name: str(value) for name, value in row.items() if value is not None}
@@ -305,7 +307,7 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     found = _unlike("the summary", told, cells)
     found += [
         f"passed over, yet it holds for less: {other}" for other in explain_alternatives(plan)
-        if other.candidate and other.candidate.is_simulated and other.candidate.is_feasible
+        if other.candidate and other.candidate.is_simulated and other.candidate.is_confident
         and other.candidate.price_key[1] < plan.chosen.price_key[1] * plan.chosen.billed_fraction * (1 - 1e-6)
     ]  # fmt: skip
     found += _unlike(
@@ -765,7 +767,7 @@ def check_brute(asked: Scenario, plan: Plan) -> list[str]:
                 }
                 with contextlib.suppress(PlannerError):
                     share, name = _held(asked, deploy(**knobs))
-                    if share <= 1 - SLACK:
+                    if share <= 1 - SLACK and _is_likelier(asked, deploy(**knobs), plan):
                         what = f"{describe_deployment(usual)}, {knobs}, {usd:.2f}"
                         found.append(
                             (
@@ -774,6 +776,12 @@ def check_brute(asked: Scenario, plan: Plan) -> list[str]:
                             )
                         )
     return [text for _, text in sorted(found)[:3]]
+
+
+def _is_likelier(asked: Scenario, deployment: Deployment, plan: Plan) -> bool:
+    """It keeps its promises with the probability that the plan was chosen by."""
+    needed = asked.confidence if plan.verdict == "holds" else GAMBLE_PROBABILITY
+    return state_deployment(asked, deployment).probability >= needed + PROBABILITY_SLACK
 
 
 def _held(asked: Scenario, deployment: Deployment) -> tuple[float, str]:

@@ -33,6 +33,7 @@ from planner.planning.evaluation import compute_free_capacity, compute_offered_r
 from planner.planning.scenario import list_scenarios, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.simulation_runs import run_simulation
+from planner.planning.slo import get_slo_status
 from planner.tools.batch import predict_row
 from planner.ui.charts import summary as charts_summary
 from planner.ui.charts.base import MAX_DRAWN_UTILIZATION
@@ -193,8 +194,7 @@ def test_promises_are_judged_alike_everywhere(
         assert bar["further"] == (share.hi > MAX_DRAWN_UTILIZATION)
         assert same(row["Share of the limit (%)"], share * 100)
         broken = any(target.name in miss for miss in chosen.violations)
-        risky = any(risk.startswith(target.name) for risk in chosen.risks)
-        held = "broken" if broken else "at risk" if risky else "kept"
+        held = "broken" if broken else get_slo_status(target, value)
         assert (row["Verdict"], entry["holds"]) == (held, not broken)
         assert bar["state"] == {"broken": "misses", "at risk": "at risk", "kept": "meets"}[held]
     assert (plan.verdict == "at_risk") == bool(chosen.risks) and not chosen.violations
@@ -275,7 +275,9 @@ def test_the_terminal_says_what_the_plan_says(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in format_plan(plan).splitlines())
-    assert lines["Verdict"] == {"holds": "holds", "at_risk": "holds, but at risk"}[plan.verdict]
+    said, odds = lines["Verdict"].split(": ")
+    assert said == {"holds": "holds", "at_risk": "holds, but at risk"}[plan.verdict]
+    assert odds.startswith(f"{plan.probability:.0%} likely to keep every promise")
     assert lines["Run"] == f"{plan.scenario.model} on {describe_deployment(chosen.deployment)}"
     assert lines["Capacity"].startswith(f"{performance.capacity:.3g} requests/s")
     if plan.scenario.workload.rate is None:
@@ -389,6 +391,6 @@ def test_every_candidate_shown_first_is_the_chosen_one(plan: Plan, chosen: Candi
     """The first of every table is the plan, and no other row holds for less."""
     assert plan.best is chosen
     assert (
-        min(candidate.cost_key for candidate in plan.candidates if candidate.is_feasible)
+        min(candidate.cost_key for candidate in plan.candidates if candidate.is_confident)
         == chosen.cost_key
     )

@@ -101,7 +101,7 @@ def test_after_each_control_every_figure_is_a_fresh_computation(cockpit, folder)
         now = shown(cockpit)
         assert now == {place: wanted.get(place, "") for place in now}, name
         seen.append(now)
-    assert sum(before != after for before, after in pairwise(seen)) >= len(MOVES) - 2
+    assert sum(before != after for before, after in pairwise(seen)) >= len(MOVES) - 4
 
 
 def test_the_replay_replaces_the_closed_form(folder, monkeypatch):
@@ -253,10 +253,10 @@ def test_one_replica_carries_what_the_rule_says():
     one = best.deployment.with_replicas(1)
     assert evaluate_candidate(
         replace(asked, workload=asked.workload.with_rate(most * 0.99)), one, 1
-    ).is_feasible
+    ).is_confident
     assert not evaluate_candidate(
         replace(asked, workload=asked.workload.with_rate(most * 1.03)), one, 1
-    ).is_feasible
+    ).is_confident
 
 
 def test_two_questions_stand_side_by_side(folder, monkeypatch):

@@ -90,22 +90,21 @@ def test_without_a_rival_near_the_choice_is_certain() -> None:
         planted(like(), 99, 9.0, tp=4),
     )
     assert found.p_unchanged == 1.0 and found.best_benchmark is None and found.alternatives == ()
+    assert found.p_infeasible < 0.01
 
 
-def test_two_of_one_price_and_one_capacity_share_the_draws() -> None:
+def test_of_two_at_one_price_that_both_hold_the_order_stays() -> None:
     found = sure(planted(like(), 2 * ENOUGH, 1.0, tp=1), planted(like(), 2 * ENOUGH, 1.0, tp=2))
-    assert found.p_unchanged == pytest.approx(
-        0.5, abs=0.05
-    ) and found.p_equal_cost == pytest.approx(1 - found.p_unchanged)
+    assert found.p_unchanged == 1.0 and found.p_equal_cost == 0.0
 
 
 def test_at_the_edge_of_its_capacity_it_holds_in_half_of_the_draws() -> None:
-    """And a benchmark of it is what tells; without the headroom it still serves everything."""
+    """And a benchmark of it is what tells: the headroom is one of the promises."""
     found = sure(planted(like(), ENOUGH, 1.0), planted(like(), 9 * ENOUGH, 2.0, tp=2))
     assert found.p_unchanged == pytest.approx(0.5, abs=0.05) and found.p_costlier == pytest.approx(
         1 - found.p_unchanged
     )
-    assert found.p_infeasible < 0.05
+    assert found.p_infeasible == pytest.approx(0.5, abs=0.05)
     assert (
         found.best_benchmark
         and found.best_benchmark[0].deployment.layout.tp == 1
@@ -167,9 +166,8 @@ def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> 
     write_plan_files(measured, tmp_path)
     assert all((tmp_path / name).exists() for name in first["files"]) and first["files"]
     runner_up = plan.runner_up
-    assert (
-        runner_up and runner_up.deployment.gpu.name in (tmp_path / "measure/bench.sh").read_text()
-    )
+    script = tmp_path / ("measure/bench.sh" if (tmp_path / "measure").exists() else "bench.sh")
+    assert runner_up and runner_up.deployment.gpu.name in script.read_text()
     write_plan_files(search_deployments(replace(plan.scenario, slo_targets=())), tmp_path)
     assert not (tmp_path / "measure").exists()
 

@@ -111,11 +111,10 @@ def test_allowing_pools_never_costs_more(
         search_deployments(replace(question, allow_disaggregation=False)),
     )
     if without.chosen:
+        assert plan.chosen and plan.chosen.rank_key <= without.chosen.rank_key
+    if without.chosen and not without.chosen.at_risk:
         assert plan.chosen and plan.chosen.cost_key <= without.chosen.cost_key
     if plan.chosen and plan.chosen.is_disaggregated:
-        assert without.chosen is None or (
-            plan.chosen.cost_key < without.chosen.cost_key and not plan.chosen.at_risk
-        )
         assert plan.chosen.prediction.num_gpus_billed <= gpus
 
 

@@ -32,6 +32,7 @@ from planner.workload.daily_profile import build_daily_profile, load_daily_profi
 
 HOURS = (2, 1, 1, 1, 1, 2, 6, 16, 30, 38, 40, 39, 36, 38, 40, 38, 34, 30, 24, 20, 16, 12, 8, 4)
 SMALL = {
+    "confidence": 0.5,  # the day is what is looked at, not the odds
     "question": "How many L4 does an office need, hour by hour?",
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "quantization": "fp8",

@@ -109,7 +109,7 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     chosen, asked = one.chosen, one.scenario
     assert chosen and chosen.prediction.performance and chosen.prediction.performance.capacity
     assert rates[True] == pytest.approx(2 * (1 + grown), rel=0.02)
-    assert rates[True] < 0.5 * chosen.prediction.performance.capacity.mid
+    assert rates[True] < 0.6 * chosen.prediction.performance.capacity.mid
     assert rates[False] == pytest.approx(rates[True], rel=0.15)
     assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
     assert (
@@ -175,7 +175,14 @@ def test_an_answer_for_no_more_money_costs_no_more() -> None:
 def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     risky = next(
         p
-        for p in (plan(), plan(ttft=300), plan(rate=8), plan(rate=7), plan(ttft=400))
+        for p in (
+            plan(),
+            plan(ttft=300),
+            plan(rate=40),
+            plan(rate=50),
+            plan(ttft=150),
+            plan(ttft=120),
+        )
         if p.verdict == "at_risk"
     )
     table = risks.list_largest_risks(risky)

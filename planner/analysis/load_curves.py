@@ -191,7 +191,7 @@ def _bound_replica_load(scenario: Scenario, candidate: Candidate) -> float:
         return performance.capacity.mid / replicas * (1 - scenario.headroom)
     return (
         offered / (replicas - 1)
-        if replicas > 1 and candidate.is_feasible
+        if replicas > 1 and candidate.is_confident
         else LOAD_SPAN_FACTOR * offered
     )
 
@@ -219,5 +219,5 @@ def _check_feasible(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]
                     prediction.performance, capacity=performance.capacity * (1 / count)
                 ),
             )
-        feasible.append(check_against_slos(loaded, prediction).is_feasible)
+        feasible.append(check_against_slos(loaded, prediction).is_confident)
     return feasible

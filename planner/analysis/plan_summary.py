@@ -57,14 +57,17 @@ def summarize_plan(plan: Plan) -> str:
         return f"Nothing that was allowed meets the service level. {closest.rstrip('.')}."
     free = compute_free_capacity(scenario, chosen.prediction)
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
-    sentence = (
-        f"Run {_describe_offer(scenario, chosen)}. It"
-        f" {'is done in time' if scenario.offline else 'keeps every promise'}"
-    )
+    kept = "is done in time" if scenario.offline else "keeps every promise"
+    odds = f"{chosen.probability:.0%}"
+    sentence = f"Run {_describe_offer(scenario, chosen)}. It {kept} with a probability of {odds}"
+    safer = ""
+    if plan.safer:
+        offer = _describe_offer(scenario, plan.safer)
+        safer = f" Safer, with {plan.safer.probability:.0%}: {offer}."
     if not chosen.at_risk:
-        return f"{sentence}, at the pessimistic end of every interval too.{spare}"
-    safer = f" Safe even there: {_describe_offer(scenario, plan.safer)}." if plan.safer else ""
-    return f"{sentence}, but at the pessimistic end {'; '.join(chosen.risks)}.{spare}{safer}"
+        return f"{sentence}.{spare}{safer}"
+    asked = f"{scenario.confidence:.0%} were asked for"
+    return f"{sentence}; {asked}: {'; '.join(plan.reasons)}.{spare}{safer}"
 
 
 def _describe_offer(scenario: Scenario, candidate: Candidate) -> str:
@@ -109,7 +112,12 @@ def explain_binding_constraint(plan: Plan) -> str:
         else "with as many GPUs or more"
     )
     reasons = {
-        "at the pessimistic end it does not hold": runner_up.at_risk and not chosen.at_risk,
+        "it takes more of the GPU's memory than the engine does by itself": (
+            runner_up.raises_memory and not chosen.raises_memory
+        ),
+        f"it is less likely to keep every promise, {runner_up.probability:.0%}": (
+            round(runner_up.probability, 2) < round(chosen.probability, 2)
+        ),
         "it changes the model's formats more": runner_up.preference_key > chosen.preference_key,
         "it has more pipeline stages": runner_up.deployment.layout.pp > chosen.deployment.layout.pp,
     }
@@ -186,10 +194,7 @@ def describe_confidence(plan: Plan) -> str:
     confidence = estimate_choice_confidence(plan)
     if confidence is None:
         return ""
-    text = (
-        f"I{str(confidence)[1:]}. It breaks a promise itself in"
-        f" {confidence.p_infeasible * NUM_DRAWS:,.0f}."
-    )
+    text = f"I{str(confidence)[1:]}. It keeps every promise in {1 - confidence.p_infeasible:.0%}."
     if confidence.best_benchmark is None:
         return f"{text} No benchmark of one deployment would change the choice."
     measured, share = confidence.best_benchmark

@@ -10,17 +10,21 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from statistics import NormalDist
 from typing import Literal, get_args
 
 from planner.core.errors import PlannerError
-from planner.core.intervals import Interval
+from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
+from planner.engines.engine import Engine
 from planner.engines.engine_args import resolve_engine_args
+from planner.hardware.gpus import Gpu
 from planner.memory import runtime_overhead
 from planner.memory.kv_cache import KvCacheLayout, KvCachePool, build_kv_layout
 from planner.memory.weights import compute_stage_bytes
 from planner.models.quantization import parse_quantization
+from planner.models.registry import Model
 from planner.parallelism.layouts import explain_illegal_layout
 
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
@@ -98,6 +102,37 @@ class MemoryPlan:
     def can_start(self) -> bool:
         """Whether the engine starts: all terms fit, and one request of max_model_len does."""
         return self.status != "does_not_fit" and self.pool.max_concurrency_x >= 1
+
+    @cached_property
+    def p_fits(self) -> float:
+        """The probability, 0 to 1, that the engine starts and does not run out of memory.
+
+        The tightest of three checks counts: free memory at the start, room for one request in the
+        KV pool, and what is taken after the pool is allocated. Each interval is an 80% one of a
+        normal error.
+        """
+        if not self.can_start:
+            return 0.0
+        free, reserve = (
+            _estimate_free_at_start(self),
+            int(self.deployment.engine.facts.null_block_reserved),
+        )
+        want = (self.layout.max_blocks_per_request + reserve) * self.pool.bytes_per_block
+        rest, after = _estimate_after_pool(self)
+        checks = (
+            (free.mid - self.budget_bytes, free.mid - free.lo),
+            (self.kv_available.mid - want, self.kv_available.mid - self.kv_available.lo),
+            (rest - after.mid, after.hi - after.mid),
+        )
+        slack = min(room / reach if reach > 0 else math.copysign(math.inf, room or 1)
+                    for room, reach in checks)  # fmt: skip
+        return NormalDist().cdf(slack * Z_SCORE_80PCT)
+
+    @property
+    def slack_bytes(self) -> float:
+        """Bytes that stay free on a GPU once everything is allocated, at the middle."""
+        rest, after = _estimate_after_pool(self)
+        return rest - after.mid
 
     def __str__(self) -> str:
         lines = [f"{self.deployment}: {self.status}"]
@@ -296,6 +331,16 @@ def find_safe_memory_utilization(deployment: Deployment) -> float:
         memory.total_bytes,
     )
     return max(0.0, math.floor(100 * limit / memory.total_bytes) / 100)
+
+
+def get_default_memory_utilization(deployment: Deployment) -> float:
+    """Get the share of a GPU's memory that the engine takes by itself."""
+    return _get_default_utilization(deployment.engine, deployment.gpu, deployment.model)
+
+
+@lru_cache(maxsize=256)
+def _get_default_utilization(engine: Engine, gpu: Gpu, model: Model) -> float:
+    return resolve_engine_args({}, engine, gpu, model).gpu_memory_utilization
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:

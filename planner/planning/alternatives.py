@@ -8,10 +8,9 @@ from operator import attrgetter
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidates, get_capacity_rps
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
+from planner.planning.search import Plan, tune_candidate
 from planner.planning.search_space import fit_to_budget
 from planner.planning.slo import format_latency
-from planner.planning.verification import ensure_simulated
 
 PREFERENCE_REASONS = (
     "`quantization` of the scenario lists it later",
@@ -20,6 +19,9 @@ PREFERENCE_REASONS = (
     "it needs other engine arguments than the usual ones",
 )  # fmt: skip
 """Why one comes after another at the same price, by the first place in which their `preference` differs."""
+
+MAX_TUNED_ALTERNATIVES = 2
+"""Deployments of an alternative whose engine arguments are tuned, those first that the closed form likes best."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +101,24 @@ def _explain_alternative(
             None,
             f"{last.description}: {last.reason}" if last else "no deployment with it starts",
         )
-    if near := sorted(
-        fit_to_budget(scenario, chosen.price_key, others), key=attrgetter("limit_utilization")
-    ):
-        candidate = ensure_simulated(scenario, near[0])
-        if candidate.is_feasible:
+    affordable = fit_to_budget(scenario, chosen.price_key, others)
+    if affordable:
+        nearest = sorted(affordable, key=attrgetter("rank_key"))
+        candidate = min(
+            (tune_candidate(plan, each) for each in nearest[:MAX_TUNED_ALTERNATIVES]),
+            key=attrgetter("rank_key"),
+        )
+        if candidate.is_feasible and not candidate.at_risk:
             gains = _compare_to_chosen(scenario, candidate, chosen)
             text = (
                 f"{candidate.description} does it too, for {_format_price(candidate)}{gains};"
                 f" {_explain_rank(candidate, chosen)}"
             )
             return Alternative(what, candidate, text)
+        odds = f"it keeps every promise with a probability of only {candidate.probability:.0%}"
         text = (
             f"of all that costs no more, {candidate.description} comes nearest, but"
-            f" {'; '.join(candidate.violations)}"
+            f" {'; '.join(candidate.violations) or odds}"
         )
         return Alternative(what, candidate, text)
     single = evaluate_candidates(
@@ -167,8 +173,11 @@ def _explain_rank(candidate: Candidate, chosen: Candidate) -> str:
     """Which part of the rule puts `candidate` after `chosen`, both of which do at one price."""
     if candidate.cost_key > chosen.cost_key:
         return "over the day the plan costs less"
-    if candidate.at_risk > chosen.at_risk:
-        return f"at risk: {'; '.join(candidate.risks)}"
+    if candidate.raises_memory > chosen.raises_memory:
+        return "it takes more of the GPU's memory than the engine does by itself"
+    if round(candidate.probability, 2) < round(chosen.probability, 2):
+        odds = f"{candidate.probability:.0%} instead of {chosen.probability:.0%}"
+        return f"it is less likely to keep every promise: {odds}"
     if candidate.preference_key > chosen.preference_key:
         differ = (
             why

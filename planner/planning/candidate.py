@@ -1,12 +1,16 @@
 """One deployment under a scenario's traffic, held against its service level."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from planner.engines.deployment import Deployment
+from planner.memory.memory_plan import get_default_memory_utilization
 from planner.planning.prediction import Prediction
+from planner.planning.slo import compute_probability
+from planner.planning.tolerance import MAX_TOLERANCE_SIGMAS
 
-MAX_UNDERUSED_FRACTION = 0.5
-"""Below this share of the KV pool, and of the capacity that is planned, most of both is idle."""
+PROBABILITY_TIE = 0.02
+"""Probabilities that differ by less are a tie, which the format nearest to the checkpoint wins."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,10 @@ class Candidate:
     preference_key: tuple[
         int, ...
     ]  # positions of formats, speculation and engine in the scenario's lists, and 1 if tuned
+    # standard deviations by which every step may be slower than predicted while all promises hold
+    tolerance_sigmas: float = MAX_TOLERANCE_SIGMAS
+    p_memory: float = 1.0  # that it starts and does not run out of memory
+    confidence: float = 0.8  # the probability that the scenario asks for
     # share of its price that the scenario's day takes, scaled by the hour, where plans differ in it
     billed_fraction: float = 1.0
 
@@ -36,23 +44,24 @@ class Candidate:
         )
 
     @property
-    def is_underused(self) -> bool:
-        """Most of what it holds and can do is idle: with more memory or with fewer slots it would do the same."""
-        performance = self.prediction.performance
-        return (
-            performance is not None
-            and max(performance.kv_usage, self.capacity_utilization) < MAX_UNDERUSED_FRACTION
-        )
-
-    @property
     def is_feasible(self) -> bool:
         """Every target holds at the middle of its interval."""
         return not self.violations
 
     @property
+    def probability(self) -> float:
+        """That it starts and keeps every promise, 0 to 1."""
+        return self.p_memory * compute_probability(self.tolerance_sigmas)
+
+    @property
     def at_risk(self) -> bool:
-        """It meets the targets, but not at the pessimistic end of every interval."""
-        return self.is_feasible and bool(self.risks)
+        """It meets the targets, but not with the probability that the scenario asks for."""
+        return self.is_feasible and self.probability < self.confidence
+
+    @property
+    def is_confident(self) -> bool:
+        """It meets the targets with the probability that the scenario asks for."""
+        return self.is_feasible and not self.at_risk
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -97,6 +106,16 @@ class Candidate:
         return *machine, tuple(pool.layout for pool in self.prediction.pools), formats
 
     @property
+    def family_key(self) -> tuple[object, ...]:
+        """What it is but for its engine's arguments and the number of replicas."""
+        deployment = self.deployment
+        return (
+            deployment.gpu, deployment.gpus_per_node, deployment.machine_sizes,
+            deployment.link_bandwidth, self.preference_key[:-1],
+            tuple(replace(pool.layout, replicas=1) for pool in self.prediction.pools),
+        )  # fmt: skip
+
+    @property
     def identity_key(self) -> tuple[object, ...]:
         """What tells it from other candidates of its search."""
         return *self.placement_key, self.deployment.args, self.deployment.num_draft_tokens
@@ -108,19 +127,36 @@ class Candidate:
         return layout.tp, layout.pp, layout.dp, layout.ep
 
     @property
+    def spans_nodes(self) -> bool:
+        """One replica takes more GPUs than a machine has."""
+        return any(pool.layout.num_gpus > pool.gpus_per_node * pool.layout.replicas
+                   for pool in self.prediction.pools)  # fmt: skip
+
+    @property
     def rank_key(self) -> tuple[object, ...]:
-        """Sorts candidates from best to worst by the rule of this module."""
-        risky, layout = self.is_disaggregated and self.at_risk, self.deployment.layout
+        """Sorts candidates from best to worst by the rule of `planning.search`."""
         return (
             not self.is_feasible,
-            risky,
+            self.at_risk,
             self.cost_key,
             self.is_disaggregated,
-            self.at_risk,
+            self.raises_memory,
+            -round(self.probability / PROBABILITY_TIE),
+            sum(
+                math.ceil(pool.num_gpus_billed / pool.gpus_per_node)
+                for pool in self.prediction.pools
+            ),
             self.preference_key,
-            layout.pp,
+            self.deployment.layout.pp,
             self.limit_utilization,
         )
+
+    @property
+    def raises_memory(self) -> bool:
+        """It takes a larger share of the GPU's memory than the engine does by itself."""
+        deployment = self.deployment
+        usual = get_default_memory_utilization(deployment)
+        return deployment.args.gpu_memory_utilization > usual + 1e-6
 
     def __str__(self) -> str:
         price = (

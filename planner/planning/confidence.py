@@ -1,29 +1,28 @@
-"""How sure the choice itself is: how often it stands where figures are drawn from their intervals, and what would tell.
+"""How sure the choice itself is: how often it stands where step costs are drawn, and what would tell.
 
 A draw is one true step cost for each layout. Errors are shared as the calibration's widths say:
 what is left where a pair of GPU and model was measured often is a layout's own, the rest is the
-pair's, and what a new GPU, model or release adds is shared by all that have it. Every figure of a
-candidate moves with its step cost, and the rule of the search judges what comes of it, headroom
-included; at the same price it keeps today's order. Prices, memory and traffic are not drawn.
+pair's, and what a new GPU, model or release adds is shared by all that have it. A candidate holds
+in a draw if its error is within its tolerance (`planning.tolerance`), and the cheapest that holds
+is chosen; at the same price it keeps today's order. Prices, memory and traffic are not drawn.
 """
 
 import math
 from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from zlib import crc32
 
 import numpy as np
 
-from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.latency.coefficient_lookup import (
     get_deployment_coefficients,
     get_weight_format_name,
     load_calibration_catalog,
 )
 from planner.planning.candidate import Candidate
-from planner.planning.evaluation import compute_offered_rps, get_capacity_rps
-from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
+from planner.planning.tolerance import MAX_TOLERANCE_SIGMAS
 
 NUM_DRAWS, RANDOM_SEED = 1000, 11
 MAX_DRAW_SIGMA = 2.5
@@ -65,10 +64,9 @@ class ChoiceConfidence:
     def __str__(self) -> str:
         near = ""
         if self.likeliest_cheaper:
-            missed = "; ".join(self.likeliest_cheaper.violations)
             near = (
-                f" (most often {self.likeliest_cheaper.description}, which misses in the middle of"
-                f" its intervals: {missed})"
+                f" (most often {self.likeliest_cheaper.description}, whose own probability is"
+                f" {self.likeliest_cheaper.probability:.0%})"
             )
         others = {
             f"something cheaper would do{near}": self.p_cheaper,
@@ -89,29 +87,22 @@ class ChoiceConfidence:
 
 @dataclass(frozen=True)
 class _ChoiceSet:
-    """Candidates in the order of the rule, with logarithms of the shares of their limits, and what step costs move."""
+    """Candidates in the order of the rule, each with the largest error that it stands."""
 
     candidates: list[Candidate]
-    # [candidates, limits, 3] middle, what a standard deviation slower adds, and faster takes away;
-    limits: np.ndarray
-    # of the promises, then of the load
-    order: np.ndarray  # [candidates, 1] of cost, then of today's rank but for the margin
-
-    def compute_excess(self, z: np.ndarray) -> np.ndarray:
-        """[candidates, draws] by how much each exceeds its tightest limit at its [candidates, draws] `z`."""
-        mid, slower, faster = np.moveaxis(self.limits, 2, 0)[..., None]
-        late, early = np.maximum(z, 0)[:, None], np.maximum(-z, 0)[:, None]
-        return np.asarray((mid + slower * late - faster * early).max(1))
+    tolerances: np.ndarray  # [candidates, 1] standard deviations
 
     def choose(self, z: np.ndarray) -> np.ndarray:
-        """[draws] which the rule chooses at `z`; one beyond the last where none holds."""
-        over = self.compute_excess(z)
-        keys = np.where(over > 0, np.inf, self.order + np.exp(np.minimum(over, 0)) / 2)
-        return np.where(np.isfinite(keys.min(0)), keys.argmin(0), len(self.candidates))
+        """[draws] the first that holds at its errors `z` [candidates, draws]; one beyond the last where none does."""
+        holds = z <= self.tolerances
+        return np.where(holds.any(0), holds.argmax(0), len(self.candidates))
 
 
 def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
-    """How sure the choice of `plan` is; None where nothing was chosen. The same plan has the same answer."""
+    """Estimate how sure the choice of `plan` is; None where nothing was chosen.
+
+    The same plan has the same answer.
+    """
     chosen = plan.chosen
     if chosen is None:
         return None
@@ -125,34 +116,22 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         [sum(math.sqrt(share) * errors[name] for name, share in each.items()) for each in shares]
     )
     winners, own = rivals.choose(z), candidates.index(chosen)
-    bills = [
-        (unpriced, round(cost, 6))
-        for unpriced, cost in (candidate.cost_key for candidate in candidates)
-    ]
+    bills = [(c.cost_key[0], round(c.cost_key[1], 6)) for c in candidates]
     more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
     won = Counter(winners.tolist())
     instead = [
         (k, many / NUM_DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))
     ]
-    saving = (
-        candidates[k] for k, _ in instead if bills[k] < bills[own] and candidates[k].violations
-    )
-    served = rivals.limits[own].copy()
-    served[-1, 0] += math.log(
-        1 - plan.scenario.headroom
-    )  # all that it can serve, with nothing to stay free
-    broken = (
-        _ChoiceSet([chosen], served[None], np.zeros((1, 1))).compute_excess(z[own : own + 1]) > 0
-    )
+    cheaper = (candidates[k] for k, _ in instead if bills[k] < bills[own])
     return ChoiceConfidence(
         p_unchanged=won[own] / NUM_DRAWS,
         p_cheaper=float((more < 0).mean()),
         p_costlier=float((more > 0).mean()),
-        p_infeasible=float(broken.mean()),
+        p_infeasible=1 - chosen.probability,
         alternatives=tuple(
             (candidates[k], share) for k, share in instead if share >= MIN_REPORTED_PROBABILITY
         ),
-        likeliest_cheaper=next(saving, None),
+        likeliest_cheaper=next(cheaper, None),
         benchmark_values=_rank_benchmarks(
             rivals, [own, *(k for k, _ in instead)][:MAX_BENCHMARKS], shares, z
         ),
@@ -161,77 +140,28 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
 
 def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     """All that could be chosen in a draw: of each place the best, nothing dearer than what always holds."""
-    kept: dict[object, tuple[Candidate, list[tuple[float, float, float]]]] = {}
-    most = (True, math.inf)
-    for candidate in sorted(
-        plan.candidates, key=lambda candidate: (candidate.cost_key, candidate.rank_key)
-    ):
-        dearer = sum(other.cost_key > chosen.cost_key for other, _ in kept.values())
-        if candidate.cost_key > most:
+    kept: dict[object, Candidate] = {chosen.placement_key: chosen}
+    drawn = {*(target.name for target in plan.scenario.slo_targets), "capacity", "rate"}
+    dearer = 0
+    for candidate in sorted(plan.candidates, key=attrgetter("cost_key")):
+        if dearer >= MAX_COSTLIER_CANDIDATES:
             break
-        if (
-            dearer >= MAX_COSTLIER_CANDIDATES
-            or candidate.placement_key in kept
-            or (limits := _compute_limit_rows(plan.scenario, candidate)) is None
-        ):
+        if candidate.placement_key in kept or not drawn.issuperset(candidate.violated_constraints):
             continue
-        if (
-            all(mid - MAX_DRAW_SIGMA * faster <= 0 for mid, _, faster in limits)
-            or candidate is chosen
-        ):
-            kept[candidate.placement_key] = candidate, limits
-        if candidate.cost_key >= chosen.cost_key and all(
-            mid + MAX_DRAW_SIGMA * slower <= 0 for mid, slower, _ in limits
-        ):
-            most = min(most, candidate.cost_key)
-    if chosen.placement_key not in kept or kept[chosen.placement_key][0] is not chosen:
-        kept[chosen.placement_key] = chosen, _compute_limit_rows(plan.scenario, chosen) or []
-    first = [
-        (candidate.cost_key, candidate.rank_key, candidate is not chosen)
-        for candidate, _ in kept.values()
-    ]
-    ordered = sorted(zip(first, kept.values(), strict=True), key=lambda item: item[0])
-    candidates = [candidate for _, (candidate, _) in ordered]
-    keys = [((c.cost_key[0], round(c.cost_key[1], 6)), c.rank_key[:-1]) for c in candidates]
-    order = np.array([[sorted(set(keys)).index(key)] for key in keys])
-    return _ChoiceSet(
-        candidates, np.array([kept[candidate.placement_key][1] for candidate in candidates]), order
+        if candidate.tolerance_sigmas < -MAX_DRAW_SIGMA:
+            continue
+        kept[candidate.placement_key] = candidate
+        dearer += candidate.cost_key > chosen.cost_key
+        if dearer and candidate.tolerance_sigmas >= MAX_DRAW_SIGMA:
+            break
+    ordered = sorted(
+        kept.values(), key=lambda each: (each.cost_key, each is not chosen, each.rank_key)
     )
-
-
-def _compute_limit_rows(
-    scenario: Scenario, candidate: Candidate
-) -> list[tuple[float, float, float]] | None:
-    """Compute a row of `_ChoiceSet.limits` for each promise and for the load.
-
-    None where it misses what no step cost changes.
-    """
-    performance, planned = candidate.prediction.performance, 1 - scenario.headroom
-    drawn = {*(target.name for target in scenario.slo_targets), "capacity", "rate"}
-    if performance is None or not drawn.issuperset(candidate.violated_constraints):
-        return None
-    times = [(performance.get(t.metric, t.percentile), t.seconds) for t in scenario.slo_targets]
-    rows = [_compute_log_sensitivity(value, limit) for value, limit in times]
-    most, asked = (
-        get_capacity_rps(scenario, performance),
-        compute_offered_rps(scenario, candidate.prediction),
-    )
-    if (
-        scenario.workload.rate is None or most is None
-    ):  # users wait for their answers: no queue grows
-        return [*rows, _compute_log_sensitivity(Interval.from_value(0), planned)]
-    return [
-        *rows,
-        _compute_log_sensitivity(most.map_monotone(lambda rate: asked / max(rate, 1e-9)), planned),
+    tolerances = [
+        math.inf if each.tolerance_sigmas >= MAX_TOLERANCE_SIGMAS else each.tolerance_sigmas
+        for each in ordered
     ]
-
-
-def _compute_log_sensitivity(value: Interval, limit: float) -> tuple[float, float, float]:
-    """Logarithms: of its middle as a share of `limit`, and of what a standard deviation adds and takes away."""
-    if math.isnan(value.mid):  # answers of one token have no pace
-        value = Interval.from_value(0)
-    lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
-    return math.log(mid), math.log(hi / mid) / Z_SCORE_80PCT, math.log(mid / lo) / Z_SCORE_80PCT
+    return _ChoiceSet(ordered, np.array(tolerances)[:, None])
 
 
 def _decompose_variance(candidate: Candidate) -> dict[str, float]:

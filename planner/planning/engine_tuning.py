@@ -1,9 +1,9 @@
 """Engine arguments that change the bill: what a search tries of each, where the scenario leaves it open."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from planner.core.errors import PlannerError
@@ -12,77 +12,55 @@ from planner.engines.engine_args import resolve_engine_args
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.planning.deployment_builder import set_max_num_seqs
 from planner.planning.scenario import Scenario
+from planner.planning.tolerance import EvaluationStore
 
 BATCHED_TOKENS_VALUES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-"""Values of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
-NUM_SEQS_FRACTIONS = (0.6, 0.35, 0.2, 0.1)
-"""Shares of max_num_seqs: where more wait, those that run are faster."""
+"""Ladder of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
+NUM_SEQS_LADDER = (
+    1, 2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+)  # fmt: skip
+"""Values of max_num_seqs that the search steps through: each about 1.4 times the one before."""
 LORA_SLOT_VALUES = (1, 4, 16, 64, 256, 1024)
 """Values of max_loras where adapters are asked for: more of them in a step, and less memory for the KV cache."""
-SCREENING_TOKENS_VALUES = BATCHED_TOKENS_VALUES[1::2]
-"""The same for a first look at very many deployments."""
 MIN_UTILIZATION_GAIN = 0.01
 """Less of a GPU's memory is not worth another gpu_memory_utilization."""
 
 
-def generate_variants(
-    scenario: Scenario,
-    usual: Deployment,
-    tokens: tuple[int, ...] = BATCHED_TOKENS_VALUES,
-    *,
-    is_underused: bool = False,
-) -> Iterator[Deployment]:
-    """`usual` with every other combination of its engine's arguments; with smaller batches, and with fewer drafts.
+def generate_variants(scenario: Scenario, usual: Deployment) -> Iterator[Deployment]:
+    """Generate `usual` with one of its engine's arguments changed, for the closed form to judge.
 
-    `is_underused`: its memory and its slots are mostly empty, so that neither is tried in another size.
+    A larger share of the GPU's memory is among them: the largest that is safe.
     """
-    is_underused = (
-        is_underused and scenario.workload.trace is None
-    )  # of whose blocks a larger pool keeps more
     args, given = usual.args, scenario.engine_args
-    sizes, shares, seqs = (
-        [args.max_num_batched_tokens],
-        [args.gpu_memory_utilization],
-        args.max_num_seqs,
-    )
+    changes: list[dict[str, float]] = []
     if "max_num_batched_tokens" not in given:
-        sizes += [size for size in tokens if size != sizes[0]]
-    if (
-        not is_underused
-        and "gpu_memory_utilization" not in given
-        and (most := find_safe_memory_utilization(usual)) >= shares[0] + MIN_UTILIZATION_GAIN
-    ):
-        shares.append(most)
-    changes = [
-        {"max_num_batched_tokens": size, "gpu_memory_utilization": share}
-        for size, share in product(sizes, shares)
-    ]
+        changes += [{"max_num_batched_tokens": size} for size in BATCHED_TOKENS_VALUES[1::2]]
+    if "gpu_memory_utilization" not in given:
+        safe = find_safe_memory_utilization(usual)
+        if safe >= args.gpu_memory_utilization + MIN_UTILIZATION_GAIN:
+            changes.append({"gpu_memory_utilization": safe})
     if (adapters := scenario.workload.adapters) and "max_loras" not in given:
-        slots = {min(many, adapters) for many in LORA_SLOT_VALUES} - {args.max_loras}
-        changes += [{"max_loras": many} for many in sorted(slots)]
-    for knobs in changes[1:]:
-        with suppress(
-            PlannerError
-        ):  # the engine has rules of its own for how its arguments go together
-            if get_memory_plan(changed := apply_engine_args(scenario, usual, **knobs)).can_start:
-                yield changed
+        changes += [{"max_loras": slots} for slots in LORA_SLOT_VALUES if slots <= adapters]
+    for change in changes:
+        kept = {"gpu_memory_utilization": args.gpu_memory_utilization, **change}
+        with suppress(PlannerError):  # engines have rules for how their arguments go together
+            yield from _keep_startable(apply_engine_args(scenario, usual, **kept))
     if not get_memory_plan(usual).can_start:
         return
-    if not is_underused and "max_num_seqs" not in given and scenario.slo_targets:
-        yield from (
-            usual.with_args(max_num_seqs=fewer)
-            for share in NUM_SEQS_FRACTIONS
-            if (fewer := int(seqs * share))
-        )
+    if "max_num_seqs" not in given and scenario.slo_targets:
+        for seqs in NUM_SEQS_LADDER[::4]:
+            if seqs < args.max_num_seqs:
+                yield usual.with_args(max_num_seqs=seqs)
     if drafted := usual.speculation:
-        fewer_drafts = (
-            replace(drafted, num_speculative_tokens=k) for k in range(1, usual.num_draft_tokens)
-        )
-        yield from (replace(usual, speculation=fewer) for fewer in fewer_drafts)
+        for k in range(1, usual.num_draft_tokens):
+            yield replace(usual, speculation=replace(drafted, num_speculative_tokens=k))
 
 
 def apply_engine_args(scenario: Scenario, usual: Deployment, **knobs: float) -> Deployment:
-    """`usual` started with other arguments, and the max_num_seqs that go with them; `PlannerError` where it refuses."""
+    """Start `usual` with other arguments, and with the max_num_seqs that its memory then holds.
+
+    Raises `PlannerError` where the engine refuses them.
+    """
     args = usual.args
     given: dict[str, Any] = {
         name: getattr(args, name) for name in ("max_model_len", "kv_cache_dtype", "max_loras")
@@ -90,3 +68,108 @@ def apply_engine_args(scenario: Scenario, usual: Deployment, **knobs: float) -> 
     given |= scenario.engine_args
     resolved = resolve_engine_args({**given, **knobs}, usual.engine, usual.gpu, usual.model)
     return set_max_num_seqs(scenario, replace(usual, args=resolved))
+
+
+MAX_DRAFT_TOKENS = 8
+"""More tokens are hardly ever drafted in a step."""
+SAFE_ENOUGH_SIGMAS = 2.0
+"""Beyond two standard deviations (98%) speed and capacity count, no longer safety."""
+CLEAR_GAIN_SIGMAS = 0.1
+"""A tolerance that is larger by less is no gain: about three points of probability."""
+MAX_TUNING_STEPS = 4
+"""Where so many more steps of the same gain would not reach the limit, tuning gives up."""
+
+
+def generate_neighbours(
+    scenario: Scenario, deployment: Deployment, max_running: float = math.inf
+) -> Iterator[Deployment]:
+    """Generate `deployment` with one engine argument moved to the next value of its ladder.
+
+    Arguments that the scenario settles stay. More of the GPU's memory than the engine takes by
+    itself is no neighbour. Values of max_num_seqs above `max_running`, the most requests that run
+    at once, change nothing and are skipped.
+    """
+    args, given = deployment.args, scenario.engine_args
+    if "max_num_seqs" not in given:
+        limit = min(NUM_SEQS_LADDER[-1], args.max_num_batched_tokens)
+        above = [each for each in NUM_SEQS_LADDER if args.max_num_seqs < each <= limit]
+        below = [each for each in NUM_SEQS_LADDER if each < min(args.max_num_seqs, max_running)]
+        for seqs in (*above[:1], *below[-2:]):
+            if seqs <= limit:
+                yield from _keep_startable(deployment.with_args(max_num_seqs=seqs))
+    if "max_num_batched_tokens" not in given:
+        for tokens in _list_adjacent(BATCHED_TOKENS_VALUES, args.max_num_batched_tokens):
+            yield from _resize_steps(scenario, deployment, tokens)
+    if (adapters := scenario.workload.adapters) and "max_loras" not in given:
+        for slots in _list_adjacent(LORA_SLOT_VALUES, args.max_loras):
+            with suppress(PlannerError):
+                changed = apply_engine_args(scenario, deployment, max_loras=min(slots, adapters))
+                yield from _keep_startable(changed)
+    if drafted := deployment.speculation:
+        for k in (drafted.num_speculative_tokens - 1, drafted.num_speculative_tokens + 1):
+            if 1 <= k <= MAX_DRAFT_TOKENS:
+                fewer = replace(drafted, num_speculative_tokens=k)
+                yield from _keep_startable(replace(deployment, speculation=fewer))
+
+
+def _resize_steps(scenario: Scenario, deployment: Deployment, tokens: int) -> Iterator[Deployment]:
+    """Change max_num_batched_tokens, and max_num_seqs only as far as memory then allows less."""
+    args = deployment.args
+    with suppress(PlannerError):
+        changed = apply_engine_args(
+            scenario, deployment, max_num_batched_tokens=tokens,
+            gpu_memory_utilization=args.gpu_memory_utilization, max_loras=args.max_loras,
+        )  # fmt: skip
+        seqs = min(args.max_num_seqs, tokens)
+        yield from _keep_startable(changed.with_args(max_num_seqs=seqs))
+
+
+def _list_adjacent(ladder: Sequence[int], value: int) -> list[int]:
+    """The values of `ladder` next below and next above `value`."""
+    below = [each for each in ladder if each < value]
+    above = [each for each in ladder if each > value]
+    return [*above[:1], *below[-1:]]
+
+
+def _keep_startable(deployment: Deployment) -> Iterator[Deployment]:
+    if get_memory_plan(deployment).can_start:
+        yield deployment
+
+
+def tune_to_margin(
+    store: EvaluationStore, deployment: Deployment, z: float, goal: float = 1.0
+) -> Deployment:
+    """Move arguments along their ladders until the margin at `z` is at most `goal`, or no step helps.
+
+    Of all neighbours the best is taken, so that no neighbour of the result is nearer to its limits.
+    """
+    best, margin = deployment, store.get_margin(deployment, z)
+    while margin > goal:
+        neighbours = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+        margins = store.get_margins(neighbours, z)
+        nearest = min(margins, default=math.inf)
+        if (margin - nearest) * MAX_TUNING_STEPS < margin - goal:
+            break
+        best, margin = neighbours[margins.index(nearest)], nearest
+    return best
+
+
+def tune_to_tolerance(store: EvaluationStore, deployment: Deployment) -> Deployment:
+    """Move arguments along their ladders for as long as a neighbour is safer, or as safe and better.
+
+    So no neighbour is clearly safer than the result, and none dominates it.
+    """
+    best, z = deployment, store.find_tolerance(deployment, SAFE_ENOUGH_SIGMAS)
+    seen = {best}
+    pending = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+    while pending:
+        tried = pending.pop(0)
+        if tried in seen:
+            continue
+        seen.add(tried)
+        more = min(z + CLEAR_GAIN_SIGMAS, SAFE_ENOUGH_SIGMAS)
+        safer = z < SAFE_ENOUGH_SIGMAS and store.is_met(tried, more)
+        if safer or (store.is_met(tried, z) and store.dominates(tried, best)):
+            best, z = tried, max(z, store.find_tolerance(tried, SAFE_ENOUGH_SIGMAS))
+            pending = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+    return best

@@ -9,16 +9,29 @@ from planner.engines.deployment import Deployment
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.latency.performance import Performance
 from planner.latency.startup_time import estimate_startup
+from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
-from planner.planning.capacity import is_finite_run
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, evaluate_batch, predict
 from planner.planning.scenario import Scenario
-from planner.planning.slo import ResourceLimit, format_latency
+from planner.planning.slo import (
+    ResourceLimit,
+    compute_tolerance,
+    format_latency,
+    get_pessimistic_value,
+)
+from planner.planning.tolerance import (
+    MAX_CAPACITY_ERROR_FACTOR,
+    MAX_TOLERANCE_SIGMAS,
+    estimate_tolerance_from_interval,
+)
 from planner.workload.workload import Workload
 
-MAX_CAPACITY_ERROR_FACTOR = 1.3
-"""Upper limit of the analytical capacity, in multiples of the simulated one."""
+MAX_LATENCY_ERROR_FACTOR = 2.0
+"""A latency in closed form is at most so many times what the replay says: most with short answers to long prompts."""
+FULL_BATCH_SLOWDOWN = 2.5
+"""A full batch may be so much slower than the traffic's own."""
+PACE_METRICS = ("tpot", "itl")
 
 
 def evaluate_candidate(
@@ -57,17 +70,29 @@ def simulate_candidate(
     return check_against_slos(scenario, prediction, candidate.preference_key)
 
 
-def screen_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """Screen `candidate`; its capacity, which takes longest, is simulated only if it may decide."""
-    load = get_candidate_workload(scenario, candidate.deployment)
-    if is_finite_run(load):
-        return simulate_candidate(scenario, candidate, quick=True)
-    prediction = predict(candidate.deployment, load, scenario.prices, quick=True, rough=True)
-    screened = check_against_slos(scenario, prediction, candidate.preference_key)
-    capacity, limit = screened.capacity_utilization, screened.limit_utilization
-    if capacity * MAX_CAPACITY_ERROR_FACTOR < max(1.0, limit if limit > capacity else 0.0):
-        return screened
-    return simulate_candidate(scenario, candidate, quick=True)
+REPLICA_LIMITS = {"start-up", "max_model_len"}
+"""Limits of one replica, known without a replay, that no number of replicas helps to keep."""
+
+
+def may_be_feasible(scenario: Scenario, candidate: Candidate) -> bool:
+    """Tell whether the closed form, at its largest error, leaves it open that `candidate` holds.
+
+    While queues grow its waits mean nothing, and its pace is that of a full batch: only the load
+    counts, and the pace.
+    """
+    performance = candidate.prediction.performance
+    if performance is None or candidate.capacity_utilization > MAX_CAPACITY_ERROR_FACTOR:
+        return False
+    if not REPLICA_LIMITS.isdisjoint(candidate.violated_constraints):
+        return False
+    targets = scenario.slo_targets
+    if performance.saturated:
+        targets = tuple(target for target in targets if target.metric in PACE_METRICS)
+    largest = FULL_BATCH_SLOWDOWN if performance.saturated else MAX_LATENCY_ERROR_FACTOR
+    return all(
+        not getattr(performance, target.metric)[target.percentile].mid > largest * target.seconds
+        for target in targets
+    )
 
 
 def get_candidate_workload(scenario: Scenario, deployment: Deployment) -> Workload:
@@ -92,46 +117,75 @@ def check_against_slos(
     if performance is None:
         reason = prediction.memory.reason
         return Candidate(
-            deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference
-        )
-    violations, risks, capacity = _check_capacity(scenario, prediction, performance)
-    utilization = capacity
+            deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference,
+            -MAX_TOLERANCE_SIGMAS, 0.0, scenario.confidence,
+        )  # fmt: skip
+    overloads, risks, capacity = _check_capacity(scenario, prediction, performance)
+    violations = [(capacity, *overload) for overload in overloads]  # share of the limit, name, text
+    utilization, z = capacity, compute_tolerance(scenario.confidence)
+    tolerance = _estimate_load_tolerance(scenario, prediction, performance)
     for target in scenario.slo_targets:
         interval = performance.get(target.metric, target.percentile)
         shown = performance.get_for_display(target.metric, target.percentile)
         if math.isnan(interval.mid):  # answers of one token have no TPOT
             continue
-        utilization = max(utilization, interval.mid / target.seconds)
+        share = interval.mid / target.seconds
+        utilization = max(utilization, share)
+        tolerance = min(tolerance, estimate_tolerance_from_interval(interval, target.seconds))
         if shown.mid > target.seconds:
             text = _format_violation("is", "grows", shown.mid, target.seconds)
-            violations.append((target.name, f"{target.name} {text}"))
-        elif shown.hi > target.seconds:
-            text = _format_violation("reach", "grow", shown.hi, target.seconds)
+            violations.append((share, target.name, f"{target.name} {text}"))
+        elif (reach := get_pessimistic_value(shown, z)) > target.seconds:
+            text = _format_violation("reach", "grow", reach, target.seconds)
             risks.append(f"{target.name} may {text}")
     if prediction.rejected_fraction > scenario.refused_at_most:
         text = (
             f"{prediction.rejected_fraction:.1%} of the requests are refused, above"
             f" {scenario.refused_at_most:.1%}"
         )
-        violations.append(("max_model_len", text))
         refused = prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6)
+        violations.append((refused, "max_model_len", text))
         utilization = max(utilization, refused)
     for name, text, value, limit in list_resource_limits(scenario, prediction):
         if value is None:
             risks.append(f"{text} is not known, and {limit} is the limit")
             continue
-        utilization = max(utilization, value.mid / limit.value)
-        if value.mid > limit.value:
-            violations.append((name, f"{text} is {limit.format_amount(value.mid)}, above {limit}"))
+        share = value.mid / limit.value
+        utilization = max(utilization, share)
+        if share > 1:
+            violations.append(
+                (share, name, f"{text} is {limit.format_amount(value.mid)}, above {limit}")
+            )
         elif value.hi > limit.value:
             risks.append(f"{text} may reach {limit.format_amount(value.hi)}, above {limit}")
-    if prediction.memory.status == "at_risk":
-        risks.append(prediction.memory.reason)
-    constraints, sentences = zip(*violations, strict=True) if violations else ((), ())
+    p_memory = compute_memory_probability(prediction)
+    if p_memory < scenario.confidence:
+        risks.append(prediction.memory.reason or "it may run out of memory")
+    violations.sort(key=lambda violation: -violation[0])
+    constraints = tuple(name for _, name, _ in violations)
+    sentences = tuple(text for _, _, text in violations)
     return Candidate(
         deployment, prediction, sentences, tuple(risks), constraints, utilization, capacity,
-        preference,
+        preference, tolerance, p_memory, scenario.confidence,
     )  # fmt: skip
+
+
+def _estimate_load_tolerance(
+    scenario: Scenario, prediction: Prediction, performance: Performance
+) -> float:
+    """Estimate how much slower the steps may be until the load leaves less free than planned."""
+    most = get_capacity_rps(scenario, performance)
+    if scenario.workload.rate is None or most is None:
+        return MAX_TOLERANCE_SIGMAS
+    asked = compute_offered_rps(scenario, prediction)
+    return estimate_tolerance_from_interval(
+        most.map_monotone(lambda rate: asked / max(rate, 1e-9)), 1 - scenario.headroom
+    )
+
+
+def compute_memory_probability(prediction: Prediction) -> float:
+    """The probability that every pool starts and does not run out of memory."""
+    return min(get_memory_plan(pool).p_fits for pool in prediction.pools)
 
 
 def _format_violation(is_: str, grows: str, seconds: float, limit: float) -> str:
@@ -188,9 +242,14 @@ def _check_capacity(
         most = f"the {capacity.mid:.3g} it serves at most"
         text = f"{offered:.3g} requests/s are {times} {most}, {beyond}"
         return [("capacity", text)], [], utilization
-    digits = 3 if capacity.lo < 0.99 * offered else 5
-    risk = f"it may serve only {capacity.lo:.{digits}g} of {offered:.{digits}g} requests/s"
-    return [], [risk] * (offered > capacity.lo), utilization
+    slow = capacity.map_monotone(lambda rate: 1 / max(rate, 1e-9))
+    low = 1 / get_pessimistic_value(slow, compute_tolerance(scenario.confidence))
+    digits = 3 if low * planned < 0.99 * offered else 5
+    risk = f"it may serve only {low:.{digits}g} of {offered:.{digits}g} requests/s"
+    if offered <= low:
+        spare = f"{scenario.headroom:.0%} should stay free"
+        risk = f"it may serve only {low:.{digits}g} requests/s, of which {spare}"
+    return [], [risk] * (offered > low * planned), utilization
 
 
 def compute_offered_rps(scenario: Scenario, prediction: Prediction) -> float:

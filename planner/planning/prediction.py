@@ -197,22 +197,20 @@ class Prediction:
 
 def predict(
     deployment: Deployment, workload: Workload, prices: PriceSelection | None = None, *,
-    quick: bool = False, rough: bool = False,
+    quick: bool = False,
 ) -> Prediction:  # fmt: skip
     """Predict `deployment` under `workload` by simulating its requests.
 
     The loop is open with a rate, and closed with a concurrency; with both, arrivals wait while that
     many requests are in flight. `prices` default to the catalog's on demand. `quick` is a screening
-    at the expected step cost only; `rough` takes the capacity from the analytical estimate.
+    at the expected step cost only.
     """
     prediction = evaluate(deployment, workload, prices)
     if prediction.performance is None:
         return prediction
     return replace(
         prediction,
-        performance=simulate_performance(
-            deployment, workload, prediction.performance, quick=quick, rough=rough
-        ),
+        performance=simulate_performance(deployment, workload, prediction.performance, quick=quick),
     )
 
 

@@ -111,6 +111,7 @@ class Scenario:
     output_kinds: tuple[ArtifactKind, ...]  # files to write
     daily_profile: DailyProfile | None = None
     replicas_at_least: int = 1  # in the quietest hour
+    confidence: float = 0.8  # probability of meeting every SLO that a plan needs
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
 
     @property
@@ -197,7 +198,7 @@ def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
 FIELDS_COPIED_FROM_FILE = (
     "question", "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most",
     "power_at_most",
-    "speculation", "replicas_at_least",
+    "speculation", "replicas_at_least", "confidence",
 )  # fmt: skip
 """Fields that a scenario takes from its file unchanged."""
 
@@ -246,7 +247,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             other_engines=tuple(engines[1:]),
             workload=parse_workload(entry.workload, longest, folder, day, entry.adapters),
             slo_targets=tuple(
-                SloTarget(metric, percentile, limit / 1e3)
+                SloTarget(metric, percentile, limit / 1e3, entry.confidence)
                 for metric, limits in entry.service_level.items()
                 for percentile, limit in limits.items()
             ),

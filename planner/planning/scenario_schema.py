@@ -240,6 +240,7 @@ class ScenarioEntry(StrictEntry):
         default_factory=dict
     )
     headroom: Fraction = 0.2
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
     refused_at_most: Fraction = 0.01
     context_buffer: NonNegativeNumber = 0.1
     storage: str = DEFAULT_STORAGE

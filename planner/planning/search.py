@@ -1,46 +1,70 @@
-"""Which deployment to choose: every legal candidate, evaluated; the cheapest that meets the service level.
+"""Which deployment to choose: the cheapest that keeps every promise with the asked probability.
 
-Candidates are ranked in closed form; those at the top are replayed (`planning.verification`), and
-one that fails there counts as missing its target. The rule, in this order: it meets every target at
-the middle of its interval; it costs least per hour (GPUs, where no price is known); it meets them
-at the pessimistic end too; it changes the model least (formats in the scenario's order, no
-speculation); it has the fewest pipeline stages, then the largest margin. Where the traffic has a
-day, another layout or GPU comes first if that day, scaled by the hour, is clearly cheaper with it.
-Pools of prefill and decode workers (`planning.disaggregated_search`) come before replicas that do both only where
-they cost less and meet every target at the pessimistic end.
+The rule: of all deployments whose probability (`planning.tolerance`) is at least the scenario's
+`confidence` the cheapest; at the same price one that takes no more memory than the engine does by
+itself, then the highest probability, the fewest machines, and the formats nearest to the
+checkpoint. Where nothing reaches it, the cheapest with a probability of a half is chosen and the
+plan is at risk. Beside it stand the gamble, the cheapest with a probability of a half, and the safe
+option, the cheapest with 95%.
+
+The search is best first by price. A family (GPU, engine, formats, drafts, layout) enters with the
+fewest replicas that the closed form, at its largest measured error, leaves open. The cheapest open
+family is replayed at the step cost that the asked probability allows for; where it fails, its
+engine arguments are tuned by coordinate descent, and where that fails too it goes back with as many
+replicas as the violation asks for. What holds closes everything that costs more. So the search
+stops when the cheapest open family costs more than what was found.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
+from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, ParallelLayout
-from planner.hardware.prices import look_up_gpu_price
 from planner.latency.performance import Performance
+from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import AutoscalingPlan, plan_autoscaling, rank_by_daily_cost
 from planner.planning.billing import BillingComparison, compare_billing
-from planner.planning.candidate import Candidate
+from planner.planning.candidate import Candidate, mark_as_tuned
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
-from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search_space import RejectedOption, evaluate_search_space, fit_to_budget
-from planner.planning.verification import (
-    VerificationResult,
-    ensure_simulated,
-    rank_closest_candidates,
-    tune_and_simulate,
-    verify_candidates,
+from planner.planning.engine_tuning import (
+    SAFE_ENOUGH_SIGMAS,
+    tune_to_margin,
+    tune_to_tolerance,
 )
+from planner.planning.evaluation import (
+    check_against_slos,
+    evaluate_candidate,
+    get_candidate_workload,
+)
+from planner.planning.prediction import predict
+from planner.planning.scenario import Scenario
+from planner.planning.search_space import Family, RejectedOption, build_families
+from planner.planning.slo import compute_tolerance
+from planner.planning.tolerance import EvaluationStore
 
 MAX_POOL_COST_FACTOR = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
-MAX_CHEAPER_RETRIES = 3
-"""Cheaper candidates that are replayed once a plan holds, however far the closed form puts them from holding."""
+GAMBLE_PROBABILITY, SAFE_PROBABILITY = 0.5, 0.95
+"""Probabilities of the two options beside the recommendation."""
+MAX_SAFE_PRICE_FACTOR = 2.0
+"""Nobody pays more than so many times the recommendation for the safe option."""
+HOPELESS_MARGIN = 2.0
+"""So far beyond a limit no engine argument makes up for it, and one replay is enough to say so."""
+MAX_PROBES = 150
+"""Families and replica counts that are replayed for one option at most; a search that ends so says it."""
+MAX_EQUAL_PRICE_PROBES = 8
+"""Families that are looked at, at the price of the first that holds, for a safer one."""
+MAX_DAILY_RIVALS = 3
+"""Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
+MAX_RUNNER_UP_PROBES = 8
+"""Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +85,16 @@ class Plan:
     scenario: Scenario
     chosen: Candidate | None
     runner_up: Candidate | None  # the best with another GPU or layout
-    safer: (
-        Candidate | None
-    )  # the cheapest that holds at the pessimistic end, where the chosen one is at risk
+    gamble: Candidate | None  # the cheapest with a probability of `GAMBLE_PROBABILITY`
+    safe: Candidate | None  # the cheapest with a probability of `SAFE_PROBABILITY`
     binding_constraint: BindingConstraint
     candidates: tuple[Candidate, ...]  # from best to worst
     rejected: tuple[RejectedOption, ...]
     notes: tuple[str, ...]
     without_pools: "Plan | None" = None  # where pools are allowed
-    simulated_day: AutoscalingPlan | None = None  # of the chosen candidate, if the search needed it
+    store: EvaluationStore | None = field(default=None, compare=False, repr=False)
+    # of the chosen candidate, if the choice rests on it
+    simulated_day: AutoscalingPlan | None = field(default=None, repr=False)
 
     @property
     def without_disaggregation(self) -> "Plan":
@@ -98,8 +123,24 @@ class Plan:
         return self.best.prediction.performance if self.best else None
 
     @property
+    def safer(self) -> Candidate | None:
+        """The safe option, where it is another deployment than the chosen one."""
+        return None if self.chosen is None or self.safe == self.chosen else self.safe
+
+    @property
+    def options(self) -> dict[str, Candidate]:
+        """The gamble, the recommendation and the safe option, those that there are, by name."""
+        named = {"gamble": self.gamble, "recommended": self.chosen, "safe": self.safe}
+        return {name: candidate for name, candidate in named.items() if candidate}
+
+    @property
+    def probability(self) -> float:
+        """That what is chosen, or comes nearest, starts and keeps every promise."""
+        return self.best.probability if self.best else 0.0
+
+    @property
     def verdict(self) -> Literal["holds", "at_risk", "nothing_meets"]:
-        """Whether the plan keeps every promise, at the pessimistic end of every interval too."""
+        """`holds` where the probability is at least the scenario's `confidence`."""
         return (
             "nothing_meets"
             if self.chosen is None
@@ -111,8 +152,10 @@ class Plan:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is at risk, or what the nearest plan misses."""
-        if self.chosen:
+        if self.chosen and self.chosen.at_risk:
             return self.chosen.risks
+        if self.chosen:
+            return ()
         return self.best.violations if self.best else (self.binding_constraint.sentence,)
 
     @cached_property
@@ -137,7 +180,7 @@ class Plan:
 
 
 def search_deployments(scenario: Scenario) -> Plan:
-    """Evaluate every legal candidate of `scenario` and choose by the rule above."""
+    """Search every legal deployment of `scenario` and choose by the rule above."""
     plan = _search_unified(scenario)
     return _add_pool_candidates(plan) if scenario.allow_disaggregation else plan
 
@@ -165,184 +208,367 @@ def _add_pool_candidates(whole: Plan) -> Plan:
     if best is None:
         return plan
     if today is None or best.rank_key < today.rank_key:
-        binding = _find_binding_constraint(
-            scenario, best, list(whole.candidates), list(whole.rejected)
-        )
+        binding = whole.binding_constraint
         notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
         return replace(
             plan,
             chosen=best,
             runner_up=today,
-            safer=None,
             binding_constraint=binding,
             notes=notes,
         )
-    safer = whole.safer is None or best.rank_key < whole.safer.rank_key
-    return replace(plan, safer=best) if today.at_risk and not best.at_risk and safer else plan
+    safer = best.probability >= SAFE_PROBABILITY and (
+        whole.safe is None or best.cost_key < whole.safe.cost_key
+    )
+    return replace(plan, safe=best) if safer else plan
 
 
 def _search_unified(scenario: Scenario) -> Plan:
-    """The plan of replicas that do both, prefill and decode.
+    """Search replicas that do both, prefill and decode.
 
-    Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost
-    no more.
+    Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
+    them where tensor parallelism in a machine, or more replicas, do.
     """
-    candidates, rejected = evaluate_search_space(
+    store = EvaluationStore(scenario, get_candidate_workload)
+    families, rejected = build_families(
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
     )
-    verified = verify_candidates(scenario, candidates)
-
-    def wide(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
-        price = look_up_gpu_price(candidate_gpu.gpu, scenario.prices)
-        best = verified.feasible[0].usd_per_hour if verified.feasible else None
-        dearer = (
-            price is not None and best is not None and price.median_usd * layout.num_gpus > best
+    search = _Search(scenario, families, store)
+    gamble = search.find_cheapest(GAMBLE_PROBABILITY)
+    if not gamble:
+        wide, refused = build_families(
+            scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus
         )
-        return layout.num_gpus > candidate_gpu.max_machine_gpus and not dearer
+        rejected += refused
+        search.families = [*families, *wide]
+        gamble = search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
+    others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
+    recommended = search.find_cheapest(scenario.confidence, others=others) if gamble else []
+    safe = []
+    if recommended:
+        unpriced, price = recommended[0].price_key
+        safe = search.find_cheapest(
+            SAFE_PROBABILITY, at_most=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
+        )
+    return _build_plan(search, rejected, recommended, gamble, safe)
 
-    more, refused = evaluate_search_space(scenario, wide)
-    rejected += refused
-    if more:
-        candidates += more
-        verified = verify_candidates(scenario, candidates)
-    while held := _retry_cheaper_candidates(scenario, verified, candidates):
-        verified.feasible = sorted([*held, *verified.feasible], key=attrgetter("rank_key"))
-    looked_at = {c.placement_key for c in (*verified.feasible, *verified.infeasible)}
-    rest = [c for c in candidates if c.placement_key not in looked_at]
-    ordered = (
-        []
-        if verified.feasible
-        else rank_closest_candidates(scenario, [*verified.infeasible, *rest])
-    )
-    verified.feasible += sorted(
-        (c for c in ordered if c.is_feasible and c.is_simulated), key=attrgetter("rank_key")
-    )
-    day = None
-    if verified.feasible:
-        if scenario.daily_profile:
-            verified.feasible, day = rank_by_daily_cost(scenario, verified.feasible)
-        ordered = [
-            *verified.feasible,
-            *sorted((*verified.infeasible, *rest), key=attrgetter("rank_key")),
-        ]
+
+@dataclass
+class _Search:
+    """Families still open, and what replays have said of them."""
+
+    scenario: Scenario
+    families: list[Family]
+    store: EvaluationStore
+    stated: dict[Deployment, Candidate] = field(default_factory=dict)
+    tuned: dict[Deployment, Deployment] = field(default_factory=dict)  # by a family's start
+    nearest: list[tuple[float, Deployment, Family]] = field(default_factory=list)  # that failed
+    is_complete: bool = True
+
+    def find_cheapest(
+        self, probability: float, *, others: int = 0,
+        at_most: tuple[bool, float] = (True, math.inf),
+    ) -> list[Candidate]:  # fmt: skip
+        """Find the cheapest deployment that keeps every promise with `probability`.
+
+        It comes first; the next that hold with other GPUs or layouts follow, up to `others`.
+        """
+        heap: list[tuple[bool, float, float, int, int]] = []
+        level: list[tuple[Candidate, Family]] = []  # what holds in short replays, at one price
+        holds: dict[int, int] = {}  # family: replicas that are known to be enough
+        chosen: list[Candidate] = []
+
+        def push(k: int, replicas: int) -> None:
+            family = self.families[k]
+            if replicas <= family.max_replicas and family.price(self.scenario, replicas) <= at_most:
+                hope = -family.estimate.tolerance_sigmas
+                heappush(heap, (*family.price(self.scenario, replicas), hope, k, replicas))
+
+        for k, family in enumerate(self.families):
+            push(k, family.get_min_replicas(self._get_z(family, probability)))
+        tries, equal = MAX_PROBES, MAX_EQUAL_PRICE_PROBES
+        while heap or level:
+            if level and (not heap or heap[0][:2] > _add_rounding(level[0][0].price_key)):
+                for candidate, family in sorted(level, key=lambda each: each[0].rank_key):
+                    if candidate.display_key in {each.display_key for each in chosen}:
+                        continue
+                    stated = self._settle(candidate, family, tune=not chosen)
+                    if stated.is_feasible and stated.probability >= probability - 1e-9:
+                        chosen.append(stated)
+                        if len(chosen) > others:
+                            return chosen
+                    else:
+                        self._refute(stated.deployment, family, probability, 1.0)
+                        push(self.families.index(family), stated.deployment.layout.replicas + 1)
+                if chosen:
+                    tries = min(tries, MAX_RUNNER_UP_PROBES)
+                level, equal = [], MAX_EQUAL_PRICE_PROBES
+                continue
+            *_, k, replicas = heappop(heap)
+            family = self.families[k]
+            if (level and not equal) or not tries:
+                if not tries and not level:
+                    self.is_complete = bool(chosen)
+                    break
+                continue
+            tries, equal = tries - 1, equal - bool(level)
+            z = self._get_z(family, probability)
+            tuned, margin = self._probe(family, replicas, z)
+            if margin > 1:
+                self._refute(tuned, family, probability, margin)
+                if math.isfinite(margin):
+                    more = self._count_more_replicas(tuned, family, z)
+                    push(k, min(more, holds.get(k, more)))
+            elif (fewest := family.get_min_replicas(z)) < replicas:
+                holds[k] = replicas  # more were tried at once than it may take
+                push(k, (fewest + replicas) // 2)
+            else:
+                level.append((self._describe(tuned, family), family))
+        return chosen
+
+    def _get_z(self, family: Family, probability: float) -> float:
+        """The tolerance that `probability` asks for, beside what memory risks."""
+        fits = get_memory_plan(family.start).p_fits
+        return compute_tolerance(probability / fits) if fits > probability else math.inf
+
+    def _probe(self, family: Family, replicas: int, z: float) -> tuple[Deployment, float]:
+        """Replay a family at `z`, with other engine arguments where its own fail."""
+        start = family.start.with_replicas(replicas)
+        deployment = self.tuned.get(start, start)
+        if math.isinf(z):
+            return deployment, math.inf
+        margin = self.store.get_margin(deployment, z)
+        if 1 < margin <= HOPELESS_MARGIN:
+            deployment = tune_to_margin(self.store, deployment, z)
+            margin = self.store.get_margin(deployment, z)
+            self.tuned[start] = deployment
+        return deployment, margin
+
+    def _refute(
+        self, deployment: Deployment, family: Family, probability: float, margin: float
+    ) -> None:
+        z, replicas = self._get_z(family, probability), deployment.layout.replicas
+        family.refuted[replicas] = min(z, family.refuted.get(replicas, math.inf))
+        self.nearest.append((margin, deployment, family))
+
+    def _count_more_replicas(self, deployment: Deployment, family: Family, z: float) -> int:
+        """Count the replicas to try next: as many as the load needs, in steps that double.
+
+        What was skipped is looked at once more replicas hold.
+        """
+        replicas = deployment.layout.replicas
+        by_load = math.ceil(replicas * self.store.get_least_load_share(deployment, z) - 1e-9)
+        failures = sum(least <= z + 1e-9 for least in family.refuted.values())
+        doubled = min(replicas + 2 ** max(failures - 1, 0), family.max_replicas)
+        return max(by_load, int(doubled), replicas + 1)
+
+    def _describe(self, deployment: Deployment, family: Family) -> Candidate:
+        """What short replays say of `deployment`, with the closed form's figures."""
+        estimate = evaluate_candidate(
+            self.scenario, deployment, deployment.layout.replicas, family.preference_key
+        )
+        tolerance = self.store.find_tolerance(deployment, SAFE_ENOUGH_SIGMAS)
+        return replace(estimate, tolerance_sigmas=tolerance, violations=())
+
+    def _settle(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
+        """Tune what was found, and state it from full replays."""
+        deployment = candidate.deployment
+        if tune:
+            deployment = tune_to_tolerance(self.store, deployment)
+            self.tuned[family.start.with_replicas(deployment.layout.replicas)] = deployment
+        if deployment not in self.stated:
+            preference = family.preference_key
+            preference = (
+                preference if deployment.args == family.start.args else mark_as_tuned(preference)
+            )
+            self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
+        return self.stated[deployment]
+
+
+def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
+    return price[0], price[1] * (1 + 1e-6)
+
+
+def state_deployment(
+    scenario: Scenario, deployment: Deployment, preference: tuple[int, ...] = ()
+) -> Candidate:
+    """State what `deployment` does: its traffic replayed in full, its tolerance by long runs."""
+    load = get_candidate_workload(scenario, deployment)
+    try:
+        prediction = predict(deployment, load, scenario.prices)
+        stated = check_against_slos(scenario, prediction, preference)
+    except PlannerError as error:
+        failed = evaluate_candidate(scenario, deployment, deployment.layout.replicas, preference)
+        return replace(
+            failed, violations=(str(error),), violated_constraints=("memory",),
+            limit_utilization=math.inf, tolerance_sigmas=-math.inf,
+        )  # fmt: skip
+    if not prediction.can_start:
+        return stated
+    store = EvaluationStore(scenario, get_candidate_workload, quick=False)
+    stated = replace(stated, tolerance_sigmas=store.find_tolerance(deployment))
+    if not stated.at_risk:
+        return replace(stated, risks=())
+    return replace(stated, risks=stated.risks or (_describe_odds(stated),))
+
+
+def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
+    """Tune the engine arguments of a candidate as the search does, and state it."""
+    if candidate.is_disaggregated or not candidate.prediction.can_start:
+        return candidate
+    store = plan.store or EvaluationStore(plan.scenario, get_candidate_workload)
+    deployment = candidate.deployment
+    if store.find_tolerance(deployment) < 0:
+        deployment = tune_to_margin(store, deployment, 0.0)
+    deployment = tune_to_tolerance(store, deployment)
+    return state_deployment(plan.scenario, deployment, candidate.preference_key)
+
+
+def _build_plan(
+    search: _Search, rejected: list[RejectedOption], recommended: list[Candidate],
+    gamble: list[Candidate], safe: list[Candidate],
+) -> Plan:  # fmt: skip
+    """The plan: what was found, and every other candidate from best to worst."""
+    scenario, day = search.scenario, None
+    holding = recommended or gamble
+    if holding and scenario.daily_profile:
+        holding, day = rank_by_daily_cost(scenario, holding)
+    failed = [] if holding else _state_nearest(search)
+    if failed and failed[0].is_feasible and failed[0].probability >= GAMBLE_PROBABILITY:
+        holding = gamble = failed[:1]  # a short replay stood on the limit; the full one counts
+    estimates = _describe_others(search, holding[0] if holding else None)
+    known = {candidate.family_key for candidate in (*holding, *failed)}
+    rest = [candidate for candidate in estimates if candidate.family_key not in known]
+    if holding:
+        others = sorted((*holding[1:], *rest), key=attrgetter("rank_key"))
+        ordered = (holding[0], *others)
+    else:
+        ordered = (*failed, *sorted(rest, key=attrgetter("limit_utilization")))
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
     notes = (
         [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"]
         if unpriced
         else []
     )
-    return _build_plan(scenario, verified, ordered, rejected, notes, day=day)
-
-
-def _retry_cheaper_candidates(
-    scenario: Scenario, result: VerificationResult, candidates: Sequence[Candidate]
-) -> list[Candidate]:
-    """What holds and costs less than all of `result`, though the closed form puts it too far off to be tried."""
-    if not result.feasible:
-        return []
-    unpriced, cost = result.feasible[0].price_key
-    known = {candidate.placement_key for candidate in result.infeasible}
-    cheaper = fit_to_budget(
-        scenario, (unpriced, cost * (1 - 1e-6)), [*result.feasible, *candidates]
-    )
-    places: dict[object, Candidate] = {}
-    for candidate in sorted(cheaper, key=attrgetter("limit_utilization")):
-        places.setdefault(candidate.placement_key, candidate)
-    tried = [
-        places[place]
-        for place in [place for place in places if place not in known][:MAX_CHEAPER_RETRIES]
-    ]
-    return [
-        one for candidate in tried if (one := tune_and_simulate(scenario, candidate)).is_feasible
-    ]
-
-
-def _build_plan(
-    scenario: Scenario, result: VerificationResult, ordered: list[Candidate],
-    rejected: list[RejectedOption],
-    notes: Sequence[str] = (),
-    settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
-    day: AutoscalingPlan | None = None,
-) -> Plan:  # fmt: skip
-    """The plan of what holds by `result`, and of all candidates, `ordered` from best to worst."""
-    places: dict[object, Candidate] = {}
-    for candidate in ordered:  # of one deployment with several arguments the best
-        places.setdefault(candidate.placement_key, candidate)
-    shown = tuple(places.values()), tuple(rejected)
-    if not result.feasible:
+    if not search.is_complete:
+        notes.append(f"the search ended after {MAX_PROBES} looks: something cheaper may do")
+    if not holding:
+        binding = _explain_infeasibility(list(ordered), rejected)
         return Plan(
-            scenario, None, None, None, _explain_infeasibility(ordered, rejected), *shown, ()
-        )
-    chosen, binding = (
-        result.feasible[0],
-        _find_binding_constraint(scenario, result.feasible[0], ordered, rejected, settle),
-    )
-    safer, sentences = (
-        result.safest if chosen.at_risk else None,
-        (*notes, *chosen.prediction.warnings),
-    )
+            scenario, None, None, None, None, binding, ordered, tuple(rejected), (),
+            store=search.store,
+        )  # fmt: skip
+    chosen = holding[0]
     return Plan(
-        scenario, chosen, result.find_runner_up(chosen), safer, binding, *shown, sentences,
-        simulated_day=day,
+        scenario, chosen, next(iter(holding[1:]), None), next(iter(gamble), None),
+        next(iter(safe), None), _find_binding_constraint(search, chosen, rejected), ordered,
+        tuple(rejected), (*notes, *chosen.prediction.warnings), store=search.store, simulated_day=day,
     )  # fmt: skip
 
 
+def _describe_others(search: _Search, chosen: Candidate | None) -> list[Candidate]:
+    """Every family in closed form; those that replay has refuted for less money as it says."""
+    refuted: dict[object, Candidate] = {}
+    for margin, deployment, family in sorted(search.nearest, key=lambda each: -each[0]):
+        price = family.price(search.scenario, deployment.layout.replicas)
+        if chosen and math.isfinite(margin) and _add_rounding(price) < chosen.price_key:
+            estimate = evaluate_candidate(
+                search.scenario, deployment, deployment.layout.replicas, family.preference_key
+            )
+            least = search.store.get_refuted_tolerance(deployment)
+            refuted[estimate.family_key] = replace(
+                estimate, tolerance_sigmas=min(estimate.tolerance_sigmas, least)
+            )
+    estimates: dict[object, Candidate] = {}
+    for estimate in sorted((f.estimate for f in search.families), key=attrgetter("rank_key")):
+        estimates.setdefault(estimate.family_key, estimate)
+    return list((estimates | refuted).values())
+
+
+def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
+    """State the candidates that came nearest to the promises, nearest first."""
+    places: dict[object, Candidate] = {}
+    for _, deployment, family in sorted(search.nearest, key=lambda each: each[0]):
+        if len(places) < most and family.start not in places:
+            places[family.start] = state_deployment(
+                search.scenario, deployment, family.preference_key
+            )
+    if not places:  # the closed form is so far beyond the limits that nothing was replayed
+        estimates = sorted(
+            (family.estimate for family in search.families), key=attrgetter("limit_utilization")
+        )
+        for estimate in estimates[:most]:
+            if estimate.prediction.can_start:
+                places[estimate.deployment] = state_deployment(
+                    search.scenario, estimate.deployment, estimate.preference_key
+                )
+    return sorted(places.values(), key=attrgetter("limit_utilization", "cost_key"))
+
+
 def search_analytically(scenario: Scenario) -> Plan:
-    """Search in closed form, in about a tenth of a second: for controls that move."""
-    candidates, rejected = evaluate_search_space(
+    """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
+    families, rejected = build_families(
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
     )
-    if not any(candidate.is_feasible for candidate in candidates):
-        wide, refused = evaluate_search_space(
+    if not any(family.estimate.is_feasible for family in families):
+        wide, refused = build_families(
             scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus
         )
-        candidates, rejected = candidates + wide, rejected + refused
-    ordered = sorted(candidates, key=attrgetter("rank_key"))
-    verified = VerificationResult([candidate for candidate in ordered if candidate.is_feasible])
-    if not verified.feasible:
+        families, rejected = families + wide, rejected + refused
+    ordered = sorted((family.estimate for family in families), key=attrgetter("rank_key"))
+    if not ordered or not ordered[0].is_feasible:
         ordered.sort(key=attrgetter("limit_utilization"))
-    return _build_plan(scenario, verified, ordered, rejected, settle=lambda _, candidate: candidate)
+        binding = _explain_infeasibility(ordered, rejected)
+        return Plan(scenario, None, None, None, None, binding, tuple(ordered), tuple(rejected), ())
+    chosen = ordered[0]
+    others = (c for c in ordered if c.is_feasible and c.display_key != chosen.display_key)
+    binding = BindingConstraint("one GPU", _describe_room(chosen))
+    return Plan(
+        scenario, chosen, next(others, None), None, None, binding, tuple(ordered), tuple(rejected),
+        chosen.prediction.warnings,
+    )  # fmt: skip
 
 
 def _find_binding_constraint(
-    scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
-    rejected: list[RejectedOption],
-    settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
-) -> BindingConstraint:  # fmt: skip
-    """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
-    margin, (unpriced, cost) = attrgetter("limit_utilization"), chosen.price_key
+    search: _Search, chosen: Candidate, rejected: list[RejectedOption]
+) -> BindingConstraint:
+    """What the nearest cheaper deployment misses, of those that replay has refuted."""
     cheaper = [
-        c
-        for c in fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), candidates)
-        if not c.is_feasible
+        (margin, deployment, family)
+        for margin, deployment, family in search.nearest
+        if _add_rounding(family.price(search.scenario, deployment.layout.replicas))
+        < chosen.price_key
     ]
     if cheaper:
-        looked_at = [settle(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
-        cheaper = sorted(
-            (candidate for candidate in looked_at if not candidate.is_feasible), key=margin
-        )
-    if cheaper:
-        near = cheaper[0]
-        text = (
-            f"Of all that costs less, {near.description} comes nearest, but"
-            f" {'; '.join(near.violations)}."
-        )
-        return BindingConstraint(near.violated_constraints[0], text)
+        _, deployment, family = min(cheaper, key=lambda each: each[0])
+        near = state_deployment(search.scenario, deployment, family.preference_key)
+        constraint, what = _explain_failure(near)
+        text = f"Of all that costs less, {near.description} comes nearest, but {what}."
+        return BindingConstraint(constraint, text)
     small = [
-        r
-        for r in rejected
-        if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.num_gpus
-    ]
+        rejection for rejection in rejected
+        if rejection.bottleneck == "memory" and rejection.gpus < chosen.deployment.layout.num_gpus
+    ]  # fmt: skip
     if small:
         largest = max(small, key=lambda rejection: rejection.gpus)
-        return BindingConstraint(
-            "memory",
-            f"Less does not hold the model, such as {largest.description}: {largest.reason}.",
-        )
-    return BindingConstraint(
-        "one GPU",
-        f"Nothing smaller exists; it uses {chosen.limit_utilization:.0%} of the tightest limit.",
-    )
+        text = f"Less does not hold the model, such as {largest.description}: {largest.reason}."
+        return BindingConstraint("memory", text)
+    return BindingConstraint("one GPU", _describe_room(chosen))
+
+
+def _explain_failure(candidate: Candidate) -> tuple[str, str]:
+    """The limit that `candidate` breaks first, or its probability, and the sentence."""
+    if candidate.violations:
+        return candidate.violated_constraints[0], "; ".join(candidate.violations)
+    return "probability", _describe_odds(candidate)
+
+
+def _describe_odds(candidate: Candidate) -> str:
+    return f"it keeps every promise with a probability of only {candidate.probability:.0%}"
+
+
+def _describe_room(chosen: Candidate) -> str:
+    return f"Nothing smaller exists; it uses {chosen.limit_utilization:.0%} of the tightest limit."
 
 
 def _explain_infeasibility(
@@ -351,10 +577,8 @@ def _explain_infeasibility(
     """Why no candidate does, nearest first."""
     if candidates:
         near = candidates[0]
-        return BindingConstraint(
-            near.violated_constraints[0],
-            f"The nearest, {near.description}: {'; '.join(near.violations)}.",
-        )
+        constraint, what = _explain_failure(near)
+        return BindingConstraint(constraint, f"The nearest, {near.description}: {what}.")
     if not rejected:
         return BindingConstraint(
             "engine", "The engine accepts no layout of this model on these GPUs."

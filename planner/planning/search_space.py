@@ -1,28 +1,27 @@
-"""Every legal deployment that a scenario allows, in as many replicas as it takes, evaluated in closed form."""
+"""Enumerate the legal deployments of a scenario, and bound the replicas of each in closed form."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from operator import attrgetter
 
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, ParallelLayout
 from planner.engines.engine import explain_unsupported_gpu
-from planner.memory.memory_plan import get_memory_plan
+from planner.hardware.prices import look_up_gpu_price
+from planner.memory.memory_plan import get_default_memory_utilization, get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.candidate import Candidate, describe_deployment, mark_as_tuned
 from planner.planning.deployment_builder import build_deployment
-from planner.planning.engine_tuning import SCREENING_TOKENS_VALUES, generate_variants
-from planner.planning.evaluation import compute_offered_rps, evaluate_candidates, get_capacity_rps
+from planner.planning.engine_tuning import generate_variants
+from planner.planning.evaluation import evaluate_candidates, may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.verification import may_be_feasible
 
-MAX_TUNING_GAIN = 1.3
-"""Other engine arguments serve so many times as many requests, at most."""
+MAX_TUNED_PRICE_FACTOR = 2.0
+"""Families that cost more than so many times the cheapest are looked at with their usual arguments only."""
 
 
 @dataclass(frozen=True)
@@ -41,33 +40,101 @@ SearchOption = tuple[Deployment, int, tuple[int, ...]]
 """One replica of a legal deployment, how many there may be, and its `preference`."""
 
 
-def evaluate_search_space(
+@dataclass
+class Family:
+    """One way to run a replica: GPU, engine, formats, drafts and layout, in any number of replicas.
+
+    `start` has the arguments that the closed form likes best; `refuted` is what replay has ruled
+    out.
+    """
+
+    start: Deployment  # one replica
+    max_replicas: int
+    preference_key: tuple[int, ...]
+    estimate: Candidate  # in closed form, in as many replicas as it then takes
+    min_replicas: int  # fewer are too few, however far the closed form errs
+    refuted: dict[int, float] = field(default_factory=dict)  # replicas: the least tolerance
+
+    def get_min_replicas(self, z: float) -> int:
+        """The fewest replicas that replay has not refuted at a tolerance of `z`."""
+        known = [replicas for replicas, least in self.refuted.items() if least <= z + 1e-9]
+        return max([self.min_replicas, *(replicas + 1 for replicas in known)])
+
+    def price(self, scenario: Scenario, replicas: int) -> tuple[bool, float]:
+        """What so many replicas cost, as `Candidate.price_key` has it."""
+        deployment = self.start.with_replicas(replicas)
+        price = look_up_gpu_price(deployment.gpu, scenario.prices)
+        gpus = deployment.num_gpus_billed
+        return (price is None, float(gpus) if price is None else price.median_usd * gpus)
+
+
+def build_families(
     scenario: Scenario, layout_filter: LayoutFilter
-) -> tuple[list[Candidate], list[RejectedOption]]:
-    """Every legal candidate whose layout the filter lets through, in closed form, and those that are rejected."""
-    cases, rejected = [], []
+) -> tuple[list[Family], list[RejectedOption]]:
+    """Build every legal family whose layout the filter lets through, and list what is none."""
+    usual: list[SearchOption] = []
+    rejected: list[RejectedOption] = []
     for option in generate_search_options(scenario, layout_filter):
         if isinstance(option, RejectedOption):
             rejected.append(option)
             continue
         deployment, most, preference = option
-        if (memory := get_memory_plan(deployment)).can_start:
-            cases.append(option)
-        elif (larger := next(generate_variants(scenario, deployment), None)) is not None:
-            cases.append((larger, most, mark_as_tuned(preference)))
+        memory = get_memory_plan(deployment)
+        if memory.can_start:
+            usual.append(option)
+        elif larger := next(generate_variants(scenario, deployment), None):
+            usual.append((larger, most, mark_as_tuned(preference)))
         else:
-            gpus = deployment.layout.gpus_per_replica
+            gpus, what = deployment.layout.gpus_per_replica, describe_deployment(deployment)
             rejected.append(
-                RejectedOption(
-                    describe_deployment(deployment),
-                    deployment.gpu.name,
-                    gpus,
-                    memory.reason,
-                    "memory",
-                )
+                RejectedOption(what, deployment.gpu.name, gpus, memory.reason, "memory")
             )
-    usual = _find_min_replicas(scenario, cases)
-    return [*usual, *_evaluate_tuned_options(scenario, cases, usual)], rejected
+
+    def is_open(candidate: Candidate) -> bool:
+        return may_be_feasible(scenario, candidate) or _lacks_power(candidate)
+
+    fewest = _find_min_replicas(scenario, usual, is_open)
+    least = min((c.cost_key for c in fewest if is_open(c)), default=(True, math.inf))
+    tuned = [
+        (variant, most, mark_as_tuned(preference))
+        for candidate, (deployment, most, preference) in zip(fewest, usual, strict=True)
+        if not is_open(candidate)
+        or candidate.cost_key <= (least[0], MAX_TUNED_PRICE_FACTOR * least[1])
+        for variant in generate_variants(scenario, deployment)
+    ]
+    options = [*usual, *tuned]
+    fewest += _find_min_replicas(scenario, tuned, is_open)
+    best: dict[object, tuple[tuple[object, ...], Candidate, SearchOption]] = {}
+    for candidate, option in zip(fewest, options, strict=True):
+        if not is_open(candidate):
+            candidate = replace(candidate, limit_utilization=math.inf)
+        deployment = option[0]
+        raised = deployment.args.gpu_memory_utilization > get_default_memory_utilization(deployment)
+        key = candidate.family_key, raised and "gpu_memory_utilization" not in scenario.engine_args
+        rank: tuple[object, ...] = (
+            candidate.limit_utilization == math.inf,
+            candidate.price_key,
+            candidate.limit_utilization,
+        )
+        if key not in best or rank < best[key][0]:
+            best[key] = rank, candidate, option
+    chosen = [option for _, _, option in best.values()]
+    enough = _find_min_replicas(
+        scenario, chosen, lambda found: found.is_feasible and not found.at_risk
+    )
+    return [
+        Family(
+            deployment.with_replicas(1), most, preference, estimate,
+            least.deployment.layout.replicas if math.isfinite(least.limit_utilization) else most + 1,
+        )
+        for (_, least, _), (deployment, most, preference), estimate
+        in zip(best.values(), chosen, enough, strict=True)
+    ], rejected  # fmt: skip
+
+
+def _lacks_power(candidate: Candidate) -> bool:
+    """Tell whether all it misses is a power limit, which more replicas break the more."""
+    return {*candidate.violated_constraints} == {"power"}
 
 
 def generate_search_options(
@@ -144,107 +211,36 @@ def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:
     return deployment.with_replicas(replicas).num_gpus_billed
 
 
-def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Candidate]:
-    """Each option with the fewest replicas that meet the service level, or with all there may be where none do.
+def _find_min_replicas(
+    scenario: Scenario, options: list[SearchOption], is_enough: Callable[[Candidate], bool]
+) -> list[Candidate]:
+    """Each option with the fewest replicas that are enough, or with all there may be where none are.
 
     All options are halved at once, so that every round is one evaluation of many.
     """
 
-    def tried(replicas: dict[int, int]) -> dict[int, Candidate]:
-        asked = [(cases[k][0], count, cases[k][2]) for k, count in replicas.items()]
+    def evaluate_all(replicas: dict[int, int]) -> dict[int, Candidate]:
+        asked = [(options[k][0], count, options[k][2]) for k, count in replicas.items()]
         return dict(zip(replicas, evaluate_candidates(scenario, asked), strict=True))
 
-    high = {k: most for k, (_, most, _) in enumerate(cases)}
-    best = tried(high)
-    low = {k: _count_insufficient_replicas(scenario, candidate) for k, candidate in best.items()}
-
-    def enough(
-        found: Candidate,
-    ) -> bool:  # of more replicas, which do not mend a power limit, but break it
-        return {*found.violated_constraints} <= {"power"}
-
-    looked_at = {
-        k: low[k] + 1 for k in best if enough(best[k]) and high[k] - low[k] > 1
-    }  # mostly enough
-    while middle := looked_at:
-        for k, found in tried(middle).items():
-            if enough(found):
-                high[k], best[k] = middle[k], found
+    high = {k: most for k, (_, most, _) in enumerate(options)}
+    best = evaluate_all(high)
+    low = dict.fromkeys(high, 0)
+    pending = {k: (low[k] + high[k]) // 2 for k in best if is_enough(best[k]) and high[k] > 1}
+    while pending:
+        for k, candidate in evaluate_all(pending).items():
+            if is_enough(candidate):
+                high[k], best[k] = pending[k], candidate
             else:
-                low[k] = middle[k]
-        looked_at = {k: (low[k] + high[k]) // 2 for k in middle if high[k] - low[k] > 1}
+                low[k] = pending[k]
+        pending = {k: (low[k] + high[k]) // 2 for k in pending if high[k] - low[k] > 1}
     return list(best.values())
-
-
-def _count_insufficient_replicas(scenario: Scenario, candidate: Candidate) -> int:
-    """Replicas of `candidate` that the load is too much for, whatever is promised: capacity grows with their number."""
-    load = scenario.workload
-    if (
-        load.rate is None
-        or load.trace
-        or scenario.offline
-        or not math.isfinite(candidate.capacity_utilization)
-    ):
-        return 0
-    replicas = candidate.deployment.layout.replicas
-    return min(math.ceil(candidate.capacity_utilization * replicas * (1 - 1e-9)), replicas) - 1
-
-
-def _evaluate_tuned_options(
-    scenario: Scenario, cases: list[SearchOption], usual: list[Candidate]
-) -> list[Candidate]:
-    """The same with other engine arguments, where those may do for less or at less risk: of each size the best."""
-    least = min(
-        (candidate.cost_key for candidate in usual if candidate.is_feasible),
-        default=(True, math.inf),
-    )
-    tried = [
-        (changed, most, mark_as_tuned(preference))
-        for (deployment, most, preference), found in zip(cases, usual, strict=True)
-        if _compute_min_cost(scenario, found) <= (least[0], least[1] * (1 + 1e-9))
-        for changed in generate_variants(
-            scenario, deployment, SCREENING_TOKENS_VALUES, is_underused=found.is_underused
-        )
-    ]
-
-    def hope(found: Candidate) -> tuple[object, ...]:  # what only comes near may hold in the replay
-        return not may_be_feasible(scenario, found), *found.rank_key[:3]
-
-    known, better = {found.placement_key: hope(found) for found in usual}, dict[object, Candidate]()
-    for found in sorted(_find_min_replicas(scenario, tried), key=attrgetter("rank_key")):
-        if found.placement_key not in known or hope(found) < known[found.placement_key]:
-            better.setdefault(found.placement_key, found)
-    return list(better.values())
-
-
-def _compute_min_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
-    """What as many of its replicas cost as the load asks for by itself, whatever the engine's arguments."""
-    unpriced, cost = candidate.cost_key
-    replicas, performance, needed = (
-        candidate.deployment.layout.replicas,
-        candidate.prediction.performance,
-        1,
-    )
-    if (
-        scenario.workload.rate is not None
-        and performance
-        and (most := get_capacity_rps(scenario, performance))
-    ):
-        asked = (
-            compute_offered_rps(scenario, candidate.prediction)
-            / (1 - scenario.headroom)
-            / MAX_TUNING_GAIN
-        )
-        needed = min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
-    return unpriced, cost / candidate.deployment.num_gpus_billed * _count_gpus_billed(
-        candidate.deployment, needed
-    )
 
 
 def fit_to_budget(
     scenario: Scenario, max_price: tuple[bool, float], candidates: Iterable[Candidate]
 ) -> list[Candidate]:
-    """Fit each of `candidates` to a price, as `Candidate.price_key` has it, by fewer replicas."""
+    """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.price` has it), but dearer ones."""
     same, fewer = [], []
     for candidate in candidates:
         replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.price_key

@@ -226,11 +226,7 @@ def run_simulation(
         result = simulate_once(deployment, workload, requests, step_cost_factor=factor, seed=seed)
         return result.trim(*uncounted)
 
-    in_flight = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
-    uncounted = tuple(
-        min(math.ceil(multiple * in_flight), requests // 5)
-        for multiple in (WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE)
-    )
+    uncounted = _count_trimmed_requests(deployment, workload, requests)
     if quick:
         return SimulationRun(deployment, workload, (simulate_case((0, 1.0)),), (), sigmas)
     fewest = 1 if is_finite_run(workload) else SEED_COUNT_BOUNDS[0]
@@ -410,32 +406,24 @@ def simulate_performance(
     like: Performance,
     *,
     quick: bool = False,
-    rough: bool = False,
 ) -> Performance:
     """Simulate the performance of `deployment` under `workload`.
 
-    `like` is the analytical estimate, from which limit and basis are taken, and with `rough` the
-    capacity too. Raises `PlannerError` for requests that can never be scheduled.
+    `like` is the analytical estimate, from which limit and basis are taken. Raises `PlannerError`
+    for requests that can never be scheduled.
     """
     return replace(
         like,
-        **_compute_performance_fields(
-            deployment, workload, quick=quick, capacity=like.capacity if rough else None
-        ),
+        **_compute_performance_fields(deployment, workload, quick=quick),
     )
 
 
 @lru_cache(maxsize=4096)
 def _compute_performance_fields(
-    deployment: Deployment, workload: Workload, *, quick: bool, capacity: Interval | None
+    deployment: Deployment, workload: Workload, *, quick: bool
 ) -> dict[str, Any]:
-    """Simulate the fields of a `Performance`, cached because a search needs most of them twice.
-
-    `capacity` is given if it need not be simulated.
-    """
-    capacity_future = _get_thread_pool(os.getpid()).submit(
-        lambda: capacity or estimate_capacity(deployment, workload)
-    )
+    """Simulate the fields of a `Performance`, cached because a search needs most of them twice."""
+    capacity_future = _get_thread_pool(os.getpid()).submit(estimate_capacity, deployment, workload)
     run = run_simulation(deployment, workload, quick=quick)
     capacity = capacity_future.result()
     mid, rate = run.mid, _estimate_served_rps(run, capacity)
@@ -491,3 +479,44 @@ def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
     return Interval.from_lognormal(
         (simulated + remaining) / duration, get_rate_sigma(deployment) * (1 - paced)
     )
+
+
+def estimate_statistics_at(
+    deployment: Deployment, workload: Workload, step_cost_factor: float, *, quick: bool = True
+) -> tuple[dict[tuple[str, str], float], int]:
+    """Replay with every step `step_cost_factor` times its cost; a short run where `quick`.
+
+    Returns seconds by (metric, statistic), and the most requests that ran at once in an engine.
+    Every factor sees the same requests.
+    """
+    many = count_requests_to_simulate(deployment, workload, quick=quick)
+    seeds = 1
+    if not quick and not is_finite_run(workload):
+        seeds = min(math.ceil(MIN_REQUESTS_FOR_PERCENTILES / many), SEED_COUNT_BOUNDS[1])
+    trimmed = _count_trimmed_requests(deployment, workload, many)
+    run = SimulationResult.concatenate(
+        run_in_parallel(
+            lambda seed: simulate_once(
+                deployment, workload, many, step_cost_factor=step_cost_factor, seed=seed
+            ).trim(*trimmed),
+            range(seeds),
+        )
+    )
+    statistics = {
+        (metric, point): value
+        for metric in LATENCY_METRICS
+        for point, value in run.summarize(metric).items()
+    }
+    return statistics, run.max_running
+
+
+def _count_trimmed_requests(
+    deployment: Deployment, workload: Workload, requests: int
+) -> tuple[int, int]:
+    """Count the requests at the start and the end of a run during which the engine fills and drains."""
+    inside = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
+    start, end = (
+        min(math.ceil(part * inside), requests // 5)
+        for part in (WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE)
+    )
+    return start, end

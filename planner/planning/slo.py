@@ -2,12 +2,35 @@
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
-from planner.core.intervals import Interval
+from planner.core.intervals import Z_SCORE_80PCT, Interval
 
 LatencyMetric = Literal["ttft", "itl", "tpot", "e2e"]
 LatencyStatistic = Literal["mean", "p50", "p95", "p99"]
+
+
+STANDARD_NORMAL = NormalDist()
+
+
+def compute_probability(tolerance_sigmas: float) -> float:
+    """Convert a tolerance to the probability that the promises hold."""
+    return STANDARD_NORMAL.cdf(tolerance_sigmas)
+
+
+def compute_tolerance(probability: float) -> float:
+    """Convert a probability (0 to 1) to the tolerance that it asks for, in standard deviations."""
+    if probability >= 1:
+        return math.inf
+    return STANDARD_NORMAL.inv_cdf(probability) if probability > 0 else -math.inf
+
+
+def get_pessimistic_value(value: Interval, z: float) -> float:
+    """Get the value that is exceeded only beyond `z` standard deviations, by the same interpolation."""
+    if not value.mid > 0 or not math.isfinite(value.hi):
+        return value.hi if z > 0 else value.mid
+    return value.mid * float((value.hi / value.mid) ** (z / Z_SCORE_80PCT))
 
 
 @dataclass(frozen=True)
@@ -17,6 +40,7 @@ class SloTarget:
     metric: LatencyMetric
     percentile: LatencyStatistic
     seconds: float
+    confidence: float = 0.8  # probability with which it has to be kept
 
     @property
     def name(self) -> str:
@@ -51,7 +75,7 @@ def get_slo_status(target: SloTarget, value: Interval) -> str:
         "broken"
         if value.mid > target.seconds
         else "at risk"
-        if value.hi > target.seconds
+        if get_pessimistic_value(value, compute_tolerance(target.confidence)) > target.seconds
         else "kept"
     )
 

@@ -9,12 +9,11 @@ from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
-from planner.planning.evaluation import evaluate_candidates
+from planner.planning.evaluation import evaluate_candidates, may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
 from planner.planning.slo import SloTarget
-from planner.planning.verification import may_be_feasible
 
 SUGGESTED_GPUS = (
     "L40S",

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 from planner.core.intervals import Interval
+from planner.core.units import GIB
 from planner.deploy import build_launches, list_artifact_files
 from planner.deploy.artifacts import BENCHMARK_DIR, list_benchmark_files
 from planner.engines.engine_args import EngineArgs
@@ -40,6 +41,9 @@ def serialize_plan(plan: Plan) -> Fields:
     return {
         "scenario": scenario.name,
         "verdict": plan.verdict,
+        "probability": round(plan.probability, 4),
+        "probability_asked": scenario.confidence,
+        "options": {name: _serialize_option(option) for name, option in plan.options.items()},
         "reasons": list(plan.reasons),
         **(serialize_candidate(scenario, best) if best else {"model": scenario.model}),
         "binding": {
@@ -65,6 +69,18 @@ def serialize_plan(plan: Plan) -> Fields:
             *(list_artifact_files(chosen.prediction, scenario.output_kinds) if chosen else []),
             *benchmark_files,
         ],
+    }
+
+
+def _serialize_option(candidate: Candidate) -> dict[str, Any]:
+    """What an option is, what it costs, and how likely it keeps every promise."""
+    memory = candidate.prediction.memory
+    return {
+        "deployment": candidate.description,
+        "usd_per_hour": candidate.usd_per_hour,
+        "probability": round(candidate.probability, 4),
+        "memory": {"p_fits": round(candidate.p_memory, 4), "slack_gib": memory.slack_bytes / GIB},
+        "commands": [launch.command for launch in build_launches(candidate.prediction)],
     }
 
 

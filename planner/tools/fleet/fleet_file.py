@@ -122,7 +122,7 @@ def generate_fleet_options(
     return [
         option
         for candidate in plan.without_disaggregation.candidates
-        if candidate.is_feasible and candidate.is_simulated
+        if candidate.is_confident and candidate.is_simulated
         for option in _build_replica_options(scenario, candidate, known_names)
     ]
 

@@ -1,0 +1,116 @@
+"""The decision: what a probability means, the rule, and that no neighbour of a plan beats it."""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.latency.speculative_decoding import build_step_model
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.engine_tuning import generate_neighbours
+from planner.planning.evaluation import get_candidate_workload
+from planner.planning.scenario import load_scenario, parse_scenario
+from planner.planning.search import Plan, search_deployments, state_deployment
+from planner.planning.tolerance import EvaluationStore
+
+NAMES = ("chat-70b", "edge-8b-24gb", "chatbot-throughput")
+CHAT: dict[str, Any] = {
+    "question": "?", "model": "meta-llama/Llama-3.1-8B-Instruct", "quantization": ["checkpoint", "fp8"],
+    "gpus": [{"gpu": "L40S", "at_most": 6}, {"gpu": "L4", "at_most": 6}],
+    "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400},
+                 "rate": 9},
+    "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 60}},
+}  # fmt: skip
+
+
+@cache
+def plan_of(name: str) -> Plan:
+    return search_deployments(load_scenario(name))
+
+
+def plan_chat(**changes: Any) -> Plan:
+    return search_deployments(parse_scenario({**CHAT, **changes}, "chat"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_probability_is_the_share_of_step_costs_at_which_every_promise_holds(name: str) -> None:
+    """True step costs drawn from the calibration's width, the traffic replayed with each of them."""
+    plan = plan_of(name)
+    chosen = plan.chosen
+    assert chosen is not None
+    store = EvaluationStore(plan.scenario, get_candidate_workload)
+    z = np.random.default_rng(7).standard_normal(80)
+    held = np.mean([store.get_margin(chosen.deployment, float(each)) <= 1 for each in z])
+    odds = chosen.probability / chosen.p_memory
+    assert held == pytest.approx(odds, abs=0.05 + 2 * math.sqrt(odds * (1 - odds) / len(z)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_no_neighbour_of_a_plan_dominates_it(name: str) -> None:
+    plan = plan_of(name)
+    assert plan.chosen is not None and plan.store is not None
+    store, chosen = plan.store, plan.chosen.deployment
+    for neighbour in generate_neighbours(plan.scenario, chosen):
+        assert not (
+            store.dominates(neighbour, chosen)
+            and store.is_met(neighbour, store.find_tolerance(chosen, 2.0))
+        ), neighbour.args
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_options_cost_more_the_safer_they_are(name: str) -> None:
+    plan = plan_of(name)
+    options = list(plan.options.values())
+    assert [each.cost_key for each in options] == sorted(each.cost_key for each in options)
+    assert plan.gamble is not None and plan.gamble.probability >= 0.5
+    assert plan.safe is None or plan.safe.probability >= 0.95
+    assert (plan.verdict == "holds") == (plan.probability >= plan.scenario.confidence)
+
+
+def test_who_asks_for_more_certainty_pays_no_less() -> None:
+    bills = [
+        (plan.chosen.cost_key if plan.verdict == "holds" and plan.chosen else (True, math.inf))
+        for plan in (plan_chat(confidence=confidence) for confidence in (0.55, 0.8, 0.95))
+    ]
+    assert bills == sorted(bills)
+
+
+def test_the_search_finds_what_brute_force_finds() -> None:
+    """Every format and number of replicas of one GPU on one kind of machine, each stated in full."""
+    plan = plan_chat(
+        gpus=[{"gpu": "L40S", "at_most": 6}],
+        layout={"tp": 1, "pp": 1},
+        workload={**CHAT["workload"], "rate": 25},
+    )
+    assert plan.chosen is not None and plan.verdict == "holds"
+    starts = {c.preference_key[:-1]: c.deployment for c in plan.candidates}
+    for start in starts.values():
+        for replicas in range(1, plan.chosen.deployment.layout.replicas):
+            stated = state_deployment(plan.scenario, start.with_replicas(replicas))
+            assert stated.probability < plan.scenario.confidence, str(stated)
+
+
+def test_memory_has_a_probability_that_falls_with_the_share_that_is_taken() -> None:
+    plan = plan_chat()
+    assert plan.chosen is not None
+    deployment = plan.chosen.deployment
+    odds = [
+        get_memory_plan(deployment.with_args(gpu_memory_utilization=share)).p_fits
+        for share in (0.85, 0.92, 0.97, 0.99)
+    ]
+    assert odds == sorted(odds, reverse=True) and odds[0] > 0.95 and odds[-1] < 0.5
+    assert not plan.chosen.raises_memory
+
+
+def test_a_slower_step_takes_a_larger_share_of_every_limit() -> None:
+    plan = plan_chat()
+    assert plan.chosen is not None
+    store = EvaluationStore(plan.scenario, get_candidate_workload)
+    margins = [store.get_margin(plan.chosen.deployment, z) for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    assert margins == sorted(margins)
+    assert build_step_model(plan.chosen.deployment).sigma_tpot > 0
