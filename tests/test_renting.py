@@ -15,6 +15,7 @@ from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import PriceSelection, look_up_gpu_price
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
+from planner.planning.billing import ApiComparison
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.ui.plan_json import serialize_plan
@@ -246,3 +247,25 @@ def test_no_layout_that_nobody_would_build_is_offered(node: int) -> None:
 def test_a_deployment_of_ones_own_pays_what_it_uses() -> None:
     mine = deploy_on("meta-llama/Llama-3.1-8B", "L40S", replicas=3)
     assert (mine.num_gpus, mine.num_gpus_billed, mine.machines) == (3, 3, ())
+
+
+def test_the_api_and_the_gpus_cost_the_same_where_it_turns() -> None:
+    """A request of 500 + 100 tokens at 1 and 4 USD a million is 0.0009 USD; a month has 730.5 hours."""
+    api = {"api": {"usd_per_mtok_input": 1, "usd_per_mtok_output": 4}}
+    lengths = {"prompt_tokens": {"exactly": 500}, "output_tokens": {"exactly": 100}}
+
+    def compare(rate: float) -> ApiComparison:
+        workload = {**lengths, "rate": rate}
+        asked = parse_scenario({**SMALL, "workload": workload, "instead": api}, "s")
+        plan = search_analytically(asked)
+        assert plan.chosen and plan.api_comparison
+        found = plan.api_comparison
+        assert found.api_usd == pytest.approx(rate * 730.5 * 3600 * 0.0009)
+        assert found.own_usd == pytest.approx(plan.chosen.usd_per_hour * 730.5)
+        assert serialize_plan(plan)["api"]["cheaper"] == found.is_api_cheaper
+        return found
+
+    turn = compare(0.2).break_even_rps
+    assert turn and compare(0.99 * turn).is_api_cheaper and not compare(1.01 * turn).is_api_cheaper
+    assert compare(0.2).sentence.startswith("the API is cheaper")
+    assert search_analytically(small()).api_comparison is None

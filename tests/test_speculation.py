@@ -18,6 +18,7 @@ from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.speculation_methods import (
     explain_unsupported_method,
+    explain_unsupported_pipeline,
     get_draft_method,
     load_draft_host_costs,
     load_draft_methods,
@@ -504,6 +505,14 @@ def test_methods_by_release(name: str, engine_name: str, version: str, has: bool
         )
         with pytest.raises(PlannerError, match="speculative method"):
             evaluate_speculation(served, 1, 100)
+
+
+def test_eagle3_runs_over_pipeline_stages_from_vllm_028_on() -> None:
+    """vllm pull 50514, merged after 0.26; SGLang does not (issue 39634)."""
+    assert explain_unsupported_pipeline("eagle3", get_engine("vllm", "0.28.0")) is None
+    for engine, version in (("vllm", "0.26.0"), ("sglang", "0.5.10")):
+        assert explain_unsupported_pipeline("eagle3", get_engine(engine, version))
+    assert explain_unsupported_pipeline("mtp", get_engine("vllm", "0.28.0"))
 
 
 def test_bad_input_is_one_clear_sentence() -> None:

@@ -59,15 +59,18 @@ def summarize_plan(plan: Plan) -> str:
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
     kept = "is done in time" if scenario.offline else "keeps every promise"
     odds = f"{chosen.probability:.0%}"
-    sentence = f"Run {_describe_offer(scenario, chosen)}. It {kept} with a probability of {odds}"
+    answer = plan.api_comparison.sentence if plan.api_comparison else ""
+    first = f"{answer[0].upper()}{answer[1:]}. " if answer else ""
+    sentence = (
+        f"{first}Run {_describe_offer(scenario, chosen)}. It {kept} with a probability of {odds}"
+    )
     safer = ""
     if plan.safer:
         offer = _describe_offer(scenario, plan.safer)
         safer = f" Safer, with {plan.safer.probability:.0%}: {offer}."
     if not chosen.at_risk:
         return f"{sentence}.{spare}{safer}"
-    asked = f"{scenario.confidence:.0%} were asked for"
-    return f"{sentence}; {asked}: {'; '.join(plan.reasons)}.{spare}{safer}"
+    return f"{sentence}; {scenario.confidence:.0%} were asked for: {'; '.join(plan.reasons)}.{spare}{safer}"
 
 
 def _describe_offer(scenario: Scenario, candidate: Candidate) -> str:

@@ -32,6 +32,7 @@ class DraftMethod(SourcedEntry):
     releases: dict[str, tuple[tuple[Version | None, Version | None], ...]] = Field(
         default_factory=dict
     )
+    pipeline: dict[str, Version] = Field(default_factory=dict)
     without: tuple[str, ...] = ()
 
 
@@ -92,6 +93,19 @@ def explain_unsupported_method(name: str, engine: Engine) -> str | None:
         f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans
     )
     return f"{engine} lacks the speculative method {method_name}; releases that have it: {releases}"
+
+
+def explain_unsupported_pipeline(name: str, engine: Engine) -> str | None:
+    """Explain in one sentence why the method does not run under pipeline parallelism; None if it does."""
+    method_name, first = (
+        normalize_method_name(name),
+        get_draft_method(name).pipeline.get(engine.name),
+    )
+    if first is None:
+        return f"{engine.name} is not known to run {method_name} under pipeline parallelism"
+    if engine.release < first:
+        return f"{engine} does not run {method_name} under pipeline parallelism; {first} is the first that does"
+    return None
 
 
 def explain_missing_draft(speculation: SpeculationConfig, engine: Engine) -> str | None:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.autoscaling import AutoscalingPlan
+from planner.planning.candidate import Candidate
+from planner.planning.evaluation import compute_offered_rps, estimate_run_hours, get_capacity_rps
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import ApiEntry, ServerlessEntry
+from planner.workload.workload import Workload
 
 BILLING_FIXED, BILLING_AUTOSCALED, BILLING_SERVERLESS, BILLING_API = (
     "fixed fleet",
@@ -65,6 +69,75 @@ class BillingComparison:
                 f" ({start})"
             )
         return tuple(lines)
+
+
+@dataclass(frozen=True)
+class ApiComparison:
+    """What the traffic costs on the plan's GPUs, and by the token from an API."""
+
+    own_usd: float
+    api_usd: float
+    is_monthly: bool  # else for a run that ends
+    break_even_rps: float | None  # mean rate from which on those GPUs cost less than the API
+    capacity_rps: float  # of those GPUs
+
+    @property
+    def is_api_cheaper(self) -> bool:
+        return self.api_usd < self.own_usd
+
+    @property
+    def sentence(self) -> str:
+        """Which of them is cheaper, both costs, and where it turns."""
+        period = " a month" if self.is_monthly else " for all of it"
+        own, api = f"${self.own_usd:,.0f}", f"${self.api_usd:,.0f}"
+        text = (
+            f"the API is cheaper: {api}{period}, against {own} for these GPUs"
+            if self.is_api_cheaper
+            else f"GPUs of your own are cheaper: {own}{period}, against {api} for the API"
+        )
+        if self.break_even_rps is None:
+            return text
+        turn = f"{self.break_even_rps:.2g} requests/s on average"
+        if not self.is_api_cheaper:
+            return f"{text}; below {turn} the API is"
+        if self.break_even_rps > self.capacity_rps:
+            return (
+                f"{text}; they would be from {turn} on, but serve {self.capacity_rps:.2g} at most"
+            )
+        return f"{text}; from {turn} on they are"
+
+
+def compare_to_api(
+    scenario: Scenario, candidate: Candidate, scaling: AutoscalingPlan | None
+) -> ApiComparison | None:
+    """Compare the cost of `candidate`, scaled by the hour if `scaling` says so, with the scenario's API.
+
+    None if the scenario names no API, or no price of the GPU is known. The GPUs are taken to cost
+    the same at any load; with a daily profile they follow it.
+    """
+    api, load, usd = scenario.billing_alternatives.api, scenario.workload, candidate.usd_per_hour
+    performance = candidate.prediction.performance
+    served = get_capacity_rps(scenario, performance) if performance else None
+    if api is None or usd is None or served is None:
+        return None
+    usd_per_request = price_api_request(api, load)
+    if (hours := estimate_run_hours(scenario, candidate)) and load.num_prompts:
+        total = load.num_prompts * usd_per_request
+        return ApiComparison(usd * hours.mid, total, False, None, served.mid)
+    rps, own = compute_offered_rps(scenario, candidate.prediction), usd * HOURS_PER_MONTH
+    seconds = HOURS_PER_MONTH * 3600
+    if scaling is not None and scaling.usd_per_gpu_hour is not None:
+        hours_billed = scaling.gpu_hours / len(scaling.rates)
+        own = hours_billed * scaling.usd_per_gpu_hour * HOURS_PER_MONTH
+        rps = sum(scaling.rates) / len(scaling.rates)
+    break_even = own / (usd_per_request * seconds) if usd_per_request else None
+    return ApiComparison(own, rps * seconds * usd_per_request, True, break_even, served.mid)
+
+
+def price_api_request(api: ApiEntry, workload: Workload) -> float:
+    """Return the USD of the tokens in and out of a request of mean lengths."""
+    prompt, output = workload.prompt.mean, workload.output.mean
+    return (prompt * api.usd_per_mtok_input + output * api.usd_per_mtok_output) / 1e6
 
 
 def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComparison:
@@ -156,5 +229,4 @@ def _price_api(api: ApiEntry, scaling: AutoscalingPlan, times: float) -> float:
     """Return the USD of all tokens in and out at `times` the traffic."""
     load = scaling.max_load_replica.workload
     assert load is not None
-    usd = load.prompt.mean * api.usd_per_mtok_input + load.output.mean * api.usd_per_mtok_output
-    return sum(scaling.rates) * 3600 * times * usd / 1e6
+    return sum(scaling.rates) * 3600 * times * price_api_request(api, load)

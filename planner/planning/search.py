@@ -29,7 +29,12 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import AutoscalingPlan, plan_autoscaling, rank_by_daily_cost
-from planner.planning.billing import BillingComparison, compare_billing
+from planner.planning.billing import (
+    ApiComparison,
+    BillingComparison,
+    compare_billing,
+    compare_to_api,
+)
 from planner.planning.candidate import Candidate, mark_as_tuned
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
@@ -169,6 +174,13 @@ class Plan:
     def billing(self) -> BillingComparison | None:
         """The ways to pay for that day."""
         return compare_billing(self.scenario, self.autoscaling) if self.autoscaling else None
+
+    @cached_property
+    def api_comparison(self) -> ApiComparison | None:
+        """The plan's cost beside that of the scenario's API; None without one, or without a plan."""
+        if self.chosen is None:
+            return None
+        return compare_to_api(self.scenario, self.chosen, self.autoscaling)
 
     def __str__(self) -> str:
         if self.chosen is None:

@@ -10,6 +10,7 @@ from itertools import product
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, ParallelLayout
 from planner.engines.engine import explain_unsupported_gpu
+from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_default_memory_utilization, get_memory_plan
 from planner.models.registry import load_model
@@ -175,6 +176,13 @@ def generate_search_options(
         )
         for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
             what = f"{layout}, {quantization or 'checkpoint'}"
+            if (
+                speculation
+                and layout.pp > 1
+                and (reason := explain_unsupported_pipeline(speculation.method, engine))
+            ):
+                yield RejectedOption(what, gpu.name, layout.num_gpus, reason, "engine")
+                continue
             try:
                 deployment = build_deployment(
                     under, candidate_gpu, model, layout, kv_cache_dtype, speculation

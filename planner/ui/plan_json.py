@@ -59,6 +59,17 @@ def serialize_plan(plan: Plan) -> Fields:
             if plan.autoscaling and plan.billing
             else None
         ),
+        "api": (
+            {
+                "cheaper": api.is_api_cheaper,
+                "usd": api.api_usd,
+                "usd_of_gpus": api.own_usd,
+                "period": "month" if api.is_monthly else "run",
+                "gpus_cheaper_from_rps": api.break_even_rps,
+            }
+            if (api := plan.api_comparison)
+            else None
+        ),
         "assumptions": list(scenario.assumptions),
         "notes": list(plan.notes),
         "command": launches[0].command if len(launches) == 1 else None,
