@@ -348,3 +348,30 @@ def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
         and plan.chosen.description.startswith("1 x A100")
         and plan.chosen.deployment.args.max_num_seqs == 1
     )
+
+
+@pytest.mark.parametrize("load", ({"rate": "max"}, {"concurrency": "max"}))
+def test_the_largest_load_holds_and_more_does_not(load: dict[str, str]) -> None:
+    base = {
+        "question": "?", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpus": {"gpu": "L4", "at_most": 8},
+        "quantization": ["fp8"], "budget": {"usd_per_hour": 2.0},
+        "service_level": {"ttft": {"p95": 3000}, "tpot": {"p95": 90}},
+    }  # fmt: skip
+    lengths = {"prompt_tokens": {"exactly": 600}, "output_tokens": {"exactly": 150}}
+    plan = search_deployments(parse_scenario({**base, "workload": {**lengths, **load}}, "most"))
+    assert plan.verdict == "holds" and plan.chosen and plan.chosen.usd_per_hour <= 2.0
+    (kind,) = load
+    found = getattr(plan.scenario.workload, kind)
+    more = found + 2 if kind == "concurrency" else 1.06 * found
+    asked = parse_scenario({**base, "workload": {**lengths, kind: more}}, "more")
+    assert search_deployments(asked).verdict != "holds"
+
+
+def test_a_budget_that_buys_nothing_is_one_sentence() -> None:
+    asked = {
+        "question": "?", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpus": {"gpu": "H100", "at_most": 8},
+        "budget": {"usd_per_hour": 1}, "service_level": {"ttft": {"p95": 3000}},
+        "workload": {"prompt_tokens": {"exactly": 6}, "output_tokens": {"exactly": 5}, "rate": 1},
+    }  # fmt: skip
+    with pytest.raises(PlannerError, match=r"budget: \$1.00 an hour buys no GPU \(H100-SXM \$"):
+        parse_scenario(asked, "x")

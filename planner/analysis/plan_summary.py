@@ -59,8 +59,8 @@ def summarize_plan(plan: Plan) -> str:
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
     kept = "is done in time" if scenario.offline else "keeps every promise"
     odds = f"{chosen.probability:.0%}"
-    answer = plan.api_comparison.sentence if plan.api_comparison else ""
-    first = f"{answer[0].upper()}{answer[1:]}. " if answer else ""
+    answers = [plan.load_sentence, plan.api_comparison and plan.api_comparison.sentence]
+    first = "".join(f"{answer[0].upper()}{answer[1:]}. " for answer in answers if answer)
     sentence = (
         f"{first}Run {_describe_offer(scenario, chosen)}. It {kept} with a probability of {odds}"
     )

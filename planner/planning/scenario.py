@@ -1,11 +1,12 @@
 """Scenarios, and how they are read from one YAML file."""
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from planner.core.catalog import CATALOG_DIR, validate_entry
 from planner.core.errors import (
@@ -21,12 +22,13 @@ from planner.engines.engine import Engine, find_dynamo_release, get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
-from planner.hardware.prices import PriceSelection
+from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
 from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
 from planner.latency.startup_time import validate_storage
 from planner.models.registry import load_model
 from planner.planning.framework_choice import WorkloadTraits
 from planner.planning.scenario_schema import (  # fmt: skip
+    OPEN_LOAD,
     ArtifactKind,
     BillingAlternativesEntry,
     ScenarioEntry,
@@ -111,6 +113,8 @@ class Scenario:
     output_kinds: tuple[ArtifactKind, ...]  # files to write
     daily_profile: DailyProfile | None = None
     replicas_at_least: int = 1  # in the quietest hour
+    open_load: Literal["rate", "concurrency"] | None = None  # that the search has to find
+    found_load: Literal["rate", "concurrency"] | None = None  # that it has found
     confidence: float = 0.8  # probability of meeting every SLO that a plan needs
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
 
@@ -226,6 +230,9 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         )
         day = parse_daily_profile(entry.workload, folder)
         day_trace = str(entry.workload.day) if day and day.peak_rps else None
+        prices = PriceSelection(
+            {get_gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier
+        )
         scenario = Scenario(
             name=name,
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
@@ -233,16 +240,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             billing_alternatives=entry.instead,
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
-            gpus=tuple(
-                CandidateGpu(
-                    get_gpu(g.gpu),
-                    g.at_most,
-                    g.gpus_per_node,
-                    g.interconnect,
-                    tuple(sorted(set(g.sold_in))),
-                )
-                for g in entry.gpus
-            ),
+            gpus=_parse_candidate_gpus(entry, prices),
             engine=engines[0],
             other_engines=tuple(engines[1:]),
             workload=parse_workload(entry.workload, longest, folder, day, entry.adapters),
@@ -256,8 +254,14 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             layout=entry.layout.model_dump(exclude_none=True),
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
-            prices=PriceSelection(
-                {get_gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier
+            prices=prices,
+            open_load=next(
+                (
+                    kind
+                    for kind in ("rate", "concurrency")
+                    if getattr(entry.workload, kind) == OPEN_LOAD
+                ),
+                None,
             ),
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
@@ -288,6 +292,34 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 f" not fit into {limit} ({longest:,.0f} tokens)"
             )
     return scenario
+
+
+def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple[CandidateGpu, ...]:
+    """Parse the candidate GPUs, each as many as the budget buys at most."""
+    candidates = []
+    for g in entry.gpus:
+        gpu = get_gpu(g.gpu)
+        sizes = tuple(sorted(set(g.sold_in)))
+        candidates.append(CandidateGpu(gpu, g.at_most, g.gpus_per_node, g.interconnect, sizes))
+    if entry.budget is None:
+        return tuple(candidates)
+    given = (entry.budget.usd_per_hour, entry.budget.usd_per_month)
+    if (given[0] is None) == (given[1] is None):
+        raise PlannerError("budget: give usd_per_hour or usd_per_month")
+    usd = given[0] or (given[1] or 0.0) / HOURS_PER_MONTH
+    affordable, quotes = [], []
+    for candidate in candidates:
+        price = look_up_gpu_price(candidate.gpu, prices)
+        if price is None:
+            raise PlannerError(
+                f"budget: no price of {candidate.gpu.name} is known: name one under prices"
+            )
+        quotes.append(f"{candidate.gpu.name} ${price.median_usd:.2f}")
+        if count := min(candidate.max_gpus, math.floor(usd / price.median_usd + 1e-9)):
+            affordable.append(replace(candidate, max_gpus=count))
+    if candidates and not affordable:
+        raise PlannerError(f"budget: ${usd:.2f} an hour buys no GPU ({', '.join(quotes)})")
+    return tuple(affordable)
 
 
 def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:

@@ -3,10 +3,11 @@
 `catalogs/scenarios/chat-70b.yaml` explains every field.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, create_model
+from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, create_model
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import StrictEntry, validate_entry
@@ -107,6 +108,14 @@ class PrefixEntry(StrictEntry):
     hit_rate: NonNegativeNumber = 1.0
 
 
+OPEN_LOAD = sys.maxsize
+"""Stands for `max`: the load is the question, as much as is served within the service level."""
+
+
+def _accept_open_load(value: object, validate: Callable[[object], float]) -> float:
+    return OPEN_LOAD if value == "max" else validate(value)
+
+
 class WorkloadEntry(StrictEntry):
     """Lengths or a trace, and the load: a rate, a closed loop, or requests within some hours."""
 
@@ -120,8 +129,13 @@ class WorkloadEntry(StrictEntry):
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
     output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
     trace: str | None = None
-    rate: Annotated[float, Field(le=1e12), AfterValidator(_check_rate)] | None = None
-    concurrency: PositiveCount | None = None
+    rate: (
+        Annotated[
+            float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_open_load)
+        ]
+        | None
+    ) = None
+    concurrency: Annotated[PositiveCount, WrapValidator(_accept_open_load)] | None = None
     burstiness: PositiveNumber | None = None
     requests: PositiveCount | None = None
     within_hours: PositiveNumber | None = None
@@ -139,6 +153,13 @@ class ServerlessEntry(StrictEntry):
     cold_start: PositiveNumber | None = None
     idle_seconds: NonNegativeNumber = 0.0
     warm_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class BudgetEntry(StrictEntry):
+    """The most that the GPUs may cost, an hour or a month."""
+
+    usd_per_hour: PositiveNumber | None = None
+    usd_per_month: PositiveNumber | None = None
 
 
 class ApiEntry(StrictEntry):
@@ -244,6 +265,7 @@ class ScenarioEntry(StrictEntry):
     refused_at_most: Fraction = 0.01
     context_buffer: NonNegativeNumber = 0.1
     storage: str = DEFAULT_STORAGE
+    budget: BudgetEntry | None = None
     prices: dict[str, PositiveNumber] = Field(default_factory=dict)
     price_tier: PriceTier = "on_demand"
     instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)

@@ -4,7 +4,13 @@ from os.path import exists, isfile
 from pathlib import Path
 
 from planner.core.errors import PlannerError, add_error_context
-from planner.planning.scenario_schema import AdaptersEntry, LengthsEntry, PrefixEntry, WorkloadEntry
+from planner.planning.scenario_schema import (
+    OPEN_LOAD,
+    AdaptersEntry,
+    LengthsEntry,
+    PrefixEntry,
+    WorkloadEntry,
+)
 from planner.workload.daily_profile import DailyProfile, build_daily_profile
 from planner.workload.length_distribution import LengthDistribution, RequestSide
 from planner.workload.traces import read_trace
@@ -50,6 +56,8 @@ def parse_workload(
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
     tokens.
     """
+    if OPEN_LOAD in (entry.rate, entry.concurrency):
+        entry = _fill_open_load(entry)
     rate = entry.rate or (day.peak_rps if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
         raise PlannerError("workload: requests and within_hours go together")
@@ -98,6 +106,16 @@ def parse_workload(
         adapters=adapters.count if adapters else 0,
         adapter_zipf=adapters.zipf if adapters else 0.0,
     )
+
+
+def _fill_open_load(entry: WorkloadEntry) -> WorkloadEntry:
+    """Put one request a second, or one user, for a load that the search has to find."""
+    if entry.day is not None or entry.trace is not None or entry.requests is not None:
+        raise PlannerError(
+            "workload: max asks for a steady load: leave out day, trace and requests"
+        )
+    filled = {name: 1 for name in ("rate", "concurrency") if getattr(entry, name) == OPEN_LOAD}
+    return entry.model_copy(update=filled)
 
 
 def _parse_lengths(

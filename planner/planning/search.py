@@ -68,6 +68,10 @@ MAX_EQUAL_PRICE_PROBES = 8
 """Families that are looked at, at the price of the first that holds, for a safer one."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
+MAX_LOAD_PRECISION = 1.03
+"""The largest load is found to 3%, about as well as short replays know the capacity."""
+MIN_LOAD, MAX_LOAD = 1e-3, 1e6
+"""Requests/s, or users, between which the largest load is searched."""
 MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 
@@ -175,6 +179,21 @@ class Plan:
         """The ways to pay for that day."""
         return compare_billing(self.scenario, self.autoscaling) if self.autoscaling else None
 
+    @property
+    def load_sentence(self) -> str | None:
+        """The largest load that is served, where that was the question."""
+        load = self.scenario.workload
+        if self.scenario.found_load is None:
+            return None
+        amount = (
+            f"{load.rate:.3g} requests/s"
+            if load.rate is not None
+            else f"{load.concurrency:,} users who ask again at once"
+        )
+        if self.chosen is None:
+            return f"not even {amount} can be served within the service level"
+        return f"{amount} are the most that can be served within the service level"
+
     @cached_property
     def api_comparison(self) -> ApiComparison | None:
         """The plan's cost beside that of the scenario's API; None without one, or without a plan."""
@@ -192,7 +211,12 @@ class Plan:
 
 
 def search_deployments(scenario: Scenario) -> Plan:
-    """Search every legal deployment of `scenario` and choose by the rule above."""
+    """Search every legal deployment of `scenario` and choose by the rule above.
+
+    If the load is the question, the plan is that of the largest that holds.
+    """
+    if scenario.open_load:
+        scenario = find_max_load(scenario, is_simulated=True)
     plan = _search_unified(scenario)
     return _add_pool_candidates(plan) if scenario.allow_disaggregation else plan
 
@@ -517,8 +541,59 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
     return sorted(places.values(), key=attrgetter("limit_utilization", "cost_key"))
 
 
+def find_max_load(scenario: Scenario, *, is_simulated: bool) -> Scenario:
+    """Find the largest load that some deployment serves with the asked probability.
+
+    Returns `scenario` with that load, to `MAX_LOAD_PRECISION`; with the least that was tried where
+    not even that is served. Without replays the closed form answers.
+    """
+    kind = scenario.open_load
+
+    def put(load: float) -> Scenario:
+        workload = (
+            replace(scenario.workload, rate=float(f"{load:.3g}"))
+            if kind == "rate"
+            else replace(scenario.workload, concurrency=max(int(load), 1))
+        )
+        return replace(scenario, workload=workload, open_load=None, found_load=kind)
+
+    def holds(load: float, *, simulated: bool) -> bool:
+        asked = put(load)
+        if not simulated:
+            chosen = search_analytically(asked).chosen
+            return chosen is not None and not chosen.at_risk
+        families, _ = build_families(asked, lambda card, layout: True)
+        search = _Search(asked, families, EvaluationStore(asked, get_candidate_workload))
+        return bool(search.find_cheapest(asked.confidence))
+
+    def bisect(low: float, high: float, *, simulated: bool) -> float:
+        """The largest load between one that holds and one that does not."""
+        while high > low * MAX_LOAD_PRECISION and (kind == "rate" or int(high) > int(low) + 1):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if holds(middle, simulated=simulated) else (low, middle)
+        return low
+
+    def bracket(start: float, step: float, *, simulated: bool) -> tuple[float, float]:
+        """Loads that hold and do not, apart by `step` at most; from `start` up or down."""
+        low = high = start
+        if holds(start, simulated=simulated):
+            while high < MAX_LOAD and holds(high := low * step, simulated=simulated):
+                low = high
+        else:
+            while low > MIN_LOAD and not holds(low := high / step, simulated=simulated):
+                high = low
+        return low, high
+
+    found = bisect(*bracket(1.0, 8.0, simulated=False), simulated=False)
+    if is_simulated:
+        found = bisect(*bracket(found, 1.25, simulated=True), simulated=True)
+    return put(found)
+
+
 def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
+    if scenario.open_load:
+        scenario = find_max_load(scenario, is_simulated=False)
     families, rejected = build_families(
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
     )

@@ -59,6 +59,11 @@ def serialize_plan(plan: Plan) -> Fields:
             if plan.autoscaling and plan.billing
             else None
         ),
+        "max_load": (
+            {scenario.found_load: getattr(scenario.workload, scenario.found_load)}
+            if scenario.found_load and chosen
+            else None
+        ),
         "api": (
             {
                 "cheaper": api.is_api_cheaper,
