@@ -120,8 +120,7 @@ def check_against_slos(
             deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference,
             -MAX_TOLERANCE_SIGMAS, 0.0, scenario.confidence,
         )  # fmt: skip
-    overloads, risks, capacity = _check_capacity(scenario, prediction, performance)
-    violations = [(capacity, *overload) for overload in overloads]  # share of the limit, name, text
+    violations, risks, capacity = _check_capacity(scenario, prediction, performance)
     utilization, z = capacity, compute_tolerance(scenario.confidence)
     tolerance = _estimate_load_tolerance(scenario, prediction, performance)
     for target in scenario.slo_targets:
@@ -129,12 +128,11 @@ def check_against_slos(
         shown = performance.get_for_display(target.metric, target.percentile)
         if math.isnan(interval.mid):  # answers of one token have no TPOT
             continue
-        share = interval.mid / target.seconds
-        utilization = max(utilization, share)
+        utilization = max(utilization, interval.mid / target.seconds)
         tolerance = min(tolerance, estimate_tolerance_from_interval(interval, target.seconds))
         if shown.mid > target.seconds:
             text = _format_violation("is", "grows", shown.mid, target.seconds)
-            violations.append((share, target.name, f"{target.name} {text}"))
+            violations.append((target.name, f"{target.name} {text}"))
         elif (reach := get_pessimistic_value(shown, z)) > target.seconds:
             text = _format_violation("reach", "grow", reach, target.seconds)
             risks.append(f"{target.name} may {text}")
@@ -144,26 +142,22 @@ def check_against_slos(
             f" {scenario.refused_at_most:.1%}"
         )
         refused = prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6)
-        violations.append((refused, "max_model_len", text))
+        violations.append(("max_model_len", text))
         utilization = max(utilization, refused)
     for name, text, value, limit in list_resource_limits(scenario, prediction):
         if value is None:
             risks.append(f"{text} is not known, and {limit} is the limit")
             continue
-        share = value.mid / limit.value
-        utilization = max(utilization, share)
-        if share > 1:
-            violations.append(
-                (share, name, f"{text} is {limit.format_amount(value.mid)}, above {limit}")
-            )
+        utilization = max(utilization, value.mid / limit.value)
+        if value.mid > limit.value:
+            violations.append((name, f"{text} is {limit.format_amount(value.mid)}, above {limit}"))
         elif value.hi > limit.value:
             risks.append(f"{text} may reach {limit.format_amount(value.hi)}, above {limit}")
     p_memory = compute_memory_probability(prediction)
     if p_memory < scenario.confidence:
         risks.append(prediction.memory.reason or "it may run out of memory")
-    violations.sort(key=lambda violation: -violation[0])
-    constraints = tuple(name for _, name, _ in violations)
-    sentences = tuple(text for _, _, text in violations)
+    violations.sort(key=lambda violation: violation[0] not in REPLICA_LIMITS)
+    constraints, sentences = zip(*violations, strict=True) if violations else ((), ())
     return Candidate(
         deployment, prediction, sentences, tuple(risks), constraints, utilization, capacity,
         preference, tolerance, p_memory, scenario.confidence,
