@@ -290,15 +290,9 @@ def test_the_terminal_says_what_the_plan_says(
                 f"{value:,.0f} ms, promised".replace("inf", "growing")
             )
     if per_token := chosen.prediction.usd_per_mtok_output:
-        a_month = (
-            ""
-            if plan.scenario.offline
-            else f", ${chosen.prediction.usd_per_hour_interval * 24 * 365.25 / 12:,.0f} a month"
-        )
-        said = (
-            f"${chosen.prediction.usd_per_hour_interval:,.2f} an hour{a_month}; at the middle price"
-            f" ${per_token:.2f} a million"
-        )
+        month = f", ${chosen.usd_per_hour * 24 * 365.25 / 12:,.0f} a month"
+        a_month = "" if plan.scenario.offline else month
+        said = f"${chosen.usd_per_hour:,.2f} an hour{a_month}, ${per_token:.2f} a million"
         assert lines["Cost"].startswith(said)
         assert ("for all of it" in lines["Cost"]) == plan.scenario.offline
     assert f"replayed, {performance.num_simulated_requests:,} requests" in lines["How sure"]

@@ -12,6 +12,7 @@ from planner.hardware.prices import (
     SCENARIO_PRICE_SOURCE,
     GpuPrice,
     PriceSelection,
+    find_seller,
     look_up_gpu_price,
 )
 
@@ -92,3 +93,12 @@ def test_bad_overrides_are_refused() -> None:
         look_up_gpu_price(get_gpu("H100"), PriceSelection({"H100": -1}))
     with pytest.raises(PlannerError, match="unknown GPU"):
         look_up_gpu_price(get_gpu("H100"), PriceSelection({"H1OO0": 1}))
+
+
+def test_a_seller_is_asked_alone() -> None:
+    quotes = {quote.seller: quote.usd for quote in price("L40S", PriceSelection()).quotes}
+    for seller, usd in quotes.items():
+        assert price("L40S", PriceSelection(seller=find_seller(seller.lower()))).median_usd == usd
+    assert look_up_gpu_price(get_gpu("L40S"), PriceSelection(seller="nobody")) is None
+    with pytest.raises(PlannerError, match="Lambda"):
+        find_seller("Lamda")

@@ -156,13 +156,13 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
         ("set up as", setup),
     ]
     price = look_up_gpu_price(deployment.gpu, plan.scenario.prices)
-    usd = best.prediction.usd_per_hour_interval
-    if price and usd:
-        month = ("cost per month (USD)", best.prediction.usd_per_month)
+    usd, month_usd = best.usd_per_hour, best.prediction.usd_per_month
+    if price and usd and month_usd:
+        month = ("cost per month (USD)", month_usd.mid)
         hours = estimate_run_hours(plan.scenario, best)
         rows += [
             ("cost per hour (USD)", usd),
-            ("cost of all the work (USD)", hours * usd.mid) if hours else month,
+            ("cost of all the work (USD)", hours * usd) if hours else month,
         ]
         if idle and not deployment.machines and gpus_per_worker > 1:  # one GPU can be rented alone
             rows += [
@@ -172,7 +172,7 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
                 )
             ]
         if per_token := best.prediction.usd_per_mtok_output:
-            rows += [("cost per million output tokens, at the middle price (USD)", per_token)]
+            rows += [("cost per million output tokens (USD)", per_token)]
         rows += [("price of a GPU", str(price))]
     else:
         rows += [("price", f"none is known for {gpu_name}: set prices in the scenario")]
@@ -186,10 +186,17 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
             ("requests served (requests/s)", performance.request_tps),
         ]
         rows += [("figures", f"80% intervals, {performance.source_description}")]
-    values = [
-        f"{v:,.{2 if v.mid < 100 else 0}f}" if isinstance(v, Interval) else v for _, v in rows
-    ]
-    return pd.DataFrame({"what": [name for name, _ in rows], "value": values})
+    return pd.DataFrame(
+        {"what": [name for name, _ in rows], "value": [_format_amount(v) for _, v in rows]}
+    )
+
+
+def _format_amount(value: object) -> object:
+    """Format numbers and intervals with cents below 100; what is no number stays."""
+    if not isinstance(value, float | Interval):
+        return value
+    size = value if isinstance(value, float) else value.mid
+    return f"{value:,.{2 if size < 100 else 0}f}"
 
 
 def describe_confidence(plan: Plan) -> str:

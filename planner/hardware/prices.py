@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import PositiveFloat
 
 from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.hardware.gpus import Gpu, get_gpu
 
 HOURS_PER_MONTH = 730.5
@@ -90,10 +90,14 @@ class GpuPrice:
 
 @dataclass(frozen=True)
 class PriceSelection:
-    """Prices to use: USD per GPU-hour by GPU name or alias, else the catalog's of one tier."""
+    """Prices to use: USD per GPU-hour by GPU name or alias, else the catalog's of one tier.
+
+    With a `seller` only that one's quotes count, and a GPU that it does not let has no price.
+    """
 
     user_prices: Mapping[str, float] = field(default_factory=dict)
     tier: PriceTier = "on_demand"
+    seller: str | None = None
 
 
 def _format_usd(usd: float) -> str:
@@ -109,6 +113,19 @@ def _load_price_catalog() -> Mapping[str, PriceEntry]:
     }
 
 
+def find_seller(name: str) -> str:
+    """Find the catalog's spelling of a seller; `PlannerError` if none is called so."""
+    sellers = {
+        quote.seller
+        for entry in _load_price_catalog().values()
+        for quote in (*entry.on_demand, *entry.reserved, *entry.spot)
+    }
+    for seller in sellers:
+        if seller.casefold() == name.casefold():
+            return seller
+    raise make_unknown_name_error(name, sorted(sellers), "seller")
+
+
 def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
     """Look up the price of a GPU-hour (default: the catalog's, on demand); None if unknown."""
     prices = prices or PriceSelection()
@@ -121,4 +138,6 @@ def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPric
             )
     price_entry = _load_price_catalog().get(gpu.name)
     quotes: tuple[PriceQuote, ...] = getattr(price_entry, prices.tier) if price_entry else ()
+    if prices.seller is not None:
+        quotes = tuple(quote for quote in quotes if quote.seller == prices.seller)
     return GpuPrice(prices.tier, quotes) if quotes else None

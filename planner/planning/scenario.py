@@ -22,7 +22,7 @@ from planner.engines.engine import Engine, find_dynamo_release, get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
-from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
+from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, find_seller, look_up_gpu_price
 from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
 from planner.latency.startup_time import validate_storage
 from planner.models.registry import load_model
@@ -231,7 +231,9 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         day = parse_daily_profile(entry.workload, folder)
         day_trace = str(entry.workload.day) if day and day.peak_rps else None
         prices = PriceSelection(
-            {get_gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier
+            {get_gpu(key).name: usd for key, usd in entry.prices.items()},
+            entry.price_tier,
+            entry.price_seller and find_seller(entry.price_seller),
         )
         scenario = Scenario(
             name=name,

@@ -268,6 +268,7 @@ class ScenarioEntry(StrictEntry):
     budget: BudgetEntry | None = None
     prices: dict[str, PositiveNumber] = Field(default_factory=dict)
     price_tier: PriceTier = "on_demand"
+    price_seller: str | None = None
     instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)
     spare_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
     replicas_at_least: Annotated[int, Field(ge=1, le=1024)] = 1
