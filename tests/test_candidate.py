@@ -18,7 +18,6 @@ from planner.planning.engine_tuning import tune_to_margin
 from planner.planning.evaluation import (
     check_against_slos,
     evaluate_candidate,
-    get_candidate_workload,
     simulate_candidate,
 )
 from planner.planning.prediction import evaluate
@@ -210,7 +209,7 @@ def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     limit = (pace[48].mid + pace[128].mid) / 2 * 1e3
     asking = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}, "tpot": {"p95": limit}},
                 engine_args=fixed)  # fmt: skip
-    store = EvaluationStore(asking, get_candidate_workload)
+    store = EvaluationStore(asking)
     tuned = tune_to_margin(store, large, 0.0)
     assert store.get_margin(tuned, 0.0) <= 1 < store.get_margin(large, 0.0)
     assert tuned.args.max_num_seqs < 128

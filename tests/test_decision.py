@@ -10,7 +10,6 @@ import pytest
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.engine_tuning import generate_neighbours
-from planner.planning.evaluation import get_candidate_workload
 from planner.planning.scenario import load_scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments, state_deployment
 from planner.planning.tolerance import EvaluationStore
@@ -41,7 +40,7 @@ def test_a_probability_is_the_share_of_step_costs_at_which_every_promise_holds(n
     plan = plan_of(name)
     chosen = plan.chosen
     assert chosen is not None
-    store = EvaluationStore(plan.scenario, get_candidate_workload)
+    store = EvaluationStore(plan.scenario)
     z = np.random.default_rng(7).standard_normal(80)
     held = np.mean([store.get_margin(chosen.deployment, float(each)) <= 1 for each in z])
     odds = chosen.probability / chosen.p_memory
@@ -110,7 +109,7 @@ def test_memory_has_a_probability_that_falls_with_the_share_that_is_taken() -> N
 def test_a_slower_step_takes_a_larger_share_of_every_limit() -> None:
     plan = plan_chat()
     assert plan.chosen is not None
-    store = EvaluationStore(plan.scenario, get_candidate_workload)
+    store = EvaluationStore(plan.scenario)
     margins = [store.get_margin(plan.chosen.deployment, z) for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
     assert margins == sorted(margins)
     assert build_step_model(plan.chosen.deployment).sigma_tpot > 0

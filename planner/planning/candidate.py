@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from planner.engines.deployment import Deployment
 from planner.memory.memory_plan import get_default_memory_utilization
 from planner.planning.prediction import Prediction
-from planner.planning.slo import compute_probability
-from planner.planning.tolerance import MAX_TOLERANCE_SIGMAS
+from planner.planning.slo import MAX_TOLERANCE_SIGMAS, compute_probability
 
 PROBABILITY_TIE = 0.02
 """Probabilities that differ by less are a tie, which the format nearest to the checkpoint wins."""

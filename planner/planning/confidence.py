@@ -22,7 +22,7 @@ from planner.latency.coefficient_lookup import (
 )
 from planner.planning.candidate import Candidate
 from planner.planning.search import Plan
-from planner.planning.tolerance import MAX_TOLERANCE_SIGMAS
+from planner.planning.slo import MAX_TOLERANCE_SIGMAS
 
 NUM_DRAWS, RANDOM_SEED = 1000, 11
 MAX_DRAW_SIGMA = 2.5

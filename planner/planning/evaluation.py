@@ -15,18 +15,17 @@ from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, evaluate_batch, predict
 from planner.planning.scenario import Scenario
 from planner.planning.slo import (
+    MAX_TOLERANCE_SIGMAS,
     ResourceLimit,
     compute_tolerance,
+    estimate_tolerance_from_interval,
     format_latency,
     get_pessimistic_value,
 )
-from planner.planning.tolerance import (
-    MAX_CAPACITY_ERROR_FACTOR,
-    MAX_TOLERANCE_SIGMAS,
-    estimate_tolerance_from_interval,
-)
 from planner.workload.workload import Workload
 
+MAX_CAPACITY_ERROR_FACTOR = 1.3
+"""What a deployment serves at most is in closed form at most so many times what the replay says."""
 MAX_LATENCY_ERROR_FACTOR = 2.0
 """A latency in closed form is at most so many times what the replay says: most with short answers to long prompts."""
 FULL_BATCH_SLOWDOWN = 2.5

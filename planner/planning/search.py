@@ -269,7 +269,7 @@ def _search_unified(scenario: Scenario) -> Plan:
     Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
     them where tensor parallelism in a machine, or more replicas, do.
     """
-    store = EvaluationStore(scenario, get_candidate_workload)
+    store = EvaluationStore(scenario)
     families, rejected = build_families(
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
     )
@@ -445,7 +445,7 @@ def state_deployment(
         )  # fmt: skip
     if not prediction.can_start:
         return stated
-    store = EvaluationStore(scenario, get_candidate_workload, quick=False)
+    store = EvaluationStore(scenario, quick=False)
     stated = replace(stated, tolerance_sigmas=store.find_tolerance(deployment))
     if not stated.at_risk:
         return replace(stated, risks=())
@@ -456,7 +456,7 @@ def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
     """Tune the engine arguments of a candidate as the search does, and state it."""
     if candidate.is_disaggregated or not candidate.prediction.can_start:
         return candidate
-    store = plan.store or EvaluationStore(plan.scenario, get_candidate_workload)
+    store = plan.store or EvaluationStore(plan.scenario)
     deployment = candidate.deployment
     if store.find_tolerance(deployment) < 0:
         deployment = tune_to_margin(store, deployment, 0.0)
@@ -567,7 +567,7 @@ def find_max_load(scenario: Scenario, *, is_simulated: bool) -> Scenario:
             chosen = search_analytically(asked).chosen
             return chosen is not None and not chosen.at_risk
         families, _ = build_families(asked, lambda card, layout: True)
-        search = _Search(asked, families, EvaluationStore(asked, get_candidate_workload))
+        search = _Search(asked, families, EvaluationStore(asked))
         return bool(search.find_cheapest(asked.confidence))
 
     def bisect(low: float, high: float, *, simulated: bool) -> float:

@@ -12,6 +12,8 @@ LatencyStatistic = Literal["mean", "p50", "p95", "p99"]
 
 
 STANDARD_NORMAL = NormalDist()
+MAX_TOLERANCE_SIGMAS = 3.0
+"""Beyond three standard deviations (99.9%) a tolerance is not told apart."""
 
 
 def compute_probability(tolerance_sigmas: float) -> float:
@@ -24,6 +26,21 @@ def compute_tolerance(probability: float) -> float:
     if probability >= 1:
         return math.inf
     return STANDARD_NORMAL.inv_cdf(probability) if probability > 0 else -math.inf
+
+
+def estimate_tolerance_from_interval(value: Interval, limit: float) -> float:
+    """Estimate the tolerance of one figure from its 80% interval, as if its logarithm were normal.
+
+    Between the middle and the pessimistic end the interval is interpolated; beyond, extrapolated.
+    """
+    if math.isnan(value.mid):  # answers of one token have no pace
+        return MAX_TOLERANCE_SIGMAS
+    lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
+    room, reach = -math.log(mid), math.log(hi / mid) if mid <= 1 else math.log(mid / lo)
+    if reach <= 0:
+        return math.copysign(MAX_TOLERANCE_SIGMAS, 1 if room >= 0 else -1)
+    z = Z_SCORE_80PCT * room / reach
+    return min(max(z, -MAX_TOLERANCE_SIGMAS), MAX_TOLERANCE_SIGMAS)
 
 
 def get_pessimistic_value(value: Interval, z: float) -> float:

@@ -13,13 +13,13 @@ tolerance with a handful of replays.
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from planner.core.errors import PlannerError
-from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
 from planner.latency.performance import LATENCY_STATISTICS, STATISTIC_SIGMA_FACTORS
 from planner.latency.speculative_decoding import build_step_model
@@ -28,37 +28,21 @@ from planner.planning.capacity import (
     estimate_capacity,
     get_rate_sigma,
 )
+from planner.planning.evaluation import (
+    MAX_CAPACITY_ERROR_FACTOR,
+    get_candidate_workload,
+    get_capacity_rps,
+)
 from planner.planning.prediction import evaluate, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import estimate_statistics_at
+from planner.planning.slo import MAX_TOLERANCE_SIGMAS
 from planner.workload.workload import Workload
 
-MAX_TOLERANCE_SIGMAS = 3.0
-"""Beyond three standard deviations (99.9%) a tolerance is not told apart."""
 TOLERANCE_STEP_SIGMAS = 0.05
 """Bisection ends here: two points of probability at most."""
-MAX_CAPACITY_ERROR_FACTOR = 1.3
-"""What a deployment serves at most is in closed form at most so many times what the replay says."""
 MIN_DOMINANCE = 1.05
 """A deployment is clearly better than another from 5% on, if it is worse in nothing."""
-
-
-def estimate_tolerance_from_interval(value: Interval, limit: float) -> float:
-    """Estimate the tolerance of one figure from its 80% interval, as if its logarithm were normal.
-
-    Between the middle and the pessimistic end the interval is interpolated; beyond, extrapolated.
-    """
-    if math.isnan(value.mid):  # answers of one token have no pace
-        return MAX_TOLERANCE_SIGMAS
-    lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
-    room, reach = -math.log(mid), math.log(hi / mid) if mid <= 1 else math.log(mid / lo)
-    if reach <= 0:
-        return math.copysign(MAX_TOLERANCE_SIGMAS, 1 if room >= 0 else -1)
-    return _clip(Z_SCORE_80PCT * room / reach)
-
-
-def _clip(z: float) -> float:
-    return min(max(z, -MAX_TOLERANCE_SIGMAS), MAX_TOLERANCE_SIGMAS)
 
 
 @lru_cache(maxsize=1)
@@ -75,7 +59,6 @@ class EvaluationStore:
     """
 
     scenario: Scenario
-    workload_of: Callable[[Scenario, Deployment], Workload]
     quick: bool = True  # short replays
     _margins: dict[tuple[Deployment, float], float] = field(default_factory=dict)
     _bounds: dict[Deployment, tuple[float, float]] = field(default_factory=dict)
@@ -160,7 +143,7 @@ class EvaluationStore:
     def get_figures(self, deployment: Deployment) -> tuple[float, float, float]:
         """p95 TTFT and p95 TPOT in seconds, and the inverse of the capacity, at the predicted step cost."""
         if deployment not in self._figures:
-            load = self.workload_of(self.scenario, deployment)
+            load = get_candidate_workload(self.scenario, deployment)
             statistics, _ = estimate_statistics_at(deployment, load, 1.0)
             served = estimate_capacity(deployment, load).mid
             times = (statistics[metric, "p95"] for metric in ("ttft", "tpot"))
@@ -173,7 +156,7 @@ class EvaluationStore:
 
         What is overloaded is not replayed; the flag tells.
         """
-        scenario, load = self.scenario, self.workload_of(self.scenario, deployment)
+        scenario, load = self.scenario, get_candidate_workload(self.scenario, deployment)
         try:
             step = build_step_model(deployment)
             margin = self._estimate_load_margin(deployment, load, z)
@@ -198,43 +181,32 @@ class EvaluationStore:
 
     def get_least_load_share(self, deployment: Deployment, z: float) -> float:
         """Get the least that the load can be as a share of the usable capacity, at `z`."""
-        load = self.workload_of(self.scenario, deployment)
+        load = get_candidate_workload(self.scenario, deployment)
         share = self._estimate_load_margin(deployment, load, z)
         return share / MAX_CAPACITY_ERROR_FACTOR if share >= MAX_CAPACITY_ERROR_FACTOR else share
 
     def _estimate_load_margin(self, deployment: Deployment, load: Workload, z: float) -> float:
-        """The load share at `z`: in closed form where its largest error does not matter."""
-        scenario, slower = self.scenario, math.exp(get_rate_sigma(deployment) * z)
-        if scenario.workload.rate is None:
-            return 0.0
-        if self.quick:
-            performance = evaluate(deployment, load).performance
-            most = performance and (
-                performance.request_tps if scenario.offline else performance.capacity
-            )
-            served = most.mid if most else 0.0
-            asked = (
-                scenario.workload.rate
-                if scenario.offline
-                else compute_admitted_rps(deployment, load)
-            )
-            rough = asked * slower / max(served * (1 - scenario.headroom), 1e-12)
-            if not 1 / MAX_CAPACITY_ERROR_FACTOR < rough < MAX_CAPACITY_ERROR_FACTOR:
-                return rough
-        return self._estimate_load_share(deployment, load) * slower
+        """The load as a share of the capacity that may be used, at `z`.
 
-    def _estimate_load_share(self, deployment: Deployment, load: Workload) -> float:
-        """The load as a share of the capacity that may be used, at the predicted step cost."""
+        In closed form where its largest error does not matter.
+        """
         scenario = self.scenario
         if scenario.workload.rate is None:
             return 0.0  # users wait for their answers: no queue grows, whatever they send
+        admitted = (
+            scenario.workload.rate if scenario.offline else compute_admitted_rps(deployment, load)
+        )
+        asked = admitted * math.exp(get_rate_sigma(deployment) * z)
+
+        def compute_share(served: Interval | None) -> float:
+            return asked / max((served.mid if served else 0.0) * (1 - scenario.headroom), 1e-12)
+
+        if self.quick:
+            performance = evaluate(deployment, load).performance
+            rough = compute_share(get_capacity_rps(scenario, performance) if performance else None)
+            if not 1 / MAX_CAPACITY_ERROR_FACTOR < rough < MAX_CAPACITY_ERROR_FACTOR:
+                return rough
         if scenario.offline:
             performance = predict(deployment, load).performance
-            asked, served = (
-                scenario.workload.rate,
-                performance.request_tps.mid if performance else 0.0,
-            )
-        else:
-            asked = compute_admitted_rps(deployment, load)
-            served = estimate_capacity(deployment, load).mid
-        return asked / max(served * (1 - scenario.headroom), 1e-12)
+            return compute_share(performance.request_tps if performance else None)
+        return compute_share(estimate_capacity(deployment, load))
