@@ -345,8 +345,7 @@ def _get_default_utilization(engine: Engine, gpu: Gpu, model: Model) -> float:
 
 def explain_memory_utilization(deployment: Deployment) -> str:
     """Explain a gpu_memory_utilization that is not the engine's default; empty if it is."""
-    defaults = resolve_engine_args({}, deployment.engine, deployment.gpu, deployment.model)
-    default = defaults.gpu_memory_utilization
+    default = get_default_memory_utilization(deployment)
     if deployment.args.gpu_memory_utilization == default:
         return ""
     safe = find_safe_memory_utilization(deployment)

@@ -115,10 +115,9 @@ def _explain_alternative(
                 f" {_explain_rank(candidate, chosen)}"
             )
             return Alternative(what, candidate, text)
-        odds = f"it keeps every promise with a probability of only {candidate.probability:.0%}"
         text = (
             f"of all that costs no more, {candidate.description} comes nearest, but"
-            f" {'; '.join(candidate.violations) or odds}"
+            f" {candidate.shortfall}"
         )
         return Alternative(what, candidate, text)
     single = evaluate_candidates(

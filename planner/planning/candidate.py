@@ -58,6 +58,12 @@ class Candidate:
         return self.is_feasible and self.probability < self.confidence
 
     @property
+    def shortfall(self) -> str:
+        """What it misses: the limits that it breaks, or else the probability that is asked for."""
+        odds = f"it keeps every promise with a probability of only {self.probability:.0%}"
+        return "; ".join(self.violations) or odds
+
+    @property
     def is_confident(self) -> bool:
         """It meets the targets with the probability that the scenario asks for."""
         return self.is_feasible and not self.at_risk
@@ -124,12 +130,6 @@ class Candidate:
         """(tp, pp, dp, ep) of one replica."""
         layout = self.deployment.layout
         return layout.tp, layout.pp, layout.dp, layout.ep
-
-    @property
-    def spans_nodes(self) -> bool:
-        """One replica takes more GPUs than a machine has."""
-        return any(pool.layout.num_gpus > pool.gpus_per_node * pool.layout.replicas
-                   for pool in self.prediction.pools)  # fmt: skip
 
     @property
     def rank_key(self) -> tuple[object, ...]:

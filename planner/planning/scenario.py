@@ -28,7 +28,6 @@ from planner.latency.startup_time import validate_storage
 from planner.models.registry import load_model
 from planner.planning.framework_choice import WorkloadTraits
 from planner.planning.scenario_schema import (  # fmt: skip
-    OPEN_LOAD,
     ArtifactKind,
     BillingAlternativesEntry,
     ScenarioEntry,
@@ -230,11 +229,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         )
         day = parse_daily_profile(entry.workload, folder)
         day_trace = str(entry.workload.day) if day and day.peak_rps else None
-        prices = PriceSelection(
-            {get_gpu(key).name: usd for key, usd in entry.prices.items()},
-            entry.price_tier,
-            entry.price_seller and find_seller(entry.price_seller),
-        )
+        prices = _parse_prices(entry)
         scenario = Scenario(
             name=name,
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
@@ -257,14 +252,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
             prices=prices,
-            open_load=next(
-                (
-                    kind
-                    for kind in ("rate", "concurrency")
-                    if getattr(entry.workload, kind) == OPEN_LOAD
-                ),
-                None,
-            ),
+            open_load=entry.workload.open_load,
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
                 max((get_gpu(g.gpu).memory_bytes for g in entry.gpus), default=0),
@@ -294,6 +282,13 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 f" not fit into {limit} ({longest:,.0f} tokens)"
             )
     return scenario
+
+
+def _parse_prices(entry: ScenarioEntry) -> PriceSelection:
+    """Parse the user's own prices, and whose quotes count for other GPUs."""
+    own = {get_gpu(key).name: usd for key, usd in entry.prices.items()}
+    seller = find_seller(entry.price_seller) if entry.price_seller else None
+    return PriceSelection(own, entry.price_tier, seller)
 
 
 def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple[CandidateGpu, ...]:

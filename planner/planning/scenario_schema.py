@@ -142,6 +142,13 @@ class WorkloadEntry(StrictEntry):
     shared_prefix: PrefixEntry | None = None
     day: Annotated[str | tuple[float, ...] | None, BeforeValidator(_parse_hours)] = None
 
+    @property
+    def open_load(self) -> Literal["rate", "concurrency"] | None:
+        """Which load is the question, if any."""
+        if self.rate == OPEN_LOAD:
+            return "rate"
+        return "concurrency" if self.concurrency == OPEN_LOAD else None
+
 
 class ServerlessEntry(StrictEntry):
     """GPUs billed by the second.

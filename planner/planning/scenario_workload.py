@@ -5,7 +5,6 @@ from pathlib import Path
 
 from planner.core.errors import PlannerError, add_error_context
 from planner.planning.scenario_schema import (
-    OPEN_LOAD,
     AdaptersEntry,
     LengthsEntry,
     PrefixEntry,
@@ -56,8 +55,8 @@ def parse_workload(
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
     tokens.
     """
-    if OPEN_LOAD in (entry.rate, entry.concurrency):
-        entry = _fill_open_load(entry)
+    if entry.open_load:
+        entry = _fill_open_load(entry, entry.open_load)
     rate = entry.rate or (day.peak_rps if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
         raise PlannerError("workload: requests and within_hours go together")
@@ -108,14 +107,13 @@ def parse_workload(
     )
 
 
-def _fill_open_load(entry: WorkloadEntry) -> WorkloadEntry:
+def _fill_open_load(entry: WorkloadEntry, kind: str) -> WorkloadEntry:
     """Put one request a second, or one user, for a load that the search has to find."""
     if entry.day is not None or entry.trace is not None or entry.requests is not None:
         raise PlannerError(
             "workload: max asks for a steady load: leave out day, trace and requests"
         )
-    filled = {name: 1 for name in ("rate", "concurrency") if getattr(entry, name) == OPEN_LOAD}
-    return entry.model_copy(update=filled)
+    return entry.model_copy(update={kind: 1})
 
 
 def _parse_lengths(

@@ -314,7 +314,7 @@ class _Search:
         It comes first; the next that hold with other GPUs or layouts follow, up to `others`.
         """
         heap: list[tuple[bool, float, float, int, int]] = []
-        level: list[tuple[Candidate, Family]] = []  # what holds in short replays, at one price
+        level: list[tuple[Candidate, int]] = []  # what holds in short replays, at one price
         holds: dict[int, int] = {}  # family: replicas that are known to be enough
         chosen: list[Candidate] = []
 
@@ -329,9 +329,10 @@ class _Search:
         tries, equal = MAX_PROBES, MAX_EQUAL_PRICE_PROBES
         while heap or level:
             if level and (not heap or heap[0][:2] > _add_rounding(level[0][0].price_key)):
-                for candidate, family in sorted(level, key=lambda each: each[0].rank_key):
+                for candidate, k in sorted(level, key=lambda each: each[0].rank_key):
                     if candidate.display_key in {each.display_key for each in chosen}:
                         continue
+                    family = self.families[k]
                     stated = self._settle(candidate, family, tune=not chosen)
                     if stated.is_feasible and stated.probability >= probability - 1e-9:
                         chosen.append(stated)
@@ -339,7 +340,7 @@ class _Search:
                             return chosen
                     else:
                         self._refute(stated.deployment, family, probability, 1.0)
-                        push(self.families.index(family), stated.deployment.layout.replicas + 1)
+                        push(k, stated.deployment.layout.replicas + 1)
                 if chosen:
                     tries = min(tries, MAX_RUNNER_UP_PROBES)
                 level, equal = [], MAX_EQUAL_PRICE_PROBES
@@ -363,7 +364,7 @@ class _Search:
                 holds[k] = replicas  # more were tried at once than it may take
                 push(k, (fewest + replicas) // 2)
             else:
-                level.append((self._describe(tuned, family), family))
+                level.append((self._describe(tuned, family), k))
         return chosen
 
     def _get_z(self, family: Family, probability: float) -> float:
@@ -449,7 +450,7 @@ def state_deployment(
     stated = replace(stated, tolerance_sigmas=store.find_tolerance(deployment))
     if not stated.at_risk:
         return replace(stated, risks=())
-    return replace(stated, risks=stated.risks or (_describe_odds(stated),))
+    return replace(stated, risks=stated.risks or (stated.shortfall,))
 
 
 def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
@@ -633,9 +634,8 @@ def _find_binding_constraint(
     if cheaper:
         _, deployment, family = min(cheaper, key=lambda each: each[0])
         near = state_deployment(search.scenario, deployment, family.preference_key)
-        constraint, what = _explain_failure(near)
-        text = f"Of all that costs less, {near.description} comes nearest, but {what}."
-        return BindingConstraint(constraint, text)
+        text = f"Of all that costs less, {near.description} comes nearest, but {near.shortfall}."
+        return BindingConstraint(_get_first_violation(near), text)
     small = [
         rejection for rejection in rejected
         if rejection.bottleneck == "memory" and rejection.gpus < chosen.deployment.layout.num_gpus
@@ -647,15 +647,9 @@ def _find_binding_constraint(
     return BindingConstraint("one GPU", _describe_room(chosen))
 
 
-def _explain_failure(candidate: Candidate) -> tuple[str, str]:
-    """The limit that `candidate` breaks first, or its probability, and the sentence."""
-    if candidate.violations:
-        return candidate.violated_constraints[0], "; ".join(candidate.violations)
-    return "probability", _describe_odds(candidate)
-
-
-def _describe_odds(candidate: Candidate) -> str:
-    return f"it keeps every promise with a probability of only {candidate.probability:.0%}"
+def _get_first_violation(candidate: Candidate) -> str:
+    """The limit that `candidate` breaks first, or "probability"."""
+    return next(iter(candidate.violated_constraints), "probability")
 
 
 def _describe_room(chosen: Candidate) -> str:
@@ -668,8 +662,8 @@ def _explain_infeasibility(
     """Why no candidate does, nearest first."""
     if candidates:
         near = candidates[0]
-        constraint, what = _explain_failure(near)
-        return BindingConstraint(constraint, f"The nearest, {near.description}: {what}.")
+        text = f"The nearest, {near.description}: {near.shortfall}."
+        return BindingConstraint(_get_first_violation(near), text)
     if not rejected:
         return BindingConstraint(
             "engine", "The engine accepts no layout of this model on these GPUs."

@@ -105,10 +105,7 @@ def search_cached(scenario: Scenario) -> Plan:
         with suppress(Exception):  # an unreadable or distrusted file is searched for again
             plan = read_pickle(path, Plan)
             os.utime(path)
-            named = {
-                name: getattr(scenario, name)
-                for name in ("name", "question", "files", "output_kinds")
-            }
+            named = {name: getattr(scenario, name) for name in ("name", "question", "files")}
             return replace(plan, scenario=replace(plan.scenario, **named))
     plan = search_deployments(scenario)
     plan = replace(plan, simulated_day=plan.autoscaling)
