@@ -16,6 +16,7 @@ stops when the cheapest open family costs more than what was found.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -49,7 +50,7 @@ from planner.planning.evaluation import (
     get_candidate_workload,
 )
 from planner.planning.prediction import predict
-from planner.planning.scenario import Scenario
+from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search_space import Family, RejectedOption, build_families
 from planner.planning.slo import compute_tolerance
 from planner.planning.tolerance import EvaluationStore
@@ -264,24 +265,8 @@ def _add_pool_candidates(whole: Plan) -> Plan:
 
 
 def _search_unified(scenario: Scenario) -> Plan:
-    """Search replicas that do both, prefill and decode.
-
-    Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
-    them where tensor parallelism in a machine, or more replicas, do.
-    """
-    store = EvaluationStore(scenario)
-    families, rejected = build_families(
-        scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
-    )
-    search = _Search(scenario, families, store)
-    gamble = search.find_cheapest(GAMBLE_PROBABILITY)
-    if not gamble:
-        wide, refused = build_families(
-            scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus
-        )
-        rejected += refused
-        search.families = [*families, *wide]
-        gamble = search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
+    """Search replicas that do both, prefill and decode."""
+    search, rejected, gamble = _search_for_gamble(scenario)
     others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
     recommended = search.find_cheapest(scenario.confidence, others=others) if gamble else []
     safe = []
@@ -291,6 +276,33 @@ def _search_unified(scenario: Scenario) -> Plan:
             SAFE_PROBABILITY, at_most=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
         )
     return _build_plan(search, rejected, recommended, gamble, safe)
+
+
+def _search_for_gamble(
+    scenario: Scenario,
+) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
+    """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
+
+    Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
+    them where tensor parallelism in a machine, or more replicas, do.
+    """
+    families, rejected = build_families(scenario, _fits_in_machine)
+    search = _Search(scenario, families, EvaluationStore(scenario))
+    gamble = search.find_cheapest(GAMBLE_PROBABILITY)
+    if gamble:
+        return search, rejected, gamble
+    wide, refused = build_families(scenario, _spans_machines)
+    search.families = [*families, *wide]
+    gamble = search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
+    return search, rejected + refused, gamble
+
+
+def _fits_in_machine(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
+    return layout.num_gpus <= candidate_gpu.max_machine_gpus
+
+
+def _spans_machines(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
+    return not _fits_in_machine(candidate_gpu, layout)
 
 
 @dataclass
@@ -552,60 +564,65 @@ def find_max_load(scenario: Scenario, *, is_simulated: bool) -> Scenario:
     Returns `scenario` with that load, to `MAX_LOAD_PRECISION`; with the least that was tried where
     not even that is served. Without replays the closed form answers.
     """
-    kind = scenario.open_load
-
-    def put(load: float) -> Scenario:
-        workload = (
-            replace(scenario.workload, rate=float(f"{load:.3g}"))
-            if kind == "rate"
-            else replace(scenario.workload, concurrency=max(int(load), 1))
-        )
-        return replace(scenario, workload=workload, open_load=None, found_load=kind)
-
-    def holds(load: float, *, simulated: bool) -> bool:
-        asked = put(load)
-        if not simulated:
-            chosen = search_analytically(asked).chosen
-            return chosen is not None and not chosen.at_risk
-        families, _ = build_families(asked, lambda card, layout: True)
-        search = _Search(asked, families, EvaluationStore(asked))
-        return bool(search.find_cheapest(asked.confidence))
-
-    def bisect(low: float, high: float, *, simulated: bool) -> float:
-        """The largest load between one that holds and one that does not."""
-        while high > low * MAX_LOAD_PRECISION and (kind == "rate" or int(high) > int(low) + 1):
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if holds(middle, simulated=simulated) else (low, middle)
-        return low
-
-    def bracket(start: float, step: float, *, simulated: bool) -> tuple[float, float]:
-        """Loads that hold and do not, apart by `step` at most; from `start` up or down."""
-        low = high = start
-        if holds(start, simulated=simulated):
-            while high < MAX_LOAD and holds(high := low * step, simulated=simulated):
-                low = high
-        else:
-            while low > MIN_LOAD and not holds(low := high / step, simulated=simulated):
-                high = low
-        return low, high
-
-    found = bisect(*bracket(1.0, 8.0, simulated=False), simulated=False)
+    found = _find_largest_load(scenario, 1.0, 8.0, _holds_analytically)
     if is_simulated:
-        found = bisect(*bracket(found, 1.25, simulated=True), simulated=True)
-    return put(found)
+        found = _find_largest_load(scenario, found, 1.25, _holds_in_replay)
+    return _put_load(scenario, found)
+
+
+def _holds_analytically(scenario: Scenario) -> bool:
+    return search_analytically(scenario).verdict == "holds"
+
+
+def _holds_in_replay(scenario: Scenario) -> bool:
+    search, _, gamble = _search_for_gamble(scenario)
+    return bool(gamble and search.find_cheapest(scenario.confidence))
+
+
+def _put_load(scenario: Scenario, load: float) -> Scenario:
+    """`scenario` with the load that was open: a rate of three digits, or whole users."""
+    kind = scenario.open_load
+    workload = (
+        replace(scenario.workload, rate=float(f"{load:.3g}"))
+        if kind == "rate"
+        else replace(scenario.workload, concurrency=max(int(load), 1))
+    )
+    return replace(scenario, workload=workload, open_load=None, found_load=kind)
+
+
+def _find_largest_load(
+    scenario: Scenario, start: float, step: float, holds: Callable[[Scenario], bool]
+) -> float:
+    """The largest load that `holds`: from `start` up or down by factors of `step`, then by bisection."""
+    known: dict[tuple[float | None, int], bool] = {}
+
+    def check(load: float) -> bool:
+        asked = _put_load(scenario, load)
+        key = asked.workload.rate, asked.workload.concurrency or 0
+        if key not in known:
+            known[key] = holds(asked)
+        return known[key]
+
+    low = high = start
+    if check(start):
+        while high < MAX_LOAD and check(high := low * step):
+            low = high
+    else:
+        while low > MIN_LOAD and not check(low := high / step):
+            high = low
+    while high > low * MAX_LOAD_PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if check(middle) else (low, middle)
+    return low
 
 
 def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
     if scenario.open_load:
         scenario = find_max_load(scenario, is_simulated=False)
-    families, rejected = build_families(
-        scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
-    )
+    families, rejected = build_families(scenario, _fits_in_machine)
     if not any(family.estimate.is_feasible for family in families):
-        wide, refused = build_families(
-            scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus
-        )
+        wide, refused = build_families(scenario, _spans_machines)
         families, rejected = families + wide, rejected + refused
     ordered = sorted((family.estimate for family in families), key=attrgetter("rank_key"))
     if not ordered or not ordered[0].is_feasible:
