@@ -269,3 +269,16 @@ def test_the_api_and_the_gpus_cost_the_same_where_it_turns() -> None:
     assert turn and compare(0.99 * turn).is_api_cheaper and not compare(1.01 * turn).is_api_cheaper
     assert compare(0.2).sentence.startswith("the API is cheaper")
     assert search_analytically(small()).api_comparison is None
+
+
+def test_the_api_beside_a_day_says_what_the_days_bills_say() -> None:
+    api = {"api": {"usd_per_mtok_input": 1, "usd_per_mtok_output": 4}}
+    day = [0.1] * 12 + [1.0] * 12
+    workload = {**SMALL["workload"], "rate": 6, "day": day}
+    plan = search_deployments(parse_scenario({**SMALL, "workload": workload, "instead": api}, "s"))
+    found, billing = plan.api_comparison, plan.billing
+    assert found and billing
+    assert found.own_usd == pytest.approx(billing.usd["scaled by the hour"] * 730.5 / 24)
+    assert found.api_usd == pytest.approx(billing.usd["API"] * 730.5 / 24)
+    turn = billing.break_even_requests["API", "scaled by the hour"]
+    assert found.break_even_rps == pytest.approx(turn / 86400)

@@ -108,12 +108,13 @@ class ApiComparison:
 
 
 def compare_to_api(
-    scenario: Scenario, candidate: Candidate, scaling: AutoscalingPlan | None
+    scenario: Scenario, candidate: Candidate, daily: BillingComparison | None
 ) -> ApiComparison | None:
-    """Compare the cost of `candidate`, scaled by the hour if `scaling` says so, with the scenario's API.
+    """Compare the cost of `candidate` with that of the scenario's API.
 
-    None if the scenario names no API, or no price of the GPU is known. The GPUs are taken to cost
-    the same at any load; with a daily profile they follow it.
+    With a daily profile its `daily` comparison is told by the month, of GPUs that follow the
+    traffic; otherwise the GPUs cost the same at any load. None if the scenario names no API, or no
+    price of the GPU is known.
     """
     api, load, usd = scenario.billing_alternatives.api, scenario.workload, candidate.usd_per_hour
     performance = candidate.prediction.performance
@@ -124,14 +125,16 @@ def compare_to_api(
     if (hours := estimate_run_hours(scenario, candidate)) and load.num_prompts:
         total = load.num_prompts * usd_per_request
         return ApiComparison(usd * hours.mid, total, False, None, served.mid)
-    rps, own = compute_offered_rps(scenario, candidate.prediction), usd * HOURS_PER_MONTH
-    seconds = HOURS_PER_MONTH * 3600
-    if scaling is not None and scaling.usd_per_gpu_hour is not None:
-        hours_billed = scaling.gpu_hours / len(scaling.rates)
-        own = hours_billed * scaling.usd_per_gpu_hour * HOURS_PER_MONTH
-        rps = sum(scaling.rates) / len(scaling.rates)
+    if daily is not None:
+        days = HOURS_PER_MONTH / 24
+        own, api_usd = days * daily.usd[BILLING_AUTOSCALED], days * daily.usd[BILLING_API]
+        turn = daily.break_even_requests[BILLING_API, BILLING_AUTOSCALED] / 86400
+        break_even = turn if 0 < turn < math.inf else None
+        return ApiComparison(own, api_usd, True, break_even, served.mid)
+    own, seconds = usd * HOURS_PER_MONTH, HOURS_PER_MONTH * 3600
+    api_usd = compute_offered_rps(scenario, candidate.prediction) * seconds * usd_per_request
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
-    return ApiComparison(own, rps * seconds * usd_per_request, True, break_even, served.mid)
+    return ApiComparison(own, api_usd, True, break_even, served.mid)
 
 
 def price_api_request(api: ApiEntry, workload: Workload) -> float:

@@ -201,10 +201,15 @@ class Plan:
 
     @cached_property
     def api_comparison(self) -> ApiComparison | None:
-        """The plan's cost beside that of the scenario's API; None without one, or without a plan."""
-        if self.chosen is None:
+        """The plan's cost beside that of the scenario's API; None without one, or without a plan.
+
+        With a daily profile it follows with the replay, which the bills of the day need.
+        """
+        if self.chosen is None or self.scenario.billing_alternatives.api is None:
             return None
-        return compare_to_api(self.scenario, self.chosen, self.autoscaling)
+        if self.scenario.daily_profile and not self.chosen.is_simulated:
+            return None
+        return compare_to_api(self.scenario, self.chosen, self.billing)
 
     def __str__(self) -> str:
         if self.chosen is None:
