@@ -125,7 +125,7 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
     result = simulate_candidate(replace(plan.scenario, headroom=0.0), remaining)
     text = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
     if result.is_feasible:
-        risk = f", though at the pessimistic end {'; '.join(result.risks)}" if result.risks else ""
+        risk = f", though {'; '.join(result.risks)}" if result.risks else ""
         return result, f"{text} still keeps every promise{risk} (replayed)."
     return (
         result,

@@ -329,8 +329,8 @@ def describe_slo_margin(plan: Plan) -> str:
     if plan.verdict == "at_risk":
         reasons = "; ".join(plan.reasons)
         return (
-            "At the middle of every interval nothing has to give way; at the pessimistic end"
-            f" {reasons}."
+            "At the middle of every interval nothing has to give way, but that is less likely than"
+            f" was asked for: {reasons}."
         )
     return "Nothing has to give way: the plan keeps every promise." if plan.chosen else ""
 
