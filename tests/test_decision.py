@@ -4,6 +4,7 @@ import math
 from functools import cache
 from typing import Any
 
+import attack_decision as attacks
 import numpy as np
 import pytest
 
@@ -113,3 +114,10 @@ def test_a_slower_step_takes_a_larger_share_of_every_limit() -> None:
     margins = [store.get_margin(plan.chosen.deployment, z) for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
     assert margins == sorted(margins)
     assert build_step_model(plan.chosen.deployment).sigma_tpot > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (1, 48, 54, 65, 68, 92, 99))
+def test_a_random_question_finds_no_guarantee_broken(seed: int) -> None:
+    """Seven of the hundred of `tests/attack_decision.py`, all that it checks."""
+    assert attacks.attack(seed)[2] == []

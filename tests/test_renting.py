@@ -77,8 +77,9 @@ def test_whole_machines_hold_every_replica(
     ("replicas", "each", "sold_in", "expected"),
     [
         (3, 1, (8,), (8,)),
-        (3, 1, (1, 2, 4, 8), (2, 1)),  # or one of 4: more GPUs
-        (3, 4, (1, 2, 4, 8), (8, 4)),
+        (3, 1, (1, 2, 4, 8), (1, 1, 1)),  # nobody mixes 2 and 1; one of 4 is more GPUs
+        (3, 4, (1, 2, 4, 8), (4, 4, 4)),
+        (16, 1, (1, 2, 4, 8), (8, 8)),
         (2, 6, (1, 2, 4, 8), (8, 8)),
         (1, 16, (1, 2, 4, 8), (8, 8)),
         (2, 12, (4, 8), (8, 8, 8, 8)),
@@ -282,3 +283,53 @@ def test_the_api_beside_a_day_says_what_the_days_bills_say() -> None:
     assert found.api_usd == pytest.approx(billing.usd["API"] * 730.5 / 24)
     turn = billing.break_even_requests["API", "scaled by the hour"]
     assert found.break_even_rps == pytest.approx(turn / 86400)
+
+
+def test_bought_hardware_has_a_price_by_the_hour() -> None:
+    """2,630 USD over three years are 10 cents an hour; 450 W at 0.30 USD a kWh are 13.5 more."""
+    plan = search_analytically(
+        parse_scenario(
+            {
+                **SMALL,
+                "gpus": [{"gpu": "RTX-4090", "at_most": 16}],
+                "prices": {"RTX-4090": {"purchase_usd": 2630, "years": 3, "usd_per_kwh": 0.3}},
+            },
+            "own",
+        )
+    )
+    assert plan.chosen and plan.chosen.usd_per_hour == pytest.approx(
+        0.235 * plan.chosen.deployment.num_gpus_billed, rel=0.01
+    )
+
+
+def test_the_shortest_limit_holds_and_a_shorter_one_does_not() -> None:
+    def plan_with(limit: object) -> Plan:
+        level = {"ttft": {"p95": 1500}, "tpot": {"p95": limit}}
+        return search_analytically(small(gpus=[{"gpu": "L40S", "at_most": 4}], service_level=level))
+
+    best = plan_with("best")
+    milliseconds = best.scenario.slo_targets[0].seconds * 1e3
+    assert best.verdict == "holds" and best.scenario.slo_targets[0].name == "p95 TPOT"
+    assert plan_with(milliseconds).verdict == "holds"
+    assert plan_with(0.94 * milliseconds).verdict != "holds"
+    with pytest.raises(PlannerError, match="only one figure"):
+        small(service_level={"ttft": {"p95": "best"}, "tpot": {"p95": "best"}})
+
+
+def test_tokens_a_day_become_the_rate_of_the_busiest_hour() -> None:
+    """90 million tokens are 90,000 requests of 1,000, over nine office hours 2.78 a second."""
+    asked = parse_scenario(
+        {
+            **SMALL,
+            "workload": {
+                "prompt_tokens": {"exactly": 800},
+                "output_tokens": {"exactly": 200},
+                "tokens_per_day": 90e6,
+                "office_hours": [9, 18],
+            },
+        },
+        "office",
+    )
+    assert asked.workload.rate == pytest.approx(90_000 / (9 * 3600))
+    assert asked.daily_profile and sum(asked.daily_profile.hourly_fractions) == 9
+    assert any("2.78 a second" in sentence for sentence in asked.assumptions)

@@ -86,11 +86,11 @@ class SpeculationConfig:
 def choose_machines(
     replicas: int, gpus_per_replica: int, sold_in: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Choose the machines to rent for all replicas; return the GPUs of each, largest first.
+    """Choose the machines to rent for all replicas; return the GPUs of each.
 
-    Machines have one of the sizes `sold_in`; their total number of GPUs is minimal, then their
-    count. A replica lies in one machine or, if none is large enough, evenly on as few as possible,
-    which it shares with no other replica.
+    All have one of the sizes `sold_in`, as nobody runs a service on a mixture: the size that leaves
+    the fewest GPUs in total, then the fewest machines. A replica lies in one machine or, if none is
+    large enough, evenly on as few as possible, which it shares with no other replica.
     """
     sizes = sorted(sold_in)
     if gpus_per_replica > sizes[-1]:
@@ -98,17 +98,13 @@ def choose_machines(
         return (next(size for size in sizes if size * count >= gpus_per_replica),) * (
             replicas * count
         )
-    rooms = [(size // gpus_per_replica, size) for size in sizes if size >= gpus_per_replica]
-    # by number of replicas: minimal GPUs, machines, and the size of one of them
-    minimal: list[tuple[int, int, int]] = [(0, 0, 0)]
-    for number in range(1, replicas + 1):
-        before = [(minimal[max(number - room, 0)], size) for room, size in rooms]
-        minimal.append(min((gpus + size, count + 1, size) for (gpus, count, _), size in before))
-    machines = []
-    while replicas > 0:
-        machines.append(minimal[replicas][2])
-        replicas -= machines[-1] // gpus_per_replica
-    return tuple(sorted(machines, reverse=True))
+    counts = {
+        size: ceil(replicas / (size // gpus_per_replica))
+        for size in sizes
+        if size >= gpus_per_replica
+    }
+    size = min(counts, key=lambda size: (counts[size] * size, counts[size]))
+    return (size,) * counts[size]
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def generate_neighbours(
 
     Arguments that the scenario settles stay. More of the GPU's memory than the engine takes by
     itself is no neighbour. Values of max_num_seqs above `max_running`, the most requests that run
-    at once, change nothing and are skipped.
+    at once, change no latency and are skipped; what is served at most they do change.
     """
     args, given = deployment.args, scenario.engine_args
     if "max_num_seqs" not in given:
@@ -161,7 +161,7 @@ def tune_to_tolerance(store: EvaluationStore, deployment: Deployment) -> Deploym
     """
     best, z = deployment, store.find_tolerance(deployment, SAFE_ENOUGH_SIGMAS)
     seen = {best}
-    pending = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+    pending = list(generate_neighbours(store.scenario, best))
     while pending:
         tried = pending.pop(0)
         if tried in seen:
@@ -171,5 +171,5 @@ def tune_to_tolerance(store: EvaluationStore, deployment: Deployment) -> Deploym
         safer = z < SAFE_ENOUGH_SIGMAS and store.is_met(tried, more)
         if safer or (store.is_met(tried, z) and store.dominates(tried, best)):
             best, z = tried, max(z, store.find_tolerance(tried, SAFE_ENOUGH_SIGMAS))
-            pending = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+            pending = list(generate_neighbours(store.scenario, best))
     return best

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from planner.core.catalog import CATALOG_DIR, validate_entry
 from planner.core.errors import (
@@ -28,8 +28,11 @@ from planner.latency.startup_time import validate_storage
 from planner.models.registry import load_model
 from planner.planning.framework_choice import WorkloadTraits
 from planner.planning.scenario_schema import (  # fmt: skip
+    OPEN_FIGURE,
     ArtifactKind,
     BillingAlternativesEntry,
+    OpenFigure,
+    OwnedGpuEntry,
     ScenarioEntry,
     SettingValue,
     SpeculationEntry,
@@ -112,8 +115,9 @@ class Scenario:
     output_kinds: tuple[ArtifactKind, ...]  # files to write
     daily_profile: DailyProfile | None = None
     replicas_at_least: int = 1  # in the quietest hour
-    open_load: Literal["rate", "concurrency"] | None = None  # that the search has to find
-    found_load: Literal["rate", "concurrency"] | None = None  # that it has found
+    open_figure: OpenFigure | None = None  # that the search has to find
+    found_figure: OpenFigure | None = None  # that it has found; a limit is that of the first SLO
+    daily_tokens: float | None = None  # prompt and output, of which the busiest hour was worked out
     confidence: float = 0.8  # probability of meeting every SLO that a plan needs
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
 
@@ -123,6 +127,14 @@ class Scenario:
         return (
             *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
             *self.workload.assumptions,
+            *([self._explain_peak(self.daily_tokens)] if self.daily_tokens else []),
+        )
+
+    def _explain_peak(self, daily_tokens: float) -> str:
+        requests = daily_tokens / self.workload.mean_tokens_per_request
+        return (
+            f"{daily_tokens / 1e6:,.3g} million tokens a day are {requests:,.0f} requests,"
+            f" {self.workload.rate:.3g} a second in the busiest hour."
         )
 
     @property
@@ -241,18 +253,15 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             engine=engines[0],
             other_engines=tuple(engines[1:]),
             workload=parse_workload(entry.workload, longest, folder, day, entry.adapters),
-            slo_targets=tuple(
-                SloTarget(metric, percentile, limit / 1e3, entry.confidence)
-                for metric, limits in entry.service_level.items()
-                for percentile, limit in limits.items()
-            ),
+            slo_targets=_parse_slo_targets(entry),
             offline=entry.workload.requests is not None,
             engine_args=engine_args,
             layout=entry.layout.model_dump(exclude_none=True),
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
             prices=prices,
-            open_load=entry.workload.open_load,
+            open_figure=entry.open_figure,
+            daily_tokens=entry.workload.tokens_per_day,
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
                 max((get_gpu(g.gpu).memory_bytes for g in entry.gpus), default=0),
@@ -286,9 +295,32 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
 
 def _parse_prices(entry: ScenarioEntry) -> PriceSelection:
     """Parse the user's own prices, and whose quotes count for other GPUs."""
-    own = {get_gpu(key).name: usd for key, usd in entry.prices.items()}
+    own = {get_gpu(key).name: _price_gpu_hour(get_gpu(key), p) for key, p in entry.prices.items()}
     seller = find_seller(entry.price_seller) if entry.price_seller else None
     return PriceSelection(own, entry.price_tier, seller)
+
+
+def _parse_slo_targets(entry: ScenarioEntry) -> tuple[SloTarget, ...]:
+    """Parse the SLOs; one whose limit is the question comes first, with a second until it is found."""
+    limits = [
+        (metric, percentile, limit)
+        for metric, ats in entry.service_level.items()
+        for percentile, limit in ats.items()
+    ]
+    return tuple(
+        SloTarget(
+            metric, percentile, 1.0 if limit == OPEN_FIGURE else limit / 1e3, entry.confidence
+        )
+        for metric, percentile, limit in sorted(limits, key=lambda each: each[2] != OPEN_FIGURE)
+    )
+
+
+def _price_gpu_hour(gpu: Gpu, price: float | OwnedGpuEntry) -> float:
+    """Price a GPU-hour in USD: as given, or the purchase by the hour and the board's full power."""
+    if not isinstance(price, OwnedGpuEntry):
+        return price
+    hours = price.years * 12 * HOURS_PER_MONTH
+    return price.purchase_usd / hours + price.usd_per_kwh * gpu.board_limit_w / 1e3
 
 
 def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple[CandidateGpu, ...]:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, crea
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import StrictEntry, validate_entry
-from planner.core.errors import check_known_names
+from planner.core.errors import PlannerError, check_known_names
 from planner.engines.deployment import SpeculationConfig
 from planner.engines.engine_args import LORA_RANKS, EngineArgs
 from planner.hardware.prices import PriceTier
@@ -108,12 +108,17 @@ class PrefixEntry(StrictEntry):
     hit_rate: NonNegativeNumber = 1.0
 
 
-OPEN_LOAD = sys.maxsize
-"""Stands for `max`: the load is the question, as much as is served within the service level."""
+OpenFigure = Literal["rate", "concurrency", "limit"]
+OPEN_FIGURE = sys.maxsize
+"""Stands for the figure that is the question: `max`, the largest load, or `best`, the shortest limit."""
 
 
-def _accept_open_load(value: object, validate: Callable[[object], float]) -> float:
-    return OPEN_LOAD if value == "max" else validate(value)
+def _accept_max(value: object, validate: Callable[[object], float]) -> float:
+    return OPEN_FIGURE if value == "max" else validate(value)
+
+
+def _accept_best(value: object, validate: Callable[[object], float]) -> float:
+    return OPEN_FIGURE if value == "best" else validate(value)
 
 
 class WorkloadEntry(StrictEntry):
@@ -130,24 +135,19 @@ class WorkloadEntry(StrictEntry):
     output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
     trace: str | None = None
     rate: (
-        Annotated[
-            float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_open_load)
-        ]
+        Annotated[float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_max)]
         | None
     ) = None
-    concurrency: Annotated[PositiveCount, WrapValidator(_accept_open_load)] | None = None
+    concurrency: Annotated[PositiveCount, WrapValidator(_accept_max)] | None = None
     burstiness: PositiveNumber | None = None
     requests: PositiveCount | None = None
     within_hours: PositiveNumber | None = None
     shared_prefix: PrefixEntry | None = None
+    tokens_per_day: PositiveNumber | None = None
     day: Annotated[str | tuple[float, ...] | None, BeforeValidator(_parse_hours)] = None
-
-    @property
-    def open_load(self) -> Literal["rate", "concurrency"] | None:
-        """Which load is the question, if any."""
-        if self.rate == OPEN_LOAD:
-            return "rate"
-        return "concurrency" if self.concurrency == OPEN_LOAD else None
+    office_hours: (
+        tuple[Annotated[int, Field(ge=0, le=24)], Annotated[int, Field(ge=0, le=24)]] | None
+    ) = None
 
 
 class ServerlessEntry(StrictEntry):
@@ -160,6 +160,14 @@ class ServerlessEntry(StrictEntry):
     cold_start: PositiveNumber | None = None
     idle_seconds: NonNegativeNumber = 0.0
     warm_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class OwnedGpuEntry(StrictEntry):
+    """A GPU that is bought: what it costs with its share of the machine, for how long, and its electricity."""
+
+    purchase_usd: PositiveNumber
+    years: PositiveNumber
+    usd_per_kwh: NonNegativeNumber = 0.0
 
 
 class BudgetEntry(StrictEntry):
@@ -264,16 +272,17 @@ class ScenarioEntry(StrictEntry):
     layout: LayoutEntry = Field(default_factory=LayoutEntry)
     workload: WorkloadEntry
     adapters: AdaptersEntry | None = None
-    service_level: dict[LatencyMetric, dict[LatencyStatistic, PositiveNumber]] = Field(
-        default_factory=dict
-    )
+    service_level: dict[
+        LatencyMetric,
+        dict[LatencyStatistic, Annotated[PositiveNumber, WrapValidator(_accept_best)]],
+    ] = Field(default_factory=dict)
     headroom: Fraction = 0.2
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
     refused_at_most: Fraction = 0.01
     context_buffer: NonNegativeNumber = 0.1
     storage: str = DEFAULT_STORAGE
     budget: BudgetEntry | None = None
-    prices: dict[str, PositiveNumber] = Field(default_factory=dict)
+    prices: dict[str, PositiveNumber | OwnedGpuEntry] = Field(default_factory=dict)
     price_tier: PriceTier = "on_demand"
     price_seller: str | None = None
     instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)
@@ -290,6 +299,19 @@ class ScenarioEntry(StrictEntry):
     pools: bool = False
     traits: dict[str, bool] = Field(default_factory=dict)
     files: Annotated[tuple[ArtifactKind, ...], BeforeValidator(_wrap_in_list)] = DEFAULT_ARTIFACTS
+
+    @property
+    def open_figure(self) -> OpenFigure | None:
+        """Which figure is the question, if any; `PlannerError` where two are."""
+        limits = [limit for ats in self.service_level.values() for limit in ats.values()]
+        open_figures: list[OpenFigure] = ["limit"] * limits.count(OPEN_FIGURE)
+        if self.workload.rate == OPEN_FIGURE:
+            open_figures.append("rate")
+        if self.workload.concurrency == OPEN_FIGURE:
+            open_figures.append("concurrency")
+        if len(open_figures) > 1:
+            raise PlannerError("only one figure can be the question: one max, or one best")
+        return next(iter(open_figures), None)
 
 
 _FIELDS: dict[str, Any] = {

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from planner.core.errors import PlannerError, add_error_context
 from planner.planning.scenario_schema import (
+    OPEN_FIGURE,
     AdaptersEntry,
     LengthsEntry,
     PrefixEntry,
     WorkloadEntry,
 )
-from planner.workload.daily_profile import DailyProfile, build_daily_profile
+from planner.workload.daily_profile import HOURS_PER_DAY, DailyProfile, build_daily_profile
 from planner.workload.length_distribution import LengthDistribution, RequestSide
 from planner.workload.traces import read_trace
 from planner.workload.workload import Workload
@@ -31,7 +32,9 @@ def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
 
 
 def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | None:
-    """Return the daily profile of a scenario file, None if it has no `day`."""
+    """Return the daily profile of a scenario file, None if it has neither `day` nor `office_hours`."""
+    if entry.office_hours is not None:
+        return _spread_over_office_hours(entry)
     if entry.day is None:
         return None
     with add_error_context("workload, day"):
@@ -41,6 +44,36 @@ def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | No
                     f"a day needs a rate, that of its busiest hour: leave out {name}"
                 )
         return build_daily_profile(entry.day, resolve_path(folder, str(entry.day)))
+
+
+def _spread_over_office_hours(entry: WorkloadEntry) -> DailyProfile:
+    """Return the profile of traffic that comes evenly between two hours, and not at all outside."""
+    opens, closes = entry.office_hours or (0, 24)
+    if entry.day is not None or opens >= closes:
+        raise PlannerError(
+            "workload, office_hours: give the hours of opening and closing, such as [9, 18], and no"
+            " day beside them"
+        )
+    hours = [float(opens <= hour < closes) for hour in range(HOURS_PER_DAY)]
+    return build_daily_profile(hours, Path())
+
+
+def _compute_peak_rps(
+    entry: WorkloadEntry, day: DailyProfile | None, tokens_per_request: float
+) -> float:
+    """Compute the busiest hour's requests/s of `tokens_per_day`, spread as `day`, else evenly."""
+    if entry.rate or entry.concurrency or entry.requests or entry.trace:
+        raise PlannerError(
+            "workload: tokens_per_day says the rate: leave out rate, concurrency, requests and trace"
+        )
+    if not tokens_per_request:
+        raise PlannerError("workload: tokens_per_day needs prompt_tokens and output_tokens")
+    busy_hours = (
+        HOURS_PER_DAY
+        if day is None
+        else sum(day.hourly_fractions) * HOURS_PER_DAY / day.num_hours  # of a day, as the busiest
+    )
+    return (entry.tokens_per_day or 0.0) / tokens_per_request / (busy_hours * 3600)
 
 
 def parse_workload(
@@ -55,8 +88,7 @@ def parse_workload(
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
     tokens.
     """
-    if entry.open_load:
-        entry = _fill_open_load(entry, entry.open_load)
+    entry = _fill_open_load(entry)
     rate = entry.rate or (day.peak_rps if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
         raise PlannerError("workload: requests and within_hours go together")
@@ -77,11 +109,6 @@ def parse_workload(
         else read_trace(resolve_existing_path(folder, entry.trace, "trace")).select_busiest_hour()
     )
     base = Workload.from_trace(trace, rate) if trace else None
-    if base is None and rate is None and entry.concurrency is None:
-        raise PlannerError(
-            "workload: needs a rate (requests per second), a concurrency (users who each wait for"
-            " their answer), a trace, or requests with within_hours"
-        )
     measured = (base.prompt, base.output) if base else (None, None)
     prompt, output = (
         (lengths_entry and (lengths_entry.exactly or lengths_entry.mean))
@@ -90,6 +117,13 @@ def parse_workload(
             (entry.prompt_tokens, entry.output_tokens), measured, strict=True
         )
     )
+    if entry.tokens_per_day is not None:
+        rate = _compute_peak_rps(entry, day, prompt + output if prompt and output else 0.0)
+    if base is None and rate is None and entry.concurrency is None:
+        raise PlannerError(
+            "workload: needs a rate (requests per second), a concurrency (users who each wait for"
+            " their answer), a trace, tokens_per_day, or requests with within_hours"
+        )
     burstiness = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
@@ -107,13 +141,16 @@ def parse_workload(
     )
 
 
-def _fill_open_load(entry: WorkloadEntry, kind: str) -> WorkloadEntry:
+def _fill_open_load(entry: WorkloadEntry) -> WorkloadEntry:
     """Put one request a second, or one user, for a load that the search has to find."""
+    open_loads = [kind for kind in ("rate", "concurrency") if getattr(entry, kind) == OPEN_FIGURE]
+    if not open_loads:
+        return entry
     if entry.day is not None or entry.trace is not None or entry.requests is not None:
         raise PlannerError(
             "workload: max asks for a steady load: leave out day, trace and requests"
         )
-    return entry.model_copy(update={kind: 1})
+    return entry.model_copy(update=dict.fromkeys(open_loads, 1))
 
 
 def _parse_lengths(

@@ -52,7 +52,7 @@ from planner.planning.evaluation import (
 from planner.planning.prediction import predict
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search_space import Family, RejectedOption, build_families
-from planner.planning.slo import compute_tolerance
+from planner.planning.slo import compute_tolerance, format_latency
 from planner.planning.tolerance import EvaluationStore
 
 MAX_POOL_COST_FACTOR = 2.0
@@ -73,10 +73,10 @@ MAX_EQUAL_PRICE_PROBES = 8
 """Families that are looked at, at the price of the first that holds, for a safer one."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
-MAX_LOAD_PRECISION = 1.03
-"""The largest load is found to 3%, about as well as short replays know the capacity."""
-MIN_LOAD, MAX_LOAD = 1e-3, 1e6
-"""Requests/s, or users, between which the largest load is searched."""
+OPEN_FIGURE_PRECISION = 1.03
+"""The largest load and the shortest limit are found to 3%, about as well as short replays know the capacity."""
+MIN_HARDNESS, MAX_HARDNESS = 1e-3, 1e6
+"""Requests/s, users, or the inverse of a limit in seconds, between which they are searched."""
 MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 
@@ -186,10 +186,17 @@ class Plan:
 
     @property
     def load_sentence(self) -> str | None:
-        """The largest load that is served, where that was the question."""
+        """The largest load that is served, or the shortest limit, where that was the question."""
         load = self.scenario.workload
-        if self.scenario.found_load is None:
+        if self.scenario.found_figure is None:
             return None
+        if self.scenario.found_figure == "limit":
+            target = self.scenario.slo_targets[0]
+            if self.chosen is None:
+                return f"no {target.name} can be kept, not even {format_latency(target.seconds)}"
+            return (
+                f"{format_latency(target.seconds)} is the shortest {target.name} that can be kept"
+            )
         amount = (
             f"{load.rate:.3g} requests/s"
             if load.rate is not None
@@ -225,8 +232,8 @@ def search_deployments(scenario: Scenario) -> Plan:
 
     If the load is the question, the plan is that of the largest that holds.
     """
-    if scenario.open_load:
-        scenario = find_max_load(scenario, is_simulated=True)
+    if scenario.open_figure:
+        scenario = settle_open_figure(scenario, is_simulated=True)
     plan = _search_unified(scenario)
     return _add_pool_candidates(plan) if scenario.allow_disaggregation else plan
 
@@ -563,16 +570,16 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
     return sorted(places.values(), key=attrgetter("limit_utilization", "cost_key"))
 
 
-def find_max_load(scenario: Scenario, *, is_simulated: bool) -> Scenario:
-    """Find the largest load that some deployment serves with the asked probability.
+def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
+    """Find the largest load, or the shortest limit, that some deployment keeps with the asked probability.
 
-    Returns `scenario` with that load, to `MAX_LOAD_PRECISION`; with the least that was tried where
-    not even that is served. Without replays the closed form answers.
+    Returns `scenario` with that figure, to `OPEN_FIGURE_PRECISION`; with the easiest that was tried
+    if not even that is kept. Without replays the closed form answers.
     """
-    found = _find_largest_load(scenario, 1.0, 8.0, _holds_analytically)
+    found = _find_hardest(scenario, 1.0, 8.0, _holds_analytically)
     if is_simulated:
-        found = _find_largest_load(scenario, found, 1.25, _holds_in_replay)
-    return _put_load(scenario, found)
+        found = _find_hardest(scenario, found, 1.25, _holds_in_replay)
+    return _put_figure(scenario, found)
 
 
 def _holds_analytically(scenario: Scenario) -> bool:
@@ -584,38 +591,42 @@ def _holds_in_replay(scenario: Scenario) -> bool:
     return bool(gamble and search.find_cheapest(scenario.confidence))
 
 
-def _put_load(scenario: Scenario, load: float) -> Scenario:
-    """`scenario` with the load that was open: a rate of three digits, or whole users."""
-    kind = scenario.open_load
-    workload = (
-        replace(scenario.workload, rate=float(f"{load:.3g}"))
-        if kind == "rate"
-        else replace(scenario.workload, concurrency=max(int(load), 1))
+def _put_figure(scenario: Scenario, hardness: float) -> Scenario:
+    """`scenario` with the figure that was open: a rate or a limit of three digits, or whole users."""
+    kind, targets, workload = scenario.open_figure, scenario.slo_targets, scenario.workload
+    if kind == "limit":
+        first = replace(targets[0], seconds=float(f"{1 / hardness:.3g}"))
+        targets = (first, *targets[1:])
+    elif kind == "rate":
+        workload = replace(workload, rate=float(f"{hardness:.3g}"))
+    else:
+        workload = replace(workload, concurrency=max(int(hardness), 1))
+    return replace(
+        scenario, workload=workload, slo_targets=targets, open_figure=None, found_figure=kind
     )
-    return replace(scenario, workload=workload, open_load=None, found_load=kind)
 
 
-def _find_largest_load(
+def _find_hardest(
     scenario: Scenario, start: float, step: float, holds: Callable[[Scenario], bool]
 ) -> float:
-    """The largest load that `holds`: from `start` up or down by factors of `step`, then by bisection."""
-    known: dict[tuple[float | None, int], bool] = {}
+    """The hardest question that `holds`: from `start` up or down by factors of `step`, then by bisection."""
+    known: dict[tuple[object, ...], bool] = {}
 
-    def check(load: float) -> bool:
-        asked = _put_load(scenario, load)
-        key = asked.workload.rate, asked.workload.concurrency or 0
+    def check(hardness: float) -> bool:
+        asked = _put_figure(scenario, hardness)
+        key = asked.workload.rate, asked.workload.concurrency, asked.slo_targets
         if key not in known:
             known[key] = holds(asked)
         return known[key]
 
     low = high = start
     if check(start):
-        while high < MAX_LOAD and check(high := low * step):
+        while high < MAX_HARDNESS and check(high := low * step):
             low = high
     else:
-        while low > MIN_LOAD and not check(low := high / step):
+        while low > MIN_HARDNESS and not check(low := high / step):
             high = low
-    while high > low * MAX_LOAD_PRECISION:
+    while high > low * OPEN_FIGURE_PRECISION:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if check(middle) else (low, middle)
     return low
@@ -623,8 +634,8 @@ def _find_largest_load(
 
 def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
-    if scenario.open_load:
-        scenario = find_max_load(scenario, is_simulated=False)
+    if scenario.open_figure:
+        scenario = settle_open_figure(scenario, is_simulated=False)
     families, rejected = build_families(scenario, _fits_in_machine)
     if not any(family.estimate.is_feasible for family in families):
         wide, refused = build_families(scenario, _spans_machines)

@@ -358,6 +358,10 @@ def count_requests_to_simulate(
 ) -> int:
     """Count the requests of `workload` that one engine gets in one run; `quick` for a screening."""
     share = math.ceil(workload.num_requests / deployment.num_engine_instances)
+    screened = min(
+        max(round(SCREENING_OUTPUT_TOKENS / workload.output.mean), SCREENING_REQUEST_BOUNDS[1]),
+        SCREENING_REQUEST_BOUNDS[0],
+    )
     if workload.trace is not None:
         return min(share, SCREENING_REQUEST_BOUNDS[0] if quick else MAX_TRACE_REQUESTS_PER_ENGINE)
     if is_finite_run(workload):
@@ -365,17 +369,14 @@ def count_requests_to_simulate(
             (workload.concurrency or 0) / deployment.num_engine_instances
         )
         if quick:
-            limit = SCREENING_REQUEST_BOUNDS[0]
+            limit = screened
         elif share > MAX_REQUESTS_PER_RUN:
             limit = MIN_REQUESTS_FOR_PERCENTILES
         else:
             limit = MAX_REQUESTS_PER_RUN
         return min(share, max(limit, waves))
     if quick:
-        return min(
-            max(round(SCREENING_OUTPUT_TOKENS / workload.output.mean), SCREENING_REQUEST_BOUNDS[1]),
-            SCREENING_REQUEST_BOUNDS[0],
-        )
+        return screened
     sufficient = min(
         max(
             math.ceil(RUN_LENGTH_IN_FLIGHT_MULTIPLE * _estimate_in_flight(deployment, workload)),

@@ -41,8 +41,8 @@ from planner.workload.workload import Workload
 
 TOLERANCE_STEP_SIGMAS = 0.05
 """Bisection ends here: two points of probability at most."""
-MIN_DOMINANCE = 1.05
-"""A deployment is clearly better than another from 5% on, if it is worse in nothing."""
+MIN_DOMINANCE, EQUAL = 1.05, 0.999
+"""A deployment is clearly better than another from 5% on, if it is worse in nothing; a thousandth is equal."""
 
 
 @lru_cache(maxsize=1)
@@ -138,7 +138,7 @@ class EvaluationStore:
         """Tell whether `one` is at least as good in p95 TTFT, p95 TPOT and capacity, and 5% better in one."""
         new, old = self.get_figures(one), self.get_figures(other)
         ratios = [b / a for a, b in zip(new, old, strict=True) if a > 0 and b > 0]
-        return min(ratios) >= 1 and max(ratios) >= MIN_DOMINANCE
+        return min(ratios) >= EQUAL and max(ratios) >= MIN_DOMINANCE
 
     def get_figures(self, deployment: Deployment) -> tuple[float, float, float]:
         """p95 TTFT and p95 TPOT in seconds, and the inverse of the capacity, at the predicted step cost."""
@@ -207,6 +207,6 @@ class EvaluationStore:
             if not 1 / MAX_CAPACITY_ERROR_FACTOR < rough < MAX_CAPACITY_ERROR_FACTOR:
                 return rough
         if scenario.offline:
-            performance = predict(deployment, load).performance
+            performance = predict(deployment, load, quick=self.quick).performance
             return compute_share(performance.request_tps if performance else None)
         return compute_share(estimate_capacity(deployment, load))

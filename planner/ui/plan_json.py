@@ -60,8 +60,13 @@ def serialize_plan(plan: Plan) -> Fields:
             else None
         ),
         "max_load": (
-            {scenario.found_load: getattr(scenario.workload, scenario.found_load)}
-            if scenario.found_load and chosen
+            {scenario.found_figure: getattr(scenario.workload, scenario.found_figure)}
+            if scenario.found_figure in ("rate", "concurrency") and chosen
+            else None
+        ),
+        "shortest_limit": (
+            {"slo": scenario.slo_targets[0].name, "ms": scenario.slo_targets[0].seconds * 1e3}
+            if scenario.found_figure == "limit" and chosen
             else None
         ),
         "api": (
