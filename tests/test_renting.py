@@ -292,7 +292,7 @@ def test_bought_hardware_has_a_price_by_the_hour() -> None:
             {
                 **SMALL,
                 "gpus": [{"gpu": "RTX-4090", "at_most": 16}],
-                "prices": {"RTX-4090": {"purchase_usd": 2630, "years": 3, "usd_per_kwh": 0.3}},
+                "owned": {"RTX-4090": {"purchase_usd": 2630, "years": 3, "usd_per_kwh": 0.3}},
             },
             "own",
         )

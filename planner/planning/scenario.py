@@ -295,9 +295,12 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
 
 def _parse_prices(entry: ScenarioEntry) -> PriceSelection:
     """Parse the user's own prices, and whose quotes count for other GPUs."""
-    own = {get_gpu(key).name: _price_gpu_hour(get_gpu(key), p) for key, p in entry.prices.items()}
+    own = {get_gpu(key).name: usd for key, usd in entry.prices.items()}
+    bought = {get_gpu(key).name: _price_gpu_hour(get_gpu(key), b) for key, b in entry.owned.items()}
+    if twice := ", ".join({*own} & {*bought}):
+        raise PlannerError(f"owned: prices already names {twice}: leave out one of the two")
     seller = find_seller(entry.price_seller) if entry.price_seller else None
-    return PriceSelection(own, entry.price_tier, seller)
+    return PriceSelection({**own, **bought}, entry.price_tier, seller)
 
 
 def _parse_slo_targets(entry: ScenarioEntry) -> tuple[SloTarget, ...]:
@@ -315,12 +318,10 @@ def _parse_slo_targets(entry: ScenarioEntry) -> tuple[SloTarget, ...]:
     )
 
 
-def _price_gpu_hour(gpu: Gpu, price: float | OwnedGpuEntry) -> float:
-    """Price a GPU-hour in USD: as given, or the purchase by the hour and the board's full power."""
-    if not isinstance(price, OwnedGpuEntry):
-        return price
-    hours = price.years * 12 * HOURS_PER_MONTH
-    return price.purchase_usd / hours + price.usd_per_kwh * gpu.board_limit_w / 1e3
+def _price_gpu_hour(gpu: Gpu, bought: OwnedGpuEntry) -> float:
+    """Spread a purchase over its years, in USD an hour, with the electricity of the board's full power."""
+    hours = bought.years * 12 * HOURS_PER_MONTH
+    return bought.purchase_usd / hours + bought.usd_per_kwh * gpu.board_limit_w / 1e3
 
 
 def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple[CandidateGpu, ...]:

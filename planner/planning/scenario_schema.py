@@ -282,7 +282,8 @@ class ScenarioEntry(StrictEntry):
     context_buffer: NonNegativeNumber = 0.1
     storage: str = DEFAULT_STORAGE
     budget: BudgetEntry | None = None
-    prices: dict[str, PositiveNumber | OwnedGpuEntry] = Field(default_factory=dict)
+    prices: dict[str, PositiveNumber] = Field(default_factory=dict)
+    owned: dict[str, OwnedGpuEntry] = Field(default_factory=dict)
     price_tier: PriceTier = "on_demand"
     price_seller: str | None = None
     instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)
