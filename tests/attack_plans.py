@@ -497,7 +497,7 @@ def _broken(asked: Scenario, chosen: Candidate, seeds: tuple[int, ...]) -> list[
     """What replays with `seeds` find otherwise than stated."""
     truth, said = (
         referee(asked, chosen.deployment, seeds=seeds),
-        "at risk" if chosen.at_risk else "meets",
+        "at risk" if chosen.at_risk else "met",
     )
     assert chosen.prediction.performance
     share, name = worst(asked, truth)

@@ -22,6 +22,7 @@ from planner.analysis import layout_tables as layout_study
 from planner.analysis import plan_risks as risks
 from planner.analysis import plan_summary as summary
 from planner.analysis import tail_latency
+from planner.analysis.phrases import SLO_STATES
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.deploy import build_launch, predict_benchmark_ramp, render_artifacts
@@ -160,7 +161,7 @@ def test_the_summary_says_what_the_plan_says(
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     first = summary.build_candidate_table(plan).iloc[0]
     assert first["deployment"] == describe_deployment(chosen.deployment)
-    assert first["service level"] == ("at risk" if plan.verdict == "at_risk" else "meets")
+    assert first["service level"] == ("at risk" if plan.verdict == "at_risk" else "met")
     for target in plan.scenario.slo_targets:
         value = performance.get_for_display(target.metric, target.percentile) * 1e3
         assert same(first[f"{target.name} (ms)"], value)
@@ -169,7 +170,7 @@ def test_the_summary_says_what_the_plan_says(
 def test_promises_are_judged_alike_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    table = layout_study.build_slo_table(plan.scenario, chosen).set_index("Promise")
+    table = layout_study.build_slo_table(plan.scenario, chosen).set_index("Target")
     drawn = drawn_rows(charts_summary.plot_slos(plan.scenario, chosen), "target")
     stated = {
         f"{row['percentile']} {row['metric'].upper()}": row
@@ -194,9 +195,9 @@ def test_promises_are_judged_alike_everywhere(
         assert bar["further"] == (share.hi > MAX_DRAWN_UTILIZATION)
         assert same(row["Share of the limit (%)"], share * 100)
         broken = any(target.name in miss for miss in chosen.violations)
-        held = "broken" if broken else get_slo_status(target, value)
+        held = SLO_STATES["broken" if broken else get_slo_status(target, value)]
         assert (row["Verdict"], entry["holds"]) == (held, not broken)
-        assert bar["state"] == {"broken": "misses", "at risk": "at risk", "kept": "meets"}[held]
+        assert bar["state"] == held
     assert (plan.verdict == "at_risk") == bool(chosen.risks) and not chosen.violations
 
 

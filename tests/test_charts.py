@@ -49,12 +49,12 @@ def nothing(plan: Plan) -> Plan:
 def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -> None:
     table = summary.build_candidate_table(plan)
     states = list(table["service level"])
-    order = [state == "misses" for state in states]
+    order = [state == "missed" for state in states]
     assert order == sorted(order) and states[0] == layout_study.get_slo_label(plan.chosen)
     assert list(table["deployment"]) == [
         describe_deployment(c.deployment) for c in plan.candidates[: len(table)]
     ]
-    for wanted in ("meets", "at risk"):
+    for wanted in ("met", "at risk"):
         bills = [
             float(usd)
             for usd, state in zip(table["USD per hour"], states, strict=True)
@@ -92,7 +92,7 @@ def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
     shares = [c.limit_utilization for c in nothing.candidates[:3]]
     assert shares == sorted(shares)
     table = layout_study.build_slo_table(nothing.scenario, nothing.best)
-    assert table["Verdict"][0] == "broken" and table["Share of the limit (%)"][0].mid > 100
+    assert table["Verdict"][0] == "missed" and table["Share of the limit (%)"][0].mid > 100
     assert "runner-up" not in summary.explain_binding_constraint(nothing)
     assert search.get_reference_deployment(nothing) is nothing.best.deployment
 
@@ -130,7 +130,7 @@ def test_every_promise_is_told_with_its_share(plan: Plan) -> None:
         value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
         assert row["Predicted"].mid == pytest.approx(1e3 * value.mid)
         assert row["Share of the limit (%)"].mid == pytest.approx(100 * value.mid / target.seconds)
-        assert row["Verdict"] == "kept" or value.hi > target.seconds
+        assert row["Verdict"] == "met" or value.hi > target.seconds
 
 
 def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
@@ -142,7 +142,7 @@ def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
         (asked, plan.chosen), (asked, evaluate_candidate(asked, deployment, 1)),
         (tight, evaluate_candidate(tight, deployment, deployment.layout.replicas)),
     )  # fmt: skip
-    held = [layout_study.build_slo_table(*case)["Verdict"][0] != "broken" for case in cases]
+    held = [layout_study.build_slo_table(*case)["Verdict"][0] != "missed" for case in cases]
     assert held == [candidate.is_feasible for _, candidate in cases] == [True, False, False]
 
 

@@ -233,9 +233,9 @@ def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan,
     ]
     row = tail_latency.build_latency_table(tail, limits, steady).iloc[0]
     assert [said.rpartition(": ")[2] for said in row["Limit (ms)"].split(", ")[-3:]] == [
-        "kept",
+        "met",
         "at risk",
-        "broken",
+        "missed",
     ]
     assert row["p99 in closed form (ms)"].mid == pytest.approx(row["p99 (ms)"].mid, rel=0.3)
 

@@ -10,6 +10,7 @@ from itertools import compress, product
 import numpy as np
 import pandas as pd
 
+from planner.analysis.phrases import SLO_STATES
 from planner.core.errors import PlannerError
 from planner.core.units import GB, GIB
 from planner.engines.deployment import Deployment, ParallelLayout
@@ -42,8 +43,8 @@ COMMUNICATION_LAYOUTS = (
 
 
 def get_slo_label(candidate: Candidate) -> str:
-    """Return "meets", "at risk" or "misses" for the SLOs."""
-    return "misses" if not candidate.is_feasible else "at risk" if candidate.at_risk else "meets"
+    """Return "met", "at risk" or "missed" for all SLOs together."""
+    return "missed" if not candidate.is_feasible else "at risk" if candidate.at_risk else "met"
 
 
 def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
@@ -81,8 +82,8 @@ def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str
             f"{str(original.binding_constraint).rstrip('.')}. To show what would do, this chapter"
             f" goes on with: {changed}."
         )
-    if plan.chosen is None:
-        return f"Nothing meets the service level. This chapter looks at the nearest: {plan.best}."
+    if plan.chosen is None and plan.best:
+        return f"No plan meets the targets. This chapter looks at the nearest: {plan.best.description}."
     return f"The plan: {plan.chosen}."
 
 
@@ -258,7 +259,8 @@ def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataF
 
 def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     """Return limit, prediction and status of each SLO (offline: of the deadline)."""
-    performance, rows = candidate.prediction.performance, []
+    performance = candidate.prediction.performance
+    rows: list[tuple[object, ...]] = []
     for target in scenario.slo_targets:
         if performance is None:
             break
@@ -269,7 +271,7 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
                 value * 1e3,
                 limit * 1e3,
                 value / limit * 100,
-                get_slo_status(target, value),
+                SLO_STATES[get_slo_status(target, value)],
             )
         )
     if (
@@ -279,17 +281,17 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     ):
         offered, usable = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
         status = (
-            "broken"
+            "missed"
             if offered > capacity.mid * usable
             else "at risk"
             if offered > capacity.lo
-            else "kept"
+            else "met"
         )
         utilization = capacity.map_monotone(lambda rate: offered / rate * 100)
         suffix = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
         rows.append((f"Requests/s at most{suffix}", capacity, offered, utilization, status))
     return pd.DataFrame(
-        rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"]
+        rows, columns=["Target", "Predicted", "Limit", "Share of the limit (%)", "Verdict"]
     )
 
 

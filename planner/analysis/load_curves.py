@@ -14,6 +14,7 @@ from planner.planning.evaluation import check_against_slos, get_candidate_worklo
 from planner.planning.prediction import estimate_hourly_cost, evaluate_batch
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
+from planner.planning.slo import SloTarget
 from planner.workload.workload import Workload
 
 CURVE_POINTS = 24
@@ -78,6 +79,35 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
             }
             rows.append({name: load, **latencies})
     return pd.DataFrame(rows)
+
+
+def sweep_stated_latency(
+    scenario: Scenario, candidate: Candidate, target: SloTarget
+) -> pd.DataFrame:
+    """Return the latency of `target` (s) over the load, through the candidate's own prediction.
+
+    The columns are the load, "lo", "mid" and "hi". The closed form gives the shape; each end is
+    scaled to what the candidate is predicted to do at the offered load.
+    """
+    curves, performance = (
+        sweep_latency_over_load(scenario, candidate),
+        candidate.prediction.performance,
+    )
+    if curves.empty or performance is None:
+        return pd.DataFrame()
+    name, offered = get_load(scenario.workload)
+    here = int((curves[name] - offered).abs().to_numpy().argmin())
+    own, curve = (
+        performance.get(target.metric, target.percentile),
+        list(curves[f"{target.name} (ms)"]),
+    )
+    scaled = {
+        end: [
+            getattr(value, end) / getattr(curve[here], end) * getattr(own, end) for value in curve
+        ]
+        for end in ("lo", "mid", "hi")
+    }
+    return pd.DataFrame({name: curves[name], **scaled})
 
 
 def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Interval, str] | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from planner.core.readers import read_yaml
 
@@ -33,3 +33,6 @@ CALIBRATION_BASIS_LABELS: Mapping[str, str] = {
     name: basis["says"] for name, basis in ANALYSIS_PHRASES["basis"].items()
 }
 """What the step costs are based on, by `Performance.basis`."""
+SloState = Literal["met", "at risk", "missed"]
+SLO_STATES: Mapping[str, SloState] = {"kept": "met", "at risk": "at risk", "broken": "missed"}
+"""What people read of one target, by `get_slo_status`."""

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import pandas as pd
 
+from planner.analysis.phrases import SLO_STATES
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.planning.evaluation import compute_free_capacity, estimate_run_hours
@@ -16,9 +17,9 @@ from planner.planning.slo import format_latency, get_slo_status
 MAX_COMPARED_PLANS = 4
 """Most plans in a comparison."""
 VERDICT_LABELS = {
-    "holds": "keeps every promise",
+    "holds": "meets targets",
     "at_risk": "at risk",
-    "nothing_meets": "nothing meets the service level",
+    "nothing_meets": "no plan meets the targets",
 }
 
 ValueT = TypeVar("ValueT")
@@ -77,7 +78,7 @@ def describe_cheapest_plan(plans: Sequence[Plan]) -> str:
     ]
     sentences = []
     if infeasible:
-        sentences.append(f"Nothing meets the service level of {', '.join(infeasible)}.")
+        sentences.append(f"No plan meets the targets of {', '.join(infeasible)}.")
     if len(costs) > 1:
         (usd, at_risk, name, lowest), (next_usd, _, other, next_lowest) = costs[:2]
         equals = [
@@ -114,11 +115,11 @@ def compare_slos(plans: Sequence[Plan]) -> pd.DataFrame:
                 rows.append(
                     {
                         "scenario": name,
-                        "promise": str(target),
+                        "target": str(target),
                         "Share of the limit": value / target.seconds,
                     }
                 )
-    return pd.DataFrame(rows, columns=["scenario", "promise", "Share of the limit"])
+    return pd.DataFrame(rows, columns=["scenario", "target", "Share of the limit"])
 
 
 def build_plan_titles(plans: Sequence[Plan]) -> list[str]:
@@ -200,7 +201,9 @@ def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
         for t in plan.scenario.slo_targets
     }
     return {
-        f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}"
+        f"{t.name} (ms)": None
+        if v is None
+        else f"{v * 1e3:,.0f}: {SLO_STATES[get_slo_status(t, v)]}"
         for t, v in values.items()
     }
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from planner.analysis.load_curves import find_max_feasible_rps
 from planner.analysis.load_ramp import OVERLOAD_REASON, run_load_ramp
 from planner.analysis.phrases import ANALYSIS_PHRASES, CALIBRATION_BASIS_LABELS
+from planner.core.intervals import Interval
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated_search import evaluate_pools
 from planner.planning.evaluation import (
@@ -50,12 +51,25 @@ def describe_headroom(plan: Plan) -> str:
     return f"{text} {free_text} {describe_growth_limit(plan)}"
 
 
-def describe_growth_limit(plan: Plan) -> str:
-    """Describe how far traffic may grow until an SLO is violated or the headroom is used up.
+@dataclass(frozen=True)
+class GrowthLimit:
+    """How far the traffic of a plan may grow, in requests/s."""
 
-    For a simulated plan it follows from a load ramp, which disaggregated pools do not have; else it
-    is analytical.
-    """
+    capacity: Interval
+    offered_rps: float
+    planned_rps: float  # the capacity less the headroom
+    limit: tuple[Interval, str] | None  # the rate up to which all SLOs hold, and what fails beyond
+    method: str  # " (closed form)" where the limit is that of an estimate
+
+    @property
+    def growth(self) -> float:
+        """The growth until an SLO is violated or the headroom is used up, 0.4 for 40%."""
+        rate = min(self.planned_rps, self.limit[0].mid if self.limit else math.inf)
+        return max(rate / self.offered_rps - 1, 0.0)
+
+
+def find_growth_limit(plan: Plan) -> GrowthLimit | None:
+    """Find how far traffic may grow; None in a closed loop or without a prediction."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     if (
         best is None
@@ -63,19 +77,33 @@ def describe_growth_limit(plan: Plan) -> str:
         or scenario.workload.rate is None
         or not (capacity := get_capacity_rps(scenario, performance))
     ):
-        return ""
-    offered, limit, method = compute_offered_rps(scenario, best.prediction), None, ""
-    subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
+        return None
+    limit, method = None, ""
     if best.is_simulated and not best.is_disaggregated and not scenario.offline:
         ramp = run_load_ramp(best.deployment, scenario.workload, scenario.slo_targets)
         limit = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
     elif not scenario.offline:
         limit, method = find_max_feasible_rps(scenario, best), " (closed form)"
-    planned = (1 - scenario.headroom) * capacity.mid
+    offered = compute_offered_rps(scenario, best.prediction)
+    return GrowthLimit(capacity, offered, (1 - scenario.headroom) * capacity.mid, limit, method)
+
+
+def describe_growth_limit(plan: Plan) -> str:
+    """Describe how far traffic may grow until an SLO is violated or the headroom is used up.
+
+    For a simulated plan it follows from a load ramp, which disaggregated pools do not have; else it
+    is analytical.
+    """
+    scenario, found = plan.scenario, find_growth_limit(plan)
+    if found is None:
+        return ""
+    capacity, offered, limit, method = found.capacity, found.offered_rps, found.limit, found.method
+    subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
+    planned = found.planned_rps
     if limit and limit[0].mid < planned:
         rate, reason = limit
         if not rate.mid:
-            return f"No rate keeps every promise: {reason} even in an idle engine{method}."
+            return f"No rate meets every target: {reason} even in an idle engine{method}."
         growth = rate.mid / offered - 1
         sentence = (
             f"The {subject} may grow by {growth:,.0%}"
@@ -109,7 +137,7 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
         )
         return (
             None,
-            f"While as many are away as there are spare ones, every promise holds: {spare_text}.",
+            f"While as many are away as there are spare ones, every target is met: {spare_text}.",
         )
     if best.is_disaggregated:
         return _simulate_worker_loss(plan.scenario, best)
@@ -126,10 +154,10 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
     text = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
     if result.is_feasible:
         risk = f", though {'; '.join(result.risks)}" if result.risks else ""
-        return result, f"{text} still keeps every promise{risk} (replayed)."
+        return result, f"{text} still meets every target{risk} (replayed)."
     return (
         result,
-        f"{text} does not keep every promise (replayed): {'; '.join(result.violations)}.",
+        f"{text} misses a target (replayed): {'; '.join(result.violations)}.",
     )
 
 
@@ -160,7 +188,7 @@ def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidat
             worst = candidate, role
     if worst is None:
         return None, ""
-    outcome = "still keeps every promise" if worst[0].is_feasible else "does not keep every promise"
+    outcome = "still meets every target" if worst[0].is_feasible else "misses a target"
     violations = "" if worst[0].is_feasible else f": {'; '.join(worst[0].violations)}"
     return (
         worst[0],
@@ -194,7 +222,11 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     width = max(
         (value.hi / value.mid - 1 for value in intervals if 0 < value.mid < math.inf), default=0.0
     )
-    latency = "growing waits" if math.isinf(width) else f"up to {width:+.0%} on a promised latency"
+    latency = (
+        "waits may grow without end"
+        if math.isinf(width)
+        else f"a latency may be {1 + width:.2g} times the expected one"
+    )
     size = latency if width else f"{performance.request_tps:.3g} requests/s"
     yield (
         min(ANALYSIS_PHRASES["basis"][performance.basis]["doubt"] + width / 2, 2.9),
@@ -222,7 +254,7 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
         yield (
             math.log(usd.hi / usd.mid),
             "price",
-            f"${usd.lo:,.2f} to ${usd.hi:,.2f} an hour by who lets the GPUs",
+            f"providers ask ${usd.lo:.3g} to ${usd.hi:.3g} an hour",
         )
     if any(pool.num_replicas == 1 for pool in best.prediction.pools):
         yield 0.9, "replica", "a restart or a lost GPU stops the service"

@@ -13,6 +13,7 @@ from planner.engines.deployment import choose_machines
 from planner.hardware.prices import look_up_gpu_price
 from planner.latency.performance import Performance
 from planner.planning.alternatives import explain_alternatives
+from planner.planning.autoscaling import NUM_SIMULATED_DAYS
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import NUM_DRAWS, estimate_choice_confidence
 from planner.planning.evaluation import (
@@ -38,7 +39,7 @@ def compare_engines(plan: Plan) -> pd.DataFrame:
             str(c.deployment.engine),
             c.description,
             _format_usd(c.usd_per_hour),
-            "; ".join(c.violations or c.risks) or "meets the service level",
+            "; ".join(c.violations or c.risks) or "meets targets",
         )
         for c in best.values()
     ]
@@ -54,10 +55,10 @@ def summarize_plan(plan: Plan) -> str:
             if best
             else str(plan.binding_constraint)
         )
-        return f"Nothing that was allowed meets the service level. {closest.rstrip('.')}."
+        return f"No plan meets the targets. {closest.rstrip('.')}."
     free = compute_free_capacity(scenario, chosen.prediction)
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
-    kept = "is done in time" if scenario.offline else "keeps every promise"
+    kept = "is done in time" if scenario.offline else "meets every target"
     odds = f"{chosen.probability:.0%}"
     answers = [plan.load_sentence, plan.api_comparison and plan.api_comparison.sentence]
     first = "".join(f"{answer[0].upper()}{answer[1:]}. " for answer in answers if answer)
@@ -100,7 +101,7 @@ def explain_binding_constraint(plan: Plan) -> str:
     if chosen is None:
         return str(plan.binding_constraint)
     if runner_up is None:
-        return f"{plan.binding_constraint} No other layout or GPU meets the service level."
+        return f"{plan.binding_constraint} No other layout or GPU meets the targets."
     text = f"{plan.binding_constraint} The runner-up is {runner_up.description}"
     margins = (
         f"this plan takes {chosen.limit_utilization:.0%} of its tightest limit, the runner-up"
@@ -118,7 +119,7 @@ def explain_binding_constraint(plan: Plan) -> str:
         "it takes more of the GPU's memory than the engine does by itself": (
             runner_up.raises_memory and not chosen.raises_memory
         ),
-        f"it is less likely to keep every promise, {runner_up.probability:.0%}": (
+        f"it is less likely to meet every target, {runner_up.probability:.0%}": (
             round(runner_up.probability, 2) < round(chosen.probability, 2)
         ),
         "it changes the model's formats more": runner_up.preference_key > chosen.preference_key,
@@ -204,7 +205,7 @@ def describe_confidence(plan: Plan) -> str:
     confidence = estimate_choice_confidence(plan)
     if confidence is None:
         return ""
-    text = f"I{str(confidence)[1:]}. It keeps every promise in {1 - confidence.p_infeasible:.0%}."
+    text = f"I{str(confidence)[1:]}. It meets every target in {1 - confidence.p_infeasible:.0%}."
     if confidence.best_benchmark is None:
         return f"{text} No benchmark of one deployment would change the choice."
     measured, share = confidence.best_benchmark
@@ -329,10 +330,10 @@ def describe_slo_margin(plan: Plan) -> str:
     if plan.verdict == "at_risk":
         reasons = "; ".join(plan.reasons)
         return (
-            "At the middle of every interval nothing has to give way, but that is less likely than"
+            "At the middle of every interval no limit has to be relaxed, but that is less likely than"
             f" was asked for: {reasons}."
         )
-    return "Nothing has to give way: the plan keeps every promise." if plan.chosen else ""
+    return "No limit has to be relaxed: the plan meets every target." if plan.chosen else ""
 
 
 def build_alternatives_table(plan: Plan) -> pd.DataFrame:
@@ -361,7 +362,7 @@ def describe_search_effort(plan: Plan) -> str:
     simulated = sum(candidate.is_simulated for candidate in plan.candidates)
     return (
         f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {simulated} of"
-        f" them; meeting the service level: {num_feasible}{rejected}."
+        f" them; meeting the targets: {num_feasible}{rejected}."
     )
 
 
@@ -375,12 +376,37 @@ def build_what_if_table(plan: Plan, what_ifs: tuple[WhatIf, ...]) -> pd.DataFram
         change = f"{(usd / today - 1) * 100:+.0f}" if usd is not None and today else None
         description = best.description if best else "none"
         same = plan.chosen and description == plan.chosen.description
-        status = get_slo_label(best) if best else "misses"
+        status = get_slo_label(best) if best else "missed"
         rows.append(
             (item.change, "the same" if same else description, _format_usd(usd), change, status)
         )
     columns = ["change", "plan", "USD per hour", "cost change (%)", "service level"]
     return pd.DataFrame(rows, columns=columns).drop(columns=[] if today else "cost change (%)")
+
+
+def describe_day(plan: Plan) -> str:
+    """Describe the replicas over the day, and in how many single hours an unusual day may miss.
+
+    The plan's probability is that of its busiest hour at all step costs. A single hour's tail is
+    judged at the expected step cost, but on the worst of `NUM_SIMULATED_DAYS` days or one in forty.
+    """
+    day = plan.autoscaling
+    if day is None:
+        return ""
+    hours, missed = len(day.rates), len(day.violated_hours)
+    unit = "day" if hours == 24 else "week" if hours == 168 else "cycle"
+    text = f"{str(day)[:1].upper()}{str(day)[1:]}."
+    if not missed:
+        return (
+            f"{text} Every hour meets the targets on each of {NUM_SIMULATED_DAYS} days replayed at"
+            " the expected step cost."
+        )
+    worst = max(day.hourly_limit_utilization) - 1
+    return (
+        f"{text} {hours - missed} of {hours} hours meet the targets on an unusual {unit} (1 in 40)"
+        f" too. In the other {missed} the whole fleet runs, and on such a {unit} the tail of one hour"
+        f" may exceed its limit by up to {worst:.0%}."
+    )
 
 
 def build_ramp_table(predicted: Mapping[float, Performance]) -> pd.DataFrame:

@@ -320,7 +320,7 @@ def render_changes(scenario: str | Path, plan: Plan) -> ipywidgets.Widget | None
         if best is None:
             return "nothing fits"
         usd = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f} an hour"
-        return f"{best.description}{usd}" + ", which does not do" * (plan.chosen is None)
+        return f"{best.description}{usd}" + ", which misses targets" * (plan.chosen is None)
 
     fields = ", ".join(f"{field} = {_format_plain(value)}" for field, value in changes.items())
     note = show_note(

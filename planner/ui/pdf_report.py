@@ -8,8 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from planner import __version__
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
@@ -18,7 +19,6 @@ from planner.analysis.plan_comparison import (
     check_plan_count,
     describe_cheapest_plan,
 )
-from planner.analysis.plan_risks import describe_headroom, simulate_replica_loss
 from planner.analysis.plan_summary import describe_scenario, summarize_plan
 from planner.core.files import (
     check_not_overwriting,
@@ -34,11 +34,13 @@ from planner.planning.search import Plan, search_deployments
 from planner.tools.answer_store import write_pickle
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
+from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.plan_files import write_plan_files
 from planner.ui.plan_text import format_plan, render_rows
 
 TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
+MEMO_TEMPLATE = TYPST_TEMPLATE.with_name("memo.typ")
 TEXT_WIDTH_PX = 640
 """Width of the page's text in pixels of a chart, whose type is a little smaller than the page's."""
 SVG_CASE_SENSITIVE_NAMES = ("viewBox", "clipPath", "linearGradient")
@@ -87,7 +89,7 @@ def write_report(
     progress(format_plan(plan))
     shown = select_chapters(plan) if notebooks is None else notebooks
     tags = {
-        "live": False,  # interactive cells, whose content another cell shows
+        "live": False,  # interactive cells, and content that stands elsewhere in the PDF
         "fits": plan.candidates,
         "meets": plan.chosen,
         "misses": not plan.chosen,
@@ -95,9 +97,7 @@ def write_report(
     }
     left_out = [tag for tag, applies in tags.items() if not applies]
     parameters = {"scenario": str(path.resolve())}
-    with _typeset_notebooks(
-        plan, parameters, shown, left_out, _build_title_page(plan), progress
-    ) as report:
+    with _typeset_notebooks(plan, parameters, shown, left_out, None, progress) as report:
         write_plan_files(plan, out, report)
     return out / "report.pdf"
 
@@ -193,9 +193,11 @@ def _write_single_notebook_report(
 @contextmanager
 def _typeset_notebooks(
     kept: object, parameters: Mapping[str, str], notebooks: Sequence[Path], left_out: Sequence[str],
-    title: Mapping[str, Any], progress: Callable[[str], None],
+    title: Mapping[str, Any] | None, progress: Callable[[str], None],
 ) -> Iterator[Path]:  # fmt: skip
     """Typeset the outputs of `notebooks` about the plans `kept`, after a title page.
+
+    Without a `title`, the first pages are the memo of the plan `kept`.
 
     Yields the path of a PDF that exists until the block ends.
     """
@@ -209,10 +211,15 @@ def _typeset_notebooks(
         executed = execute_notebooks(
             notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work, progress
         )
+        if title is None:
+            title = _write_memo(_read_memo(executed, cast(Plan, kept)), work)
+        else:
+            (work / "memo.json").write_text("{}")
         (work / "title.json").write_text(json.dumps(title))
         body = "\n\n".join(_convert_to_typst(notebook, work, left_out) for notebook in executed)
         (work / "body.typ").write_text(body, encoding="utf-8")
-        shutil.copy(TYPST_TEMPLATE, work)
+        for template in (TYPST_TEMPLATE, MEMO_TEMPLATE):
+            shutil.copy(template, work)
         page, floating, remaining = str(work / TYPST_TEMPLATE.name), list[str](), [""]
         # figures that start a page because the one before had no room for them float; one at a
         # time, as each of them moves those that follow
@@ -228,17 +235,26 @@ def _typeset_notebooks(
         yield work / "report.pdf"
 
 
-def _build_title_page(plan: Plan) -> dict[str, Any]:
-    """Return the content of the title page."""
-    scenario = plan.scenario
-    sentences = [describe_headroom(plan), simulate_replica_loss(plan)[1]] if plan.chosen else []
-    title = {
-        "name": scenario.name,
-        "question": " ".join(scenario.question.split()),
-        "verdict": summarize_plan(plan),
-        "spare": " ".join(sentences),
-    }
-    return _build_page(title, _list_title_facts(plan))
+def _read_memo(notebooks: Sequence[Path], plan: Plan) -> Mapping[str, Any]:
+    """Return the memo that an executed notebook shows; without one, that of the plan alone."""
+    for notebook in notebooks:
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+            for output in cell.get("outputs", ()):
+                if memo := output.get("data", {}).get(MEMO_MIME_TYPE):
+                    return dict(memo)
+    return asdict(build_memo(plan))
+
+
+def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
+    """Write the memo's facts and its chart to the folder `work`; return the page's title."""
+    import vl_convert
+
+    if memo["chart"]:
+        (work / "memo-chart.pdf").write_bytes(vl_convert.svg_to_pdf(memo["chart"]))
+    shown = {**memo, "chart": "memo-chart.pdf" if memo["chart"] else ""}
+    (work / "memo.json").write_text(json.dumps(shown), encoding="utf-8")
+    made = f"Headroom {memo['version']} · {memo['name']} · {memo['date']}"
+    return {"memo": True, "name": memo["name"], "made": made}
 
 
 def _build_page(title: Mapping[str, str], facts: Sequence[Sequence[str]]) -> dict[str, Any]:

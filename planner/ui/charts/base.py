@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import unescape
 from itertools import cycle
@@ -23,11 +24,15 @@ CHART_WIDTH_PX: int = VEGA_THEME["view"]["continuousWidth"]
 CATEGORY_COLORS: list[str] = VEGA_THEME["range"]["category"]
 OK_COLOR, VIOLATED_COLOR, MUTED_COLOR = "#2e9e78", "#c9524a", "#8a8f98"
 MEMORY_PART_COLORS = {
-    "weights": "#3b7dd8", "activation": "#e0802f", "non-torch": "#b38a3d", "CUDA graphs": "#8a6fc4",
-    "KV cache": OK_COLOR,
-    "driver context": "#4fa9bd", "other tenants": VIOLATED_COLOR, "headroom": "#8a8f9866",
+    "weights": "#3b7dd8", "activations": "#e0802f", "runtime": "#8a6fc4", "KV cache": OK_COLOR,
+    "other tenants": VIOLATED_COLOR, "free": "#8a8f9866",
 }  # fmt: skip
-"""Colours of the terms of a memory budget."""
+"""Colours of the parts of a memory budget; slivers are drawn together."""
+MEMORY_PART_NAMES = {
+    "activation": "activations", "non-torch": "runtime", "CUDA graphs": "runtime",
+    "driver context": "runtime", "headroom": "free",
+}  # fmt: skip
+"""Parts in which terms of a memory plan are drawn, where not by their own name."""
 FONT_MARGIN_PX_PER_CHAR = 0.8
 """Extra width of a browser's own font, such as DejaVu Sans, over Liberation Sans at 11 px."""
 MAX_DRAWN_UTILIZATION = 3.0
@@ -81,12 +86,14 @@ def _widen_left_margin(svg: str) -> str:
 
 def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
     """Plot the memory budget of one GPU: a stacked bar in GiB for each labelled plan."""
+    order, sizes = list(MEMORY_PART_COLORS), Counter[tuple[str, str]]()
+    for label, plan in plans.items():
+        for term, size in plan.bytes_by_part.items():
+            sizes[label, MEMORY_PART_NAMES.get(term, term)] += max(size, 0)
     rows = [
-        (label, order, part, size / GIB)
-        for label, plan in plans.items()
-        for order, (part, size) in enumerate(
-            item for item in plan.bytes_by_part.items() if item[1] > 0
-        )
+        (label, order.index(part), part, size / GIB)
+        for (label, part), size in sizes.items()
+        if size
     ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
     return (

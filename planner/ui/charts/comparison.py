@@ -24,9 +24,9 @@ PLAN_MARKERS = ("circle", "square", "triangle-up", "diamond")
 def plot_slo_comparison(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Plot the utilization of every limit with its 80% interval, a row for each scenario."""
     names = list(dict.fromkeys(data["scenario"]))
-    flat = data[["scenario", "promise"]].join(cap_utilization(data["Share of the limit"]))
+    flat = data[["scenario", "target"]].join(cap_utilization(data["Share of the limit"]))
     base = alt.Chart(flat, height=alt.Step(16)).encode(
-        y=alt.Y("promise:N", title=None, sort=None, axis=alt.Axis(labelLimit=230)),
+        y=alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=230)),
         yOffset=alt.YOffset("scenario:N", sort=names),
         color=encode_color("scenario:N", names),
     )

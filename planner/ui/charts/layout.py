@@ -34,14 +34,14 @@ def plot_legal_layouts(data: pd.DataFrame) -> alt.TopLevelMixin:
     tiles = tiles.encode(
         color=encode_color("Service level", LAYOUT_STATUS_COLORS, data["Service level"])
     )
-    text = base.mark_text(fontSize=9, color="currentColor").encode(text="GPUs:Q")
+    text = base.mark_text(fontSize=11, color="currentColor").encode(text="GPUs:Q")
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter(
         "datum.Chosen"
     )
     gpus = list(dict.fromkeys(data["GPU"]))
     abreast = min(len(gpus), 3)
     wide = min((CHART_WIDTH_PX - 90) // abreast - 16, 46 * int(max(data["PP"].max(), 4)))
-    panel = alt.layer(tiles, text, ring).properties(width=wide, height=alt.Step(13))
+    panel = alt.layer(tiles, text, ring).properties(width=wide, height=alt.Step(24))
     return arrange_panels(panel, "GPU", gpus, abreast).resolve_axis(x="independent")
 
 

@@ -59,7 +59,7 @@ def plot_tails(
             )
             layers.append(hollow.encode(y=alt.Y("closed form:Q")))
         if promises := limits.get(name):
-            rows = [(TAIL_AXIS_MARKS[at], ms, 1.0, f"{at} promised") for at, ms in promises]
+            rows = [(TAIL_AXIS_MARKS[at], ms, 1.0, f"{at} target") for at, ms in promises]
             frame = pd.DataFrame(rows, columns=["slower", "ms", "from", "text"])
             promised = alt.Chart(frame).encode(x=x, y=alt.Y("ms:Q"))
             layers += [

@@ -1,11 +1,14 @@
 """Charts of a plan: its SLOs, the costs of candidates, and the scores of frameworks."""
 
 import math
+from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from planner.analysis.layout_tables import get_slo_label
+from planner.analysis.phrases import SLO_STATES
+from planner.core.intervals import Interval
 from planner.latency.performance import UNBOUNDED
 from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import FrameworkChoice
@@ -24,8 +27,11 @@ from planner.ui.charts.base import (
     plot_overflow_arrows,
 )
 
-SLO_STATUS_LABELS = {"kept": "meets", "at risk": "at risk", "broken": "misses"}
-SLO_STATUS_COLORS = {"meets": OK_COLOR, "at risk": CATEGORY_COLORS[1], "misses": VIOLATED_COLOR}
+SLO_STATUS_COLORS = {"met": OK_COLOR, "at risk": CATEGORY_COLORS[1], "missed": VIOLATED_COLOR}
+LOAD_CURVE_SIZE_PX = 300, 150
+"""Width and height of the chart of one target, half a page wide."""
+MAX_CURVE_SHARE = 1.7
+"""Where the axis of a target ends, as a share of its limit or of the plan's own latency."""
 
 
 def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
@@ -42,7 +48,7 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
                 (
                     str(target),
                     interval / target.seconds,
-                    SLO_STATUS_LABELS[get_slo_status(target, interval)],
+                    SLO_STATES[get_slo_status(target, interval)],
                 )
             )
     names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
@@ -59,6 +65,62 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
         plot_overflow_arrows(base),
         *plot_limit_line(1.0, "x"),
     )
+
+
+def plot_load_curve(
+    curve: pd.DataFrame, load: str, here: float, own: Interval, limit: float
+) -> alt.TopLevelMixin:
+    """Plot a latency over the load with its limit, and the plan with its interval.
+
+    `curve` has the load and "lo", "mid", "hi" in seconds, as `own` and `limit` are.
+    """
+    scale, (width, height) = 1e3 if limit < 1 else 1.0, LOAD_CURVE_SIZE_PX
+    top = MAX_CURVE_SHARE * max(limit, own.mid) * scale
+    data = curve.set_axis(["load", "lo", "mid", "hi"], axis=1)
+    data[["lo", "mid", "hi"]] *= scale
+    data = data[data["lo"] <= top]
+    last, blue = data.iloc[-1], CATEGORY_COLORS[0]
+    spot = pd.DataFrame(
+        [
+            {
+                "load": here,
+                "lo": own.lo * scale,
+                "mid": own.mid * scale,
+                "hi": min(own.hi * scale, top),
+            }
+        ]
+    )
+    x = alt.X(
+        "load:Q", title=load, scale=alt.Scale(domain=[0, float(last["load"])], nice=False),
+        axis=alt.Axis(grid=False, tickCount=5),
+    )  # fmt: skip
+    axis = alt.Axis(tickCount=4, domain=False)
+    y = alt.Y("mid:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False), axis=axis)
+    base, point = alt.Chart(data), alt.Chart(spot)
+
+    def write(x: float, y: float, text: str, **style: Any) -> alt.Chart:
+        where = pd.DataFrame([{"load": x, "mid": y, "text": text}])
+        return alt.Chart(where).mark_text(**style).encode(x="load:Q", y="mid:Q", text="text:N")
+
+    rule = alt.Chart(pd.DataFrame([{"limit": limit * scale}])).mark_rule(
+        strokeDash=[5, 4], color=VIOLATED_COLOR
+    )
+    inside = data[data["mid"] <= top]
+    return alt.layer(
+        base.mark_area(opacity=0.15, color=blue, clip=True).encode(
+            x=x, y=alt.Y("lo:Q", title=None), y2="hi:Q"
+        ),
+        base.mark_line(color=blue, clip=True).encode(x=x, y=y),
+        rule.encode(y="limit:Q"),
+        point.mark_rule(color=blue, strokeWidth=2).encode(x=x, y=alt.Y("lo:Q"), y2="hi:Q"),
+        point.mark_point(color=blue, filled=True, opacity=1, size=80).encode(x=x, y=y),
+        write(0, limit * scale, "limit", align="left", dx=4, dy=-7, color=VIOLATED_COLOR),
+        write(here, own.mid * scale, "this plan", align="left", dx=8, dy=9, fontWeight="bold", color=blue),
+        write(
+            float(inside["load"].iloc[-1]), float(inside["mid"].iloc[-1]), "expected", align="left", dx=4,
+            color=blue,
+        ),
+    ).properties(width=width, height=height, padding={"left": 5, "top": 5, "right": 12, "bottom": 12})  # fmt: skip
 
 
 def plot_prices(plan: Plan) -> alt.TopLevelMixin:

@@ -1,0 +1,768 @@
+"""The decision memo: the first two pages of a report, and the head of the summary notebook.
+
+Plain words for a reader who signs: what to rent, what it costs, how likely it meets the targets, what
+else there is. The facts are those of `plan.json`; `MEMO_MIME_TYPE` carries them to the report.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from planner import __version__
+from planner.analysis.load_curves import get_load, sweep_stated_latency
+from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, SLO_STATES, SloState
+from planner.analysis.plan_risks import find_growth_limit, list_largest_risks
+from planner.analysis.plan_summary import describe_day
+from planner.core.files import get_report_date
+from planner.core.intervals import Interval
+from planner.core.text import escape_to_one_line
+from planner.deploy import predict_benchmark_ramp
+from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
+from planner.planning.billing import BILLING_AUTOSCALED
+from planner.planning.candidate import Candidate
+from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
+from planner.planning.evaluation import compute_offered_rps, estimate_run_hours, get_capacity_rps
+from planner.planning.framework_choice import load_frameworks
+from planner.planning.search import Plan
+from planner.planning.slo import (
+    SloTarget,
+    compute_tolerance,
+    get_pessimistic_value,
+    get_slo_status,
+)
+from planner.planning.what_if import WhatIf
+from planner.ui.charts.base import render_svg
+from planner.ui.charts.summary import plot_load_curve
+from planner.ui.notebook_widgets import escape_html
+
+MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
+_TIMES, _DASH = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+PLAN_STATES: Mapping[str, tuple[SloState, str]] = {
+    "holds": ("met", "Meets targets"),
+    "at_risk": ("at risk", "At risk"),
+    "nothing_meets": ("missed", "No plan meets the targets"),
+}
+"""State and words of a plan, by `Plan.verdict`."""
+METRIC_NAMES = {
+    "ttft": "first token",
+    "tpot": "time per token",
+    "itl": "gap between tokens",
+    "e2e": "whole answer",
+}
+"""Latency metrics in the words of a reader who does not run servers."""
+MAX_OPTIONS, MAX_CHANGES = 3, 7
+_FORMAT_NAMES = {
+    "fp8": "FP8 weights", "bfloat16": "BF16 weights", "awq": "4-bit weights (AWQ)",
+    "gptq": "4-bit weights (GPTQ)", "mxfp4": "MXFP4 weights", "nvfp4": "NVFP4 weights",
+    "int8": "INT8 weights", "fp8 KV": "FP8 KV cache",
+}  # fmt: skip
+MIN_LABEL_DISTANCE = 0.11
+"""Least distance of two named sellers, as a share of the dearest price."""
+MAX_SHARE = 9.0
+"""Largest share of a limit that is told; bars end before."""
+
+State = SloState | Literal[""]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One of the four numbers."""
+
+    name: str
+    value: str
+    unit: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to go; cells that are not known are a dash."""
+
+    title: str
+    name: str
+    cost: str
+    change: str  # of the cost, against the first option
+    verdict: str
+    state: State
+    latency: str
+    capacity: str
+    pro: str
+    con: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One target: the predicted value as shares of its limit."""
+
+    name: str
+    value: str
+    worst: str  # its pessimistic end
+    limit: str
+    state: State
+    lo: float
+    mid: float
+    hi: float
+
+
+@dataclass(frozen=True)
+class Memo:
+    """What both pages say."""
+
+    name: str
+    date: str
+    version: str
+    title: str
+    question: str
+    verdict: str
+    state: State
+    deployment: str
+    sentences: tuple[str, ...]
+    tiles: tuple[Tile, ...]
+    api: str
+    day: str
+    asked: tuple[tuple[str, str], ...]
+    cost_name: str
+    latency_name: str
+    options: tuple[Option, ...]
+    risks: tuple[tuple[str, str, str], ...]  # name, size, what settles it
+    next_step: str
+    finding: str
+    bars: tuple[Bar, ...]
+    chart: str  # SVG; empty without one
+    chart_title: str
+    changes: tuple[tuple[str, str, str, str, str, State], ...]
+    sellers: tuple[tuple[str, float, bool], ...]  # seller, USD a month, whether it is named
+    median_usd: float
+    ramp: tuple[tuple[str, str, str, str], ...]
+    basis: tuple[tuple[str, str], ...]
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {MEMO_MIME_TYPE: asdict(self), "text/html": _render_html(self)}
+
+
+def build_memo(plan: Plan, changes: Sequence[WhatIf] = ()) -> Memo:
+    """Build the memo of `plan`; `changes` are its what-ifs."""
+    return _MemoWriter(plan, tuple(changes)).write()
+
+
+class _MemoWriter:
+    def __init__(self, plan: Plan, changes: tuple[WhatIf, ...]) -> None:
+        self.plan, self.scenario, self.changes = plan, plan.scenario, changes
+        self.best, self.chosen, self.performance = plan.best, plan.chosen, plan.performance
+        self.api = plan.api_comparison
+        self.confidence: ChoiceConfidence | None = estimate_choice_confidence(plan)
+        self.target = self._find_tightest_target()
+
+    def write(self) -> Memo:
+        plan, scenario, best = self.plan, self.scenario, self.best
+        state, verdict = PLAN_STATES[plan.verdict]
+        price = best and look_up_gpu_price(best.deployment.gpu, scenario.prices)
+        sellers = self._list_sellers() if best and price and len(price.quotes) > 2 else ()
+        chart, chart_title = self._draw_chart()
+        return Memo(
+            name=escape_to_one_line(scenario.name),
+            date=f"{get_report_date():%-d %B %Y}",
+            version=__version__,
+            title=self._write_title(),
+            question=escape_to_one_line(" ".join(scenario.question.split())),
+            verdict=verdict,
+            state=state,
+            deployment=self._describe_setup(),
+            sentences=tuple(self._write_verdict()),
+            tiles=tuple(self._list_tiles()),
+            api=self._describe_api(),
+            day=describe_day(plan),
+            asked=tuple(self._describe_question()),
+            cost_name="Cost, always on" if self._is_scaled else "Cost",
+            latency_name=_name_target(self.target) if self.target else "",
+            options=tuple(self._list_options())[:MAX_OPTIONS],
+            risks=tuple(self._list_risks()),
+            next_step=self._write_next_step(),
+            finding=self._write_finding(),
+            bars=tuple(self._list_bars()),
+            chart=chart,
+            chart_title=chart_title,
+            changes=tuple(self._list_changes()),
+            sellers=sellers,
+            median_usd=price.median_usd * self._gpus * HOURS_PER_MONTH if price and best else 0.0,
+            ramp=self._list_ramp(),
+            basis=tuple(self._describe_basis()),
+        )
+
+    @property
+    def _gpus(self) -> int:
+        return self.best.prediction.num_gpus_billed if self.best else 0
+
+    def _find_tightest_target(self) -> SloTarget | None:
+        """Find the target that is missed by most, else whose pessimistic end is nearest to its limit."""
+        performance, z = self.performance, compute_tolerance(self.scenario.confidence)
+        shares = {
+            target: (
+                max(value.mid / target.seconds, 1.0),
+                get_pessimistic_value(value, z) / target.seconds,
+            )
+            for target in (self.scenario.slo_targets if performance else ())
+            if performance
+            and not math.isnan((value := performance.get(target.metric, target.percentile)).mid)
+        }
+        return max(shares, key=shares.__getitem__) if shares else None
+
+    def _write_title(self) -> str:
+        if self.chosen is None:
+            limits = [f"{c.max_gpus} {_TIMES} {c.gpu.name}" for c in self.scenario.gpus]
+            where = f" on {limits[0]}" if len(limits) == 1 else ""
+            return f"No plan{where} meets the targets: change one of them, or allow more"
+        if self.api and self.api.is_api_cheaper:
+            return f"Buy tokens from the API{self._for(self.api.api_usd)}, not GPUs"
+        condition = " only after a benchmark" if self.chosen.at_risk else ""
+        amount = "up to " * self._is_scaled + _count_gpus(self.chosen)
+        return f"Rent {amount}{self._for(self._bill)}{condition}"
+
+    def _price(self, candidate: Candidate) -> float | None:
+        """Price of a month of all its GPUs, or of a whole run."""
+        hours, usd = estimate_run_hours(self.scenario, candidate), candidate.usd_per_hour
+        return usd and usd * (hours.mid if hours else HOURS_PER_MONTH)
+
+    @property
+    def _bill(self) -> float | None:
+        """What the plan costs: its price, or less if GPUs follow the hours of a day."""
+        billing = self.plan.billing
+        if billing and BILLING_AUTOSCALED in billing.usd:
+            return billing.usd[BILLING_AUTOSCALED] * HOURS_PER_MONTH / 24
+        return self._price(self.best) if self.best else None
+
+    @property
+    def _is_scaled(self) -> bool:
+        price = self._price(self.best) if self.best else None
+        return bool(price and self._bill and self._bill < 0.995 * price)
+
+    @property
+    def _period(self) -> str:
+        return "for the run" if self.scenario.offline else "a month"
+
+    def _for(self, usd: float | None) -> str:
+        return "" if usd is None else f" for {format_usd(usd)} {self._period}"
+
+    def _describe_setup(self) -> str:
+        if self.best is None:
+            return ""
+        engine, text = self.best.deployment.engine, self.best.description
+        for name, shown in _FORMAT_NAMES.items():
+            text = re.sub(rf", {name}(?=,|$)", f", {shown}", text)
+        parts = [part for part in text.split(", ") if part != engine.name]
+        title = load_frameworks()[engine.name].title
+        return ", ".join([*parts, f"{title} {engine.version}"]).replace(" x ", f" {_TIMES} ")
+
+    def _write_verdict(self) -> Iterator[str]:
+        plan, chosen, scenario = self.plan, self.chosen, self.scenario
+        if plan.load_sentence:
+            yield _capitalize(plan.load_sentence) + "."
+        if chosen is None:
+            if self.best is None:
+                yield str(plan.binding_constraint)
+                return
+            doubts = list(self._list_doubts("missed")) or self.best.violations
+            yield f"The nearest plan is {_count_gpus(self.best)}. It misses: {_join(doubts)}."
+            return
+        asked = f"{scenario.confidence:.0%}"
+        what = "The work is done in time" if scenario.offline else "Every target is met"
+        yield f"{what} with a probability of {chosen.probability:.0%}; you asked for {asked}."
+        if chosen.at_risk and (doubts := list(self._list_doubts("at risk"))):
+            yield f"The doubt: {_join(doubts)}."
+        if self.api and self.api.is_api_cheaper:
+            yield "This is the plan for GPUs of your own, the second choice here."
+
+    def _list_doubts(self, state: State) -> Iterator[str]:
+        """Say of each target in `state` what it reaches, and its limit."""
+        for bar in self._list_bars():
+            if bar.state == state:
+                name = bar.name[:1].lower() + bar.name[1:]
+                reached = f"may reach {bar.worst}" if state == "at risk" else f"is {bar.value}"
+                yield f"{name} {reached}, the limit is {bar.limit}"
+
+    def _list_tiles(self) -> Iterator[Tile]:
+        best, scenario, performance = self.best, self.scenario, self.performance
+        if best is None or performance is None:
+            return
+        usd, hours, price = best.usd_per_hour, estimate_run_hours(scenario, best), self._bill
+        whose = "Cost" if self.chosen else "Cost of the nearest plan"
+        if usd is None or price is None:
+            yield Tile(whose, _DASH, "", f"no price known for {best.deployment.gpu.name}")
+        else:
+            rate = f"{format_usd(usd)} an hour"
+            if self._is_scaled:
+                rate = f"scaled by the hour; at most {format_usd(self._price(best))}"
+            yield Tile(whose, format_usd(price), self._period, rate)
+        if per_token := best.prediction.usd_per_mtok_output:
+            yield Tile(
+                "Per million output tokens", format_usd(per_token.mid), "", "at the planned load"
+            )
+        if hours:
+            total = scenario.workload.num_prompts or 0
+            within = total / (scenario.workload.rate or 1.0) / 3600
+            yield Tile("Time for the run", f"{hours.mid:.2g}", "h", f"of {within:.3g} h allowed")
+        elif self.chosen and (growth := find_growth_limit(self.plan)):
+            until = f"to {growth.offered_rps * (1 + growth.growth):.2g} requests/s"
+            note = until if growth.growth else "the load is at its limit"
+            yield Tile("Room to grow", f"+{growth.growth:.0%}", "", note)
+        elif (users := scenario.workload.concurrency) and (
+            served := get_capacity_rps(scenario, performance)
+        ):
+            yield Tile("Served", f"{served.mid:.2g}", "requests/s", f"to {users:,} users at once")
+        note = "that it is done in time" if scenario.offline else "that all targets are met"
+        note += "" if self.chosen else " by it"
+        yield Tile("Probability", f"{self.plan.probability:.0%}", "", note)
+
+    def _describe_api(self) -> str:
+        api = self.api
+        if api is None:
+            return ""
+        own, other = format_usd(api.own_usd), format_usd(api.api_usd)
+        period = "a month" if api.is_monthly else "for the run"
+        text = f"API {other} {period}, own GPUs {own}."
+        if (turn := api.break_even_rps) is None:
+            cheaper = "API" if api.is_api_cheaper else "own GPUs"
+            return f"{text} At any load the {cheaper} cost{'s' * api.is_api_cheaper} less."
+        text += f" The cost is the same at {turn:.2g} requests/s on average; above that, own GPUs cost less."
+        if turn > api.capacity_rps:
+            text += f" These GPUs serve only {api.capacity_rps:.2g} requests/s, so they never do."
+        return text
+
+    def _describe_question(self) -> Iterator[tuple[str, str]]:
+        scenario, load = self.scenario, self.scenario.workload
+        lengths = (
+            f"prompts of {load.prompt.mean:,.0f} and answers of {load.output.mean:,.0f} tokens on"
+            " average"
+        )
+        if scenario.offline and load.num_prompts and load.rate:
+            hours = load.num_prompts / load.rate / 3600
+            traffic = f"{load.num_prompts:,} requests within {hours:.3g} hours"
+        elif load.rate:
+            traffic = f"{load.rate:.3g} requests/s" + " in the busiest hour" * bool(
+                scenario.daily_profile
+            )
+        else:
+            traffic = f"{load.concurrency:,} users, each of whom asks again at once"
+        model = escape_to_one_line(scenario.model.rpartition("/")[2])
+        yield "Traffic", f"{model}: {traffic}; {lengths}."
+        targets = [
+            f"{_name_target(target)} within {format_seconds(target.seconds)}"
+            for target in scenario.slo_targets
+        ]
+        room = f" {scenario.headroom:.0%} of the capacity stays free." if scenario.headroom else ""
+        meaning = " (p95: for 95 of 100 requests)" if "p95" in _join(targets) else ""
+        yield "Targets", f"{_capitalize(_join(targets) or 'all done in time')}{meaning}.{room}"
+        gpus = ", ".join(f"{each.max_gpus} {_TIMES} {each.gpu.name}" for each in scenario.gpus)
+        yield "Allowed", f"Up to {gpus}."
+
+    def _list_options(self) -> Iterator[Option]:
+        """The recommendation, then what costs less or is safer; if nothing meets, the ways out."""
+        first, index = self.chosen, iter("ABCDEFGH")
+        if first is None:
+            ways = [(each, each.plan.chosen) for each in self.changes if each.plan.chosen]
+            for change, way in sorted(ways, key=lambda each: each[1].rank_key):
+                title = f"{next(index)} · {self._say_change(change.change)}"
+                yield self._describe_option(title, way, None, "", "")
+            return
+        base = self._price(first)
+        if self.api and self.api.is_api_cheaper:
+            base = self.api.api_usd
+            yield Option(
+                f"{next(index)} · recommended", "API by the token", format_usd(base), "",
+                "not predicted", "", _DASH, _DASH, "no servers; you pay only what is used",
+                "speed and limits are the provider's",
+            )  # fmt: skip
+        against = f"{1 - first.probability:.0%} risk that a target is missed"
+        yield self._describe_option(
+            f"{next(index)} · {'recommended' if not (self.api and self.api.is_api_cheaper) else 'own GPUs'}",
+            first, base,
+            f"lowest price with a probability of {self.scenario.confidence:.0%} or more"
+            if not first.at_risk else "lowest price with a probability of 50% or more",
+            against,
+        )  # fmt: skip
+        gamble = self.plan.gamble
+        if gamble and gamble.cost_key >= first.cost_key:
+            gamble = None
+        if safe := self.plan.safer:
+            yield self._describe_option(
+                f"{next(index)} · safer", safe, base, "the risk of a miss falls to "
+                f"{max(1 - safe.probability, 0.01):.0%}", self._compare_cost(safe, base),
+            )  # fmt: skip
+        if gamble:
+            yield self._describe_cheaper(next(index), gamble, base)
+        for change in self.changes:
+            if (found := change.plan.chosen) and found.deployment.gpu not in {
+                each.gpu for each in self.scenario.gpus
+            }:
+                basis = found.prediction.performance
+                yield self._describe_option(
+                    f"{next(index)} · another GPU", found, base,
+                    f"{self._compare_cost(found, base)}, on a GPU that is not on your list",
+                    f"speed {CALIBRATION_BASIS_LABELS[basis.basis].split(':')[0]}" if basis else "",
+                )  # fmt: skip
+        if not gamble and self.confidence and (hoped := self.confidence.likeliest_cheaper):
+            yield self._describe_cheaper(next(index), hoped, base)
+
+    def _describe_cheaper(self, letter: str, candidate: Candidate, base: float | None) -> Option:
+        return self._describe_option(
+            f"{letter} · cheaper", candidate, base, self._compare_cost(candidate, base),
+            f"{1 - candidate.probability:.0%} risk that a target is missed",
+        )  # fmt: skip
+
+    def _compare_cost(self, candidate: Candidate, base: float | None) -> str:
+        usd = self._price(candidate)
+        if usd is None or base is None:
+            return "another price"
+        if abs(usd / base - 1) < 0.005:
+            return "the same price"
+        return f"{format_usd(abs(usd - base))} {self._period} {'more' if usd > base else 'less'}"
+
+    def _describe_option(
+        self, title: str, candidate: Candidate, base: float | None, pro: str, con: str
+    ) -> Option:
+        usd, performance = self._price(candidate), candidate.prediction.performance
+        change = _format_change(usd, base) if base and usd != base else ""
+        latency = _DASH
+        if self.target and performance:
+            value = performance.get(self.target.metric, self.target.percentile)
+            latency = _format_interval(value, self.target.seconds)
+        served = get_capacity_rps(self.scenario, performance) if performance else None
+        word, state = self._judge(candidate)
+        return Option(
+            title, _count_gpus(candidate), format_usd(usd), change, word, state, latency,
+            f"{served.mid:.2g} requests/s" if served else _DASH, pro, con,
+        )  # fmt: skip
+
+    def _judge(self, candidate: Candidate) -> tuple[str, State]:
+        odds = f"{candidate.probability:.0%}"
+        if candidate.is_confident:
+            return f"Meets targets, {odds}", "met"
+        if candidate.is_feasible and candidate.probability >= 0.5:
+            return f"At risk, {odds}", "at risk"
+        return f"Misses targets, {odds}", "missed"
+
+    def _list_risks(self) -> Iterator[tuple[str, str, str]]:
+        if self.chosen is None:
+            return
+        for _, name, size, settle in list_largest_risks(self.plan).itertuples():
+            yield _capitalize(name), _capitalize(size), _capitalize(settle)
+
+    def _write_next_step(self) -> str:
+        if self.chosen is None:
+            if not self.changes:
+                return "Allow other GPUs, more of them, or longer limits, and plan again."
+            return "Decide which of the ways out you accept; then set it in the scenario and plan again."
+        if self.api and self.api.is_api_cheaper:
+            return (
+                "Send a day of your own requests to the API: check speed, rate limits and terms."
+                " If they suit, sign A. If not, take B."
+            )
+        best = self.confidence.best_benchmark if self.confidence else None
+        measured = best[0] if best else self.chosen
+        usd = measured.usd_per_hour
+        if usd is not None and not measured.is_disaggregated:
+            usd /= measured.deployment.layout.replicas
+        cost = f" ({format_usd(usd * 24)})" if usd is not None else ""
+        own = measured is self.chosen
+        files = "`serve.sh`, then `bench.sh`" if own else "the scripts in `measure/`"
+        extent = "one replica of A" if measured.deployment.layout.replicas > 1 else "the GPUs of A"
+        start = f"Rent {extent} for a day{cost} and run {files}."
+        if not own:
+            start = f"Rent {_count_gpus(measured)} for a day{cost} and run {files}."
+        if self.target is None:
+            return f"{start} As fast as page 2 says: sign A."
+        limit = format_seconds(self.target.seconds)
+        other = "take B" if self.plan.safer else "plan again with the result"
+        share = f" The result changes the choice in {best[1]:.0%} of cases." if best else ""
+        return (
+            f"{start} {_capitalize(_name_target(self.target))} within {limit}: sign A. Longer:"
+            f" {other}.{share}"
+        )
+
+    def _list_bars(self) -> Iterator[Bar]:
+        performance, scenario, best = self.performance, self.scenario, self.best
+        if performance is None or best is None:
+            return
+        for target in scenario.slo_targets:
+            value = performance.get_for_display(target.metric, target.percentile)
+            if math.isnan(value.mid):
+                continue
+            state = SLO_STATES[get_slo_status(target, value)]
+            yield Bar(
+                _capitalize(_name_target(target)), format_seconds(value.mid, target.seconds),
+                format_seconds(value.hi, target.seconds), format_seconds(target.seconds), state,
+                *_cap_shares(value / target.seconds),
+            )  # fmt: skip
+        capacity, limit = get_capacity_rps(scenario, performance), 1 - scenario.headroom
+        if capacity and scenario.workload.rate:
+            offered = compute_offered_rps(scenario, best.prediction)
+            load = capacity.map_monotone(lambda rate: offered / rate)
+            worst = get_pessimistic_value(load, compute_tolerance(scenario.confidence))
+            state = "missed" if load.mid > limit else "at risk" if worst > limit else "met"
+            mid, hi = (
+                f"{share:.{int(abs(share - limit) < 0.005)}%}" for share in (load.mid, load.hi)
+            )
+            shares = _cap_shares(load / limit)
+            yield Bar("Load (of capacity)", mid, hi, f"{limit:.0%}", state, *shares)
+
+    def _write_finding(self) -> str:
+        bars = list(self._list_bars())
+        if not bars:
+            return "Why no plan is possible" if self.best is None else "What the plan rests on"
+        missed = [bar.name for bar in bars if bar.state == "missed"]
+        risky = [bar.name for bar in bars if bar.state == "at risk"]
+        if missed:
+            return f"Missed by the nearest plan: {_join(_lower(missed))}"
+        if risky:
+            return f"At risk: {_join(_lower(risky))}; all other targets are met"
+        nearest = max(bars, key=lambda bar: bar.mid)
+        return f"Every target is met; nearest to its limit: {_lower([nearest.name])[0]}"
+
+    def _draw_chart(self) -> tuple[str, str]:
+        """Draw the tightest target over the load, as SVG, with its title."""
+        target, performance, best = self.target, self.performance, self.best
+        if target is None or performance is None or best is None:
+            return "", ""
+        data = sweep_stated_latency(self.scenario, best, target)
+        if len(data) < 4 or performance.saturated:
+            return "", ""
+        name, here = get_load(self.scenario.workload)
+        own = performance.get(target.metric, target.percentile)
+        chart = plot_load_curve(data, name.lower(), here, own, target.seconds)
+        unit = "ms" if target.seconds < 1 else "s"
+        return render_svg(chart), f"{_name_target(target)}, {unit}, by {name.lower()}"
+
+    def _list_changes(self) -> Iterator[tuple[str, str, str, str, str, State]]:
+        base = self._price(self.chosen) if self.chosen else None
+        own = self.chosen and self.chosen.description
+        ordered = sorted(
+            self.changes,
+            key=lambda each: not each.plan.chosen or each.plan.chosen.description == own,
+        )
+        for item in [each for each in self.changes if each in ordered[:MAX_CHANGES]]:
+            found = item.plan.chosen
+            change = _capitalize(self._say_change(item.change))
+            if found is None:
+                yield change, "no plan", _DASH, _DASH, "No plan meets the targets", "missed"
+                continue
+            usd = _MemoWriter(item.plan, ())._price(found)
+            share = _format_change(usd, base)
+            yield change, _count_gpus(found), format_usd(usd), share, *self._judge(found)
+
+    def _say_change(self, change: str) -> str:
+        for target in self.scenario.slo_targets:
+            change = change.replace(target.name, f"{_name_target(target)}:")
+        return change
+
+    def _list_sellers(self) -> tuple[tuple[str, float, bool], ...]:
+        assert self.best is not None
+        price = look_up_gpu_price(self.best.deployment.gpu, self.scenario.prices)
+        assert price is not None
+        cheapest: dict[str, float] = {}
+        for quote in sorted(price.quotes, key=lambda quote: quote.usd):
+            cheapest.setdefault(quote.seller, quote.usd * self._gpus * HOURS_PER_MONTH)
+        ordered = list(cheapest.items())
+        dearest, named = ordered[-1][1], [ordered[0][1], ordered[-1][1]]
+        rows = []
+        for seller, usd in ordered:
+            ends = usd in named
+            if free := all(abs(usd - other) > MIN_LABEL_DISTANCE * dearest for other in named):
+                named.append(usd)
+            rows.append((seller, usd, ends or free))
+        return tuple(rows)
+
+    def _list_ramp(self) -> tuple[tuple[str, str, str, str], ...]:
+        if self.chosen is None:
+            return ()
+        return tuple(
+            (
+                f"{rate:.2g}",
+                _format_interval(found.ttft["p99"]),
+                _format_interval(found.itl["p99"]),
+                f"{round_digits(found.output_tps.mid, 2):,g}",
+            )
+            for rate, found in predict_benchmark_ramp(self.chosen.prediction).items()
+        )
+
+    def _describe_basis(self) -> Iterator[tuple[str, str]]:
+        scenario, performance = self.scenario, self.performance
+        if performance:
+            basis = CALIBRATION_BASIS_LABELS[performance.basis]
+            replayed = (
+                f"{performance.num_simulated_requests:,} requests replayed through the engine's own"
+                " schedule"
+                if performance.num_simulated_requests
+                else "Equations, without a replay"
+            )
+            yield (
+                "Method",
+                f"{replayed}. Step times are {basis}. An interval holds 4 of 5 measured systems.",
+            )
+        if scenario.assumptions:
+            yield "Assumed", escape_to_one_line(" ".join(scenario.assumptions))
+        yield (
+            "Not covered",
+            "Network and gateway in front of the servers, traffic other than stated, and the quality"
+            " of the model's answers.",
+        )
+
+
+def _name_target(target: SloTarget) -> str:
+    return f"{METRIC_NAMES[target.metric]} ({target.percentile})"
+
+
+def _count_gpus(candidate: Candidate) -> str:
+    """Name how many GPUs of a kind, and the replicas where there are several."""
+    replicas = sum(pool.num_replicas for pool in candidate.prediction.pools)
+    gpus = f"{candidate.prediction.num_gpus_billed} {_TIMES} {candidate.deployment.gpu.name}"
+    return (
+        f"{gpus}, {replicas} replicas"
+        if replicas > 1 and replicas < candidate.prediction.num_gpus_billed
+        else gpus
+    )
+
+
+def _cap_shares(value: Interval) -> tuple[float, float, float]:
+    """Return shares of a limit that a page can draw."""
+    lo, mid, hi = (min(end, MAX_SHARE) for end in (value.lo, value.mid, value.hi))
+    return lo, mid, hi
+
+
+def _format_change(usd: float | None, base: float | None) -> str:
+    if not usd or not base:
+        return _DASH
+    return (
+        "same"
+        if abs(usd / base - 1) < 0.005
+        else f"{usd / base - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+    )
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "; ".join(parts)
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _lower(names: Sequence[str]) -> list[str]:
+    return [name[:1].lower() + name[1:] for name in names]
+
+
+def round_digits(value: float, digits: int) -> float:
+    """Round to so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
+def format_usd(usd: float | None) -> str:
+    """Format an amount at three significant digits, with a dash if it is not known."""
+    if usd is None:
+        return _DASH
+    value = round_digits(usd, 3)
+    return f"${value:,.0f}" if value >= 100 else f"${value:g}"
+
+
+def format_seconds(seconds: float, limit: float = math.inf) -> str:
+    """Format a latency at two significant digits, or as many as tell it from `limit`."""
+    if math.isinf(seconds):
+        return "no end"
+    for digits in (2, 3, 4):
+        value = round_digits(seconds, digits)
+        if value != round_digits(limit, 4) or seconds == limit:
+            break
+    return f"{value:,g} s" if value >= 1 else f"{value * 1e3:g} ms"
+
+
+def _format_interval(value: Interval, limit: float = math.inf) -> str:
+    """Format a latency with its 80% interval; the unit stands once."""
+    if math.isnan(value.mid):
+        return _DASH
+    if math.isinf(value.mid):
+        return "grows without end"
+    scale, unit = (1.0, "s") if value.mid >= 1 else (1e3, "ms")
+    mid = format_seconds(value.mid, limit).partition(" ")[0]
+    lo, hi = (
+        "no end" if math.isinf(end) else f"{round_digits(end * scale, 2):,g}"
+        for end in (value.lo, value.hi)
+    )
+    return f"{mid} {unit} ({lo}{_DASH}{hi})"
+
+
+_STATE_COLORS = {"met": "#15704a", "at risk": "#b36a1e", "missed": "#b0241b", "": "#6b7785"}
+
+
+def _render_html(memo: Memo) -> str:
+    """Render page 1 for a notebook."""
+
+    def tag(name: str, text: str, style: str = "") -> str:
+        return f"<{name}{f' style={chr(34)}{style}{chr(34)}' if style else ''}>{text}</{name}>"
+
+    color = _STATE_COLORS[memo.state]
+    said = " ".join(memo.sentences)
+    verdict = tag("b", escape_html(memo.verdict), f"color: {color}") + f" {escape_html(said)}"
+    tiles = "".join(
+        tag(
+            "div",
+            f"{escape_html(tile.name)}<br><b style='font-size: 1.4em'>{escape_html(tile.value)}</b>"
+            f" {escape_html(tile.unit)}<br>{escape_html(tile.note)}",
+            "border-top: 1px solid #8a8f98; padding: .4em 1.2em .4em 0; min-width: 9em",
+        )
+        for tile in memo.tiles
+    )
+    asked = "".join(f"<p><b>{escape_html(k)}.</b> {escape_html(v)}</p>" for k, v in memo.asked)
+    parts = [
+        tag("h2", escape_html(memo.title)),
+        tag("p", escape_html(memo.question)),
+        tag("p", verdict, f"border-left: 4px solid {color}; padding: .4em .8em"),
+        tag("p", escape_html(memo.deployment)) if memo.deployment else "",
+        tag("div", tiles, "display: flex; flex-wrap: wrap; gap: 1em"),
+        tag("p", f"<b>API or own GPUs.</b> {escape_html(memo.api)}") if memo.api else "",
+        tag("p", f"<b>The day.</b> {escape_html(memo.day)}") if memo.day else "",
+        asked,
+        _render_options(memo),
+        _render_rows(
+            "Risks, and what settles each", ("risk", "size", "what settles it"), memo.risks
+        ),
+        tag("p", f"<b>Next step.</b> {escape_html(memo.next_step.replace('`', ''))}"),
+        _render_rows(
+            "What would change the answer",
+            ("if", "then rent", "cost", "change", "verdict"),
+            [row[:5] for row in memo.changes],
+        ),
+    ]
+    return "".join(parts)
+
+
+def _render_options(memo: Memo) -> str:
+    if not memo.options:
+        return ""
+    rows: dict[str, list[str]] = {
+        "": [option.title for option in memo.options],
+        "rent": [option.name for option in memo.options],
+        memo.cost_name: [f"{option.cost} {option.change}" for option in memo.options],
+        "verdict": [option.verdict for option in memo.options],
+        memo.latency_name: [option.latency for option in memo.options],
+        "capacity": [option.capacity for option in memo.options],
+        "for it": [option.pro for option in memo.options],
+        "against it": [option.con for option in memo.options],
+    }
+    first, *rest = [[name, *cells] for name, cells in rows.items() if name or cells]
+    return _render_rows("Options", first, [row for row in rest if row[0]])
+
+
+def _render_rows(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+
+    def line(cells: Sequence[str], name: str) -> str:
+        style = "text-align: left; vertical-align: top"
+        return "".join(f'<{name} style="{style}">{escape_html(cell)}</{name}>' for cell in cells)
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return (
+        f"<h3>{escape_html(title)}</h3><table><thead><tr>{line(head, 'th')}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
