@@ -81,9 +81,7 @@ def test_the_counts_add_up(plan: Plan) -> None:
 
 def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
     assert nothing.chosen is None and nothing.best is not None
-    assert summary.summarize_plan(nothing).startswith(
-        "Nothing that was allowed meets the service level."
-    )
+    assert summary.summarize_plan(nothing).startswith("No plan meets the targets.")
     first = summary.build_candidate_table(nothing).iloc[0]
     (promise,) = nothing.scenario.slo_targets
     over = nothing.best.prediction.performance.ttft["p95"].mid / promise.seconds

@@ -51,7 +51,7 @@ def test_the_cheapest_that_keeps_its_promises_is_named(plans):
     less, more = sorted(plan.chosen.usd_per_hour for plan in plans)
     assert f"${less:,.2f} an hour, {1 - less / more:.0%} less" in describe_cheapest_plan(plans)
     nothing = search_deployments(load_scenario(SMALL, {"service_level": {"ttft": {"p95": 1}}}))
-    assert "Nothing meets the service level of" in describe_cheapest_plan([plans[0], nothing])
+    assert "No plan meets the targets of" in describe_cheapest_plan([plans[0], nothing])
 
 
 def test_cheaper_at_the_middle_price_alone_is_told(plans):

@@ -1,6 +1,7 @@
 """The report of a scenario is a PDF that holds what the notebooks show, and nothing that a reader should not see."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -209,7 +210,7 @@ def test_the_default_walk(tmp_path):
     assert len(pages) >= 9
     text = " ".join(page.extract_text() for page in pages)
     for title in (
-        "Summary",
+        "Figures of the plan",
         "Framework choice",
         "VRAM sizing",
         "Layout",
@@ -220,6 +221,14 @@ def test_the_default_walk(tmp_path):
     ):
         assert title in text
     assert "Traceback" not in text and "object at 0x" not in text
+    assert "ExecStart" not in text and "- alert:" not in text  # they are files of the plan
+    memo, why = (" ".join(page.extract_text().split()) for page in pages[:2])
+    for part in ("Rent 4", "a month", "Three options", "Risks, and what settles each", "Next step"):
+        assert part in memo
+    for part in ("What would change the answer", "What this rests on", "Appendix."):
+        assert part in why and part not in memo
+    sentences = [part for part in re.split(r"(?<=[.?]) ", memo) if len(part) > 30]
+    assert len(sentences) > 5 and not any(sentence in why for sentence in sentences)
 
 
 def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(

@@ -1,5 +1,6 @@
 """What the first pages say holds: machines and money add up, room to grow is room, and what would pass does pass."""
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -12,8 +13,11 @@ from planner.analysis import plan_summary as summary
 from planner.engines.deployment import choose_machines
 from planner.planning.evaluation import check_against_slos, simulate_candidate
 from planner.planning.scenario import parse_scenario
+from planner.planning.scenario_schema import ApiEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.what_if import limit_to_budget, run_what_ifs
+from planner.ui.decision_memo import build_memo, format_seconds, format_usd
+from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_text import format_plan as answered
 
 CHAT: dict[str, Any] = {
@@ -121,14 +125,14 @@ def test_a_lost_replica_is_replayed_without_headroom() -> None:
     assert chosen and chosen.deployment.layout.replicas > 1
     fewer, said = risks.simulate_replica_loss(plan(rate=30))
     assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
-    assert ("still keeps every promise" in said) == fewer.is_feasible
+    assert ("still meets every target" in said) == fewer.is_feasible
     single, alone = risks.simulate_replica_loss(plan(rate=1))
     assert single is None and "only one replica" in alone
 
 
 def test_what_would_pass_passes() -> None:
     stuck = plan(ttft=8)
-    assert stuck.chosen is None and "Nothing" in summary.summarize_plan(stuck)
+    assert stuck.chosen is None and "No plan meets" in summary.summarize_plan(stuck)
     limit = (
         summary.build_relaxation_table(stuck)
         .set_index("change")
@@ -178,7 +182,86 @@ def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     )
     table = risks.list_largest_risks(risky)
     assert 1 <= len(table) <= 3
-    assert table["risk"].iloc[0] == "a promise at the edge"
+    assert table["risk"].iloc[0] == "a target close to its limit"
     assert all(reason in table["how large"].iloc[0] for reason in risky.reasons)
     assert all(reason in summary.describe_slo_margin(risky) for reason in risky.reasons)
-    assert "every promise" not in summary.describe_slo_margin(risky)
+    assert "every target" not in summary.describe_slo_margin(risky)
+
+
+def test_the_memo_says_what_plan_json_says() -> None:
+    memo, facts = build_memo(plan()), serialize_plan(plan())
+    hour, odds = facts["usd_per_hour"][0], facts["probability"]
+    assert (
+        memo.title == f"Rent 1 \N{MULTIPLICATION SIGN} L40S for {format_usd(730.5 * hour)} a month"
+    )
+    assert memo.verdict == "Meets targets" and facts["verdict"] == "holds"
+    tiles = {tile.name: tile.value for tile in memo.tiles}
+    assert len(tiles) == 4 and tiles["Probability"] == f"{odds:.0%}"
+    assert 2 <= len(memo.options) <= 3
+    for bar, target in zip(memo.bars, facts["service_level"], strict=False):
+        assert bar.mid == pytest.approx(target["predicted_ms"][0] / target["limit_ms"])
+        assert (bar.state == "missed") != target["holds"]
+    assert memo.chart.startswith("<svg") and memo.ramp
+
+
+def test_no_sentence_of_the_memo_stands_twice_and_none_is_long() -> None:
+    memo = build_memo(plan())
+    sentences = [*memo.sentences, *(text for _, text in memo.asked), memo.next_step, memo.finding]
+    sentences += [text for row in memo.risks for text in row] + [text for _, text in memo.basis]
+    parts = [part for text in sentences for part in re.split(r"(?<=[.;:]) ", text)]
+    assert len(parts) == len({*parts})
+    assert all(len(part.split()) <= 25 for part in parts)
+
+
+def test_the_memo_of_a_plan_at_risk_names_the_doubt_and_asks_for_a_benchmark() -> None:
+    risky = next(p for p in map(plan, (300, 150, 120), (9, 9, 9)) if p.verdict == "at_risk")
+    memo = build_memo(risky)
+    assert memo.verdict == "At risk" and memo.title.endswith("only after a benchmark")
+    assert "bench.sh" in memo.next_step
+
+
+def test_the_memo_recommends_the_api_where_it_costs_less() -> None:
+    for usd, cheaper in ((1e-4, True), (1e4, False)):
+        api = ApiEntry(usd_per_mtok_input=usd, usd_per_mtok_output=usd)
+        bills = plan().scenario.billing_alternatives.model_copy(update={"api": api})
+        asked = replace(plan(), scenario=replace(plan().scenario, billing_alternatives=bills))
+        memo, found = build_memo(asked), asked.api_comparison
+        assert found and found.is_api_cheaper == cheaper
+        assert memo.title.startswith("Use the API" if cheaper else "Rent")
+        assert format_usd(found.api_usd) in memo.api and format_usd(found.own_usd) in memo.api
+        assert (memo.options[0].name == "API by the token") == cheaper
+
+
+def test_the_memo_without_a_plan_shows_the_ways_out() -> None:
+    stuck = plan(ttft=8)
+    memo = build_memo(stuck, run_what_ifs(stuck))
+    assert memo.verdict == "No plan meets the targets" and memo.title.startswith("No plan")
+    assert "first token (p95) is" in " ".join(memo.sentences)
+    assert not memo.risks and not memo.ramp
+    assert any(bar.state == "missed" for bar in memo.bars)
+
+
+def test_the_day_does_not_contradict_the_verdict() -> None:
+    """A quiet hour's tail rests on few requests: an unusual day may miss it, which no list of hours says."""
+    spiky = {**CHAT["workload"], "day": [1, 1, 2, 3, 5, 8, 9, 9, 9, 8, 5, 4] * 2}
+    asked = search_deployments(parse_scenario({**CHAT, "workload": spiky}, "s"))
+    said, day = summary.describe_day(asked), asked.autoscaling
+    assert day and "may be missed" not in said
+    missed = len(day.violated_hours)
+    assert f"{24 - missed} of 24 hours" in said if missed else "Every hour meets" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "said"),
+    [
+        (0.327, 1.0, "330 ms"),
+        (1.14, 1.0, "1.1 s"),
+        (0.0404, 0.04, "40.4 ms"),
+        (12.3, math.inf, "12 s"),
+        (math.inf, 1.0, "no end"),
+    ],
+)
+def test_a_latency_has_as_many_digits_as_tell_it_from_its_limit(
+    seconds: float, limit: float, said: str
+) -> None:
+    assert format_seconds(seconds, limit) == said

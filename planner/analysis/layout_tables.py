@@ -386,12 +386,16 @@ def build_bubble_table(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.D
     )
 
 
-def build_layout_rules_table(deployment: Deployment) -> pd.DataFrame:
-    """Return which TP sizes the engine accepts for this model in one node, and why not others."""
-    rows = []
-    for tp in (1, 2, 3, 4, 8, 16):
-        reason = explain_illegal_layout(
+def describe_layout_rules(deployment: Deployment) -> str:
+    """Describe which TP sizes the engine accepts for this model in one node, and why not others."""
+    reasons = {
+        tp: explain_illegal_layout(
             deployment.model, ParallelLayout(tp=tp), deployment.gpus_per_node, deployment.engine
         )
-        rows.append((tp, f"refuses it: {reason}" if reason else "accepts it"))
-    return pd.DataFrame(rows, columns=["TP", "The engine"])
+        for tp in (1, 2, 3, 4, 8, 16)
+    }
+    accepted = ", ".join(str(tp) for tp, reason in reasons.items() if not reason)
+    refused = [f"TP{tp}: {reason}" for tp, reason in reasons.items() if reason]
+    return f"The engine accepts TP {accepted}." + f" It refuses {'; '.join(refused)}." * bool(
+        refused
+    )

@@ -46,7 +46,7 @@ def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
         *rows,
         ("KV cache", memory.kv_available / GIB, True),
         ("driver context", memory.context / GIB, False),
-        ("other tenants", other_tenants, False),
+        *([("other tenants", other_tenants, False)] if other_tenants.mid else []),
     ]
     return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from planner import __version__
@@ -123,6 +124,7 @@ class Memo:
     api: str
     day: str
     asked: tuple[tuple[str, str], ...]
+    period: str
     cost_name: str
     latency_name: str
     options: tuple[Option, ...]
@@ -175,9 +177,10 @@ class _MemoWriter:
             api=self._describe_api(),
             day=describe_day(plan),
             asked=tuple(self._describe_question()),
+            period="the run" if scenario.offline else "a month",
             cost_name="Cost, always on" if self._is_scaled else "Cost",
             latency_name=_name_target(self.target) if self.target else "",
-            options=tuple(self._list_options())[:MAX_OPTIONS],
+            options=tuple(islice(self._list_options(), MAX_OPTIONS)),
             risks=tuple(self._list_risks()),
             next_step=self._write_next_step(),
             finding=self._write_finding(),
@@ -186,14 +189,18 @@ class _MemoWriter:
             chart_title=chart_title,
             changes=tuple(self._list_changes()),
             sellers=sellers,
-            median_usd=price.median_usd * self._gpus * HOURS_PER_MONTH if price and best else 0.0,
+            median_usd=price.median_usd * self._gpu_hours if price else 0.0,
             ramp=self._list_ramp(),
             basis=tuple(self._describe_basis()),
         )
 
     @property
-    def _gpus(self) -> int:
-        return self.best.prediction.num_gpus_billed if self.best else 0
+    def _gpu_hours(self) -> float:
+        """GPU-hours of the best candidate in a month, or in the whole run."""
+        if self.best is None:
+            return 0.0
+        hours = estimate_run_hours(self.scenario, self.best)
+        return self.best.prediction.num_gpus_billed * (hours.mid if hours else HOURS_PER_MONTH)
 
     def _find_tightest_target(self) -> SloTarget | None:
         """Find the target that is missed by most, else whose pessimistic end is nearest to its limit."""
@@ -215,8 +222,11 @@ class _MemoWriter:
             where = f" on {limits[0]}" if len(limits) == 1 else ""
             return f"No plan{where} meets the targets: change one of them, or allow more"
         if self.api and self.api.is_api_cheaper:
-            return f"Buy tokens from the API{self._for(self.api.api_usd)}, not GPUs"
+            return f"Use the API{self._for(self.api.api_usd)} instead of GPUs of your own"
         condition = " only after a benchmark" if self.chosen.at_risk else ""
+        if hours := estimate_run_hours(self.scenario, self.chosen):
+            usd = format_usd(self._bill) if self._bill else "price not known"
+            return f"Rent {_count_gpus(self.chosen)} for {hours.mid:.2g} hours, {usd} in all{condition}"
         amount = "up to " * self._is_scaled + _count_gpus(self.chosen)
         return f"Rent {amount}{self._for(self._bill)}{condition}"
 
@@ -288,6 +298,8 @@ class _MemoWriter:
             return
         usd, hours, price = best.usd_per_hour, estimate_run_hours(scenario, best), self._bill
         whose = "Cost" if self.chosen else "Cost of the nearest plan"
+        if self.api and self.api.is_api_cheaper:
+            whose = "Cost of own GPUs"
         if usd is None or price is None:
             yield Tile(whose, _DASH, "", f"no price known for {best.deployment.gpu.name}")
         else:
@@ -306,7 +318,9 @@ class _MemoWriter:
         elif self.chosen and (growth := find_growth_limit(self.plan)):
             until = f"to {growth.offered_rps * (1 + growth.growth):.2g} requests/s"
             note = until if growth.growth else "the load is at its limit"
-            yield Tile("Room to grow", f"+{growth.growth:.0%}", "", note)
+            factor = f"{1 + growth.growth:.2g}"
+            value, unit = (f"+{growth.growth:.0%}", "") if growth.growth < 2 else (factor, "times")
+            yield Tile("Room to grow", value, unit, note)
         elif (users := scenario.workload.concurrency) and (
             served := get_capacity_rps(scenario, performance)
         ):
@@ -321,14 +335,20 @@ class _MemoWriter:
             return ""
         own, other = format_usd(api.own_usd), format_usd(api.api_usd)
         period = "a month" if api.is_monthly else "for the run"
-        text = f"API {other} {period}, own GPUs {own}."
+        text = (
+            f"The API costs less: {other} {period}, own GPUs {own}."
+            if api.is_api_cheaper
+            else f"Own GPUs cost less: {own} {period}, the API {other}."
+        )
         if (turn := api.break_even_rps) is None:
-            cheaper = "API" if api.is_api_cheaper else "own GPUs"
-            return f"{text} At any load the {cheaper} cost{'s' * api.is_api_cheaper} less."
-        text += f" The cost is the same at {turn:.2g} requests/s on average; above that, own GPUs cost less."
+            return text
+        same = f"{turn:.2g} requests/s on average"
         if turn > api.capacity_rps:
-            text += f" These GPUs serve only {api.capacity_rps:.2g} requests/s, so they never do."
-        return text
+            return (
+                f"{text} The cost would be the same at {same}, but these GPUs serve only"
+                f" {api.capacity_rps:.2g}."
+            )
+        return f"{text} The cost is the same at {same}; above that, own GPUs cost less."
 
     def _describe_question(self) -> Iterator[tuple[str, str]]:
         scenario, load = self.scenario, self.scenario.workload
@@ -374,7 +394,7 @@ class _MemoWriter:
                 "not predicted", "", _DASH, _DASH, "no servers; you pay only what is used",
                 "speed and limits are the provider's",
             )  # fmt: skip
-        against = f"{1 - first.probability:.0%} risk that a target is missed"
+        against = _describe_miss(first)
         yield self._describe_option(
             f"{next(index)} · {'recommended' if not (self.api and self.api.is_api_cheaper) else 'own GPUs'}",
             first, base,
@@ -387,8 +407,7 @@ class _MemoWriter:
             gamble = None
         if safe := self.plan.safer:
             yield self._describe_option(
-                f"{next(index)} · safer", safe, base, "the risk of a miss falls to "
-                f"{max(1 - safe.probability, 0.01):.0%}", self._compare_cost(safe, base),
+                f"{next(index)} · safer", safe, base, _describe_miss(safe), self._compare_cost(safe, base),
             )  # fmt: skip
         if gamble:
             yield self._describe_cheaper(next(index), gamble, base)
@@ -404,11 +423,20 @@ class _MemoWriter:
                 )  # fmt: skip
         if not gamble and self.confidence and (hoped := self.confidence.likeliest_cheaper):
             yield self._describe_cheaper(next(index), hoped, base)
+        shown = {_count_gpus(each) for each in self.plan.options.values()}
+        for other in self.plan.candidates:
+            if other.is_feasible and _count_gpus(other) not in shown:
+                shown.add(_count_gpus(other))
+                yield self._describe_option(
+                    f"{next(index)} · next best", other, base,
+                    _describe_miss(other),
+                    self._compare_cost(other, base) + ", estimated" * (not other.is_simulated),
+                )  # fmt: skip
 
     def _describe_cheaper(self, letter: str, candidate: Candidate, base: float | None) -> Option:
         return self._describe_option(
             f"{letter} · cheaper", candidate, base, self._compare_cost(candidate, base),
-            f"{1 - candidate.probability:.0%} risk that a target is missed",
+            _describe_miss(candidate),
         )  # fmt: skip
 
     def _compare_cost(self, candidate: Candidate, base: float | None) -> str:
@@ -436,7 +464,7 @@ class _MemoWriter:
         )  # fmt: skip
 
     def _judge(self, candidate: Candidate) -> tuple[str, State]:
-        odds = f"{candidate.probability:.0%}"
+        odds = f"{min(candidate.probability, 0.99):.0%}"
         if candidate.is_confident:
             return f"Meets targets, {odds}", "met"
         if candidate.is_feasible and candidate.probability >= 0.5:
@@ -458,6 +486,11 @@ class _MemoWriter:
             return (
                 "Send a day of your own requests to the API: check speed, rate limits and terms."
                 " If they suit, sign A. If not, take B."
+            )
+        if self.scenario.offline:
+            return (
+                "Run a tenth of the requests on A. As fast as page 2 says: run the rest. Slower: plan"
+                " again with the measured speed."
             )
         best = self.confidence.best_benchmark if self.confidence else None
         measured = best[0] if best else self.chosen
@@ -562,16 +595,15 @@ class _MemoWriter:
         assert price is not None
         cheapest: dict[str, float] = {}
         for quote in sorted(price.quotes, key=lambda quote: quote.usd):
-            cheapest.setdefault(quote.seller, quote.usd * self._gpus * HOURS_PER_MONTH)
-        ordered = list(cheapest.items())
-        dearest, named = ordered[-1][1], [ordered[0][1], ordered[-1][1]]
-        rows = []
-        for seller, usd in ordered:
-            ends = usd in named
-            if free := all(abs(usd - other) > MIN_LABEL_DISTANCE * dearest for other in named):
-                named.append(usd)
-            rows.append((seller, usd, ends or free))
-        return tuple(rows)
+            cheapest.setdefault(quote.seller, quote.usd * self._gpu_hours)
+        sellers, prices = zip(*cheapest.items(), strict=True)
+        last = len(prices) - 1
+        named: list[int] = []
+        for k in (0, last, *range(1, last)):
+            gap = min((abs(prices[k] - prices[other]) for other in named), default=math.inf)
+            if gap > MIN_LABEL_DISTANCE * prices[-1]:
+                named.append(k)
+        return tuple((sellers[k], prices[k], k in named) for k in range(last + 1))
 
     def _list_ramp(self) -> tuple[tuple[str, str, str, str], ...]:
         if self.chosen is None:
@@ -624,6 +656,11 @@ def _count_gpus(candidate: Candidate) -> str:
     )
 
 
+def _describe_miss(candidate: Candidate) -> str:
+    risk = 1 - candidate.probability
+    return f"{'under 1%' if risk < 0.01 else f'{risk:.0%}'} risk that a target is missed"
+
+
 def _cap_shares(value: Interval) -> tuple[float, float, float]:
     """Return shares of a limit that a page can draw."""
     lo, mid, hi = (min(end, MAX_SHARE) for end in (value.lo, value.mid, value.hi))
@@ -671,7 +708,7 @@ def format_seconds(seconds: float, limit: float = math.inf) -> str:
         return "no end"
     for digits in (2, 3, 4):
         value = round_digits(seconds, digits)
-        if value != round_digits(limit, 4) or seconds == limit:
+        if seconds == limit or value != round_digits(limit, 4):
             break
     return f"{value:,g} s" if value >= 1 else f"{value * 1e3:g} ms"
 
@@ -682,8 +719,11 @@ def _format_interval(value: Interval, limit: float = math.inf) -> str:
         return _DASH
     if math.isinf(value.mid):
         return "grows without end"
-    scale, unit = (1.0, "s") if value.mid >= 1 else (1e3, "ms")
+    in_seconds = value.mid >= 1 or 10 <= value.hi < math.inf
+    scale, unit = (1.0, "s") if in_seconds else (1e3, "ms")
     mid = format_seconds(value.mid, limit).partition(" ")[0]
+    if in_seconds and value.mid < 1:
+        mid = f"{round_digits(value.mid, 2):g}"
     lo, hi = (
         "no end" if math.isinf(end) else f"{round_digits(end * scale, 2):,g}"
         for end in (value.lo, value.hi)
