@@ -136,7 +136,7 @@ def test_a_chart_is_drawn_with_the_names_that_svg_has(
     shown = new_output("display_data", {"text/html": svg})
     nbformat.write(new_notebook(cells=[new_code_cell("", outputs=[shown])]), tmp_path / "a.ipynb")
     report_module._convert_to_typst(tmp_path / "a.ipynb", tmp_path, ())
-    assert 'viewBox="-1 0 9 9"' in drawn[0] and "</clipPath>" in drawn[0]
+    assert 'viewBox="-1 0 9 17"' in drawn[0] and "</clipPath>" in drawn[0]
 
 
 def test_a_table_with_many_columns_stays_on_the_page(written):

@@ -57,7 +57,7 @@ MAX_OPTIONS, MAX_CHANGES = 3, 7
 _FORMAT_NAMES = {
     "fp8": "FP8 weights", "bfloat16": "BF16 weights", "awq": "4-bit weights (AWQ)",
     "gptq": "4-bit weights (GPTQ)", "mxfp4": "MXFP4 weights", "nvfp4": "NVFP4 weights",
-    "int8": "INT8 weights", "fp8 KV": "FP8 KV cache",
+    "int8": "INT8 weights", "eagle3": "EAGLE-3 drafts", "fp8 KV": "FP8 KV cache",
 }  # fmt: skip
 MIN_LABEL_DISTANCE = 0.11
 """Least distance of two named sellers, as a share of the dearest price."""
@@ -499,16 +499,24 @@ class _MemoWriter:
             usd /= measured.deployment.layout.replicas
         cost = f" ({format_usd(usd * 24)})" if usd is not None else ""
         own = measured is self.chosen
+        share = f" The result changes the choice in {best[1]:.0%} of cases." if best else ""
         files = "`serve.sh`, then `bench.sh`" if own else "the scripts in `measure/`"
         extent = "one replica of A" if measured.deployment.layout.replicas > 1 else "the GPUs of A"
         start = f"Rent {extent} for a day{cost} and run {files}."
         if not own:
             start = f"Rent {_count_gpus(measured)} for a day{cost} and run {files}."
+            if measured.price_key >= self.chosen.price_key:
+                return f"{start} Plan again with the result, then sign.{share}"
+            kept = (
+                f"{_capitalize(_name_target(self.target))} within {format_seconds(self.target.seconds)}"
+                if self.target
+                else "As fast as predicted"
+            )
+            return f"{start} {kept}: keep it, it costs less. If not: sign A.{share}"
         if self.target is None:
             return f"{start} As fast as page 2 says: sign A."
         limit = format_seconds(self.target.seconds)
         other = "take B" if self.plan.safer else "plan again with the result"
-        share = f" The result changes the choice in {best[1]:.0%} of cases." if best else ""
         return (
             f"{start} {_capitalize(_name_target(self.target))} within {limit}: sign A. Longer:"
             f" {other}.{share}"
@@ -550,8 +558,9 @@ class _MemoWriter:
             return f"Missed by the nearest plan: {_join(_lower(missed))}"
         if risky:
             return f"At risk: {_join(_lower(risky))}; all other targets are met"
-        nearest = max(bars, key=lambda bar: bar.mid)
-        return f"Every target is met; nearest to its limit: {_lower([nearest.name])[0]}"
+        if self.target is None:
+            return "The work is done in time"
+        return f"Every target is met; nearest to its limit: {_name_target(self.target)}"
 
     def _draw_chart(self) -> tuple[str, str]:
         """Draw the tightest target over the load, as SVG, with its title."""

@@ -43,6 +43,8 @@ TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 MEMO_TEMPLATE = TYPST_TEMPLATE.with_name("memo.typ")
 TEXT_WIDTH_PX = 640
 """Width of the page's text in pixels of a chart, whose type is a little smaller than the page's."""
+SVG_BOTTOM_MARGIN_PX = 8
+"""Added below a chart, whose font is taller than the one that it was laid out in."""
 SVG_CASE_SENSITIVE_NAMES = ("viewBox", "clipPath", "linearGradient")
 """Names in an SVG that nbconvert writes in lower case, as HTML allows."""
 OUTPUT_MIME_TYPES = [
@@ -247,10 +249,8 @@ def _read_memo(notebooks: Sequence[Path], plan: Plan) -> Mapping[str, Any]:
 
 def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """Write the memo's facts and its chart to the folder `work`; return the page's title."""
-    import vl_convert
-
     if memo["chart"]:
-        (work / "memo-chart.pdf").write_bytes(vl_convert.svg_to_pdf(memo["chart"]))
+        (work / "memo-chart.pdf").write_bytes(_convert_svg_to_pdf(memo["chart"]))
     shown = {**memo, "chart": "memo-chart.pdf" if memo["chart"] else ""}
     (work / "memo.json").write_text(json.dumps(shown), encoding="utf-8")
     made = f"Headroom {memo['version']} · {memo['name']} · {memo['date']}"
@@ -277,10 +277,22 @@ def _list_title_facts(plan: Plan) -> list[list[str]]:
     )
 
 
+def _convert_svg_to_pdf(svg: str) -> bytes:
+    """Convert a chart to PDF, with room for letters that reach below its lower edge."""
+    import vl_convert
+
+    size = r'height="([\d.]+)" viewBox="([-\d.]+) ([-\d.]+) ([\d.]+) [\d.]+"'
+
+    def extend(match: re.Match[str]) -> str:
+        height = f"{float(match[1]) + SVG_BOTTOM_MARGIN_PX:g}"
+        return f'height="{height}" viewBox="{match[2]} {match[3]} {match[4]} {height}"'
+
+    return bytes(vl_convert.svg_to_pdf(re.sub(size, extend, svg, count=1)))
+
+
 def _convert_to_typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
     """Return an executed notebook as Typst, without cells tagged `left_out`; charts become PDFs."""
     import pypandoc
-    import vl_convert
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
@@ -288,7 +300,7 @@ def _convert_to_typst(notebook: Path, work: Path, left_out: Sequence[str]) -> st
         file, svg = f"{notebook.stem}-{match.start()}.pdf", match[0]
         for name in SVG_CASE_SENSITIVE_NAMES:
             svg = svg.replace(name.lower(), name)
-        (work / file).write_bytes(vl_convert.svg_to_pdf(svg))
+        (work / file).write_bytes(_convert_svg_to_pdf(svg))
         percent = min(100, round(float(match[1]) / TEXT_WIDTH_PX * 100))
         return f'<img src="{file}" width="{percent}%">'
 

@@ -120,7 +120,7 @@ def plot_load_curve(
             float(inside["load"].iloc[-1]), float(inside["mid"].iloc[-1]), "expected", align="left", dx=4,
             color=blue,
         ),
-    ).properties(width=width, height=height, padding={"left": 5, "top": 5, "right": 12, "bottom": 12})  # fmt: skip
+    ).properties(width=width, height=height)  # fmt: skip
 
 
 def plot_prices(plan: Plan) -> alt.TopLevelMixin:
