@@ -191,9 +191,8 @@ def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
 def test_the_memo_says_what_plan_json_says() -> None:
     memo, facts = build_memo(plan()), serialize_plan(plan())
     hour, odds = facts["usd_per_hour"][0], facts["probability"]
-    assert (
-        memo.title == f"Rent 1 \N{MULTIPLICATION SIGN} L40S for {format_usd(730.5 * hour)} a month"
-    )
+    what = f"{facts['gpus_rented']} \N{MULTIPLICATION SIGN} {facts['gpu']}"
+    assert memo.title == f"Rent {what} for {format_usd(730.5 * hour)} a month"
     assert memo.verdict == "Meets targets" and facts["verdict"] == "holds"
     tiles = {tile.name: tile.value for tile in memo.tiles}
     assert len(tiles) == 4 and tiles["Probability"] == f"{odds:.0%}"
