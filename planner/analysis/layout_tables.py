@@ -69,7 +69,7 @@ def explain_unified_deployment(plan: Plan) -> str:
     assert pooled is not None
     return (
         f"The plan is in pools: {pooled.description}. This chapter looks at the best without them:"
-        f" {unified}."
+        f" {unified.description if unified else 'none'}."
     )
 
 
@@ -84,7 +84,7 @@ def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str
         )
     if plan.chosen is None and plan.best:
         return f"No plan meets the targets. This chapter looks at the nearest: {plan.best.description}."
-    return f"The plan: {plan.chosen}."
+    return f"The plan: {plan.chosen.description}." if plan.chosen else ""
 
 
 def relayout_candidate(
