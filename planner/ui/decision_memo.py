@@ -34,8 +34,8 @@ from planner.planning.slo import (
     get_slo_status,
 )
 from planner.planning.what_if import WhatIf
-from planner.ui.charts.base import render_svg
-from planner.ui.charts.summary import plot_load_curve
+from planner.ui.charts.base import MUTED_COLOR, render_svg
+from planner.ui.charts.summary import SLO_STATUS_COLORS, plot_load_curve
 from planner.ui.notebook_widgets import escape_html
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
@@ -99,7 +99,7 @@ class Bar:
 
     name: str
     value: str
-    worst: str  # its pessimistic end
+    worst: str  # what it reaches with the probability that was asked for
     limit: str
     state: State
     lo: float
@@ -217,6 +217,8 @@ class _MemoWriter:
         return max(shares, key=shares.__getitem__) if shares else None
 
     def _write_title(self) -> str:
+        if self.best is None:
+            return "No plan is possible on the GPUs allowed"
         if self.chosen is None:
             limits = [f"{c.max_gpus} {_TIMES} {c.gpu.name}" for c in self.scenario.gpus]
             where = f" on {limits[0]}" if len(limits) == 1 else ""
@@ -383,7 +385,7 @@ class _MemoWriter:
         if first is None:
             ways = [(each, each.plan.chosen) for each in self.changes if each.plan.chosen]
             for change, way in sorted(ways, key=lambda each: each[1].rank_key):
-                title = f"{next(index)} · {self._say_change(change.change)}"
+                title = f"{next(index)} · {self._say_in_words(change.change)}"
                 yield self._describe_option(title, way, None, "", "")
             return
         base = self._price(first)
@@ -475,7 +477,7 @@ class _MemoWriter:
         if self.chosen is None:
             return
         for _, name, size, settle in list_largest_risks(self.plan).itertuples():
-            yield _capitalize(name), _capitalize(size), _capitalize(settle)
+            yield _capitalize(name), _capitalize(self._say_in_words(size)), _capitalize(settle)
 
     def _write_next_step(self) -> str:
         if self.chosen is None:
@@ -526,6 +528,7 @@ class _MemoWriter:
         performance, scenario, best = self.performance, self.scenario, self.best
         if performance is None or best is None:
             return
+        asked = compute_tolerance(scenario.confidence)
         for target in scenario.slo_targets:
             value = performance.get_for_display(target.metric, target.percentile)
             if math.isnan(value.mid):
@@ -533,17 +536,17 @@ class _MemoWriter:
             state = SLO_STATES[get_slo_status(target, value)]
             yield Bar(
                 _capitalize(_name_target(target)), format_seconds(value.mid, target.seconds),
-                format_seconds(value.hi, target.seconds), format_seconds(target.seconds), state,
-                *_cap_shares(value / target.seconds),
+                format_seconds(get_pessimistic_value(value, asked), target.seconds),
+                format_seconds(target.seconds), state, *_cap_shares(value / target.seconds),
             )  # fmt: skip
         capacity, limit = get_capacity_rps(scenario, performance), 1 - scenario.headroom
         if capacity and scenario.workload.rate:
             offered = compute_offered_rps(scenario, best.prediction)
             load = capacity.map_monotone(lambda rate: offered / rate)
-            worst = get_pessimistic_value(load, compute_tolerance(scenario.confidence))
+            worst = get_pessimistic_value(load, asked)
             state = "missed" if load.mid > limit else "at risk" if worst > limit else "met"
             mid, hi = (
-                f"{share:.{int(abs(share - limit) < 0.005)}%}" for share in (load.mid, load.hi)
+                f"{share:.{int(abs(share - limit) < 0.005)}%}" for share in (load.mid, worst)
             )
             shares = _cap_shares(load / limit)
             yield Bar("Load (of capacity)", mid, hi, f"{limit:.0%}", state, *shares)
@@ -585,7 +588,7 @@ class _MemoWriter:
         )
         for item in [each for each in self.changes if each in ordered[:MAX_CHANGES]]:
             found = item.plan.chosen
-            change = _capitalize(self._say_change(item.change))
+            change = _capitalize(self._say_in_words(item.change))
             if found is None:
                 yield change, "no plan", _DASH, _DASH, "No plan meets the targets", "missed"
                 continue
@@ -593,9 +596,9 @@ class _MemoWriter:
             share = _format_change(usd, base)
             yield change, _count_gpus(found), format_usd(usd), share, *self._judge(found)
 
-    def _say_change(self, change: str) -> str:
+    def _say_in_words(self, change: str) -> str:
         for target in self.scenario.slo_targets:
-            change = change.replace(target.name, f"{_name_target(target)}:")
+            change = change.replace(target.name, _name_target(target))
         return change
 
     def _list_sellers(self) -> tuple[tuple[str, float, bool], ...]:
@@ -740,7 +743,7 @@ def _format_interval(value: Interval, limit: float = math.inf) -> str:
     return f"{mid} {unit} ({lo}{_DASH}{hi})"
 
 
-_STATE_COLORS = {"met": "#15704a", "at risk": "#b36a1e", "missed": "#b0241b", "": "#6b7785"}
+_STATE_COLORS = {**SLO_STATUS_COLORS, "": MUTED_COLOR}
 
 
 def _render_html(memo: Memo) -> str:
@@ -791,7 +794,7 @@ def _render_options(memo: Memo) -> str:
     rows: dict[str, list[str]] = {
         "": [option.title for option in memo.options],
         "rent": [option.name for option in memo.options],
-        memo.cost_name: [f"{option.cost} {option.change}" for option in memo.options],
+        memo.cost_name.lower(): [f"{option.cost} {option.change}" for option in memo.options],
         "verdict": [option.verdict for option in memo.options],
         memo.latency_name: [option.latency for option in memo.options],
         "capacity": [option.capacity for option in memo.options],
