@@ -9,6 +9,7 @@ import pandas as pd
 from planner.analysis.layout_tables import build_candidate_frame, get_slo_label
 from planner.analysis.load_ramp import run_load_ramp
 from planner.core.intervals import Interval
+from planner.core.text import escape_markdown
 from planner.engines.deployment import choose_machines
 from planner.hardware.prices import look_up_gpu_price
 from planner.latency.performance import Performance
@@ -210,7 +211,7 @@ def describe_confidence(plan: Plan) -> str:
         return f"{text} No benchmark of one deployment would change the choice."
     measured, share = confidence.best_benchmark
     is_plan = measured is plan.chosen
-    target = "the plan itself" if is_plan else measured.description
+    target = "the plan itself" if is_plan else escape_markdown(measured.description)
     names = (
         ["prefill", "decode", "router", "bench"]
         if measured.is_disaggregated

@@ -12,16 +12,17 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from planner.core.text import escape_to_one_line
+from planner.core.text import escape_markdown, escape_to_one_line
 from planner.core.units import GIB
 
 
 @cache
-def _create_environment(folder: str) -> jinja2.Environment:
+def _create_environment(folder: str, is_markdown: bool) -> jinja2.Environment:
     """Create an environment whose output is escaped to one line unless a filter has quoted it.
 
-    So no text of a user can leave the comment that shows it.
+    So no text of a user can leave the comment that shows it. In Markdown its markup is escaped too.
     """
+    escape = escape_markdown if is_markdown else escape_to_one_line
 
     def as_yaml(text: object) -> str:
         # these end a line in YAML 1.1 only
@@ -35,7 +36,7 @@ def _create_environment(folder: str) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda shown: shown if isinstance(shown, Markup) else escape_to_one_line(shown),
+        finalize=lambda shown: shown if isinstance(shown, Markup) else escape(shown),
     )
     environment.filters |= {
         "f": format,
@@ -43,7 +44,8 @@ def _create_environment(folder: str) -> jinja2.Environment:
         "gib": lambda f: f"{f / GIB:.1f}",
         "yaml": as_yaml,
     }
-    environment.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
+    # a code span has no escapes
+    environment.filters["code"] = lambda text: Markup(escape_to_one_line(text).replace("`", "'"))
     # Prometheus expands Go templates in labels
     environment.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')
     environment.filters["promql"] = quote_promql
@@ -62,4 +64,5 @@ def quote_promql(text: str) -> Markup:
 
 def render_template(folder: str, template: str, /, **values: Any) -> str:
     """Render a template of a folder of the package, such as "deploy"."""
-    return _create_environment(folder).get_template(f"{template}.j2").render(**values)
+    environment = _create_environment(folder, template.endswith(".md"))
+    return environment.get_template(f"{template}.j2").render(**values)

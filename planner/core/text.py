@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from unicodedata import category
 
@@ -13,6 +14,11 @@ def escape_to_one_line(text: object) -> str:
         for c in str(text)
     )
     return "".join(shown)
+
+
+def escape_markdown(text: object) -> str:
+    """Return text as one line of Markdown that shows it: no markup, HTML or formula."""
+    return re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", escape_to_one_line(text))
 
 
 def format_columns(rows: Iterable[Sequence[str]]) -> str:

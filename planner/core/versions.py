@@ -14,6 +14,24 @@ from planner.core.errors import PlannerError
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
+_RELEASE_PATTERN = re.compile(
+    r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,9}))?(?:[.-]?[a-z][a-z0-9_.+-]{0,99}|\+[a-z0-9_.]{1,99})?",
+    re.ASCII,
+)
+_NIGHTLY_PATTERN = re.compile(r"nightly(?:-[A-Za-z0-9]{1,64}){0,3}", re.ASCII)
+
+
+def is_nightly(text: str) -> bool:
+    """Return whether text names a nightly build: nightly, or nightly-COMMIT as images are tagged.
+
+    Raises `PlannerError` for any other text that begins with nightly.
+    """
+    if not text.startswith("nightly"):
+        return False
+    if not _NIGHTLY_PATTERN.fullmatch(text):
+        raise PlannerError(f"{text!r:.80} is no nightly build; write nightly, or nightly-5b8c30d62")
+    return True
+
 
 @dataclass(frozen=True, order=True)
 class Version:
@@ -32,12 +50,10 @@ class Version:
     @lru_cache(maxsize=1024)
     def parse(cls, text: str) -> Self:
         """Parse text such as "v0.19.0", "0.15.2rc1.dev9" or "0.20.2+cu130", else `PlannerError`."""
-        match = re.fullmatch(
-            r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", text.strip().lower()
-        )
+        match = _RELEASE_PATTERN.fullmatch(text.strip().lower())
         if not match:
-            raise PlannerError(f"engine_version {text!r} is not a version; write it like 0.20.2")
-        return cls(int(match[1]), int(match[2]), int(match[3] or 0), text)
+            raise PlannerError(f"{text!r:.80} is not a version; write it like 0.20.2")
+        return cls(int(match[1]), int(match[2]), int(match[3] or 0), text.strip())
 
     @property
     def series(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ The options are in `catalogs/flags/`; `lists.yaml` there explains their format. 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from planner.core.catalog import CATALOG_DIR, SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.readers import parse_json, read_csv_lines
 from planner.core.units import MIB
-from planner.core.versions import Version
+from planner.core.versions import Version, is_nightly
 
 FLAGS_DIR = CATALOG_DIR / "flags"
 FLAG_COLUMNS = ["option", "also", "off", "takes", "default", "choices", "first", "last"]
@@ -337,6 +337,16 @@ def load_flag_lists(engine: str) -> FlagLists:
     return known[engine]
 
 
+def parse_engine_version(engine: str, text: str) -> Version:
+    """Return a release; a nightly build compares as the last that is listed, and prints as given.
+
+    Raises `PlannerError` for any other text.
+    """
+    if is_nightly(text):
+        return replace(load_flag_lists(engine).versions[-1], text=text)
+    return Version.parse(text)
+
+
 @cache
 def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
     """Load all options of all listed versions; a `PlannerError` names file and line."""
@@ -413,7 +423,7 @@ def get_cli_options(engine: str, version: str | Version) -> CliOptions:
     A nightly build is read by the last list. "0.20" means any patch, so the list of 0.20.2 counts.
     """
     lists = load_flag_lists(engine)
-    if str(version).startswith("nightly"):
+    if is_nightly(str(version)):
         nearest, is_listed = lists.versions[-1], False
     else:
         release = Version.parse(str(version))

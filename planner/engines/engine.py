@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from planner.core.catalog import EntryT, SourcedEntry, StrictEntry, load_catalog, validate_entry
-from planner.core.errors import PlannerError, make_unknown_name_error
-from planner.core.versions import Version
+from planner.core.errors import PlannerError, add_error_context, make_unknown_name_error
+from planner.core.versions import Version, is_nightly
 from planner.hardware.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -203,9 +203,10 @@ def get_engine(name: str = "vllm", version: str | Version | None = None) -> Engi
     first, newest = min(versions), max(versions)
     upto = versions[newest].upto
     version = str(version or upto).strip().removeprefix("v")
-    if version.startswith("nightly"):
-        return Engine(name, version, newest, versions[newest])
-    release = Version.parse(version)
+    with add_error_context("engine_version"):
+        if is_nightly(version):
+            return Engine(name, version, newest, versions[newest])
+        release = Version.parse(version)
     if release < first or release.series > upto.series:
         raise PlannerError(
             f"engine_version {version} of {name} is not known; accepted: {first} to {upto}"

@@ -35,8 +35,8 @@ _MAX_UNBROKEN_CHARS = 12
 
 
 def escape_html(text: object) -> str:
-    """Return text as HTML, with dollars in elements: two would enclose a formula."""
-    return html_escape(str(text)).replace("$", "<span>$</span>")
+    """Return text as HTML, with dollars and backslashes in elements: they would begin formulas."""
+    return re.sub(r"[$\\]", lambda mark: f"<span>{mark[0]}</span>", html_escape(str(text)))
 
 
 class HtmlOutput:

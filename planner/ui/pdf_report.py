@@ -41,6 +41,12 @@ from planner.ui.plan_text import format_plan, render_rows
 
 TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 MEMO_TEMPLATE = TYPST_TEMPLATE.with_name("memo.typ")
+PANDOC_OPTIONS = (
+    "--wrap=none",
+    "--sandbox",
+    f"--lua-filter={Path(__file__).with_name('templates') / 'report.lua'}",
+)
+"""Nothing is fetched; the filter drops raw content, and links that are not of the web."""
 TEXT_WIDTH_PX = 640
 """Width of the page's text in pixels of a chart, whose type is a little smaller than the page's."""
 SVG_BOTTOM_MARGIN_PX = 8
@@ -326,7 +332,7 @@ def _convert_to_typst(notebook: Path, work: Path, left_out: Sequence[str]) -> st
     )
     html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', convert_svg, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
-    typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
+    typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=PANDOC_OPTIONS))
     typst = re.sub(
         r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", typst
     )

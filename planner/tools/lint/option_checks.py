@@ -24,6 +24,7 @@ from planner.engines.cli_options import (
     list_versions_with_spelling,
     load_flag_lists,
     load_recorded_names,
+    parse_engine_version,
 )
 from planner.engines.engine import Engine
 from planner.tools.lint.findings import (
@@ -81,7 +82,7 @@ class CheckedCommand:
 def check_command(command: ServerCommand, engine_version: str | Version) -> CheckedCommand:
     """Check a command at a version of its engine; the findings are in the command's order."""
     cli_options = get_cli_options(command.engine, engine_version)
-    version = Version.parse(str(engine_version))
+    version = parse_engine_version(command.engine, str(engine_version))
     as_written = cli_options.parse(command.argv)
     findings = [check_flag(option, cli_options, version) for option in as_written.options]
     as_meant = _correct_misspellings(command, as_written, findings, cli_options)

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, add_error_context
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
-from planner.core.versions import Version
+from planner.core.versions import Version, is_nightly
 from planner.engines.cli_options import load_flag_lists
 from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization
 from planner.tools.lint.command_plan import CommandPlan, plan_command, serialize_command_plan
@@ -164,9 +164,10 @@ def lint(
     """
     source = read_source(what, engine)
     notes = list[str]()
-    for requested in filter(None, (version, to)):
-        if not requested.startswith("nightly"):
-            Version.parse(requested)
+    for option, requested in (("--engine-version", version), ("--to", to)):
+        with add_error_context(option):
+            if requested and not is_nightly(requested):
+                Version.parse(requested)
     command_reports, upgrade_findings = list[CommandReport](), list[LintFinding]()
     if gpu is not None:
         parse_gpu_count(gpu)

@@ -90,7 +90,7 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
 def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
     """Add the GPU, and a missing version, from the header of a plan's file."""
     title = re.search(
-        rf"^# .+ on (?:.+ of )?(.+), {command.engine} (\d[\w.+]*|nightly\S*)$",
+        rf"^# .+ on (?:.+ of )?(.+), {command.engine} (\d[\w.+]*|nightly[\w-]*)$",
         text[:2000],
         re.MULTILINE,
     )
