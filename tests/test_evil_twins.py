@@ -39,9 +39,9 @@ PAYLOADS = (
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_a_version_is_a_pattern(payload: str) -> None:
     for version in (f"nightly{payload}", f"nightly-{payload}", f"0.20.2+{payload}", payload):
-        with pytest.raises(PlannerError, match="version|nightly"):
+        with pytest.raises(PlannerError, match=r"version|nightly"):
             get_engine("vllm", version)
-        with pytest.raises(PlannerError, match="version|nightly"):
+        with pytest.raises(PlannerError, match=r"version|nightly"):
             get_cli_options("vllm", version)
         for option in ({"version": version}, {"to": version}):
             with pytest.raises(PlannerError, match=r"^--(engine-version|to): "):

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import yaml
 
@@ -342,3 +344,26 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)
     assert columns["ttft_ms_p99"].tolist() == pytest.approx(same["ttft_ms_p99"].tolist(), rel=1e-6)
+
+
+def _list_listening_sockets(_: object) -> dict[str, Any]:
+    """The sockets of the main process and its workers that others could connect to."""
+    parent = psutil.Process(os.getppid())
+    family = [parent, *parent.children(recursive=True)]
+    sockets = [socket for process in family for socket in process.net_connections("all")]
+    return {"listening": [s.laddr for s in sockets if s.status == psutil.CONN_LISTEN]}
+
+
+def _end_abruptly(_: object) -> dict[str, Any]:
+    os._exit(1)
+
+
+def test_no_worker_on_this_machine_listens_to_anyone() -> None:
+    here = {s.laddr for s in psutil.Process().net_connections("all") if s.status == "LISTEN"}
+    found = list(sweeps._run_in_processes(_list_listening_sockets, [[], []], 2))
+    assert [set(answer["listening"]) - here for answer in found] == [set(), set()]
+
+
+def test_a_worker_that_dies_is_told_in_a_sentence() -> None:
+    with pytest.raises(PlannerError, match="a worker on this machine gave up"):
+        list(sweeps._run_in_processes(_end_abruptly, [[]], 1))

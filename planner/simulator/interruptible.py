@@ -1,7 +1,8 @@
-"""Run compiled functions so that Ctrl-C can interrupt them."""
+"""Run compiled functions so that neither Ctrl-C nor a damaged cache of theirs ends the process."""
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, wraps
 from queue import SimpleQueue
 from threading import Thread, current_thread, main_thread
@@ -21,6 +22,7 @@ def make_interruptible(compiled: Callable[ParamsT, ResultT]) -> Callable[ParamsT
     `pythonapi.nrt_adapt_ndarray_to_python` unpickles their class). A signal handler that raises
     there, as for Ctrl-C, causes a segmentation fault. The main thread waits for a worker instead.
     """
+    _survive_damaged_cache(getattr(compiled, "_cache", None))
 
     @wraps(compiled)
     def run_in_worker(*args: ParamsT.args, **kwargs: ParamsT.kwargs) -> ResultT:
@@ -40,6 +42,30 @@ def make_interruptible(compiled: Callable[ParamsT, ResultT]) -> Callable[ParamsT
         return value
 
     return run_in_worker
+
+
+def _survive_damaged_cache(cache: Any) -> None:
+    """Make numba compile again what it cannot load from its files, such as one cut by a full disk.
+
+    Code that cannot be saved is used all the same.
+    """
+    if cache is None:
+        return
+    load, save = cache.load_overload, cache.save_overload
+
+    def load_or_discard(signature: object, context: object) -> object:
+        try:
+            return load(signature, context)
+        except Exception:  # unpickling a damaged file raises anything
+            with suppress(OSError):
+                cache.flush()
+            return None
+
+    def save_if_possible(signature: object, compiled: object) -> None:
+        with suppress(OSError):
+            save(signature, compiled)
+
+    cache.load_overload, cache.save_overload = load_or_discard, save_if_possible
 
 
 @lru_cache(maxsize=1)

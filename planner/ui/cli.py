@@ -2,12 +2,16 @@
 
 import argparse
 import gc
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from planner import __version__
 from planner.core.errors import PlannerError
+from planner.core.files import get_report_date
 from planner.ui.commands import catalogs, diagnostics, lab, plans, simulation, tables
 from planner.ui.commands.options import print_message
 
@@ -33,32 +37,68 @@ COMMANDS = (
 """What declares each command, in the order of `planner --help`."""
 
 
+EXIT_FAILURE = 70
+"""Exit code for a failure of the planner or the machine, `EX_SOFTWARE` of sysexits.h."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 if all went well, 2 for unusable input.
 
-    Commands have other codes of their own, such as 1 if rows of a batch failed.
+    Commands have other codes of their own, such as 1 if rows of a batch failed. `EXIT_FAILURE`
+    says that the planner or the machine failed, whatever the input.
     """
-    parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and not options.takes_rest(options):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.rest = rest
-    # a search makes many small objects and few cycles; the default costs a tenth of its time
-    gc.set_threshold(200_000, 20, 50)
+    if sys.stdout is None:  # closed: the next file that is opened would take its place
+        print_message("stdout is closed; send it to /dev/null if you do not need it")
+        return EXIT_FAILURE
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # terminals that are not UTF-8, names of no text
+            stream.reconfigure(errors="backslashreplace")
     try:
+        parser = build_parser()
+        options, rest = parser.parse_known_args(arguments)
+        if rest and not options.takes_rest(options):
+            parser.error(f"unrecognized arguments: {' '.join(map(repr, rest))[:300]}")
+        options.rest = rest
+        # a search makes many small objects and few cycles; the default costs a tenth of its time
+        gc.set_threshold(200_000, 20, 50)
+        get_report_date()  # libraries read its variable too, and end with a traceback
         code = int(options.run(options) or 0)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return 0
     except PlannerError as error:
         print_message(str(error))
         return 2
+    except MemoryError:
+        print_message("the machine has too little memory for this")
+        return EXIT_FAILURE
+    except OSError as error:  # such as a full disk: readers and writers of files have their own
+        _discard_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        print_message(f"{where}{error.strerror or error}")
+        return EXIT_FAILURE
+    except Exception as error:
+        if os.environ.get("PLANNER_TRACEBACK"):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        print_message(
+            f"this is a bug of the planner, please report it ({type(error).__name__} in"
+            f" {os.path.basename(place.filename)}:{place.lineno}: {str(error)[:200]});"
+            " PLANNER_TRACEBACK=1 shows more"
+        )
+        return EXIT_FAILURE
     except KeyboardInterrupt:
         print_message("interrupted")
         # does not wait for running notebooks: their kernels end with this process
         os._exit(130)
+
+
+def _discard_stdout() -> None:
+    """Send what is still to be written to stdout nowhere, so that Python does not try again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:

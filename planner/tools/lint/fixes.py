@@ -89,7 +89,7 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
             after = finding.written.split(" ", 1) if finding.written.startswith("--") else []
             diff += _diff_option("", [finding.written], after)
             words += after
-            model.remove(finding.written)
+            model.remove(next(word for word in model if word[:300] == finding.written))
     argv = (*model, *words)
     return FixedCommand(replace(checked.command, argv=argv, environment=environment), tuple(diff))
 

@@ -213,6 +213,9 @@ def _check_missing_option(
     name: str, written: str, options: CliOptions, version: Version, change: OptionChange
 ) -> LintFinding:
     """Check an option that this version lacks: removed, not yet added, or never there."""
+    if name in options.spellings:
+        why = f"{name} takes a value as a whole, not one of its keys"
+        return LintFinding("flag", name, written, "unknown", why, "")
     present_in = list_versions_with_spelling(options.engine, name)
     all_versions = load_flag_lists(options.engine).versions
     index = all_versions.index(options.version)

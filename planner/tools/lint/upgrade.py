@@ -71,7 +71,7 @@ def _compare_catalog_defaults(checked: CheckedCommand, to: str) -> Iterator[Lint
                 name,
                 _format_value(before),
                 _format_value(after),
-                _keep_default(new[name], _format_value(before)),
+                _keep_default(new[name], _format_value(before)) if name in new.spellings else "",
             )
 
 

@@ -1,18 +1,22 @@
-"""Answer thousands of what-ifs of one scenario on Dask, for `planner sweep`.
+"""Answer thousands of what-ifs of one scenario, for `planner sweep`.
 
 Every point is the scenario with some fields set. Answers that the store has are not computed again.
 """
 
 import json
 import math
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context, parent_process
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from planner.core.catalog import compute_build_digest, validate_entry
@@ -41,8 +45,10 @@ from planner.tools.sweep.sweep_spec import DeploymentEntry, SweepPoint, SweepSpe
 if TYPE_CHECKING:
     import pandas as pd
 
+Chunk = list[tuple[str, SweepPoint]]
+"""The (key, point) pairs of one task."""
 POINTS_PER_TASK = {False: 64, True: 4}
-"""Points of a Dask task, by whether requests are simulated."""
+"""Points of a task, by whether requests are simulated."""
 CANDIDATE_COLUMNS = (
     *("status", "verdict", "binding", "figures", "gpu", "gpus", "gpus_rented"),
     *("tp", "pp", "dp", "ep", "dcp", "replicas", "pools", "quantization", "kv_cache_dtype"),
@@ -61,7 +67,7 @@ def compute_point_key(sweep: SweepSpec, fields: Mapping[str, object]) -> str:
 def answer_points(
     sweep: SweepSpec, build_digest: str, points: Sequence[tuple[str, SweepPoint]]
 ) -> dict[str, Answer]:
-    """Return the answers to (key, point) pairs, for one Dask task of the build `build_digest`.
+    """Return the answers to (key, point) pairs, for one task of the build `build_digest`.
 
     Raises `PlannerError` if this worker has another build.
     """
@@ -191,7 +197,7 @@ def run_sweep(
 ) -> list[Answer]:  # fmt: skip
     """Return the answers to all points in order; compute those that `store` lacks, and keep them.
 
-    They run on the Dask `scheduler` at an address, or on `workers` processes of this machine (by
+    They run on the Dask `scheduler` at an address, or in `workers` processes of this machine (by
     default one per core). `progress` gets the numbers of answered, of all and of stored points,
     each distinct point counted once. Raises `PlannerError` if the scheduler cannot be reached or
     its workers have another planner.
@@ -218,35 +224,72 @@ def _compute_answers(
     workers: int | None,
 ) -> Iterator[dict[str, Answer]]:
     """Yield answers by key, task by task as they end."""
-    from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
-    from distributed.client import FutureCancelledError
-
-    if scheduler and not re.fullmatch(r"(tcp|tls|ws|wss)://.+:\d{1,5}", scheduler):
-        raise PlannerError(
-            f"--scheduler takes an address such as tcp://10.0.0.1:8786, got {scheduler!r:.80}"
-        )
     task = partial(answer_points, replace(sweep, points=(), files=()), compute_build_digest())
     size = POINTS_PER_TASK[sweep.replay]
     chunks = [points[k : k + size] for k in range(0, len(points), size)]
+    if scheduler:
+        yield from _run_on_dask(task, chunks, scheduler)
+    else:
+        yield from _run_in_processes(task, chunks, workers)
+
+
+def _run_in_processes(
+    task: Callable[[Chunk], dict[str, Answer]], chunks: Sequence[Chunk], workers: int | None
+) -> Iterator[dict[str, Answer]]:
+    """Run tasks in processes of this machine, which listen on no port that others could use."""
+    pool = ProcessPoolExecutor(
+        min(workers or count_usable_cores(), len(chunks)), get_context("spawn"), _prepare_worker
+    )
     try:
-        with ExitStack() as stack:
-            address: str | LocalCluster = scheduler or stack.enter_context(
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    dashboard_address="127.0.0.1:0",
-                    memory_limit=0,
-                    silence_logs=50,
-                    local_directory=stack.enter_context(TemporaryDirectory()),
-                )
-            )
-            client = stack.enter_context(Client(address, timeout=20, set_as_default=False))
+        for future in as_completed([pool.submit(task, chunk) for chunk in chunks]):
+            yield future.result()
+    except (OSError, BrokenProcessPool) as error:
+        raise PlannerError(
+            f"a worker on this machine gave up, what was answered is kept: {error}"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def count_usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the main process, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def exit_with_parent() -> None:
+        if parent := parent_process():
+            parent.join()
+        os._exit(1)
+
+    Thread(target=exit_with_parent, daemon=True).start()
+
+
+def _run_on_dask(
+    task: Callable[[Chunk], dict[str, Answer]], chunks: Sequence[Chunk], scheduler: str
+) -> Iterator[dict[str, Answer]]:
+    """Run tasks on the workers of a Dask scheduler."""
+    from dask.distributed import Client, KilledWorker, as_completed
+    from distributed.client import FutureCancelledError
+
+    if not re.fullmatch(r"(tcp|tls|ws|wss)://.+:\d{1,5}", scheduler):
+        raise PlannerError(
+            f"--scheduler takes an address such as tcp://10.0.0.1:8786, got {scheduler!r:.80}"
+        )
+    try:
+        with Client(scheduler, timeout=20, set_as_default=False) as client:
             tasks = client.map(task, chunks, pure=False)
             for _, answers in as_completed(tasks, loop=client.loop, with_results=True):
                 yield answers
     except (OSError, KilledWorker, FutureCancelledError) as error:
-        where, why = scheduler or "this machine", error or type(error).__name__
-        raise PlannerError(f"Dask on {where} gave up, what was answered is kept: {why}") from None
+        why = error or type(error).__name__
+        raise PlannerError(
+            f"Dask on {scheduler} gave up, what was answered is kept: {why}"
+        ) from None
 
 
 def run_sweep_file(

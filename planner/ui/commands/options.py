@@ -4,11 +4,13 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from planner.core.errors import PlannerError
+from planner.core.text import escape_to_one_line
 
 if TYPE_CHECKING:
     from numba.core.event import Event
@@ -88,8 +90,10 @@ def announce_compilation(
 
 
 def print_message(message: str) -> None:
-    """Print a line on stderr."""
-    print(f"planner: {message}", file=sys.stderr, flush=True)
+    """Print a line on stderr, if it can be written."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(f"planner: {escape_to_one_line(message)}", file=sys.stderr, flush=True)
 
 
 def print_progress(done: int, total: int, unit: str) -> None:
