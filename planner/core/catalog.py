@@ -59,6 +59,15 @@ class SourcedEntry(StrictEntry):
 EntryT = TypeVar("EntryT", bound=StrictEntry)
 
 
+_PARSER_WORDS = {
+    "tuple_type": "Input should be a list",
+    "model_type": "Input should be a mapping of fields",
+    "dataclass_type": "Input should be a mapping of fields",
+    "dict_type": "Input should be a mapping",
+}
+"""What is expected, where pydantic names types of Python."""
+
+
 def validate_entry(entry_type: type[EntryT], data: object, location: str) -> EntryT:
     """Validate `data`; `location` names file and entry in the `PlannerError`."""
     try:
@@ -96,6 +105,7 @@ def validate_entry(entry_type: type[EntryT], data: object, location: str) -> Ent
             if "than" in first["type"] and first["input"] is True
             else first["msg"]
         )
+        expected = _PARSER_WORDS.get(first["type"], expected)
         if first["type"] == "float_parsing":
             expected = "Input should be a number, worked out (2.5 for 60/24)"
         raise PlannerError(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 from unicodedata import category
 
+from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line
 
 ValueT = TypeVar("ValueT")
@@ -20,7 +21,7 @@ class PlannerError(ValueError):
     """
 
     def __init__(self, message: object) -> None:
-        shown = escape_to_one_line(" ".join(str(message)[:10_000].split()))
+        shown = redact_text(escape_to_one_line(" ".join(str(message)[:10_000].split())))
         super().__init__(shown if len(shown) <= 400 else f"{shown[:250]} ... {shown[-140:]}")
 
 

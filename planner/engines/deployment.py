@@ -34,6 +34,8 @@ class ParallelLayout:
                 raise PlannerError(
                     f"layout, field {name}: expected a whole number from 1, got {value!r}"
                 )
+        if self.dcp > self.tp:
+            raise PlannerError(f"dcp {self.dcp}: decode contexts are shared within tp {self.tp}")
         if self.ep not in (1, self.tp * self.dp):
             raise PlannerError(
                 f"ep {self.ep}: expert parallelism spans tp x dp = {self.tp * self.dp} ranks, or"

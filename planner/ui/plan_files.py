@@ -70,6 +70,8 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
             part.write_text(text, encoding="utf-8")
             if path.name == SECRETS_FILE:
                 part.chmod(0o600)
+                with suppress(OSError):  # its new content would take over a wider mode
+                    path.chmod(0o600)
         if report:
             shutil.copyfile(report, parts[-1])
     for folder in {path.parent for path in stale} - {out}:

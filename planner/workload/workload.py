@@ -10,6 +10,8 @@ from planner.core.errors import PlannerError
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import Trace
 
+MAX_ADAPTERS = 10_000
+"""LoRA adapters of one server, in scenarios, rows and logs alike."""
 WORKLOAD_BOUNDS = {"rate": (1e-9, 1e9), "concurrency": (1, 200_000), "burstiness": (1e-3, math.inf)}
 """Smallest and largest requests/s, requests in flight and burstiness for which the models hold."""
 DEFAULT_RUN_S = 600.0
@@ -58,6 +60,8 @@ class Workload:
                 raise PlannerError(
                     f"{name} {value:g} is beyond what is planned: {low:g} to {high:g}"
                 )
+        if not 0 <= self.adapters <= MAX_ADAPTERS:
+            raise PlannerError(f"adapters must be 0 to {MAX_ADAPTERS:,}, got {self.adapters:,}")
         if not 0 <= self.prefix_hit_rate <= 1:
             raise PlannerError(
                 f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}"

@@ -4,11 +4,13 @@ One page covers the time since the server's start, two pages the time in between
 """
 
 import math
-import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from time import time
 
 import numpy as np
@@ -30,6 +32,20 @@ LENGTH_METRICS: Mapping[RequestSide, tuple[str, str]] = {
 """The histogram of tokens per request, and the counter of all tokens."""
 METRIC_PREFIXES = {"vllm:": "vllm", "sglang:": "sglang"}
 """Engines by the prefix of their metrics."""
+
+
+FETCH_DEADLINE_S = 30
+"""For a whole page, redirects included."""
+_HTTP_HANDLERS = (
+    urllib.request.ProxyHandler,
+    urllib.request.UnknownHandler,
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPRedirectHandler,
+    urllib.request.HTTPErrorProcessor,
+)
+"""The usual ones, without those for files, FTP and data in the address."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,10 @@ class MetricsPage:
         for labels, value in self.samples.get(f"{name}_bucket", ()):
             edge = float(labels.get("le", "nan"))
             counts[edge] = counts.get(edge, 0.0) + value
-        return dict(sorted(counts.items()))
+        count = self.sum_series(f"{name}_count")
+        if counts and count is not None:  # a page that was cut, or an exporter that leaves it out
+            counts.setdefault(math.inf, max(count, *counts.values(), 0.0))
+        return dict(sorted(counts.items())) if math.inf in counts else {}
 
 
 def read_metrics_page(location: str | Path) -> MetricsPage:
@@ -90,18 +109,49 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
                     )
                 samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
+        problem = str(error).replace("could not convert string to float:", "expected a number, got")
         raise PlannerError(
-            f"{location} is not a /metrics page: {str(error)[:120] or type(error).__name__}"
+            f"{location} is not a /metrics page: {problem[:120] or 'a line has no value'}"
         ) from None
     return MetricsPage(samples, taken_at_s, str(location))
 
 
 def _fetch_page(address: str) -> tuple[str, float]:
+    """Fetch a whole page within `FETCH_DEADLINE_S`; return its text, and the time."""
+    results: SimpleQueue[bytes | Exception] = SimpleQueue()
+
+    def fetch() -> None:
+        try:
+            results.put(_fetch_bytes(address))
+        except Exception as error:
+            results.put(error)
+
+    # a server that sends a byte now and then never runs into a socket's own limit
+    Thread(target=fetch, daemon=True).start()
     try:
-        with urllib.request.urlopen(address, timeout=10) as response:
-            return response.read(MAX_PAGE_BYTES).decode("utf-8", "replace"), time()
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        raise PlannerError(f"cannot read {address}: {error}") from None
+        page = results.get(timeout=FETCH_DEADLINE_S)
+        if isinstance(page, Exception):
+            raise page
+        return page.decode("utf-8", "replace"), time()
+    except Empty:
+        problem = f"no whole answer within {FETCH_DEADLINE_S} s"
+    except (OSError, ValueError, HTTPException) as error:
+        problem = str(error) or type(error).__name__
+    raise PlannerError(f"cannot read {address}: {problem}")
+
+
+def _fetch_bytes(address: str) -> bytes:
+    """Return the body of an HTTP answer, also after redirects, which lead to HTTP only."""
+    opener = urllib.request.OpenerDirector()
+    for handler in _HTTP_HANDLERS:
+        opener.add_handler(handler())
+    with opener.open(address, timeout=FETCH_DEADLINE_S / 3) as response:
+        body: bytes = response.read(MAX_PAGE_BYTES + 1)
+        if len(body) > MAX_PAGE_BYTES:
+            raise ValueError(f"the page has more than {MAX_PAGE_BYTES // MIB} MiB")
+        if response.length:
+            raise ValueError(f"the answer is cut short, {response.length:,} bytes are missing")
+        return body
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.core.catalog import StrictEntry, load_catalog
+from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line
 
 MAX_LINE_CHARS = 2000
@@ -50,7 +51,8 @@ def find_startup_errors(text: str) -> list[StartupError]:
                     name: value for name, value in match.groupdict().items() if value is not None
                 }
                 errors.setdefault(
-                    key, StartupError(key, phrase, figures, escape_to_one_line(line)[:300])
+                    key,
+                    StartupError(key, phrase, figures, redact_text(escape_to_one_line(line))[:300]),
                 )
                 break
     return list(errors.values())

@@ -26,6 +26,10 @@ VERDICTS_TO_FIX = ("removed", "renamed", "unknown", "wrong value", "contradicts"
 """Verdicts that call for a fix; the others only inform."""
 
 
+ENVIRONMENT_OPTIONS = ("--api-key", "--hf-token")
+"""Options of secrets that engines also read from the environment, where no other user sees them."""
+
+
 @dataclass(frozen=True)
 class LintFinding:
     """A finding about one item of a command."""
@@ -81,11 +85,3 @@ def load_engine_changes(engine: str) -> EngineChanges:
     """Return the changes of `engine`; `PlannerError` names file, entry and field of a mistake."""
     data = read_yaml(FLAGS_DIR / "changes.yaml").get(engine, {})
     return validate_entry(EngineChanges, data, f"flags/changes.yaml, entry {engine}")
-
-
-def is_secret_option(option: str) -> bool:
-    """Return whether the option's value is a secret, which belongs in the environment.
-
-    Secrets are not repeated in any output.
-    """
-    return option.replace("_", "-") in ("--api-key", "--hf-token")

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.core.redaction import redact_words
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import ParsedOption
 from planner.tools.lint.findings import (
+    ENVIRONMENT_OPTIONS,
     LintFinding,
-    is_secret_option,
     load_engine_changes,
 )
 from planner.tools.lint.option_checks import CheckedCommand, normalize_variable_value
@@ -54,7 +55,7 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
         else:
             finding = findings.get(name)
             after = [meant.written, *meant.words]
-            if is_secret_option(name):
+            if name.replace("_", "-") in ENVIRONMENT_OPTIONS:
                 after = []
             elif finding and finding.verdict != "ok":
                 after = _replace_option(checked, meant, name, finding)
@@ -98,12 +99,11 @@ def _diff_option(name: str, before: list[str], after: list[str]) -> list[str]:
     """Return the diff lines of one option, with secrets masked."""
     if before == after:
         return []
-    shown = [before[0], "..."] if is_secret_option(name) else before
-    return [_format_diff_line("-", shown)] + ([_format_diff_line("+", after)] if after else [])
+    return [_format_diff_line("-", before)] + ([_format_diff_line("+", after)] if after else [])
 
 
 def _format_diff_line(sign: str, words: list[str]) -> str:
-    return f"{sign} {' '.join(map(quote_word, words))}"
+    return f"{sign} {' '.join(map(quote_word, redact_words(words)))}"
 
 
 def _replace_option(

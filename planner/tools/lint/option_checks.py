@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from planner.core.errors import PlannerError, find_closest
+from planner.core.redaction import is_secret_name, redact_environment
 from planner.core.versions import Version
 from planner.engines import engine as engines
 from planner.engines.cli_options import (
@@ -31,7 +32,6 @@ from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
     OptionChange,
-    is_secret_option,
     load_engine_changes,
 )
 from planner.tools.lint.rules import apply_option_rules
@@ -42,7 +42,6 @@ VERSIONED_DEFAULTS = {
     "async_scheduling": "async_scheduling", "gpu_memory_utilization": "gpu_memory_utilization",
 }  # fmt: skip
 """vLLM's arguments whose defaults `catalogs/engines.yaml` lists by version."""
-_SECRET_NAME_PATTERN = re.compile(r"(API_KEY|HF_TOKEN|HUGGING_?FACE_HUB_TOKEN|SECRET_KEY)$")
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> L
     written = " ".join(
         [
             option.written,
-            *(["..."] if is_secret_option(option.written) else map(shlex.quote, option.words)),
+            *(["..."] if is_secret_name(option.written) else map(shlex.quote, option.words)),
         ]
     )[:300]
     change = load_engine_changes(options.engine).flags.get(name) or OptionChange()
@@ -346,10 +345,10 @@ def check_environment(command: ServerCommand, version: Version) -> Iterator[Lint
     )
     index = all_versions.index(nearest)
     for name, value in command.environment.items():
-        written = f"{name}={value}"[:300]
+        written = f"{name}={redact_environment({name: value})[name]}"[:300]
         change = load_engine_changes(engine).environment.get(name) or OptionChange()
         is_placeholder = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
-        if _SECRET_NAME_PATTERN.search(name) and len(value) > 7 and not is_placeholder:
+        if is_secret_name(name) and len(value) > 7 and not is_placeholder:
             why, instead = (
                 "a secret in plain text",
                 "a secret, or a file that only the server reads",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from planner.core.errors import PlannerError, add_error_context
+from planner.core.redaction import redact_environment, redact_json, redact_text, redact_words
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
 from planner.core.versions import Version, is_nightly
@@ -13,11 +14,11 @@ from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization
 from planner.tools.lint.command_plan import CommandPlan, plan_command, serialize_command_plan
 from planner.tools.lint.consistency import find_contradictions
 from planner.tools.lint.deployment_reader import parse_gpu_count
-from planner.tools.lint.findings import LintFinding, is_secret_option
+from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.fixes import FixedCommand, fix_command
 from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
-from planner.tools.lint.server_commands import ServerCommand
+from planner.tools.lint.server_commands import ServerCommand, quote_word
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
@@ -117,14 +118,14 @@ class LintReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
-        return {
+        report = {
             "commands": [
                 {
                     "where": report.checked.command.where,
                     "engine": report.checked.command.engine,
                     "engine_version": str(report.checked.version),
                     "command": _format_without_secrets(report.checked.command),
-                    "findings": [vars(finding) for finding in report.checked.findings],
+                    "findings": [dict(vars(finding)) for finding in report.checked.findings],
                     "better": _format_without_secrets(report.fixed.command)
                     if report.fixed.diff
                     else None,
@@ -141,6 +142,7 @@ class LintReport:
             "to": self.target_version, "drift": [vars(finding) for finding in self.upgrade_findings],
             "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
         }  # fmt: skip
+        return dict(redact_json(report))
 
     def __str__(self) -> str:
         return render_template(
@@ -269,28 +271,12 @@ def _merge_findings(
 
 def _format_without_secrets(command: ServerCommand) -> str:
     """Return the command in one line, with its environment in front, and without secrets."""
-    secrets = {
-        name
-        for name, value in command.environment.items()
-        if len(value) > 7 and name.endswith(("KEY", "TOKEN"))
-    }
     variables = [
-        f"{name}={'...' if name in secrets else value}"
-        for name, value in command.environment.items()
+        f"{name}={quote_word(value)}"
+        for name, value in redact_environment(command.environment).items()
     ]
-    return escape_to_one_line(" ".join([*variables, _mask_secret(command)]))
-
-
-def _mask_secret(command: ServerCommand) -> str:
-    """Return the command's line with the values of secret options masked."""
-    words = list(command.argv)
-    for at, word in enumerate(words):
-        name, equals, _ = word.partition("=")
-        if is_secret_option(name) and equals:
-            words[at] = f"{name}=..."
-        elif is_secret_option(name) and at + 1 < len(words):
-            words[at + 1] = "..."
-    return replace(command, argv=tuple(words)).line
+    shown = replace(command, argv=redact_words(command.argv))
+    return escape_to_one_line(" ".join([*variables, redact_text(shown.line)]))
 
 
 def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
@@ -298,7 +284,12 @@ def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
     rows = []
     for finding in findings:
         item = finding.name if finding.kind == "metric" else finding.written
-        row = ("", finding.verdict, escape_to_one_line(item)[:70], _format_finding(finding))
+        row = (
+            "",
+            finding.verdict,
+            redact_text(escape_to_one_line(item))[:70],
+            _format_finding(finding),
+        )
         rows.append(row)
     return format_columns(rows).splitlines() if rows else []
 
@@ -306,4 +297,4 @@ def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
 def _format_finding(finding: LintFinding) -> str:
     """Return the reason and the advice of a finding."""
     advice = f"instead: {finding.instead}" if finding.instead else ""
-    return escape_to_one_line("; ".join(filter(None, (finding.why, advice))))
+    return redact_text(escape_to_one_line("; ".join(filter(None, (finding.why, advice)))))

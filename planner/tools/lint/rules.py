@@ -10,6 +10,7 @@ from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, validate_entry
 from planner.core.readers import read_yaml
+from planner.core.redaction import is_secret_name, redact_environment
 from planner.core.versions import Version
 from planner.engines.cli_options import (
     FLAGS_DIR,
@@ -18,7 +19,7 @@ from planner.engines.cli_options import (
     is_unresolved,
     load_flag_lists,
 )
-from planner.tools.lint.findings import LintFinding, LintVerdict, is_secret_option
+from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.server_commands import ServerCommand
 
 
@@ -66,7 +67,7 @@ def apply_option_rules(
             continue
         name = rule.flag or next(iter(rule.when))
         if name.isupper():
-            written = f"{name}={values.get(name)}"[:300]
+            written = f"{name}={redact_environment({name: str(values.get(name))})[name]}"[:300]
             yield LintFinding(
                 "environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses
             )
@@ -84,7 +85,7 @@ def apply_option_rules(
             "(not given)"
             if option is None
             else shown
-            if is_secret_option(option.written)
+            if is_secret_name(option.written)
             else str(option)[:300]
         )
         yield LintFinding(

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.ui.commands.options import format_json
+from planner.ui.commands.options import announce_compilation, format_json
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
@@ -27,6 +27,7 @@ def add_explain_log(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_explain_log)
 
 
+@announce_compilation
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
     from planner.planning.scenario import load_scenario
@@ -77,6 +78,7 @@ def _add_seconds_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@announce_compilation
 def run_diagnose(options: argparse.Namespace) -> int:
     """Print what is wrong with a server; 1 if anything is."""
     from planner.tools.diagnostics import diagnose
@@ -145,6 +147,7 @@ def add_lint(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_lint, takes_rest=lambda options: len(options.what) > 1)
 
 
+@announce_compilation
 def run_lint(options: argparse.Namespace) -> int:
     """Check a command or file; the exit code is the verdict's."""
     from planner.planning.scenario import load_scenario

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from planner.core.errors import PlannerError
+from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def print_message(message: str) -> None:
     """Print a line on stderr, if it can be written."""
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"planner: {escape_to_one_line(message)}", file=sys.stderr, flush=True)
+            print(
+                f"planner: {redact_text(escape_to_one_line(message))}", file=sys.stderr, flush=True
+            )
 
 
 def print_progress(done: int, total: int, unit: str) -> None:

@@ -1,0 +1,258 @@
+"""Every door shuts: secrets stay in, other servers' answers are bounded, and what breaks ends in one line."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner.core.errors import PlannerError
+from planner.core.redaction import is_secret_name, redact_text, redact_words
+from planner.engines.deployment import ParallelLayout
+from planner.simulator.interruptible import make_interruptible
+from planner.tools.diagnostics import metrics_pages
+from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
+from planner.tools.diagnostics.planned_replica import load_planned_replica
+from planner.tools.lint.report import lint
+from planner.ui import cli
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
+
+SECRETS = ("swordfish1", "hunter22", "hf_abcdefghijk", "u:pw", "abcdef0123")
+COMMAND = (
+    "docker run -e HF_TOKEN=hf_abcdefghijk -e db_password=swordfish1 -e HTTPS_PROXY=http://u:pw@h:80"
+    " -e OTEL_EXPORTER_OTLP_HEADERS=x-key=abcdef0123 lmsysorg/sglang:v0.5.2 python3 -m"
+    " sglang.launch_server --model-path Qwen/Qwen3-8B --admin-api-key hunter22 --api-k swordfish1"
+)
+
+
+@pytest.mark.parametrize("options", [{}, {"gpu": "H100"}, {"to": "0.5.5"}])
+def test_lint_repeats_no_secret(options: dict[str, str]) -> None:
+    report = lint(COMMAND, **options)
+    for text in (str(report), json.dumps(report.to_json())):
+        assert [secret for secret in SECRETS if secret in text] == []
+
+
+def test_an_error_repeats_no_secret() -> None:
+    with pytest.raises(PlannerError) as refused:
+        lint("nothing --hf-token hf_abcdefghijk http://u:pw@h/ --api-key=swordfish1")
+    assert [secret for secret in SECRETS if secret in str(refused.value)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["--api-key", "--api-k", "--admin-api-key", "DB_PASSWORD", "db_password", "VLLM_API_KEY",
+     "--otlp-traces-headers", "AWS_SECRET_ACCESS_KEY", "--ssl-keyfile-password"],
+)  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["--max-num-batched-tokens", "--tokenizer", "--ssl-keyfile", "--served-model-name"]
+)
+def test_names_of_no_secrets(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_placeholders_and_prose_stay() -> None:
+    for text in ("--api-key ${KEY}", "--api-key or a proxy guards the port", "HF_TOKEN=$TOKEN"):
+        assert redact_text(text) == text
+    assert redact_words(["--api-key", "my secret", "--port", "1"]) == (
+        "--api-key", "...", "--port", "1",
+    )  # fmt: skip
+
+
+PAGE = "".join(
+    f"{line}\n"
+    for line in (
+        "vllm:request_success_total 10",
+        'vllm:time_to_first_token_seconds_bucket{le="1"} 5',
+        'vllm:time_to_first_token_seconds_bucket{le="2"} 9',
+        "vllm:time_to_first_token_seconds_sum 9",
+        "vllm:time_to_first_token_seconds_count 10",
+        "vllm:num_requests_running 2",
+    )
+)
+
+
+def test_a_histogram_without_its_last_bucket_ends_at_its_count(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text(PAGE)
+    ttft = measure_replica([read_metrics_page(tmp_path / "m.txt")]).histograms["ttft"]
+    assert ttft.find_quantile_bucket(0.95) == (2.0, float("inf"))
+    assert ttft.compute_fraction_above(5.0) == 0.0 and ttft.mean == 0.9
+
+
+def serve_bytes(payload: bytes, pause_s: float = 0.0) -> str:
+    """The address of a server that answers so, a byte at a time with a pause."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        connection.recv(4096)
+        for byte in payload if pause_s else [payload]:
+            connection.sendall(bytes([byte]) if isinstance(byte, int) else byte)
+            time.sleep(pause_s)
+        connection.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    return f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n" + PAGE.encode(), "is cut short"),
+        (b"garbage\r\n\r\n", "garbage"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "IncompleteRead"),
+        (b"HTTP/1.1 302 F\r\nLocation: ftp://127.0.0.1/a\r\n\r\n", "ftp"),
+        (b"HTTP/1.1 302 F\r\nLocation: file:///etc/passwd\r\n\r\n", "not allowed"),
+        (b"HTTP/1.1 500 \x1b[31mred\r\nContent-Length: 0\r\n\r\n", r"\x1b[31mred"),
+        (b"", "without response"),
+    ],
+)
+def test_a_broken_answer_is_refused_in_a_line(payload: bytes, told: str) -> None:
+    with pytest.raises(PlannerError) as refused:
+        read_metrics_page(serve_bytes(payload))
+    assert told in str(refused.value) and str(refused.value).isprintable()
+
+
+def test_a_drip_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_pages, "FETCH_DEADLINE_S", 0.5)
+    with pytest.raises(PlannerError, match=r"no whole answer within 0\.5 s"):
+        read_metrics_page(serve_bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", 0.05))
+
+
+PLAN = {"layout": {"tp": 1, "replicas": 1}, "engine_args": {}, "quantization": "none", "gpu": "H100",
+        "checkpoint": "meta-llama/Llama-3.1-8B-Instruct", "engine": "vllm",
+        "engine_version": "0.20.2", "speculation": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"service_level": [{"metric": "speed", "percentile": "p95", "limit_ms": 1}]}, "metric"),
+        ({"service_level": [{"metric": "ttft", "percentile": "p42", "limit_ms": 1}]}, "percentile"),
+        ({"layout": {"tp": 1, "replicas": 0}}, "replicas"),
+        ({"engine_args": []}, "engine_args"),
+        ({"speculation": "eagle"}, "mapping of fields"),
+        ({"planned_rps": -1}, "planned_rps"),
+    ],
+)
+def test_a_plan_that_no_planner_wrote_is_refused(
+    fields: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN))
+    assert load_planned_replica(path).deployment.gpu.name == "H100-SXM"
+    path.write_text(json.dumps({**PLAN, **fields}))
+    with pytest.raises(PlannerError, match=f"is not a plan.json of this planner.*{told}"):
+        load_planned_replica(path)
+
+
+def test_one_bound_of_adapters_and_ranks_everywhere() -> None:
+    lengths = LengthDistribution.from_constant(9), LengthDistribution.from_constant(9)
+    with pytest.raises(PlannerError, match="adapters must be 0 to 10,000"):
+        Workload(*lengths, rate=1.0, adapters=2**31)
+    with pytest.raises(PlannerError, match="dcp 1000000"):
+        ParallelLayout(dcp=10**6)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lint", "vllm serve Qwen/Qwen3-8B", "--to", "0.6.0"],
+        ["lint", "vllm serve Qwen/Qwen3-8B --dtype.nan half"],
+        ["lint", f"vllm serve Qwen/Qwen3-8B '--a {'a' * 310}'"],
+    ],
+)
+def test_lint_answers_what_once_ended_it(words: list[str]) -> None:
+    assert cli.main(words) in (0, 1)
+
+
+def break_with(error: BaseException) -> Callable[[object], int]:
+    def run(_: object) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("a\x1b[31mb\nc"), "a bug of the planner"),
+        (MemoryError(), "too little memory"),
+        (OSError(28, "No space left on device", "/tmp"), "/tmp: No space left on device"),
+        (RecursionError("deep"), "a bug of the planner"),
+    ],
+)
+def test_what_no_command_expects_has_a_line_and_a_code_of_its_own(
+    error: Exception,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("planner.ui.commands.catalogs.run_scenarios", break_with(error))
+    assert cli.main(["scenarios"]) == cli.EXIT_FAILURE == 70
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1 and said.rstrip("\n").isprintable()
+
+
+def run_planner(*words: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "planner", *words], text=True, check=False,
+        cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, **options,
+    )  # type: ignore[call-overload]  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_stdout_is_told(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_planner("gpus", "H100", stdout=full)
+    assert (done.returncode, done.stderr) == (70, "planner: No space left on device\n")
+    done = run_planner("gpus", "H100", preexec_fn=lambda: os.close(1))
+    assert done.returncode == 70 and done.stderr.startswith("planner: stdout is closed")
+
+
+def test_any_encoding_and_date_variable_is_taken_or_refused() -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    assert run_planner("gpus", "H100", env=ascii_only, stdout=subprocess.DEVNULL).returncode == 0
+    done = run_planner("gpus", env={**os.environ, "SOURCE_DATE_EPOCH": "x"})
+    assert done.returncode == 2 and done.stderr.startswith("planner: SOURCE_DATE_EPOCH")
+
+
+def test_ctrl_c_while_modules_load_is_one_line() -> None:
+    code = "import sys; sys.modules['planner.ui.cli'] = None\nfrom planner.__main__ import run\n"
+    code += "import builtins; real = builtins.__import__\n"
+    code += "def load(*a, **k):\n    if a[0] == 'planner.ui.cli': raise KeyboardInterrupt\n"
+    code += "    return real(*a, **k)\nbuiltins.__import__ = load\nrun()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "planner: interrupted\n")
+
+
+def test_a_damaged_cache_of_compiled_code_is_discarded(tmp_path: Path) -> None:
+    """In a process of its own, whose numba keeps its files in a folder that the test damages."""
+    (tmp_path / "kernel.py").write_text(
+        "from numba import njit\nfrom planner.simulator.interruptible import make_interruptible\n"
+        "double = make_interruptible(njit(cache=True)(lambda x: 2 * x))\nprint(double(21))\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, tmp_path / "kernel.py"], env=environment, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
+        kept = [path for path in (tmp_path / "cache").rglob("*.nb?")]
+        assert kept
+        for path in kept:
+            path.write_bytes(path.read_bytes()[:40])
+    assert make_interruptible(abs)(-1) == 1
