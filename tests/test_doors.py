@@ -256,3 +256,61 @@ def test_a_damaged_cache_of_compiled_code_is_discarded(tmp_path: Path) -> None:
         for path in kept:
             path.write_bytes(path.read_bytes()[:40])
     assert make_interruptible(abs)(-1) == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--max-num-seqs -5", "--pipeline-parallel-size 0", "--port 99999999", "--block-size 8",
+     "--kv-cache-dtype foo", "--max-model-len 0", "--quantization squeezellm",
+     "--attention-backend XFORMERS"],
+)  # fmt: skip
+def test_values_that_no_engine_takes_are_findings(option: str) -> None:
+    report = lint(f"vllm serve Qwen/Qwen3-8B {option}", "0.20.2")
+    assert report.verdict == "mend" and report.commands[0].refuses_to_start
+
+
+@pytest.mark.parametrize("value", ["auto", "-1", "8k"])
+def test_a_context_that_the_engine_chooses_is_no_finding(value: str) -> None:
+    assert lint(f"vllm serve Qwen/Qwen3-8B --max-model-len {value}", "0.20.2").verdict == "ok"
+
+
+def test_a_format_that_a_gpu_lacks_is_a_finding() -> None:
+    command = "vllm serve Qwen/Qwen3-0.6B --dtype {}"
+    assert lint(command.format("bfloat16"), "0.10.0", gpu="T4").verdict == "mend"
+    assert lint(command.format("float16"), "0.10.0", gpu="T4").verdict == "ok"
+    assert lint(command.format("bfloat16"), "0.10.0", gpu="L4").verdict == "ok"
+
+
+def test_a_draft_without_its_number_of_tokens_is_no_proposal() -> None:
+    for options in ("--speculative-model a/b", "--num-speculative-tokens 5"):
+        (report,) = lint(f"vllm serve Qwen/Qwen3-8B {options}", "0.20.2").commands
+        assert "--speculative-config" not in report.fixed.command.argv
+
+
+COMPOSE = """
+services:
+  llm:
+    image: vllm/vllm-openai:v0.20.2
+    entrypoint: {}
+    command: [Qwen/Qwen3-8B, --enable-reasoning, --no-such-flag, --tensor-parallel-size, "3"]
+"""
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    ['[bash, -c, "exec vllm serve \\"$$@\\"", --]', '[sh, -c, "vllm serve $$@", sh]',
+     '[bash, -ec, "vllm serve $$1 $${2} $$3 $$4 $$5", x]', '[vllm, serve]'],
+)  # fmt: skip
+def test_a_script_gets_the_words_that_follow_it(entrypoint: str, tmp_path: Path) -> None:
+    (tmp_path / "compose.yml").write_text(COMPOSE.format(entrypoint))
+    findings = {f.name: f.verdict for f in lint(str(tmp_path / "compose.yml")).findings}
+    assert findings == {"--enable-reasoning": "removed", "--no-such-flag": "unknown",
+                        "--tensor-parallel-size": "contradicts"}  # fmt: skip
+
+
+@pytest.mark.parametrize("entrypoint", ["[/start.sh]", "[bash, /scripts/run.sh]", '"./go"'])
+def test_a_script_that_is_not_read_is_said(entrypoint: str, tmp_path: Path) -> None:
+    (tmp_path / "compose.yml").write_text(COMPOSE.format(entrypoint))
+    report = lint(str(tmp_path / "compose.yml"))
+    assert [finding.verdict for finding in report.findings] == ["unread"]
+    assert report.verdict == "at_risk" and "was not read" in str(report)

@@ -18,6 +18,13 @@ from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.option_checks import CheckedCommand
 
+MAX_GPUS_OF_A_BOX = 8
+"""GPUs that one machine holds, whatever the usual number of their kind."""
+
+
+class RefusedDeploymentError(PlannerError):
+    """The engine does not start so on this GPU: not a gap of the planner's knowledge."""
+
 
 def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
     """Return number, if given, and GPU of "H100", "4xH100", "4x H100-SXM" or "H100:4"."""
@@ -270,16 +277,28 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):
-        model = replace(model, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
+        dtype = {"half": "float16", "float": "float32"}.get(dtype, dtype)
+        if dtype == "bfloat16" and "bf16" not in gpu_spec.peak_flops:
+            raise RefusedDeploymentError(
+                f"bfloat16 does not run on {gpu_spec.name} (compute capability"
+                f" {gpu_spec.compute_capability}); use float16"
+            )
+        model = replace(model, dtype=dtype)
+    speculation = read_speculation(engine, values)
     if num_gpus is not None and num_gpus < layout.num_gpus:
-        raise PlannerError(
+        raise RefusedDeploymentError(
             f"{name} on {layout} takes {layout.num_gpus} GPUs, and --gpu says {num_gpus}"
         )
-    node = min(num_gpus or gpu_spec.gpus_per_node, gpu_spec.gpus_per_node)
-    deployment = deploy_on(
-        model, gpu_spec, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,
-        speculation=read_speculation(engine, values), **args,
-    )  # fmt: skip
+    # who names up to eight has them in one machine
+    largest_node = max(gpu_spec.gpus_per_node, MAX_GPUS_OF_A_BOX)
+    node = num_gpus if num_gpus and num_gpus <= largest_node else gpu_spec.gpus_per_node
+    try:
+        deployment = deploy_on(
+            model, gpu_spec, **vars(layout), engine=engine, engine_version=version,
+            gpus_per_node=node, speculation=speculation, **args,
+        )  # fmt: skip
+    except PlannerError as error:
+        raise RefusedDeploymentError(str(error)) from None
     if reason := explain_illegal_layout(deployment.model, layout, node, deployment.engine):
-        raise PlannerError(f"{name} on {layout}: {reason}")
+        raise RefusedDeploymentError(f"{name} on {layout}: {reason}")
     return deployment

@@ -21,8 +21,9 @@ LintVerdict = Literal[
     "contradicts",
     "useless",
     "risky",
+    "unread",
 ]
-VERDICTS_TO_FIX = ("removed", "renamed", "unknown", "wrong value", "contradicts", "risky")
+VERDICTS_TO_FIX = ("removed", "renamed", "unknown", "wrong value", "contradicts", "risky", "unread")
 """Verdicts that call for a fix; the others only inform."""
 
 

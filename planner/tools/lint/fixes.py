@@ -61,7 +61,7 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
                 after = _replace_option(checked, meant, name, finding)
         words += after
         diff += _diff_option(name, before, after)
-    if draft_options:
+    if {"model", "num_speculative_tokens"} <= set(draft_options):  # the engine asks for both
         added = ["--speculative-config", json.dumps(_convert_draft_options(draft_options))]
         words, diff = [*words, *added], [*diff, _format_diff_line("+", added)]
     environment = dict(checked.command.environment)
@@ -152,4 +152,4 @@ def _convert_draft_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `--speculative-config` of the options that it replaced."""
     if given.get("model") in ("[ngram]", "ngram"):
         return {"method": "ngram", **{key: value for key, value in given.items() if key != "model"}}
-    return {"method": "draft_model", **given} if "model" in given else {"method": "ngram", **given}
+    return {"method": "draft_model", **given}

@@ -36,6 +36,7 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.rules import apply_option_rules
 from planner.tools.lint.server_commands import ServerCommand
+from planner.tools.lint.value_checks import check_numbers
 
 VERSIONED_DEFAULTS = {
     "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
@@ -96,7 +97,9 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     findings += check_settings(command, version)
     indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
     for finding in (
-        *find_redundant_defaults(as_meant, command.engine, version),
+        *check_numbers(as_meant, command.engine, version),
+        # a plan states what it rests on, its version's defaults included
+        *(() if command.planned_on else find_redundant_defaults(as_meant, command.engine, version)),
         *apply_option_rules(command, as_meant, version),
     ):
         index = indices.get((finding.kind, finding.name))

@@ -1,6 +1,6 @@
 """Lint a command: what its version accepts, what it does on a GPU, and the fixed command."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -9,11 +9,11 @@ from planner.core.redaction import redact_environment, redact_json, redact_text,
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
 from planner.core.versions import Version, is_nightly
-from planner.engines.cli_options import load_flag_lists
+from planner.engines.cli_options import is_unresolved, load_flag_lists
 from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization
 from planner.tools.lint.command_plan import CommandPlan, plan_command, serialize_command_plan
 from planner.tools.lint.consistency import find_contradictions
-from planner.tools.lint.deployment_reader import parse_gpu_count
+from planner.tools.lint.deployment_reader import RefusedDeploymentError, parse_gpu_count
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.fixes import FixedCommand, fix_command
 from planner.tools.lint.metric_checks import check_metrics
@@ -100,7 +100,9 @@ class LintReport:
             for finding in (*self.findings, *self.upgrade_findings)
             if finding.needs_fix
         }
-        if verdicts - {"risky"} or not all(memory.can_start for memory in self._memory_plans):
+        if verdicts - {"risky", "unread"} or not all(
+            memory.can_start for memory in self._memory_plans
+        ):
             return "mend"
         return (
             "at_risk"
@@ -178,6 +180,7 @@ def lint(
             version or command.version or str(load_flag_lists(command.engine).versions[-1])
         )
         checked = _check_command(command, checked_version)
+        checked = replace(checked, findings=(*checked.findings, *_list_unread_parts(checked)))
         notes += filter(None, (checked.options.note, command.note))
         pool = (
             f"a {command.role} worker of pools is planned as a server of its own, which does both"
@@ -209,6 +212,20 @@ def lint(
     )
 
 
+def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
+    """Yield what was not understood of a command: nobody can say whether it is right."""
+    command = checked.command
+    if command.unread:
+        why = "it was not read: what it starts, and with which options, is not known here"
+        instead = "planner lint of the script, or of the command that it runs"
+        yield LintFinding("word", "script", command.unread[:300], "unread", why, instead)
+    extra = checked.as_meant.positional[1 if command.subcommand else 0 :]
+    for word in dict.fromkeys(extra):
+        if is_unresolved(word) or word in ("$@", "$*"):
+            why = "what it stands for is known only where it runs"
+            yield LintFinding("word", word[:80], word[:300], "unread", why)
+
+
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """Return the command with its findings, those about its model included."""
     checked = check_command(command, version)
@@ -233,6 +250,10 @@ def _plan_command(
             return CommandReport(checked, fixed, None, why)
     try:
         plan = plan_command(starting, gpu, version, workload)
+    except RefusedDeploymentError as error:
+        refusal = LintFinding("setting", "GPU", f"on {gpu}", "contradicts", str(error))
+        checked = replace(checked, findings=(*checked.findings, refusal))
+        return CommandReport(checked, fixed, None, str(error))
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
     checked = _drop_safe_memory_findings(checked, plan)
@@ -274,6 +295,7 @@ def _format_without_secrets(command: ServerCommand) -> str:
     variables = [
         f"{name}={quote_word(value)}"
         for name, value in redact_environment(command.environment).items()
+        if "$(" not in value  # the file sets it itself
     ]
     shown = replace(command, argv=redact_words(command.argv))
     return escape_to_one_line(" ".join([*variables, redact_text(shown.line)]))

@@ -50,6 +50,7 @@ class ServerCommand:
     subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
     config: Mapping[str, Any] = field(default_factory=dict)  # TensorRT-LLM's configuration file
     note: str = ""
+    unread: str = ""  # what was not understood of it, so that it may do anything
     num_visible_gpus: int | None = None
     launched: str = ""  # the wrapper and its own options, if there is one
     # the wrapper's names of options -> the engine's
@@ -77,6 +78,11 @@ class ServerCommand:
                 if word.startswith("-") or word != words[0]
             )
         return " ".join([self.launched or program, *map(quote_word, words)])
+
+    @property
+    def is_pasteable(self) -> bool:
+        """Whether the command means the same outside its file, whose shell computes nothing."""
+        return not any("$(" in word for word in (*self.argv, *self.environment.values()))
 
     @property
     def role(self) -> str:
@@ -166,12 +172,28 @@ def _parse_statement(
     if shell_option is not None and any(
         PurePath(word).name in _SHELL_PROGRAMS for word in words[:shell_option]
     ):
-        scripts = [words[shell_option + 1]]
+        # the words after the script are its $0, $1, ...
+        scripts = [_fill_in_parameters(words[shell_option + 1], words[shell_option + 3 :])]
     if scripts:
         for inner in parse_statements(scripts[-1], environment):
             yield from _parse_statement(inner, location, None, depth + 1)
     elif engine and words[0].startswith("-"):
         yield ServerCommand(location, engine, words, environment)
+
+
+def _fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
+    """Return a script with `$@`, `$*`, `$1`, ... replaced by the words that it is given."""
+    every = " ".join(map(shlex.quote, parameters))
+
+    def fill_in(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name in ("@", "*"):
+            return every
+        number = int(name)
+        return shlex.quote(parameters[number - 1]) if 1 <= number <= len(parameters) else ""
+
+    pattern = r"\"?\$(?:\{([@*]|[1-9]\d?)\}|([@*]|[1-9]))\"?"
+    return re.sub(pattern, fill_in, script) if parameters else script
 
 
 def _find_pyxis_image(words: Sequence[str]) -> str:
@@ -280,6 +302,16 @@ def parse_container(
             engine_image.version if engine_image and engine_image.engine == command.engine else ""
         )
         yield replace(command, container=True, version=version or command.version)
+    if not commands and engine_image and replaced:  # a script of the image, or one mounted
+        yield ServerCommand(
+            location,
+            engine_image.engine,
+            (),
+            environment,
+            engine_image.version,
+            container=True,
+            unread=" ".join(map(quote_word, words)) or "its entrypoint",
+        )
     if (
         not commands
         and engine_image
