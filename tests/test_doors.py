@@ -17,7 +17,7 @@ from planner.core.errors import PlannerError
 from planner.core.redaction import is_secret_name, redact_text, redact_words
 from planner.engines.deployment import ParallelLayout
 from planner.simulator.interruptible import make_interruptible
-from planner.tools.diagnostics import metrics_pages
+from planner.tools.diagnostics import diagnose, metrics_pages
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.diagnostics.planned_replica import load_planned_replica
 from planner.tools.lint.report import lint
@@ -314,3 +314,32 @@ def test_a_script_that_is_not_read_is_said(entrypoint: str, tmp_path: Path) -> N
     report = lint(str(tmp_path / "compose.yml"))
     assert [finding.verdict for finding in report.findings] == ["unread"]
     assert report.verdict == "at_risk" and "was not read" in str(report)
+
+
+STAT_LINE = (
+    "(APIServer pid=1) INFO 05-19 10:13:11 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0"
+    " tokens/s, Avg generation throughput: 1055.3 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU"
+    " KV cache usage: {}%, Prefix cache hit rate: 0.0%\n"
+)
+SGLANG_LINE = (
+    "[2025-09-01 10:00:00] Decode batch. #running-req: {}, #token: 190000, token usage: {}, cuda"
+    " graph: True, gen throughput (token/s): 1500.0, #queue-req: {}, \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        (STAT_LINE.format(18, 43, "95.9") + STAT_LINE.format(20, 23, "98.4"), "kv_full"),
+        (SGLANG_LINE.format(40, "0.97", 30), "kv_full"),
+        (STAT_LINE.format(64, 90, "41.0"), "oversubscribed"),
+        (SGLANG_LINE.format(48, "0.30", 200), "oversubscribed"),
+        (STAT_LINE.format(18, 0, "97.0") + STAT_LINE.format(0, 0, "0.0"), "healthy"),
+        (SGLANG_LINE.format(40, "0.55", 0), "healthy"),
+    ],
+)
+def test_periodic_lines_say_why_requests_wait(lines: str, verdict: str, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text(lines)
+    diagnosis = diagnose(log=tmp_path / "server.log")
+    assert diagnosis.to_json()["verdict"] == [verdict]
+    assert "periodic line" in str(diagnosis)

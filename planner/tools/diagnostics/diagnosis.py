@@ -24,6 +24,7 @@ from planner.tools.diagnostics.metrics_pages import measure_replica, read_metric
 from planner.tools.diagnostics.planned_replica import PlannedReplica, load_planned_replica
 from planner.tools.diagnostics.remedies import Remedy, simulate_remedies
 from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
+from planner.tools.diagnostics.stat_lines import StatLines, read_stat_lines
 
 MAX_LOG_BYTES = 64 * MIB
 
@@ -35,11 +36,14 @@ class Diagnosis:
     case: DiagnosisCase | None
     planned: PlannedReplica | None
     errors: tuple[StartupError, ...] = ()
+    stat_lines: StatLines | None = None
 
     @cached_property
     def findings(self) -> list[DiagnosisFinding]:
         """Failure modes that the pages show, the likeliest cause first."""
-        return find_failure_modes(self.case) if self.case else []
+        if self.case:
+            return find_failure_modes(self.case)
+        return list(self.stat_lines.find_failure_modes()) if self.stat_lines else []
 
     @property
     def modes(self) -> dict[str, FailureMode]:
@@ -154,9 +158,5 @@ def diagnose(
         case = DiagnosisCase(
             measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned
         )
-    errors = (
-        find_startup_errors(read_text(Path(log), MAX_LOG_BYTES, errors="replace"))
-        if log is not None
-        else []
-    )
-    return Diagnosis(case, planned, tuple(errors))
+    text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
+    return Diagnosis(case, planned, tuple(find_startup_errors(text)), read_stat_lines(text))

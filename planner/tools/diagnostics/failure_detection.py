@@ -390,6 +390,8 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
             f"a replay of the same traffic has {expected.mid * 1e3:,.0f} ms to the first token"
         )
         yield DiagnosisFinding("other_settings", tuple(sentences))
+    elif usage >= BUSY_FRACTION and (slots is None or has_free_slots):
+        yield DiagnosisFinding("kv_full", tuple(sentences))
     else:
         yield DiagnosisFinding("oversubscribed", tuple(sentences))
 

@@ -49,7 +49,10 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
     if mode == "kv_preemption" and num_sequences < args.max_num_seqs:
         change = f"max_num_seqs {num_sequences}"
         yield change, deployment.with_args(max_num_seqs=num_sequences), load
-    if mode in ("kv_preemption", "oom_admission") and args.kv_cache_dtype in (None, "auto"):
+    if mode in ("kv_preemption", "kv_full", "oom_admission") and args.kv_cache_dtype in (
+        None,
+        "auto",
+    ):
         yield "kv_cache_dtype fp8", deployment.with_args(kv_cache_dtype="fp8"), load
     if mode == "oversubscribed" and num_sequences > args.max_num_seqs:
         more = min(2 * args.max_num_seqs, num_sequences, args.max_num_batched_tokens)
@@ -73,5 +76,5 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
             change = f"num_speculative_tokens {fewer}"
             yield change, replace(deployment, speculation=speculation), load
         yield "no speculation", replace(deployment, speculation=None), load
-    if mode in ("kv_preemption", "oversubscribed", "oom_admission", "assumption"):
+    if mode in ("kv_preemption", "kv_full", "oversubscribed", "oom_admission", "assumption"):
         yield "another replica beside it", deployment, load.split(2)
