@@ -18,6 +18,7 @@ from planner.core.redaction import is_secret_name, redact_text, redact_words
 from planner.engines.deployment import ParallelLayout
 from planner.simulator.interruptible import make_interruptible
 from planner.tools.diagnostics import diagnose, metrics_pages
+from planner.tools.diagnostics.log_comparison import explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.diagnostics.planned_replica import load_planned_replica
 from planner.tools.lint.report import lint
@@ -343,3 +344,51 @@ def test_periodic_lines_say_why_requests_wait(lines: str, verdict: str, tmp_path
     diagnosis = diagnose(log=tmp_path / "server.log")
     assert diagnosis.to_json()["verdict"] == [verdict]
     assert "periodic line" in str(diagnosis)
+
+
+EXCERPT = """
+INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config:
+  model='LGAI-EXAONE/EXAONE-4.0-32B-FP8', dtype=torch.bfloat16, max_seq_len=4096,
+  tensor_parallel_size=1, quantization=fp8, enforce_eager=True, enable_prefix_caching=True
+INFO [scheduler.py:205] Chunked prefill is enabled with max_num_batched_tokens=2048.
+INFO [gpu_model_runner.py:2653] Model loading took 30.9891 GiB and 7.776333 seconds
+INFO [gpu_worker.py:298] Available KV cache memory: 10.31 GiB
+INFO [kv_cache_utils.py:1087] GPU KV cache size: 42,224 tokens
+"""
+"""Of a public log from an L40S, whose server ran with a utilization of 0.95."""
+
+
+def test_an_excerpt_that_hides_its_utilization_implies_it(tmp_path: Path) -> None:
+    (tmp_path / "vllm.log").write_text(EXCERPT)
+    explained = explain_log_file(tmp_path / "vllm.log", "L40S")
+    assert explained.plan.deployment.args.gpu_memory_utilization == 0.95
+    assert "Inferred: gpu_memory_utilization 0.95" in str(explained)
+    assert explained.plan.pool.reported_tokens == pytest.approx(42_224, rel=0.01)
+    assert all(line.logged > 0 for line in explained.lines)
+
+
+def test_a_model_can_be_named_for_a_log_that_does_not(tmp_path: Path) -> None:
+    (tmp_path / "vllm.log").write_text(
+        EXCERPT.replace("model='LGAI-EXAONE/EXAONE-4.0-32B-FP8',", "")
+    )
+    with pytest.raises(PlannerError, match="does not name its model"):
+        explain_log_file(tmp_path / "vllm.log", "L40S")
+    model = "LGAI-EXAONE/EXAONE-4.0-32B-FP8"
+    explained = explain_log_file(tmp_path / "vllm.log", "L40S", model=model)
+    assert explained.plan.deployment.model.name == model
+
+
+def test_a_log_that_ends_badly_clears_no_assumption(tmp_path: Path) -> None:
+    lines = EXCERPT.partition("INFO [gpu_worker")[0]
+    lines += "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    (tmp_path / "vllm.log").write_text(lines)
+    explained = explain_log_file(tmp_path / "vllm.log", "L40S")
+    assert "no assumption was off" not in str(explained)
+
+
+def test_an_option_of_replay_that_does_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = str(tmp_path / "steps.csv")
+    assert cli.main(["replay", "--scenario", "edge-8b-24gb", "--step-log", steps]) == 2
+    assert "--step-log is written for a CASE.json only" in capsys.readouterr().err

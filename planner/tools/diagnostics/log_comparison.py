@@ -84,6 +84,7 @@ class LogExplanation:
     lines: tuple[LogComparison, ...]
     errors: tuple[StartupError, ...] = ()
     memory_requested: str = ""  # what a scenario plans, in a line
+    inferred: str = ""  # what the log does not state, and its figures imply
 
     @cached_property
     def largest_deviation(self) -> LogComparison | None:
@@ -154,6 +155,11 @@ class LogExplanation:
                 "The log states no term of the budget, so there is nothing to hold the plan"
                 " against."
             )
+        if self.largest_deviation is None and (self.log.failure or self.errors):
+            return (
+                "The terms that the log states lie in their intervals; it ended before it stated"
+                " the others."
+            )
         if self.largest_deviation is None:
             return "Every term lies in its interval: no assumption was off."
         name, unit, _, _, difference = self.largest_deviation.cells
@@ -187,7 +193,8 @@ class LogExplanation:
         logged = f"{self.plan.deployment}, {describe_formats(self.plan.deployment)}"
         planned = [f"The scenario plans {self.memory_requested}"] if self.memory_requested else []
         verdict = [self.verdict] if self.lines else []
-        return "\n".join([logged, *planned, *head, *failure, *verdict])
+        inferred = [self.inferred] if self.inferred else []
+        return "\n".join([logged, *planned, *inferred, *head, *failure, *verdict])
 
     @property
     def suggestions(self) -> str:
@@ -403,12 +410,32 @@ def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> L
     )
 
 
+def _infer_memory_utilization(explanation: LogExplanation) -> float | None:
+    """Return the utilization that an excerpt implies; None if it states one, or fits as it is.
+
+    Weights and KV cache that leave a negative rest say that the server was given more memory. Of
+    the values near what they imply, people choose the rounder one.
+    """
+    rest = next((line for line in explanation.lines if line.term == "unexplained"), None)
+    if rest is None or rest.logged >= 0 or "gpu_memory_utilization" in explanation.log.arguments:
+        return None
+    missing = rest.planned.mid - rest.logged
+    memory = explanation.plan
+    fraction = (memory.budget_bytes + missing) / memory.deployment.gpu.memory_bytes
+    rounder = round(fraction * 20) / 20
+    return min(rounder if abs(rounder - fraction) < 0.015 else round(fraction, 2), 0.99)
+
+
 def explain_log_file(
-    path: str | Path, gpu: str | None = None, planned: Deployment | Scenario | None = None
+    path: str | Path,
+    gpu: str | None = None,
+    planned: Deployment | Scenario | None = None,
+    model: str | None = None,
 ) -> LogExplanation:
     """Compare the log in the file `path` with the plan of its deployment; see `infer_deployment`.
 
-    A scenario is planned on the GPU of the log.
+    A scenario is planned on the GPU of the log. `model` is what it served, if the log does not say
+    so by a name that is known.
     """
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors = find_startup_errors(text)
@@ -420,12 +447,27 @@ def explain_log_file(
             for startup_error in errors
         )
         raise PlannerError(f"{error}{sentence}") from None
+    if model is not None:
+        log = replace(log, arguments={**log.arguments, "model": model})
     description = ""
     if isinstance(planned, Scenario):
         planned = _plan_logged_scenario(planned, log, gpu)
         description = describe_deployment(planned)
+    explanation = compare_log_to_plan(log, plan_memory(infer_deployment(log, gpu, planned)))
+    inferred = ""
+    if utilization := _infer_memory_utilization(explanation):
+        arguments = {**log.arguments, "gpu_memory_utilization": utilization}
+        stated = replace(log, arguments=arguments)
+        explanation = compare_log_to_plan(
+            stated, plan_memory(infer_deployment(stated, gpu, planned))
+        )
+        inferred = (
+            f"Inferred: gpu_memory_utilization {utilization:g}. The log does not state it, and with"
+            " the default other memory would be negative."
+        )
     return replace(
-        compare_log_to_plan(log, plan_memory(infer_deployment(log, gpu, planned))),
+        explanation,
         errors=tuple(errors),
         memory_requested=description,
+        inferred=inferred,
     )

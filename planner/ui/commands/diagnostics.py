@@ -24,6 +24,9 @@ def add_explain_log(commands: "Subparsers") -> None:
         "win over it",
     )
     parser.add_argument("--gpu", metavar="NAME", help="the GPU that it ran on, which few logs name")
+    parser.add_argument(
+        "--model", metavar="NAME", help="the model that it served, where the log does not name it"
+    )
     parser.set_defaults(run=run_explain_log)
 
 
@@ -34,7 +37,10 @@ def run_explain_log(options: argparse.Namespace) -> int:
     from planner.tools.diagnostics.log_comparison import explain_log_file
 
     explanation = explain_log_file(
-        options.log, options.gpu, load_scenario(options.scenario) if options.scenario else None
+        options.log,
+        options.gpu,
+        load_scenario(options.scenario) if options.scenario else None,
+        options.model,
     )
     print(explanation)
     if explanation.scenario_line:

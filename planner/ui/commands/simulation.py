@@ -57,6 +57,12 @@ def run_replay(options: argparse.Namespace) -> None:
     check_not_overwriting(filter(None, [options.case]), written)
     if (options.case is None) == (options.scenario is None):
         raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
+    ignored = (
+        ("--step-log", options.step_log) if options.scenario else ("--requests", options.requests)
+    )
+    if ignored[1] is not None:
+        kind = "a CASE.json" if options.scenario else "--scenario"
+        raise PlannerError(f"{ignored[0]} is written for {kind} only")
     if options.case is not None:
         print(run_schedule_case(options.case, options.step_log, options.fixed_step_time))
         return
