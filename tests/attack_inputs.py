@@ -300,6 +300,8 @@ def case(rng: random.Random, folder: Path, spoil: Callable[..., Any] = spoilt) -
     )
 
 
+DOCUMENTED_EXITS = (0, 1, 3, 4)
+"""Exit codes of an answer; 2 is a refusal, 70 a failure of the planner."""
 COMMANDS = {
     name: {(action.option_strings or [action.dest])[0]: action for action in parser._actions[1:]}
     for name, parser in cli.build_parser()._subparsers._group_actions[0].choices.items()
@@ -375,6 +377,7 @@ def command(rng: random.Random, folder: Path) -> Any:
             assert (folder / name).read_bytes() == text, f"{line} changed {name}"
     if status == 2:
         raise PlannerError(said.getvalue().removeprefix("planner: ").rstrip("\n"))
+    assert status in DOCUMENTED_EXITS, f"{line} ended with {status}: {said.getvalue()!r:.300}"
     told.seek(0)
     return told.read()
 
@@ -424,8 +427,8 @@ def served(rng: random.Random, folder: Path) -> Any:
             written(folder / "t.yaml", settings, rng)
     what = str(written(folder / kind, text, rng)) if kind else text
     version, to = (
-        rng.choice((None, None, "0.8.5", "0.33.0", "nightly")),
-        rng.choice((None, None, "0.33.0")),
+        rng.choice((None, None, "0.8.5", "0.33.0", "nightly", f"nightly{rng.choice(JUNK)}"[:99])),
+        rng.choice((None, None, "0.33.0", "0.6.0", "nightly")),
     )
     return lint(
         what,
@@ -561,6 +564,8 @@ def impossible(answer: Any) -> str:
     elif isinstance(answer, list):
         return next(filter(None, map(impossible, answer)), "")
     said = "" if isinstance(answer, dict | list) else str(answer)
+    if control := re.search(r"[^\S \n]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", said):
+        return f"the control character {control[0]!r}"
     return "nan or inf" if re.search(r"\b(nan|inf)\b(?!/)", said) else ""
 
 
