@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from planner.core.catalog import EntryT, SourcedEntry, StrictEntry, load_catalog, validate_entry
-from planner.core.errors import PlannerError, add_error_context, make_unknown_name_error
+from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.versions import Version, is_nightly
 from planner.hardware.gpus import Gpu
 
@@ -203,10 +203,12 @@ def get_engine(name: str = "vllm", version: str | Version | None = None) -> Engi
     first, newest = min(versions), max(versions)
     upto = versions[newest].upto
     version = str(version or upto).strip().removeprefix("v")
-    with add_error_context("engine_version"):
+    try:
         if is_nightly(version):
             return Engine(name, version, newest, versions[newest])
         release = Version.parse(version)
+    except PlannerError as error:
+        raise PlannerError(f"engine_version {error}") from None
     if release < first or release.series > upto.series:
         raise PlannerError(
             f"engine_version {version} of {name} is not known; accepted: {first} to {upto}"
