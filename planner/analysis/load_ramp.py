@@ -48,6 +48,7 @@ class LoadRamp:
     load_label: str  # the first column: "Requests/s offered" or "Requests in flight"
     ceiling: Interval  # 0 if even the smallest load is too much
     reason: str  # what is violated beyond it
+    slow_reason: str = ""  # what is violated beyond its low end, with the slowest steps
 
     def __str__(self) -> str:
         unit = self.load_label.lower().removesuffix(" offered")
@@ -111,8 +112,9 @@ def run_load_ramp(
         ((2.0**n, simulate(n), simulate(n).served_fraction * 2.0**n) for n in loads),
     )
     return LoadRamp(
-        data, "Requests/s offered", Interval(*sorted(limit for limit, _ in limits)), limits[1][1]
-    )
+        data, "Requests/s offered", Interval(*sorted(limit for limit, _ in limits)), limits[1][1],
+        limits[2][1],
+    )  # fmt: skip
 
 
 def _set_load(workload: Workload, load: float) -> Workload:

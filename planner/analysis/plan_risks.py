@@ -10,6 +10,7 @@ from planner.analysis.load_curves import find_max_feasible_rps
 from planner.analysis.load_ramp import OVERLOAD_REASON, run_load_ramp
 from planner.analysis.phrases import ANALYSIS_PHRASES, CALIBRATION_BASIS_LABELS
 from planner.core.intervals import Interval
+from planner.core.number_format import format_number, format_range
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated_search import evaluate_pools
 from planner.planning.evaluation import (
@@ -60,6 +61,7 @@ class GrowthLimit:
     planned_rps: float  # the capacity less the headroom
     limit: tuple[Interval, str] | None  # the rate up to which all SLOs hold, and what fails beyond
     method: str  # " (closed form)" where the limit is that of an estimate
+    slow_reason: str = ""  # what fails first with the slowest steps
 
     @property
     def growth(self) -> float:
@@ -78,14 +80,17 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
         or not (capacity := get_capacity_rps(scenario, performance))
     ):
         return None
-    limit, method = None, ""
+    limit, method, slow_reason = None, "", ""
     if best.is_simulated and not best.is_disaggregated and not scenario.offline:
         ramp = run_load_ramp(best.deployment, scenario.workload, scenario.slo_targets)
         limit = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
+        slow_reason = "" if ramp.slow_reason == OVERLOAD_REASON else ramp.slow_reason
     elif not scenario.offline:
         limit, method = find_max_feasible_rps(scenario, best), " (closed form)"
+        slow_reason = limit[1] if limit else ""
     offered = compute_offered_rps(scenario, best.prediction)
-    return GrowthLimit(capacity, offered, (1 - scenario.headroom) * capacity.mid, limit, method)
+    planned = (1 - scenario.headroom) * capacity.mid
+    return GrowthLimit(capacity, offered, planned, limit, method, slow_reason)
 
 
 def describe_growth_limit(plan: Plan) -> str:
@@ -99,29 +104,39 @@ def describe_growth_limit(plan: Plan) -> str:
         return ""
     capacity, offered, limit, method = found.capacity, found.offered_rps, found.limit, found.method
     subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
-    planned = found.planned_rps
+    planned, slow_end = found.planned_rps, found.slow_reason or end
     if limit and limit[0].mid < planned:
         rate, reason = limit
         if not rate.mid:
             return f"No rate meets every target: {reason} even in an idle engine{method}."
         growth = rate.mid / offered - 1
         sentence = (
-            f"The {subject} may grow by {growth:,.0%}"
+            f"The {subject} may grow by {_format_growth(growth)}"
             if growth >= 0.005
             else f"There is no room for more {subject}"
         )
-        return (
-            f"{sentence}: beyond {rate:.3g} requests/s {reason}{method}, though capacity is left."
-        )
+        shown = format_range(rate.lo, rate.mid, rate.hi)
+        return f"{sentence}: beyond {shown} requests/s {reason}{method}, though capacity is left."
     if planned < offered:
         return f"There is no room for more {subject}."
     margin = (capacity if limit is None else limit[0]) / offered + -1.0
     end = f"{limit[1]}{method}" if limit else end
-    low_text = f" (by {margin.lo:,.0%} at the pessimistic end)" if margin.lo > 0 else ""
+    low_text = ""
+    if margin.lo > 0:
+        why = "" if f"{slow_end}{method}" == end or slow_end == end else f" until {slow_end}"
+        low_text = f" (with the slowest steps by {_format_growth(margin.lo)}{why})"
     headroom_text = (
-        f"by {planned / offered - 1:,.0%} until that is used up, and " if scenario.headroom else ""
+        f"by {_format_growth(planned / offered - 1)} within the headroom, and "
+        if scenario.headroom
+        else ""
     )
-    return f"The {subject} may grow {headroom_text}by {margin.mid:,.0%}{low_text} until {end}."
+    growth_text = _format_growth(margin.mid)
+    return f"The {subject} may grow {headroom_text}by {growth_text}{low_text} until {end}."
+
+
+def _format_growth(growth: float) -> str:
+    """Format growth in percent, from tenfold on as a factor."""
+    return f"{growth:.0%}" if growth < 10 else f"a factor of {format_number(growth + 1, 2)}"
 
 
 def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:

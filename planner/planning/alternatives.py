@@ -112,7 +112,7 @@ def _explain_alternative(
             gains = _compare_to_chosen(scenario, candidate, chosen)
             text = (
                 f"{candidate.description} does it too, for {_format_price(candidate)}{gains};"
-                f" {_explain_rank(candidate, chosen)}"
+                f" {explain_rank(candidate, chosen)}"
             )
             return Alternative(what, candidate, text)
         text = (
@@ -168,7 +168,7 @@ def _compare_to_chosen(scenario: Scenario, candidate: Candidate, chosen: Candida
     return f"{text}, {target.name} {after}, not {before}" if after != before else text
 
 
-def _explain_rank(candidate: Candidate, chosen: Candidate) -> str:
+def explain_rank(candidate: Candidate, chosen: Candidate) -> str:
     """Which part of the rule puts `candidate` after `chosen`, both of which do at one price."""
     if candidate.cost_key > chosen.cost_key:
         return "over the day the plan costs less"
@@ -176,7 +176,7 @@ def _explain_rank(candidate: Candidate, chosen: Candidate) -> str:
         return "it takes more of the GPU's memory than the engine does by itself"
     if round(candidate.probability, 2) < round(chosen.probability, 2):
         odds = f"{candidate.probability:.0%} instead of {chosen.probability:.0%}"
-        return f"it is less likely to keep every promise: {odds}"
+        return f"it is less likely to meet every target: {odds}"
     if candidate.preference_key > chosen.preference_key:
         differ = (
             why

@@ -87,6 +87,7 @@ class BindingConstraint:
 
     constraint: str
     sentence: str
+    candidate: Candidate | None = field(default=None, compare=False, repr=False)  # that it keeps
 
     def __str__(self) -> str:
         return self.sentence
@@ -668,7 +669,7 @@ def _find_binding_constraint(
         _, deployment, family = min(cheaper, key=lambda each: each[0])
         near = state_deployment(search.scenario, deployment, family.preference_key)
         text = f"Of all that costs less, {near.description} comes nearest, but {near.shortfall}."
-        return BindingConstraint(_get_first_violation(near), text)
+        return BindingConstraint(_get_first_violation(near), text, near)
     small = [
         rejection for rejection in rejected
         if rejection.bottleneck == "memory" and rejection.gpus < chosen.deployment.layout.num_gpus

@@ -1,20 +1,32 @@
-"""Format a plan or a scenario for the terminal."""
+"""Format a plan or a scenario for the terminal: the answer first, everything else on request."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
 from planner.analysis.plan_risks import describe_growth_limit
+from planner.core.errors import PlannerError
+from planner.core.number_format import (
+    format_limit_seconds,
+    format_number,
+    format_probability,
+    format_range,
+    format_seconds_range,
+    format_usd,
+)
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
 from planner.deploy import build_launches
 from planner.deploy.artifacts import list_benchmark_files, list_unsupported_artifacts
-from planner.hardware.prices import look_up_gpu_price
-from planner.latency.performance import LATENCY_METRICS, Performance
-from planner.latency.startup_time import estimate_startup
+from planner.hardware.prices import GpuPrice, look_up_gpu_price
+from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.memory.memory_plan import explain_memory_utilization
 from planner.models.registry import load_model
-from planner.planning.alternatives import explain_alternatives
-from planner.planning.confidence import estimate_choice_confidence
+from planner.planning.alternatives import Alternative, explain_alternatives, explain_rank
+from planner.planning.candidate import Candidate, describe_formats
+from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
 from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.disaggregated_search import explain_skipped_pools
 from planner.planning.evaluation import (
@@ -22,56 +34,506 @@ from planner.planning.evaluation import (
     compute_offered_rps,
     estimate_energy,
     estimate_run_hours,
+    get_capacity_rps,
 )
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
-from planner.planning.slo import SloTarget, format_latency, get_slo_status
+from planner.planning.search import Plan, find_max_load, search_deployments
+from planner.planning.slo import LatencyMetric, SloTarget
+from planner.planning.what_if import propose_changes
+from planner.ui.limit_rows import LimitRow, LimitStatus, list_limit_rows, list_violated_limits
+from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """Exit codes of `planner plan` by verdict."""
+MAX_SUMMARY_LINES = 14
+MAX_BAR_COLUMNS = 26
+MIN_BAR_COLUMNS = 12
+MAX_CHANGES_TRIED = 2
+"""Changes that are searched for one that helps, if nothing meets the targets."""
+STATUS_COLOURS: dict[LimitStatus, Colour] = {"met": "green", "at risk": "amber", "missed": "red"}
+FORMAT_NAMES = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32", "none": "BF16"}
+ENGINE_NAMES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
+    "tgi": "TGI",
+}
+LIMITS_MARK = "@"
+"""The line of the summary's template that the rows of limits replace."""
 
 
-def format_plan(plan: Plan) -> str:
-    """Return the plan in a dozen lines or more."""
+def format_plan(
+    plan: Plan,
+    style: TerminalStyle | None = None,
+    *,
+    command: str = "",
+    out: str = "",
+    detailed: bool = False,
+) -> str:
+    """Return the answer in at most 14 lines of 80 columns, `detailed` with everything else below.
+
+    `command` is the one that asks this question again, for the next step; `out` is the folder where
+    the files are.
+    """
+    style = style or TerminalStyle()
+    summary = _format_summary(plan, style, command, out, detailed=detailed)
+    if not detailed:
+        return summary
+    return "\n".join([summary, "", *style.format_rows(_list_details(plan))])
+
+
+def _format_summary(
+    plan: Plan, style: TerminalStyle, command: str, out: str, *, detailed: bool
+) -> str:
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    rows = list_limit_rows(plan)
+    values: dict[str, object] = {
+        "plan": plan,
+        "best": best,
+        "performance": performance,
+        "api": plan.api_comparison,
+        "period": "/month" if not scenario.offline else " for the job",
+        "describe": describe_candidate,
+        "price": lambda candidate: format_price(scenario, candidate),
+        "usd": format_usd,
+        "number": format_number,
+        "odds": format_probability,
+        "hourly": _format_hourly_price(best) if best else "",
+        "day": _describe_day(plan),
+        "concurrency_load": _describe_closed_loop(plan),
+        "risk": _describe_risk(plan, rows),
+        "ways_out": [] if plan.chosen else list_ways_out(plan),
+        "engine": _describe_engine(best) if best else "",
+        "next_command": _choose_next_command(plan, command, out, style),
+        "details_command": _keep_whole(f"{command} --all") if command and not detailed else "",
+        "hidden_rows": "",
+    }
+    pairs = [(label, text) for label, text in map(_split_row, _render("summary", values))]
+    num_hidden = len(pairs) - (LIMITS_MARK in dict(pairs)) + 2 + len(rows) - MAX_SUMMARY_LINES
+    if num_hidden > 0:
+        shown = sorted(rows, key=lambda row: -row.use.mid)[: max(len(rows) - num_hidden, 2)]
+        hidden, rows = [row for row in rows if row not in shown], [r for r in rows if r in shown]
+        if hidden:
+            values["hidden_rows"] = f" ({len(hidden)} more limits, {_join_statuses(hidden)})"
+            pairs = [_split_row(line) for line in _render("summary", values)]
+    blocks = _split_blocks(pairs)
+    lines = [_format_verdict(plan, style)]
+    width = max((len(label) for label, _ in pairs), default=0)
+    head = style.format_rows([(f"{label:<{width}}", text) for label, text in blocks[0]])
+    tail = style.format_rows([(f"{label:<{width}}", text) for label, text in blocks[1]])
+    limits = _format_limits(rows, style)
+    parts = [part for part in (head, limits, tail) if part]
+    num_lines = 1 + sum(map(len, parts))
+    spaced = num_lines + len(parts) <= MAX_SUMMARY_LINES
+    for part in parts:
+        lines += [*([""] if spaced else []), *part]
+    return "\n".join(lines)
+
+
+def _render(template: str, values: dict[str, object]) -> list[str]:
+    return [line for line in render_template("ui", template, **values).splitlines() if line]
+
+
+def _split_row(line: str) -> tuple[str, str]:
+    label, _, text = line.partition(" | ")
+    return label, text
+
+
+def _split_blocks(pairs: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], ...]:
+    """Split rows at the mark of the limits."""
+    at = next((k for k, (label, _) in enumerate(pairs) if label == LIMITS_MARK), len(pairs))
+    head, tail = pairs[:at], pairs[at + 1 :]
+    return head, tail
+
+
+def _format_verdict(plan: Plan, style: TerminalStyle) -> str:
+    """Format the first line: the verdict with its probability."""
+    odds = f"{format_probability(plan.probability)} likely to meet every target"
+    load = _describe_found_load(plan)
+    if plan.verdict == "holds":
+        text = f"{style.choose('✔', '+')} MEETS TARGETS{f' up to {load}' if load else ''}   {odds}"
+        return style.paint(text, "green")
+    if plan.verdict == "at_risk":
+        text = f"! AT RISK{f' up to {load}' if load else ''}   {odds}, {plan.scenario.confidence:.0%} required"
+        return style.paint(text, "amber")
+    where = f", not even at {load}" if load else f" on {_describe_allowed_gpus(plan.scenario)}"
+    return style.paint(f"{style.choose('✘', 'x')} NO PLAN MEETS THE TARGETS{where}", "red")
+
+
+def _describe_found_load(plan: Plan) -> str:
+    """Describe the largest load, if that was the question."""
+    load = plan.scenario.workload
+    if plan.scenario.found_load is None:
+        return ""
+    if load.rate is not None:
+        return f"{format_number(load.rate)} requests/s"
+    return f"{load.concurrency:,} users"
+
+
+def _describe_allowed_gpus(scenario: Scenario) -> str:
+    kinds = [f"{each.max_gpus} x {each.gpu.name}" for each in scenario.gpus]
+    return f"up to {kinds[0]}" if len(kinds) == 1 else f"the {len(kinds)} kinds of GPU allowed"
+
+
+def _format_limits(rows: Sequence[LimitRow], style: TerminalStyle) -> list[str]:
+    """Format a line with a bar for each limit, below a line that explains the bar."""
+    if not rows:
+        return []
+    values = [f"{row.value} of {row.limit}" for row in rows]
+    value_width, status_width = max(map(len, values)), max(len(row.status) for row in rows)
+    for names in ([row.name for row in rows], [row.short_name for row in rows]):
+        name_width = max(map(len, names))
+        columns = style.width - (2 + name_width + 2 + value_width + 2 + 2 + status_width)
+        if columns >= MIN_BAR_COLUMNS + 6:
+            break
+    columns = min(columns, MAX_BAR_COLUMNS)
+    key = style.choose("● expected ━ 80% ▏ limit", "o expected = 80% | limit")
+    lines = [f"  {'':<{name_width}}  {'':<{value_width}}  {key}"] * (columns >= MIN_BAR_COLUMNS)
+    for name, value, row in zip(names, values, rows, strict=True):
+        bar = f"{style.draw_bar(row.use, columns)}  " if columns >= MIN_BAR_COLUMNS else ""
+        if math.isinf(row.use.mid):
+            bar = " " * len(bar)
+        status = style.paint(row.status, STATUS_COLOURS[row.status])
+        lines.append(f"  {name:<{name_width}}  {value:<{value_width}}  {bar}{status}")
+    return lines
+
+
+def _join_statuses(rows: Sequence[LimitRow]) -> str:
+    return ", ".join(dict.fromkeys(row.status for row in rows))
+
+
+def describe_candidate(candidate: Candidate) -> str:
+    """Describe a candidate: GPUs, layout and formats, as their makers write them."""
+    deployment = candidate.deployment
+    head = candidate.description.removesuffix(f", {describe_formats(deployment)}")
+    method = deployment.model.quantization.method
+    weights = deployment.model.dtype if method == "none" else method
+    parts = [f"{_format_name(weights)} weights"]
+    if deployment.args.kv_cache_dtype not in (None, "auto"):
+        parts += [f"{_format_name(deployment.args.kv_cache_dtype)} KV cache"]
+    if deployment.speculation:
+        parts += [f"{deployment.speculation.method} drafts"]
+    return ", ".join([head, *parts])
+
+
+def _describe_engine(candidate: Candidate) -> str:
+    engine = candidate.deployment.engine
+    return _keep_whole(f"{ENGINE_NAMES.get(engine.name, engine.name)} {engine.version}")
+
+
+def _format_name(name: str) -> str:
+    return FORMAT_NAMES.get(name, name.upper() if name.isalnum() else name)
+
+
+def format_price(scenario: Scenario, candidate: Candidate) -> str:
+    """Format a candidate's price: of a month, or of all the work if that ends."""
+    usd, month = candidate.usd_per_hour, candidate.prediction.usd_per_month
+    if usd is None or month is None:
+        return "price unknown"
+    if hours := estimate_run_hours(scenario, candidate):
+        return f"{format_usd(usd * hours.mid)} for the job"
+    return f"{format_usd(month.mid)}/month"
+
+
+def _format_hourly_price(candidate: Candidate) -> str:
+    usd = candidate.prediction.usd_per_hour_interval
+    if usd is None:
+        return ""
+    if usd.lo == usd.hi:
+        return f"{format_usd(usd.mid)}/h"
+    low, high = (format_number(end, 2) for end in (usd.lo, usd.hi))
+    return f"{format_usd(usd.mid)}/h (${low}-{high} by provider)"
+
+
+def _describe_day(plan: Plan) -> str:
+    """Describe what the replicas by hour of a day cost and save."""
+    day, billing = plan.autoscaling, plan.billing
+    if day is None or billing is None:
+        return ""
+    fewest, most = min(day.replicas), max(day.replicas)
+    missed = f"; {len(day.violated_hours)} hours may miss a target" if day.violated_hours else ""
+    if fewest == most:
+        return f"{most} replica{'s' * (most > 1)} in every hour: scaling saves nothing{missed}"
+    usd = billing.usd.get("scaled by the hour")
+    cost = f", {format_usd(usd * 365.25 / 12)}/month" if usd else ""
+    return f"{fewest}-{most} replicas by the hour save {day.saved_fraction:.0%}{cost}{missed}"
+
+
+def _describe_closed_loop(plan: Plan) -> str:
+    load, performance = plan.scenario.workload, plan.performance
+    if load.rate is not None or performance is None or not performance.capacity:
+        return ""
+    return (
+        f"{load.concurrency:,} users send {format_number(performance.request_tps.mid)} requests/s"
+        f" (capacity {format_number(performance.capacity.mid)})"
+    )
+
+
+def _describe_risk(plan: Plan, rows: Sequence[LimitRow]) -> str:
+    """Describe what may be missed by a plan at risk, or why the nearest is none without a miss."""
+    scenario, best = plan.scenario, plan.best
+    if best is None or plan.verdict == "holds":
+        return ""
+    if best.prediction.performance and best.p_memory < scenario.confidence:
+        return best.prediction.memory.reason or "GPU memory may not suffice"
+    if plan.verdict == "at_risk":
+        return "; ".join(
+            f"{row.short_name} may reach {row.pessimistic}, limit {row.limit}"
+            if row.short_name != "load" and row.short_name != "busiest hour"
+            else f"usable capacity may be {row.pessimistic}, load {row.value}"
+            for row in rows
+            if row.status == "at risk"
+        )
+    used = best.capacity_utilization * (1 - scenario.headroom)
+    if best.prediction.performance and used > 1 and not scenario.offline:
+        capacity = get_capacity_rps(scenario, best.prediction.performance)
+        assert capacity is not None
+        return (
+            f"overloaded: {format_number(compute_offered_rps(scenario, best.prediction))}"
+            f" requests/s, capacity {format_number(capacity.mid)}"
+        )
+    return ""
+
+
+def list_ways_out(plan: Plan) -> list[str]:
+    """List what would meet the targets: other GPUs or formats, other limits, less load.
+
+    Each follows from a search, or from the prediction of the nearest candidate.
+    """
+    texts = []
+    for _, scenario in list(propose_changes(plan))[:MAX_CHANGES_TRIED]:
+        try:
+            changed = search_deployments(scenario)
+        except PlannerError:  # such as a format that this model cannot take
+            continue
+        if chosen := changed.chosen:
+            price = format_price(scenario, chosen)
+            odds = f"{format_probability(changed.probability)} likely"
+            if scenario.workload != plan.scenario.workload:
+                break
+            texts.append(f"{describe_candidate(chosen)}: {price}, {odds}")
+            break
+    rows, others = list_limit_rows(plan), []
+    latencies = {target.name for target in plan.scenario.slo_targets}
+    missed = [row for row in rows if row.status != "met"]
+    is_bounded = not any(math.isinf(row.use.hi) for row in missed)
+    if missed and is_bounded and all(row.short_name in latencies for row in missed):
+        limits = " and ".join(f"{row.short_name} of {row.pessimistic}" for row in missed)
+        others.append(f"a limit for {limits}")
+    if load := _find_feasible_load(plan):
+        others.append(load)
+    return [*texts, *([", or ".join(others)] if others else [])]
+
+
+def _find_feasible_load(plan: Plan) -> str:
+    """Find the largest load that the allowed GPUs serve within the targets."""
+    scenario = plan.scenario
+    if scenario.offline and plan.best and plan.performance:
+        rate, served = scenario.workload.rate, plan.performance.request_tps
+        total = scenario.workload.num_prompts
+        if not rate or not total:
+            return ""
+        hours = total / (served.lo * (1 - scenario.headroom)) / 3600
+        given = format_number(total / rate / 3600)
+        return f"a deadline of {format_number(hours, 2)} h instead of {given} h"
+    if plan.best is None or scenario.found_load or scenario.workload.trace:
+        return ""
+    kind: Literal["rate", "concurrency"] = (
+        "rate" if scenario.workload.rate is not None else "concurrency"
+    )
+    found = find_max_load(
+        replace(scenario, open_load=kind, daily_profile=None), is_simulated=True
+    ).workload
+    if found.rate is not None and scenario.workload.rate is not None:
+        if found.rate >= scenario.workload.rate:
+            return ""
+        return (
+            f"up to {format_number(found.rate, 2)} requests/s instead of"
+            f" {format_number(scenario.workload.rate)}"
+        )
+    if (found.concurrency or 0) < 2:
+        return ""
+    return f"up to {found.concurrency:,} users instead of {scenario.workload.concurrency:,}"
+
+
+def _choose_next_command(plan: Plan, command: str, out: str, style: TerminalStyle) -> str:
+    """Choose the command that comes next, with what it does if that fits; none if nothing meets."""
+    if plan.chosen is None or not command:
+        return ""
+    if out:
+        return ", then ".join(_keep_whole(f"bash {out}/{name}") for name in _list_scripts(plan))
+    text, comment = f"{command} --out plan/", "   # launch script, benchmark, alerts"
+    return _keep_whole(text + comment * (len(text + comment) <= style.width - 11))
+
+
+def _keep_whole(command: str) -> str:
+    """Keep a command on one line, to be copied."""
+    return command.replace(" ", UNBREAKABLE_SPACE)
+
+
+def _list_scripts(plan: Plan) -> list[str]:
+    return [name for name in list_benchmark_files(plan) if name.endswith(".sh")]
+
+
+def _list_details(plan: Plan) -> list[tuple[str, str]]:
+    """Return label and text of all that the summary leaves out."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     values: dict[str, object] = {
         "plan": plan,
         "scenario": scenario,
         "best": best,
         "performance": performance,
+        "describe": describe_candidate,
+        "price": lambda candidate: format_price(scenario, candidate),
+        "number": format_number,
+        "odds": format_probability,
     }
     if best and performance:
+        confidence, capacity = estimate_choice_confidence(plan), performance.capacity
+        startup = estimate_startup(best.deployment, scenario.storage)
+        gpu_price = look_up_gpu_price(best.deployment.gpu, scenario.prices)
+        alternatives = explain_alternatives(plan)
         values |= {
             "launches": build_launches,
-            "hours": estimate_run_hours(scenario, best),
-            "price": look_up_gpu_price(best.deployment.gpu, scenario.prices),
+            "gpu_price": gpu_price and _describe_gpu_price(gpu_price),
             "power": [
-                f"{value:,.{2 if value.mid < 10 else 0}f} {unit}"
+                f"{format_range(value.lo, value.mid, value.hi)} {unit}"
                 for unit, value in estimate_energy(scenario, best)
             ],
-            "latencies": [
-                *(_format_slo(target, performance) for target in scenario.slo_targets),
-                *_format_latencies_without_slo(scenario, performance),
-            ],
+            "latencies": _list_latencies(scenario, best),
             "skipped_pools": explain_skipped_pools(scenario),
             "not_written": list_unsupported_artifacts(plan),
             "estimate_kv_transfer": estimate_kv_transfer,
-            "confidence": estimate_choice_confidence(plan),
-            "scripts": [name for name in list_benchmark_files(plan) if name.endswith(".sh")],
-            "alternatives": explain_alternatives(plan),
+            "confidence": confidence,
+            "choice": _describe_choice(confidence) if confidence else (),
+            "scripts": _list_scripts(plan),
+            "alternatives": [
+                (other.option, _explain_alternative(plan, other)) for other in alternatives
+            ],
+            "limited_by": _explain_limit(plan, alternatives),
             "basis_labels": CALIBRATION_BASIS_LABELS,
+            "simulated": (
+                f"{format_number(performance.num_simulated_requests)} simulated requests per engine"
+                if performance.num_simulated_requests
+                else "analytical estimate"
+            ),
             "free_capacity": compute_free_capacity(scenario, best.prediction) or 0.0,
             "offered_rps": compute_offered_rps(scenario, best.prediction),
-            "startup": estimate_startup(best.deployment, scenario.storage),
+            "capacity": capacity and format_range(capacity.lo, capacity.mid, capacity.hi),
+            "startup": startup and _describe_startup(startup),
             "growth": describe_growth_limit(plan),
+            "day_savings": _describe_day(plan),
             "utilization_reason": explain_memory_utilization(best.deployment),
         }
-    return format_columns(render_rows("plan", **values))
+    return [_split_row(line) for line in _render("plan", values)]
+
+
+def _list_latencies(scenario: Scenario, best: Candidate) -> list[tuple[str, str]]:
+    """List each target with its interval, and the p95 of latencies that no target limits."""
+    performance = best.prediction.performance
+    assert performance is not None
+    limits = {target: format_limit_seconds(target.seconds) for target in scenario.slo_targets}
+    metrics: tuple[LatencyMetric, ...] = () if scenario.offline else ("ttft", "tpot", "e2e")
+    others = [SloTarget(metric, "p95", math.inf) for metric in metrics]
+    named = {target.metric for target in limits}
+    limits |= {target: "" for target in others if target.metric not in named}
+    rows = []
+    for target, limit in limits.items():
+        value = performance.get_for_display(target.metric, target.percentile)
+        if math.isnan(value.mid):
+            text = "none: answers have one token"
+        elif math.isinf(value.mid):
+            text = "unbounded (overload)"
+        else:
+            text = format_seconds_range(value.lo, value.mid, value.hi)
+        rows.append((target.name, f"{text}, {f'limit {limit}' if limit else 'no target'}"))
+    return rows
+
+
+def _describe_gpu_price(price: GpuPrice) -> str:
+    """Describe the price of a GPU-hour and its quotes."""
+    text = f"{format_usd(price.median_usd)} per GPU-hour"
+    if price.is_user_given:
+        return f"{text}, set in the scenario"
+    text += f" {price.tier.replace('_', ' ')}"
+    if len(price.quotes) == 1:
+        return f"{text} ({price.source}, {price.date})"
+    first, *_, last = sorted(price.quotes, key=lambda quote: quote.usd)
+    ends = f"${first.usd:.2f} {first.seller} to ${last.usd:.2f} {last.seller}"
+    return f"{text}, median of {len(price.quotes)} quotes ({ends}, {price.date})"
+
+
+def _describe_startup(startup: StartupTime) -> str:
+    """Describe a cold start, and one with a warm compile cache."""
+    cold, warm = startup.total, startup.total_with_cache
+    return (
+        f"{format_seconds_range(cold.lo, cold.mid, cold.hi)};"
+        f" {format_seconds_range(warm.lo, warm.mid, warm.hi)} with a warm compile cache"
+    )
+
+
+def _describe_choice(confidence: ChoiceConfidence) -> list[str]:
+    """Describe how often the plan stays the choice under calibration error, and what is chosen else."""
+    shares = {
+        "cheapest plan that meets the targets": confidence.p_unchanged,
+        "an equally priced one is better": confidence.p_equal_cost,
+        "a more expensive one is needed": confidence.p_costlier,
+        "a cheaper one is enough": confidence.p_cheaper,
+    }
+    return [f"{share:.0%} {what}" for what, share in shares.items() if share >= 0.005]
+
+
+def _explain_alternative(plan: Plan, other: Alternative) -> str:
+    """Explain why the plan does not use an alternative, in one clause."""
+    scenario, chosen, candidate = plan.scenario, plan.chosen, other.candidate
+    assert chosen is not None
+    if candidate is None:
+        return other.reason
+    name, price = describe_candidate(candidate), format_price(scenario, candidate)
+    if candidate.usd_per_hour is None and chosen.usd_per_hour is not None:
+        return "no price known, so ranked last"
+    if candidate.cost_key[1] > chosen.cost_key[1] * (1 + 1e-6):
+        times = candidate.cost_key[1] / chosen.cost_key[1]
+        return f"{format_number(times, 2)} times the price ({price} for the smallest, {name})"
+    if candidate.is_confident:
+        odds, reason = format_probability(candidate.probability), explain_rank(candidate, chosen)
+        if round(candidate.probability, 2) < round(chosen.probability, 2):
+            reason = "this plan is likelier to"
+        return f"{name} meets the targets too ({price}, {odds} likely); {reason}"
+    return f"{name}: {_describe_shortfall(scenario, candidate)}"
+
+
+def _describe_shortfall(scenario: Scenario, candidate: Candidate) -> str:
+    violated = list_violated_limits(scenario, candidate)
+    return (
+        "; ".join(violated)
+        or f"only {format_probability(candidate.probability)} likely to meet every target"
+    )
+
+
+def _explain_limit(plan: Plan, alternatives: Sequence[Alternative]) -> str:
+    """Explain what the closest cheaper deployment lacks.
+
+    The same deployment, tuned as an alternative, may do better: then that one counts.
+    """
+    near, chosen = plan.binding_constraint.candidate, plan.chosen
+    if plan.binding_constraint.constraint == "one GPU" and chosen:
+        use = f"{chosen.limit_utilization:.0%}"
+        return f"no smaller deployment exists; the highest limit utilization is {use}"
+    if near is None:
+        return plan.binding_constraint.sentence
+    same = [
+        other.candidate
+        for other in alternatives
+        if other.candidate and other.candidate.placement_key[:-1] == near.placement_key[:-1]
+    ]
+    near = max([near, *same], key=lambda candidate: candidate.probability)
+    return f"{describe_candidate(near)} is the closest cheaper: {_describe_shortfall(plan.scenario, near)}"
 
 
 def format_scenario(scenario: Scenario) -> str:
     """Return a scenario as it was read, line by line."""
-    head = escape_to_one_line(f"{scenario.name}: {scenario.question}")
+    head = escape_to_one_line(f"{scenario.name}: {scenario.question}".removesuffix(": "))
     rows = render_rows(
         "check",
         scenario=scenario,
@@ -87,40 +549,4 @@ def render_rows(template: str, **values: object) -> list[list[str]]:
         line.split(" | ", 1)
         for line in render_template("ui", template, **values).splitlines()
         if line
-    ]
-
-
-def _format_slo(target: SloTarget, performance: Performance) -> tuple[str, str]:
-    """Return the name of an SLO, and its prediction and status."""
-    value = performance.get_for_display(target.metric, target.percentile)
-    limit = format_latency(target.seconds)
-    if math.isnan(value.mid):
-        return target.name, f"none, as answers have one token; promised {limit}"
-    if math.isinf(value.mid):
-        return target.name, f"grows for as long as it runs, promised {limit}: broken"
-    status = get_slo_status(target, value)
-    latency = (
-        format_latency(value.mid, target.seconds)
-        if status == "broken"
-        else f"{value * 1e3:,.0f} ms"
-    )
-    return target.name, f"{latency}, promised {limit}: {status}"
-
-
-def _format_latencies_without_slo(
-    scenario: Scenario, performance: Performance
-) -> list[tuple[str, str]]:
-    """Return the p95 of TTFT, TPOT and E2E that no SLO limits; none for offline work."""
-    if scenario.offline:
-        return []
-    limited = {"itl", *(target.metric for target in scenario.slo_targets)}
-    values = {
-        metric: performance.get_for_display(metric, "p95")
-        for metric in LATENCY_METRICS
-        if metric not in limited
-    }
-    return [
-        (f"p95 {metric.upper()}", f"{value * 1e3:,.0f} ms, not promised")
-        for metric, value in values.items()
-        if not math.isnan(value.mid)
     ]

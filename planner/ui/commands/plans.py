@@ -76,6 +76,7 @@ def add_plan(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
     )
+    parser.add_argument("--all", action="store_true", help="print all details below the answer")
     parser.add_argument(
         "--json", action="store_true", help="print plan.json instead of a dozen lines"
     )
@@ -90,16 +91,23 @@ def run_plan(options: argparse.Namespace) -> int:
     from planner.ui.plan_files import write_plan_files
     from planner.ui.plan_json import serialize_plan
     from planner.ui.plan_text import EXIT_CODES, format_plan
+    from planner.ui.terminal import detect_style
 
     scenario = load_scenario(options.scenario, parse_overrides(options))
     if scenario.daily_profile and sys.stderr.isatty():
         print_message("replaying the hours of several days, up to a minute or two")
     plan = search_deployments(scenario)
-    print(format_json(serialize_plan(plan)) if options.json else format_plan(plan))
-    if options.out:
-        names = write_plan_files(plan, options.out)
-        if not options.json:
-            print(f"{'Written':<10}{', '.join(names)} in {options.out}")
+    names = write_plan_files(plan, options.out) if options.out else ()
+    if options.json:
+        print(format_json(serialize_plan(plan)))
+        return EXIT_CODES[plan.verdict]
+    words = ["planner", "plan", options.scenario]
+    words += [word for text in options.set for word in ("--set", text)]
+    out = shlex.quote(str(options.out)) if options.out else ""
+    command = shlex.join(words)
+    print(format_plan(plan, detect_style(), command=command, out=out, detailed=options.all))
+    if names:
+        print(f"  Written   {', '.join(names)} in {options.out}")
     return EXIT_CODES[plan.verdict]
 
 

@@ -1,0 +1,80 @@
+"""Numbers for people: two or three significant digits, and never a limit's own text beside it."""
+
+import math
+
+
+def format_number(value: float, digits: int = 3) -> str:
+    """Format a number with `digits` significant digits: 5.53, 12.8, 1,170, 687k; no exponents."""
+    if not math.isfinite(value):
+        return "unbounded" if value > 0 else "-"
+    if abs(value) >= 99_950 and digits <= 3:
+        millions = abs(value) >= 999_500
+        scaled, unit = (value / 1e6, "M") if millions else (value / 1e3, "k")
+        return f"{format_number(scaled, digits)}{unit}"
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))  # 9.996 became 10.0
+    text = f"{rounded:,.{max(decimals, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_distinct(value: float, limit: float, digits: int = 2) -> str:
+    """Format `value` with as many digits as tell it from `limit`, up to six."""
+    shown_limit = float(f"{limit:.{digits + 4}g}")
+    while digits < 6 and value != limit and float(f"{value:.{digits}g}") == shown_limit:
+        digits += 1
+    return format_number(value, digits)
+
+
+def format_seconds(seconds: float, limit: float = math.inf) -> str:
+    """Format a time in ms below a second, in s up to ten minutes, else in h; apart from `limit`."""
+    unit, factor = _choose_time_unit(seconds if math.isinf(limit) else min(seconds, limit))
+    if math.isinf(seconds):
+        return "unbounded"
+    text = (
+        format_number(seconds * factor, 2)
+        if math.isinf(limit)
+        else format_distinct(seconds * factor, limit * factor)
+    )
+    return f"{text} {unit}"
+
+
+def format_limit_seconds(seconds: float) -> str:
+    """Format a limit as it was given: "300 ms", "1 s", "1.25 s"."""
+    unit, factor = _choose_time_unit(seconds)
+    value = seconds * factor
+    return f"{value:,.6g} {unit}" if value < 1e5 else f"{value:,.0f} {unit}"
+
+
+def format_seconds_range(low: float, mid: float, high: float) -> str:
+    """Format a time with the ends of its interval in one unit: "25 ms (16-41)"."""
+    unit, factor = _choose_time_unit(mid)
+    ends = "-".join(format_number(end * factor, 2) for end in (low, high))
+    return f"{format_number(mid * factor, 2)} {unit}" + ("" if low == high else f" ({ends})")
+
+
+def format_range(low: float, mid: float, high: float, digits: int = 3) -> str:
+    """Format a number with the ends of its interval: "12.8 (9.2-18)"."""
+    if low == high:
+        return format_number(mid, digits)
+    return f"{format_number(mid, digits)} ({format_number(low, 2)}-{format_number(high, 2)})"
+
+
+def format_usd(usd: float) -> str:
+    """Format an amount with three significant digits, two where they are cents: "$11,500"."""
+    return f"${usd:,.2f}" if 0 < usd < 10 else f"${format_number(usd)}"
+
+
+def format_probability(probability: float) -> str:
+    """Format a probability in percent; never 0% or 100%, which no prediction is."""
+    if probability >= 0.995:
+        return "over 99%"
+    return "under 1%" if probability < 0.005 else f"{probability:.0%}"
+
+
+def _choose_time_unit(seconds: float) -> tuple[str, float]:
+    if not math.isfinite(seconds):
+        return "s", 1.0
+    return ("ms", 1e3) if seconds < 1 else ("s", 1.0) if seconds < 600 else ("h", 1 / 3600)

@@ -1,0 +1,150 @@
+"""How much of each limit a plan uses: a row for every target, the load, and other limits."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.core.intervals import Interval
+from planner.core.number_format import (
+    format_distinct,
+    format_limit_seconds,
+    format_number,
+    format_seconds,
+)
+from planner.planning.candidate import Candidate
+from planner.planning.evaluation import (
+    compute_offered_rps,
+    estimate_run_hours,
+    get_capacity_rps,
+    list_resource_limits,
+)
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
+from planner.planning.slo import compute_tolerance, get_pessimistic_value
+
+LimitStatus = Literal["met", "at risk", "missed"]
+METRIC_NAMES = {
+    "ttft": "First token",
+    "tpot": "Time per token",
+    "itl": "Gap between tokens",
+    "e2e": "Whole answer",
+}
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """A limit, what is expected of it, and its status."""
+
+    name: str  # "First token (TTFT) p95"
+    short_name: str  # "p95 TTFT"
+    value: str  # "330 ms"
+    limit: str  # "1 s"
+    use: Interval  # share of the limit; 1 is at the limit
+    status: LimitStatus
+    pessimistic: str = ""  # the value at the probability that the scenario asks for
+
+
+def list_limit_rows(plan: Plan) -> list[LimitRow]:
+    """List the limits of a plan's best candidate: latencies, then the load, then others.
+
+    A plan that meets its targets with the asked probability meets each of them. One at risk has the
+    risk at one row at least, unless memory is the risk.
+    """
+    if plan.best is None or plan.performance is None:
+        return []
+    rows = list(_generate_rows(plan.scenario, plan.best))
+    if plan.verdict == "holds":
+        return [replace(row, status="met") for row in rows]
+    if plan.verdict == "at_risk" and rows and all(row.status == "met" for row in rows):
+        at_memory = plan.best.p_memory < plan.scenario.confidence
+        tightest = max(rows, key=lambda row: row.use.hi)
+        return rows if at_memory else [
+            replace(row, status="at risk") if row is tightest else row for row in rows
+        ]  # fmt: skip
+    return rows
+
+
+def list_violated_limits(scenario: Scenario, candidate: Candidate) -> list[str]:
+    """List the limits that a candidate exceeds: "p95 TTFT 1.1 s > 1 s"."""
+    if candidate.prediction.performance is None:
+        return [candidate.prediction.memory.reason]
+    return [
+        f"{row.short_name} {row.value} > {row.limit}"
+        for row in _generate_rows(scenario, candidate)
+        if row.status == "missed"
+    ]
+
+
+def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRow]:
+    performance = candidate.prediction.performance
+    assert performance is not None
+    z = compute_tolerance(scenario.confidence)
+    for target in scenario.slo_targets:
+        value = performance.get_for_display(target.metric, target.percentile)
+        if math.isnan(value.mid):
+            continue  # answers of one token have no time per token
+        yield LimitRow(
+            f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}) {target.percentile}",
+            target.name,
+            format_seconds(value.mid, target.seconds),
+            format_limit_seconds(target.seconds),
+            use := value / target.seconds,
+            get_limit_status(use, z),
+            format_seconds(get_pessimistic_value(value, z), target.seconds),
+        )
+    if load := _build_load_row(scenario, candidate, z):
+        yield load
+    for name, _, amount, limit in list_resource_limits(scenario, candidate.prediction):
+        if amount is None:
+            continue
+        yield LimitRow(
+            name.capitalize(),
+            name,
+            f"{format_distinct(amount.mid, limit.value)} {limit.unit}",
+            f"{limit.value:,.6g} {limit.unit}",
+            use := amount / limit.value,
+            get_limit_status(use, z),
+            f"{format_distinct(amount.hi, limit.value)} {limit.unit}",
+        )
+    refused = candidate.prediction.rejected_fraction
+    if refused > scenario.refused_at_most:
+        use = Interval.from_value(refused / max(scenario.refused_at_most, 1e-6))
+        amount_text, limit_text = f"{refused:.1%}", f"{scenario.refused_at_most:.1%}"
+        yield LimitRow("Rejected requests", "rejected", amount_text, limit_text, use, "missed")
+
+
+def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> LimitRow | None:
+    """Build the row of the offered load, or of the hours of a job; None in a closed loop."""
+    performance = candidate.prediction.performance
+    capacity = performance and get_capacity_rps(scenario, performance)
+    if not capacity or scenario.workload.rate is None:
+        return None
+    admitted = compute_offered_rps(scenario, candidate.prediction)
+    usable = capacity * (1 - scenario.headroom)
+    use = usable.map_monotone(lambda rate: admitted / max(rate, 1e-9))
+    status = get_limit_status(use, z)
+    spare = f", {scenario.headroom:.0%} headroom" if scenario.headroom else ""
+    if hours := estimate_run_hours(scenario, candidate):
+        limit_h = hours.mid / use.mid
+        slow_h = get_pessimistic_value(hours, z)
+        return LimitRow(
+            f"Job time{spare}", "job time", f"{format_distinct(hours.mid, limit_h)} h",
+            f"{format_number(limit_h)} h", use, status, f"{format_distinct(slow_h, limit_h)} h",
+        )  # fmt: skip
+    offered = scenario.workload.rate
+    if (offered > usable.mid) != (use.mid > 1):
+        offered = admitted  # the rest is rejected
+    name = "Busiest hour" if scenario.daily_profile else "Load"
+    slow = usable.mid * use.mid / get_pessimistic_value(use, z)
+    return LimitRow(
+        f"{name} (req/s){spare}", name.lower(), format_distinct(offered, usable.mid, 3),
+        format_number(usable.mid), use, status, format_number(slow),
+    )  # fmt: skip
+
+
+def get_limit_status(use: Interval, z: float) -> LimitStatus:
+    """Return the status of a limit of which `use` is taken, at `z` standard deviations."""
+    if use.mid > 1:
+        return "missed"
+    return "at risk" if get_pessimistic_value(use, z) > 1 else "met"
