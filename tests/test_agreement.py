@@ -24,13 +24,18 @@ from planner.analysis import plan_summary as summary
 from planner.analysis import tail_latency
 from planner.analysis.phrases import SLO_STATES
 from planner.core.intervals import Interval
+from planner.core.number_format import format_number, format_probability
 from planner.core.units import GIB
 from planner.deploy import build_launch, predict_benchmark_ramp, render_artifacts
 from planner.deploy.artifacts import count_benchmark_prompts
 from planner.latency.performance import LATENCY_STATISTICS, Performance
 from planner.planning.candidate import Candidate, describe_deployment
 from planner.planning.capacity import estimate_capacity
-from planner.planning.evaluation import compute_free_capacity, compute_offered_rps
+from planner.planning.evaluation import (
+    compute_free_capacity,
+    compute_offered_rps,
+    estimate_run_hours,
+)
 from planner.planning.scenario import list_scenarios, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.simulation_runs import run_simulation
@@ -204,13 +209,13 @@ def test_promises_are_judged_alike_everywhere(
 def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    found, lines = serialize_plan(plan), format_plan(plan)
+    found, lines = serialize_plan(plan), format_plan(plan, detailed=True)
     assert found["planned_rps"] == pytest.approx(
         compute_offered_rps(plan.scenario, chosen.prediction)
     )
     free = compute_free_capacity(plan.scenario, chosen.prediction)
     assert found["headroom"] == pytest.approx(free)
-    assert f", {free:.0%} free at {found['planned_rps']:.3g}" in lines
+    assert f", {free:.0%} free at {format_number(found['planned_rps'])}" in lines
     if plan.scenario.workload.rate is not None:
         row = layout_study.build_slo_table(plan.scenario, chosen).iloc[-1]
         assert row["Limit"] == pytest.approx(found["planned_rps"])
@@ -275,28 +280,40 @@ def test_plan_json_says_what_the_plan_says(
 def test_the_terminal_says_what_the_plan_says(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in format_plan(plan).splitlines())
-    said, odds = lines["Verdict"].split(": ")
-    assert said == {"holds": "holds", "at_risk": "holds, but at risk"}[plan.verdict]
-    assert odds.startswith(f"{plan.probability:.0%} likely to keep every promise")
-    assert lines["Run"] == f"{plan.scenario.model} on {describe_deployment(chosen.deployment)}"
-    assert lines["Capacity"].startswith(f"{performance.capacity:.3g} requests/s")
+    text = format_plan(plan, detailed=True)
+    verdict, *rest = text.splitlines()
+    assert {"holds": "MEETS TARGETS", "at_risk": "AT RISK"}[plan.verdict] in verdict
+    assert f"{format_probability(plan.probability)} likely to meet every target" in verdict
+    lines = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in rest if "  " in line)
+    deployment = chosen.deployment
+    assert lines["Rent"].startswith(f"{deployment.num_gpus} x {deployment.gpu.name}, ")
+    assert lines["Model"] == plan.scenario.model
+    assert read_number(lines["Capacity"]) == pytest.approx(performance.capacity.mid, rel=6e-3)
     if plan.scenario.workload.rate is None:
-        assert f"send {performance.request_tps.mid:.3g} requests/s" in lines["Traffic"]
-    assert lines["Memory"].startswith(f"{chosen.prediction.memory.pool.reported_tokens:,} tokens")
+        assert f"send {format_number(performance.request_tps.mid)} requests/s" in lines["Traffic"]
+    tokens = chosen.prediction.memory.pool.reported_tokens
+    assert read_number(lines["KV cache"]) == pytest.approx(tokens, rel=6e-3)
     for target in plan.scenario.slo_targets:
-        value = performance.get_for_display(target.metric, target.percentile) * 1e3
-        if not math.isnan(value.mid):
-            assert lines[target.name].startswith(
-                f"{value:,.0f} ms, promised".replace("inf", "growing")
-            )
+        value = performance.get_for_display(target.metric, target.percentile)
+        if math.isfinite(value.mid):
+            factor = 1e-3 if " ms" in lines[target.name].partition("(")[0] else 1.0
+            shown = read_number(lines[target.name]) * factor
+            assert shown == pytest.approx(value.mid, rel=0.06)
     if per_token := chosen.prediction.usd_per_mtok_output:
-        month = f", ${chosen.usd_per_hour * 24 * 365.25 / 12:,.0f} a month"
-        a_month = "" if plan.scenario.offline else month
-        said = f"${chosen.usd_per_hour:,.2f} an hour{a_month}, ${per_token:.2f} a million"
-        assert lines["Cost"].startswith(said)
-        assert ("for all of it" in lines["Cost"]) == plan.scenario.offline
-    assert f"replayed, {performance.num_simulated_requests:,} requests" in lines["How sure"]
+        amounts = [read_number(each) for each in lines["Cost"].split("$")[1:]]
+        hours = estimate_run_hours(plan.scenario, chosen)
+        total = chosen.usd_per_hour * (hours.mid if hours else 24 * 365.25 / 12)
+        assert amounts[0] == pytest.approx(total, rel=6e-3)
+        assert amounts[1] == pytest.approx(chosen.usd_per_hour, rel=6e-3)
+        assert amounts[-1] == pytest.approx(per_token.mid, rel=0.02, abs=0.006)
+    requests = format_number(performance.num_simulated_requests)
+    assert f"{requests} simulated requests" in lines["Basis"]
+
+
+def read_number(text: str) -> float:
+    """Read the first number of a text: 11,500 or 644k."""
+    number, unit = re.findall(r"([\d.,]*\d)([kM]?)", text)[0]
+    return float(number.replace(",", "")) * {"k": 1e3, "M": 1e6}.get(unit, 1.0)
 
 
 def test_files_say_what_the_plan_says(

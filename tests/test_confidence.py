@@ -158,7 +158,8 @@ def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> 
     found, said = estimate_choice_confidence(plan), serialize_plan(plan)["confidence"]
     assert found and said["stays"] == found.p_unchanged
     assert said["stays"] + said["cheaper"] + said["alike"] + said["dearer"] == pytest.approx(1)
-    assert f"in {round(found.p_unchanged * 1000):,} of 1,000 draws" in format_plan(plan)
+    shown = f"{found.p_unchanged:.0%} cheapest plan that meets the targets"
+    assert shown in format_plan(plan, detailed=True)
     measured = replace(plan, candidates=tuple(planted(c, ENOUGH / 1.05, 0.5) if c is plan.runner_up else c
                                               for c in plan.candidates))  # fmt: skip
     first = serialize_plan(measured)["confidence"]["measure_first"]

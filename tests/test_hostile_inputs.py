@@ -146,7 +146,7 @@ def test_a_truth_value_is_no_number_in_any_entry() -> None:
     class Sizes(StrictEntry):
         sizes: dict[str, float]
 
-    with pytest.raises(PlannerError, match=r"field sizes\.a: Input should be a number, got True"):
+    with pytest.raises(PlannerError, match=r"field sizes\.a: must be a number, got True"):
         validate_entry(Sizes, {"sizes": {"a": True}}, "x")
 
 

@@ -70,7 +70,7 @@ def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() ->
     assert lines["RTX-PRO-6000-Max-Q"] == "no price is known, so it comes after all others"
     assert serialize_plan(plan)["why_not"] == lines
     assert (
-        format_plan(plan).count("Why not")
+        format_plan(plan, detailed=True).count("\n  Alternative ")
         == len(lines)
         == len(summary.build_alternatives_table(plan))
     )

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import math
+import re
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,7 +157,7 @@ def test_nothing_that_meets_ends_with_4_and_the_nearest(
     assert found["command"] is None and found["files"] == [] and found["runner_up"] is None
     assert main(["plan", str(mine), "--set", f"service_level={json.dumps(TIGHT)}"]) == 4
     told = capsys.readouterr().out
-    assert "nothing meets the service level" in told and "\nCommand" not in told
+    assert "NO PLAN MEETS THE TARGETS" in told and "missed" in told and "Rent" not in told
 
 
 def test_a_model_that_fits_nowhere_ends_with_4(
@@ -196,24 +198,34 @@ def test_bad_input_ends_with_2_and_one_sentence(
 def test_a_person_gets_a_dozen_lines(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(mine)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert 10 <= len(lines) <= 18
-    told = {line.split("  ")[0]: line for line in lines}
-    assert {
-        "Question",
-        "Verdict",
-        "Run",
-        "Command",
-        "Cost",
-        "p95 TTFT",
-        "p95 TPOT",
-        "Capacity",
-    } <= set(told)
-    mid, low, high = asked(capsys, mine)[1]["predicted"]["e2e_ms"]["p95"]
-    assert (
-        told["p95 E2E"].split("  ", 1)[1].strip()
-        == f"{mid:,.0f} ({low:,.0f} to {high:,.0f}) ms, not promised"
-    )
+    assert 8 <= len(lines) <= 14 and max(map(len, lines)) <= 80
+    _, found = asked(capsys, mine)
+    assert f"{found['probability']:.0%} likely" in lines[0] or "over 99% likely" in lines[0]
+    told = {line.split()[0]: line for line in lines if line.strip()}
+    assert {"Rent", "Cost", "First", "Time", "Load", "Next", "Details"} <= set(told)
+    mid, _, _ = found["predicted"]["ttft_ms"]["p95"]
+    (shown,) = re.findall(r"([\d.]+) ms of 5 s", told["First"])
+    assert float(shown) == pytest.approx(mid, rel=0.06)
     assert not any(word in " ".join(lines) for word in ("nan", "None", "Interval(", "inf "))
+
+
+def test_the_next_command_asks_the_same_question_and_works(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    question = ["plan", str(mine), "--set", "workload={prompt_tokens: {exactly: 500}, "
+                "output_tokens: {exactly: 100}, rate: 3}"]  # fmt: skip
+    assert main(question) == 0
+    rows = dict(re.findall(r"(?m)^  (Next|Details) +(planner .*)$", capsys.readouterr().out))
+    command = shlex.split(rows["Next"], comments=True)
+    assert command[1:5] == question and main(command[1:]) == 0
+    assert (tmp_path / "plan" / "plan.json").is_file()
+    written = capsys.readouterr().out
+    for script in re.findall(r"bash (\S+\.sh)", written):
+        assert (tmp_path / script).is_file()
+    details = shlex.split(rows["Details"], comments=True)
+    assert details[1:5] == question and main(details[1:]) == 0
+    assert "vllm serve" in capsys.readouterr().out
 
 
 def test_files_are_written_whole_and_old_ones_leave(mine: Path, tmp_path: Path, capsys) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.deploy.artifacts import render_artifacts
 from planner.deploy.manifests import build_cron_schedule
 from planner.planning import autoscaling as scaling
@@ -109,8 +110,8 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     whole = plan_autoscaling(plan.scenario, moment.chosen)
     assert whole is not None and whole.saved_fraction == 0
     assert (
-        "for its day: scaled by the hour it takes 67% of its price, the runner-up 100%"
-        in format_plan(plan)
+        "its day: scaled by the hour it costs 67% of its price, the runner-up 100%"
+        in format_plan(plan, detailed=True)
     )
 
 
@@ -160,7 +161,8 @@ def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> 
     assert all(
         found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours
     )
-    assert ("every hour holds on 5 days" in format_plan(plan)) == (not found.violated_hours)
+    text = format_plan(plan, detailed=True)
+    assert ("every hour holds on 5 days" in text) == (not found.violated_hours)
 
 
 def test_fewer_replicas_and_late_ones_break_the_level() -> None:
@@ -414,14 +416,14 @@ def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
 
 def test_the_answer_tells_the_day() -> None:
     plan, found = planned()
-    told_json, text = serialize_plan(plan)["day"], format_plan(plan)
+    told_json, text = serialize_plan(plan)["day"], format_plan(plan, detailed=True)
     assert (
         told_json["replicas"] == list(found.replicas)
         and told_json["threshold"] == found.scale_up_in_flight
     )
     assert (
-        f"over {found.scale_up_in_flight:.3g} requests in flight" in text
-        and f"({found.saved_fraction:.0%})" in text
+        f"over {format_number(found.scale_up_in_flight)} requests in flight" in text
+        and f"save {found.saved_fraction:.0%}" in text
     )
     quiet = replace(plan, scenario=replace(plan.scenario, daily_profile=None))
     assert serialize_plan(quiet)["day"] is None and "Day " not in format_plan(quiet)

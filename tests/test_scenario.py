@@ -13,6 +13,7 @@ from planner.core.units import GIB
 from planner.deploy.launch_spec import get_checkpoint
 from planner.engines.deployment import deploy_on
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
+from planner.planning.scenario_schema import ScenarioEntry
 from planner.planning.table_rows import parse_cells, parse_row_workload
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -236,9 +237,9 @@ def test_overrides_reach_fields_and_items_and_write_nothing(
         ),
         ("gpus.at_most", "numbered from 0, not at_most"),
         ("question.short", "cannot set question.short: mine.yaml has '[?]' there"),
-        ("workload.think_time", "rate is N / T, on the safe side"),
-        ("workload.users", "rate is N / T"),
-        ("service_level.ttft.p96", "field service_level.ttft.p96: Input should be 'mean'"),
+        ("workload.think_time", "set rate to N / T; for N users who ask again at once"),
+        ("workload.users", "set rate to N / T"),
+        ("service_level.ttft.p96", "field service_level.ttft.p96: must be 'mean'"),
         ("workload.rat", "mine, field workload.rat: unknown field; did you mean rate?"),
         ("gpus.0.at_mots", r"field gpus\.0\.at_mots: unknown field; did you mean at_most?"),
         ("headrom", "mine, field headrom: unknown field; did you mean headroom"),
@@ -260,14 +261,14 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
             "unknown GPU 'H1000-SXM'; did you mean .*H100-SXM",
         ),
         ({"gpus": []}, "at least one candidate GPU"),
-        ({"gpus": [{"gpu": "L40S", "at_most": 0}]}, r"gpus\.0\.at_most: .*greater than 0, got 0"),
+        ({"gpus": [{"gpu": "L40S", "at_most": 0}]}, r"gpus\.0\.at_most: .*above 0, got 0"),
         (
             {"gpus": [{"gpu": "L40S", "at_most": 2, "interconnect": "nvlink"}]},
             "L40S has no (?i:nvlink)",
         ),
         (
             {"workload": {**SMALL["workload"], "rate": 0}},
-            r"workload\.rate: .*above 0 .* give concurrency\), got 0",
+            r"workload\.rate: .*above 0 .* set concurrency instead\), got 0",
         ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": {"exactly": 200_000}}},
@@ -283,7 +284,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ({"workload": {"rate": 1, "output_tokens": {"mean": 9}}}, "needs prompt_tokens"),
         (
             {"workload": {**SMALL["workload"], "requests": 10}},
-            "requests and within_hours go together",
+            "set both requests and within_hours, or neither",
         ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "p95": 8}}},
@@ -319,45 +320,45 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ),
         (
             {"engine_args": {"max_num_seqs": 6.4}},
-            "engine_args, field max_num_seqs: .*integer.*, got 6.4",
+            "engine_args, field max_num_seqs: .*whole number.*, got 6.4",
         ),
         (
             {"engine_args": {"enforce_eager": "banana"}},
-            "engine_args, field enforce_eager: .*boolean.*, got 'banana'",
+            "engine_args, field enforce_eager: must be true or false.*, got 'banana'",
         ),
         ({"quantization": ["fp7"]}, "unknown quantization 'fp7'"),
-        ({"prices": {"H100": 0}}, r"prices\.H100: .*greater than 0"),
+        ({"prices": {"H100": 0}}, r"prices\.H100: .*above 0"),
         (
             {"memory_calibration": {"nccl": 1}},
             "memory_calibration.nccl.*'weights', 'activation', 'non_torch' or 'cuda",
         ),
         (
             {"memory_calibration": {"weights": 1e9}},
-            r"memory_calibration\.weights: .*less than or equal to 10000, got 1000000000",
+            r"memory_calibration\.weights: .*at most 10000, got 1000000000",
         ),
-        ({"headroom": 1}, "field headroom: .*less than 1, got 1"),
-        ({"headroom": -0.1}, "field headroom: .*greater than or equal to 0"),
+        ({"headroom": 1}, "field headroom: .*below 1, got 1"),
+        ({"headroom": -0.1}, "field headroom: .*at least 0"),
         ({"refused_at_most": float("nan")}, "field refused_at_most: .*got nan"),
         ({"quantization": []}, "field quantization: .*at least 1 item"),
         (
             {"other_tenants_gib": 1e300},
-            "other_tenants_gib: .*less than or equal to 1000000, got 1e",
+            "other_tenants_gib: .*at most 1000000, got 1e",
         ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": 1000}},
-            r"prompt_tokens: Input should be \{mean: tokens.* or \{exactly: tokens\}, got 1000",
+            r"prompt_tokens: must be \{mean: tokens.* or \{exactly: tokens\}, got 1000",
         ),
-        ({"headroom": True}, "field headroom: Input should be a number, got True"),
+        ({"headroom": True}, "field headroom: must be a number, got True"),
         ({"gpus": [{"gpu": "L40S", "at_most": True}]}, r"gpus\.0\.at_most: .*got True"),
         ({"engine_args": {"max_num_seqs": True}}, "engine_args, field max_num_seqs: .*got True"),
         ({"workload": {**SMALL["workload"], "rate": True}}, r"workload\.rate: .*got True"),
         (
             {"workload": {**SMALL["workload"], "rate": "60/24"}},
-            r"a number, worked out \(2\.5 for 60/24\), got '60/24'",
+            r"a number, got '60/24'\. Write the result: 2\.5",
         ),
         (
             {"workload": {**SMALL["workload"], "burstiness": 0}},
-            r"workload\.burstiness: .*greater than 0, got 0",
+            r"workload\.burstiness: .*above 0, got 0",
         ),
         (
             {"workload": {**SMALL["workload"], "burstiness": float("nan")}},
@@ -369,7 +370,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ),
         (
             {"workload": {**SMALL["workload"], "rate": None, "concurrency": 2.5}},
-            r"workload\.concurrency: .*integer",
+            r"workload\.concurrency: .*whole number",
         ),
         ({"workload": {"concurrency": 8, "trace": "day.csv"}}, "leave out trace"),
         ({"workload": {"concurrency": 8, "requests": 9, "within_hours": 1}}, "leave out requests"),
@@ -424,3 +425,30 @@ def test_a_model_that_is_not_known_by_its_name_is_said_to_be_taken_for_another()
     assert all(said.endswith(".") for said in slip.assumptions)  # they stand one after another
     known = parse_scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instruct"}, "known")
     assert not any("catalog" in said for said in known.assumptions)
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_and_none_is_cut() -> None:
+    """Four fields and a name are wrong; every field that exists is listed."""
+    wrong = {
+        **SMALL, "modle": "x", "headroom": "20%", "gpus": [{"gpu": "H1000", "at_most": 0}],
+        "service_level": {"ttft": {"p95": "2s"}},
+    }  # fmt: skip
+    with pytest.raises(PlannerError) as caught:
+        parse_scenario(wrong, "mine")
+    unknown, *others = caught.value.problems
+    assert "did you mean model?" in unknown and "..." not in unknown
+    assert all(field in unknown for field in ScenarioEntry.model_fields)
+    for field, hint in (
+        ("gpus.0.at_most: must be above 0", ""),
+        ("service_level.ttft.p95: must be a number, got '2s'", "2000 (ms)"),
+        ("headroom: must be a number, got '20%'", "0.2"),
+        ("unknown GPU 'H1000'", "did you mean"),
+    ):
+        assert any(field in problem and hint in problem for problem in others), field
+    assert len(others) == 4 and "Entry" not in " ".join(others)
+    assert str(caught.value).endswith("(and 4 more)") and len(str(caught.value)) <= 400
+
+
+def test_a_scenario_needs_no_question() -> None:
+    fields = {name: value for name, value in SMALL.items() if name != "question"}
+    assert SMALL["model"] in parse_scenario(fields, "mine").question

@@ -131,14 +131,14 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
             CURVE,
             "6.9",
             "-6.9",
-            r"entry Some curve, field points.1.2: .* greater than 0, got -6.9",
+            r"entry Some curve, field points.1.2: .* above 0, got -6.9",
         ),
         (
             ServingCurve,
             CURVE,
             "[8,",
             "[8.5,",
-            r"entry Some curve, field points.1.0: .* integer, .* got 8.5",
+            r"entry Some curve, field points.1.0: .* whole number.* got 8.5",
         ),
         (
             ServingCurve,

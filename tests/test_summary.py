@@ -109,7 +109,7 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
     assert (
         told[True] in risks.describe_headroom(one)
-        and told[True] in answered(one)
+        and told[True] in answered(one, detailed=True)
         and "closed form" in told[False]
     )
     for share, meets in ((0.9, True), (1.2, False)):

@@ -2,16 +2,20 @@
 
 import csv
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner import __version__
 from planner.core.errors import PlannerError, find_closest
 from planner.core.readers import read_text, read_yaml
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -47,6 +51,8 @@ class StrictEntry(BaseModel):
     )
     misspelling_hints: ClassVar[Mapping[str, str]] = {}
     """Part of an unknown field's name -> the hint that its error gives instead of a near name."""
+    field_units: ClassVar[Mapping[str, str]] = {}
+    """Field -> the unit of its numbers, for errors."""
 
 
 class SourcedEntry(StrictEntry):
@@ -59,58 +65,117 @@ class SourcedEntry(StrictEntry):
 EntryT = TypeVar("EntryT", bound=StrictEntry)
 
 
-_PARSER_WORDS = {
-    "tuple_type": "Input should be a list",
-    "model_type": "Input should be a mapping of fields",
-    "dataclass_type": "Input should be a mapping of fields",
-    "dict_type": "Input should be a mapping",
-}
-"""What is expected, where pydantic names types of Python."""
-
-
 def validate_entry(entry_type: type[EntryT], data: object, location: str) -> EntryT:
     """Validate `data`; `location` names file and entry in the `PlannerError`."""
     try:
         entry = entry_type.model_validate(data)
         if flag := next(_find_bools_read_as_numbers(data, entry), None):
-            raise PlannerError(
-                f"{location}, field {flag[0]}: Input should be a number, got {flag[1]}"
-            )
+            raise PlannerError(f"{location}, field {flag[0]}: must be a number, got {flag[1]}")
         return entry
     except ValidationError as error:
-        first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-        field = (
-            ".".join(str(part) for part in first["loc"] if part != "[key]") or "(the whole entry)"
-        )
-        if first["type"] == "extra_forbidden":
-            *parents, unknown = first["loc"]
-            parent_type: type[StrictEntry] = entry_type
-            for parent in parents:
-                if field_info := parent_type.model_fields.get(str(parent)):
-                    parent_type = _find_entry_type(field_info.annotation) or parent_type
-            known = sorted(parent_type.model_fields)
-            close = find_closest(str(unknown), known, 0.5)
-            hint = f"; did you mean {close}?" if close else f"; accepted: {', '.join(known)}"
-            for part, text in parent_type.misspelling_hints.items():
-                if part in str(unknown):
-                    hint = f"; {text}"
-                    break
-            raise PlannerError(f"{location}, field {field}: unknown field{hint}") from None
-        if first["type"] == "missing":
-            raise PlannerError(f"{location}, field {field}: field is missing") from None
-        if first["type"] == "value_error" and not first["loc"]:
-            raise PlannerError(f"{location}: {first['ctx']['error']}") from None
-        expected = (
-            "Input should be a number"
-            if "than" in first["type"] and first["input"] is True
-            else first["msg"]
-        )
-        expected = _PARSER_WORDS.get(first["type"], expected)
-        if first["type"] == "float_parsing":
-            expected = "Input should be a number, worked out (2.5 for 60/24)"
+        # unknown fields first: they often are why another is missing
+        errors = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        problems = [_describe_problem(entry_type, problem, location) for problem in errors]
+        for k, (text, listed) in enumerate(problems):
+            if any(listed == earlier for _, earlier in problems[:k]):
+                problems[k] = text, ""  # once is enough
+        text, listed = problems[0]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise PlannerError(
-            f"{location}, field {field}: {expected}, got {first['input']!r:.80}"
+            f"{text}{more}" if len(f"{text}{listed}{more}") > 400 else f"{text}{listed}{more}",
+            [f"{text}{listed}" for text, listed in problems],
         ) from None
+
+
+def _describe_problem(
+    entry_type: type[StrictEntry], problem: "ErrorDetails", location: str
+) -> tuple[str, str]:
+    """Describe what is wrong with a field, and list the fields that are accepted instead."""
+    path = [part for part in problem["loc"] if part != "[key]"]
+    field = ".".join(map(str, path)) or "(the whole entry)"
+    if problem["type"] == "value_error" and not problem["loc"]:
+        return f"{location}: {problem['ctx']['error']}", ""
+    if problem["type"] == "missing":
+        return f"{location}, field {field}: field is missing", ""
+    if problem["type"] == "extra_forbidden":
+        *parents, unknown = problem["loc"]
+        hint, listed = _suggest_field(_find_type_at(entry_type, parents), str(unknown))
+        return f"{location}, field {field}: unknown field{hint}", listed
+    value = problem["input"]
+    if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        known = sorted(_find_type_at(entry_type, path).model_fields)
+        named = _find_type_at(entry_type, path) is not entry_type
+        expected = f"must be fields with values, such as {{{known[0]}: ...}}" if named else (
+            "must be names with values, such as {name: value}"
+        )  # fmt: skip
+        listed = f"; accepted: {', '.join(known)}" if named else ""
+        return f"{location}, field {field}: {expected}, got {value!r:.80}", listed
+    units = {**entry_type.field_units, **_find_type_at(entry_type, path).field_units}
+    unit = next((units[str(part)] for part in path if str(part) in units), "")
+    expected = problem["msg"].replace("Input should be", "must be")
+    if "than" in problem["type"] and value is True:
+        expected = "must be a number"
+    for old, new in PLAIN_WORDS.items():
+        expected = expected.replace(old, new)
+    return (
+        f"{location}, field {field}: {expected}, got {value!r:.80}{_suggest_number(value, unit)}",
+        "",
+    )
+
+
+PLAIN_WORDS = {
+    ", unable to parse string as a number": "",
+    ", unable to parse string as an integer": "",
+    "a valid number": "a number",
+    "a valid integer": "a whole number",
+    "a valid string": "text",
+    "a valid tuple": "a list",
+    "a valid list": "a list",
+    "a valid boolean": "true or false",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+"""Words of pydantic, and plain ones."""
+UNITS_IN_VALUE = {"ms": 1e-3, "s": 1.0, "k": 1e3, "m": 1e6, "%": 0.01}
+"""Units that people write behind a number."""
+
+
+def _suggest_number(value: object, unit: str) -> str:
+    """Suggest the number of this `unit` that a text such as "300/60", "2s" or "20%" stands for."""
+    if not isinstance(value, str):
+        return ""
+    number = r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*"
+    kind = f" ({unit})" if unit else ""
+    if ratio := re.fullmatch(f"{number}/{number}", value):
+        top, bottom = map(float, ratio.groups())
+        return f". Write the result: {top / bottom:.4g}{kind}" if bottom else ""
+    if found := re.fullmatch(rf"{number}(ms|s|k|m|%)\s*", value.casefold()):
+        if found[2] in ("ms", "s") and unit != "ms":
+            return f". Write a number without a unit{kind}"
+        scaled = float(found[1]) * UNITS_IN_VALUE[found[2]] * (1e3 if unit == "ms" else 1.0)
+        return f". Write a number without a unit: {scaled:.10g}{kind}"
+    return ""
+
+
+def _find_type_at(entry_type: type[StrictEntry], path: Sequence[object]) -> type[StrictEntry]:
+    """Find the type of the entry at `path`; of what is no entry, that of the one around it."""
+    for part in path:
+        if field_info := entry_type.model_fields.get(str(part)):
+            entry_type = _find_entry_type(field_info.annotation) or entry_type
+    return entry_type
+
+
+def _suggest_field(entry_type: type[StrictEntry], unknown: str) -> tuple[str, str]:
+    """Suggest the known field that `unknown` may mean, and list all of them."""
+    known = sorted(entry_type.model_fields)
+    listed = f"; accepted: {', '.join(known)}"
+    for part, text in entry_type.misspelling_hints.items():
+        if part in unknown:
+            return f"; {text}", listed
+    close = find_closest(unknown, known, 0.5)
+    return f"; did you mean {close}?" if close else "", listed
 
 
 def _find_entry_type(annotation: Any) -> type[StrictEntry] | None:

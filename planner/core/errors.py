@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 from unicodedata import category
@@ -12,17 +12,24 @@ from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line
 
 ValueT = TypeVar("ValueT")
+MAX_PROBLEM_LETTERS = 4000
+"""Letters of one of several problems, at most."""
 
 
 class PlannerError(ValueError):
     """Bad input, described in one sentence: what is wrong, where, and what is accepted.
 
-    The message is one line of at most 400 printable characters, whatever it quotes.
+    The message is one line of at most 400 printable characters, whatever it quotes. An input with
+    several mistakes has one of the `problems` for each, uncut, and the first one as its message.
     """
 
-    def __init__(self, message: object) -> None:
+    def __init__(self, message: object, problems: Sequence[str] = ()) -> None:
         shown = redact_text(escape_to_one_line(" ".join(str(message)[:10_000].split())))
         super().__init__(shown if len(shown) <= 400 else f"{shown[:250]} ... {shown[-140:]}")
+        self.problems = tuple(
+            redact_text(escape_to_one_line(" ".join(problem[:MAX_PROBLEM_LETTERS].split())))
+            for problem in problems
+        ) or (str(self),)
 
 
 @contextmanager
@@ -31,7 +38,8 @@ def add_error_context(location: str) -> Iterator[None]:
     try:
         yield
     except PlannerError as error:
-        raise PlannerError(f"{location}: {error}") from None
+        problems = [f"{location}: {problem}" for problem in error.problems]
+        raise PlannerError(f"{location}: {error}", problems) from None
 
 
 def find_closest(name: str, known_names: Iterable[str], min_similarity: float) -> str:

@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
 
 
 FIELDS_COPIED_FROM_FILE = (
-    "question", "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most",
+    "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most",
     "power_at_most",
     "speculation", "replicas_at_least", "confidence",
 )  # fmt: skip
@@ -228,9 +229,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         raise PlannerError(
             f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}"
         )
-    entry = validate_entry(
-        ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name
-    )
+    entry = _validate_fields(data, name, folder)
     if isfile(folder / entry.model) or isfile(folder / entry.model / "config.json"):
         entry = entry.model_copy(update={"model": str(folder / entry.model)})
     with add_error_context(name):
@@ -244,6 +243,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         prices = _parse_prices(entry)
         scenario = Scenario(
             name=name,
+            question=entry.question or f"What does it take to serve {entry.model}?",
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
             allow_disaggregation=entry.pools,
             billing_alternatives=entry.instead,
@@ -291,6 +291,41 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 f" not fit into {limit} ({longest:,.0f} tokens)"
             )
     return scenario
+
+
+def _validate_fields(data: Mapping[str, object], name: str, folder: Path) -> ScenarioEntry:
+    """Validate the fields of a scenario file; the `PlannerError` names all that is wrong in it."""
+    problems: list[str] = []
+    fields = {field: value for field, value in data.items() if value is not None}
+    entry = None
+    try:
+        entry = validate_entry(ScenarioEntry, fields, name)
+    except PlannerError as error:
+        problems, first = [*error.problems], str(error)
+    for explain in _list_name_checks(fields, folder):
+        try:
+            explain()
+        except PlannerError as error:
+            problems.append(f"{name}: {error}")
+    if entry and not problems:
+        return entry
+    if entry or len(problems) > 1:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        first = f"{problems[0][: 380 - len(more)]}{more}"
+    raise PlannerError(first, problems)
+
+
+def _list_name_checks(fields: Mapping[str, object], folder: Path) -> Iterator[Callable[[], object]]:
+    """Yield a check for each name of a catalog in the fields of a scenario file."""
+    model, gpus = fields.get("model"), fields.get("gpus")
+    if isinstance(model, str):
+        path = folder / model
+        if isfile(path) or isfile(path / "config.json"):
+            model = str(path)
+        yield partial(load_model, model)
+    for gpu in gpus if isinstance(gpus, list | tuple) else [gpus]:
+        if isinstance(gpu, Mapping) and isinstance(gpu.get("gpu"), str):
+            yield partial(get_gpu, gpu["gpu"])
 
 
 def _parse_prices(entry: ScenarioEntry) -> PriceSelection:

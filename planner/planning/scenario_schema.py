@@ -59,7 +59,7 @@ def _parse_hours(value: object) -> object:
         for hour in figures
     ):
         accepted = (
-            f"Input should be {HOURS_PER_DAY} to {HOURS_PER_WEEK} hourly figures from 0 to 1e12, a"
+            f"must be {HOURS_PER_DAY} to {HOURS_PER_WEEK} hourly figures from 0 to 1e12, a"
             " profile's name, or a trace's file"
         )
         raise PydanticCustomError("day", accepted)
@@ -70,7 +70,7 @@ def _check_lengths_given(value: object) -> object:
     """Reject a bare number, which says neither which statistic it is nor how lengths spread."""
     if isinstance(value, int | float | str):
         raise PydanticCustomError(
-            "lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}"
+            "lengths", "must be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}"
         )
     return value
 
@@ -78,8 +78,8 @@ def _check_lengths_given(value: object) -> object:
 def _check_rate(rate: float) -> float:
     """Reject rates below a request in eleven days."""
     if not rate >= 1e-6:
-        closed = "for users who each wait for their answer leave it out and give concurrency"
-        raise PydanticCustomError("rate", f"Input should be above 0 requests per second ({closed})")
+        accepted = "must be above 0 requests per second (for a closed loop set concurrency instead)"
+        raise PydanticCustomError("rate", accepted)
     return rate
 
 
@@ -124,11 +124,12 @@ def _accept_best(value: object, validate: Callable[[object], float]) -> float:
 class WorkloadEntry(StrictEntry):
     """Lengths or a trace, and the load: a rate, a closed loop, or requests within some hours."""
 
+    field_units: ClassVar = {"rate": "requests per second", "within_hours": "hours"}
+
     misspelling_hints: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
-        "of N users who ask every T seconds, answer and thinking together, the rate is N / T, on"
-        " the safe side, as users who still wait ask no more; of N who ask again at once,"
-        " concurrency is N",
+        "for N users who each ask every T s (answer and thinking time together) set rate to N / T;"
+        " for N users who ask again at once set concurrency to N",
     )
 
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
@@ -261,7 +262,9 @@ class SpeculationEntry(StrictEntry):
 class ScenarioEntry(StrictEntry):
     """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
 
-    question: str
+    field_units: ClassVar = {"service_level": "ms", "start_up_at_most": "s"}
+
+    question: str = ""
     model: str
     quantization: NameList = ("checkpoint",)
     kv_cache_dtype: NameList = ("auto",)

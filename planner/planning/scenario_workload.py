@@ -91,7 +91,7 @@ def parse_workload(
     entry = _fill_open_load(entry)
     rate = entry.rate or (day.peak_rps if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
-        raise PlannerError("workload: requests and within_hours go together")
+        raise PlannerError("workload: set both requests and within_hours, or neither")
     if entry.concurrency is not None:
         for name in ("rate", "requests", "trace", "burstiness"):
             if getattr(entry, name) is not None:

@@ -278,7 +278,9 @@ def simulate_workload(
         arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
     limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
-        raise PlannerError(f"every prompt is refused: none is shorter than max_model_len {limit:,}")
+        raise PlannerError(
+            f"all prompts are rejected: each exceeds max_model_len {limit:,}. Raise max_model_len"
+        )
     arrival, prompt, output = arrival[served], prompt[served], output[served]
     if model.kv_stretch > 1:
         pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_stdout()
         return 0
     except PlannerError as error:
-        print_message(str(error))
+        for problem in error.problems:
+            print_message(problem)
         return 2
     except MemoryError:
         print_message("the machine has too little memory for this")

@@ -1,0 +1,156 @@
+"""What a terminal shows: bars that lie where the numbers are, lines that fit, colours where they are wanted."""
+
+import io
+import math
+import re
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from shipped import plan_of
+
+from planner.core.intervals import Interval
+from planner.core.number_format import (
+    format_distinct,
+    format_number,
+    format_probability,
+    format_seconds,
+    format_seconds_range,
+)
+from planner.planning.scenario import list_scenarios, load_scenario
+from planner.planning.search import Plan, search_deployments
+from planner.ui.limit_rows import list_limit_rows
+from planner.ui.plan_text import format_plan
+from planner.ui.terminal import TerminalStyle, detect_style
+
+ANSI = re.compile(r"\033\[[\d;]*m")
+PLAIN = TerminalStyle()
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    encoding = "UTF-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+@cache
+def overloaded() -> Plan:
+    return search_deployments(load_scenario("edge-8b-24gb", {"workload.rate": 400}))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (5.53, "5.53"), (50.0, "50"), (12.81, "12.8"), (1174, "1,170"), (9.996, "10"),
+        (686_688, "687k"), (2_240_000, "2.24M"), (1054.9, "1,050"), (0.386, "0.386"), (0, "0"),
+        (math.inf, "unbounded"), (99_990, "100k"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_digits_and_no_exponent(value: float, shown: str) -> None:
+    assert format_number(value) == shown
+
+
+def test_a_number_beyond_a_limit_never_reads_as_the_limit() -> None:
+    assert format_distinct(60.08, 60) == "60.1" and format_seconds(0.06008, 0.06) == "60.1 ms"
+    assert format_seconds(1.141, 1.0) == "1.1 s" and format_seconds(1.004, 1.0) == "1.004 s"
+    assert format_seconds_range(0.016, 0.025, 0.042) == "25 ms (16-42)"
+    assert format_seconds_range(1.2, 2, math.inf) == "2 s (1.2-unbounded)"
+
+
+def test_no_prediction_is_certain() -> None:
+    assert [format_probability(p) for p in (0, 0.86, 0.9987, 1)] == [
+        "under 1%", "86%", "over 99%", "over 99%",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [12, 20, 26])
+@pytest.mark.parametrize("mid", [0.0, 0.3, 0.999, 1.0, 1.001, 30.0, math.inf])
+def test_the_dot_is_beyond_the_limit_exactly_if_the_value_is(mid: float, columns: int) -> None:
+    for has_unicode, dot, edge in ((True, "●", "▏"), (False, "o", "|")):
+        bar = replace(PLAIN, has_unicode=has_unicode).draw_bar(
+            Interval(mid / 2, mid, mid * 2), columns
+        )
+        assert len(bar) == columns
+        assert (bar.index(dot) > bar.rindex(edge)) == (mid > 1)
+    assert bar.isascii()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("name", [*list_scenarios(), "overloaded"])
+def test_the_answer_fits_the_terminal(name: str, width: int) -> None:
+    plan = overloaded() if name == "overloaded" else plan_of(name)
+    style = TerminalStyle(width, has_unicode=False, wraps=True)
+    lines = format_plan(plan, style, command=f"planner plan {name}").splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(line.isascii() for line in lines)
+    if width >= 80:
+        assert len(lines) <= 14
+    assert not re.search(r"\bnan\b|\binf\b|None|-\d{3,}%|e\+\d", "\n".join(lines))
+    rows = [line for line in lines if line.count("|") >= 2]
+    assert len(rows) + 1 >= len([row for row in list_limit_rows(plan) if row.use.mid < math.inf])
+
+
+def test_an_overloaded_plan_says_so_and_draws_no_wait() -> None:
+    text = format_plan(overloaded())
+    assert text.startswith("✘ NO PLAN MEETS THE TARGETS")
+    assert re.search(r"overloaded: 400 requests/s, capacity \d+", text)
+    (wait,) = [line for line in text.splitlines() if "TTFT" in line]
+    assert "unbounded" in wait and "●" not in wait and wait.endswith("missed")
+    assert "Would do" in text, "less load, or more GPUs"
+
+
+def test_the_status_of_each_target_agrees_with_the_verdict() -> None:
+    for name in list_scenarios():
+        plan = plan_of(name)
+        statuses = {row.status for row in list_limit_rows(plan)}
+        assert statuses == {"met"} if plan.verdict == "holds" else "at risk" in statuses
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert detect_style(Terminal()).has_colour
+    assert not detect_style(io.StringIO()).has_colour
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            assert not detect_style(Terminal()).has_colour
+    plan = plan_of("chat-70b")
+    coloured = format_plan(plan, replace(PLAIN, has_colour=True))
+    assert ANSI.sub("", coloured) == format_plan(plan)
+    painted = [line for line in coloured.splitlines() if ANSI.search(line)]
+    assert len(painted) == 1 + len(list_limit_rows(plan)), "the verdict and the status words"
+
+
+def test_a_plan_at_risk_names_what_may_be_missed() -> None:
+    changes: dict[str, Any] = {"service_level.tpot.p95": 26, "gpus.0.at_most": 4}
+    plan = search_deployments(load_scenario("chat-70b", changes))
+    assert plan.verdict == "at_risk"
+    text = format_plan(plan)
+    assert f"{plan.probability:.0%} likely to meet every target, 80% required" in text
+    (reach, limit) = re.findall(r"Risk +p95 TPOT may reach (\d+) ms, limit (\d+) ms", text)[0]
+    assert int(reach) > int(limit) == 26
+
+
+def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> None:
+    prices = {"usd_per_mtok_input": 0.5, "usd_per_mtok_output": 0.9}
+    scenario = replace(
+        plan_of("chat-70b").scenario,
+        billing_alternatives=load_scenario(
+            "chat-70b", {"instead.api": prices}
+        ).billing_alternatives,
+    )
+    plan = replace(plan_of("chat-70b"), scenario=scenario)
+    text = format_plan(plan)
+    assert text.index("API ") < text.index("Rent ")
+    seconds = 3600 * 24 * 365.25 / 12
+    api = 5.53 * seconds * (1154.7 * 0.5 + 211.1 * 0.9) / 1e6
+    (shown,) = re.findall(r"API +\$([\d,]+)/month", text)
+    assert int(shown.replace(",", "")) == pytest.approx(api, rel=0.01)
+    (turn,) = re.findall(r"(?:above|below) ([\d.]+) requests/s", text)
+    assert float(turn) == pytest.approx(5.53 * 15.78 * 730.5 / api, rel=0.01)
