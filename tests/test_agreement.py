@@ -284,7 +284,8 @@ def test_the_terminal_says_what_the_plan_says(
     verdict, *rest = text.splitlines()
     assert {"holds": "MEETS TARGETS", "at_risk": "AT RISK"}[plan.verdict] in verdict
     assert f"{format_probability(plan.probability)} likely to meet every target" in verdict
-    lines = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in rest if "  " in line)
+    cells = (re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in rest)
+    lines = dict(pair for pair in cells if len(pair) == 2)
     deployment = chosen.deployment
     assert lines["Rent"].startswith(f"{deployment.num_gpus} x {deployment.gpu.name}, ")
     assert lines["Model"] == plan.scenario.model

@@ -18,6 +18,7 @@ from planner.tools.fleet.fleet_file import FleetEntry
 from planner.tools.sweep.runner import answer_point
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui.cli import main
+from planner.ui.commands.options import TEMPLATE_DIR
 
 GOOD = """\
 question: How many?
@@ -174,6 +175,16 @@ def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, m
         and all(get_gpu(name) for name in fleet.stock)
         and fleet.power_at_most
     )
+
+
+def test_init_gives_the_lengths_that_were_measured_by_kind_of_work() -> None:
+    text = " ".join((TEMPLATE_DIR / "scenario.yaml").read_text().replace("#", " ").split())
+    presets = yaml.safe_load((CATALOG_DIR / "presets.yaml").read_text())
+    for name in ("chat", "RAG", "code", "agents", "reasoning"):
+        (prompt, output) = re.findall(rf"{name}[a-z ]* ([\d,]+) / ([\d,]+)", text)[0]
+        for shown, kind in ((prompt, "prompt"), (output, "output")):
+            mean = presets[name][f"{kind}_tokens"]["mean"]
+            assert float(shown.replace(",", "")) == pytest.approx(mean, rel=0.01)
 
 
 def test_init_names_fields_that_exist(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from planner.tools.sweep.runner import (
 )
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui.cli import main
+from planner.ui.sweep_text import format_sweep
 
 PREDICT = {
     "answer": "predict",
@@ -300,7 +301,7 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     assert header.split() == ["workload.rate", *sweeps.TERMINAL_COLUMNS]
     assert low.split()[:2] == ["0.1", "holds"] and high.split()[:2] == ["10", "nothing_meets"]
     assert wrong.split() == ["-1", "error"]
-    assert sweeps.format_sweep(pd.read_csv(tmp_path / "out.csv"), 2).endswith("... and 1 more")
+    assert format_sweep(pd.read_csv(tmp_path / "out.csv"), 2).endswith("... and 1 more")
 
 
 def test_a_column_of_a_table_has_one_type() -> None:

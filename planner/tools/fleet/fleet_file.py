@@ -187,13 +187,14 @@ def _with_power_curve(option: FleetOption, load_watts: set[tuple[float, float]])
 
 
 def format_fleet_plan(plan: FleetPlan) -> str:
-    """Return the allocation as a table for a terminal, with its shadow prices and growth."""
+    """Return the finding, the allocation as a table, then growth and what one more GPU saves."""
     table = tables.build_allocation_table(plan)
     rows = [tuple(table.columns), *(tuple(map(str, row)) for row in table.itertuples(index=False))]
-    lines = [
-        format_columns(rows) if len(table) else "",
+    parts = [
         tables.summarize_fleet(plan),
-        tables.describe_shadow_prices(plan),
-        tables.describe_growth(plan),
+        format_columns(rows) if len(table) else "",
+        "\n".join(
+            filter(None, [tables.describe_growth(plan), tables.describe_shadow_prices(plan)])
+        ),
     ]
-    return "\n".join(filter(None, lines))
+    return "\n\n".join(filter(None, parts))

@@ -30,7 +30,7 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
             f"{count * option.usd_per_hour:,.2f}",
             f"{count * option.load_fraction:.0%}",
             option.description,
-            "at risk" if option.at_risk else "holds",
+            "at risk" if option.at_risk else "met",
         )
         for name, replicas in _get_replicas(plan).items()
         for option, count in replicas.items()
@@ -41,9 +41,9 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
         "replicas",
         "GPUs",
         "USD/h",
-        "of its load",
-        "each of them",
-        "service level",
+        "share of load",
+        "deployment",
+        "targets",
     ]
     return pd.DataFrame(rows, columns=columns)
 
@@ -82,9 +82,9 @@ def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
     ]
     columns = [
         "GPU",
-        "there are",
+        "stock",
         "in use",
-        "one more would save (USD/h)",
+        "one more saves (USD/h)",
         "and every load may grow to",
     ]
     return pd.DataFrame(rows, columns=columns)
@@ -116,7 +116,7 @@ def sweep_fleet_growth(plan: FleetPlan) -> pd.DataFrame:
 def summarize_fleet(plan: FleetPlan) -> str:
     """Return the cost and power of the fleet, or why it is infeasible."""
     if plan.current_allocation is None:
-        return f"Nothing serves every scenario; in the way: {describe_binding_limits(plan)}."
+        return f"No allocation serves every scenario. Limited by {describe_binding_limits(plan)}."
     used = ", ".join(
         f"{plan.current_allocation.gpus_by_kind.get(kind, 0)} of {stock} {kind}"
         for kind, stock in plan.fleet.stock.items()
@@ -127,19 +127,19 @@ def summarize_fleet(plan: FleetPlan) -> str:
         if any(option.at_risk for option in replicas)
     ]
     text = (
-        f"Together ${plan.current_allocation.usd_per_hour:,.2f} per hour and"
-        f" {plan.current_allocation.watts:,.0f} W on average; in use: {used}."
+        f"Every scenario is served for ${plan.current_allocation.usd_per_hour:,.2f}/h and"
+        f" {plan.current_allocation.watts:,.0f} W on average, on {used}."
     )
-    return text + f" At risk at the pessimistic end of an interval: {', '.join(risks)}." * (
-        len(risks) > 0
-    )
+    return text + f" At risk: {', '.join(risks)}." * (len(risks) > 0)
 
 
 def describe_shadow_prices(plan: FleetPlan) -> str:
     """Return the shadow prices in a sentence."""
-    saving = [f"{kind} ${usd:,.2f}" for kind, usd in plan.shadow_prices.items() if usd > 0.005]
+    saving = [
+        f"${usd:,.2f}/h with {kind}" for kind, usd in plan.shadow_prices.items() if usd > 0.005
+    ]
     if saving:
-        return f"One more GPU would save per hour: {', '.join(saving)}."
+        return f"One more GPU saves {', '.join(saving)}."
     return "One more GPU of any kind saves nothing." if plan.shadow_prices else ""
 
 
@@ -148,15 +148,13 @@ def describe_growth(plan: FleetPlan) -> str:
     if plan.current_allocation is None:
         return ""
     after = (
-        f"${plan.grown_allocation.usd_per_hour:,.2f} per hour"
-        if plan.grown_allocation
-        else "not served"
+        f"${plan.grown_allocation.usd_per_hour:,.2f}/h" if plan.grown_allocation else "not served"
     )
     text = f"With {plan.growth:g} times every load: {after}."
     if math.isinf(plan.max_growth):
-        return f"{text} Nothing breaks up to {plan.growth_limit:g} times."
+        return f"{text} Every scenario is served up to {plan.growth_limit:g} times."
     return (
-        f"{text} It breaks above {plan.max_growth:.2f} times; in the way:"
+        f"{text} The largest growth is {plan.max_growth:.2f} times, limited by"
         f" {describe_binding_limits(plan)}."
     )
 

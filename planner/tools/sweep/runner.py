@@ -335,32 +335,3 @@ def run_sweep_file(
         else:
             table.apply(unify_column_type).to_parquet(part, index=False)
     return table
-
-
-TERMINAL_COLUMNS = (
-    "verdict",
-    "gpu",
-    "gpus_rented",
-    "usd_per_hour",
-    "ttft_ms_p95",
-    "tpot_ms_p95",
-    "figures",
-)
-"""Columns that a terminal shows after the fields that were set."""
-
-
-def format_sweep(table: "pd.DataFrame", max_rows: int = 20) -> str:
-    """Return the first rows of a sweep for a terminal; without a verdict they show their status."""
-
-    def format_number(value: float) -> str:
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-    columns = [*(name for name in map(str, table) if name.startswith("set.")), *TERMINAL_COLUMNS]
-    shown = (
-        table.head(max_rows)
-        .reindex(columns=columns)
-        .rename(columns=lambda name: name.removeprefix("set."))
-    )
-    shown["verdict"] = shown["verdict"].astype(object).fillna(table["status"])
-    more = f"\n... and {len(table) - max_rows:,} more" * (len(table) > max_rows)
-    return shown.to_string(index=False, na_rep="", float_format=format_number) + more

@@ -101,7 +101,10 @@ def add_sweep(commands: "Subparsers") -> None:
 @announce_compilation
 def run_sweep_command(options: argparse.Namespace) -> int:
     """Answer the points of a sweep; 1 if any of them fails."""
-    from planner.tools.sweep.runner import format_sweep, run_sweep_file
+    from planner.tools.sweep.runner import run_sweep_file
+    from planner.tools.sweep.sweep_spec import load_sweep_spec
+    from planner.ui.sweep_text import format_sweep
+    from planner.ui.terminal import detect_style
 
     def show_progress(done: int, total: int, num_stored: int) -> None:
         if done == num_stored < total:
@@ -120,7 +123,9 @@ def run_sweep_command(options: argparse.Namespace) -> int:
         show_progress,
         print_message,
     )
-    print(format_sweep(table))
+    limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
+    metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
+    print(format_sweep(table, metrics, detect_style()))
     failed = table[table["status"] == "error"]
     if len(failed):
         print_message(f"{len(failed):,} points failed, the first: {failed['error'].iloc[0]}")

@@ -1,0 +1,78 @@
+"""Format a sweep for the terminal: how many points meet the targets, then the first rows."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from planner.core.intervals import Interval
+from planner.core.number_format import format_number, format_usd
+from planner.core.text import format_columns
+from planner.ui.terminal import TerminalStyle
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+VERDICT_WORDS = {"holds": "meets", "at_risk": "at risk", "nothing_meets": "misses"}
+DEFAULT_METRICS = ("ttft_ms_p95", "tpot_ms_p95")
+BAR_COLUMNS = 16
+
+
+def format_sweep(
+    table: "pd.DataFrame",
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    style: TerminalStyle | None = None,
+    max_rows: int = 20,
+) -> str:
+    """Return the finding and the first rows of a sweep.
+
+    `metrics` are the columns of the latencies that the scenario limits. A bar shows how much of its
+    tightest limit a point uses.
+    """
+    style = style or TerminalStyle()
+    fields = [name for name in map(str, table) if name.startswith("set.")]
+    shown = [name for name in ("gpu", "gpus_rented", "usd_per_hour", *metrics) if name in table]
+    has_bars = "margin" in table
+    key = style.choose("● used ▏ limit", "o used | limit")
+    heads = [*(name.removeprefix("set.") for name in fields), "verdict"]
+    heads += [name.replace("_ms_", " ms ").replace("_", " ") for name in shown] + [key] * has_bars
+    rows: list[Sequence[str]] = [heads]
+    for row in table.head(max_rows).to_dict("records"):
+        cells = [_format_cell(row[name]) for name in fields]
+        cells += [_describe_verdict(row), *(_format_cell(row[name]) for name in shown)]
+        share = row.get("margin")
+        if has_bars:
+            use = share if isinstance(share, float) and 0 <= share < float("inf") else None
+            bar = "" if use is None else style.draw_bar(Interval.from_value(use), BAR_COLUMNS)
+            cells.append(bar)
+        rows.append(cells)
+    more = f"\n... and {len(table) - max_rows:,} more" * (len(table) > max_rows)
+    return f"{_summarize(table)}\n\n{format_columns(rows)}{more}"
+
+
+def _summarize(table: "pd.DataFrame") -> str:
+    """Count the points by verdict, and name the cheapest that meets the targets."""
+    points = table.to_dict("records")
+    words = [_describe_verdict(row) for row in points]
+    plural = {"meets": "meet the targets", "misses": "miss one"}
+    counts = ", ".join(
+        f"{words.count(word):,} {plural.get(word, word)}" for word in dict.fromkeys(sorted(words))
+    )
+    text = f"{len(points):,} points: {counts}."
+    prices = [
+        price
+        for row, word in zip(points, words, strict=True)
+        if word == "meets" and isinstance(price := row.get("usd_per_hour"), float) and price >= 0
+    ]
+    if not prices:
+        return text
+    return f"{text} The cheapest that meets the targets costs {format_usd(min(prices))}/h."
+
+
+def _describe_verdict(row: Mapping[Hashable, object]) -> str:
+    verdict = row.get("verdict")
+    return VERDICT_WORDS.get(verdict, verdict) if isinstance(verdict, str) else str(row["status"])
+
+
+def _format_cell(value: object) -> str:
+    if isinstance(value, float):
+        return "" if value != value else format_number(value)
+    return "" if value is None else f"{value:,}" if type(value) is int else str(value)
