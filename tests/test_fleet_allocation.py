@@ -255,7 +255,7 @@ def test_a_fleet_is_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "One more GPU",
         "what breaks first",
         "Figure 2",
-        f"{plan.current_allocation.usd_per_hour:,.2f} per hour",
+        f"{plan.current_allocation.usd_per_hour:,.2f}/h",
         "1.50 times",
     ):
         assert words in text

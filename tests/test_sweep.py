@@ -99,7 +99,7 @@ def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: 
         ),
         (
             {"grid": {"workload.rate": {"low": 1, "high": 1e308, "points": 3, "whole": True}}},
-            "less than or equal to",
+            "at most",
         ),
         (
             {
@@ -297,11 +297,17 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     """A card for a tenth of a request a second keeps its promises, for ten it breaks them; -1 is no rate."""
     path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
     assert main(command(path, "out.csv", "--workers", "1")[3:]) == 1
-    header, low, high, wrong = capsys.readouterr().out.splitlines()
-    assert header.split() == ["workload.rate", *sweeps.TERMINAL_COLUMNS]
-    assert low.split()[:2] == ["0.1", "holds"] and high.split()[:2] == ["10", "nothing_meets"]
-    assert wrong.split() == ["-1", "error"]
-    assert format_sweep(pd.read_csv(tmp_path / "out.csv"), 2).endswith("... and 1 more")
+    found, _, header, low, high, wrong = capsys.readouterr().out.splitlines()
+    assert found.startswith("3 points: 1 error, 1 meet the targets, 1 miss one.")
+    assert header.split()[:3] == ["workload.rate", "verdict", "gpu"]
+    limited = [f"{metric} ms {point}" for metric, points in load_sweep_spec(path).fields[
+        "service_level"].items() for point in points]  # fmt: skip
+    assert limited and all(name in header for name in limited)
+    assert low.split()[:2] == ["0.1", "meets"] and high.split()[:2] == ["10", "misses"]
+    dot, edge = ("●", "▏") if "●" in low else ("o", "|")
+    assert low.rindex(dot) < low.rindex(edge) and high.rindex(dot) > high.rindex(edge)
+    assert wrong.split()[:2] == ["-1", "error"]
+    assert format_sweep(pd.read_csv(tmp_path / "out.csv"), max_rows=2).endswith("... and 1 more")
 
 
 def test_a_column_of_a_table_has_one_type() -> None:

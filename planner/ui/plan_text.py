@@ -85,6 +85,7 @@ def format_plan(
 def _format_summary(
     plan: Plan, style: TerminalStyle, command: str, out: str, *, detailed: bool
 ) -> str:
+    style = replace(style, wraps=True)  # in a pipe too, so that it fits a page
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     rows = list_limit_rows(plan)
     values: dict[str, object] = {
