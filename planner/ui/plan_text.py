@@ -37,7 +37,7 @@ from planner.planning.evaluation import (
     get_capacity_rps,
 )
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan, find_max_load, search_deployments
+from planner.planning.search import Plan, search_deployments, settle_open_figure
 from planner.planning.slo import LatencyMetric, SloTarget
 from planner.planning.what_if import propose_changes
 from planner.ui.limit_rows import LimitRow, LimitStatus, list_limit_rows, list_violated_limits
@@ -150,25 +150,29 @@ def _split_blocks(pairs: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], 
 def _format_verdict(plan: Plan, style: TerminalStyle) -> str:
     """Format the first line: the verdict with its probability."""
     odds = f"{format_probability(plan.probability)} likely to meet every target"
-    load = _describe_found_load(plan)
+    found = _describe_found_figure(plan)
     if plan.verdict == "holds":
-        text = f"{style.choose('✔', '+')} MEETS TARGETS{f' up to {load}' if load else ''}   {odds}"
+        text = f"{style.choose('✔', '+')} MEETS TARGETS{f' {found}' if found else ''}   {odds}"
         return style.paint(text, "green")
     if plan.verdict == "at_risk":
-        text = f"! AT RISK{f' up to {load}' if load else ''}   {odds}, {plan.scenario.confidence:.0%} required"
+        text = f"! AT RISK{f' {found}' if found else ''}   {odds}, {plan.scenario.confidence:.0%} required"
         return style.paint(text, "amber")
-    where = f", not even at {load}" if load else f" on {_describe_allowed_gpus(plan.scenario)}"
+    where = f", not even {found}" if found else f" on {_describe_allowed_gpus(plan.scenario)}"
     return style.paint(f"{style.choose('✘', 'x')} NO PLAN MEETS THE TARGETS{where}", "red")
 
 
-def _describe_found_load(plan: Plan) -> str:
-    """Describe the largest load, if that was the question."""
-    load = plan.scenario.workload
-    if plan.scenario.found_load is None:
+def _describe_found_figure(plan: Plan) -> str:
+    """Describe the largest load or the shortest limit, if that was the question."""
+    load, kind = plan.scenario.workload, plan.scenario.found_figure
+    if kind is None:
         return ""
+    if kind == "limit":
+        target = plan.scenario.slo_targets[0]
+        return f"with a {target.name} limit of {format_limit_seconds(target.seconds)}"
+    where = "up to" if plan.chosen else "at"
     if load.rate is not None:
-        return f"{format_number(load.rate)} requests/s"
-    return f"{load.concurrency:,} users"
+        return f"{where} {format_number(load.rate)} requests/s"
+    return f"{where} {load.concurrency:,} users"
 
 
 def _describe_allowed_gpus(scenario: Scenario) -> str:
@@ -337,13 +341,13 @@ def _find_feasible_load(plan: Plan) -> str:
         hours = total / (served.lo * (1 - scenario.headroom)) / 3600
         given = format_number(total / rate / 3600)
         return f"a deadline of {format_number(hours, 2)} h instead of {given} h"
-    if plan.best is None or scenario.found_load or scenario.workload.trace:
+    if plan.best is None or scenario.found_figure or scenario.workload.trace:
         return ""
     kind: Literal["rate", "concurrency"] = (
         "rate" if scenario.workload.rate is not None else "concurrency"
     )
-    found = find_max_load(
-        replace(scenario, open_load=kind, daily_profile=None), is_simulated=True
+    found = settle_open_figure(
+        replace(scenario, open_figure=kind, daily_profile=None), is_simulated=True
     ).workload
     if found.rate is not None and scenario.workload.rate is not None:
         if found.rate >= scenario.workload.rate:
