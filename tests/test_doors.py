@@ -143,7 +143,7 @@ PLAN = {"layout": {"tp": 1, "replicas": 1}, "engine_args": {}, "quantization": "
         ({"service_level": [{"metric": "ttft", "percentile": "p42", "limit_ms": 1}]}, "percentile"),
         ({"layout": {"tp": 1, "replicas": 0}}, "replicas"),
         ({"engine_args": []}, "engine_args"),
-        ({"speculation": "eagle"}, "mapping of fields"),
+        ({"speculation": "eagle"}, "must be fields with values"),
         ({"planned_rps": -1}, "planned_rps"),
     ],
 )
