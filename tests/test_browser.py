@@ -79,6 +79,20 @@ def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
         )
 
 
+def test_a_chapter_opens_at_its_top_without_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    shutil.copy(NOTEBOOK_DIR / "2-vram.ipynb", tmp_path)
+    with jupyterlab(tmp_path) as address, browser(width=1400, height=900) as page:
+        run_notebook(page, address, "2-vram.ipynb")
+        page.wait_for_timeout(QUIET_MS)
+        top = "document.querySelector('.jp-WindowedPanel-outer').scrollTop"
+        assert page.evaluate(top) == 0
+        code = page.locator(".jp-CodeCell .jp-Cell-inputWrapper")
+        assert not any(each.is_visible() for each in code.all())
+        page.get_by_role("button", name="Show code").click()
+        assert code.first.is_visible()
+
+
 RUNS_ALL = '<p class="headroom headroom-runs-all">Carry on</p>'
 """What a stranger's prose or output may hold: a thing to click."""
 QUIET_MS = 2_000

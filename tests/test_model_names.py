@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, find_near_names
 from planner.core.readers import read_yaml
 from planner.core.units import GIB
 from planner.engines.deployment import ParallelLayout, deploy_on
@@ -302,3 +302,12 @@ def test_exclusions_name_modules_as_the_checkpoint_does() -> None:
         attention.name == "self_attn.q_proj"
         and nemotron.quantization.get_weight_format(attention, "layers.5.") is None
     )
+
+
+def test_a_family_is_suggested_by_its_words():
+    """No model is called "llama 4", and four are of that family."""
+    near = find_near_names("llama 4", list_model_names())
+    assert len(near) == 4 and all("Llama-4" in name for name in near)
+    with pytest.raises(PlannerError, match=r"did you mean meta-llama/Llama-4-Maverick"):
+        load_model("llama 4")
+    assert find_near_names("zzz", list_model_names()) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -47,20 +48,53 @@ def find_closest(name: str, known_names: Iterable[str], min_similarity: float) -
     return next(iter(difflib.get_close_matches(name, known_names, n=1, cutoff=min_similarity)), "")
 
 
+MAX_NEAR_NAMES = 4
+"""Names that a message suggests."""
+
+
+def find_near_names(
+    name: str, known_names: Iterable[str], min_similarity: float = 0.5
+) -> tuple[str, ...]:
+    """Return up to `MAX_NEAR_NAMES` known names that are like `name`, nearest first.
+
+    Names with all the words of `name`, such as "llama 4", come before those spelled alike (by a
+    similarity of 0 to 1, with and without the maker before the last slash).
+    """
+    known = sorted(known_names)
+    words = set(_split_words(name))
+    containing = [each for each in known if words and words <= set(_split_words(each))]
+    if len(containing) > MAX_NEAR_NAMES:
+        containing.sort(key=lambda each: (len(_split_words(each)), len(each), each))
+    folded: dict[str, str] = {}
+    for each in known:
+        folded.setdefault(each.casefold(), each)
+        folded.setdefault(each.casefold().rpartition("/")[2], each)
+    close = difflib.get_close_matches(
+        name.casefold(), folded, n=2 * MAX_NEAR_NAMES, cutoff=min_similarity
+    )
+    near = dict.fromkeys((*containing, *(folded[match] for match in close)))
+    return tuple(near)[:MAX_NEAR_NAMES]
+
+
+def _split_words(name: str) -> list[str]:
+    """Split a name into its runs of letters and of digits, in lower case."""
+    return re.findall(r"[a-z]+|\d+", name.casefold())
+
+
 def make_unknown_name_error(
     name: str, known_names: Iterable[str], kind: str, min_similarity: float = 0.5
 ) -> PlannerError:
     """Build the error for an unknown name, with the nearest known names or, if few, all of them."""
     known_names = sorted(known_names)
-    folded = {k.casefold(): k for k in known_names}
-    close = [
-        folded[match]
-        for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=min_similarity)
-    ]
+    near = find_near_names(name, known_names, min_similarity)
     listed = (
         f"known: {', '.join(known_names)}" if len(known_names) <= 12 else "nothing like it is known"
     )
-    hint = f"did you mean {' or '.join(close)}?" if close else listed
+    hint = (
+        f"did you mean {', '.join(near[:-1])}{' or ' * (len(near) > 1)}{near[-1]}?"
+        if near
+        else listed
+    )
     return PlannerError(f"unknown {kind} {name!r}; {hint}")
 
 

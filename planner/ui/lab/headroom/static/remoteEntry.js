@@ -1,7 +1,7 @@
 // The JupyterLab extension of Headroom: a module container written by hand, so that nothing is built.
 // It runs the package's notebooks when they are opened, opens the notebooks that they link to, and
 // reruns a notebook when a button of the class headroom-runs-all is clicked, after the kernel has
-// handled the click. It does so only for notebooks whose code cells equal those of the package,
+// handled the click. Their code is hidden until it is asked for. It does so only for notebooks whose code cells equal those of the package,
 // because names, folders and Jupyter's trust (which a notebook without outputs always has) do not
 // show who wrote the code.
 (() => {
@@ -18,6 +18,8 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
   // The first line of a folded cell is cut off, long lines wrap, and dark themes show the arrow.
   style.textContent = `
     .jp-Placeholder-content, .jp-PlaceholderText {min-width: 0; overflow: hidden; text-overflow: ellipsis}
+    .headroom-walk:not(.headroom-shows-code) :is(.jp-Cell-inputWrapper, .jp-OutputPrompt, .jp-OutputArea-promptOverlay):not(.jp-MarkdownCell *) {display: none}
+    .headroom-walk:not(.headroom-shows-code) .jp-CodeCell.jp-mod-noOutputs {display: none}
     .jp-CodeCell .cm-content {white-space: break-spaces; overflow-wrap: anywhere; flex-shrink: 1}
     [data-jp-theme-light="false"] {--jp-widgets-dropdown-arrow: url("data:image/svg+xml,${encodeURIComponent(arrow)}")}`;
   document.head.append(style);
@@ -36,6 +38,23 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
     );
   }
 
+  // Hide the code of a chapter, and add a button to its toolbar that shows it.
+  function hideCode(panel) {
+    panel.content.node.classList.add('headroom-walk');
+    const button = document.createElement('button');
+    button.className = 'headroom-code jp-ToolbarButtonComponent';
+    const label = shows => {
+      button.textContent = shows ? 'Hide code' : 'Show code';
+      button.setAttribute('aria-pressed', shows);
+    };
+    button.addEventListener('click', () =>
+      label(panel.content.node.classList.toggle('headroom-shows-code')));
+    label(false);
+    let Widget = panel.content.constructor; // Lumino's, which no module exports to this one
+    while (Object.getPrototypeOf(Widget) !== Function.prototype) Widget = Object.getPrototypeOf(Widget);
+    panel.toolbar.insertItem(10, 'headroom-code', new Widget({node: button}));
+  }
+
   async function runAll(app, panel) {
     const kernel = panel.sessionContext.session?.kernel;
     if (!kernel || (await kernel.info).language_info.name !== 'python') return;
@@ -51,6 +70,8 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
     seen.add(panel);
     await Promise.all([panel.context.ready, panel.sessionContext.ready]);
     if (!findShipped(panel)?.runsWhenOpened) return;
+    hideCode(panel);
+    if (app.shell.leftCollapsed === false) app.shell.collapseLeft();
     if (codeCells(panel).some(cell => cell.model.executionCount)) return; // it is running already
     const kernel = panel.sessionContext.session?.kernel;
     if (!kernel) return;
@@ -58,8 +79,19 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
     // The page was reloaded: JupyterLab restores the old widgets of that kernel, and would lose
     // those of a new run.
     if (Object.keys(content.comms || {}).length) await kernel.restart();
-    await runAll(app, panel);
-    panel.content.activeCellIndex = 0;
+    // JupyterLab follows the last cell that runs; the reader begins with the first.
+    let moved = false;
+    for (const kind of ['wheel', 'pointerdown', 'keydown'])
+      panel.node.addEventListener(kind, () => { moved = true; }, {once: true, capture: true});
+    const showFirst = () => {
+      if (moved || panel.isDisposed) return;
+      panel.content.activeCellIndex = 0; // which alone does not scroll
+      panel.content.scrollToItem(0, 'start');
+    };
+    const running = runAll(app, panel);
+    const watch = setInterval(showFirst, 300);
+    await running;
+    setTimeout(() => { showFirst(); clearInterval(watch); }, 1000); // the last outputs are drawn by then
   }
 
   // Return the element for the selector that was clicked, or null. It must be in the output of a
