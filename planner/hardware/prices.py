@@ -126,6 +126,13 @@ def find_seller(name: str) -> str:
     raise make_unknown_name_error(name, sorted(sellers), "seller")
 
 
+def list_sellers(gpu: Gpu, tier: PriceTier) -> tuple[str, ...]:
+    """List the sellers with a quote for `gpu` in this tier."""
+    entry = _load_price_catalog().get(gpu.name)
+    quotes: tuple[PriceQuote, ...] = getattr(entry, tier) if entry else ()
+    return tuple(sorted({quote.seller for quote in quotes}, key=str.casefold))
+
+
 def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
     """Look up the price of a GPU-hour (default: the catalog's, on demand); None if unknown."""
     prices = prices or PriceSelection()

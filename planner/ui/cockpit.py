@@ -1,29 +1,36 @@
-"""The cockpit: controls of a scenario beside its plan.
+"""The cockpit: the question beside its answer, as one widget.
 
-The plan is an analytical estimate at first, and simulated soon after. Everything on the screen
-depends only on one immutable `Scenario`; see `render_figures`.
+The page (`web/cockpit.js`) draws what the traits hold and sends what the reader changes. The answer
+is an analytical estimate at first, and simulated soon after; other GPUs and changes follow.
+Everything on the screen depends only on one immutable `Scenario`; see `build_answer`.
 """
 
+import math
 import multiprocessing
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
+from contextlib import suppress
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import ipywidgets as ui
+import anywidget
+import traitlets
 
 from planner.analysis.plan_comparison import MAX_COMPARED_PLANS, build_plan_comparison
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, find_near_names
 from planner.engines.engine import list_engines
 from planner.engines.engine_args import LORA_RANKS
-from planner.hardware.gpus import list_gpus
+from planner.hardware.gpus import get_gpu, list_gpus
+from planner.hardware.prices import list_sellers
 from planner.models.registry import list_model_names
-from planner.planning.scenario import Scenario, list_scenarios, parse_scenario
+from planner.planning.scenario import CandidateGpu, Scenario, list_scenarios, parse_scenario
 from planner.planning.search import Plan, search_analytically
+from planner.planning.what_if import FALLBACK_MAX_GPUS, SUGGESTED_GPUS, propose_changes
 from planner.ui import scenario_form
+from planner.ui.figures import COUNT_UNITS, SECOND_UNITS, parse_quantity
 from planner.ui.notebook_files import list_chapter_notebooks
 from planner.ui.notebook_session import (
     CURRENT_SCENARIO_FILE,
@@ -31,450 +38,471 @@ from planner.ui.notebook_session import (
     save_changes,
     search_cached,
 )
-from planner.ui.notebook_widgets import (
-    MultiSelect,
-    escape_html,
-    format_value,
-    show_note,
-    show_table,
-)
+from planner.ui.notebook_widgets import show_table
 from planner.ui.pdf_report import write_report
-from planner.ui.plan_panel import render_badge, render_figures
-from planner.ui.scenario_form import METRIC_CHOICES, STATISTIC_CHOICES
+from planner.ui.plan_panel import Answer, build_answer, build_charts, build_other_row
 from planner.workload.daily_profile import load_daily_profiles
 
-_CONTROL_STYLE: dict[str, Any] = {
-    "style": {"description_width": "104px"},
-    "layout": {"width": "98%"},
-}
-_FLEX_ROW = ui.Layout(flex_flow="row wrap", grid_gap="0 24px", width="100%")
-_STYLE_SHEET = """<style>
-.headroom h4 {margin: .7em 0 .2em; border-bottom: 1px solid #8a8f9866; font-size: 1em}
-.headroom table {border-collapse: collapse; font-size: .95em}
-.headroom.headroom.headroom :focus-visible {outline: 2px solid #3b7dd8 !important; outline-offset: 1px}
-.headroom p {line-height: 1.4; margin: .5em 0}
-.headroom svg {max-width: 100%; height: auto}
-</style>"""
-_COLUMN_FLEX = {"left": "0 0 330px", "right": "1 1 330px"}
-"""Controls and plan are side by side on pages wider than 680 px; charts shrink to fit."""
-_HARDWARE_CONTROLS = ("gpus", "at_most", "engine", "engine_version")
-_TRAFFIC_CONTROLS = (
-    "load",
-    "rate",
-    "concurrency",
-    "requests",
-    "within_hours",
-    "trace",
-    "preset",
-    "prompt",
-    "output",
-    "reuse",
-)
-_LORA_CONTROLS = ("rank", "zipf")
-PANEL_NAMES = ("badge", "said", "answer", "day", "compared", "memory", "latency", "cost", "why")
-FIGURE_NAMES = ("answer", "day", "memory", "latency", "cost", "why")
+WEB_FOLDER = Path(__file__).with_name("web")
 DEBOUNCE_S = 0.25
 """Seconds without another change after which the simulation starts."""
-
-
-def search_and_render(scenario: Scenario) -> tuple[Plan, dict[str, str]]:
-    """Return the simulated plan and its HTML, in a process of its own."""
-    plan = search_cached(scenario)
-    return plan, render_figures(plan)
-
-
-def _build_controls() -> dict[str, ui.Widget]:
-    """Return the controls by name."""
-    late: dict[str, Any] = {**_CONTROL_STYLE, "continuous_update": False}
-    presets = [
-        ("lengths of your own", ""),
-        *((f"{name}: {p.about}", name) for name, p in scenario_form.load_presets().items()),
-    ]
-    small: dict[str, Any] = {"continuous_update": False, "layout": {"width": "4.4em"}}
-    return {
-        "model": ui.Combobox(
-            options=list_model_names(),
-            placeholder="a part of its name, or any Hub id",
-            description="model",
-            **late,
+DEFAULT_ASK_EVERY_S = 60.0
+"""Seconds between the questions of a user, answer and thinking together, until the reader says."""
+MAX_UNDO_STEPS = 50
+COMPUTING: Answer = {
+    "state": "computing",
+    "tone": "calm",
+    "word": "Computing",
+    "meta": "",
+    "say": [],
+}
+WHOLE_NUMBERS = ("at_most", "requests", "adapters", "rank", "spare_replicas")
+NUMBER_UNITS = {
+    **dict.fromkeys(
+        (
+            "users", "rate", "concurrency", "within_hours", "prompt", "output", "reuse", "headroom",
+            "confidence", "zipf", "own_price", "budget", *WHOLE_NUMBERS,
         ),
-        "config": ui.Textarea(placeholder='{"architectures": ...}', rows=6, **late),
-        "gpus": MultiSelect(
-            [gpu.name for gpu in list_gpus()], "GPUs", "add one: type a part of its name"
-        ),
-        "at_most": ui.BoundedIntText(min=1, max=16384, description="at most", **late),
-        "engine": ui.Dropdown(options=list(list_engines()), description="engine", **_CONTROL_STYLE),
-        "engine_version": ui.Combobox(description="version", **late),
-        "quantization": MultiSelect(
-            scenario_form.FORMAT_CHOICES, "weights", "add a format that you accept"
-        ),
-        "kv_cache_dtype": MultiSelect(
-            scenario_form.KV_CACHE_CHOICES, "KV cache", "add a format that you accept"
-        ),
-        "load": ui.Dropdown(
-            options=list(scenario_form.LOAD_CHOICES.items()), description="load", **_CONTROL_STYLE
-        ),
-        "rate": _build_log_slider(-2, 3, "requests/s"),
-        "concurrency": _build_log_slider(0, 4, "users"),
-        "requests": ui.BoundedIntText(min=1, max=10**9, description="requests", **late),
-        "within_hours": ui.BoundedFloatText(min=0.01, max=1e4, description="within hours", **late),
-        "trace": ui.Text(placeholder="a file: CSV or JSON lines", description="or a trace", **late),
-        "preset": ui.Dropdown(options=presets, description="kind of work", **_CONTROL_STYLE),
-        "prompt": _build_log_slider(1, 5, "prompt tokens"),
-        "output": _build_log_slider(1, 5, "output tokens"),
-        "reuse": ui.SelectionSlider(
-            options=_label_steps(range(0, 96)), description="cached, %", **_CONTROL_STYLE
-        ),
-        "day": ui.Combobox(
-            options=tuple(load_daily_profiles()),
-            placeholder="a profile, a trace's file, 24 figures",
-            description="a day",
-            **late,
-        ),
-        "adapters": ui.BoundedIntText(min=0, max=10_000, description="LoRA adapters", **late),
-        "rank": ui.Dropdown(options=LORA_RANKS, description="largest rank", **_CONTROL_STYLE),
-        "zipf": ui.BoundedFloatText(min=0, max=10, step=0.1, description="skew (Zipf)", **late),
-        "headroom": ui.SelectionSlider(
-            options=_label_steps(range(0, 61)), description="headroom, %", **_CONTROL_STYLE
-        ),
-        **{
-            f"{metric} {percentile}": ui.Text(tooltip=f"{percentile} {metric.upper()}, ms", **small)
-            for metric in METRIC_CHOICES
-            for percentile in STATISTIC_CHOICES
-        },
-    }
+        COUNT_UNITS,
+    ),
+    "every": SECOND_UNITS,
+}  # fmt: skip
+"""Controls that take a number, with the units that may be typed."""
+EMPTY_ALLOWED = ("own_price", "budget", "adapters")
+"""Numbers that may be left out."""
+CONTROLS_OF_CHANGES = (
+    "rate",
+    "concurrency",
+    "quantization",
+    "kv_cache_dtype",
+    "speculation",
+    "at_most",
+    "gpus",
+)
+"""Controls that a what-if may set, beside the targets."""
 
 
-# fmt: off
-E24_STEPS = (10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30,
-             33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91)
-# fmt: on
-"""Steps of a decade (IEC 60063)."""
+class Cockpit(anywidget.AnyWidget):
+    """The question beside its answer; `plan` is that of `scenario` and shown."""
 
-
-def _build_log_slider(low: int, high: int, label: str) -> ui.Widget:
-    """Return a slider from 10^low to 10^high, to which other values are added as steps."""
-    values = [
-        float(f"{step * 10.0 ** (decade - 1):.6g}")
-        for decade in range(low, high)
-        for step in E24_STEPS
-    ]
-    return ui.SelectionSlider(
-        options=_label_steps([*values, 10.0**high]), description=label, **_CONTROL_STYLE
-    )
-
-
-def _label_steps(values: Iterable[float]) -> list[tuple[str, float]]:
-    """Return the sorted steps of a slider with their labels."""
-    return [(format_value(value), float(value)) for value in sorted(set(values))]
-
-
-def _set_control(control: ui.Widget, value: Any) -> None:
-    """Set a control to exactly `value`."""
-    if isinstance(control, ui.SelectionSlider):
-        known = [step for _, step in control.options]
-        if value not in known:
-            control.options = _label_steps([*known, value])
-    control.value = value
-
-
-def _fold_controls(title: str, *inside: ui.Widget) -> ui.Widget:
-    """Return rarely used controls behind a button."""
-    box = ui.VBox(inside, layout={"display": "none"})
-    # an Accordion cannot be reached with the Tab key
-    head = ui.ToggleButton(
-        description=title, tooltip=title, icon="caret-down", layout={"width": "98%"}
-    )
-    head.observe(
-        lambda change: setattr(box.layout, "display", None if change["new"] else "none"),
-        names="value",
-    )
-    return ui.VBox([head, box])
-
-
-class Cockpit(ui.VBox):
-    """Controls beside the plan; `plan` is that of `scenario` and shown."""
+    _esm = WEB_FOLDER / "cockpit.js"
+    _css = WEB_FOLDER / "cockpit.css"
+    choices = traitlets.Dict().tag(sync=True)
+    controls = traitlets.Dict().tag(sync=True)
+    answer = traitlets.Dict().tag(sync=True)
+    charts = traitlets.Dict().tag(sync=True)
+    others = traitlets.Dict().tag(sync=True)
+    compared = traitlets.Unicode().tag(sync=True)
+    message = traitlets.Dict().tag(sync=True)
+    handled = traitlets.Int().tag(sync=True)
+    """The last message of the page that has been handled."""
+    view = traitlets.Dict({"width": 480, "target": ""}).tag(sync=True)
+    """What the page says: the width of a chart (px), and the target whose chart is shown."""
 
     scenario: Scenario
-    plan: Plan | None
+    plan: Plan | None = None
+    by_users: bool
 
-    def __init__(self, start: str = "", replays: Executor | None = None) -> None:
-        super().__init__()
-        self._replays = replays or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    def __init__(self, start: str = "", searches: Executor | None = None) -> None:
+        # two: a search that nobody waits for any more delays no other
+        self._searches = searches or ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
         self._lock, self._searching = threading.RLock(), threading.Lock()
         self._timer: threading.Timer | None = None
         self._asked: Scenario | None = None
-        self._quiet, self._pinned, self._waiting = False, list[Scenario](), Counter[str]()
-        self.controls = _build_controls()
-        self.places = {name: ui.HTML() for name in PANEL_NAMES}
-        for name, control in self.controls.items():
-            control.observe(partial(self._handle_change, name), names="value")
-        self._progress = ui.IntProgress(0, 0, 1, layout=ui.Layout(display="none", width="98%"))
-        first = start or ("current.yaml" if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO)
+        self._fields: scenario_form.ScenarioFields = {}
+        self._every_s, self.by_users, self._has_own_title = DEFAULT_ASK_EVERY_S, True, False
+        self._pinned: list[Scenario] = []
+        self._past: list[scenario_form.ScenarioFields] = []
+        first = start or (
+            CURRENT_SCENARIO_FILE.name if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO
+        )
         files = sorted(str(path) for path in Path().glob("*.yaml") if path.name != "changes.yaml")
-        known = list(dict.fromkeys([first, *files, *list_scenarios()]))
-        self._from = ui.Dropdown(
-            options=known, value=first, **_CONTROL_STYLE, description="start from"
+        super().__init__(
+            answer=COMPUTING,
+            choices={
+                "scenarios": list(dict.fromkeys([first, *files, *list_scenarios()])),
+                "models": list(list_model_names()),
+                "gpus": [gpu.name for gpu in list_gpus()],
+                "offered_gpus": list(SUGGESTED_GPUS),
+                "engines": {name: list(versions) for name, versions in list_engines().items()},
+                "formats": list(scenario_form.FORMAT_CHOICES),
+                "kv_formats": list(scenario_form.KV_CACHE_CHOICES),
+                "presets": {
+                    name: preset.about for name, preset in scenario_form.load_presets().items()
+                },
+                "metrics": dict(scenario_form.METRIC_NAMES),
+                "statistics": list(scenario_form.STATISTIC_CHOICES),
+                "days": list(load_daily_profiles()),
+                "ranks": list(LORA_RANKS),
+                "max_compared": MAX_COMPARED_PLANS,
+            },
         )
-        self._from.observe(lambda change: self.load_scenario(change["new"]), names="value")
-        self._name = ui.Text("my-question", description="name", **_CONTROL_STYLE)
-        self.load_scenario(first)
-        badge, html, *rest = self.places.values()
-        shown = ui.VBox(
-            [badge, html, self._progress, *rest],
-            layout=ui.Layout(flex=_COLUMN_FLEX["right"], min_width="0"),
-        )
-        self.children = (
-            ui.HTML(_STYLE_SHEET),
-            ui.Box([self._arrange_controls(), shown], layout=_FLEX_ROW),
-        )
-        self.add_class("headroom")
+        self.on_msg(self._handle_message)
+        self.observe(self._redraw, names="view")
+        # the page shows the controls while the first estimate is computed
+        self._first = threading.Thread(target=self.load_scenario, args=[first], daemon=True)
+        self._first.start()
 
-    def _arrange_controls(self) -> ui.Widget:
-        """Return the controls in groups, in the order of the Tab key."""
-        c = self.controls
-        promises = ui.GridBox(
-            [ui.Label(""), *(ui.Label(p) for p in STATISTIC_CHOICES)]
-            + [
-                widget
-                for m in METRIC_CHOICES
-                for widget in (ui.Label(m.upper()), *(c[f"{m} {p}"] for p in STATISTIC_CHOICES))
-            ],
-            layout=ui.Layout(grid_template_columns="3.2em repeat(4, 4.6em)"),
-        )
-        rare = _fold_controls(
-            "weight and KV-cache formats",
-            ui.Label("weights: type to add"),
-            c["quantization"],
-            ui.Label("KV cache: type to add"),
-            c["kv_cache_dtype"],
-        )
-        also = _fold_controls(
-            "a day, LoRA adapters", *(c[name] for name in ("day", "adapters", *_LORA_CONTROLS))
-        )
-        groups = [
-            (
-                "What",
-                [self._from, c["model"], _fold_controls("or paste a config.json", c["config"])],
+    @property
+    def fields(self) -> scenario_form.ScenarioFields:
+        """The fields of the scenario's file."""
+        return self._fields
+
+    def _handle_message(
+        self, _widget: object, content: Mapping[str, Any], _buffers: object
+    ) -> None:
+        """Do what the page asks for."""
+        actions: dict[str, Callable[[], None]] = {
+            "set": lambda: self.set_controls(content["changes"]),
+            "load": lambda: self.load_scenario(content["name"]),
+            "undo": self.undo,
+            "save": lambda: self._run_guarded(
+                "save", lambda: self.save(content["name"], content.get("title", ""))
             ),
-            ("On what", [*(c[name] for name in _HARDWARE_CONTROLS), rare]),
-            ("Traffic", [*(c[name] for name in _TRAFFIC_CONTROLS), also]),
-            ("Promises (ms; empty: none)", [promises, c["headroom"]]),
-            ("Then", [self._name, *self._build_buttons()]),
-        ]
-        parts = [
-            widget
-            for title, widgets in groups
-            for widget in (ui.HTML(f"<h4>{escape_html(title)}</h4>"), *widgets)
-        ]
-        return ui.VBox(parts, layout=ui.Layout(flex=_COLUMN_FLEX["left"]))
-
-    def _build_buttons(self) -> list[ui.Widget]:
-        actions = {
-            "Save as scenario": self.save,
-            "Make the report": self.make_report,
-            "Open the walk": self.open_walk,
-            "Compare: hold this beside the next": self.pin,
-            "Stop comparing": self.unpin,
+            "report": lambda: self._run_guarded("save", lambda: self.make_report(content["name"])),
+            "pin": lambda: self._run_guarded("compare", self.pin),
+            "unpin": self.unpin,
+            "retry": self.retry,
         }
-        buttons = []
-        for label, action in actions.items():
-            button = ui.Button(description=label, layout=ui.Layout(width="98%"))
-            button.on_click(lambda _, action=action: self._run_guarded(action))
-            buttons.append(button)
-        return buttons
+        try:
+            actions[content["do"]]()
+        finally:
+            self.handled = int(content.get("ticket", 0))
 
     def load_scenario(self, name: str) -> None:
         """Load a shipped scenario, or a file."""
-        self._run_guarded(
-            lambda: self._update_scenario(
-                scenario_form.read_scenario_fields(name), Path(name).stem
-            ),
-            asking=True,
-        )
 
-    def _handle_change(self, name: str, change: dict[str, Any]) -> None:
-        """Apply the new value of a control."""
-        self._waiting[name] += 1
-        with self._lock:  # JupyterLab may handle messages in parallel
-            self._waiting[name] -= 1
-            if self._quiet or self._waiting[name] or change["new"] == change["old"]:
-                return
+        def load() -> None:
+            fields = scenario_form.read_scenario_fields(name)
+            self._has_own_title = False
+            self._ask(fields, parse_scenario(fields, Path(name).stem))
 
-            def apply_change() -> None:
-                field, value = (
-                    ("model", scenario_form.store_pasted_config(change["new"]))
-                    if name == "config"
-                    else (name, change["new"])
-                )
-                values = scenario_form.read_control_values(self.fields, self.scenario)
-                fields = scenario_form.apply_control(self.fields, field, value, values)
-                self._update_scenario(fields, self.scenario.name)
+        self._run_guarded("start", load)
 
-            self._run_guarded(apply_change, asking=True)
+    def set_controls(self, changes: Mapping[str, Any]) -> None:
+        """Set controls to new values, by name, and ask the question that they make."""
+        first = next(iter(changes))
 
-    def _update_scenario(self, fields: scenario_form.ScenarioFields, name: str) -> None:
-        """Set the fields of the scenario, and show its analytical plan."""
-        scenario = parse_scenario(fields, name)
+        def apply_changes() -> None:
+            fields, scenario = self._fields, self.scenario
+            for name, value in changes.items():
+                fields, scenario = self._apply_change(fields, scenario, name, value)
+            if not self._has_own_title:
+                title = scenario_form.write_title(scenario)
+                fields, scenario = {**fields, "question": title}, replace(scenario, question=title)
+            self._past = [*self._past[-MAX_UNDO_STEPS:], self._fields]
+            self._ask(fields, scenario)
+
+        self._run_guarded(first, apply_changes, value=changes[first])
+
+    def _apply_change(
+        self, fields: scenario_form.ScenarioFields, scenario: Scenario, name: str, value: Any
+    ) -> tuple[scenario_form.ScenarioFields, Scenario]:
+        """Return the fields and the scenario with one control set."""
+        values = self._read_values(fields, scenario)
+        if (units := NUMBER_UNITS.get(name)) is not None:
+            if value == "" and name in EMPTY_ALLOWED:
+                value = 0
+            else:
+                value = parse_quantity(value, units, name.replace("_", " "))
+                value = round(value) if name in WHOLE_NUMBERS else value
+        if name == "config":
+            name, value = "model", scenario_form.store_pasted_config(value)
+        elif name == "every":
+            self._every_s, name, value = value, "rate", values["users"] / value
+        elif name == "users":
+            name, value = "rate", value / self._every_s
+        elif name == "load" and value in ("users", "rate"):
+            self.by_users = value == "users"
+            value = "rate"
+            if values["kind"] == "rate":
+                return fields, scenario
+        fields = scenario_form.apply_control(fields, name, value, values)
+        return fields, parse_scenario(fields, scenario.name)
+
+    def _read_values(
+        self, fields: scenario_form.ScenarioFields, scenario: Scenario
+    ) -> dict[str, Any]:
+        """Return the values of all controls, those that only the page has included."""
+        values = scenario_form.read_control_values(fields, scenario)
+        found = self.plan.scenario if self.plan else None
+        if scenario.open_load and found and found.found_load == scenario.open_load:
+            values[scenario.open_load] = getattr(found.workload, scenario.open_load)
+        kind = values["load"]
+        return {
+            **values,
+            "kind": kind,
+            "load": "users" if kind == "rate" and self.by_users else kind,
+            "users": values["rate"] * self._every_s,
+            "every": self._every_s,
+        }
+
+    def undo(self) -> None:
+        """Return to the question before the last change."""
+        if self._past:
+            fields = self._past.pop()
+            self._run_guarded(
+                "start", lambda: self._ask(fields, parse_scenario(fields, self.scenario.name))
+            )
+
+    def retry(self) -> None:
+        """Ask the same question again, after a simulation that failed."""
+        self._run_guarded("start", lambda: self._ask(self._fields, self.scenario))
+
+    def _ask(self, fields: scenario_form.ScenarioFields, scenario: Scenario) -> None:
+        """Show the scenario's controls and its estimate, and start the simulation."""
         with self._lock:
-            self._asked = scenario
             if self._timer:
                 self._timer.cancel()
+            asked = replace(scenario)  # told apart from the same question before
+            # the largest load takes many estimates: only its simulation is shown
+            plan = None if scenario.open_load else search_analytically(scenario)
+            shown = COMPUTING if plan is None else build_answer(plan, self._ask_every_s)
+            self._asked = asked
+            self._fields, self.scenario, self.plan = fields, scenario, plan
+            with self.hold_sync():
+                self._show_controls()
+                self._show_plan(plan, shown)
+                self.others = {}
             # the simulation runs on another core meanwhile
-            self._timer = threading.Timer(DEBOUNCE_S, self._simulate_scenario, [scenario])
+            self._timer = threading.Timer(DEBOUNCE_S, self._simulate_scenario, [asked])
             self._timer.daemon = True
             self._timer.start()
-            plan = search_analytically(scenario)
-            shown = render_figures(plan)
-            self.fields, self.scenario, self.plan = fields, scenario, plan
-            self._sync_controls()
-            self._show_plan(plan, shown, busy=True)
 
-    def _simulate_scenario(self, scenario: Scenario) -> None:
+    @property
+    def _ask_every_s(self) -> float | None:
+        """Seconds between a user's questions, where the load is given by users."""
+        return self._every_s if self.by_users else None
+
+    def _show_controls(self) -> None:
+        values = self._read_values(self._fields, self.scenario)
+        gpus = [get_gpu(name) for name in values["gpus"]]
+        sellers = [set(list_sellers(gpu, values["tier"])) for gpu in gpus]
+        self.controls = {
+            **values,
+            "sellers": sorted(set.intersection(*sellers) if sellers else (), key=str.casefold),
+            "targets": [f"{t.metric} {t.percentile}" for t in self.scenario.slo_targets],
+            "name": self.scenario.name,
+            "can_speculate": self.scenario.speculation is not None,
+            "can_undo": bool(self._past),
+        }
+
+    def _show_plan(self, plan: Plan | None, shown: Answer) -> None:
+        self.answer = shown
+        self._redraw(None)
+        self._compare(plan)
+
+    def _redraw(self, _change: object) -> None:
+        """Draw the charts for the page's width and target."""
+        with self._lock:
+            if self.plan is None:
+                return
+            final = self.answer.get("state") == "final"
+            view: dict[str, Any] = self.view
+            self.charts = build_charts(self.plan, view["target"], int(view["width"]), final)
+
+    def _simulate_scenario(self, asked: Scenario) -> None:
         """Search with simulations, and show the plan if the scenario is still the same."""
         with self._searching:
-            if scenario is not self._asked:
+            if asked is not self._asked:
                 return
             try:
-                try:
-                    plan, shown = self._replays.submit(search_and_render, scenario).result()
-                except (BrokenExecutor, AttributeError, OSError):
-                    # no process can be started here, or it was killed
-                    self._replays = ThreadPoolExecutor(1)
-                    plan, shown = self._replays.submit(search_and_render, scenario).result()
+                plan = self._search(asked)
             except Exception as error:  # otherwise the screen would wait forever
-                plan, shown = None, {"answer": show_note(f"The replay failed: {error}").html}
+                with self._lock:
+                    if asked is self._asked:
+                        self.answer = {
+                            **self.answer,
+                            "state": "failed",
+                            "failure": str(error)[:300],
+                        }
+                return
         with self._lock:
-            if scenario is self.scenario:
-                self.plan = plan
-                self._show_plan(plan, shown)
+            if asked is not self._asked:
+                return
+            self.plan = plan
+            with self.hold_sync():
+                if plan.scenario.found_load:
+                    self._show_controls()
+                self._show_plan(plan, build_answer(plan, self._ask_every_s))
+        if not plan.scenario.found_load:
+            self._search_others(asked, plan)
+
+    def _search(self, scenario: Scenario) -> Plan:
+        """Return the simulated plan, from a process of its own if there can be one."""
+        try:
+            return self._searches.submit(search_cached, scenario).result()
+        except (BrokenExecutor, AttributeError, OSError):
+            # no process can be started here, or it was killed
+            self._searches = ThreadPoolExecutor(1)
+            return self._searches.submit(search_cached, scenario).result()
+
+    def _search_others(self, asked: Scenario, plan: Plan) -> None:
+        """Search other GPUs and changes one by one, and show each until another question comes."""
+        rows: dict[str, list[Answer]] = {"gpus": [], "changes": []}
+        for kind, label, changes, scenario in self._list_others(plan):
+            if asked is not self._asked:
+                return
+            other = None
+            with suppress(
+                PlannerError, RuntimeError
+            ):  # such as a format that the model cannot take
+                other = self._search(scenario)
+            row = build_other_row(plan, other, label, changes)
+            if kind == "gpus" or (other and other.chosen):
+                rows[kind].append(row)
+            with self._lock:
+                if asked is not self._asked:
+                    return
+                self.others = {
+                    name: sorted(each, key=lambda row: row["order"]) for name, each in rows.items()
+                }
+        with self._lock:
+            if asked is self._asked:
+                self.others = {**self.others, "done": True}
+
+    def _list_others(self, plan: Plan) -> Iterator[tuple[str, str, dict[str, Any], Scenario]]:
+        """Yield kind, label, changed controls and scenario of what else is searched."""
+        scenario = plan.scenario
+        named = [option.gpu.name for option in scenario.gpus]
+        most = max(option.max_gpus for option in scenario.gpus)
+        more = {} if plan.chosen else {"at_most": max(FALLBACK_MAX_GPUS, most)}
+        for name in SUGGESTED_GPUS:
+            if name not in named:
+                gpu = CandidateGpu(get_gpu(name), more.get("at_most", most))
+                yield "gpus", name, {"gpus": [name], **more}, replace(scenario, gpus=(gpu,))
+        for change, changed in propose_changes(plan):
+            if [option.gpu.name for option in changed.gpus] == named:
+                yield "changes", change, self._list_changes(scenario, changed), changed
+
+    def _list_changes(self, before: Scenario, after: Scenario) -> dict[str, Any]:
+        """Return the controls whose values differ between two scenarios; smaller stocks do not count."""
+        old, new = (scenario_form.read_control_values(self._fields, s) for s in (before, after))
+        names = [*CONTROLS_OF_CHANGES, *(name for name in new if " " in name)]
+        changes = {name: new[name] for name in names if old.get(name) != new.get(name)}
+        if changes.get("at_most", math.inf) < old["at_most"]:
+            changes.pop("at_most")
+        return changes
 
     def stop(self) -> None:
         """Stop simulating."""
+        self._asked = None
         if self._timer:
             self._timer.cancel()
-        self._replays.shutdown(wait=False, cancel_futures=True)
+        self._searches.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Stop simulating, and remove the widget from the page."""
+        self.stop()
+        super().close()
+
+    def wait_for_estimate(self) -> None:
+        """Wait until the first estimate is shown."""
+        self._first.join()
 
     def wait_for_simulation(self) -> None:
-        """Wait until the shown plan is simulated."""
+        """Wait until the shown plan is simulated, and other plans are."""
+        self._first.join()
         if self._timer:
             self._timer.join()
 
-    def _show_plan(self, plan: Plan | None, shown: dict[str, str], busy: bool = False) -> None:
-        self.places["badge"].value = render_badge(plan, busy) if plan else ""
-        for name in FIGURE_NAMES:
-            self.places[name].value = shown.get(name, "")
-        comparison = ""
-        if self._pinned and busy:
-            comparison = show_note("Held beside this one as soon as it is replayed.").html
-        elif self._pinned and plan:
-            comparison = show_table(
-                build_plan_comparison([*map(search_cached, self._pinned), plan]),
-                "Questions side by side; in brackets: against the first.",
-            ).html
-        self.places["compared"].value = comparison
-
-    def _sync_controls(self) -> None:
-        """Set every control to the scenario's value, and hide those that do not apply."""
-        values = scenario_form.read_control_values(self.fields, self.scenario)
-        self._quiet = True
-        try:
-            for name, control in self.controls.items():
-                if name == "engine_version":
-                    control.options = list_engines()[self.scenario.engine.name]
-                if self._waiting[name]:  # it has changed again
-                    continue
-                if name in values or " " in name or name in ("preset", "config"):
-                    _set_control(control, values.get(name, ""))
-            for name in ("rate", "concurrency", "requests", "within_hours", "trace"):
-                kind = "requests" if name == "within_hours" else name
-                self.controls[name].layout.display = (
-                    None if values["load"] in (kind, "") or name == "trace" else "none"
+    def _run_guarded(self, field: str, action: Callable[[], None], value: Any = None) -> None:
+        """Run `action`; its error is shown beside `field`, and the last answer stays."""
+        with self._lock:  # JupyterLab may handle messages in parallel
+            try:
+                action()
+            except PlannerError as error:
+                known = {"model": list_model_names(), "gpus": [gpu.name for gpu in list_gpus()]}
+                text = value[-1] if isinstance(value, (list, tuple)) and value else value
+                near = find_near_names(str(text), known[field]) if field in known and text else ()
+                said = (
+                    f"No {field.removesuffix('s')} is called {text!r:.60}. Nearest:"
+                    if near
+                    else str(error)
                 )
-            for name, applies in (
-                ("day", values["load"] in ("rate", "trace")),
-                *((n, values["adapters"]) for n in _LORA_CONTROLS),
-            ):
-                self.controls[name].layout.display = None if applies else "none"
-        finally:
-            self._quiet = False
+                asks = field not in ("save", "compare")
+                self.answer = {
+                    **self.answer,
+                    "error": {
+                        "field": field,
+                        "text": said,
+                        "near": list(near),
+                        "stale": asks,
+                    },
+                }
+                return
+            if "error" in self.answer:
+                self.answer = {name: v for name, v in self.answer.items() if name != "error"}
 
-    def _run_guarded(self, action: Callable[[], None], asking: bool = False) -> None:
-        """Run `action` and show its error.
+    def save(self, name: str, title: str = "") -> None:
+        """Write the question to a file of this name, and to the one that chapters open.
 
-        If it was to change the scenario (`asking`), the figures of the old one are cleared.
+        `title` is its own title; without one it keeps that on the screen.
         """
-        self.places["said"].value = ""
-        try:
-            action()
-        except PlannerError as error:
-            self.places["said"].value = show_note(str(error)).html
-            if asking:
-                with self._lock:
-                    self._show_plan(None, {})
-
-    def save(self) -> None:
-        """Write the scenario to a file of its name, and to the one that chapters open."""
-        path = scenario_form.save_scenario(
-            self.fields, scenario_form.get_scenario_file(self._name.value)
-        )
-        self.open_walk()
-        self.places[
-            "said"
-        ].value = f"<p>Saved as {escape_html(path)}.</p>{self.places['said'].value}"
-
-    def open_walk(self) -> None:
-        """Write the scenario to the file that chapters open."""
-        scenario_form.save_scenario(self.fields, CURRENT_SCENARIO_FILE)
+        if title.strip() not in ("", self._fields["question"]):
+            self._fields = {**self._fields, "question": title.strip()}
+            self.scenario = replace(self.scenario, question=title.strip())
+            self._has_own_title = True
+            self._show_controls()
+        path = scenario_form.save_scenario(self._fields, scenario_form.get_scenario_file(name))
+        scenario_form.save_scenario(self._fields, CURRENT_SCENARIO_FILE)
         save_changes({})
-        links = " ".join(
-            f'<a href="{path.name}">{path.stem}</a>' for path in list_chapter_notebooks()
-        )
-        self.places["said"].value = f"<p>Every chapter opens with this question now: {links}</p>"
+        self.message = {
+            "text": f"Saved as {path}. Every chapter opens with this question:",
+            "links": [[chapter.name, chapter.stem] for chapter in list_chapter_notebooks()],
+        }
 
-    def make_report(self) -> None:
+    def make_report(self, name: str) -> None:
         """Write the PDF in the background, and show the progress."""
-        path = scenario_form.save_scenario(
-            self.fields, scenario_form.get_scenario_file(self._name.value)
-        )
+        path = scenario_form.save_scenario(self._fields, scenario_form.get_scenario_file(name))
         threading.Thread(target=self._write_report, args=[path], daemon=True).start()
 
     def _write_report(self, path: Path) -> None:
-        html, steps = self.places["said"], iter(range(1, 1000))
-        self._progress.max, self._progress.value = len(list_chapter_notebooks()) + 2, 1
-        self._progress.layout.display = None
+        num_steps, step = len(list_chapter_notebooks()) + 2, 0
 
         def show_progress(line: str) -> None:
-            self._progress.value = next(steps)
-            html.value = f"<p>Report: {escape_html(line.splitlines()[-1])}</p>"
+            nonlocal step
+            step += 1
+            text = f"Report: {line.splitlines()[-1]}"
+            self.message = {"text": text, "progress": min(step / num_steps, 1.0)}
 
         try:
-            html.value = "<p>Report: searching</p>"
+            show_progress("searching")
             report = write_report(path, Path("reports") / path.stem, progress=show_progress)
             where = Path("reports") / path.stem / report.name
-            html.value = (
-                f'<p>Report: <a href="../../files/{where}"'
-                f' target="_blank">{escape_html(where)}</a></p>'
-            )
+            self.message = {"text": "Report:", "files": [[f"../../files/{where}", str(where)]]}
         except PlannerError as error:
-            html.value = show_note(str(error)).html
-        finally:
-            self._progress.layout.display = "none"
+            self.message = {"text": f"Report: {error}"}
 
     def pin(self) -> None:
         """Compare the plan with those that follow."""
         if len(self._pinned) + 1 >= MAX_COMPARED_PLANS:
-            raise PlannerError(f"{MAX_COMPARED_PLANS} questions are compared at most")
+            raise PlannerError(f"up to {MAX_COMPARED_PLANS} questions are compared")
         self._pinned.append(self.scenario)
-        self.places["compared"].value = show_note(
-            "Now change something: the answers are held side by side."
-        ).html
+        self._compare(self.plan)
 
     def unpin(self) -> None:
         """Stop comparing."""
         self._pinned.clear()
-        self.places["compared"].value = ""
+        self.compared = ""
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        html = "".join(self.places[name].value for name in ("badge", *FIGURE_NAMES))
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": html}
+    def _compare(self, plan: Plan | None) -> None:
+        """Show the pinned questions beside this one, once it is simulated."""
+        if not self._pinned:
+            return
+        if plan is None or self.answer.get("state") != "final":
+            self.compared = "<p>Compared after the simulation.</p>"
+        elif self.scenario == self._pinned[-1]:
+            self.compared = "<p>Held. Change the question to compare its answer.</p>"
+        else:
+            plans = [*map(search_cached, self._pinned), plan]
+            self.compared = show_table(build_plan_comparison(plans)).html
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """Show the answer in words where no widget can be shown."""
+        bundle = super()._repr_mimebundle_(**kwargs)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        answer = self.answer
+        words = [answer["word"], answer.get("head", ""), answer.get("month", ""), *answer["say"]]
+        html = f"<p>{escape('. '.join(filter(None, words)))}</p>"
+        return {**(data or {}), "text/html": html, "text/plain": "Cockpit()"}, metadata

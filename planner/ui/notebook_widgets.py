@@ -15,7 +15,6 @@ from typing import Any
 import altair as alt
 import ipywidgets
 import pandas as pd
-import traitlets
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -188,44 +187,6 @@ def build_text_field(value: str = "", label: str = "", hint: str = "") -> ipywid
     return ipywidgets.Text(
         value=value, description=label, placeholder=hint, continuous_update=False
     )
-
-
-class MultiSelect(ipywidgets.VBox):
-    """Select some of `allowed`: a field adds one, and a button for each removes it."""
-
-    value = traitlets.Tuple()
-
-    def __init__(self, allowed: Sequence[str], label: str, hint: str) -> None:
-        super().__init__()
-        self._allowed, self._hint = allowed, hint
-        self._row = ipywidgets.Box(layout=ipywidgets.Layout(flex_flow="row wrap"))
-        self._field = ipywidgets.Combobox(
-            options=tuple(allowed), placeholder=hint, description=label, continuous_update=False,
-            style={"description_width": "112px"}, layout={"width": "98%"},
-        )  # fmt: skip
-        self._field.observe(self._add_choice, names="value")
-        self.children = (self._field, self._row)
-        self.observe(self._redraw, names="value")
-
-    def _redraw(self, _change: object) -> None:
-        buttons = []
-        for name in self.value:
-            button = ipywidgets.Button(
-                description=f"{name} \N{MULTIPLICATION SIGN}", tooltip=f"without {name}"
-            )
-            button.layout.width = "auto"
-            button.on_click(
-                lambda _, name=name: setattr(
-                    self, "value", tuple(x for x in self.value if x != name)
-                )
-            )
-            buttons.append(button)
-        self._row.children = buttons
-
-    def _add_choice(self, change: Mapping[str, Any]) -> None:
-        if change["new"] in self._allowed:
-            self._field.value = ""
-            self.value = tuple(dict.fromkeys((*self.value, change["new"])))
 
 
 class InteractiveView(ipywidgets.VBox):

@@ -1,197 +1,651 @@
-"""Render a plan for the cockpit as HTML: verdict, main figures and charts."""
+"""Turn a plan into what the cockpit shows: words, figures and charts, as plain data.
+
+Everything comes from one `Plan`, the same that `plan.json` states. An analytical plan has no
+verdict: it is an estimate.
+"""
 
 import math
+from typing import Any
 
-from planner.analysis import layout_tables, load_curves
-from planner.analysis import plan_risks as risks
+import pandas as pd
+
+from planner.analysis import load_curves
 from planner.analysis import plan_summary as summary
+from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
+from planner.core.intervals import Interval
 from planner.core.units import GIB
-from planner.planning.evaluation import compute_free_capacity
+from planner.deploy import build_launches
+from planner.hardware.prices import look_up_gpu_price
+from planner.planning.candidate import Candidate, describe_formats
+from planner.planning.evaluation import (
+    compute_free_capacity,
+    compute_offered_rps,
+    estimate_run_hours,
+    get_capacity_rps,
+)
+from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
+from planner.planning.slo import SloTarget, get_slo_status
 from planner.ui.charts import autoscaling as charts_scaling
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
-from planner.ui.notebook_widgets import (
-    escape_html,
-    format_value,
-    show_figure,
-    show_note,
-    show_table,
+from planner.ui.figures import (
+    DASH,
+    format_beside_limit,
+    format_limit,
+    format_number,
+    format_range,
+    format_share,
+    format_usd,
+    round_digits,
 )
+from planner.ui.scenario_form import METRIC_NAMES
 
-PENDING_COLOR = "#b36a1e"
-"""Marks a plan that is not simulated yet."""
+Answer = dict[str, Any]
+"""What the cockpit shows, as JSON."""
+VERDICTS = {
+    "holds": ("Meets targets", "good"),
+    "at_risk": ("At risk", "warn"),
+    "nothing_meets": ("No plan meets the targets", "bad"),
+}
+"""The word and the colour of each verdict."""
+STATUSES = {"kept": ("met", "good"), "at risk": ("at risk", "warn"), "broken": ("missed", "bad")}
+"""The word and the colour of the status of one target."""
+OPTIONS = {
+    "gamble": ("Cheapest", 0.5),
+    "recommended": ("Recommended", None),
+    "safe": ("Safe", 0.95),
+}
+"""The three options by name: their label, and the probability that each is the cheapest for."""
+BAR_END = 1.18
+"""Where the bar of a target ends, as a multiple of its limit."""
+MEMORY_LABELS = {"weights": "weights", "KV cache": "KV cache", "headroom": "free"}
+"""Parts of a GPU's memory with a label of their own; the rest is one."""
 
 
-def render_figures(plan: Plan) -> dict[str, str]:
-    """Return the HTML of a plan by the name of its panel."""
+def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
+    """Build the answer to show for a plan: an estimate if it is analytical.
+
+    With `ask_every_s` loads are also given as users, each of whom asks every so many seconds.
+    """
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     if best is None or performance is None:
-        why = (
-            show_table(
-                summary.build_rejection_table(plan), "What was tried, and why it cannot be."
-            ).html
-            if plan.rejected
+        return {
+            "state": "final",
+            "tone": "bad",
+            "word": VERDICTS["nothing_meets"][0],
+            "head": "The model does not fit",
+            "say": [plan.binding_constraint.sentence],
+            "why": [
+                f"{row[0]}: {row[1]}"
+                for row in summary.build_rejection_table(plan).head(8).itertuples(index=False)
+            ],
+            "figures": {"verdict": plan.verdict, "probability": 0.0},
+        }
+    estimated = not performance.num_simulated_requests
+    overloaded = _is_overloaded(scenario, best)
+    word, tone = VERDICTS[plan.verdict]
+    if estimated:
+        word, tone = "Estimate", "calm"
+    elif overloaded:
+        word = "Overloaded"
+    about = "\N{ALMOST EQUAL TO} " if estimated else ""
+    month, hour = _format_price(scenario, best)
+    answers = bool(plan.chosen)
+    targets = (
+        [] if overloaded else [_build_target(t, best, estimated) for t in scenario.slo_targets]
+    )
+    return {
+        "state": "estimate" if estimated else "final",
+        "tone": tone,
+        "word": word,
+        "meta": (
+            "analytical, not simulated yet"
+            if estimated
+            else f"{performance.num_simulated_requests:,} requests simulated \N{MIDDLE DOT} step costs"
+            f" {CALIBRATION_BASIS_LABELS[performance.basis]}"
+        ),
+        "head": _write_head(plan, overloaded, estimated),
+        "sub": _describe_setup(best),
+        "say": _write_sentences(plan, overloaded, estimated),
+        "month": about + month if answers and month else DASH,
+        "period": _describe_period(scenario) if answers and month else "",
+        "hour": hour if answers else hour and f"closest: {hour}",
+        "tiles": [
+            _add_about(tile, about)
+            for tile in _build_tiles(plan, overloaded, estimated, ask_every_s)
+        ],
+        "targets": [] if overloaded else [*targets, *_build_load_target(scenario, best, estimated)],
+        "options": [] if estimated else _build_options(plan),
+        "memory": _build_memory(best),
+        "commands": (
+            [
+                {"role": launch.role, "text": launch.shell_line}
+                for launch in build_launches(best.prediction)
+            ]
+            if answers
+            else []
+        ),
+        "why": [] if estimated else _build_reasons(plan),
+        "assumptions": list(dict.fromkeys((*scenario.assumptions, *plan.notes))),
+        "figures": _list_figures(plan, estimated),
+    }
+
+
+def _list_figures(plan: Plan, estimated: bool) -> dict[str, Any]:
+    """List the figures behind the words as numbers, under the names of `plan.json`."""
+    best, performance = plan.best, plan.performance
+    assert best is not None and performance is not None
+    month, tokens = best.prediction.usd_per_month, best.prediction.usd_per_mtok_output
+    capacity = performance.capacity
+    return {
+        "verdict": None if estimated else plan.verdict,
+        "probability": None if estimated else plan.probability,
+        "deployment": best.description,
+        "usd_per_hour": best.usd_per_hour,
+        "usd_per_month": month and month.mid,
+        "usd_per_mtok_output": tokens and tokens.mid,
+        "capacity_rps": capacity and capacity.mid,
+        "options": {
+            name: [option.description, option.usd_per_hour, option.probability]
+            for name, option in plan.options.items()
+        },
+    }
+
+
+def _is_overloaded(scenario: Scenario, best: Candidate) -> bool:
+    """Return whether more requests arrive than are served, so that waits have no value."""
+    free = compute_free_capacity(scenario, best.prediction)
+    return bool(scenario.workload.rate and not scenario.offline and free is not None and free < 0)
+
+
+def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
+    """Return the price of a month (of all the work, if that ends), and of an hour by seller."""
+    usd, month = candidate.usd_per_hour, candidate.prediction.usd_per_month
+    if usd is None or month is None:
+        return "", f"no price of {candidate.deployment.gpu.name} is known"
+    hours = estimate_run_hours(scenario, candidate)
+    price = look_up_gpu_price(candidate.deployment.gpu, scenario.prices)
+    hourly = f"{format_usd(usd)}/h"
+    if price is None:
+        return "", hourly
+    if price.is_user_given:
+        source = "your price"
+    elif len(price.quotes) == 1:
+        source = price.source
+    else:
+        ends = [format_usd(usd * end / price.median_usd) for end in (price.min_usd, price.max_usd)]
+        source = f"{ends[0]}{DASH}{ends[1].removeprefix('$')} by seller"
+    return format_usd(usd * hours.mid if hours else month.mid), f"{hourly} \N{MIDDLE DOT} {source}"
+
+
+def _describe_period(scenario: Scenario) -> str:
+    return "for all of it" if scenario.offline else "a month"
+
+
+def _describe_gpus(candidate: Candidate) -> str:
+    num_gpus = candidate.prediction.num_gpus_billed
+    return f"{num_gpus} \N{MULTIPLICATION SIGN} {candidate.deployment.gpu.name}"
+
+
+def _describe_setup(candidate: Candidate) -> str:
+    """Describe layout and formats of a deployment."""
+    if candidate.is_disaggregated:
+        return candidate.description.partition(", ")[2]
+    deployment = candidate.deployment
+    weights, _, more = describe_formats(deployment).partition(", ")
+    names = {"bfloat16": "BF16", "float16": "FP16"}
+    parts = [
+        str(deployment.layout),
+        f"{names.get(weights, weights.upper())} weights",
+        *filter(None, [more]),
+    ]
+    if deployment.spare_replicas:
+        parts.append(f"{deployment.spare_replicas} spare")
+    return " \N{MIDDLE DOT} ".join(parts)
+
+
+def _write_head(plan: Plan, overloaded: bool, estimated: bool) -> str:
+    scenario, best = plan.scenario, plan.best
+    assert best is not None
+    gpus = _describe_gpus(best)
+    if estimated:
+        return f"\N{ALMOST EQUAL TO} {gpus}"
+    if scenario.found_load and plan.chosen:
+        return f"{_describe_load(scenario)} on {gpus}"
+    if plan.chosen:
+        return f"Rent {gpus}"
+    if overloaded:
+        free = compute_free_capacity(scenario, best.prediction) or 0.0
+        return f"{gpus} serve 1 in {format_number(1 - free, 2)} requests"
+    most = " or ".join(
+        f"{option.max_gpus} \N{MULTIPLICATION SIGN} {option.gpu.name}"
+        for option in scenario.gpus[:2]
+    )
+    return f"No plan on up to {most}"
+
+
+def _describe_load(scenario: Scenario) -> str:
+    workload = scenario.workload
+    if workload.rate:
+        return f"{format_number(workload.rate, 3)} requests/s"
+    return f"{workload.concurrency or 0:,} users at once"
+
+
+def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]:
+    """Write the two or three sentences under the headline; the first is the most important."""
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    assert best is not None and performance is not None
+    if estimated:
+        return [
+            "From formulas. The verdict follows with the simulation; tails are mostly longer there."
+        ]
+    odds, asked = format_share(plan.probability), format_share(scenario.confidence)
+    if overloaded:
+        capacity = performance.capacity
+        most = format_number(capacity.mid, 2) if capacity else DASH
+        rate = compute_offered_rps(scenario, best.prediction)
+        return [
+            f"{format_number(rate, 3)} requests/s arrive, {most} are served at most.",
+            "Waits grow for as long as that lasts, so that no latency is stated.",
+        ]
+    tight = _describe_tightest(plan)
+    if plan.chosen is None:
+        missed = [t for t in scenario.slo_targets if t.name in best.violated_constraints]
+        reasons = [_describe_value(t, best) for t in missed]
+        if "capacity" in best.violated_constraints:
+            load = _build_load_target(scenario, best, False)[0]
+            reasons.append(f"load {load['value']} of its capacity, limit {load['limit']}")
+        reasons = reasons or list(best.violations)
+        return [f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."]
+    if scenario.found_load:
+        first = (
+            f"The most that meets every target with a probability of {asked} or more; here {odds}."
+        )
+    elif plan.verdict == "holds":
+        first = f"Meets every target with a probability of {odds} ({asked} asked)."
+    else:
+        first = (
+            "Meets every target at the expected speed, but only with a probability of"
+            f" {odds} ({asked} asked)."
+        )
+    if scenario.offline and (hours := estimate_run_hours(scenario, best)):
+        first += f" Done in {format_number(hours.mid, 2)} hours ({format_range(hours)})."
+    safer = ""
+    if plan.verdict == "at_risk" and plan.safer:
+        month, _ = _format_price(scenario, plan.safer)
+        price = f", {month} {_describe_period(scenario)}" if month else ""
+        safer = f"Safe: {_describe_gpus(plan.safer)}{price}."
+    api = plan.api_comparison.sentence if plan.api_comparison else ""
+    return [first, *filter(None, [tight, safer, api and f"{api[0].upper()}{api[1:]}."])]
+
+
+def _describe_tightest(plan: Plan) -> str:
+    """Describe the target that is closest to its limit."""
+    best, performance = plan.best, plan.performance
+    assert best is not None and performance is not None
+    shares = {
+        target: performance.get(target.metric, target.percentile).hi / target.seconds
+        for target in plan.scenario.slo_targets
+    }
+    known = {target: share for target, share in shares.items() if not math.isnan(share)}
+    if not known:
+        return ""
+    return f"Closest to its limit: {_describe_value(max(known, key=known.__getitem__), best)}."
+
+
+def _describe_value(target: SloTarget, candidate: Candidate) -> str:
+    """Describe one target's prediction, range and limit."""
+    performance = candidate.prediction.performance
+    assert performance is not None
+    value = performance.get_for_display(target.metric, target.percentile)
+    name = f"{METRIC_NAMES[target.metric].lower()} {format_beside_limit(value.mid, target.seconds)}"
+    ends = f" ({_format_ends(value)})" if math.isfinite(value.hi) and value.lo < value.hi else ""
+    return f"{name}{ends} at {target.percentile}, limit {format_limit(target.seconds)}"
+
+
+def _format_ends(value: Interval) -> str:
+    """Format both ends of a latency in the unit of its middle."""
+    unit = 1.0 if round_digits(value.mid, 2) >= 1 else 1e-3
+    return format_range(value * (1 / unit))
+
+
+def _build_target(target: SloTarget, best: Candidate, estimated: bool) -> Answer:
+    """Build the bar of one latency target, on the scale of its limit."""
+    performance = best.prediction.performance
+    assert performance is not None
+    value = performance.get_for_display(target.metric, target.percentile)
+    status, tone = STATUSES[get_slo_status(target, value)]
+    return {
+        "key": f"{target.metric} {target.percentile}",
+        "name": METRIC_NAMES[target.metric],
+        "short": f"{target.percentile} {target.metric.upper()}",
+        "value": format_beside_limit(value.mid, target.seconds),
+        "range": _format_ends(value) if math.isfinite(value.hi) else "",
+        "limit": format_limit(target.seconds),
+        "status": "" if estimated else status,
+        "tone": "calm" if estimated else tone,
+        "ms": (value * 1e3).as_json_list,
+        **_place_bar(value * (1 / target.seconds)),
+    }
+
+
+def _build_load_target(scenario: Scenario, best: Candidate, estimated: bool) -> list[Answer]:
+    """Build the bar of the load as a share of the capacity; empty for closed loops."""
+    performance = best.prediction.performance
+    assert performance is not None
+    capacity = get_capacity_rps(scenario, performance)
+    if not scenario.workload.rate or capacity is None:
+        return []
+    offered, planned = compute_offered_rps(scenario, best.prediction), 1 - scenario.headroom
+    used = capacity.map_monotone(lambda rate: offered / max(rate, 1e-12))
+    status, tone = STATUSES[
+        "broken" if used.mid > planned * (1 + 1e-9) else "at risk" if used.hi > 1 else "kept"
+    ]
+    return [
+        {
+            "key": "load",
+            "name": "Load",
+            "short": "of capacity",
+            "value": format_share(used.mid),
+            "range": f"{used.lo:.0%}{DASH}{used.hi:.0%}" if used.mid <= 1 else "",
+            "limit": f"{planned:.0%}",
+            "status": "" if estimated else status,
+            "tone": "calm" if estimated else tone,
+            **_place_bar(used * (1 / planned)),
+        }
+    ]
+
+
+def _place_bar(value: Interval) -> Answer:
+    """Place a value, as a share of its limit, on a bar that ends at `BAR_END`: percent from the left."""
+
+    def place(share: float) -> float:
+        return round(100 * min(max(share, 0.0), BAR_END) / BAR_END, 1) if share == share else 0.0
+
+    limit, lo, hi = place(1.0), place(value.lo), place(value.hi)
+    return {
+        "mid": place(value.mid),
+        "lo": lo,
+        "inside": max(min(hi, limit) - lo, 0.0),
+        "over_from": max(lo, limit),
+        "over": max(hi - max(lo, limit), 0.0),
+        "at": limit,
+    }
+
+
+def _build_tiles(
+    plan: Plan, overloaded: bool, estimated: bool, ask_every_s: float | None
+) -> list[Answer]:
+    """Build the main figures: cost per token, capacity, room to grow, probability."""
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    assert best is not None and performance is not None
+    tiles: list[Answer] = []
+    usd, month = best.usd_per_hour, best.prediction.usd_per_month
+    if (tokens := best.prediction.usd_per_mtok_output) and plan.chosen:
+        tiles.append(
+            {
+                "name": "Cost per million output tokens",
+                "value": format_usd(tokens.mid),
+                "unit": "",
+                "note": "if every hour is as busy" if not scenario.offline else "",
+            }
+        )
+    if capacity := get_capacity_rps(scenario, performance):
+        free = compute_free_capacity(scenario, best.prediction)
+        note = (
+            "overloaded"
+            if overloaded
+            else f"{format_share(free)} free"
+            if free and free > 0
             else ""
         )
-        return {"answer": _render_verdict(plan), "why": why}
-    memory, dot = best.prediction.memory, f"dot: the plan, {performance.source_label}"
-    bars = charts.plot_memory_budget({"": memory}).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
-    load, operating_point = load_curves.get_load(scenario.workload)
-    limits = {f"{t.name} (ms)": t.seconds * 1e3 for t in scenario.slo_targets}
-    latencies = {
-        f"{t.name} (ms)": value * 1e3
-        for t in scenario.slo_targets
-        if not math.isnan((value := performance.get(t.metric, t.percentile)).mid)
-    }
-    curves = load_curves.sweep_latency_over_load(scenario, best)
-    costs = load_curves.sweep_cost_over_load(plan)
-    latency = (
-        show_note("Nobody waits for this work: every slot is taken until it is done.").html
-        * scenario.offline
+        shown, unit = capacity, "requests/s"
+        if ask_every_s and scenario.workload.rate and not scenario.offline:
+            shown, unit = capacity * ask_every_s, "users"
+            rate = f"{format_number(capacity.mid, 2)} requests/s"
+            note = f"{rate} \N{MIDDLE DOT} {note}" if note else rate
+        tiles.append(
+            {
+                "name": "Capacity",
+                "value": format_number(shown.mid, 2),
+                "unit": f"{unit} ({format_range(shown)})",
+                "note": note if scenario.workload.rate else "",
+            }
+        )
+    if plan.chosen and (growth := _compute_growth(plan)) is not None:
+        tiles.append(
+            {
+                "name": "Room to grow",
+                "value": f"{max(growth[0], 0.0):+.0%}",
+                "unit": "",
+                "note": growth[1],
+            }
+        )
+    if not estimated and not overloaded:
+        spares = scenario.spare_replicas
+        tiles.append(
+            {
+                "name": "Probability",
+                "value": format_share(plan.probability),
+                "unit": "to meet every target",
+                "note": (
+                    f"{spares} spare replica{'s' * (spares > 1)}"
+                    if spares
+                    else "1 replica: a restart stops the service"
+                    if best.deployment.layout.replicas == 1
+                    else ""
+                ),
+                "share": plan.probability,
+            }
+        )
+    elif not overloaded:
+        tiles.append(
+            {
+                "name": "Probability",
+                "value": "...",
+                "unit": "",
+                "note": "follows with the simulation",
+                "exact": True,
+            }
+        )
+    if not tiles and usd is not None and month is not None:
+        tiles.append({"name": "Price", "value": f"{format_usd(usd)}/h", "unit": "", "note": ""})
+    return tiles
+
+
+def _add_about(tile: Answer, about: str) -> Answer:
+    """Mark the value of a tile as an estimate."""
+    return tile if tile.get("exact") else {**tile, "value": about + tile["value"]}
+
+
+def _compute_growth(plan: Plan) -> tuple[float, str] | None:
+    """Compute how far the traffic may grow, and what ends it; None for closed loops and jobs."""
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    assert best is not None and performance is not None
+    if scenario.offline or not scenario.workload.rate or performance.capacity is None:
+        return None
+    offered = compute_offered_rps(scenario, best.prediction)
+    most = performance.capacity.mid * (1 - scenario.headroom)
+    reason = (
+        f"then the {scenario.headroom:.0%} to stay free are used"
+        if scenario.headroom
+        else "then it is full"
     )
-    method = "let through request by request" if best.is_disaggregated else "in closed form"
-    if latencies and len(curves) > 1:
-        chart = charts_cockpit.plot_live_latency(
-            curves, load, operating_point, {name: limits[name] for name in latencies}, latencies
-        )
-        latency = show_figure(
-            chart, f"This deployment by its load, {method}; band: 80%, dashed: promised, {dot}."
-        ).html
-    cost = ""
-    if len(costs) > 1:
-        plan_cost = (
-            best.usd_per_hour if "USD per hour" in costs else float(best.deployment.layout.num_gpus)
-        )
-        chart = charts_cockpit.plot_live_cost(costs, load, operating_point, plan_cost)
-        cost = show_figure(
-            chart, f"The least that keeps the promises under other loads, in closed form; {dot}."
-        ).html
-    memory_html = show_figure(
-        bars, f"Memory of one {best.deployment.gpu.name}: {memory.status.replace('_', ' ')}."
-    ).html
+    limit = load_curves.find_max_feasible_rps(scenario, best)
+    if limit and limit[0].mid < most:
+        most, reason = limit[0].mid, f"then {limit[1].removeprefix('the ')}"
+    return most / offered - 1, reason
+
+
+def _build_options(plan: Plan) -> list[Answer]:
+    """Build the three options, each with its price and probability; equal ones are one row."""
+    rows: list[Answer] = []
+    for name, (label, confidence) in OPTIONS.items():
+        option = plan.options.get(name)
+        if option is None:
+            continue
+        month, hour = _format_price(plan.scenario, option)
+        row = {
+            "name": name,
+            "label": label,
+            "gpus": _describe_gpus(option),
+            "setup": _describe_setup(option),
+            "month": month or DASH,
+            "hour": hour,
+            "probability": format_share(option.probability),
+            "share": option.probability,
+            "tone": "good" if option.probability >= plan.scenario.confidence else "warn",
+            "confidence": 100 * (confidence or plan.scenario.confidence),
+            "chosen": name == "recommended",
+        }
+        if rows and plan.options[rows[-1]["name"]].identity_key == option.identity_key:
+            rows[-1] = {**row, "label": f"{rows[-1]['label']} and {label.lower()}",
+                        "chosen": row["chosen"] or rows[-1]["chosen"]}  # fmt: skip
+        else:
+            rows.append(row)
+    return rows
+
+
+def build_other_row(plan: Plan, other: Plan | None, label: str, changes: dict[str, Any]) -> Answer:
+    """Build the row of another plan: what it is, its price beside that of `plan`, its probability.
+
+    `changes` are the controls that ask for it.
+    """
+    row: Answer = {
+        "label": f"{label[:1].upper()}{label[1:]}",
+        "changes": changes,
+        "order": math.inf,
+    }
+    option = other.chosen if other else None
+    if option is None or other is None:
+        return {**row, "status": "misses the targets", "tone": "bad", "order": 1e12}
+    month, hour = _format_price(other.scenario, option)
+    mine, usd = plan.chosen and plan.chosen.usd_per_hour, option.usd_per_hour
+    change = usd / mine - 1 if mine and usd else None
     return {
-        "answer": _render_verdict(plan),
-        "day": _render_day(plan),
-        "memory": memory_html,
-        "latency": latency,
-        "cost": cost,
-        "why": _render_reasons(plan),
+        **row,
+        "gpus": _describe_gpus(option),
+        "setup": _describe_setup(option),
+        "month": month or DASH,
+        "hour": hour,
+        "change": ""
+        if change is None or abs(change) < 0.005
+        else f"{change:+.0%}".replace("-", "\N{MINUS SIGN}"),
+        "cheaper": change is not None and change < -0.005,
+        "probability": format_share(option.probability),
+        "tone": VERDICTS[other.verdict][1],
+        "order": usd if usd is not None else 1e9,
     }
 
 
-def _render_verdict(plan: Plan) -> str:
-    """Return the verdict, the main figures and the SLOs."""
-    best, performance = plan.best, plan.performance
-    parts = [show_note(summary.summarize_plan(plan)).html]
-    if best and performance:
-        parts.append(_render_tiles(plan))
-        parts.append(show_table(layout_tables.build_slo_table(plan.scenario, best)).html)
-    if performance is None or performance.num_simulated_requests:
-        return "".join(parts)
-    warning = (
-        "<p style='margin: .3em 0'><b>Provisional</b>: in closed form, not judged by the replay"
-        " yet.</p>"
-    )
-    frame = f"border: 2px dashed {PENDING_COLOR}; border-radius: 6px; padding: 0 .7em"
-    return f"<div style='{frame}'>{warning}{''.join(parts)}</div>"
+def _build_memory(best: Candidate) -> Answer:
+    """Build the bar of one GPU's memory: three or four parts, and a sentence."""
+    memory = best.prediction.memory
+    parts = {name: size for name, size in memory.bytes_by_part.items() if size > 0}
+    rest = {name: size for name, size in parts.items() if name not in MEMORY_LABELS}
+    shown = [(label, parts[name], "") for name, label in MEMORY_LABELS.items() if name in parts]
+    details = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in rest.items())
+    shown.insert(1, ("overhead", sum(rest.values()), details))
+    total = sum(size for _, size, _ in shown)
+    performance = best.prediction.performance
+    usage = performance.kv_usage if performance else 0.0
+    fits = "fits" if memory.status == "ok" else memory.status.replace("_", " ")
+    limits = "Memory limits this plan" if usage > 0.9 else "Memory does not limit this plan"
+    return {
+        "title": f"{total / GIB:.1f} GiB of one {best.deployment.gpu.name}: {fits}",
+        "parts": [
+            {
+                "name": name,
+                "gib": f"{size / GIB:.1f}",
+                "share": 100 * size / total,
+                "details": details,
+            }
+            for name, size, details in shown
+            if size
+        ],
+        "note": f"{limits}: {format_share(usage)} of the KV cache is in use on average.",
+    }
 
 
-def _render_day(plan: Plan) -> str:
-    """Return the replicas by hour once the plan is simulated; empty without a daily profile."""
-    performance = plan.performance
-    if plan.scenario.daily_profile is None or performance is None:
-        return ""
-    if not performance.num_simulated_requests:
-        return show_note("The hours of the day follow with the replay.").html
-    if (day := plan.autoscaling) is None or plan.billing is None:
-        return ""
-    costs = (
-        "; ".join(f"{way} USD {usd:,.2f} a day" for way, usd in plan.billing.usd.items())
-        or "No price is known"
-    )
-    chart = charts_scaling.plot_day(day).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
-    return show_figure(chart, f"{day}; {day.verdict}. {costs}.").html
-
-
-def _render_reasons(plan: Plan) -> str:
-    """Return the binding constraint, the headroom and the assumptions."""
-    assumptions = (
-        "Taken for granted: " + " ".join(plan.scenario.assumptions)
-        if plan.scenario.assumptions
-        else ""
-    )
-    sentences = (
-        summary.explain_binding_constraint(plan),
-        risks.describe_headroom(plan),
-        assumptions,
-    )
-    return "".join(f"<p>{escape_html(sentence)}</p>" for sentence in sentences if sentence)
-
-
-def _render_tiles(plan: Plan) -> str:
-    """Return the main figures, each above its name."""
+def _build_reasons(plan: Plan) -> list[str]:
+    """Return the binding constraint and the price source."""
     best = plan.best
     assert best is not None
-    performance = best.prediction.performance
-    usd, month = best.usd_per_hour, best.prediction.usd_per_month
-    figures = [
-        (best.description, "the deployment" if plan.chosen else "the nearest, which does not do")
-    ]
-    if usd is not None and month is not None:
-        figures.append((f"USD {usd:,.2f}", f"an hour; USD {month.mid:,.0f} a month"))
-    if usd_per_mtok := best.prediction.usd_per_mtok_output:
-        figures.append((f"USD {usd_per_mtok.mid:,.2f}", "per million output tokens"))
-    if performance and performance.capacity:
-        free = compute_free_capacity(plan.scenario, best.prediction) or 0.0
-        spare = (
-            f"; {free:.0%} stay free"
-            if plan.scenario.workload.rate and not plan.scenario.offline
-            else ""
-        )
-        ends = f"{format_value(performance.capacity.lo)} to {format_value(performance.capacity.hi)}"
-        about, until = (
-            ("", "") if performance.num_simulated_requests else ("about ", ", until it is replayed")
-        )
-        figures.append(
-            (
-                f"{about}{format_value(performance.capacity.mid)} requests/s",
-                f"at most ({ends}){spare}{until}",
-            )
-        )
-    figures.append(
-        (
-            f"{format_value(best.prediction.memory.kv_available.mid / GIB)} GiB",
-            "of KV cache on a GPU",
-        )
-    )
-    style = "border: 1px solid #8a8f9866; border-radius: 4px; padding: .4em .7em; line-height: 1.35"
-    tiles = (
-        f"<div style='{style}'><b>{escape_html(value)}</b><br><span"
-        f" style='opacity:.75'>{escape_html(name)}</span></div>"
-        for value, name in figures
-    )
-    return (
-        f"<div style='display:flex; flex-wrap:wrap; gap:.5em; margin:.5em 0'>{''.join(tiles)}</div>"
-    )
+    price = look_up_gpu_price(best.deployment.gpu, plan.scenario.prices)
+    reasons = [summary.explain_binding_constraint(plan), *plan.reasons]
+    if price:
+        reasons.append(f"Price: {price}.")
+    return list(dict.fromkeys(reasons))
 
 
-def render_badge(plan: Plan | None, busy: bool = False) -> str:
-    """Return the source of the figures, and whether a simulation is running."""
-    performance = plan.performance if plan else None
-    if plan is None:
-        status, color = "working", charts.MUTED_COLOR
-    elif busy:
-        status, color = "provisional, in closed form; the replay is running", PENDING_COLOR
-    else:
-        num_requests = performance.num_simulated_requests if performance else 0
-        status = f"replayed: {num_requests:,} requests an engine" if num_requests else "searched"
-        color = "#1f7a5c"
-    style = (
-        f"background: {color}; color: white; border-radius: 1em; padding: .15em .8em;"
-        " font-weight: 600"
+def build_charts(plan: Plan, target_key: str, width: int, costs: bool = True) -> Answer:
+    """Build the charts of a plan at `width` px: one target over the load, and the cost of loads."""
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    if best is None or performance is None or _is_overloaded(scenario, best):
+        return {"latency": None, "cost": None, "day": None}
+    return {
+        "latency": _draw_latency(plan, best, target_key, width),
+        "cost": _draw_cost(plan, best, width) if costs else None,
+        "day": _draw_day(plan) if performance.num_simulated_requests else None,
+    }
+
+
+def _draw_latency(plan: Plan, best: Candidate, target_key: str, width: int) -> Answer | None:
+    """Draw a latency over the load, through the plan's own point."""
+    scenario, performance = plan.scenario, best.prediction.performance
+    curves = load_curves.sweep_latency_over_load(scenario, best)
+    if performance is None or len(curves) < 3:
+        return None
+    known = {
+        f"{t.metric} {t.percentile}": t
+        for t in scenario.slo_targets
+        if not math.isnan(performance.get(t.metric, t.percentile).mid)
+    }
+    if not known:
+        return None
+    missed = [t for t in known.values() if t.name in best.violated_constraints]
+    end = "mid" if missed else "hi"  # the tightest is drawn unless the reader has chosen one
+    target = known.get(target_key) or max(
+        missed or known.values(),
+        key=lambda t: getattr(performance.get(t.metric, t.percentile), end) / t.seconds,
     )
-    return (
-        "<p role='status' aria-live='polite' style='margin:.2em 0'><span"
-        f" style='{style}'>{escape_html(status)}</span></p>"
+    load, offered = load_curves.get_load(scenario.workload)
+    value = performance.get(target.metric, target.percentile)
+    chart = charts_cockpit.plot_latency_over_load(
+        curves, f"{target.name} (ms)", offered, target.seconds * 1e3, value * 1e3, width
     )
+    return {
+        "title": f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}), {target.percentile}, against load",
+        "key": f"{target.metric} {target.percentile}",
+        "svg": charts.render_svg(chart),
+        "note": f"{load}. Band: 80% interval. The curve is analytical, scaled to the plan's own figure.",
+    }
+
+
+def _draw_cost(plan: Plan, best: Candidate, width: int) -> Answer | None:
+    """Draw the least cost of other loads."""
+    costs = load_curves.sweep_cost_over_load(plan) if plan.chosen else pd.DataFrame()
+    if len(costs) < 3:
+        return None
+    load, offered = load_curves.get_load(plan.scenario.workload)
+    unit = str(costs.columns[1])
+    paid = best.usd_per_hour if unit.startswith("USD") else best.deployment.layout.num_gpus
+    chart = charts_cockpit.plot_cost_over_load(costs, offered, paid, width)
+    return {
+        "title": "Cost against load",
+        "svg": charts.render_svg(chart),
+        "note": f"{load}; {'$ per hour' if unit.startswith('USD') else 'GPUs'} of the cheapest plan, analytical.",
+    }
+
+
+def _draw_day(plan: Plan) -> Answer | None:
+    """Draw the replicas by hour, with what the day costs; None without a daily profile."""
+    if (day := plan.autoscaling) is None or plan.billing is None:
+        return None
+    costs = "; ".join(f"{way} {format_usd(usd)} a day" for way, usd in plan.billing.usd.items())
+    return {
+        "title": "Replicas over the day",
+        "svg": charts.render_svg(charts_scaling.plot_day(day)),
+        "note": f"{day}; {day.verdict}. {costs or 'No price is known'}.",
+    }

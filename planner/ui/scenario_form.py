@@ -15,9 +15,11 @@ from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
 from planner.core.readers import parse_json, read_yaml
 from planner.hardware.gpus import get_gpu
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario import Scenario, find_scenario_file
 from planner.planning.scenario_schema import LengthsEntry, PrefixEntry
 from planner.planning.slo import LatencyMetric, LatencyStatistic
+from planner.ui.figures import MILLISECOND_UNITS, format_limit, format_number, parse_quantity
 
 COCKPIT_FILE_HEADER = (
     "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
@@ -25,12 +27,14 @@ COCKPIT_FILE_HEADER = (
 """The first line of files that the cockpit may overwrite."""
 METRIC_CHOICES: tuple[LatencyMetric, ...] = ("ttft", "tpot", "itl", "e2e")
 STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
-LOAD_CHOICES = {
-    "requests a second": "rate",
-    "users who wait": "concurrency",
-    "a job with a deadline": "requests",
-    "a trace": "trace",
+LOAD_KINDS = ("rate", "concurrency", "requests", "trace")
+METRIC_NAMES: Mapping[LatencyMetric, str] = {
+    "ttft": "First token",
+    "tpot": "Time per token",
+    "itl": "Gap between tokens",
+    "e2e": "Whole answer",
 }
+"""Latency metrics as people read them, beside their usual short names."""
 FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
 KV_CACHE_CHOICES = ("auto", "fp8")
 ScenarioFields = dict[str, Any]
@@ -72,7 +76,9 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
     """Return the values of the controls for a scenario with these fields."""
     workload, workload_fields = scenario.workload, fields["workload"]
     day = workload_fields.get("day") or ""
+    budget, own_prices = fields.get("budget") or {}, scenario.prices.user_prices
     return {
+        "question": scenario.question,
         "model": scenario.model,
         "gpus": tuple(candidate_gpu.gpu.name for candidate_gpu in scenario.gpus),
         "at_most": max(candidate_gpu.max_gpus for candidate_gpu in scenario.gpus),
@@ -82,8 +88,9 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
             (kind for kind in ("trace", "requests", "concurrency") if workload_fields.get(kind)),
             "rate",
         ),
-        "rate": workload.rate or 1.0,
-        "concurrency": workload.concurrency or 64,
+        "find_max": scenario.open_load is not None,
+        "rate": 1.0 if scenario.open_load else workload.rate or 1.0,
+        "concurrency": 64 if scenario.open_load else workload.concurrency or 64,
         "requests": workload.num_prompts or 100_000,
         "within_hours": float(workload_fields.get("within_hours") or 8.0),
         "trace": str(workload_fields.get("trace") or ""),
@@ -107,6 +114,17 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
             quantization or "checkpoint" for quantization in scenario.quantizations
         ),
         "kv_cache_dtype": scenario.kv_cache_dtypes,
+        "confidence": round(100 * scenario.confidence, 2),
+        "tier": scenario.prices.tier,
+        "seller": scenario.prices.seller or "",
+        "own_price": next(
+            (own_prices[c.gpu.name] for c in scenario.gpus if c.gpu.name in own_prices), ""
+        ),
+        "budget": budget.get("usd_per_month")
+        or (budget.get("usd_per_hour") or 0) * HOURS_PER_MONTH
+        or "",
+        "spare_replicas": scenario.spare_replicas,
+        "speculation": bool(scenario.speculation and scenario.speculation.allowed),
         **{f"{t.metric} {t.percentile}": f"{t.seconds * 1e3:g}" for t in scenario.slo_targets},
     }
 
@@ -158,16 +176,47 @@ def apply_control(
         control[name] = list(value) or [
             (FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]
         ]
-    elif name == "headroom":
+    elif name in ("headroom", "confidence"):
         control[name] = round(value / 100, 4)
-    elif name in ("model", "engine", "engine_version"):
+    elif name == "find_max":
+        kind = "concurrency" if workload.get("concurrency") else "rate"
+        workload[kind] = "max" if value else values[kind]
+    elif name == "tier":
+        control["price_tier"] = value
+    elif name == "seller":
+        control["price_seller"] = value or None
+    elif name == "own_price":
+        control["prices"] = {entry["gpu"]: value for entry in control["gpus"]} if value else {}
+    elif name == "budget":
+        control[name] = {"usd_per_month": value} if value else None
+    elif name == "speculation" and control.get(name):
+        control[name] = {**control[name], "allowed": value}
+    elif name in ("model", "engine", "engine_version", "spare_replicas"):
         control[name] = value
         if name == "engine":
             control.pop("engine_version", None)
     elif " " in name:
         metric, percentile = name.split()
-        _set_slo_target(control, metric, percentile, value.strip())
+        _set_slo_target(control, metric, percentile, str(value).strip())
     return control
+
+
+def write_title(scenario: Scenario) -> str:
+    """Return the question of a scenario in a sentence, for one that was changed by controls."""
+    workload = scenario.workload
+    gpus = " or ".join(candidate.gpu.name for candidate in scenario.gpus)
+    targets = ", ".join(f"{t.name} {format_limit(t.seconds)}" for t in scenario.slo_targets)
+    within = f" within {targets}" if targets else ""
+    if scenario.open_load:
+        return f"How much traffic does {scenario.model} serve on {gpus}{within}?"
+    load = (
+        f"{workload.num_prompts:,} requests within their deadline"
+        if scenario.offline and workload.num_prompts
+        else f"{format_number(workload.rate, 3)} requests/s"
+        if workload.rate
+        else f"{workload.concurrency or 0:,} users who wait for each answer"
+    )
+    return f"What does it take to serve {scenario.model} on {gpus} to {load}{within}?"
 
 
 def _matches_preset(preset: WorkloadPreset, workload: Mapping[str, Any]) -> bool:
@@ -216,12 +265,9 @@ def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit:
     level = {name: dict(limits) for name, limits in (fields.get("service_level") or {}).items()}
     level.setdefault(metric, {}).pop(percentile, None)
     if limit:
-        try:
-            level[metric][percentile] = float(limit.replace(",", ""))
-        except ValueError:
-            raise PlannerError(
-                f"{percentile} {metric.upper()}: expected milliseconds, got {limit!r:.40}"
-            ) from None
+        level[metric][percentile] = parse_quantity(
+            limit, MILLISECOND_UNITS, f"{percentile} {metric.upper()}"
+        )
     fields["service_level"] = {name: limits for name, limits in level.items() if limits}
 
 

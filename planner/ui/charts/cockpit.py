@@ -1,134 +1,224 @@
-"""Charts of the cockpit as plain Vega-Lite, as building them with Altair is slow."""
+"""Charts of the cockpit as plain Vega-Lite, as building them with Altair is slow.
 
-from collections.abc import Mapping
+Their colours are the page's CSS variables, so that one drawing serves light and dark.
+"""
+
+import math
 from typing import Any
 
 import pandas as pd
 
 from planner.core.intervals import Interval
-from planner.ui.charts.base import (
-    CATEGORY_COLORS,
-    MAX_DRAWN_UTILIZATION,
-    MUTED_COLOR,
-    VEGA_THEME,
-    VIOLATED_COLOR,
-    split_intervals,
-)
+from planner.ui.charts.base import split_intervals
+from planner.ui.figures import format_number
 
-COCKPIT_WIDTH_PX, COCKPIT_HEIGHT_PX, COCKPIT_PANEL_HEIGHT_PX = 430, 150, 105
-"""Size of a chart, and the height of each panel if there are more than two."""
+CHART_HEIGHT_PX = 178
+MARGIN_PX = 64
+"""Width beside the plotted area: labels of the y axis and names at the ends of lines."""
+MIN_PLOT_WIDTH_PX = 200
+MAX_DRAWN_LIMIT_FACTOR = 1.7
+"""Largest latency that is drawn, as a multiple of its limit."""
 VegaSpec = dict[str, Any]
+_CONFIG: VegaSpec = {
+    "background": "transparent",
+    "font": "sans-serif",
+    "view": {"stroke": "transparent"},
+    "padding": {"left": 4, "right": 12, "top": 16, "bottom": 2},
+}
 
 
-def plot_live_latency(
-    curves: pd.DataFrame,
-    load: str,
-    here: float,
-    limits: Mapping[str, float],
-    plan: Mapping[str, Interval],
+def plot_latency_over_load(
+    curves: pd.DataFrame, column: str, offered: float, limit: float, value: Interval, width: int
 ) -> VegaSpec:
-    """Plot each latency with an SLO over the load: limit dashed, and the plan with its interval."""
-    panels = []
-    for y, limit in limits.items():
-        top = MAX_DRAWN_UTILIZATION * max(limit, plan[y].mid)
-        data = pd.DataFrame({"load": curves[load], **split_intervals(curves[y])})
-        data = data[data["mid"] <= top].assign(hi=data["hi"].clip(upper=top))
-        spot = [{"load": here, "lo": plan[y].lo, "mid": plan[y].mid, "hi": min(plan[y].hi, top)}]
-        height = {"field": "mid", "type": "quantitative", "title": y, "axis": {"tickCount": 4}}
-        low = {"field": "lo", "type": "quantitative", "title": y}
-        interval = {"x": _encode_load_axis(load), "y": low, "y2": {"field": "hi"}}
-        layers = [
-            {"mark": {"type": "area", "opacity": 0.15}, "encoding": interval},
-            {"mark": "line", "encoding": {"x": _encode_load_axis(load), "y": height}},
-            {
-                **_wrap_values([{"limit": limit}]),
-                "mark": _LIMIT_MARK | {"color": VIOLATED_COLOR},
-                "encoding": {"y": _escape_plain_field("limit")},
+    """Plot the latency `column` (ms) over the load, scaled to go through `value` at `offered`.
+
+    The limit is a line; above it the band is amber. What lies beyond `MAX_DRAWN_LIMIT_FACTOR` times
+    the limit is cut off.
+    """
+    load = curves.columns[0]
+    nearest = int((curves[load] - offered).abs().argmin())
+    ends = split_intervals(curves[column])
+    scales = {end: getattr(value, end) / values[nearest] for end, values in ends.items()}
+    scales = {end: x if math.isfinite(x) else scales["mid"] for end, x in scales.items()}
+    scaled = {end: [each * scales[end] for each in values] for end, values in ends.items()}
+    top = max(MAX_DRAWN_LIMIT_FACTOR * limit, min(1.1 * value.mid, 10 * limit))
+    data = pd.DataFrame({"x": curves[load], **scaled})
+    data["hi"] = data["hi"].clip(upper=top)
+    data["low"], data["under"] = data["lo"].clip(upper=limit), data["hi"].clip(upper=limit)
+    data["over"] = data["lo"].clip(lower=limit, upper=top)
+    over = data[data["hi"] > data["over"]]
+    spot = {"x": offered, "lo": value.lo, "mid": value.mid, "hi": min(value.hi, top)}
+    x = _encode_load([0, max(float(data["x"].max()), offered) * 1.03])
+    y = {
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domain": [0, top], "nice": False},
+        "axis": _grid_axis(),
+    }
+    height = y | {"field": "mid"}
+    last = data.iloc[-1]
+    layers = [
+        {
+            "mark": {"type": "area", "color": "var(--blue)", "opacity": 0.14, "clip": True},
+            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "under"}},
+        },
+        {
+            **_wrap_values(over.to_dict("records")),
+            "mark": {"type": "area", "color": "var(--warn-dot)", "opacity": 0.3, "clip": True},
+            "encoding": {"x": x, "y": y | {"field": "over"}, "y2": {"field": "hi"}},
+        },
+        _rule("y", limit, {"color": "var(--ink)", "strokeWidth": 1.4}),
+        _rule("x", offered, {"color": "var(--ink2)", "strokeDash": [2, 3]}),
+        {
+            "mark": {"type": "line", "color": "var(--blue)", "strokeWidth": 2.4, "clip": True},
+            "encoding": {"x": x, "y": height},
+        },
+        {
+            **_wrap_values([spot]),
+            "mark": {"type": "rule", "color": "var(--blue)", "strokeWidth": 2},
+            "encoding": {"x": x, "y": y | {"field": "lo"}, "y2": {"field": "hi"}},
+        },
+        {
+            **_wrap_values([spot]),
+            "mark": {
+                "type": "point",
+                "filled": True,
+                "size": 90,
+                "opacity": 1,
+                "color": "var(--blue)",
             },
-            {
-                **_wrap_values(spot),
-                "mark": {"type": "rule", "color": CATEGORY_COLORS[1], "strokeWidth": 2},
-                "encoding": interval,
-            },
-            {
-                **_wrap_values(spot),
-                "mark": _POINT_MARK,
-                "encoding": {"x": _encode_load_axis(load), "y": height},
-            },
-        ]
-        size = COCKPIT_HEIGHT_PX if len(limits) < 3 else COCKPIT_PANEL_HEIGHT_PX
-        panels.append(
-            {
-                **_wrap_values(data.to_dict("records")),
-                "width": COCKPIT_WIDTH_PX,
-                "height": size,
-                "layer": layers,
-            }
+            "encoding": {"x": x, "y": height},
+        },
+        _text(0, limit, f"limit {limit:,.10g} ms", "var(--ink)", dx=5, dy=-7),
+        _text(
+            offered, top, f"{format_number(offered, 3)} now", "var(--ink)", align="center", dy=-8
+        ),
+        _text(
+            offered, spot["mid"], f"{format_number(value.mid, 2)} ms", "var(--blue)", dx=9, dy=13
+        ),
+    ]
+    if last["mid"] < top:
+        layers.append(
+            _text(last["x"], last["mid"], "expected", "var(--blue)", align="right", dy=-9)
         )
-    return {"config": VEGA_THEME, "vconcat": panels, "spacing": 12}
+    return _build_chart(data, layers, width)
 
 
-def plot_live_cost(data: pd.DataFrame, load: str, here: float, paid: float | None) -> VegaSpec:
+def plot_cost_over_load(
+    costs: pd.DataFrame, offered: float, paid: float | None, width: int
+) -> VegaSpec:
     """Plot the least cost over the load, in steps named by their GPUs, and the cost of the plan."""
-    unit = str(data.columns[1])
-    flat = pd.DataFrame({"load": data[load], "cost": data[unit], "what": data["Deployment"]})
-    last, left = flat[flat["what"] != flat["what"].shift(-1)], flat["load"].iloc[0]
+    load, unit, what = costs.columns
+    flat = pd.DataFrame({"x": costs[load], "cost": costs[unit], "what": costs[what]})
+    last, left = flat[flat["what"] != flat["what"].shift(-1)], flat["x"].iloc[0]
+    right = max(float(flat["x"].max()), offered)
     # a name ends at the end of its step, where the space above and to the left is free
-    begins = last["load"].shift(fill_value=left)
-    wide = last[(last["load"] > 1.3 * begins) & (last["load"] > 2 * left)]
-    spot = _wrap_values([{"load": here, "cost": paid}])
-    height = {"field": "cost", "type": "quantitative", "title": unit, "axis": {"tickCount": 5}}
-    both = {"x": _encode_load_axis(load), "y": height}
-    # the rule ends at the plan, as the name of its step is above
-    below = {} if paid is None else {"y": height, "y2": {"datum": 0}}
-    named = {
-        "type": "text",
-        "align": "right",
-        "dx": -3,
-        "dy": -8,
-        "fontSize": 10,
-        "color": "currentColor",
+    begins = last["x"].shift(fill_value=left)
+    wide = last[(last["x"] - begins) > 0.14 * right]
+    x = _encode_load([0, right * 1.03])
+    y = {
+        "field": "cost",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domainMin": 0, "domainMax": float(flat["cost"].max()) * 1.15, "nice": False},
+        "axis": _grid_axis()
+        | ({"labelExpr": "'$' + datum.label"} if unit.startswith("USD") else {}),
     }
     layers = [
-        {"mark": {"type": "line", "interpolate": "step-before"}, "encoding": both},
+        {
+            "mark": {
+                "type": "line",
+                "interpolate": "step-before",
+                "color": "var(--blue)",
+                "strokeWidth": 2.2,
+            },
+            "encoding": {"x": x, "y": y},
+        },
         {
             **_wrap_values(wide.to_dict("records")),
-            "mark": named,
-            "encoding": both | {"text": {"field": "what"}},
+            "mark": {
+                "type": "text",
+                "align": "right",
+                "dx": -3,
+                "dy": -8,
+                "fontSize": 11,
+                "color": "var(--ink2)",
+            },
+            "encoding": {"x": x, "y": y, "text": {"field": "what"}},
         },
-        {
-            **spot,
-            "mark": _LIMIT_MARK | {"color": MUTED_COLOR},
-            "encoding": {"x": _encode_load_axis(load)} | below,
-        },
-        *([] if paid is None else [{**spot, "mark": _POINT_MARK, "encoding": both}]),
+        _rule("x", offered, {"color": "var(--ink2)", "strokeDash": [2, 3]}),
     ]
-    values = _wrap_values(flat.to_dict("records"))
+    if paid is not None:
+        layers.append(
+            {
+                **_wrap_values([{"x": offered, "cost": paid}]),
+                "mark": {
+                    "type": "point",
+                    "filled": True,
+                    "size": 90,
+                    "opacity": 1,
+                    "color": "var(--blue)",
+                },
+                "encoding": {"x": x, "y": y},
+            }
+        )
+    return _build_chart(flat, layers, width)
+
+
+def _build_chart(data: pd.DataFrame, layers: list[VegaSpec], width: int) -> VegaSpec:
     return {
-        "config": VEGA_THEME,
-        "width": COCKPIT_WIDTH_PX,
-        "height": COCKPIT_HEIGHT_PX,
-        **values,
+        "config": _CONFIG,
+        **_wrap_values(data.to_dict("records")),
+        "width": max(width - MARGIN_PX, MIN_PLOT_WIDTH_PX),
+        "height": CHART_HEIGHT_PX,
         "layer": layers,
     }
-
-
-_LIMIT_MARK: VegaSpec = {"type": "rule", "strokeDash": [5, 4]}
-_POINT_MARK: VegaSpec = {"type": "point", "color": CATEGORY_COLORS[1], "size": 110, "filled": True}
 
 
 def _wrap_values(rows: list[dict[Any, Any]]) -> VegaSpec:
     return {"data": {"values": rows}}
 
 
-def _escape_plain_field(field: str) -> VegaSpec:
-    return {"field": field, "type": "quantitative"}
-
-
-def _encode_load_axis(load: str) -> VegaSpec:
-    scale = {"type": "log", "nice": False, "padding": 8}
-    return _escape_plain_field("load") | {
-        "title": load,
-        "scale": scale,
-        "axis": {"tickCount": 5, "format": "~g"},
+def _rule(axis: str, value: float, mark: VegaSpec) -> VegaSpec:
+    return {
+        **_wrap_values([{axis: value}]),
+        "mark": {"type": "rule", **mark},
+        "encoding": {axis: {"field": axis, "type": "quantitative"}},
     }
+
+
+def _text(
+    x: float, y: float, text: str, color: str, *, align: str = "left", dx: int = 0, dy: int = 0
+) -> VegaSpec:
+    return {
+        **_wrap_values([{"x": x, "mid": y, "text": text}]),
+        "mark": {
+            "type": "text", "align": align, "color": color, "fontWeight": "bold", "fontSize": 11,
+            "dx": dx, "dy": dy,
+        },
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative"},
+            "y": {"field": "mid", "type": "quantitative"},
+            "text": {"field": "text"},
+        },
+    }  # fmt: skip
+
+
+def _encode_load(domain: list[float]) -> VegaSpec:
+    return {
+        "field": "x",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domain": domain, "nice": False},
+        "axis": {
+            "grid": False, "tickCount": 6, "ticks": False, "labelPadding": 5, "labelFontSize": 11,
+            "domainColor": "var(--line2)", "labelColor": "var(--ink3)",
+        },
+    }  # fmt: skip
+
+
+def _grid_axis() -> VegaSpec:
+    return {
+        "tickCount": 4, "ticks": False, "domain": False, "labelFontSize": 11,
+        "gridColor": "var(--line)", "labelColor": "var(--ink3)",
+    }  # fmt: skip
