@@ -79,7 +79,8 @@ def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
         page.get_by_label("Prompt", exact=True).focus()
         page.keyboard.press("PageUp")
         page.wait_for_function(
-            "/Meets|At risk|No plan/.test(document.querySelector('.pill').innerText) && !document.querySelector('.hr-asking')",
+            "/Meets|At risk|No plan/.test(document.querySelector('.pill').innerText)"
+            " && !document.querySelector('.hr-asking')",
             timeout=240_000,
         )
         page.wait_for_timeout(QUIET_MS)

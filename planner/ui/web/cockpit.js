@@ -45,7 +45,8 @@ function render({model, el}) {
   };
 
   // ---- messages: one at a time; what changes meanwhile is sent together
-  let ticket = 0, waiting = null, pending = {};
+  let ticket = 0, waiting = null, pending = {}, flying = {};
+  const now = name => pending[name] ?? flying[name] ?? get('controls')[name];
   const send = content => {
     clearTimeout(waiting);
     waiting = setTimeout(() => { waiting = null; lost(); }, ANSWER_LIMIT_MS);
@@ -56,6 +57,7 @@ function render({model, el}) {
     if (waiting || !Object.keys(pending).length) return;
     const changes = pending;
     pending = {};
+    flying = changes;
     send({do: 'set', changes});
   };
   let debounce;
@@ -71,6 +73,7 @@ function render({model, el}) {
     if (model.get('handled') < ticket) return;
     clearTimeout(waiting);
     waiting = null;
+    flying = {};
     el.classList.remove('hr-asking');
     $('.hr-lost').hidden = true;
     flush();
@@ -216,26 +219,27 @@ function render({model, el}) {
   el.addEventListener('click', event => {
     const button = event.target.closest('button, [data-key]');
     if (!button || !el.contains(button)) return;
-    const c = get('controls'), key = button.dataset.key || '', {gpu, remove, spare, chip, value, near, changes, act, target} = button.dataset;
+    const key = button.dataset.key || '', {gpu, remove, spare, chip, value, near, changes, act, target} = button.dataset;
     if (key.startsWith('load-')) ask({load: key.slice(5)});
     else if (key.startsWith('preset-')) ask({preset: key.slice(7)});
     else if (remove) ask({[remove]: ''});
     else if (spare) ask({spare_replicas: +spare});
-    else if (gpu) { const gpus = toggle(c.gpus, gpu); if (gpus.length) ask({gpus}); }
-    else if (chip) ask({[chip]: toggle(c[chip], value)});
-    else if (near) ask({[near]: near === 'gpus' ? [...c.gpus, value] : value});
+    else if (gpu) { const gpus = toggle(now('gpus'), gpu); if (gpus.length) ask({gpus}); }
+    else if (chip) ask({[chip]: toggle(now(chip), value)});
+    else if (near) ask({[near]: near === 'gpus' ? [...now('gpus'), value] : value});
     else if (changes) ask(JSON.parse(changes));
     else if (target && target !== 'load' && button.tagName === 'BUTTON') { model.set('view', {...get('view'), target}); model.save_changes(); }
     else if (act === 'save') { $('.save').hidden = !$('.save').hidden; if (!$('.save').hidden) $('.save').elements.file.focus(); }
     else if (act === 'copy') copy(button);
     else if (act === 'report') send({do: 'report', name: $('.save').elements.file.value});
     else if (act) send({do: act});
+    if ((gpu || chip) && now(chip || 'gpus').length) button.setAttribute('aria-pressed', now(chip || 'gpus').includes(gpu || value));
   });
   el.addEventListener('change', event => {
     const input = event.target, {name, target} = input.dataset;
     if (input.matches('.start')) send({do: 'load', name: input.value});
     else if (input.matches('.add')) { if (input.value) ask({[input.value]: NEW_LIMITS_MS[input.value.split(' ')[0]]}); input.value = ''; }
-    else if (input.matches('.other')) { if (input.value) ask({gpus: [...get('controls').gpus, input.value]}); }
+    else if (input.matches('.other')) { if (input.value) ask({gpus: [...now('gpus'), input.value]}); }
     else if (target) ask({[target]: input.value});
     else if (name === 'rank') ask({rank: +input.value});
     else if (name) ask({[name]: input.type === 'checkbox' ? input.checked : input.value});
