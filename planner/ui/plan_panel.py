@@ -539,6 +539,16 @@ def build_other_row(plan: Plan, other: Plan | None, label: str, changes: dict[st
     }
 
 
+def build_option_table(plan: Plan) -> pd.DataFrame:
+    """Return the three options of a plan as a table: deployment, price and probability."""
+    rows = [
+        (row["label"], f"{row['gpus']} \N{MIDDLE DOT} {row['setup']}", row["month"], row["probability"])
+        for row in _build_options(plan)
+    ]
+    price = "price for all of it" if plan.scenario.offline else "price per month"
+    return pd.DataFrame(rows, columns=["option", "plan", price, "probability to meet every target"])
+
+
 def _build_memory(best: Candidate) -> Answer:
     """Build the bar of one GPU's memory: three or four parts, and a sentence."""
     memory = best.prediction.memory

@@ -293,7 +293,7 @@ function render({model, el}) {
   const charts = () => {
     const c = get('charts'), state = get('answer').state, tone = get('answer').tone;
     chart('.latency', c.latency, 'Latency against load', state === 'computing' ? 'Follows with the answer.' : tone === 'bad' ? 'Not drawn: waits have no end.' : 'No latency target depends on the load.');
-    chart('.cost', c.cost, 'Cost against load', state === 'estimate' ? 'Follows with the simulation.' : 'Not drawn: no other load has a plan.');
+    chart('.cost', c.cost, 'Cost against load', state === 'estimate' ? 'Follows with the simulation.' : tone === 'bad' ? 'No plan meets the targets.' : 'No other load has a plan.');
     $('.day').hidden = !c.day;
     if (c.day) chart('.day', c.day);
     targets();
@@ -302,16 +302,16 @@ function render({model, el}) {
     const list = get('answer').options || [];
     redraw($('.options'), title('Options', 'probability to meet every target') + (list.length
       ? `<table><thead><tr><th>Option</th><th>Plan</th><th class="r">Price</th><th>Probability</th></tr></thead><tbody>${list.map(o =>
-        `<tr class="${o.chosen ? 'on' : ''}"><td><button class="link" data-key="o-${o.name}" data-changes='{"confidence": ${o.confidence}}'>${esc(o.label)}</button></td><td title="${esc(o.setup)}"><b>${esc(o.gpus)}</b> <span class="lay">${esc(o.setup.replace(' weights', ''))}</span></td><td class="r" title="${esc(o.hour)}"><b>${esc(o.month)}</b></td><td>${odds(o.tone, o.probability)}</td></tr>`).join('')}</tbody></table>`
+        `<tr class="${o.chosen ? 'on' : ''}"><td><button class="link" data-key="o-${o.name}" data-changes='{"confidence": ${o.confidence}}'>${esc(o.label)}</button></td><td title="${esc(o.setup)}"><b>${esc(o.gpus.replace('-SXM', ''))}</b> <span class="lay">${esc(o.setup.replace(' weights', ''))}</span></td><td class="r" title="${esc(o.hour)}"><b>${esc(o.month)}</b></td><td>${odds(o.tone, o.probability)}</td></tr>`).join('')}</tbody></table>`
       : `<p class="none">${get('answer').state === 'final' ? 'None on these GPUs.' : 'Follow with the simulation.'}</p>`));
   };
   const others = () => {
     const o = get('others'), state = get('answer').state, doing = state === 'final' && !o.done;
     const small = doing ? 'searching' : '';
     const row = r => `<tr><td><button class="link" data-key="w-${esc(r.label)}" data-changes='${esc(JSON.stringify(r.changes)).replace(/'/g, '&#39;')}' ${Object.keys(r.changes).length ? '' : 'disabled'}>${esc(r.label)}</button></td>` + (r.gpus
-      ? `<td title="${esc(r.setup)}"><b>${esc(r.gpus)}</b> <span class="lay">${esc(r.setup.replace(' weights', ''))}</span></td><td class="r" title="${esc(r.hour)}"><b>${esc(r.month)}</b> <em class="${r.cheaper ? 'down' : ''}">${esc(r.change)}</em></td><td>${odds(r.tone, r.probability)}</td></tr>`
-      : `<td class="lay">${esc(r.status)}</td><td></td><td>${odds(r.tone, 'no plan')}</td></tr>`);
-    const table = (rows, first, empty) => rows?.length ? `<table><thead><tr><th>${first}</th><th>Plan</th><th class="r">Price</th><th>Probability</th></tr></thead><tbody>${rows.map(row).join('')}</tbody></table>` : `<p class="none">${doing ? 'Searching.' : state === 'final' ? empty : 'Follow after the simulation.'}</p>`;
+      ? `<td title="${esc(r.setup)}"><b>${esc(r.gpus.replace('-SXM', ''))}</b> <span class="lay">${esc(r.setup.replace(' weights', ''))}</span></td><td class="r" title="${esc(r.hour)}"><b>${esc(r.month)}</b></td><td class="r"><em class="${r.cheaper ? 'down' : ''}">${esc(r.change)}</em></td><td>${odds(r.tone, r.probability)}</td></tr>`
+      : `<td class="lay">${esc(r.status)}</td><td></td><td></td><td>${odds(r.tone, 'no plan')}</td></tr>`);
+    const table = (rows, first, empty) => rows?.length ? `<table class="five"><thead><tr><th>${first}</th><th>Plan</th><th class="r">Price</th><th></th><th>Probability</th></tr></thead><tbody>${rows.map(row).join('')}</tbody></table>` : `<p class="none">${doing ? 'Searching.' : state === 'final' ? empty : 'Follow after the simulation.'}</p>`;
     redraw($('.gpus-too'), title('Same targets, other GPUs', small) + table(o.gpus, 'GPU', 'No other GPU was searched.'));
     redraw($('.changes'), title('What would change the answer', small) + table(o.changes, 'Change', 'No change helps.'));
   };
