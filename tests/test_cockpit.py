@@ -181,7 +181,7 @@ def test_no_latency_is_stated_where_more_arrives_than_is_served(quick_simulation
 
 def test_the_most_that_is_served_can_be_asked_for(quick_simulation):
     cockpit = open_cockpit()
-    cockpit.set_controls({"at_most": 1, "find_max": True})
+    cockpit.set_controls({"load": "rate", "at_most": 1, "find_max": True})
     assert cockpit.answer["state"] == "computing"  # many estimates make one
     cockpit.wait_for_simulation()
     most = cockpit.plan.scenario.workload.rate

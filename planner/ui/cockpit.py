@@ -174,8 +174,12 @@ class Cockpit(anywidget.AnyWidget):
 
         def load() -> None:
             fields = scenario_form.read_scenario_fields(name)
+            scenario = parse_scenario(fields, Path(name).stem)
             self._has_own_title = False
-            self._ask(fields, parse_scenario(fields, Path(name).stem))
+            if self._asked is None:  # the question can be read before there is an estimate
+                self._fields, self.scenario = fields, scenario
+                self._show_controls()
+            self._ask(fields, scenario)
 
         self._run_guarded("start", load)
 

@@ -105,7 +105,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
             else f"{performance.num_simulated_requests:,} requests simulated \N{MIDDLE DOT} step costs"
             f" {CALIBRATION_BASIS_LABELS[performance.basis]}"
         ),
-        "head": _write_head(plan, overloaded, estimated),
+        "head": _write_head(plan, overloaded, estimated, ask_every_s),
         "sub": _describe_setup(best),
         "say": _write_sentences(plan, overloaded, estimated),
         "month": about + month if answers and month else DASH,
@@ -205,14 +205,14 @@ def _describe_setup(candidate: Candidate) -> str:
     return " \N{MIDDLE DOT} ".join(parts)
 
 
-def _write_head(plan: Plan, overloaded: bool, estimated: bool) -> str:
+def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: float | None) -> str:
     scenario, best = plan.scenario, plan.best
     assert best is not None
     gpus = _describe_gpus(best)
     if estimated:
         return f"\N{ALMOST EQUAL TO} {gpus}"
     if scenario.found_load and plan.chosen:
-        return f"{_describe_load(scenario)} on {gpus}"
+        return f"{_describe_load(scenario, ask_every_s)} on {gpus}"
     if plan.chosen:
         return f"Rent {gpus}"
     if overloaded:
@@ -225,8 +225,10 @@ def _write_head(plan: Plan, overloaded: bool, estimated: bool) -> str:
     return f"No plan on up to {most}"
 
 
-def _describe_load(scenario: Scenario) -> str:
+def _describe_load(scenario: Scenario, ask_every_s: float | None) -> str:
     workload = scenario.workload
+    if workload.rate and ask_every_s:
+        return f"{format_number(workload.rate * ask_every_s, 3)} users"
     if workload.rate:
         return f"{format_number(workload.rate, 3)} requests/s"
     return f"{workload.concurrency or 0:,} users at once"
@@ -537,16 +539,6 @@ def build_other_row(plan: Plan, other: Plan | None, label: str, changes: dict[st
         "tone": VERDICTS[other.verdict][1],
         "order": usd if usd is not None else 1e9,
     }
-
-
-def build_option_table(plan: Plan) -> pd.DataFrame:
-    """Return the three options of a plan as a table: deployment, price and probability."""
-    rows = [
-        (row["label"], f"{row['gpus']} \N{MIDDLE DOT} {row['setup']}", row["month"], row["probability"])
-        for row in _build_options(plan)
-    ]
-    price = "price for all of it" if plan.scenario.offline else "price per month"
-    return pd.DataFrame(rows, columns=["option", "plan", price, "probability to meet every target"])
 
 
 def _build_memory(best: Candidate) -> Answer:

@@ -287,13 +287,13 @@ function render({model, el}) {
     redraw($('.targets'), title('Latency targets', 'line: limit') + list.map(t =>
       `<button class="slo v-${t.tone}" data-key="slo-${t.key}" data-target="${t.key}" aria-pressed="${t.key === shown}"><span class="l"><b>${esc(t.name)}</b><span>${esc(t.short)}</span><span class="r"><b>${esc(t.value)}</b> ${t.range ? `<small>(${esc(t.range)})</small>` : ''} of ${esc(t.limit)}</span><span class="vd">${esc(t.status)}</span></span>
       <span class="track"><i class="iv" style="left:${t.lo}%;width:${t.inside}%"></i>${t.over > 0 ? `<i class="ov" style="left:${t.over_from}%;width:${t.over}%"></i>` : ''}<i class="lim" style="left:${t.at}%"></i><i class="mid" style="left:${t.mid}%"></i></span></button>`).join('')
-      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>80% interval</span></div>' : '<p class="none">No latency is stated.</p>'));
+      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>80% interval</span></div>' : `<p class="none">${get('answer').state === 'final' ? 'No latency is stated.' : 'Follow with the answer.'}</p>`));
   };
   const chart = (place, drawn, name, empty) => redraw($(place), drawn ? `${title(drawn.title)}<div class="svg" role="img" aria-label="${esc(`${drawn.title}. ${drawn.note}`)}">${drawn.svg}</div><p class="cap">${esc(drawn.note)}</p>` : title(name) + `<p class="none">${esc(empty)}</p>`);
   const charts = () => {
     const c = get('charts'), state = get('answer').state, tone = get('answer').tone;
     chart('.latency', c.latency, 'Latency against load', state === 'computing' ? 'Follows with the answer.' : tone === 'bad' ? 'Not drawn: waits have no end.' : 'No latency target depends on the load.');
-    chart('.cost', c.cost, 'Cost against load', state === 'estimate' ? 'Follows with the simulation.' : tone === 'bad' ? 'No plan meets the targets.' : 'No other load has a plan.');
+    chart('.cost', c.cost, 'Cost against load', state !== 'final' ? 'Follows with the simulation.' : tone === 'bad' ? 'No plan meets the targets.' : 'No other load has a plan.');
     $('.day').hidden = !c.day;
     if (c.day) chart('.day', c.day);
     targets();
