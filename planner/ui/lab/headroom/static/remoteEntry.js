@@ -72,13 +72,14 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
     if (!findShipped(panel)?.runsWhenOpened) return;
     hideCode(panel);
     if (app.shell.leftCollapsed === false) app.shell.collapseLeft();
-    if (codeCells(panel).some(cell => cell.model.executionCount)) return; // it is running already
     const kernel = panel.sessionContext.session?.kernel;
     if (!kernel) return;
     const {content} = await kernel.requestCommInfo({target_name: 'jupyter.widget'});
-    // The page was reloaded: JupyterLab restores the old widgets of that kernel, and would lose
-    // those of a new run.
-    if (Object.keys(content.comms || {}).length) await kernel.restart();
+    // The page was reloaded: JupyterLab restores the widgets of that kernel with their values where
+    // the outputs were saved, and would lose those of a new run where they were not.
+    const isLive = Object.keys(content.comms || {}).length > 0;
+    if (isLive && codeCells(panel).some(cell => cell.model.executionCount)) return;
+    if (isLive) await kernel.restart();
     // JupyterLab follows the last cell that runs; the reader begins with the first.
     let moved = false;
     for (const kind of ['wheel', 'pointerdown', 'keydown'])
