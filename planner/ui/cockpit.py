@@ -230,8 +230,9 @@ class Cockpit(anywidget.AnyWidget):
         """Return the values of all controls, those that only the page has included."""
         values = scenario_form.read_control_values(fields, scenario)
         found = self.plan.scenario if self.plan else None
-        if scenario.open_load and found and found.found_load == scenario.open_load:
-            values[scenario.open_load] = getattr(found.workload, scenario.open_load)
+        kind = scenario.open_figure
+        if kind in ("rate", "concurrency") and found and found.found_figure == kind:
+            values[kind] = getattr(found.workload, kind)
         kind = values["load"]
         return {
             **values,
@@ -259,8 +260,8 @@ class Cockpit(anywidget.AnyWidget):
             if self._timer:
                 self._timer.cancel()
             asked = replace(scenario)  # told apart from the same question before
-            # the largest load takes many estimates: only its simulation is shown
-            plan = None if scenario.open_load else search_analytically(scenario)
+            # a figure to find takes many estimates: only its simulation is shown
+            plan = None if scenario.open_figure else search_analytically(scenario)
             shown = COMPUTING if plan is None else build_answer(plan, self._ask_every_s)
             self._asked = asked
             self._fields, self.scenario, self.plan = fields, scenario, plan
@@ -326,10 +327,10 @@ class Cockpit(anywidget.AnyWidget):
                 return
             self.plan = plan
             with self.hold_sync():
-                if plan.scenario.found_load:
+                if plan.scenario.found_figure:
                     self._show_controls()
                 self._show_plan(plan, build_answer(plan, self._ask_every_s))
-        if not plan.scenario.found_load:
+        if not plan.scenario.found_figure:
             self._search_others(asked, plan)
 
     def _search(self, scenario: Scenario) -> Plan:

@@ -211,8 +211,8 @@ def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: floa
     gpus = _describe_gpus(best)
     if estimated:
         return f"\N{ALMOST EQUAL TO} {gpus}"
-    if scenario.found_load and plan.chosen:
-        return f"{_describe_load(scenario, ask_every_s)} on {gpus}"
+    if scenario.found_figure and plan.chosen:
+        return f"{_describe_found(scenario, ask_every_s)} on {gpus}"
     if plan.chosen:
         return f"Rent {gpus}"
     if overloaded:
@@ -225,8 +225,11 @@ def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: floa
     return f"No plan on up to {most}"
 
 
-def _describe_load(scenario: Scenario, ask_every_s: float | None) -> str:
+def _describe_found(scenario: Scenario, ask_every_s: float | None) -> str:
     workload = scenario.workload
+    if scenario.found_figure == "limit":
+        target = scenario.slo_targets[0]
+        return f"{target.name} of {format_beside_limit(target.seconds, 0)}"
     if workload.rate and ask_every_s:
         return f"{format_number(workload.rate * ask_every_s, 3)} users"
     if workload.rate:
@@ -260,10 +263,9 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
             reasons.append(f"load {load['value']} of its capacity, limit {load['limit']}")
         reasons = reasons or list(best.violations)
         return [f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."]
-    if scenario.found_load:
-        first = (
-            f"The most that meets every target with a probability of {asked} or more; here {odds}."
-        )
+    if scenario.found_figure:
+        most = "shortest limit" if scenario.found_figure == "limit" else "most"
+        first = f"The {most} that is met with a probability of {asked} or more; here {odds}."
     elif plan.verdict == "holds":
         first = f"Meets every target with a probability of {odds} ({asked} asked)."
     else:

@@ -37,6 +37,8 @@ METRIC_NAMES: Mapping[LatencyMetric, str] = {
 """Latency metrics as people read them, beside their usual short names."""
 FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
 KV_CACHE_CHOICES = ("auto", "fp8")
+BEST_LIMIT = "best"
+"""What is typed as a limit to ask for the shortest that is met."""
 ScenarioFields = dict[str, Any]
 
 
@@ -88,9 +90,9 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
             (kind for kind in ("trace", "requests", "concurrency") if workload_fields.get(kind)),
             "rate",
         ),
-        "find_max": scenario.open_load is not None,
-        "rate": 1.0 if scenario.open_load else workload.rate or 1.0,
-        "concurrency": 64 if scenario.open_load else workload.concurrency or 64,
+        "find_max": scenario.open_figure in ("rate", "concurrency"),
+        "rate": 1.0 if scenario.open_figure == "rate" else workload.rate or 1.0,
+        "concurrency": 64 if scenario.open_figure == "concurrency" else workload.concurrency or 64,
         "requests": workload.num_prompts or 100_000,
         "within_hours": float(workload_fields.get("within_hours") or 8.0),
         "trace": str(workload_fields.get("trace") or ""),
@@ -125,7 +127,14 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
         or "",
         "spare_replicas": scenario.spare_replicas,
         "speculation": bool(scenario.speculation and scenario.speculation.allowed),
-        **{f"{t.metric} {t.percentile}": f"{t.seconds * 1e3:g}" for t in scenario.slo_targets},
+        **{
+            f"{t.metric} {t.percentile}": (
+                BEST_LIMIT
+                if scenario.open_figure == "limit" and t == scenario.slo_targets[0]
+                else f"{t.seconds * 1e3:g}"
+            )
+            for t in scenario.slo_targets
+        },
     }
 
 
@@ -156,6 +165,7 @@ def apply_control(
         _replace_load(workload, name, {name: value})
     elif name in ("rate", "concurrency", "requests", "within_hours"):
         workload[name] = round(value) if name == "concurrency" else value
+        workload.pop("tokens_per_day", None)  # of which a rate was worked out
     elif name == "day":
         workload[name] = _parse_hours(value.strip()) or None
     elif name == "adapters":
@@ -207,7 +217,7 @@ def write_title(scenario: Scenario) -> str:
     gpus = " or ".join(candidate.gpu.name for candidate in scenario.gpus)
     targets = ", ".join(f"{t.name} {format_limit(t.seconds)}" for t in scenario.slo_targets)
     within = f" within {targets}" if targets else ""
-    if scenario.open_load:
+    if scenario.open_figure in ("rate", "concurrency"):
         return f"How much traffic does {scenario.model} serve on {gpus}{within}?"
     load = (
         f"{workload.num_prompts:,} requests within their deadline"
@@ -216,6 +226,9 @@ def write_title(scenario: Scenario) -> str:
         if workload.rate
         else f"{workload.concurrency or 0:,} users who wait for each answer"
     )
+    if scenario.open_figure:
+        target = scenario.slo_targets[0].name
+        return f"How short a {target} does {scenario.model} on {gpus} keep under {load}?"
     return f"What does it take to serve {scenario.model} on {gpus} to {load}{within}?"
 
 
@@ -234,6 +247,7 @@ def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]
         "concurrency",
         "requests",
         "within_hours",
+        "tokens_per_day",
         *(("burstiness",) if kind != "rate" else ()),
     ):
         workload.pop(other, None)
@@ -265,8 +279,10 @@ def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit:
     level = {name: dict(limits) for name, limits in (fields.get("service_level") or {}).items()}
     level.setdefault(metric, {}).pop(percentile, None)
     if limit:
-        level[metric][percentile] = parse_quantity(
-            limit, MILLISECOND_UNITS, f"{percentile} {metric.upper()}"
+        level[metric][percentile] = (
+            BEST_LIMIT
+            if limit == BEST_LIMIT
+            else parse_quantity(limit, MILLISECOND_UNITS, f"{percentile} {metric.upper()}")
         )
     fields["service_level"] = {name: limits for name, limits in level.items() if limits}
 

@@ -195,7 +195,7 @@ function render({model, el}) {
       .filter(key => !c.targets.includes(key)).sort().map(key => { const [m, p] = key.split(' '); return option(key, `${all.metrics[m]}, ${p}`); }).join('');
     if (!$('.limits').contains(document.activeElement) || !get('answer').error) redraw($('.limits'), c.targets.map(key => {
       const [metric, statistic] = key.split(' ');
-      return `<div data-field="${key}"><div class="limit"><span>${esc(all.metrics[metric])}</span><span class="pc">${statistic}</span><span>≤</span><input class="in" data-key="t-${key}" data-target="${key}" aria-label="${statistic} ${metric.toUpperCase()} limit" value="${show(+c[key])} ms"><button class="x" data-key="x-${key}" data-remove="${key}" aria-label="Remove ${statistic} ${metric.toUpperCase()}">×</button></div></div>`;
+      return `<div data-field="${key}"><div class="limit"><span>${esc(all.metrics[metric])}</span><span class="pc">${statistic}</span><span>≤</span><input class="in" data-key="t-${key}" data-target="${key}" aria-label="${statistic} ${metric.toUpperCase()} limit" value="${isNaN(c[key]) ? esc(c[key]) : `${show(+c[key])} ms`}" title="A limit, or best: the shortest that is met"><button class="x" data-key="x-${key}" data-remove="${key}" aria-label="Remove ${statistic} ${metric.toUpperCase()}">×</button></div></div>`;
     }).join(''));
     const offered = [...new Set([...all.offered_gpus, ...c.gpus])];
     redraw($('.gpus'), offered.map(name => `<button data-key="g-${esc(name)}" data-gpu="${esc(name)}" aria-pressed="${c.gpus.includes(name)}">${esc(name.replace(/-SXM/, ''))}</button>`).join('')
