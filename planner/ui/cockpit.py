@@ -56,6 +56,7 @@ COMPUTING: Answer = {
     "meta": "",
     "say": [],
 }
+NO_ANSWER: Answer = {"state": "failed", "tone": "bad", "word": "No answer", "say": []}
 WHOLE_NUMBERS = ("at_most", "requests", "adapters", "rank", "spare_replicas")
 NUMBER_UNITS = {
     **dict.fromkeys(
@@ -140,8 +141,15 @@ class Cockpit(anywidget.AnyWidget):
         self.on_msg(self._handle_message)
         self.observe(self._redraw, names="view")
         # the page shows the controls while the first estimate is computed
-        self._first = threading.Thread(target=self.load_scenario, args=[first], daemon=True)
+        self._first = threading.Thread(target=self._open_first, args=[first], daemon=True)
         self._first.start()
+
+    def _open_first(self, name: str) -> None:
+        """Load the first scenario; whatever fails is shown, as the page would wait forever."""
+        try:
+            self.load_scenario(name)
+        except Exception as error:
+            self.answer = {**NO_ANSWER, "failure": str(error)[:300]}
 
     @property
     def fields(self) -> scenario_form.ScenarioFields:
@@ -319,7 +327,7 @@ class Cockpit(anywidget.AnyWidget):
                         self.answer = {
                             **self.answer,
                             "state": "failed",
-                            "failure": str(error)[:300],
+                            "failure": f"The simulation failed: {error}"[:300],
                         }
                 return
         with self._lock:
@@ -426,8 +434,9 @@ class Cockpit(anywidget.AnyWidget):
                     else str(error)
                 )
                 asks = field not in ("save", "compare")
+                shown = self.answer if self._asked else {**NO_ANSWER, "failure": str(error)}
                 self.answer = {
-                    **self.answer,
+                    **shown,
                     "error": {
                         "field": field,
                         "text": said,

@@ -109,19 +109,11 @@ def _format_cell(text: str) -> str:
     return re.sub(r"(?<!<)/(?!s\b)", "/<wbr>", escape_html(text))
 
 
-NOTE_COLORS = {
-    "": "#3b7dd8", "holds": "#1f9d66", "at_risk": "#d97a0b", "nothing_meets": "#d9463b",
-    "error": "#d9463b",
-}  # fmt: skip
-"""Colours of notes by what they say: nothing, a verdict, or an error."""
+NOTE_COLOR, ERROR_COLOR = "#3b7dd8", "#d9463b"
 
 
-def show_note(message: object, kind: str = "") -> HtmlOutput:
-    """Return a sentence or two, or a result that prints as such, in a frame.
-
-    The frame has the colour of a `kind` of `NOTE_COLORS`.
-    """
-    color = NOTE_COLORS[kind]
+def show_note(message: object, color: str = NOTE_COLOR) -> HtmlOutput:
+    """Return a sentence or two, or a result that prints as such, in a frame of this colour."""
     style = (
         f"border-left: 3px solid {color}; background: {color}1a; padding: 0.5em 0.9em; margin:"
         " 0.6em 0"
@@ -255,7 +247,7 @@ class InteractiveView(ipywidgets.VBox):
                 **{name: control.value for name, control in self._controls.items()}
             )
         except PlannerError as error:
-            content = show_note(str(error), "error")
+            content = show_note(str(error), ERROR_COLOR)
         parts: Iterable[Any] = content if isinstance(content, (tuple, list)) else [content]
         return "".join(part._repr_html_() for part in parts)
 

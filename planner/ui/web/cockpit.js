@@ -270,7 +270,7 @@ function render({model, el}) {
     const failed = a.state === 'failed', stale = a.error?.stale, tone = failed ? 'calm' : a.tone;
     const place = $('.verdict');
     place.className = `card verdict v-${tone} ${a.state !== 'final' ? 'open' : ''} ${stale ? 'stale' : ''}`;
-    const meta = failed ? `The simulation failed: ${a.failure}` : stale ? 'answer to the question before' : a.meta;
+    const meta = failed ? a.failure : stale ? 'answer to the question before' : a.meta;
     const buttons = `<div class="acts">${get('controls').can_undo ? '<button class="btn" data-key="undo" data-act="undo" title="Ctrl-Z">Back</button>' : ''}${failed ? '<button class="btn pri" data-key="retry" data-act="retry">Try again</button>' : ''}
       <button class="btn" data-key="pin" data-act="pin">Compare</button><button class="btn" data-key="save" data-act="save">Save</button><button class="btn pri" data-key="report" data-act="report">Report</button></div>`;
     redraw(place, `<div><div class="pillrow"><span class="pill"><svg viewBox="0 0 12 12" aria-hidden="true"><path d="${ICONS[tone]}"/></svg>${esc(a.word)}</span><span class="meta">${esc(meta)}</span></div>
