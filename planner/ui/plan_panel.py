@@ -12,6 +12,7 @@ import pandas as pd
 from planner.analysis import load_curves
 from planner.analysis import plan_summary as summary
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
+from planner.analysis.plan_risks import find_growth_limit
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.deploy import build_launches
@@ -421,7 +422,7 @@ def _build_tiles(
         tiles.append(
             {
                 "name": "Room to grow",
-                "value": f"{max(growth[0], 0.0):+.0%}",
+                "value": f"{growth[0]:+.0%}",
                 "unit": "",
                 "note": growth[1],
             }
@@ -465,21 +466,14 @@ def _add_about(tile: Answer, about: str) -> Answer:
 
 def _compute_growth(plan: Plan) -> tuple[float, str] | None:
     """Compute how far the traffic may grow, and what ends it; None for closed loops and jobs."""
-    scenario, best, performance = plan.scenario, plan.best, plan.performance
-    assert best is not None and performance is not None
-    if scenario.offline or not scenario.workload.rate or performance.capacity is None:
+    found = None if plan.scenario.offline else find_growth_limit(plan)
+    if found is None:
         return None
-    offered = compute_offered_rps(scenario, best.prediction)
-    most = performance.capacity.mid * (1 - scenario.headroom)
-    reason = (
-        f"then the {scenario.headroom:.0%} to stay free are used"
-        if scenario.headroom
-        else "then it is full"
-    )
-    limit = load_curves.find_max_feasible_rps(scenario, best)
-    if limit and limit[0].mid < most:
-        most, reason = limit[0].mid, f"then {limit[1].removeprefix('the ')}"
-    return most / offered - 1, reason
+    if found.limit and found.limit[0].mid < found.planned_rps:
+        return found.growth, f"then {found.limit[1].removeprefix('the ')}"
+    if headroom := plan.scenario.headroom:
+        return found.growth, f"then the {headroom:.0%} to stay free are used"
+    return found.growth, "then it is full"
 
 
 def _build_options(plan: Plan) -> list[Answer]:
