@@ -10,13 +10,14 @@ import pytest
 
 from planner.analysis import plan_risks as risks
 from planner.analysis import plan_summary as summary
+from planner.core.number_format import format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.planning.evaluation import check_against_slos, simulate_candidate
 from planner.planning.scenario import parse_scenario
 from planner.planning.scenario_schema import ApiEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.what_if import limit_to_budget, run_what_ifs
-from planner.ui.decision_memo import build_memo, format_seconds, format_usd
+from planner.ui.decision_memo import build_memo
 from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_text import format_plan as answered
 
@@ -257,7 +258,7 @@ def test_the_day_does_not_contradict_the_verdict() -> None:
         (1.14, 1.0, "1.1 s"),
         (0.0404, 0.04, "40.4 ms"),
         (12.3, math.inf, "12 s"),
-        (math.inf, 1.0, "no end"),
+        (math.inf, 1.0, "unbounded"),
     ],
 )
 def test_a_latency_has_as_many_digits_as_tell_it_from_its_limit(

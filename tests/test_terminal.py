@@ -57,8 +57,8 @@ def test_numbers_have_three_digits_and_no_exponent(value: float, shown: str) -> 
 def test_a_number_beyond_a_limit_never_reads_as_the_limit() -> None:
     assert format_distinct(60.08, 60) == "60.1" and format_seconds(0.06008, 0.06) == "60.1 ms"
     assert format_seconds(1.141, 1.0) == "1.1 s" and format_seconds(1.004, 1.0) == "1.004 s"
-    assert format_seconds_range(0.016, 0.025, 0.042) == "25 ms (16-42)"
-    assert format_seconds_range(1.2, 2, math.inf) == "2 s (1.2-unbounded)"
+    assert format_seconds_range(Interval(0.016, 0.025, 0.042)) == "25 ms (16-42)"
+    assert format_seconds_range(Interval(1.2, 2, math.inf)) == "2 s (1.2-unbounded)"
 
 
 def test_no_prediction_is_certain() -> None:

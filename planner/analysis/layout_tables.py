@@ -10,7 +10,6 @@ from itertools import compress, product
 import numpy as np
 import pandas as pd
 
-from planner.analysis.phrases import SLO_STATES
 from planner.core.errors import PlannerError
 from planner.core.units import GB, GIB
 from planner.engines.deployment import Deployment, ParallelLayout
@@ -271,7 +270,7 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
                 value * 1e3,
                 limit * 1e3,
                 value / limit * 100,
-                SLO_STATES[get_slo_status(target, value)],
+                get_slo_status(target, value),
             )
         )
     if (

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from planner.core.readers import read_yaml
+from planner.planning.slo import LatencyMetric
 
 
 class BasisPhrase(TypedDict):
@@ -33,6 +34,16 @@ CALIBRATION_BASIS_LABELS: Mapping[str, str] = {
     name: basis["says"] for name, basis in ANALYSIS_PHRASES["basis"].items()
 }
 """What the step costs are based on, by `Performance.basis`."""
-SloState = Literal["met", "at risk", "missed"]
-SLO_STATES: Mapping[str, SloState] = {"kept": "met", "at risk": "at risk", "broken": "missed"}
-"""What people read of one target, by `get_slo_status`."""
+METRIC_NAMES: Mapping[LatencyMetric, str] = {
+    "ttft": "First token",
+    "tpot": "Time per token",
+    "itl": "Gap between tokens",
+    "e2e": "Whole answer",
+}
+"""Latency metrics as people read them, beside their usual short names."""
+VERDICT_NAMES: Mapping[str, str] = {
+    "holds": "Meets targets",
+    "at_risk": "At risk",
+    "nothing_meets": "No plan meets the targets",
+}
+"""What people read of a plan, by `Plan.verdict`."""

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import pandas as pd
 
-from planner.analysis.phrases import SLO_STATES
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.planning.evaluation import compute_free_capacity, estimate_run_hours
@@ -201,9 +200,7 @@ def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
         for t in plan.scenario.slo_targets
     }
     return {
-        f"{t.name} (ms)": None
-        if v is None
-        else f"{v * 1e3:,.0f}: {SLO_STATES[get_slo_status(t, v)]}"
+        f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}"
         for t, v in values.items()
     }
 

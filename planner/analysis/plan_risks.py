@@ -115,7 +115,7 @@ def describe_growth_limit(plan: Plan) -> str:
             if growth >= 0.005
             else f"There is no room for more {subject}"
         )
-        shown = format_range(rate.lo, rate.mid, rate.hi)
+        shown = format_range(rate)
         return f"{sentence}: beyond {shown} requests/s {reason}{method}, though capacity is left."
     if planned < offered:
         return f"There is no room for more {subject}."

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from planner.analysis.phrases import SLO_STATES
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
@@ -62,7 +61,7 @@ def build_latency_table(
         }
         if service_level:
             limits = [
-                (t, SLO_STATES[get_slo_status(t, measured.get_for_display(metric, t.percentile))])
+                (t, get_slo_status(t, measured.get_for_display(metric, t.percentile)))
                 for t in service_level
                 if t.metric == metric
             ]

@@ -2,6 +2,11 @@
 
 import math
 
+from planner.core.intervals import Interval
+
+EN_DASH = "\N{EN DASH}"
+"""Stands for a figure that does not exist, and between the ends of a range where ASCII is not asked for."""
+
 
 def format_number(value: float, digits: int = 3) -> str:
     """Format a number with `digits` significant digits: 5.53, 12.8, 1,170, 687k; no exponents."""
@@ -48,30 +53,44 @@ def format_limit_seconds(seconds: float) -> str:
     return f"{value:,.6g} {unit}" if value < 1e5 else f"{value:,.0f} {unit}"
 
 
-def format_seconds_range(low: float, mid: float, high: float) -> str:
-    """Format a time with the ends of its interval in one unit: "25 ms (16-41)"."""
-    unit, factor = _choose_time_unit(mid)
-    ends = "-".join(format_number(end * factor, 2) for end in (low, high))
-    return f"{format_number(mid * factor, 2)} {unit}" + ("" if low == high else f" ({ends})")
+def format_seconds_range(value: Interval, limit: float = math.inf, dash: str = "-") -> str:
+    """Format a time, apart from `limit`, with the ends of its interval in its unit: "25 ms (16-41)"."""
+    ends = format_seconds_ends(value, dash)
+    shown = value.lo < value.hi and math.isfinite(value.mid)
+    return format_seconds(value.mid, limit) + f" ({ends})" * shown
 
 
-def format_range(low: float, mid: float, high: float, digits: int = 3) -> str:
+def format_seconds_ends(value: Interval, dash: str = "-") -> str:
+    """Format the ends of a time's interval in the unit of its middle: "16-41"."""
+    return format_ends(value * _choose_time_unit(value.mid)[1], dash)
+
+
+def format_range(value: Interval, digits: int = 3) -> str:
     """Format a number with the ends of its interval: "12.8 (9.2-18)"."""
-    if low == high:
-        return format_number(mid, digits)
-    return f"{format_number(mid, digits)} ({format_number(low, 2)}-{format_number(high, 2)})"
+    return format_number(value.mid, digits) + f" ({format_ends(value)})" * (value.lo < value.hi)
+
+
+def format_ends(value: Interval, dash: str = "-") -> str:
+    """Format both ends of an interval with two digits: "9.2-18"."""
+    return f"{format_number(value.lo, 2)}{dash}{format_number(value.hi, 2)}"
 
 
 def format_usd(usd: float) -> str:
-    """Format an amount with three significant digits, two where they are cents: "$11,500"."""
-    return f"${usd:,.2f}" if 0 < usd < 10 else f"${format_number(usd)}"
+    """Format an amount: cents below $10, else three significant digits: "$11,500"."""
+    value = float(f"{usd:.3g}")
+    return f"${usd:.2f}" if 0 < value < 10 else f"${value:,.0f}" if value >= 100 else f"${value:g}"
+
+
+def format_share(share: float) -> str:
+    """Format a share in whole percent; only all is 100%, and only nothing is 0%."""
+    if 0.995 <= share < 1:
+        return "over 99%"
+    return "under 1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def format_probability(probability: float) -> str:
     """Format a probability in percent; never 0% or 100%, which no prediction is."""
-    if probability >= 0.995:
-        return "over 99%"
-    return "under 1%" if probability < 0.005 else f"{probability:.0%}"
+    return format_share(min(max(probability, 1e-6), 1 - 1e-6))
 
 
 def _choose_time_unit(seconds: float) -> tuple[str, float]:

@@ -9,6 +9,7 @@ from planner.core.intervals import Z_SCORE_80PCT, Interval
 
 LatencyMetric = Literal["ttft", "itl", "tpot", "e2e"]
 LatencyStatistic = Literal["mean", "p50", "p95", "p99"]
+LimitStatus = Literal["met", "at risk", "missed"]
 
 
 STANDARD_NORMAL = NormalDist()
@@ -83,18 +84,19 @@ class ResourceLimit:
         return f"{self.value:,.10g} {self.unit}"
 
 
-def get_slo_status(target: SloTarget, value: Interval) -> str:
-    """Return whether the predicted `value` leaves the target "kept", "at risk" or "broken".
+def get_slo_status(target: SloTarget, value: Interval) -> LimitStatus:
+    """Return the status of a target at its predicted `value`.
 
-    Answers of one token have no TPOT, and keep every target for it.
+    Answers of one token have no TPOT, and meet every target for it.
     """
-    return (
-        "broken"
-        if value.mid > target.seconds
-        else "at risk"
-        if get_pessimistic_value(value, compute_tolerance(target.confidence)) > target.seconds
-        else "kept"
-    )
+    return get_limit_status(value / target.seconds, compute_tolerance(target.confidence))
+
+
+def get_limit_status(use: Interval, z: float) -> LimitStatus:
+    """Return the status of a limit of which `use` is taken, at `z` standard deviations."""
+    if use.mid > 1:
+        return "missed"
+    return "at risk" if get_pessimistic_value(use, z) > 1 else "met"
 
 
 def format_latency(seconds: float, limit: float = math.inf) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from planner.analysis.phrases import METRIC_NAMES
 from planner.analysis.plan_comparison import MAX_COMPARED_PLANS, build_plan_comparison
 from planner.core.errors import PlannerError, find_near_names
 from planner.engines.engine import list_engines
@@ -30,7 +31,6 @@ from planner.planning.scenario import CandidateGpu, Scenario, list_scenarios, pa
 from planner.planning.search import Plan, search_analytically
 from planner.planning.what_if import FALLBACK_MAX_GPUS, SUGGESTED_GPUS, propose_changes
 from planner.ui import scenario_form
-from planner.ui.figures import COUNT_UNITS, SECOND_UNITS, parse_quantity
 from planner.ui.notebook_files import list_chapter_notebooks
 from planner.ui.notebook_session import (
     CURRENT_SCENARIO_FILE,
@@ -41,6 +41,7 @@ from planner.ui.notebook_session import (
 from planner.ui.notebook_widgets import show_table
 from planner.ui.pdf_report import write_report
 from planner.ui.plan_panel import Answer, build_answer, build_charts, build_other_row
+from planner.ui.quantity_parser import COUNT_UNITS, SECOND_UNITS, parse_quantity
 from planner.workload.daily_profile import load_daily_profiles
 
 WEB_FOLDER = Path(__file__).with_name("web")
@@ -131,7 +132,7 @@ class Cockpit(anywidget.AnyWidget):
                 "presets": {
                     name: preset.about for name, preset in scenario_form.load_presets().items()
                 },
-                "metrics": dict(scenario_form.METRIC_NAMES),
+                "metrics": dict(METRIC_NAMES),
                 "statistics": list(scenario_form.STATISTIC_CHOICES),
                 "days": list(load_daily_profiles()),
                 "ranks": list(LORA_RANKS),

@@ -5,7 +5,6 @@ else there is. The facts are those of `plan.json`; `MEMO_MIME_TYPE` carries them
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -13,58 +12,47 @@ from typing import Any, Literal
 
 from planner import __version__
 from planner.analysis.load_curves import get_load, sweep_stated_latency
-from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, SLO_STATES, SloState
+from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
 from planner.analysis.plan_risks import find_growth_limit, list_largest_risks
 from planner.analysis.plan_summary import describe_day
 from planner.core.files import get_report_date
 from planner.core.intervals import Interval
+from planner.core.number_format import (
+    EN_DASH,
+    format_limit_seconds,
+    format_number,
+    format_probability,
+    format_seconds_range,
+    format_usd,
+)
 from planner.core.text import escape_to_one_line
 from planner.deploy import predict_benchmark_ramp
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.billing import BILLING_AUTOSCALED
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
-from planner.planning.evaluation import compute_offered_rps, estimate_run_hours, get_capacity_rps
-from planner.planning.framework_choice import load_frameworks
+from planner.planning.evaluation import estimate_run_hours, get_capacity_rps
 from planner.planning.search import Plan
-from planner.planning.slo import (
-    SloTarget,
-    compute_tolerance,
-    get_pessimistic_value,
-    get_slo_status,
-)
+from planner.planning.slo import LimitStatus, SloTarget
 from planner.planning.what_if import WhatIf
 from planner.ui.charts.base import MUTED_COLOR, render_svg
 from planner.ui.charts.summary import SLO_STATUS_COLORS, plot_load_curve
+from planner.ui.limit_rows import find_tightest_target, list_limit_rows
 from planner.ui.notebook_widgets import escape_html
+from planner.ui.plan_words import compute_bill, describe_candidate, describe_engine
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
-_TIMES, _DASH = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
-PLAN_STATES: Mapping[str, tuple[SloState, str]] = {
-    "holds": ("met", "Meets targets"),
-    "at_risk": ("at risk", "At risk"),
-    "nothing_meets": ("missed", "No plan meets the targets"),
-}
-"""State and words of a plan, by `Plan.verdict`."""
-METRIC_NAMES = {
-    "ttft": "first token",
-    "tpot": "time per token",
-    "itl": "gap between tokens",
-    "e2e": "whole answer",
-}
-"""Latency metrics in the words of a reader who does not run servers."""
-MAX_OPTIONS, MAX_CHANGES = 3, 7
-_FORMAT_NAMES = {
-    "fp8": "FP8 weights", "bfloat16": "BF16 weights", "awq": "4-bit weights (AWQ)",
-    "gptq": "4-bit weights (GPTQ)", "mxfp4": "MXFP4 weights", "nvfp4": "NVFP4 weights",
-    "int8": "INT8 weights", "eagle3": "EAGLE-3 drafts", "fp8 KV": "FP8 KV cache",
+_TIMES = "\N{MULTIPLICATION SIGN}"
+VERDICT_STATES: Mapping[str, LimitStatus] = {
+    "holds": "met", "at_risk": "at risk", "nothing_meets": "missed",
 }  # fmt: skip
+MAX_OPTIONS, MAX_CHANGES = 3, 7
 MIN_LABEL_DISTANCE = 0.11
 """Least distance of two named sellers, as a share of the dearest price."""
 MAX_SHARE = 9.0
 """Largest share of a limit that is told; bars end before."""
 
-State = SloState | Literal[""]
+State = LimitStatus | Literal[""]
 
 
 @dataclass(frozen=True)
@@ -155,11 +143,10 @@ class _MemoWriter:
         self.best, self.chosen, self.performance = plan.best, plan.chosen, plan.performance
         self.api = plan.api_comparison
         self.confidence: ChoiceConfidence | None = estimate_choice_confidence(plan)
-        self.target = self._find_tightest_target()
+        self.target = find_tightest_target(plan)
 
     def write(self) -> Memo:
         plan, scenario, best = self.plan, self.scenario, self.best
-        state, verdict = PLAN_STATES[plan.verdict]
         price = best and look_up_gpu_price(best.deployment.gpu, scenario.prices)
         sellers = self._list_sellers() if best and price and len(price.quotes) > 2 else ()
         chart, chart_title = self._draw_chart()
@@ -169,8 +156,8 @@ class _MemoWriter:
             version=__version__,
             title=self._write_title(),
             question=escape_to_one_line(" ".join(scenario.question.split())),
-            verdict=verdict,
-            state=state,
+            verdict=VERDICT_NAMES[plan.verdict],
+            state=VERDICT_STATES[plan.verdict],
             deployment=self._describe_setup(),
             sentences=tuple(self._write_verdict()),
             tiles=tuple(self._list_tiles()),
@@ -202,20 +189,6 @@ class _MemoWriter:
         hours = estimate_run_hours(self.scenario, self.best)
         return self.best.prediction.num_gpus_billed * (hours.mid if hours else HOURS_PER_MONTH)
 
-    def _find_tightest_target(self) -> SloTarget | None:
-        """Find the target that is missed by most, else whose pessimistic end is nearest to its limit."""
-        performance, z = self.performance, compute_tolerance(self.scenario.confidence)
-        shares = {
-            target: (
-                max(value.mid / target.seconds, 1.0),
-                get_pessimistic_value(value, z) / target.seconds,
-            )
-            for target in (self.scenario.slo_targets if performance else ())
-            if performance
-            and not math.isnan((value := performance.get(target.metric, target.percentile)).mid)
-        }
-        return max(shares, key=shares.__getitem__) if shares else None
-
     def _write_title(self) -> str:
         if self.best is None:
             return "No plan is possible on the GPUs allowed"
@@ -233,9 +206,7 @@ class _MemoWriter:
         return f"Rent {amount}{self._for(self._bill)}{condition}"
 
     def _price(self, candidate: Candidate) -> float | None:
-        """Price of a month of all its GPUs, or of a whole run."""
-        hours, usd = estimate_run_hours(self.scenario, candidate), candidate.usd_per_hour
-        return usd and usd * (hours.mid if hours else HOURS_PER_MONTH)
+        return compute_bill(self.scenario, candidate)
 
     @property
     def _bill(self) -> float | None:
@@ -260,12 +231,8 @@ class _MemoWriter:
     def _describe_setup(self) -> str:
         if self.best is None:
             return ""
-        engine, text = self.best.deployment.engine, self.best.description
-        for name, shown in _FORMAT_NAMES.items():
-            text = re.sub(rf", {name}(?=,|$)", f", {shown}", text)
-        parts = [part for part in text.split(", ") if part != engine.name]
-        title = load_frameworks()[engine.name].title
-        return ", ".join([*parts, f"{title} {engine.version}"]).replace(" x ", f" {_TIMES} ")
+        setup = f"{describe_candidate(self.best)}, {describe_engine(self.best)}"
+        return setup.replace(" x ", f" {_TIMES} ")
 
     def _write_verdict(self) -> Iterator[str]:
         plan, chosen, scenario = self.plan, self.chosen, self.scenario
@@ -280,7 +247,7 @@ class _MemoWriter:
             return
         asked = f"{scenario.confidence:.0%}"
         what = "The work is done in time" if scenario.offline else "Every target is met"
-        yield f"{what} with a probability of {chosen.probability:.0%}; you asked for {asked}."
+        yield f"{what} with a probability of {format_probability(chosen.probability)}; you asked for {asked}."
         if chosen.at_risk and (doubts := list(self._list_doubts("at risk"))):
             yield f"The doubt: {_join(doubts)}."
         if self.api and self.api.is_api_cheaper:
@@ -303,11 +270,11 @@ class _MemoWriter:
         if self.api and self.api.is_api_cheaper:
             whose = "Cost of own GPUs"
         if usd is None or price is None:
-            yield Tile(whose, _DASH, "", f"no price known for {best.deployment.gpu.name}")
+            yield Tile(whose, EN_DASH, "", f"no price known for {best.deployment.gpu.name}")
         else:
             rate = f"{format_usd(usd)} an hour"
             if self._is_scaled:
-                rate = f"scaled by the hour; at most {format_usd(self._price(best))}"
+                rate = f"scaled by the hour; at most {_format_usd(self._price(best))}"
             yield Tile(whose, format_usd(price), self._period, rate)
         if per_token := best.prediction.usd_per_mtok_output:
             yield Tile(
@@ -329,7 +296,7 @@ class _MemoWriter:
             yield Tile("Served", f"{served.mid:.2g}", "requests/s", f"to {users:,} users at once")
         note = "that it is done in time" if scenario.offline else "that all targets are met"
         note += "" if self.chosen else " by it"
-        yield Tile("Probability", f"{self.plan.probability:.0%}", "", note)
+        yield Tile("Probability", format_probability(self.plan.probability), "", note)
 
     def _describe_api(self) -> str:
         api = self.api
@@ -370,7 +337,7 @@ class _MemoWriter:
         model = escape_to_one_line(scenario.model.rpartition("/")[2])
         yield "Traffic", f"{model}: {traffic}; {lengths}."
         targets = [
-            f"{_name_target(target)} within {format_seconds(target.seconds)}"
+            f"{_name_target(target)} within {format_limit_seconds(target.seconds)}"
             for target in scenario.slo_targets
         ]
         room = f" {scenario.headroom:.0%} of the capacity stays free." if scenario.headroom else ""
@@ -393,7 +360,7 @@ class _MemoWriter:
             base = self.api.api_usd
             yield Option(
                 f"{next(index)} · recommended", "API by the token", format_usd(base), "",
-                "not predicted", "", _DASH, _DASH, "no servers; you pay only what is used",
+                "not predicted", "", EN_DASH, EN_DASH, "no servers; you pay only what is used",
                 "speed and limits are the provider's",
             )  # fmt: skip
         against = _describe_miss(first)
@@ -454,19 +421,19 @@ class _MemoWriter:
     ) -> Option:
         usd, performance = self._price(candidate), candidate.prediction.performance
         change = _format_change(usd, base) if base and usd != base else ""
-        latency = _DASH
+        latency = EN_DASH
         if self.target and performance:
             value = performance.get(self.target.metric, self.target.percentile)
             latency = _format_interval(value, self.target.seconds)
         served = get_capacity_rps(self.scenario, performance) if performance else None
         word, state = self._judge(candidate)
         return Option(
-            title, _count_gpus(candidate), format_usd(usd), change, word, state, latency,
-            f"{served.mid:.2g} requests/s" if served else _DASH, pro, con,
+            title, _count_gpus(candidate), _format_usd(usd), change, word, state, latency,
+            f"{served.mid:.2g} requests/s" if served else EN_DASH, pro, con,
         )  # fmt: skip
 
     def _judge(self, candidate: Candidate) -> tuple[str, State]:
-        odds = f"{min(candidate.probability, 0.99):.0%}"
+        odds = format_probability(candidate.probability)
         if candidate.is_confident:
             return f"Meets targets, {odds}", "met"
         if candidate.is_feasible and candidate.probability >= 0.5:
@@ -510,14 +477,14 @@ class _MemoWriter:
             if measured.price_key >= self.chosen.price_key:
                 return f"{start} Plan again with the result, then sign.{share}"
             kept = (
-                f"{_capitalize(_name_target(self.target))} within {format_seconds(self.target.seconds)}"
+                f"{_capitalize(_name_target(self.target))} within {format_limit_seconds(self.target.seconds)}"
                 if self.target
                 else "As fast as predicted"
             )
             return f"{start} {kept}: keep it, it costs less. If not: sign A.{share}"
         if self.target is None:
             return f"{start} As fast as page 2 says: sign A."
-        limit = format_seconds(self.target.seconds)
+        limit = format_limit_seconds(self.target.seconds)
         other = "take B" if self.plan.safer else "plan again with the result"
         return (
             f"{start} {_capitalize(_name_target(self.target))} within {limit}: sign A. Longer:"
@@ -525,31 +492,18 @@ class _MemoWriter:
         )
 
     def _list_bars(self) -> Iterator[Bar]:
-        performance, scenario, best = self.performance, self.scenario, self.best
-        if performance is None or best is None:
-            return
-        asked = compute_tolerance(scenario.confidence)
-        for target in scenario.slo_targets:
-            value = performance.get_for_display(target.metric, target.percentile)
-            if math.isnan(value.mid):
-                continue
-            state = SLO_STATES[get_slo_status(target, value)]
-            yield Bar(
-                _capitalize(_name_target(target)), format_seconds(value.mid, target.seconds),
-                format_seconds(get_pessimistic_value(value, asked), target.seconds),
-                format_seconds(target.seconds), state, *_cap_shares(value / target.seconds),
-            )  # fmt: skip
-        capacity, limit = get_capacity_rps(scenario, performance), 1 - scenario.headroom
-        if capacity and scenario.workload.rate:
-            offered = compute_offered_rps(scenario, best.prediction)
-            load = capacity.map_monotone(lambda rate: offered / rate)
-            worst = get_pessimistic_value(load, asked)
-            state = "missed" if load.mid > limit else "at risk" if worst > limit else "met"
-            mid, hi = (
-                f"{share:.{int(abs(share - limit) < 0.005)}%}" for share in (load.mid, worst)
-            )
-            shares = _cap_shares(load / limit)
-            yield Bar("Load (of capacity)", mid, hi, f"{limit:.0%}", state, *shares)
+        planned = 1 - self.scenario.headroom
+        for row in list_limit_rows(self.plan):
+            shares = (min(end, MAX_SHARE) for end in (row.use.lo, row.use.mid, row.use.hi))
+            if row.target:
+                name = _capitalize(_name_target(row.target))
+                yield Bar(name, row.value, row.pessimistic, row.limit, row.status, *shares)
+            elif row.is_load:
+                mid, worst = (
+                    f"{planned * use:.{int(abs(use - 1) < 0.005)}%}"
+                    for use in (row.use.mid, row.pessimistic_use)
+                )
+                yield Bar("Load (of capacity)", mid, worst, f"{planned:.0%}", row.status, *shares)
 
     def _write_finding(self) -> str:
         bars = list(self._list_bars())
@@ -590,11 +544,11 @@ class _MemoWriter:
             found = item.plan.chosen
             change = _capitalize(self._say_in_words(item.change))
             if found is None:
-                yield change, "no plan", _DASH, _DASH, "No plan meets the targets", "missed"
+                yield change, "no plan", EN_DASH, EN_DASH, "No plan meets the targets", "missed"
                 continue
-            usd = _MemoWriter(item.plan, ())._price(found)
+            usd = compute_bill(item.plan.scenario, found)
             share = _format_change(usd, base)
-            yield change, _count_gpus(found), format_usd(usd), share, *self._judge(found)
+            yield change, _count_gpus(found), _format_usd(usd), share, *self._judge(found)
 
     def _say_in_words(self, change: str) -> str:
         for target in self.scenario.slo_targets:
@@ -625,7 +579,7 @@ class _MemoWriter:
                 f"{rate:.2g}",
                 _format_interval(found.ttft["p99"]),
                 _format_interval(found.itl["p99"]),
-                f"{round_digits(found.output_tps.mid, 2):,g}",
+                format_number(found.output_tps.mid, 2),
             )
             for rate, found in predict_benchmark_ramp(self.chosen.prediction).items()
         )
@@ -654,7 +608,7 @@ class _MemoWriter:
 
 
 def _name_target(target: SloTarget) -> str:
-    return f"{METRIC_NAMES[target.metric]} ({target.percentile})"
+    return f"{METRIC_NAMES[target.metric].lower()} ({target.percentile})"
 
 
 def _count_gpus(candidate: Candidate) -> str:
@@ -669,19 +623,12 @@ def _count_gpus(candidate: Candidate) -> str:
 
 
 def _describe_miss(candidate: Candidate) -> str:
-    risk = 1 - candidate.probability
-    return f"{'under 1%' if risk < 0.01 else f'{risk:.0%}'} risk that a target is missed"
-
-
-def _cap_shares(value: Interval) -> tuple[float, float, float]:
-    """Return shares of a limit that a page can draw."""
-    lo, mid, hi = (min(end, MAX_SHARE) for end in (value.lo, value.mid, value.hi))
-    return lo, mid, hi
+    return f"{format_probability(1 - candidate.probability)} risk that a target is missed"
 
 
 def _format_change(usd: float | None, base: float | None) -> str:
     if not usd or not base:
-        return _DASH
+        return EN_DASH
     return (
         "same"
         if abs(usd / base - 1) < 0.005
@@ -701,46 +648,12 @@ def _lower(names: Sequence[str]) -> list[str]:
     return [name[:1].lower() + name[1:] for name in names]
 
 
-def round_digits(value: float, digits: int) -> float:
-    """Round to so many significant digits."""
-    return float(f"{value:.{digits}g}")
-
-
-def format_usd(usd: float | None) -> str:
-    """Format an amount at three significant digits, with a dash if it is not known."""
-    if usd is None:
-        return _DASH
-    value = round_digits(usd, 3)
-    return f"${value:,.0f}" if value >= 100 else f"${value:g}"
-
-
-def format_seconds(seconds: float, limit: float = math.inf) -> str:
-    """Format a latency at two significant digits, or as many as tell it from `limit`."""
-    if math.isinf(seconds):
-        return "no end"
-    for digits in (2, 3, 4):
-        value = round_digits(seconds, digits)
-        if seconds == limit or value != round_digits(limit, 4):
-            break
-    return f"{value:,g} s" if value >= 1 else f"{value * 1e3:g} ms"
+def _format_usd(usd: float | None) -> str:
+    return EN_DASH if usd is None else format_usd(usd)
 
 
 def _format_interval(value: Interval, limit: float = math.inf) -> str:
-    """Format a latency with its 80% interval; the unit stands once."""
-    if math.isnan(value.mid):
-        return _DASH
-    if math.isinf(value.mid):
-        return "grows without end"
-    in_seconds = value.mid >= 1 or 10 <= value.hi < math.inf
-    scale, unit = (1.0, "s") if in_seconds else (1e3, "ms")
-    mid = format_seconds(value.mid, limit).partition(" ")[0]
-    if in_seconds and value.mid < 1:
-        mid = f"{round_digits(value.mid, 2):g}"
-    lo, hi = (
-        "no end" if math.isinf(end) else f"{round_digits(end * scale, 2):,g}"
-        for end in (value.lo, value.hi)
-    )
-    return f"{mid} {unit} ({lo}{_DASH}{hi})"
+    return EN_DASH if math.isnan(value.mid) else format_seconds_range(value, limit, EN_DASH)
 
 
 _STATE_COLORS = {**SLO_STATUS_COLORS, "": MUTED_COLOR}

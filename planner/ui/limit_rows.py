@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from planner.analysis.phrases import METRIC_NAMES
 from planner.core.intervals import Interval
 from planner.core.number_format import (
     format_distinct,
@@ -21,15 +21,14 @@ from planner.planning.evaluation import (
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
-from planner.planning.slo import compute_tolerance, get_pessimistic_value
-
-LimitStatus = Literal["met", "at risk", "missed"]
-METRIC_NAMES = {
-    "ttft": "First token",
-    "tpot": "Time per token",
-    "itl": "Gap between tokens",
-    "e2e": "Whole answer",
-}
+from planner.planning.slo import (
+    LimitStatus,
+    SloTarget,
+    compute_tolerance,
+    get_limit_status,
+    get_pessimistic_value,
+    get_slo_status,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,9 @@ class LimitRow:
     use: Interval  # share of the limit; 1 is at the limit
     status: LimitStatus
     pessimistic: str = ""  # the value at the probability that the scenario asks for
+    pessimistic_use: float = 0.0
+    target: SloTarget | None = None  # of a latency
+    is_load: bool = False  # the offered load, or the hours of a job
 
 
 def list_limit_rows(plan: Plan) -> list[LimitRow]:
@@ -65,6 +67,15 @@ def list_limit_rows(plan: Plan) -> list[LimitRow]:
     return rows
 
 
+def find_tightest_target(plan: Plan) -> SloTarget | None:
+    """Find the target that is missed by most, else whose pessimistic value is nearest to its limit."""
+    if plan.best is None or plan.performance is None:
+        return None
+    rows = [row for row in _generate_rows(plan.scenario, plan.best) if row.target]
+    tightest = max(rows, key=lambda row: (max(row.use.mid, 1.0), row.pessimistic_use), default=None)
+    return tightest.target if tightest else None
+
+
 def list_violated_limits(scenario: Scenario, candidate: Candidate) -> list[str]:
     """List the limits that a candidate exceeds: "p95 TTFT 1.1 s > 1 s"."""
     if candidate.prediction.performance is None:
@@ -84,14 +95,17 @@ def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRo
         value = performance.get_for_display(target.metric, target.percentile)
         if math.isnan(value.mid):
             continue  # answers of one token have no time per token
+        slow = get_pessimistic_value(value, z)
         yield LimitRow(
             f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}) {target.percentile}",
             target.name,
             format_seconds(value.mid, target.seconds),
             format_limit_seconds(target.seconds),
-            use := value / target.seconds,
-            get_limit_status(use, z),
-            format_seconds(get_pessimistic_value(value, z), target.seconds),
+            value / target.seconds,
+            get_slo_status(target, value),
+            format_seconds(slow, target.seconds),
+            slow / target.seconds,
+            target,
         )
     if load := _build_load_row(scenario, candidate, z):
         yield load
@@ -123,7 +137,7 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
     admitted = compute_offered_rps(scenario, candidate.prediction)
     usable = capacity * (1 - scenario.headroom)
     use = usable.map_monotone(lambda rate: admitted / max(rate, 1e-9))
-    status = get_limit_status(use, z)
+    status, slow_use = get_limit_status(use, z), get_pessimistic_value(use, z)
     spare = f", {scenario.headroom:.0%} headroom" if scenario.headroom else ""
     if hours := estimate_run_hours(scenario, candidate):
         limit_h = hours.mid / use.mid
@@ -131,20 +145,15 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
         return LimitRow(
             f"Job time{spare}", "job time", f"{format_distinct(hours.mid, limit_h)} h",
             f"{format_number(limit_h)} h", use, status, f"{format_distinct(slow_h, limit_h)} h",
+            slow_use, is_load=True,
         )  # fmt: skip
     offered = scenario.workload.rate
     if (offered > usable.mid) != (use.mid > 1):
         offered = admitted  # the rest is rejected
     name = "Busiest hour" if scenario.daily_profile else "Load"
-    slow = usable.mid * use.mid / get_pessimistic_value(use, z)
+    slow = usable.mid * use.mid / slow_use
     return LimitRow(
         f"{name} (req/s){spare}", name.lower(), format_distinct(offered, usable.mid, 3),
-        format_number(usable.mid), use, status, format_number(slow),
+        format_number(usable.mid), use, status, format_number(slow), slow_use,
+        is_load=True,
     )  # fmt: skip
-
-
-def get_limit_status(use: Interval, z: float) -> LimitStatus:
-    """Return the status of a limit of which `use` is taken, at `z` standard deviations."""
-    if use.mid > 1:
-        return "missed"
-    return "at risk" if get_pessimistic_value(use, z) > 1 else "met"

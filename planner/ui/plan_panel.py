@@ -5,19 +5,31 @@ verdict: it is an estimate.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
 from planner.analysis import load_curves
 from planner.analysis import plan_summary as summary
-from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
+from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
 from planner.analysis.plan_risks import find_growth_limit
 from planner.core.intervals import Interval
+from planner.core.number_format import (
+    EN_DASH,
+    format_ends,
+    format_limit_seconds,
+    format_number,
+    format_probability,
+    format_seconds_ends,
+    format_seconds_range,
+    format_share,
+    format_usd,
+)
 from planner.core.units import GIB
 from planner.deploy import build_launches
 from planner.hardware.prices import look_up_gpu_price
-from planner.planning.candidate import Candidate, describe_formats
+from planner.planning.candidate import Candidate
 from planner.planning.evaluation import (
     compute_free_capacity,
     compute_offered_rps,
@@ -26,32 +38,22 @@ from planner.planning.evaluation import (
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
-from planner.planning.slo import SloTarget, get_slo_status
+from planner.planning.slo import LimitStatus, SloTarget
 from planner.ui.charts import autoscaling as charts_scaling
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
-from planner.ui.figures import (
-    DASH,
-    format_beside_limit,
-    format_limit,
-    format_number,
-    format_range,
-    format_share,
-    format_usd,
-    round_digits,
+from planner.ui.limit_rows import find_tightest_target, list_limit_rows
+from planner.ui.plan_words import (
+    compute_bill,
+    describe_candidate,
+    describe_engine,
+    describe_found_figure,
 )
-from planner.ui.scenario_form import METRIC_NAMES
 
 Answer = dict[str, Any]
 """What the cockpit shows, as JSON."""
-VERDICTS = {
-    "holds": ("Meets targets", "good"),
-    "at_risk": ("At risk", "warn"),
-    "nothing_meets": ("No plan meets the targets", "bad"),
-}
-"""The word and the colour of each verdict."""
-STATUSES = {"kept": ("met", "good"), "at risk": ("at risk", "warn"), "broken": ("missed", "bad")}
-"""The word and the colour of the status of one target."""
+VERDICT_TONES = {"holds": "good", "at_risk": "warn", "nothing_meets": "bad"}
+STATUS_TONES: dict[LimitStatus, str] = {"met": "good", "at risk": "warn", "missed": "bad"}
 OPTIONS = {
     "gamble": ("Cheapest", 0.5),
     "recommended": ("Recommended", None),
@@ -74,7 +76,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
         return {
             "state": "final",
             "tone": "bad",
-            "word": VERDICTS["nothing_meets"][0],
+            "word": VERDICT_NAMES["nothing_meets"],
             "head": "The model does not fit",
             "say": [plan.binding_constraint.sentence],
             "why": [
@@ -85,7 +87,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
         }
     estimated = not performance.num_simulated_requests
     overloaded = _is_overloaded(scenario, best)
-    word, tone = VERDICTS[plan.verdict]
+    word, tone = VERDICT_NAMES[plan.verdict], VERDICT_TONES[plan.verdict]
     if estimated:
         word, tone = "Estimate", "calm"
     elif overloaded:
@@ -93,9 +95,6 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
     about = "\N{ALMOST EQUAL TO} " if estimated else ""
     month, hour = _format_price(scenario, best)
     answers = bool(plan.chosen)
-    targets = (
-        [] if overloaded else [_build_target(t, best, estimated) for t in scenario.slo_targets]
-    )
     return {
         "state": "estimate" if estimated else "final",
         "tone": tone,
@@ -109,14 +108,14 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
         "head": _write_head(plan, overloaded, estimated, ask_every_s),
         "sub": _describe_setup(best),
         "say": _write_sentences(plan, overloaded, estimated),
-        "month": about + month if answers and month else DASH,
+        "month": about + month if answers and month else EN_DASH,
         "period": _describe_period(scenario) if answers and month else "",
         "hour": hour if answers else hour and f"closest: {hour}",
         "tiles": [
             _add_about(tile, about)
             for tile in _build_tiles(plan, overloaded, estimated, ask_every_s)
         ],
-        "targets": [] if overloaded else [*targets, *_build_load_target(scenario, best, estimated)],
+        "targets": [] if overloaded else list(_build_targets(plan, estimated)),
         "options": [] if estimated else _build_options(plan),
         "memory": _build_memory(best),
         "commands": (
@@ -162,10 +161,9 @@ def _is_overloaded(scenario: Scenario, best: Candidate) -> bool:
 
 def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
     """Return the price of a month (of all the work, if that ends), and of an hour by seller."""
-    usd, month = candidate.usd_per_hour, candidate.prediction.usd_per_month
-    if usd is None or month is None:
+    usd, bill = candidate.usd_per_hour, compute_bill(scenario, candidate)
+    if usd is None or bill is None:
         return "", f"no price of {candidate.deployment.gpu.name} is known"
-    hours = estimate_run_hours(scenario, candidate)
     price = look_up_gpu_price(candidate.deployment.gpu, scenario.prices)
     hourly = f"{format_usd(usd)}/h"
     if price is None:
@@ -176,8 +174,8 @@ def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
         source = price.source
     else:
         ends = [format_usd(usd * end / price.median_usd) for end in (price.min_usd, price.max_usd)]
-        source = f"{ends[0]}{DASH}{ends[1].removeprefix('$')} by seller"
-    return format_usd(usd * hours.mid if hours else month.mid), f"{hourly} \N{MIDDLE DOT} {source}"
+        source = f"{ends[0]}{EN_DASH}{ends[1].removeprefix('$')} by seller"
+    return format_usd(bill), f"{hourly} \N{MIDDLE DOT} {source}"
 
 
 def _describe_period(scenario: Scenario) -> str:
@@ -190,19 +188,10 @@ def _describe_gpus(candidate: Candidate) -> str:
 
 
 def _describe_setup(candidate: Candidate) -> str:
-    """Describe layout and formats of a deployment."""
-    if candidate.is_disaggregated:
-        return candidate.description.partition(", ")[2]
-    deployment = candidate.deployment
-    weights, _, more = describe_formats(deployment).partition(", ")
-    names = {"bfloat16": "BF16", "float16": "FP16"}
-    parts = [
-        str(deployment.layout),
-        f"{names.get(weights, weights.upper())} weights",
-        *filter(None, [more]),
-    ]
-    if deployment.spare_replicas:
-        parts.append(f"{deployment.spare_replicas} spare")
+    """Describe layout and formats, and the engine where it is another than vLLM."""
+    parts = describe_candidate(candidate).split(", ")[1:]
+    if candidate.deployment.engine.name != "vllm":
+        parts.append(describe_engine(candidate))
     return " \N{MIDDLE DOT} ".join(parts)
 
 
@@ -227,15 +216,9 @@ def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: floa
 
 
 def _describe_found(scenario: Scenario, ask_every_s: float | None) -> str:
-    workload = scenario.workload
-    if scenario.found_figure == "limit":
-        target = scenario.slo_targets[0]
-        return f"{target.name} of {format_beside_limit(target.seconds, 0)}"
-    if workload.rate and ask_every_s:
-        return f"{format_number(workload.rate * ask_every_s, 3)} users"
-    if workload.rate:
-        return f"{format_number(workload.rate, 3)} requests/s"
-    return f"{workload.concurrency or 0:,} users at once"
+    if scenario.found_figure == "rate" and scenario.workload.rate and ask_every_s:
+        return f"{format_number(scenario.workload.rate * ask_every_s)} users"
+    return describe_found_figure(scenario)
 
 
 def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]:
@@ -246,10 +229,10 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         return [
             "From formulas. The verdict follows with the simulation; tails are mostly longer there."
         ]
-    odds, asked = format_share(plan.probability), format_share(scenario.confidence)
+    odds, asked = format_probability(plan.probability), format_probability(scenario.confidence)
     if overloaded:
         capacity = performance.capacity
-        most = format_number(capacity.mid, 2) if capacity else DASH
+        most = format_number(capacity.mid, 2) if capacity else EN_DASH
         rate = compute_offered_rps(scenario, best.prediction)
         return [
             f"{format_number(rate, 3)} requests/s arrive, {most} are served at most.",
@@ -257,11 +240,12 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         ]
     tight = _describe_tightest(plan)
     if plan.chosen is None:
-        missed = [t for t in scenario.slo_targets if t.name in best.violated_constraints]
-        reasons = [_describe_value(t, best) for t in missed]
-        if "capacity" in best.violated_constraints:
-            load = _build_load_target(scenario, best, False)[0]
-            reasons.append(f"load {load['value']} of its capacity, limit {load['limit']}")
+        missed = [row for row in list_limit_rows(plan) if row.status == "missed"]
+        reasons = [_describe_value(row.target, best) for row in missed if row.target]
+        reasons += [
+            f"load {load} of its capacity, limit {limit}"
+            for load, _, limit in (_format_load(scenario, row.use) for row in missed if row.is_load)
+        ]
         reasons = reasons or list(best.violations)
         return [f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."]
     if scenario.found_figure:
@@ -275,7 +259,7 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
             f" {odds} ({asked} asked)."
         )
     if scenario.offline and (hours := estimate_run_hours(scenario, best)):
-        first += f" Done in {format_number(hours.mid, 2)} hours ({format_range(hours)})."
+        first += f" Done in {format_number(hours.mid, 2)} hours ({format_ends(hours, EN_DASH)})."
     safer = ""
     if plan.verdict == "at_risk" and plan.safer:
         month, _ = _format_price(scenario, plan.safer)
@@ -287,16 +271,10 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
 
 def _describe_tightest(plan: Plan) -> str:
     """Describe the target that is closest to its limit."""
-    best, performance = plan.best, plan.performance
-    assert best is not None and performance is not None
-    shares = {
-        target: performance.get(target.metric, target.percentile).hi / target.seconds
-        for target in plan.scenario.slo_targets
-    }
-    known = {target: share for target, share in shares.items() if not math.isnan(share)}
-    if not known:
+    target = find_tightest_target(plan)
+    if target is None or plan.best is None:
         return ""
-    return f"Closest to its limit: {_describe_value(max(known, key=known.__getitem__), best)}."
+    return f"Closest to its limit: {_describe_value(target, plan.best)}."
 
 
 def _describe_value(target: SloTarget, candidate: Candidate) -> str:
@@ -304,62 +282,45 @@ def _describe_value(target: SloTarget, candidate: Candidate) -> str:
     performance = candidate.prediction.performance
     assert performance is not None
     value = performance.get_for_display(target.metric, target.percentile)
-    name = f"{METRIC_NAMES[target.metric].lower()} {format_beside_limit(value.mid, target.seconds)}"
-    ends = f" ({_format_ends(value)})" if math.isfinite(value.hi) and value.lo < value.hi else ""
-    return f"{name}{ends} at {target.percentile}, limit {format_limit(target.seconds)}"
+    shown = format_seconds_range(value, target.seconds, EN_DASH)
+    limit = format_limit_seconds(target.seconds)
+    return f"{METRIC_NAMES[target.metric].lower()} {shown} at {target.percentile}, limit {limit}"
 
 
-def _format_ends(value: Interval) -> str:
-    """Format both ends of a latency in the unit of its middle."""
-    unit = 1.0 if round_digits(value.mid, 2) >= 1 else 1e-3
-    return format_range(value * (1 / unit))
-
-
-def _build_target(target: SloTarget, best: Candidate, estimated: bool) -> Answer:
-    """Build the bar of one latency target, on the scale of its limit."""
-    performance = best.prediction.performance
-    assert performance is not None
-    value = performance.get_for_display(target.metric, target.percentile)
-    status, tone = STATUSES[get_slo_status(target, value)]
-    return {
-        "key": f"{target.metric} {target.percentile}",
-        "name": METRIC_NAMES[target.metric],
-        "short": f"{target.percentile} {target.metric.upper()}",
-        "value": format_beside_limit(value.mid, target.seconds),
-        "range": _format_ends(value) if math.isfinite(value.hi) else "",
-        "limit": format_limit(target.seconds),
-        "status": "" if estimated else status,
-        "tone": "calm" if estimated else tone,
-        "ms": (value * 1e3).as_json_list,
-        **_place_bar(value * (1 / target.seconds)),
-    }
-
-
-def _build_load_target(scenario: Scenario, best: Candidate, estimated: bool) -> list[Answer]:
-    """Build the bar of the load as a share of the capacity; empty for closed loops."""
-    performance = best.prediction.performance
-    assert performance is not None
-    capacity = get_capacity_rps(scenario, performance)
-    if not scenario.workload.rate or capacity is None:
-        return []
-    offered, planned = compute_offered_rps(scenario, best.prediction), 1 - scenario.headroom
-    used = capacity.map_monotone(lambda rate: offered / max(rate, 1e-12))
-    status, tone = STATUSES[
-        "broken" if used.mid > planned * (1 + 1e-9) else "at risk" if used.hi > 1 else "kept"
-    ]
-    return [
-        {
-            "key": "load",
-            "name": "Load",
-            "short": "of capacity",
-            "value": format_share(used.mid),
-            "range": f"{used.lo:.0%}{DASH}{used.hi:.0%}" if used.mid <= 1 else "",
-            "limit": f"{planned:.0%}",
-            "status": "" if estimated else status,
-            "tone": "calm" if estimated else tone,
-            **_place_bar(used * (1 / planned)),
+def _build_targets(plan: Plan, estimated: bool) -> Iterator[Answer]:
+    """Build the bars of the latency targets and of the load, on the scale of their limits."""
+    best, performance = plan.best, plan.performance
+    assert best is not None and performance is not None
+    for row in list_limit_rows(plan):
+        bar: Answer = {
+            "status": "" if estimated else row.status,
+            "tone": "calm" if estimated else STATUS_TONES[row.status],
+            **_place_bar(row.use),
         }
-    ]
+        if target := row.target:
+            value = performance.get_for_display(target.metric, target.percentile)
+            yield bar | {
+                "key": f"{target.metric} {target.percentile}",
+                "name": METRIC_NAMES[target.metric],
+                "short": row.short_name,
+                "value": row.value,
+                "range": format_seconds_ends(value, EN_DASH) if math.isfinite(value.hi) else "",
+                "limit": row.limit,
+                "ms": (value * 1e3).as_json_list,
+            }
+        elif row.is_load:
+            load, ends, limit = _format_load(plan.scenario, row.use)
+            yield bar | {
+                "key": "load", "name": "Load", "short": "of capacity", "value": load,
+                "range": ends if row.use.mid <= 1 else "", "limit": limit,
+            }  # fmt: skip
+
+
+def _format_load(scenario: Scenario, use: Interval) -> tuple[str, str, str]:
+    """Format the load as a share of the capacity, its interval, and the share that may be used."""
+    planned = 1 - scenario.headroom
+    lo, mid, hi = (end * planned for end in (use.lo, use.mid, use.hi))
+    return format_share(mid), f"{lo:.0%}{EN_DASH}{hi:.0%}", f"{planned:.0%}"
 
 
 def _place_bar(value: Interval) -> Answer:
@@ -414,7 +375,7 @@ def _build_tiles(
             {
                 "name": "Capacity",
                 "value": format_number(shown.mid, 2),
-                "unit": f"{unit} ({format_range(shown)})",
+                "unit": f"{unit} ({format_ends(shown, EN_DASH)})",
                 "note": note if scenario.workload.rate else "",
             }
         )
@@ -432,7 +393,7 @@ def _build_tiles(
         tiles.append(
             {
                 "name": "Probability",
-                "value": format_share(plan.probability),
+                "value": format_probability(plan.probability),
                 "unit": "to meet every target",
                 "note": (
                     f"{spares} spare replica{'s' * (spares > 1)}"
@@ -489,9 +450,9 @@ def _build_options(plan: Plan) -> list[Answer]:
             "label": label,
             "gpus": _describe_gpus(option),
             "setup": _describe_setup(option),
-            "month": month or DASH,
+            "month": month or EN_DASH,
             "hour": hour,
-            "probability": format_share(option.probability),
+            "probability": format_probability(option.probability),
             "share": option.probability,
             "tone": "good" if option.probability >= plan.scenario.confidence else "warn",
             "confidence": 100 * (confidence or plan.scenario.confidence),
@@ -525,14 +486,14 @@ def build_other_row(plan: Plan, other: Plan | None, label: str, changes: dict[st
         **row,
         "gpus": _describe_gpus(option),
         "setup": _describe_setup(option),
-        "month": month or DASH,
+        "month": month or EN_DASH,
         "hour": hour,
         "change": ""
         if change is None or abs(change) < 0.005
         else f"{change:+.0%}".replace("-", "\N{MINUS SIGN}"),
         "cheaper": change is not None and change < -0.005,
-        "probability": format_share(option.probability),
-        "tone": VERDICTS[other.verdict][1],
+        "probability": format_probability(option.probability),
+        "tone": VERDICT_TONES[other.verdict],
         "order": usd if usd is not None else 1e9,
     }
 
@@ -600,14 +561,9 @@ def _draw_latency(plan: Plan, best: Candidate, target_key: str, width: int) -> A
         for t in scenario.slo_targets
         if not math.isnan(performance.get(t.metric, t.percentile).mid)
     }
-    if not known:
+    target = known.get(target_key) or find_tightest_target(plan)
+    if target is None:
         return None
-    missed = [t for t in known.values() if t.name in best.violated_constraints]
-    end = "mid" if missed else "hi"  # the tightest is drawn unless the reader has chosen one
-    target = known.get(target_key) or max(
-        missed or known.values(),
-        key=lambda t: getattr(performance.get(t.metric, t.percentile), end) / t.seconds,
-    )
     load, offered = load_curves.get_load(scenario.workload)
     value = performance.get(target.metric, target.percentile)
     chart = charts_cockpit.plot_latency_over_load(

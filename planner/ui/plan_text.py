@@ -9,6 +9,7 @@ from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
 from planner.analysis.plan_risks import describe_growth_limit
 from planner.core.errors import PlannerError
 from planner.core.number_format import (
+    format_ends,
     format_limit_seconds,
     format_number,
     format_probability,
@@ -25,7 +26,7 @@ from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.memory.memory_plan import explain_memory_utilization
 from planner.models.registry import load_model
 from planner.planning.alternatives import Alternative, explain_alternatives, explain_rank
-from planner.planning.candidate import Candidate, describe_formats
+from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
 from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.disaggregated_search import explain_skipped_pools
@@ -38,9 +39,15 @@ from planner.planning.evaluation import (
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, search_deployments, settle_open_figure
-from planner.planning.slo import LatencyMetric, SloTarget
+from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget
 from planner.planning.what_if import propose_changes
-from planner.ui.limit_rows import LimitRow, LimitStatus, list_limit_rows, list_violated_limits
+from planner.ui.limit_rows import LimitRow, list_limit_rows, list_violated_limits
+from planner.ui.plan_words import (
+    compute_bill,
+    describe_candidate,
+    describe_engine,
+    describe_found_figure,
+)
 from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
@@ -51,13 +58,6 @@ MIN_BAR_COLUMNS = 12
 MAX_CHANGES_TRIED = 2
 """Changes that are searched for one that helps, if nothing meets the targets."""
 STATUS_COLOURS: dict[LimitStatus, Colour] = {"met": "green", "at risk": "amber", "missed": "red"}
-FORMAT_NAMES = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32", "none": "BF16"}
-ENGINE_NAMES = {
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "trtllm": "TensorRT-LLM",
-    "tgi": "TGI",
-}
 LIMITS_MARK = "@"
 """The line of the summary's template that the rows of limits replace."""
 
@@ -104,7 +104,7 @@ def _format_summary(
         "concurrency_load": _describe_closed_loop(plan),
         "risk": _describe_risk(plan, rows),
         "ways_out": [] if plan.chosen else list_ways_out(plan),
-        "engine": _describe_engine(best) if best else "",
+        "engine": _keep_whole(describe_engine(best)) if best else "",
         "next_command": _choose_next_command(plan, command, out, style),
         "details_command": _keep_whole(f"{command} --all") if command and not detailed else "",
         "hidden_rows": "",
@@ -150,7 +150,8 @@ def _split_blocks(pairs: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], 
 def _format_verdict(plan: Plan, style: TerminalStyle) -> str:
     """Format the first line: the verdict with its probability."""
     odds = f"{format_probability(plan.probability)} likely to meet every target"
-    found = _describe_found_figure(plan)
+    figure, kind = describe_found_figure(plan.scenario), plan.scenario.found_figure
+    found = figure and f"{'with' if kind == 'limit' else 'up to' if plan.chosen else 'at'} {figure}"
     if plan.verdict == "holds":
         text = f"{style.choose('✔', '+')} MEETS TARGETS{f' {found}' if found else ''}   {odds}"
         return style.paint(text, "green")
@@ -159,20 +160,6 @@ def _format_verdict(plan: Plan, style: TerminalStyle) -> str:
         return style.paint(text, "amber")
     where = f", not even {found}" if found else f" on {_describe_allowed_gpus(plan.scenario)}"
     return style.paint(f"{style.choose('✘', 'x')} NO PLAN MEETS THE TARGETS{where}", "red")
-
-
-def _describe_found_figure(plan: Plan) -> str:
-    """Describe the largest load or the shortest limit, if that was the question."""
-    load, kind = plan.scenario.workload, plan.scenario.found_figure
-    if kind is None:
-        return ""
-    if kind == "limit":
-        target = plan.scenario.slo_targets[0]
-        return f"with a {target.name} limit of {format_limit_seconds(target.seconds)}"
-    where = "up to" if plan.chosen else "at"
-    if load.rate is not None:
-        return f"{where} {format_number(load.rate)} requests/s"
-    return f"{where} {load.concurrency:,} users"
 
 
 def _describe_allowed_gpus(scenario: Scenario) -> str:
@@ -207,37 +194,13 @@ def _join_statuses(rows: Sequence[LimitRow]) -> str:
     return ", ".join(dict.fromkeys(row.status for row in rows))
 
 
-def describe_candidate(candidate: Candidate) -> str:
-    """Describe a candidate: GPUs, layout and formats, as their makers write them."""
-    deployment = candidate.deployment
-    head = candidate.description.removesuffix(f", {describe_formats(deployment)}")
-    method = deployment.model.quantization.method
-    weights = deployment.model.dtype if method == "none" else method
-    parts = [f"{_format_name(weights)} weights"]
-    if deployment.args.kv_cache_dtype not in (None, "auto"):
-        parts += [f"{_format_name(deployment.args.kv_cache_dtype)} KV cache"]
-    if deployment.speculation:
-        parts += [f"{deployment.speculation.method} drafts"]
-    return ", ".join([head, *parts])
-
-
-def _describe_engine(candidate: Candidate) -> str:
-    engine = candidate.deployment.engine
-    return _keep_whole(f"{ENGINE_NAMES.get(engine.name, engine.name)} {engine.version}")
-
-
-def _format_name(name: str) -> str:
-    return FORMAT_NAMES.get(name, name.upper() if name.isalnum() else name)
-
-
 def format_price(scenario: Scenario, candidate: Candidate) -> str:
     """Format a candidate's price: of a month, or of all the work if that ends."""
-    usd, month = candidate.usd_per_hour, candidate.prediction.usd_per_month
-    if usd is None or month is None:
+    usd = compute_bill(scenario, candidate)
+    if usd is None:
         return "price unknown"
-    if hours := estimate_run_hours(scenario, candidate):
-        return f"{format_usd(usd * hours.mid)} for the job"
-    return f"{format_usd(month.mid)}/month"
+    is_job = estimate_run_hours(scenario, candidate) is not None
+    return f"{format_usd(usd)}{' for the job' if is_job else '/month'}"
 
 
 def _format_hourly_price(candidate: Candidate) -> str:
@@ -246,8 +209,7 @@ def _format_hourly_price(candidate: Candidate) -> str:
         return ""
     if usd.lo == usd.hi:
         return f"{format_usd(usd.mid)}/h"
-    low, high = (format_number(end, 2) for end in (usd.lo, usd.hi))
-    return f"{format_usd(usd.mid)}/h (${low}-{high} by provider)"
+    return f"{format_usd(usd.mid)}/h (${format_ends(usd)} by provider)"
 
 
 def _describe_day(plan: Plan) -> str:
@@ -402,8 +364,7 @@ def _list_details(plan: Plan) -> list[tuple[str, str]]:
             "launches": build_launches,
             "gpu_price": gpu_price and _describe_gpu_price(gpu_price),
             "power": [
-                f"{format_range(value.lo, value.mid, value.hi)} {unit}"
-                for unit, value in estimate_energy(scenario, best)
+                f"{format_range(value)} {unit}" for unit, value in estimate_energy(scenario, best)
             ],
             "latencies": _list_latencies(scenario, best),
             "skipped_pools": explain_skipped_pools(scenario),
@@ -424,7 +385,7 @@ def _list_details(plan: Plan) -> list[tuple[str, str]]:
             ),
             "free_capacity": compute_free_capacity(scenario, best.prediction) or 0.0,
             "offered_rps": compute_offered_rps(scenario, best.prediction),
-            "capacity": capacity and format_range(capacity.lo, capacity.mid, capacity.hi),
+            "capacity": capacity and format_range(capacity),
             "startup": startup and _describe_startup(startup),
             "growth": describe_growth_limit(plan),
             "day_savings": _describe_day(plan),
@@ -450,7 +411,7 @@ def _list_latencies(scenario: Scenario, best: Candidate) -> list[tuple[str, str]
         elif math.isinf(value.mid):
             text = "unbounded (overload)"
         else:
-            text = format_seconds_range(value.lo, value.mid, value.hi)
+            text = format_seconds_range(value)
         rows.append((target.name, f"{text}, {f'limit {limit}' if limit else 'no target'}"))
     return rows
 
@@ -471,10 +432,7 @@ def _describe_gpu_price(price: GpuPrice) -> str:
 def _describe_startup(startup: StartupTime) -> str:
     """Describe a cold start, and one with a warm compile cache."""
     cold, warm = startup.total, startup.total_with_cache
-    return (
-        f"{format_seconds_range(cold.lo, cold.mid, cold.hi)};"
-        f" {format_seconds_range(warm.lo, warm.mid, warm.hi)} with a warm compile cache"
-    )
+    return f"{format_seconds_range(cold)}; {format_seconds_range(warm)} with a warm compile cache"
 
 
 def _describe_choice(confidence: ChoiceConfidence) -> list[str]:

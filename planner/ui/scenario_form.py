@@ -13,13 +13,14 @@ import yaml
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
+from planner.core.number_format import format_limit_seconds, format_number
 from planner.core.readers import parse_json, read_yaml
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario import Scenario, find_scenario_file
 from planner.planning.scenario_schema import LengthsEntry, PrefixEntry
 from planner.planning.slo import LatencyMetric, LatencyStatistic
-from planner.ui.figures import MILLISECOND_UNITS, format_limit, format_number, parse_quantity
+from planner.ui.quantity_parser import MILLISECOND_UNITS, parse_quantity
 
 COCKPIT_FILE_HEADER = (
     "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
@@ -28,13 +29,6 @@ COCKPIT_FILE_HEADER = (
 METRIC_CHOICES: tuple[LatencyMetric, ...] = ("ttft", "tpot", "itl", "e2e")
 STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
 LOAD_KINDS = ("rate", "concurrency", "requests", "trace")
-METRIC_NAMES: Mapping[LatencyMetric, str] = {
-    "ttft": "First token",
-    "tpot": "Time per token",
-    "itl": "Gap between tokens",
-    "e2e": "Whole answer",
-}
-"""Latency metrics as people read them, beside their usual short names."""
 FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
 KV_CACHE_CHOICES = ("auto", "fp8")
 BEST_LIMIT = "best"
@@ -215,7 +209,7 @@ def write_title(scenario: Scenario) -> str:
     """Return the question of a scenario in a sentence, for one that was changed by controls."""
     workload = scenario.workload
     gpus = " or ".join(candidate.gpu.name for candidate in scenario.gpus)
-    targets = ", ".join(f"{t.name} {format_limit(t.seconds)}" for t in scenario.slo_targets)
+    targets = ", ".join(f"{t.name} {format_limit_seconds(t.seconds)}" for t in scenario.slo_targets)
     within = f" within {targets}" if targets else ""
     if scenario.open_figure in ("rate", "concurrency"):
         return f"How much traffic does {scenario.model} serve on {gpus}{within}?"

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from planner.core.intervals import Interval
+from planner.core.number_format import format_number
 from planner.ui.charts.base import split_intervals
-from planner.ui.figures import format_number
 
 CHART_HEIGHT_PX = 178
 MARGIN_PX = 64

@@ -7,7 +7,6 @@ import altair as alt
 import pandas as pd
 
 from planner.analysis.layout_tables import get_slo_label
-from planner.analysis.phrases import SLO_STATES
 from planner.core.intervals import Interval
 from planner.latency.performance import UNBOUNDED
 from planner.planning.candidate import Candidate
@@ -48,7 +47,7 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
                 (
                     str(target),
                     interval / target.seconds,
-                    SLO_STATES[get_slo_status(target, interval)],
+                    get_slo_status(target, interval),
                 )
             )
     names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())

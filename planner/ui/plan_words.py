@@ -1,0 +1,54 @@
+"""Words for a deployment and its price, the same on every screen and page."""
+
+from planner.core.number_format import format_limit_seconds, format_number
+from planner.hardware.prices import HOURS_PER_MONTH
+from planner.planning.candidate import Candidate, describe_formats
+from planner.planning.evaluation import estimate_run_hours
+from planner.planning.framework_choice import load_frameworks
+from planner.planning.scenario import Scenario
+
+_NAMES = {
+    "bfloat16": "BF16", "float16": "FP16", "float32": "FP32", "eagle3": "EAGLE-3", "ngram": "n-gram",
+}  # fmt: skip
+"""Formats and methods of speculation as people write them; of the others in capitals."""
+
+
+def describe_candidate(candidate: Candidate) -> str:
+    """Describe a candidate: GPUs, layout and formats, as their makers write them."""
+    deployment = candidate.deployment
+    head = candidate.description.removesuffix(f", {describe_formats(deployment)}")
+    method = deployment.model.quantization.method
+    weights = deployment.model.dtype if method == "none" else method
+    parts = [f"{_get_written_name(weights)} weights"]
+    if deployment.args.kv_cache_dtype not in (None, "auto"):
+        parts += [f"{_get_written_name(deployment.args.kv_cache_dtype)} KV cache"]
+    if deployment.speculation:
+        parts += [f"{_get_written_name(deployment.speculation.method)} drafts"]
+    return ", ".join([head, *parts])
+
+
+def _get_written_name(name: str) -> str:
+    return _NAMES.get(name, name.upper() if name.isalnum() else name)
+
+
+def describe_engine(candidate: Candidate) -> str:
+    """Name the engine and its version: "vLLM 0.20.2"."""
+    engine = candidate.deployment.engine
+    return f"{load_frameworks()[engine.name].title} {engine.version}"
+
+
+def compute_bill(scenario: Scenario, candidate: Candidate) -> float | None:
+    """Compute the USD of a month, or of all the work if that ends; None without a price."""
+    usd, hours = candidate.usd_per_hour, estimate_run_hours(scenario, candidate)
+    return None if usd is None else usd * (hours.mid if hours else HOURS_PER_MONTH)
+
+
+def describe_found_figure(scenario: Scenario) -> str:
+    """Describe the largest load or the shortest limit that was found; empty if none was asked for."""
+    load, kind = scenario.workload, scenario.found_figure
+    if kind == "limit":
+        target = scenario.slo_targets[0]
+        return f"{target.name} of {format_limit_seconds(target.seconds)}"
+    if kind == "rate":
+        return f"{format_number(load.rate or 0.0)} requests/s"
+    return f"{load.concurrency or 0:,} users" if kind else ""
