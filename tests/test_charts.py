@@ -12,6 +12,7 @@ from planner.analysis import layout_tables as layout_study
 from planner.analysis import plan_summary as summary
 from planner.analysis import tail_latency
 from planner.core.intervals import Interval
+from planner.core.number_format import format_usd
 from planner.core.units import GIB
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import PriceSelection
@@ -29,6 +30,7 @@ from planner.ui.charts import layout as charts_layout
 from planner.ui.charts import memory as charts_memory
 from planner.ui.charts import simulation as charts_replay
 from planner.ui.charts import summary as charts_summary
+from planner.ui.decision_memo import build_memo
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +104,13 @@ def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
             prices=PriceSelection({"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9}),
         )
     )
-    row = summary.build_what_if_table(plan, (WhatIf("dearer", dearer),)).iloc[0]
-    assert (row["USD per hour"], row["plan"]) == ("0.94", "the same")
+    memo = build_memo(plan, (WhatIf("dearer", dearer),))
+    _, rented, usd, change, *_ = memo.changes[0]
+    assert (usd, rented) == (format_usd(0.94 * 730.5), memo.options[0].name)
     assert describe_deployment(dearer.chosen.deployment) == describe_deployment(
         plan.chosen.deployment
     )
-    assert row["cost change (%)"] == f"{(0.94 / plan.chosen.usd_per_hour - 1) * 100:+.0f}"
+    assert change == f"{0.94 / plan.chosen.usd_per_hour - 1:+.0%}"
 
 
 def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:

@@ -261,7 +261,7 @@ def test_catalogs_are_listed_and_searched(capsys):
 def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(capsys):
     assert main(["models", "qwn3"]) == main(["models", "foo"]) == 2
     near, far = capsys.readouterr().err.splitlines()
-    assert "did you mean Qwen3" in near
+    assert "did you mean Qwen3, " in near
     assert far == "planner: unknown model 'foo'; nothing like it is known"
 
 

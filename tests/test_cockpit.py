@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from planner.analysis.load_curves import find_max_loads, sweep_cost_over_load
+from planner.analysis.phrases import METRIC_NAMES
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number, format_seconds, format_share, format_usd
 from planner.planning.evaluation import evaluate_candidate
@@ -31,7 +32,6 @@ from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_panel import build_answer, build_charts
 from planner.ui.quantity_parser import SECOND_UNITS, parse_quantity
 from planner.ui.scenario_form import (
-    METRIC_CHOICES,
     STATISTIC_CHOICES,
     apply_control,
     get_scenario_file,
@@ -60,7 +60,7 @@ MOVES = [
         "tie_word_embeddings": True,
     })),
     *((f"{metric} {percentile}", f"{limit} ms")
-      for metric, limit in zip(METRIC_CHOICES, (2500, 75, 95, 40_000), strict=True)
+      for metric, limit in zip(METRIC_NAMES, (2500, 75, 95, 40_000), strict=True)
       for percentile in STATISTIC_CHOICES),
 ]  # fmt: skip
 """Each control in turn, with values as the page sends them: what was typed, or a number."""

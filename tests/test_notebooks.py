@@ -195,4 +195,4 @@ def test_notebook_has_one_title_and_cell_ids(notebook):
         for line in c.source.splitlines()
         if line.startswith("# ")
     ]
-    assert len(titles) == 1 + (notebook.stem == "0-summary")  # the memo, and what it rests on
+    assert len(titles) == 1

@@ -210,6 +210,7 @@ def test_the_default_walk(tmp_path):
     assert len(pages) >= 9
     text = " ".join(page.extract_text() for page in pages)
     for title in (
+        "Summary",
         "Figures of the plan",
         "Framework choice",
         "VRAM sizing",

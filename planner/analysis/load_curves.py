@@ -89,25 +89,27 @@ def sweep_stated_latency(
     The columns are the load, "lo", "mid" and "hi". The closed form gives the shape; each end is
     scaled to what the candidate is predicted to do at the offered load.
     """
-    curves, performance = (
-        sweep_latency_over_load(scenario, candidate),
-        candidate.prediction.performance,
-    )
-    if curves.empty or performance is None:
+    curves = sweep_latency_over_load(scenario, candidate)
+    if curves.empty or candidate.prediction.performance is None:
         return pd.DataFrame()
-    name, offered = get_load(scenario.workload)
-    here = int((curves[name] - offered).abs().to_numpy().argmin())
-    own, curve = (
-        performance.get(target.metric, target.percentile),
-        list(curves[f"{target.name} (ms)"]),
-    )
-    scaled = {
-        end: [
-            getattr(value, end) / getattr(curve[here], end) * getattr(own, end) for value in curve
-        ]
-        for end in ("lo", "mid", "hi")
-    }
-    return pd.DataFrame({name: curves[name], **scaled})
+    name, _ = get_load(scenario.workload)
+    return pd.DataFrame({name: curves[name], **_scale_curve(scenario, candidate, target, curves)})
+
+
+def _scale_curve(
+    scenario: Scenario, candidate: Candidate, target: SloTarget, curves: pd.DataFrame
+) -> dict[str, np.ndarray]:
+    """Scale each end of a curve (s) to the candidate's own prediction at the offered load."""
+    performance, (name, offered) = candidate.prediction.performance, get_load(scenario.workload)
+    assert performance is not None
+    own = performance.get(target.metric, target.percentile)
+    nearest = int((curves[name] - offered).abs().to_numpy().argmin())
+    scaled = {}
+    for end in ("lo", "mid", "hi"):
+        values = np.array([getattr(value, end) for value in curves[f"{target.name} (ms)"]])
+        with np.errstate(all="ignore"):
+            scaled[end] = values / values[nearest] * getattr(own, end)
+    return scaled
 
 
 def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Interval, str] | None:
@@ -121,15 +123,10 @@ def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Int
     if performance is None or offered is None or performance.capacity is None or curves.empty:
         return None
     loads, capacity = curves.iloc[:, 0].to_numpy(), performance.capacity
-    nearest = int(np.abs(loads - offered).argmin())
     for target in scenario.slo_targets:
-        interval = performance.get(target.metric, target.percentile)
-        curve = curves[f"{target.name} (ms)"]
-        rates = []
+        curve, rates = _scale_curve(scenario, candidate, target, curves), []
         for end, limit in (("hi", capacity.lo), ("mid", capacity.mid), ("lo", capacity.hi)):
-            values = np.array([getattr(value, end) for value in curve])
-            with np.errstate(all="ignore"):
-                values *= getattr(interval, end) / values[nearest] / target.seconds
+            values = curve[end] / target.seconds
             index = int(np.argmax(values > 1))  # 0 if it never is, or is from the start
             if index:
                 neighbors = slice(index - 1, index + 1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from planner.analysis.layout_tables import build_candidate_frame, get_slo_label
+from planner.analysis.layout_tables import build_candidate_frame
 from planner.analysis.load_ramp import run_load_ramp
 from planner.core.intervals import Interval
 from planner.core.text import escape_markdown
@@ -27,7 +27,6 @@ from planner.planning.evaluation import (
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.slo import format_latency
-from planner.planning.what_if import WhatIf
 
 
 def compare_engines(plan: Plan) -> pd.DataFrame:
@@ -365,24 +364,6 @@ def describe_search_effort(plan: Plan) -> str:
         f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {simulated} of"
         f" them; meeting the targets: {num_feasible}{rejected}."
     )
-
-
-def build_what_if_table(plan: Plan, what_ifs: tuple[WhatIf, ...]) -> pd.DataFrame:
-    """Return the plan that follows from each change, simulated, and its change in cost."""
-    today = plan.chosen.usd_per_hour if plan.chosen else None
-    rows = []
-    for item in what_ifs:
-        best = item.plan.chosen
-        usd = best.usd_per_hour if best else None
-        change = f"{(usd / today - 1) * 100:+.0f}" if usd is not None and today else None
-        description = best.description if best else "none"
-        same = plan.chosen and description == plan.chosen.description
-        status = get_slo_label(best) if best else "missed"
-        rows.append(
-            (item.change, "the same" if same else description, _format_usd(usd), change, status)
-        )
-    columns = ["change", "plan", "USD per hour", "cost change (%)", "service level"]
-    return pd.DataFrame(rows, columns=columns).drop(columns=[] if today else "cost change (%)")
 
 
 def describe_day(plan: Plan) -> str:

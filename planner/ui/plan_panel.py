@@ -553,21 +553,17 @@ def build_charts(plan: Plan, target_key: str, width: int, costs: bool = True) ->
 def _draw_latency(plan: Plan, best: Candidate, target_key: str, width: int) -> Answer | None:
     """Draw a latency over the load, through the plan's own point."""
     scenario, performance = plan.scenario, best.prediction.performance
-    curves = load_curves.sweep_latency_over_load(scenario, best)
-    if performance is None or len(curves) < 3:
-        return None
-    known = {
-        f"{t.metric} {t.percentile}": t
-        for t in scenario.slo_targets
-        if not math.isnan(performance.get(t.metric, t.percentile).mid)
-    }
+    known = {f"{t.metric} {t.percentile}": t for t in scenario.slo_targets}
     target = known.get(target_key) or find_tightest_target(plan)
-    if target is None:
+    if performance is None or target is None:
+        return None
+    value = performance.get(target.metric, target.percentile)
+    curve = load_curves.sweep_stated_latency(scenario, best, target)
+    if len(curve) < 3 or math.isnan(value.mid):
         return None
     load, offered = load_curves.get_load(scenario.workload)
-    value = performance.get(target.metric, target.percentile)
     chart = charts_cockpit.plot_latency_over_load(
-        curves, f"{target.name} (ms)", offered, target.seconds * 1e3, value * 1e3, width
+        curve, offered, target.seconds * 1e3, value * 1e3, width
     )
     return {
         "title": f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}), {target.percentile}, against load",

@@ -19,16 +19,14 @@ from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario import Scenario, find_scenario_file
 from planner.planning.scenario_schema import LengthsEntry, PrefixEntry
-from planner.planning.slo import LatencyMetric, LatencyStatistic
+from planner.planning.slo import LatencyStatistic
 from planner.ui.quantity_parser import MILLISECOND_UNITS, parse_quantity
 
 COCKPIT_FILE_HEADER = (
     "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
 )
 """The first line of files that the cockpit may overwrite."""
-METRIC_CHOICES: tuple[LatencyMetric, ...] = ("ttft", "tpot", "itl", "e2e")
 STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
-LOAD_KINDS = ("rate", "concurrency", "requests", "trace")
 FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
 KV_CACHE_CHOICES = ("auto", "fp8")
 BEST_LIMIT = "best"

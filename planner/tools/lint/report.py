@@ -114,10 +114,6 @@ class LintReport:
     def _memory_plans(self) -> list[MemoryPlan]:
         return [report.plan.memory for report in self.commands if report.plan]
 
-    def list_rows(self) -> list[dict[str, Any]]:
-        """Return one row for each finding, for tables."""
-        return [{**vars(finding), "mend": finding.needs_fix} for finding in self.findings]
-
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
         report = {

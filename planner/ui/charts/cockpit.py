@@ -3,14 +3,12 @@
 Their colours are the page's CSS variables, so that one drawing serves light and dark.
 """
 
-import math
 from typing import Any
 
 import pandas as pd
 
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number
-from planner.ui.charts.base import split_intervals
 
 CHART_HEIGHT_PX = 178
 MARGIN_PX = 64
@@ -26,23 +24,22 @@ _CONFIG: VegaSpec = {
     "padding": {"left": 4, "right": 12, "top": 16, "bottom": 2},
 }
 
+_DOT: VegaSpec = {
+    "type": "point", "filled": True, "size": 90, "opacity": 1, "color": "var(--blue)",
+}  # fmt: skip
+
 
 def plot_latency_over_load(
-    curves: pd.DataFrame, column: str, offered: float, limit: float, value: Interval, width: int
+    curve: pd.DataFrame, offered: float, limit: float, value: Interval, width: int
 ) -> VegaSpec:
-    """Plot the latency `column` (ms) over the load, scaled to go through `value` at `offered`.
+    """Plot a latency over the load, and its `value` at `offered`; `limit` and `value` are in ms.
 
-    The limit is a line; above it the band is amber. What lies beyond `MAX_DRAWN_LIMIT_FACTOR` times
-    the limit is cut off.
+    `curve` has the load and "lo", "mid", "hi" in seconds. The limit is a line; above it the band is
+    amber. What lies beyond `MAX_DRAWN_LIMIT_FACTOR` times the limit is cut off.
     """
-    load = curves.columns[0]
-    nearest = int((curves[load] - offered).abs().argmin())
-    ends = split_intervals(curves[column])
-    scales = {end: getattr(value, end) / values[nearest] for end, values in ends.items()}
-    scales = {end: x if math.isfinite(x) else scales["mid"] for end, x in scales.items()}
-    scaled = {end: [each * scales[end] for each in values] for end, values in ends.items()}
     top = max(MAX_DRAWN_LIMIT_FACTOR * limit, min(1.1 * value.mid, 10 * limit))
-    data = pd.DataFrame({"x": curves[load], **scaled})
+    data = curve.set_axis(["x", "lo", "mid", "hi"], axis=1)
+    data[["lo", "mid", "hi"]] *= 1e3
     data["hi"] = data["hi"].clip(upper=top)
     data["low"], data["under"] = data["lo"].clip(upper=limit), data["hi"].clip(upper=limit)
     data["over"] = data["lo"].clip(lower=limit, upper=top)
@@ -80,13 +77,7 @@ def plot_latency_over_load(
         },
         {
             **_wrap_values([spot]),
-            "mark": {
-                "type": "point",
-                "filled": True,
-                "size": 90,
-                "opacity": 1,
-                "color": "var(--blue)",
-            },
+            "mark": _DOT,
             "encoding": {"x": x, "y": height},
         },
         _text(0, limit, f"limit {limit:,.10g} ms", "var(--ink)", dx=5, dy=-7),
@@ -152,13 +143,7 @@ def plot_cost_over_load(
         layers.append(
             {
                 **_wrap_values([{"x": offered, "cost": paid}]),
-                "mark": {
-                    "type": "point",
-                    "filled": True,
-                    "size": 90,
-                    "opacity": 1,
-                    "color": "var(--blue)",
-                },
+                "mark": _DOT,
                 "encoding": {"x": x, "y": y},
             }
         )
