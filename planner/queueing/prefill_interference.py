@@ -17,6 +17,8 @@ from planner.workload.workload import Workload
 
 SLICE_EDGES = np.append(np.linspace(0, 0.9, 13), [0.94, 0.96, 0.985, 0.995, 1.0])
 """Slices for integrating over a distribution, finer in the tail, around p95 and p99."""
+MAX_COUNTED_CHUNKS = 32
+"""Chunks of prompts in a step up to which their number is distinguished."""
 SLICE_FRACTIONS = np.diff(SLICE_EDGES)
 SLICE_MIDPOINTS = (SLICE_EDGES[1:] + SLICE_EDGES[:-1]) / 2
 ZERO_SLICES = np.zeros_like(SLICE_FRACTIONS)
@@ -254,6 +256,35 @@ def estimate_slowest_microbatch(
     limit = np.maximum(np.minimum(prompts, room), even)
     alone = (1 - 1 / microbatches) / chunks * prompts
     return np.minimum(even + alone / np.sqrt(1 + prompts / 0.55), limit)
+
+
+def estimate_prompts_of_slowest_rank(
+    step: StepModel,
+    prompts: np.ndarray,
+    chunks: np.ndarray,
+    attention: np.ndarray,
+    room: np.ndarray,
+) -> np.ndarray:
+    """Estimate the prompts whose time a step takes if each rank on its clock has `prompts` of them.
+
+    Chunks of prompts are Poisson counts of each rank. What a rank does alone takes as long as for
+    the largest of them, and what all do together, `shared_fraction` of a prompt's time but for its
+    `attention` (the fraction of the time that it takes), as long as for their mean,
+    unless all are padded to the largest. No step has more than its `room`.
+    """
+    if np.all(step.ranks == 1):
+        return prompts
+    mean, limit = prompts * chunks, np.maximum(room * chunks, 1.0)
+    chance = np.exp(-np.minimum(mean, MAX_COUNTED_CHUNKS / 2))
+    below, largest = chance, np.zeros_like(mean)
+    for k in range(1, MAX_COUNTED_CHUNKS):
+        largest = largest + (1 - below**step.ranks)
+        chance = chance * np.minimum(mean, MAX_COUNTED_CHUNKS / 2) / k
+        below = np.minimum(below + chance, 1.0)
+    slowest = np.maximum(np.minimum(largest, limit) / chunks, prompts)
+    is_padded = step.max_tokens <= step.padded_tokens
+    together = np.where(is_padded, 0.0, step.shared_fraction * (1 - attention))
+    return np.where(step.ranks > 1, together * prompts + (1 - together) * slowest, prompts)
 
 
 def estimate_spilled_steps(arriving: np.ndarray, room: np.ndarray, t: TrafficMix) -> np.ndarray:

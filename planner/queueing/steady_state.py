@@ -45,6 +45,7 @@ from planner.queueing.prefill_interference import (
     estimate_microbatches,
     estimate_min_engine_s,
     estimate_prefill_s,
+    estimate_prompts_of_slowest_rank,
     estimate_receiving_microbatches,
     estimate_slowest_microbatch,
     estimate_spilled_steps,
@@ -323,6 +324,10 @@ def _solve_interleaved(
         slowest = estimate_slowest_microbatch(
             step, beside, taking, 1 / average_slices(head), room / step.stages
         )
+        attention = average_slices(step.estimate_prefill_attention_s(t.prompts, t.cached))
+        slowest = estimate_prompts_of_slowest_rank(
+            step, slowest, average_slices(chunks), attention / added, room
+        )
         slowed = added * slowest / beside
         # what the request's own prompt adds
         alone = average_slices(_estimate_pipelined_s(step, head, share[:, :1]))
@@ -459,7 +464,7 @@ def _estimate_steps(
         step, np.minimum(decode + groups, max_running) / groups, t.context
     )
     alone = 1 - np.exp(-beside / groups)
-    _, _, share = estimate_prefill_s(step, t, decode / groups, beside / groups / alone - 1)
+    chunks, _, share = estimate_prefill_s(step, t, decode / groups, beside / groups / alone - 1)
     added = average_slices(share)
     room = np.maximum(
         step.max_tokens - decode / groups * (1 + step.num_draft_tokens), 1.0
@@ -470,6 +475,10 @@ def _estimate_steps(
         groups,
         1 / average_slices(compute_first_chunk_fraction(step, t, decode / groups)),
         room,
+    )
+    attention = average_slices(step.estimate_prefill_attention_s(t.prompts, t.cached))
+    slowest = estimate_prompts_of_slowest_rank(
+        step, slowest, average_slices(chunks), attention / added, room
     )
     return plain, plain + slowest * added, added, groups
 

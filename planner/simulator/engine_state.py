@@ -75,6 +75,12 @@ class EngineState:
     turn: int  # steps that went through the scheduler
     num_active_adapters: int  # distinct adapters in the current step
     num_awake: int  # running requests that are not on the fast path
+    num_taken: (
+        int  # of the step that was scheduled last: its requests that are not on the fast path
+    )
+    num_victims: int  # requests that it preempted
+    num_step_tokens: int
+    num_decoding: int  # its sequences that decode
     num_admitted: int  # admissions, repeated ones included
     fast_path_steps: int  # steps scheduled so far, the clock of the fast path
     fast_path_context: int  # tokens in the KV cache of sequences on the fast path
@@ -83,6 +89,8 @@ class EngineState:
     is_steady: bool  # all running sequences decoded in the last step
     is_blocked: bool  # the first request of the queue did not fit
     is_routed: bool  # requests come from a router
+    is_scheduled: bool  # a step is scheduled and priced, but has not started
+    has_step: bool  # there is one: an engine that waits for its outputs has none
 
 
 ENGINE_STATE_DTYPE = np.dtype(list(EngineState.__annotations__.items()), align=True)

@@ -80,6 +80,9 @@ class StepCostTable(NamedTuple):
     prefill_windows: np.ndarray = np.empty((0, 2))
     stages: int = 1
     sequences_s: np.ndarray = np.zeros(1)
+    # the part of `tokens_s` that ranks on one clock do together, by their mean tokens
+    shared_tokens_s: np.ndarray = np.zeros(1)
+    padded_tokens: int = 0  # up to which all of them have as many tokens as the fullest
     prompt_s: float = 0.0
     adapter_s: float = 0.0  # per distinct adapter in the step
     adapter_token_s: float = 0.0  # per token that uses an adapter
@@ -133,6 +136,9 @@ class RouterConfig(NamedTuple):
     # seconds, ascending, from which on requests go to the first `scale_to` replicas
     scale_at: np.ndarray = np.empty(0)
     scale_to: np.ndarray = np.empty(0)
+    # consecutive replicas that start every step together and end it with the slowest: ranks that
+    # share experts
+    ranks_per_clock: int = 1
 
 
 class SimulationOptions(NamedTuple):
@@ -146,6 +152,7 @@ class SimulationOptions(NamedTuple):
     log: bool  # log every step of one replica
     gauge_s: float  # s between samples of the gauges; 0: none
     stop_at_first_preemption: bool
+    shares_clock: bool  # the router starts and ends every step, see `RouterConfig.ranks_per_clock`
 
 
 class SimulationOutcome(NamedTuple):

@@ -28,6 +28,7 @@ class SimulationResult:
     output: np.ndarray
     num_blocks: int
     clock_scale: float = 1.0  # seconds of one unit of the clock
+    engines: int = 1  # ranks on one clock, each of which has its share of the requests
     gaps: float = 1.0  # fraction of the gaps in `outcome.itl` that belong to these requests
 
     @classmethod
@@ -54,10 +55,14 @@ class SimulationResult:
             np.concatenate([getattr(run, name) for run in runs]) for name in ("prompt", "output")
         )
         gaps = sum(run.gaps * run.outcome.itl.sum() for run in runs) / max(outcome.itl.sum(), 1)
-        return cls(outcome, prompt, output, runs[0].num_blocks, runs[0].clock_scale, gaps)
+        first = runs[0]
+        return cls(
+            outcome, prompt, output, first.num_blocks, first.clock_scale, first.engines, gaps
+        )
 
     def trim(self, first: int, last: int) -> SimulationResult:
-        """Leave out the first and the last requests of the run; gaps and gauges keep theirs."""
+        """Leave out an engine's first and last requests; gaps and gauges keep theirs."""
+        first, last = first * self.engines, last * self.engines
         if not first + last:
             return self
         counted = slice(first, len(self.output) - last)
@@ -116,13 +121,13 @@ class SimulationResult:
 
     @property
     def output_tps(self) -> float:
-        """Output tokens per second over the whole run."""
-        return float(self.output.sum(dtype=np.int64)) / self.duration
+        """Output tokens per second of an engine over the whole run."""
+        return float(self.output.sum(dtype=np.int64)) / self.duration / self.engines
 
     @property
     def request_tps(self) -> float:
-        """Requests per second over the whole run."""
-        return len(self.output) / self.duration
+        """Requests per second of an engine over the whole run."""
+        return len(self.output) / self.duration / self.engines
 
     @property
     def decode_batch(self) -> float:
@@ -131,10 +136,10 @@ class SimulationResult:
 
     @property
     def max_running(self) -> int:
-        """Largest number of requests in the engine's batch at once."""
+        """Largest number of requests in an engine's batch at once."""
         begun = np.sort(self.outcome.scheduled)
         ended = np.searchsorted(np.sort(self.outcome.last_token), begun, side="right")
-        return int((np.arange(1, len(begun) + 1) - ended).max())
+        return math.ceil((np.arange(1, len(begun) + 1) - ended).max() / self.engines)
 
     @property
     def kv_usage_mean(self) -> float:

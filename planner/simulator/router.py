@@ -43,7 +43,7 @@ from planner.simulator.kernel_types import (
     SimulationOutcome,
     StepCostTable,
 )
-from planner.simulator.scheduler import advance_engine, submit_request
+from planner.simulator.scheduler import advance_engine, find_next_host_load, submit_request
 
 MAX_INDEXED_PROMPT_TOKENS = 4096
 """Prompt tokens that an approximate router looks at: 256 blocks of 64 characters.
@@ -143,6 +143,81 @@ def _pick_replica(
     return best
 
 
+@njit_allocating
+def _find_next_turn(engines: list[EngineInstance], first: int, ranks: int) -> float:
+    """Return when the next turn of replicas on one clock is; inf if they have nothing to do."""
+    soon, is_idle, is_due = np.inf, True, False
+    for r in range(first, first + ranks):
+        state = engines[r].state[0]
+        is_idle &= state.num_running + state.num_waiting + state.num_steps_in_flight == 0
+        is_due |= state.num_finished < state.num_due
+        soon = min(soon, state.next_visible)
+    now = engines[first].state[0].now
+    if not is_due:
+        return np.inf
+    return max(now, soon) if is_idle else now
+
+
+@njit_allocating
+def _advance_ranks(
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engines: list[EngineInstance],
+    first: int,
+    ranks: int,
+    until: float,
+    options: SimulationOptions,
+) -> int:
+    """Advance ranks on one clock until `until`, in a closed loop only until one request ends.
+
+    All start a step together, which takes as long as that of the slowest. What they do together
+    takes the time of their mean tokens, or of the most where a CUDA graph has all ranks padded to
+    that (vLLM's v1/worker/dp_utils.py). Idle ranks take part with an empty step of one token, as
+    vLLM's do (v1/engine/core.py, `execute_dummy_batch`). Returns the stuck rank, else -1.
+    """
+    ended, last = records.ended[0], len(table.shared_tokens_s) - 1
+    while not (requests.concurrency and records.ended[0] > ended):
+        now = _find_next_turn(engines, first, ranks)
+        if not now < until:
+            break
+        slowest, works, in_flight, loaded = 0.0, False, 0, np.inf
+        tokens, most = 0, 0
+        for r in range(first, first + ranks):
+            state = engines[r].state[0]
+            state.now = now
+            advance_engine(rules, table, requests, records, engines[r], np.inf, options)
+            if state.stuck != -1:
+                return r
+            works |= state.has_step
+            in_flight = max(in_flight, state.num_steps_in_flight)
+            tokens += max(state.num_step_tokens, 1)
+            most = max(most, state.num_step_tokens)
+            slowest = max(
+                slowest, state.step_s - table.shared_tokens_s[min(state.num_step_tokens, last)]
+            )
+            loaded = min(loaded, find_next_host_load(engines[r]))
+        if not works and in_flight == 0 and loaded < np.inf:  # all wait for blocks of host memory
+            for r in range(first, first + ranks):
+                state = engines[r].state[0]
+                state.is_scheduled = False
+                state.now = min(loaded, state.next_visible if state.next_visible > now else np.inf)
+            continue
+        shared = most if most <= table.padded_tokens else round(tokens / ranks)
+        slowest += table.shared_tokens_s[min(shared, last)]
+        for r in range(first, first + ranks):
+            state = engines[r].state[0]
+            if not works and in_flight == 0 and state.num_running + state.num_waiting == 0:
+                state.is_scheduled = False
+                continue
+            state.has_step, state.step_s = works, slowest if options.timed else 1.0
+            advance_engine(rules, table, requests, records, engines[r], np.inf, options)
+            if state.stuck != -1:
+                return r
+    return -1
+
+
 @njit_inline_always
 def _advance_replicas(
     rules: EngineRules,
@@ -152,31 +227,35 @@ def _advance_replicas(
     engines: list[EngineInstance],
     at: float,
     options: SimulationOptions,
+    ranks: int,
 ) -> int:
     """Advance all replicas to `at`, in a closed loop only until one request ends.
 
-    In a closed loop the replica furthest behind goes first, no further than the next one. Returns
-    the stuck replica, else -1.
+    In a closed loop the replica furthest behind goes first, no further than the next one. `ranks`
+    replicas each share a clock. Returns the stuck replica, else -1.
     """
-    ended, stuck, in_turn = records.ended[0], -1, requests.concurrency > 0 and len(engines) > 1
+    ended, stuck, in_turn = records.ended[0], -1, requests.concurrency > 0 and len(engines) > ranks
     while stuck < 0 and records.ended[0] == ended:
         first, end, until = 0, len(engines), at
         if in_turn:
             soon, next_soon = np.inf, np.inf
-            for r in range(len(engines)):
-                state = engines[r].state[0]
-                if state.num_finished < state.num_due:
-                    idle = state.num_running + state.num_waiting + state.num_steps_in_flight == 0
-                    turn = max(state.now, state.next_visible) if idle else state.now
+            for r in range(0, len(engines), ranks):
+                turn = _find_next_turn(engines, r, ranks)
+                if turn < np.inf:
                     next_soon = min(next_soon, max(turn, soon))
                     first, soon = (r, turn) if turn < soon else (first, soon)
             if not soon < at:
                 break
-            end, until = first + 1, min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
-        for r in range(first, end):
-            advance_engine(rules, table, requests, records, engines[r], until, options)
-            if engines[r].state[0].stuck != -1:
-                stuck = r
+            end, until = first + ranks, min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
+        for r in range(first, end, ranks):
+            if ranks > 1:
+                stuck = _advance_ranks(
+                    rules, table, requests, records, engines, r, ranks, until, options
+                )
+            else:
+                advance_engine(rules, table, requests, records, engines[r], until, options)
+                stuck = r if engines[r].state[0].stuck != -1 else -1
+            if stuck >= 0:
                 break
         if not in_turn:
             break
@@ -210,7 +289,9 @@ def _serve_requests(
         if requests.concurrency and requests.concurrency <= i < n:
             at = max(at, ends[0]) if len(ends) else np.inf
         before = records.ended[0]
-        stuck = _advance_replicas(rules, table, requests, records, engines, at, options)
+        stuck = _advance_replicas(
+            rules, table, requests, records, engines, at, options, router.ranks_per_clock
+        )
         if stuck >= 0:
             return stuck
         while taken < records.ended[0]:

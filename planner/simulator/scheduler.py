@@ -128,6 +128,7 @@ def _allows_fast_path(
     """Return whether the fast path gives exactly the scheduler's results."""
     allowed = options.timed and not (options.log or rules.priority or options.gauge_s > 0)
     allowed &= rules.num_speculative_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
+    allowed &= not (options.shares_clock and (rules.host_blocks > 0 or requests.adapter.size > 0))
     allowed &= rules.num_lookahead_tokens == 0 and (
         rules.groups[0, 0] == 0 or not tracks_block_contents(rules, requests)
     )
@@ -148,10 +149,11 @@ def _run_fast_path(
     records: RequestRecords,
     engine: EngineInstance,
     next_request: float,
+    may_run: bool,
 ) -> int:
     """Update the fast path, and run steps up to `next_request` if all sequences are on it.
 
-    Returns the number of steps. With adapters or blocks in host memory, all sequences leave
+    Returns the number of steps, 0 unless it `may_run` any. With adapters or blocks in host memory, all sequences leave
     afterwards, because the order of use matters.
     """
     state, steps = engine.state[0], 0
@@ -165,7 +167,7 @@ def _run_fast_path(
     stop_fast_path_ring(rules, table, records, engine, engine.fast_path.exit_rings, end)
     if state.turn >= state.fast_path_turn and state.num_running <= rules.max_num_batched_tokens:
         start_fast_path(rules, table, requests, records, engine)
-    if cannot_admit and state.num_awake == 0 and state.num_running:
+    if may_run and cannot_admit and state.num_awake == 0 and state.num_running:
         steps = run_decode_only_steps(rules, table, requests, engine, next_request)
     if leaves:
         ring = engine.fast_path.running_ring
@@ -447,7 +449,7 @@ def _schedule_waiting(
 
 
 @njit_compiled
-def _find_next_host_load(engine: EngineInstance) -> float:
+def find_next_host_load(engine: EngineInstance) -> float:
     """Return when the next running request has its blocks from host memory; inf if none waits."""
     state, first = engine.state[0], np.inf
     for s in engine.running[: state.num_awake]:
@@ -456,19 +458,18 @@ def _find_next_host_load(engine: EngineInstance) -> float:
 
 
 @njit_force_inline
-def _start_step(
+def _price_step(
     rules: EngineRules,
     table: StepCostTable,
     requests: RequestBatch,
     records: RequestRecords,
     engine: EngineInstance,
     batch: np.ndarray,
-    turn: int,
     taken: int,
     timed: bool,
-) -> tuple[int, float]:
-    """Start the step with `taken` requests: price and count it; return its tokens and start."""
-    state, overlap, usable = engine.state[0], overlaps_steps(rules, table), rules.num_blocks - 1
+) -> None:
+    """Price the step with `taken` requests, which is to start."""
+    state, overlap = engine.state[0], overlaps_steps(rules, table)
     for j in range(taken):
         s = batch[ROW_SLOT, j]
         engine.num_computed[s] += batch[ROW_TOKENS, j]
@@ -488,6 +489,15 @@ def _start_step(
     if requests.adapter.size:
         seconds += queues.compute_adapter_s(rules, table, requests, engine, batch, taken)
     state.step_s = seconds if timed else 1.0
+    state.num_step_tokens, state.num_decoding = total, decoding
+
+
+@njit_force_inline
+def _start_step(
+    rules: EngineRules, table: StepCostTable, engine: EngineInstance, turn: int, taken: int
+) -> float:
+    """Start the step that was priced, and count it; return its start."""
+    state, usable, decoding = engine.state[0], rules.num_blocks - 1, engine.state[0].num_decoding
     start = max(state.now, state.next_start)
     stage_s = state.step_s / table.stages
     state.next_start = start + stage_s
@@ -500,10 +510,10 @@ def _start_step(
     engine.usage[used * (kinds.NUM_KV_USAGE_BINS - 1) // usable] += busy_s
     engine.totals[0] += 1
     engine.totals[1] += busy_s
-    engine.totals[2] += total
+    engine.totals[2] += state.num_step_tokens
     engine.totals[3] += decoding
     engine.totals[4] += decoding * busy_s
-    return total, start
+    return start
 
 
 @njit_allocating
@@ -654,49 +664,42 @@ def advance_engine(
     In a closed loop, an engine behind a router also stops when a request ends, which admits
     another one. Each turn starts a step, or ends one, or both: it receives requests; runs the fast
     path; schedules running requests, preempting if blocks run out; admits waiting ones; starts the
-    step; and processes the outputs of the oldest step in flight. i is a request, s its slot, j a
-    place in a step.
+    step; and processes the outputs of the oldest step in flight. Of ranks on one clock, each stops
+    in between, when its step is priced (`simulator.router`). i is a request, s its slot, j a place
+    in a step.
     """
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
-    state, depth = engine.state[0], len(engine.batches)
+    state, depth, shares_clock = engine.state[0], len(engine.batches), options.shares_clock
     timed, log, gauge_s = options.timed, options.log, options.gauge_s
     allows_fast_path = _allows_fast_path(rules, table, requests, options)
     before = state.num_finished
-    while state.num_finished < state.num_due and state.now < until:
-        next_request = _receive_requests(rules, requests, records, engine, until)
-        if state.now >= until:
-            break
-        if allows_fast_path and _run_fast_path(
-            rules, table, requests, records, engine, next_request
-        ):
-            continue
-        threshold = rules.long_prefill_token_threshold
+    while (shares_clock or state.num_finished < state.num_due) and state.now < until:
         turn = (state.oldest + state.num_steps_in_flight) % depth
-        if threshold == 0 or (
-            rules.uses_v033_scheduler and state.num_running + state.num_waiting <= 1
-        ):
-            threshold = rules.max_model_len
-        batch, state.is_blocked = engine.batches[turn], False
-        state.turn += 1
-        state.num_active_adapters = 0
-        if state.num_awake < state.num_running:
-            _allocate_fast_path_blocks(rules, table, requests, records, engine, threshold)
-        taken, victims, budget, uniform = _schedule_running(
-            rules,
-            table,
-            requests,
-            records,
-            engine,
-            batch,
-            threshold,
-            options.stop_at_first_preemption,
-        )
-        if state.stuck == -2:
-            break
-        for j in range(taken if requests.adapter.size else 0):
-            queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
-        if victims == 0:
-            taken = _schedule_waiting(
+        batch = engine.batches[turn]
+        next_request = until
+        if not state.is_scheduled:
+            next_request = _receive_requests(
+                rules, requests, records, engine, state.now if shares_clock else until
+            )
+            if state.now >= until:
+                break
+            if allows_fast_path and _run_fast_path(
+                rules, table, requests, records, engine, next_request, not shares_clock
+            ):
+                continue
+            threshold = rules.long_prefill_token_threshold
+            turn = (state.oldest + state.num_steps_in_flight) % depth
+            batch = engine.batches[turn]
+            if threshold == 0 or (
+                rules.uses_v033_scheduler and state.num_running + state.num_waiting <= 1
+            ):
+                threshold = rules.max_model_len
+            state.is_blocked = False
+            state.turn += 1
+            state.num_active_adapters = 0
+            if state.num_awake < state.num_running:
+                _allocate_fast_path_blocks(rules, table, requests, records, engine, threshold)
+            taken, victims, budget, uniform = _schedule_running(
                 rules,
                 table,
                 requests,
@@ -704,22 +707,44 @@ def advance_engine(
                 engine,
                 batch,
                 threshold,
-                taken,
-                budget,
-                uniform,
+                options.stop_at_first_preemption,
             )
-        if taken or state.num_awake < state.num_running:
-            total, start = _start_step(
-                rules, table, requests, records, engine, batch, turn, taken, timed
-            )
+            if state.stuck == -2:
+                break
+            for j in range(taken if requests.adapter.size else 0):
+                queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
+            if victims == 0:
+                taken = _schedule_waiting(
+                    rules,
+                    table,
+                    requests,
+                    records,
+                    engine,
+                    batch,
+                    threshold,
+                    taken,
+                    budget,
+                    uniform,
+                )
+            state.num_taken, state.num_victims = taken, victims
+            state.has_step = taken > 0 or state.num_awake < state.num_running
+            if state.has_step or shares_clock:
+                _price_step(rules, table, requests, records, engine, batch, taken, timed)
+            if shares_clock:
+                state.is_scheduled = True
+                break
+        state.is_scheduled = False
+        taken, victims, total = state.num_taken, state.num_victims, state.num_step_tokens
+        if state.has_step:
+            start = _start_step(rules, table, engine, turn, taken)
             if gauge_s > 0:
                 _record_gauges(rules, engine, gauge_s, start, total)
             if log:
                 _log_step(engine, batch, taken, victims, total)
             state.is_steady = total == taken == state.num_running
-        elif state.num_steps_in_flight == victims == 0 and _find_next_host_load(engine) < np.inf:
+        elif state.num_steps_in_flight == victims == 0 and find_next_host_load(engine) < np.inf:
             state.now = min(
-                _find_next_host_load(engine), next_request if next_request > state.now else np.inf
+                find_next_host_load(engine), next_request if next_request > state.now else np.inf
             )
             continue
         elif state.num_steps_in_flight == victims == 0:
@@ -731,12 +756,16 @@ def advance_engine(
             break
         if not timed:
             state.now += 1
-        if taken and state.num_steps_in_flight < depth:
+        if (taken or (shares_clock and state.has_step)) and state.num_steps_in_flight < depth:
+            if shares_clock:
+                break
             continue
         _process_outputs(rules, table, requests, records, engine, log)
         if state.num_steps_in_flight:
             state.now = engine.batch_ends[state.oldest] if timed else state.now
             state.oldest = (state.oldest + 1) % depth
             state.num_steps_in_flight -= 1
-        if state.is_routed and requests.concurrency and state.num_finished > before:
+        if shares_clock or (
+            state.is_routed and requests.concurrency and state.num_finished > before
+        ):
             break

@@ -20,6 +20,7 @@ from planner.latency.step_model import StepModel
 from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.kv_cache import KvCachePool
 from planner.simulator.kernel_types import (
+    ROUTE_LEAST_LOADED,
     EngineRules,
     RequestBatch,
     RouterConfig,
@@ -34,6 +35,7 @@ from planner.workload.request_generator import (
     build_trace_blocks,
     sample_arrivals,
 )
+from planner.workload.sessions import SessionTrace
 from planner.workload.workload import Workload, compute_zipf_fractions
 
 FIRST_RELEASE_WITH_V033_SCHEDULER = Version(0, 33)
@@ -138,6 +140,7 @@ def simulate_requests(
             log_steps,
             gauge_s,
             rules.enable_prefix_caching and not len(traffic.content),
+            router.ranks_per_clock > 1,
         )
     )
     outcome = run_compiled_simulation(rules, table, traffic, router, options)
@@ -252,21 +255,29 @@ def simulate_workload(
 ) -> SimulationResult:
     """Simulate one engine's share of `workload`: its own trace, or lengths and arrivals by `seed`.
 
+    Ranks that share a clock are simulated together, each with its share.
+
     `model` is the deployment's step model, see `latency.speculative_decoding.build_step_model`.
-    Requests go to the engines round robin; of a trace, engine `seed` gets every n-th request. With
-    a `router` all of its replicas are simulated instead. `requests` is the number of requests
-    (None: those of a whole run). `even` spreads their lengths evenly, so that few requests have the
-    mean of many. `arrival` [n] s replaces drawn arrivals. Prompts that the engine rejects are left
-    out. Drafted tokens are accepted at random, each with the deployment's `acceptance_rate` a if
+    Requests go to the engines round robin; of a trace, engine `seed` gets every n-th request (of
+    sessions, those of every n-th), and the first `num_uncounted` are simulated, but left out. With
+    a `router` all of its replicas are simulated instead. `requests` is the number of an engine's
+    requests (None: those of a whole run). `even` spreads their lengths evenly, so that few requests
+    have the mean of many. `arrival` [n] s replaces drawn arrivals. Prompts that the engine rejects
+    are left out. Drafted tokens are accepted at random, each with the deployment's `acceptance_rate` a if
     those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
-    engines = 1 if router else deployment.num_engine_instances
+    ranks = deployment.ranks_per_clock
+    engines, simulated = (1, 1) if router else (deployment.num_clocks, ranks)
+    if router or ranks > 1:
+        router = router or RouterConfig(ranks, ROUTE_LEAST_LOADED)
+        router = router._replace(ranks_per_clock=ranks)
+    requests = requests and simulated * requests
     share, trace, rng = workload.split(engines), workload.trace, np.random.default_rng(seed)
-    own = (
-        np.arange(len(trace.arrival))[seed % engines :: engines][:requests]
-        if trace
-        else np.empty(0, np.int64)
-    )
+    own, uncounted = np.empty(0, np.int64), 0
+    if trace is not None:
+        own = trace.select_rows(seed % engines, engines)
+        uncounted = int(np.searchsorted(own, trace.num_uncounted))
+        own = own[: requests and requests + uncounted]
     n = len(own) if trace else requests or share.num_requests
     if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
         prompt, output = trace.prompt[own], trace.output[own]
@@ -282,6 +293,7 @@ def simulate_workload(
             f"all prompts are rejected: each exceeds max_model_len {limit:,}. Raise max_model_len"
         )
     arrival, prompt, output = arrival[served], prompt[served], output[served]
+    uncounted = int(np.count_nonzero(served[:uncounted]))
     if model.kv_stretch > 1:
         pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = build_engine_rules(deployment, pool, seed)
@@ -305,7 +317,11 @@ def simulate_workload(
     if costs.reuses_prefixes:
         size = int(rules.groups[0, 1])
         if trace is not None and workload.uses_trace_prefixes:
-            content, start = build_trace_blocks(trace, own[served], prompt, output, size)
+            content, start = (
+                trace.build_blocks(own[served], size)
+                if isinstance(trace, SessionTrace)
+                else build_trace_blocks(trace, own[served], prompt, output, size)
+            )
         else:
             content, start = _sample_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
@@ -328,7 +344,18 @@ def simulate_workload(
         rules = rules._replace(max_loras=slots, max_cpu_loras=cached)
         if cached >= workload.adapters:  # --lora-modules loads all before the first request
             table = table._replace(adapter_cold_s=0.0)
-    return simulate_requests(rules, table, traffic, gauge_s=gauge_s, router=router)
+    result = simulate_requests(rules, table, traffic, gauge_s=gauge_s, router=router)
+    return replace(result.trim(uncounted, 0), engines=simulated)
+
+
+def count_serving_engines(deployment: Deployment, workload: Workload) -> int:
+    """Count the engines among which the requests in flight are distributed.
+
+    A closed loop with fewer requests than replicas leaves the others idle; of ranks on one clock
+    the idle ones are simulated.
+    """
+    clocks = deployment.num_clocks
+    return deployment.ranks_per_clock * min(clocks, workload.concurrency or clocks)
 
 
 def _sample_prefixes(

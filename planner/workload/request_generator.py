@@ -57,6 +57,24 @@ def build_shared_prefix_blocks(
     return np.where(shared, place, common.max() + np.cumsum(~shared)).astype(np.int32), start
 
 
+def build_session_blocks(
+    session: np.ndarray, system_tokens: int, prompt: np.ndarray, output: np.ndarray, block_size: int
+) -> BlockContents:
+    """Return the blocks of the turns of sessions, [n] each, whose numbers `session` has.
+
+    The text of a session begins with the system prompt of all, and every turn repeats what the
+    turns before it said, answers included.
+    """
+    full = (prompt.astype(np.int64) + output) // block_size
+    longest = np.zeros(int(session.max(initial=0)) + 1, np.int64)
+    np.maximum.at(longest, session, full)
+    start = np.concatenate(([0], full.cumsum()[:-1]))
+    place = np.arange(full.sum()) - np.repeat(start, full)
+    common = system_tokens // block_size
+    own = common + np.repeat((np.cumsum(longest) - longest)[session], full) + place
+    return np.where(place < common, place, own).astype(np.int32), start
+
+
 def build_trace_blocks(
     trace: Trace,
     request_indices: np.ndarray,

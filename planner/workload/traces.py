@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Self, TextIO
 
 import numpy as np
 
@@ -76,11 +76,42 @@ class Trace:
     hash_ids: tuple[tuple[int, ...], ...] | None = None
     num_dropped: int = 0  # requests in the file without an output token: failed or aborted
     num_hours: int = 1  # hours in the file, if this is the busiest of them
+    num_uncounted: int = 0  # first requests, which only fill the caches
+
+    @property
+    def has_block_ids(self) -> bool:
+        """Whether it is known which blocks of prompts are equal."""
+        return bool(self.hash_ids)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block of `block_ids`."""
+        return TRACE_BLOCK_TOKENS
+
+    @property
+    def unhashed_output(self) -> np.ndarray:
+        """Output tokens that `block_ids` leave out, [n]."""
+        return self.output
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is assumed of the requests, in sentences."""
+        sentences = []
+        if self.num_dropped:
+            sentences.append(
+                f"{self.num_dropped:,} requests of {self.path.name} without output are left out."
+            )
+        if self.num_hours > 1:
+            sentences.append(
+                f"Of the {self.num_hours} hours of {self.path.name} the busiest is planned."
+            )
+        return tuple(sentences)
 
     @property
     def rate(self) -> float:
         """Requests per second over the trace."""
-        return (len(self.arrival) - 1) / max(float(self.arrival[-1]), 1e-9)
+        counted = self.arrival[self.num_uncounted :]
+        return (len(counted) - 1) / max(float(counted[-1] - counted[0]), 1e-9)
 
     @property
     def burstiness(self) -> float:
@@ -115,6 +146,23 @@ class Trace:
             seen.update(blocks)
         return hits / float(self.prompt.sum())
 
+    @property
+    def max_sampled_engines(self) -> int:
+        """Engines whose caches tell the hit rate of all."""
+        return len(self.arrival)
+
+    def select_rows(self, engine: int, engines: int) -> np.ndarray:
+        """Return the requests that one of `engines` gets: every n-th."""
+        return np.arange(engine, len(self.arrival), engines)
+
+    def take(self, rows: np.ndarray) -> Self:
+        """Return the requests `rows`, all counted."""
+        hashes = self.hash_ids and tuple(self.hash_ids[row] for row in rows)
+        return replace(
+            self, arrival=self.arrival[rows] - self.arrival[rows[0]], prompt=self.prompt[rows],
+            output=self.output[rows], hash_ids=hashes, num_uncounted=0,
+        )  # fmt: skip
+
     def select_busiest_hour(self) -> Trace:
         """Return the requests of the busiest hour since the first request.
 
@@ -125,12 +173,7 @@ class Trace:
         rows = np.flatnonzero(hours == hour_numbers[counts.argmax()])
         if len(rows) < MIN_REQUESTS_PER_BUSY_HOUR or len(rows) == len(hours):
             return self
-        hashes = self.hash_ids and self.hash_ids[rows[0] : rows[-1] + 1]
-        arrival = self.arrival[rows] - self.arrival[rows[0]]
-        return replace(
-            self, arrival=arrival, prompt=self.prompt[rows], output=self.output[rows],
-            hash_ids=hashes, num_hours=int(hours[-1]) + 1,
-        )  # fmt: skip
+        return replace(self.take(rows), num_hours=int(hours[-1]) + 1)
 
     def __str__(self) -> str:
         length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"

@@ -73,12 +73,12 @@ class Workload:
     def from_trace(cls, trace: Trace, rate: float | None = None) -> Self:
         """Return a trace as a workload, with its prefix reuse, at its own rate or `rate`."""
         return cls(
-            prompt=LengthDistribution.from_samples(trace.prompt),
-            output=LengthDistribution.from_samples(trace.output),
+            prompt=LengthDistribution.from_samples(trace.prompt[trace.num_uncounted :]),
+            output=LengthDistribution.from_samples(trace.output[trace.num_uncounted :]),
             rate=trace.rate if rate is None else rate,
             burstiness=trace.burstiness,
             prefix_hit_rate=trace.prefix_hit_rate,
-            num_prompts=len(trace.arrival),
+            num_prompts=len(trace.arrival) - trace.num_uncounted,
             trace=trace,
         )
 
@@ -89,7 +89,7 @@ class Workload:
         A trace's own, `num_prompts`, 10 per unit of concurrency, or ten minutes of arrivals.
         """
         if self.trace is not None:
-            return len(self.trace.arrival)
+            return len(self.trace.arrival) - self.trace.num_uncounted
         return (
             self.num_prompts
             or 10 * (self.concurrency or 0)
@@ -116,17 +116,7 @@ class Workload:
                 f"{share:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens"
                 f" that they share, and count as shared whole: {text}."
             )
-        if self.trace is not None and self.trace.num_dropped:
-            sentences.append(
-                f"{self.trace.num_dropped:,} requests of {self.trace.path.name} without output are"
-                " left out."
-            )
-        if self.trace is not None and self.trace.num_hours > 1:
-            sentences.append(
-                f"Of the {self.trace.num_hours} hours of {self.trace.path.name} the busiest is"
-                " planned."
-            )
-        return tuple(sentences)
+        return (*sentences, *(self.trace.assumptions if self.trace else ()))
 
     @property
     def uses_trace_prefixes(self) -> bool:
@@ -134,7 +124,7 @@ class Workload:
         trace = self.trace
         if (
             trace is None
-            or not trace.hash_ids
+            or not trace.has_block_ids
             or self.prompt.kind != "empirical"
             or self.prefix_tokens
         ):
