@@ -1,0 +1,1 @@
+"""`planner rehearse`: play the server of a plan before anything is rented."""

@@ -1,0 +1,246 @@
+"""Commands before and after launch: rehearse, verify and upgrade."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.core.errors import PlannerError
+from planner.core.files import check_not_overwriting, replace_atomically
+from planner.ui.commands.options import (
+    announce_compilation,
+    format_json,
+    parse_count,
+    print_message,
+)
+
+if TYPE_CHECKING:
+    from planner.ui.commands.options import Subparsers
+
+DEFAULT_PORT = 8000
+"""Where vLLM listens."""
+
+
+def add_plan_argument(parser: argparse.ArgumentParser) -> None:
+    """Add PLAN, a written plan."""
+    parser.add_argument(
+        "plan",
+        metavar="PLAN",
+        help="folder that `planner plan --out` wrote, its plan.json, or a scenario",
+    )
+
+
+def parse_fraction(text: str) -> float:
+    """Return a number above 0 and up to 10; raise `ArgumentTypeError` for other text."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 10:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, up to 10, got {text!r:.40}")
+    return value
+
+
+def add_rehearse(commands: "Subparsers") -> None:
+    """Declare `planner rehearse`."""
+    parser = commands.add_parser(
+        "rehearse",
+        help="imitate a planned replica without a GPU: OpenAI API and /metrics",
+        description="Imitate one replica of a plan without a GPU, until Ctrl-C: /v1/completions,"
+        " /v1/chat/completions, /v1/models, /health and /metrics. Timing follows the plan's step"
+        " costs and vLLM's scheduler. A token is 4 characters of text.",
+    )
+    add_plan_argument(parser)
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="default: 127.0.0.1, this machine only",
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="default: 8000; 0: any free port"
+    )
+    parser.add_argument(
+        "--slowdown", type=parse_fraction, default=1.0, metavar="X",
+        help="fault to imitate: steps take X times as long",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kv-cache", type=parse_fraction, default=1.0, metavar="X",
+        help="fault to imitate: X times the KV cache, such as 0.5",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="fault to imitate: another max_num_seqs"
+    )
+    parser.add_argument(
+        "--prefix-hits", type=parse_fraction, default=1.0, metavar="X",
+        help="fault to imitate: only this fraction of requests finds its prefix cached",
+    )  # fmt: skip
+    parser.set_defaults(run=run_rehearse)
+
+
+def run_rehearse(options: argparse.Namespace) -> None:
+    """Serve until interrupted."""
+    import asyncio
+
+    from tornado.httpserver import HTTPServer
+    from tornado.netutil import bind_sockets
+
+    from planner.planning.planned_replica import load_planned_replica
+    from planner.tools.rehearsal.server import RehearsalFaults, RehearsedServer
+
+    if not 0 <= options.port < 2**16 or (options.max_num_seqs or 1) < 1:
+        raise PlannerError("--port is 0 to 65535 and --max-num-seqs from 1")
+    planned = load_planned_replica(options.plan, unified=True)
+    faults = RehearsalFaults(
+        options.slowdown, options.kv_cache, options.max_num_seqs, options.prefix_hits
+    )
+    key = os.environ.get("VLLM_API_KEY")
+    server = RehearsedServer(planned, faults, print_line, key)
+
+    async def serve() -> None:
+        sockets = bind_sockets(options.port, options.host)
+        HTTPServer(server.build_application()).add_sockets(sockets)
+        port = sockets[0].getsockname()[1]
+        print_line(f"rehearsing {server.deployment} on http://{options.host}:{port}")
+        await server.run()
+
+    try:
+        asyncio.run(serve())
+    except OSError as error:
+        raise PlannerError(
+            f"cannot listen on {options.host}, port {options.port}: {error.strerror}"
+        ) from None
+    except KeyboardInterrupt:
+        print_message("rehearsal ended")
+
+
+def add_verify(commands: "Subparsers") -> None:
+    """Declare `planner verify`."""
+    parser = commands.add_parser(
+        "verify",
+        help="compare a launched server's measurements with its plan: PASS or FAIL",
+        description="Compare a launched server's measurements with its plan. Exit code: 0 for PASS, 1"
+        " for FAIL, 3 if no KV cache or no latency was measured.",
+    )
+    add_plan_argument(parser)
+    parser.add_argument(
+        "--bench", nargs="+", type=Path, default=[], metavar="FILE",
+        help="results of bench.sh (vllm bench serve), SGLang's bench_serving, GuideLLM, AIPerf, "
+        "genai-perf or inference-perf, or the table that vLLM and SGLang print",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", nargs="+", default=[], metavar="PAGE",
+        help="one or two saved /metrics pages of a replica, the earlier first, or its URL",
+    )  # fmt: skip
+    parser.add_argument("--log", type=Path, metavar="LOG", help="startup log of the server")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S",
+        help="time between the two pages, if the files' times do not show it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replicas", type=parse_count, default=1, metavar="N",
+        help="number of replicas that the benchmark ran on (default: 1, as in bench.sh)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="also write the result to FILE.md or FILE.pdf"
+    )
+    parser.set_defaults(run=run_verify)
+
+
+VERDICT_CODES = {"PASS": 0, "FAIL": 1, "NOT MEASURED": 3}
+"""Exit codes of `planner verify`."""
+
+
+@announce_compilation
+def run_verify(options: argparse.Namespace) -> int:
+    """Print what was measured beside what was planned; the exit code is the verdict's."""
+    from planner.tools.diagnostics.launch_check import check_launch
+
+    out = options.out
+    if out is not None:
+        check_not_overwriting([*options.bench, *([options.log] if options.log else [])], [out])
+        if out.suffix not in (".md", ".pdf"):
+            raise PlannerError(f"--out names a .md or .pdf file, got {out}")
+    check = check_launch(
+        options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas
+    )
+    print(format_json(check.to_json()) if options.json else check)
+    if out is not None:
+        with replace_atomically(out) as (part,):
+            if out.suffix == ".md":
+                part.write_text(check.to_markdown(), encoding="utf-8")
+            else:
+                part.write_bytes(typeset_markdown(check.to_markdown()))
+    return VERDICT_CODES[check.verdict]
+
+
+def typeset_markdown(text: str) -> bytes:
+    """Return a page of Markdown as PDF."""
+    import pypandoc
+    import typst
+
+    style = "#set page(margin: 1.5cm)\n#set text(size: 9pt)\n#set table(stroke: 0.3pt)\n"
+    style += "#let horizontalrule = line(length: 100%)\n"
+    body = pypandoc.convert_text(text, "typst", format="gfm")
+    return bytes(typst.compile((style + body).encode(), ignore_system_fonts=True))
+
+
+def add_upgrade(commands: "Subparsers") -> None:
+    """Declare `planner upgrade`."""
+    parser = commands.add_parser(
+        "upgrade",
+        help="show what another engine version changes: memory, capacity, cost and options",
+        description="Show what another engine version changes for a plan. Exit code: 0 if nothing has"
+        " to be done, 3 if something is risky, 1 if something has to change.",
+    )
+    add_plan_argument(parser)
+    parser.add_argument(
+        "--to", required=True, metavar="VERSION", help="engine version to compare with"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(run=run_upgrade)
+
+
+@announce_compilation
+def run_upgrade(options: argparse.Namespace) -> int:
+    """Print a plan at two versions of its engine; the exit code says whether something is to do."""
+    from planner.tools.lint.plan_upgrade import compare_plan_versions
+
+    upgrade = compare_plan_versions(options.plan, options.to)
+    print(format_json(upgrade.to_json()) if options.json else upgrade)
+    return upgrade.exit_code
+
+
+def print_line(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
+def add_mcp(commands: "Subparsers") -> None:
+    """Declare `planner mcp`."""
+    parser = commands.add_parser(
+        "mcp",
+        help="answer agents over the Model Context Protocol, on stdin and stdout",
+        description="Serve plan, predict, lint, diagnose, explain_log, list_models and list_gpus"
+        " to an agent, on stdin and stdout until it closes them. Nothing is read besides the files"
+        " and addresses that the agent passes. Needs the extra `mcp`.",
+    )
+    parser.set_defaults(run=run_mcp)
+
+
+@announce_compilation
+def run_mcp(_options: argparse.Namespace) -> None:
+    """Serve until stdin is closed."""
+    try:
+        from planner.ui.mcp_server import build_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        raise PlannerError(
+            "planner mcp needs the package mcp: pip install 'headroom-planner[mcp]'"
+        ) from None
+    if sys.stdin is None or sys.stdout is None:
+        raise PlannerError("planner mcp needs stdin and stdout, over which the client speaks")
+    build_server().run("stdio")
