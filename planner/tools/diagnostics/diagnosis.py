@@ -15,13 +15,13 @@ from planner.engines.failure_modes import FailureMode, load_failure_modes
 from planner.engines.metric_names import get_metric_names
 from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
+from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.tools.diagnostics.failure_detection import (
     DiagnosisCase,
     DiagnosisFinding,
     find_failure_modes,
 )
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
-from planner.tools.diagnostics.planned_replica import PlannedReplica, load_planned_replica
 from planner.tools.diagnostics.remedies import Remedy, simulate_remedies
 from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
 from planner.tools.diagnostics.stat_lines import StatLines, read_stat_lines
@@ -82,6 +82,24 @@ class Diagnosis:
         return "the planned deployment starts" if memory.can_start else memory.reason
 
     @property
+    def questions(self) -> tuple[str, ...]:
+        """What these files cannot tell, and what would."""
+        asked = []
+        if self.case is None and self.stat_lines:
+            asked.append("latencies: two /metrics pages, some minutes apart, under load")
+        if self.case and self.case.measured.since_start:
+            asked.append("what happens now: a second page some minutes later, under load")
+        if self.case and "kv_usage" not in self.case.measured.gauges:
+            asked.append(
+                "whether the KV cache is full: the whole page, or the log's periodic lines"
+            )
+        if self.planned is None and self.findings:
+            asked.append("what each remedy would change: --plan, a scenario or plan.json")
+        if self.case is None and self.stat_lines is None and not self.errors:
+            asked.append("how it serves: /metrics pages under load, or the log's periodic lines")
+        return tuple(asked)
+
+    @property
     def has_findings(self) -> bool:
         """Whether anything is wrong."""
         return bool(self.findings or self.errors)
@@ -108,6 +126,7 @@ class Diagnosis:
                 {"mode": finding.mode, "evidence": list(finding.evidence)}
                 for finding in self.findings
             ],
+            "not_told": list(self.questions),
             "held_against": self.replica_description or None,
             "errors": [
                 {

@@ -14,10 +14,10 @@ from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
 from planner.latency.speculative_decoding import build_step_model, compute_planned_acceptance
 from planner.memory.memory_plan import get_memory_plan
+from planner.planning.planned_replica import PlannedReplica, with_acceptance
 from planner.planning.prediction import predict
 from planner.planning.slo import SloTarget
 from planner.tools.diagnostics.metrics_pages import LENGTH_METRICS, ReplicaMetrics
-from planner.tools.diagnostics.planned_replica import PlannedReplica, with_acceptance
 from planner.workload.workload import Workload
 
 TRAFFIC_EXCESS_FACTOR = 1.2
@@ -233,6 +233,22 @@ def _describe_violation(target: SloTarget, value: float) -> str:
     )
 
 
+def detect_stalled_engine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
+    """Find an engine that has requests in flight and computes nothing between two pages."""
+    measured = case.measured
+    in_flight = measured.gauges.get("running", 0.0) + measured.gauges.get("waiting", 0.0)
+    if measured.since_start or measured.requests or not in_flight:
+        return
+    if not measured.counters.get("generation_tokens"):
+        yield DiagnosisFinding(
+            "stalled",
+            (
+                f"{in_flight:.0f} requests are in flight, and between the pages no request was"
+                " answered and no token was generated",
+            ),
+        )
+
+
 def detect_other_settings(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Find a KV cache or a number of slots other than planned, which explains much else."""
     if case.planned is None:
@@ -376,7 +392,11 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
             f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue"
         )
     usage = measured.gauges.get("kv_usage", 0.0)
-    sentences.append(f"the KV cache is {usage:.0%} full")
+    sentences.append(
+        f"the KV cache is {usage:.0%} full"
+        if "kv_usage" in measured.gauges
+        else "whether the KV cache is full is not on the page"
+    )
     reason = explain_blocked_queue(case)
     has_free_slots = slots is not None and case.mean_running < BUSY_FRACTION * slots
     simulated = case.simulated if has_free_slots else None
@@ -455,6 +475,7 @@ def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
 
 
 FAILURE_DETECTORS: tuple[Callable[[DiagnosisCase], Iterator[DiagnosisFinding]], ...] = (
+    detect_stalled_engine,
     detect_other_settings,
     detect_adapter_starvation,
     detect_rejected_drafts,

@@ -12,6 +12,7 @@ from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.readers import read_text
+from planner.core.redaction import redact_text
 from planner.core.units import GIB, MIB
 from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
 from planner.engines.engine_args import EngineArgs
@@ -37,6 +38,9 @@ EXAMPLE_LOG = CATALOG_DIR / "validation" / "granite-3.1-8b-h100.log"
 BUDGET_TERMS = (*MEMORY_TERMS, "requested", "unexplained")
 """Terms of the memory budget, in bytes."""
 COUNT_UNITS = {"max_concurrency": "x", "num_blocks": "blocks", "kv_tokens": "tokens"}
+AMBIGUOUS_FRACTION = 0.03
+"""Other memory off plan, as a fraction of GPU memory, from which on a log that does not state its
+utilization may have had another one."""
 MAX_TERM_ERROR_FRACTION = 0.2
 """Largest error of a term, as a fraction of GPU memory; above, the log is of another deployment."""
 
@@ -85,12 +89,17 @@ class LogExplanation:
     errors: tuple[StartupError, ...] = ()
     memory_requested: str = ""  # what a scenario plans, in a line
     inferred: str = ""  # what the log does not state, and its figures imply
+    states_utilization: bool = True  # the log, or the command that wrote it
 
     @cached_property
     def largest_deviation(self) -> LogComparison | None:
         """The term of the budget that is furthest off, else the cache's layout; None if none."""
         wrong = [
-            line for line in self.lines if line.term in BUDGET_TERMS and not line.is_within_interval
+            line
+            for line in self.lines
+            if line.term in BUDGET_TERMS
+            and not line.is_within_interval
+            and not (self.inferred and line.term == "unexplained")
         ]
         if (
             not wrong
@@ -126,10 +135,25 @@ class LogExplanation:
             if line.term == term
         }
         rest = next((line.difference for line in self.lines if line.term == "unexplained"), None)
-        if rest is not None:
+        is_known = not self.inferred and not self.has_negative_rest and not self.lower_utilization
+        if rest is not None and is_known:
             term: MemoryTerm = "non_torch" if "activation" in self.log.figures else "activation"
             shifts[term] = rest + earlier.get(term, 0.0)
         return shifts
+
+    @property
+    def has_negative_rest(self) -> bool:
+        """Whether weights and KV cache are more than the memory that the engine was given."""
+        return any(line.term == "unexplained" and line.logged < 0 for line in self.lines)
+
+    @property
+    def lower_utilization(self) -> float | None:
+        """The utilization that explains much more other memory than planned; None if it is stated."""
+        rest = next((line for line in self.lines if line.term == "unexplained"), None)
+        total = self.plan.deployment.gpu.memory_bytes
+        if rest is None or self.states_utilization or rest.difference < AMBIGUOUS_FRACTION * total:
+            return None
+        return round((self.plan.budget_bytes - rest.difference) / total, 2)
 
     @property
     def scenario_line(self) -> str:
@@ -147,6 +171,29 @@ class LogExplanation:
             [(*line.cells, line.is_within_interval) for line in self.lines], columns=columns
         )
 
+    def to_json(self) -> dict[str, object]:
+        """Return the comparison as JSON: sizes in bytes, plans as [expected, low, high] of 80%."""
+        return {
+            "deployment": str(self.plan.deployment),
+            "planned_status": self.plan.status,
+            "figures": {
+                line.term: {
+                    "planned": line.planned.as_json_list,
+                    "logged": line.logged,
+                    "in_interval": line.is_within_interval,
+                }
+                for line in self.lines
+            },
+            "failure": self.log.failure and redact_text(self.log.failure),
+            "errors": [
+                {"title": error.phrase.title, "remedy": error.remedy} for error in self.errors
+            ],
+            "verdict": self.verdict if self.lines else None,
+            "inferred": self.inferred or None,
+            "scenario_line": self.scenario_line or None,
+            "suggestions": self.suggestions or None,
+        }
+
     @property
     def verdict(self) -> str:
         """Which term is furthest off, in a sentence."""
@@ -156,13 +203,27 @@ class LogExplanation:
                 " against."
             )
         if self.largest_deviation is None and (self.log.failure or self.errors):
-            return (
-                "The terms that the log states lie in their intervals; it ended before it stated"
-                " the others."
+            end = (
+                "yet the start failed: what failed is outside this budget, or came after it."
+                if "kv_available" in self.log.figures
+                else "it ended before it stated the others."
             )
+            return f"The terms that the log states lie in their intervals; {end}"
         if self.largest_deviation is None:
             return "Every term lies in its interval: no assumption was off."
         name, unit, _, _, difference = self.largest_deviation.cells
+        if self.has_negative_rest:
+            return (
+                "Memory cannot be negative: what the log states was not written by a server with"
+                f" gpu_memory_utilization {self.plan.deployment.args.gpu_memory_utilization:g}, but"
+                f" by one with about {_infer_memory_utilization(self):g}."
+            )
+        if self.largest_deviation.term == "unexplained" and (lower := self.lower_utilization):
+            return (
+                f"Other memory is {difference.lstrip('+')} {unit} above plan. The log does not state"
+                f" gpu_memory_utilization: {lower:g} would explain it; so would something else that"
+                " takes memory. Add --command to tell."
+            )
         if not self.matches_deployment:
             deployment = self.plan.deployment
             text = (
@@ -411,13 +472,14 @@ def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> L
 
 
 def _infer_memory_utilization(explanation: LogExplanation) -> float | None:
-    """Return the utilization that an excerpt implies; None if it states one, or fits as it is.
+    """Return the utilization that an excerpt implies; None if it fits as it is.
 
-    Weights and KV cache that leave a negative rest say that the server was given more memory. Of
-    the values near what they imply, people choose the rounder one.
+    Weights and KV cache that leave a negative rest, or far less than any plan, say that the server
+    was given more memory. Of the values near what they imply, people choose the rounder one.
     """
     rest = next((line for line in explanation.lines if line.term == "unexplained"), None)
-    if rest is None or rest.logged >= 0 or "gpu_memory_utilization" in explanation.log.arguments:
+    total = explanation.plan.deployment.gpu.memory_bytes
+    if rest is None or (rest.logged >= 0 and rest.difference > -AMBIGUOUS_FRACTION * total):
         return None
     missing = rest.planned.mid - rest.logged
     memory = explanation.plan
@@ -434,13 +496,13 @@ def explain_log_file(
 ) -> LogExplanation:
     """Compare the log in the file `path` with the plan of its deployment; see `infer_deployment`.
 
-    A scenario is planned on the GPU of the log. `model` is what it served, if the log does not say
-    so by a name that is known.
+    A scenario is planned on the GPU of the log; a deployment is that of the command that wrote the
+    log. `model` is what it served, if the log does not say so by a name that is known.
     """
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors = find_startup_errors(text)
     try:
-        log = parse_startup_log(text)
+        log = parse_startup_log(text, knows_model=model is not None or planned is not None)
     except PlannerError as error:
         sentence = "".join(
             f"; it ended so: {startup_error.phrase.title}. {startup_error.remedy}"
@@ -450,24 +512,26 @@ def explain_log_file(
     if model is not None:
         log = replace(log, arguments={**log.arguments, "model": model})
     description = ""
+    is_stated = "gpu_memory_utilization" in log.arguments or isinstance(planned, Deployment)
     if isinstance(planned, Scenario):
         planned = _plan_logged_scenario(planned, log, gpu)
         description = describe_deployment(planned)
     explanation = compare_log_to_plan(log, plan_memory(infer_deployment(log, gpu, planned)))
     inferred = ""
-    if utilization := _infer_memory_utilization(explanation):
+    if not is_stated and (utilization := _infer_memory_utilization(explanation)):
         arguments = {**log.arguments, "gpu_memory_utilization": utilization}
         stated = replace(log, arguments=arguments)
         explanation = compare_log_to_plan(
             stated, plan_memory(infer_deployment(stated, gpu, planned))
         )
         inferred = (
-            f"Inferred: gpu_memory_utilization {utilization:g}. The log does not state it, and with"
-            " the default other memory would be negative."
+            f"Inferred: gpu_memory_utilization {utilization:g}. The log does not state it, and the"
+            " default leaves too little for other memory."
         )
     return replace(
         explanation,
         errors=tuple(errors),
         memory_requested=description,
         inferred=inferred,
+        states_utilization=is_stated or bool(inferred),
     )

@@ -243,9 +243,8 @@ class ReplicaMetrics:
     @property
     def preemptions(self) -> float | None:
         """Preemptions per request."""
-        return (
-            self.counters["preemptions"] / self.requests if "preemptions" in self.counters else None
-        )
+        counted = self.counters.get("preemptions")
+        return None if counted is None or not self.requests else counted / self.requests
 
     @property
     def prefix_hit_fraction(self) -> float | None:
@@ -262,9 +261,8 @@ class ReplicaMetrics:
         role, counter = LENGTH_METRICS[side]
         if role in self.histograms:
             return self.histograms[role].mean
-        return (
-            max(self.counters[counter] / self.requests, 1.0) if self.counters.get(counter) else None
-        )
+        counted = self.counters.get(counter)
+        return max(counted / self.requests, 1.0) if counted and self.requests else None
 
     def estimate_lengths(
         self, side: RequestSide, max_tokens: float = math.inf
@@ -347,17 +345,23 @@ def measure_replica(
         now, then = after.sum_series(name), before.sum_series(name) if before else None
         return None if now is None else max(now - (then or 0.0), 0.0)
 
-    requests = compute_growth(names.names.get("success")) or 0.0
-    if not requests:
-        raise PlannerError(
-            f"{after.where}: no request was answered in this time, so there is nothing to judge"
-        )
+    answered_metrics = [
+        names.names.get("success"),
+        *(f"{names.names[r]}_count" for r in ("e2e", "ttft")),
+    ]
+    growths = (compute_growth(name) for name in answered_metrics)
+    requests = next((growth for growth in growths if growth is not None), 0.0)
     used_pages = [page for page in (before, after) if page]
     means = {
         role: _compute_mean(page.sum_series(names.names[role]) for page in used_pages)
         for role in GAUGE_ROLES
     }
     gauges = {role: mean for role, mean in means.items() if mean is not None}
+    if not (requests or gauges.get("running") or gauges.get("waiting")):
+        raise PlannerError(
+            f"{after.where}: no request was answered in this time and none is in flight, so there is"
+            " nothing to judge: save the pages under load"
+        )
     if seconds is None:
         started = (
             after.sum_series("process_start_time_seconds") if before is None else before.taken_at_s

@@ -46,8 +46,11 @@ class StartupLog:
     """The error that ended the start; empty for a server that started."""
 
 
-def parse_startup_log(text: str) -> StartupLog:
-    """Read the text of a vLLM startup log; raise `PlannerError` if it states no figures."""
+def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
+    """Read the text of a vLLM startup log; raise `PlannerError` if it states no figures.
+
+    One that ends in an error needs none, if it names its model or `knows_model` is true.
+    """
     figures = {}
     for name, patterns in {**LOG_PHRASES["figures"], **COUNT_FIGURES}.items():
         numbers = next(filter(None, (_find_numbers(pattern, text) for pattern in patterns)), [])
@@ -79,7 +82,7 @@ def parse_startup_log(text: str) -> StartupLog:
         line for line in re.findall(LOG_PHRASES["failure"], text) if "root cause above" not in line
     ]
     if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures) and not (
-        failures and "model" in arguments
+        failures and (knows_model or "model" in arguments)
     ):
         raise PlannerError(
             'no vLLM start-up figures found; lines such as "Available KV cache memory: ..."'

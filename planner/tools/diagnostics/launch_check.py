@@ -1,0 +1,652 @@
+"""Check a launched server against its plan: every stated quantity, predicted and measured.
+
+What fails is named, the plan is stated again with what was measured, and, if it no longer meets its
+targets, searched again.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from planner.calibration.benchmark_results import read_benchmark_results
+from planner.calibration.user_fit import (
+    REPEAT_SIGMA_TTFT_TPOT,
+    BenchmarkPoint,
+    fit_calibration,
+    simulate_means,
+)
+from planner.core.errors import PlannerError
+from planner.core.files import get_report_date
+from planner.core.intervals import Z_SCORE_80PCT, Interval, format_short
+from planner.core.number_format import format_usd
+from planner.core.readers import read_text
+from planner.core.templates import render_template
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment
+from planner.engines.engine_args import EngineArgs
+from planner.engines.failure_modes import load_failure_modes
+from planner.latency.coefficient_lookup import apply_user_calibrations
+from planner.latency.performance import Performance
+from planner.latency.speculative_decoding import compute_planned_acceptance
+from planner.latency.startup_time import estimate_startup
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.candidate import Candidate
+from planner.planning.capacity import count_benchmark_prefix_tokens, derive_effective_workload
+from planner.planning.planned_replica import (
+    PlannedReplica,
+    load_planned_replica,
+    with_acceptance,
+)
+from planner.planning.prediction import predict
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan, search_deployments, state_deployment
+from planner.tools.diagnostics.diagnosis import MAX_LOG_BYTES
+from planner.tools.diagnostics.failure_detection import (
+    MIN_PREEMPTIONS_PER_REQUEST,
+    DiagnosisCase,
+    find_failure_modes,
+)
+from planner.tools.diagnostics.log_comparison import compare_log_to_plan
+from planner.tools.diagnostics.metrics_pages import (
+    ReplicaMetrics,
+    measure_replica,
+    read_metrics_page,
+)
+from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
+from planner.tools.diagnostics.startup_log import StartupLog, parse_startup_log
+
+Status = Literal["PASS", "FAIL", "NOT MEASURED"]
+TARGET_RATE_TOLERANCE = 0.15
+"""Distance of a benchmark's rate from the planned one up to which it tells of the targets."""
+MIN_HIT_FRACTION = 0.8
+"""Of the planned prefix cache hits, below which the cache is colder than planned."""
+NOTABLE_RATIO = 0.1
+"""Distance of measured from expected TPOT, relative, from which on a pace that passes is told."""
+LAYOUT_NAMES = ("tp", "pp", "dp", "dcp")
+Unit = Literal["ms", "1/s", "tokens", "GiB", "%", "s", ""]
+
+
+@dataclass(frozen=True)
+class QuantityCheck:
+    """One stated quantity, in its unit: predicted, measured, and whether both agree."""
+
+    name: str
+    unit: Unit
+    predicted: Interval | None  # None: a limit alone
+    measured: float | None = None
+    limit: float | None = None  # of the service level
+    is_lower_better: bool = True
+    sigma: float = 0.0  # of ln(measured) between repeats
+
+    @property
+    def status(self) -> Status:
+        """PASS unless it is worse than its interval or its limit; being better is no failure."""
+        if self.measured is None or math.isnan(self.measured):
+            return "NOT MEASURED"
+        if self.limit is not None and self.measured > self.limit:
+            return "FAIL"
+        if self.predicted is None:
+            return "PASS"
+        low, high = self.accepted
+        is_worse = self.measured > high if self.is_lower_better else self.measured < low
+        return "FAIL" if is_worse else "PASS"
+
+    @property
+    def accepted(self) -> tuple[float, float]:
+        """The interval, widened by what repeats differ by."""
+        assert self.predicted is not None
+        mid, lo, hi = self.predicted.mid, self.predicted.lo, self.predicted.hi
+        if not (self.sigma and mid > 0 and math.isfinite(mid)):
+            return lo, hi
+        below, above = (
+            math.hypot(math.log(ratio), Z_SCORE_80PCT * self.sigma) if ratio < math.inf else ratio
+            for ratio in (mid / max(lo, 1e-12), hi / mid)
+        )
+        return mid * math.exp(-below), mid * math.exp(above)
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Quantity with its unit, predicted, measured, their ratio, status."""
+        predicted, ratio = "", ""
+        if self.predicted is not None:
+            predicted = "overloaded" if math.isinf(self.predicted.mid) else self.predicted.short
+            if self.measured is not None and 0 < self.predicted.mid < math.inf:
+                ratio = f"{self.measured / self.predicted.mid:.2f}"
+        if self.limit is not None:
+            limit = f"limit {format_short(self.limit)}"
+            predicted = f"{predicted}, {limit}" if predicted else limit
+        measured = "" if self.measured is None else format_short(self.measured)
+        unit = f", {self.unit}" if self.unit else ""
+        return f"{self.name}{unit}", predicted, measured, ratio, self.status
+
+
+@dataclass(frozen=True)
+class BenchmarkCheck:
+    """One benchmark, and what the plan predicts for exactly its requests."""
+
+    point: BenchmarkPoint
+    performance: Performance
+
+    @property
+    def rate(self) -> float | None:
+        """Requests/s that were offered; None for a closed loop."""
+        return self.point.workload.rate
+
+    @property
+    def tpot_ratio(self) -> float:
+        """Measured over predicted mean TPOT; NaN without one."""
+        measured = self.point.tpot
+        return measured / self.performance.get("tpot", "mean").mid if measured else math.nan
+
+    def list_checks(self, planned: PlannedReplica, rate: float | None) -> Iterator[QuantityCheck]:
+        """Yield latencies and throughput; targets if it has about the planned `rate`."""
+        is_planned_load = bool(
+            rate and self.rate and abs(self.rate / rate - 1) < TARGET_RATE_TOLERANCE
+        )
+        limits = {f"{t.percentile} {t.metric}": t.seconds for t in planned.targets}
+        names = dict.fromkeys(["mean ttft", "mean tpot", *limits])
+        for name in names:
+            statistic, metric = name.split()
+            predicted = self.performance.get(metric, statistic)
+            if math.isnan(predicted.mid):
+                continue
+            measured = self.point.statistics.get(name)
+            limit = limits.get(name) if is_planned_load else None
+            yield QuantityCheck(
+                f"{statistic} {metric.upper()}, {self.point.name}",
+                "ms",
+                predicted * 1e3,
+                None if measured is None else measured * 1e3,
+                None if limit is None else limit * 1e3,
+                sigma=REPEAT_SIGMA_TTFT_TPOT[metric in ("tpot", "itl")],
+            )
+        yield QuantityCheck(
+            f"requests, {self.point.name}",
+            "1/s",
+            self.performance.request_tps,
+            self.point.statistics.get("request_tps"),
+            is_lower_better=False,
+            sigma=REPEAT_SIGMA_TTFT_TPOT[1],
+        )
+
+
+@dataclass(frozen=True)
+class LaunchCheck:
+    """A launched replica against its plan."""
+
+    planned: PlannedReplica
+    benchmarks: tuple[BenchmarkCheck, ...] = ()
+    metrics: ReplicaMetrics | None = None
+    log: StartupLog | None = None
+    startup_s: float | None = None
+    errors: tuple[StartupError, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def checks(self) -> tuple[QuantityCheck, ...]:
+        """All stated quantities: memory, caches, and each benchmark."""
+        return (*self._list_memory_checks(), *self._list_cache_checks(), *self._list_load_checks())
+
+    @property
+    def verdict(self) -> Status:
+        """FAIL if anything deviates; NOT MEASURED without a KV cache or any latency; else PASS."""
+        if self.deviations or any(check.status == "FAIL" for check in self.checks):
+            return "FAIL"
+        has_latency = any(
+            check.unit == "ms" and check.status != "NOT MEASURED" for check in self.checks
+        )
+        return "PASS" if has_latency and self.kv_tokens else "NOT MEASURED"
+
+    @property
+    def planned_settings(self) -> dict[str, object]:
+        """What the plan starts its engine with, by the names of `StartupLog.arguments`."""
+        deployment = self.planned.deployment
+        layout = {name: getattr(deployment.layout, name) for name in LAYOUT_NAMES}
+        return {**vars(deployment.args), **layout, "engine_version": deployment.engine.version}
+
+    @cached_property
+    def measured_settings(self) -> dict[str, object]:
+        """Arguments that the plan has otherwise: those of the log, and slots that a queue tells."""
+        logged, planned = self.log.arguments if self.log else {}, self.planned_settings
+        settings = {
+            name: value
+            for name, value in logged.items()
+            if name in planned and planned[name] is not None and not _equals(planned[name], value)
+        }
+        if "max_num_seqs" not in logged and (slots := self._infer_slots()):
+            settings["max_num_seqs"] = slots
+        return settings
+
+    @property
+    def kv_tokens(self) -> float | None:
+        """Tokens of KV cache that the log or the page states."""
+        if self.log and "kv_tokens" in self.log.figures:
+            return self.log.figures["kv_tokens"]
+        if self.metrics is None or self.metrics.pool is None:
+            return None
+        pool = get_memory_plan(self.planned.deployment).pool
+        return self.metrics.pool * pool.reported_tokens / (pool.num_blocks * pool.layout.block_size)
+
+    @property
+    def kv_ratio(self) -> float:
+        """Measured over planned KV cache; 1 if not measured."""
+        planned = get_memory_plan(self.planned.deployment).pool.reported_tokens
+        return (self.kv_tokens or planned) / planned
+
+    def _list_memory_checks(self) -> Iterator[QuantityCheck]:
+        memory = get_memory_plan(self.planned.deployment)
+        if self.log:
+            lines = compare_log_to_plan(self.log, memory).lines
+            weights = next((line.logged for line in lines if line.term == "weights"), None)
+        else:
+            weights = None
+        yield QuantityCheck(
+            "weights", "GiB", memory.weights / GIB, weights and weights / GIB, sigma=0.01
+        )
+        tokens, kv = memory.pool.reported_tokens, memory.kv_available
+        yield QuantityCheck(
+            "KV cache",
+            "tokens",
+            Interval(tokens * kv.lo / kv.mid, tokens, tokens * kv.hi / kv.mid),
+            self.kv_tokens,
+            is_lower_better=False,
+            sigma=0.01,
+        )
+        scenario = self.planned.scenario
+        storage = {"storage": scenario.storage} if scenario else {}
+        if startup := estimate_startup(self.planned.deployment, **storage):
+            yield QuantityCheck("startup", "s", startup.total, self.startup_s)
+
+    def _list_cache_checks(self) -> Iterator[QuantityCheck]:
+        metrics = self.metrics
+        shares = {
+            "prompt tokens from the prefix cache": (
+                self.planned_hit_fraction,
+                metrics.prefix_hit_fraction if metrics else None,
+            ),
+            "accepted drafts": (
+                compute_planned_acceptance(self.planned.deployment),
+                metrics.acceptance_fraction if metrics else None,
+            ),
+        }
+        for name, (planned, measured) in shares.items():
+            if planned:
+                percent = 100 * planned
+                yield QuantityCheck(
+                    name,
+                    "%",
+                    Interval(percent * MIN_HIT_FRACTION, percent, percent / MIN_HIT_FRACTION),
+                    None if measured is None else measured * 100,
+                    is_lower_better=False,
+                )
+        expected = max((b.performance.preemptions for b in self.benchmarks), default=0.0)
+        yield QuantityCheck(
+            "preemptions per request",
+            "",
+            Interval(0.0, expected, expected + MIN_PREEMPTIONS_PER_REQUEST),
+            metrics.preemptions if metrics else None,
+        )
+
+    @cached_property
+    def planned_hit_fraction(self) -> float:
+        """The fraction of prompt tokens that the benchmarks, or the plan, find in the cache."""
+        if self.benchmarks:
+            loads = [
+                derive_effective_workload(b.point.deployment, b.point.workload)
+                for b in self.benchmarks
+            ]
+            prompts = sum(load.num_requests * load.prompt.mean for load in loads)
+            return sum(load.num_requests * load.mean_cached_tokens for load in loads) / prompts
+        workload = self.planned.workload
+        return workload.cache_hit_fraction if workload else 0.0
+
+    def _list_load_checks(self) -> Iterator[QuantityCheck]:
+        for each in self.benchmarks:
+            yield from each.list_checks(self.planned, self.planned.rate)
+        if not self.benchmarks:
+            yield from self._list_live_checks()
+
+    @cached_property
+    def live(self) -> DiagnosisCase | None:
+        """The pages beside the plan; None without pages."""
+        return DiagnosisCase(self.metrics, self.planned) if self.metrics else None
+
+    def _list_live_checks(self) -> Iterator[QuantityCheck]:
+        """Yield latencies of the pages' own traffic: means as simulated, and targets by bucket."""
+        histograms = self.metrics.histograms if self.metrics else {}
+        simulated = self.live.simulated if self.live else None
+        for metric in ("ttft", "tpot"):
+            if metric in histograms and simulated and not simulated.saturated:
+                yield QuantityCheck(
+                    f"mean {metric.upper()}, live",
+                    "ms",
+                    simulated.get(metric, "mean") * 1e3,
+                    histograms[metric].mean * 1e3,
+                    sigma=REPEAT_SIGMA_TTFT_TPOT[metric == "tpot"],
+                )
+        for target in self.planned.targets:
+            measured, histogram = None, histograms.get(target.metric)
+            if histogram and target.percentile == "mean":
+                measured = histogram.mean
+            elif histogram:  # somewhere in its bucket, which may have the limit inside
+                low, high = histogram.find_quantile_bucket(int(target.percentile[1:]) / 100)
+                measured = (
+                    high if high <= target.seconds else low if low >= target.seconds else None
+                )
+            yield QuantityCheck(
+                f"{target.name}, bucket edge",
+                "ms",
+                None,
+                measured and measured * 1e3,
+                target.seconds * 1e3,
+            )
+
+    @cached_property
+    def deviations(self) -> tuple[str, ...]:
+        """What differs from the plan, the cause before its effects."""
+        found = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
+        found += [
+            f"{name} is {value}, planned {self.planned_settings[name]}"
+            for name, value in self.measured_settings.items()
+        ]
+        by_name = {check.name: check for check in self.checks if check.status == "FAIL"}
+        if "KV cache" in by_name:
+            found.append(
+                f"the KV cache has {self.kv_ratio:.2f} times the planned tokens: other memory"
+                " settings, or something else on the GPU"
+            )
+        for name, check in by_name.items():
+            if check.unit == "%" and check.predicted:
+                found.append(
+                    f"{name}: {check.measured:.0f}%, planned {check.predicted.mid:.0f}%: a"
+                    f" {'colder prefix cache' if 'prefix' in name else 'worse draft'}"
+                )
+        if slowdown := self.slowdown:
+            found.append(
+                f"tokens take {slowdown:.2f} times as long as planned in every benchmark: a slower"
+                " GPU, host or link"
+            )
+        if not found and self.live and not self.benchmarks:
+            titles = load_failure_modes(self.live.measured.names.names)
+            found += [
+                f"{titles[finding.mode].title}: {'; '.join(finding.evidence)}"
+                for finding in find_failure_modes(self.live)
+            ]
+        if not found and by_name:
+            found.append("the cause is not in these files: planner diagnose, with pages under load")
+        return tuple(found)
+
+    @property
+    def hit_share(self) -> float:
+        """Measured over planned prefix cache hits, up to 1."""
+        hits = self.metrics.prefix_hit_fraction if self.metrics else None
+        planned = self.planned_hit_fraction
+        return min(hits / planned, 1.0) if hits is not None and planned else 1.0
+
+    @cached_property
+    def slowdown(self) -> float | None:
+        """The factor by which tokens take longer in every benchmark; None if in none.
+
+        It is over a prediction with the measured settings, KV cache and prefix cache hits.
+        """
+        explained = self.benchmarks
+        has_colder = any(c.unit == "%" and c.status == "FAIL" for c in self._list_cache_checks())
+        if self.measured_settings or has_colder or self.kv_ratio < MIN_HIT_FRACTION:
+            explained = tuple(
+                BenchmarkCheck(b.point, _predict_benchmark(self._move(b.point)))
+                for b in self.benchmarks
+            )
+        ratios = [b.tpot_ratio for b in explained if not math.isnan(b.tpot_ratio)]
+        fails = [
+            check.status == "FAIL"
+            for b in explained
+            for check in b.list_checks(self.planned, None)
+            if check.name.startswith("mean TPOT")
+        ]
+        return median(ratios) if ratios and all(fails) else None
+
+    def _move(self, point: BenchmarkPoint) -> BenchmarkPoint:
+        """Return a benchmark with the settings and the prefix cache hits that were measured."""
+        hit_rate = point.workload.prefix_hit_rate * self.hit_share
+        return replace(
+            point,
+            deployment=self._apply_settings(point.deployment),
+            workload=replace(point.workload, prefix_hit_rate=hit_rate),
+        )
+
+    def _infer_slots(self) -> int | None:
+        """Infer max_num_seqs from requests that wait while fewer run than planned."""
+        case = self.live
+        if case is None or self.kv_ratio < MIN_HIT_FRACTION:  # which may be why they wait
+            return None
+        has_others = any(finding.mode == "other_settings" for finding in find_failure_modes(case))
+        running = round(case.mean_running / self.planned.deployment.layout.dp)
+        if not (has_others and case.is_queueing and 0 < running < (case.max_running or 0)):
+            return None
+        return running
+
+    @cached_property
+    def as_measured(self) -> tuple[Scenario, Candidate] | None:
+        """The scenario and the planned deployment, with what was measured; None if unknown."""
+        scenario = self.planned.scenario
+        is_unfittable = self.slowdown and self.planned.deployment.speculation
+        if scenario is None or self.verdict != "FAIL" or is_unfittable:
+            return None
+        deployment = self._apply_settings(self.planned.deployment)
+        points = [self._move(b.point) for b in self.benchmarks]
+        if self.slowdown and points:
+            fit = fit_calibration(points, means=simulate_means, noise=REPEAT_SIGMA_TTFT_TPOT)
+            entry = {fit.entry: fit.to_calibration(f"{get_report_date():%Y-%m-%d}")}
+            known = {**deployment.engine.calibration, **entry}
+            engine = apply_user_calibrations(deployment.engine, known)
+            deployment = replace(deployment, engine=engine)
+            scenario = replace(scenario, engine=engine)
+        workload = scenario.workload
+        hit_rate = workload.prefix_hit_rate * self.hit_share
+        scenario = replace(scenario, workload=replace(workload, prefix_hit_rate=hit_rate))
+        whole = deployment.with_replicas(self.planned.num_replicas)
+        return scenario, state_deployment(scenario, whole)
+
+    def _apply_settings(self, deployment: Deployment) -> Deployment:
+        """Return the deployment with the arguments and the KV cache that were measured."""
+        arguments = {
+            name: value
+            for name, value in self.measured_settings.items()
+            if name in EngineArgs.__dataclass_fields__
+        }
+        try:
+            deployment = deployment.with_args(**arguments)
+        except (PlannerError, TypeError, ValueError):  # values that this plan cannot have
+            return deployment
+        if self.metrics and self.metrics.acceptance_fraction is not None:
+            deployment = with_acceptance(deployment, self.metrics.acceptance_fraction)
+        if (kv := self.kv_tokens) is None:
+            return deployment
+        memory = get_memory_plan(deployment)
+        if abs(kv / memory.pool.reported_tokens - 1) < 0.05:
+            return deployment
+        missing = memory.kv_available.mid * (1 - kv / memory.pool.reported_tokens)
+        terms = dict(deployment.memory_calibration)
+        terms["non_torch"] = terms.get("non_torch", 0.0) + missing
+        return replace(deployment, memory_calibration=tuple(sorted(terms.items())))
+
+    @property
+    def is_misconfigured(self) -> bool:
+        """Whether nothing but settings and memory, which the plan's own command sets, deviates."""
+        is_other = self.measured_settings or self.kv_ratio < MIN_HIT_FRACTION
+        return bool(is_other and not self.slowdown and self.hit_share >= MIN_HIT_FRACTION)
+
+    @cached_property
+    def alternative(self) -> Plan | None:
+        """The plan of what was measured, if the planned deployment no longer meets its targets."""
+        if self.as_measured is None or self.as_measured[1].is_confident or self.is_misconfigured:
+            return None
+        return search_deployments(self.as_measured[0])
+
+    @property
+    def consequences(self) -> tuple[str, ...]:
+        """What a failure means for the plan, in sentences."""
+        if self.verdict != "FAIL":
+            return ()
+        if self.planned.scenario is None:
+            return ("this plan.json does not state its question: plan again to judge it",)
+        if self.as_measured is None:
+            return (
+                "step costs cannot be fitted to runs with drafts: benchmark it without speculation,"
+                " and verify again",
+            )
+        if not self.benchmarks and any(
+            check.unit == "ms" and check.status == "FAIL" for check in self.checks
+        ):
+            return ("live traffic does not say how fast its steps are: run bench.sh, verify again",)
+        candidate = self.as_measured[1]
+        missed = [
+            check.name.split(",")[0]
+            for check in self.checks
+            if check.limit and check.measured and check.measured > check.limit
+        ]
+        if candidate.is_confident and missed:
+            return (
+                f"this server misses {' and '.join(missed)}, which what was measured does not"
+                " explain: planner diagnose, with pages under load, names more",
+            )
+        if candidate.is_confident:
+            return (
+                "the plan still meets every target with what was measured (probability"
+                f" {candidate.probability:.0%})",
+            )
+        sentences = [
+            f"the plan no longer meets its targets with what was measured: {candidate.shortfall}"
+        ]
+        if self.is_misconfigured:
+            return (*sentences, "start it as planned (serve.sh), and verify again")
+        instead = self.alternative.chosen if self.alternative else None
+        usd = instead.usd_per_hour if instead else None
+        price = "" if usd is None else f", {format_usd(usd)}/h"
+        sentences.append(
+            f"instead: {instead.description}{price}"
+            if instead
+            else "nothing that the scenario allows meets its targets then"
+        )
+        return tuple(sentences)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """How files were read, and a pace that passes and yet is not the expected one."""
+        ratios = [b.tpot_ratio for b in self.benchmarks if not math.isnan(b.tpot_ratio)]
+        if self.verdict != "PASS" or not ratios or abs(median(ratios) - 1) < NOTABLE_RATIO:
+            return self.notes
+        pace = (
+            f"tokens take {median(ratios):.2f} times the expected time, which the intervals allow:"
+            " planner calibrate on these benchmarks, and plan again"
+        )
+        return (*self.notes, pace)
+
+    def __str__(self) -> str:
+        return render_template("tools/diagnostics", "launch_check", check=self).strip("\n")
+
+    def to_markdown(self) -> str:
+        """Return the page in Markdown."""
+        return render_template("tools/diagnostics", "launch_check.md", check=self)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the page for `--json`."""
+        return {
+            "verdict": self.verdict,
+            "checks": [
+                {
+                    "quantity": check.name,
+                    "unit": check.unit,
+                    "predicted": check.predicted and check.predicted.as_json_list,
+                    "limit": check.limit,
+                    "measured": check.measured,
+                    "status": check.status,
+                }
+                for check in self.checks
+            ],
+            "deviations": list(self.deviations),
+            "consequences": list(self.consequences),
+            "remarks": list(self.remarks),
+        }
+
+
+def _equals(planned: object, logged: object) -> bool:
+    """Return whether a logged argument is the planned one, as far as both can be compared."""
+    if isinstance(planned, float) and isinstance(logged, float | int):
+        return math.isclose(planned, logged, rel_tol=1e-3)
+    return str(planned) == str(logged)
+
+
+_TIMESTAMP = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
+
+
+def measure_startup(text: str) -> float | None:
+    """Return the seconds from the first line of a log to the end of the start; None if not told."""
+    done = re.search(r"Application startup complete|The server is fired up", text)
+    times = _TIMESTAMP.findall(text[: done.end()]) if done else []
+    if len(times) < 2:
+        return None
+    first, last = (
+        datetime.strptime(f"2024-{at}", "%Y-%m-%d %H:%M:%S") for at in (times[0], times[-1])
+    )
+    seconds = (last - first).total_seconds()
+    return seconds if seconds > 0 else None
+
+
+def check_launch(
+    plan: str | Path,
+    benchmarks: Sequence[Path] = (),
+    pages: Sequence[str | Path] = (),
+    log: str | Path | None = None,
+    seconds: float | None = None,
+    replicas: int = 1,
+) -> LaunchCheck:
+    """Check a launched server against the `plan` that `planner plan --out` wrote.
+
+    `benchmarks` are results of load generators against `replicas` of it, `pages` one or two
+    /metrics pages of one replica, `seconds` apart, `log` its start-up log. Raises `PlannerError`
+    if there is none of them, or one cannot be read.
+    """
+    if not benchmarks and not pages and log is None:
+        raise PlannerError("verify needs a measurement: --bench, --metrics or --log")
+    planned = load_planned_replica(plan, unified=True)
+    deployment = planned.deployment
+    points: tuple[BenchmarkPoint, ...] = ()
+    notes: tuple[str, ...] = ()
+    if benchmarks:
+        prefix = 0
+        if planned.scenario:
+            whole = deployment.with_replicas(planned.num_replicas)
+            prefix = count_benchmark_prefix_tokens(whole, planned.scenario.workload)
+        results = read_benchmark_results(
+            benchmarks, deployment.with_replicas(replicas), prefix, to_fit=False
+        )
+        points, notes = results.points, results.notes
+    text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
+    version = deployment.engine.version
+    return LaunchCheck(
+        planned,
+        tuple(BenchmarkCheck(point, _predict_benchmark(point)) for point in points),
+        measure_replica([read_metrics_page(page) for page in pages], version, seconds)
+        if pages
+        else None,
+        parse_startup_log(text, knows_model=True) if text else None,
+        measure_startup(text),
+        tuple(find_startup_errors(text)),
+        notes,
+    )
+
+
+def _predict_benchmark(point: BenchmarkPoint) -> Performance:
+    performance = predict(point.deployment, point.workload).performance
+    if performance is None:
+        raise PlannerError(
+            f"the planned replica does not start: {get_memory_plan(point.deployment).reason}"
+        )
+    return performance

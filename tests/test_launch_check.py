@@ -1,0 +1,257 @@
+"""`planner verify` passes a server that is the planned one, and names what a rehearsed fault changed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rehearsal import rehearse
+
+from planner.core.errors import PlannerError
+from planner.engines.coefficients import list_coefficient_names
+from planner.engines.deployment import deploy_on
+from planner.latency.coefficient_lookup import get_deployment_coefficients
+from planner.planning.planned_replica import load_planned_replica
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import search_deployments
+from planner.tools.diagnostics.launch_check import LaunchCheck, check_launch, measure_startup
+from planner.tools.rehearsal.server import RehearsalFaults
+from planner.ui.cli import main
+from planner.ui.plan_json import serialize_plan
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+QUESTION: dict[str, Any] = {
+    "model": MODEL, "quantization": ["checkpoint"], "gpus": [{"gpu": "L40S", "at_most": 2}],
+    "engine": "vllm", "engine_version": "0.33.0", "calibration": "mine.yaml",
+    "workload": {
+        "prompt_tokens": {"exactly": 640}, "output_tokens": {"exactly": 48}, "rate": 6.0,
+        "shared_prefix": {"tokens": 320, "hit_rate": 0.95},
+    },
+    "service_level": {"ttft": {"p95": 400}, "tpot": {"p95": 32}}, "engine_args": {"max_num_seqs": 32},
+}  # fmt: skip
+ON_H100 = {**QUESTION, "calibration": None, "gpus": [{"gpu": "H100", "at_most": 1}]}
+FAULTS = {
+    "as planned": RehearsalFaults(),
+    "30% slower": RehearsalFaults(slowdown=1.3),
+    "half the KV cache": RehearsalFaults(kv_fraction=0.5),
+    "another batch size": RehearsalFaults(max_num_seqs=6),
+    "colder prefix cache": RehearsalFaults(prefix_hit_fraction=0.3),
+}
+NAMED = {
+    "30% slower": "times as long as planned in every benchmark",
+    "half the KV cache": "the KV cache has 0.50 times the planned tokens",
+    "another batch size": "max_num_seqs is 6, planned 32",
+    "colder prefix cache": "a colder prefix cache",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A folder with the files of one rehearsed server."""
+
+    plan: Path
+    folder: Path
+    bench: Mapping[str, Any]
+
+    def check(self, log: bool = True) -> LaunchCheck:
+        return check_launch(
+            self.plan,
+            [self.folder / "bench.json"],
+            [self.folder / "before.txt", self.folder / "after.txt"],
+            self.folder / "vllm.log" if log else None,
+            self.bench["duration"],
+        )
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A written plan whose step costs were calibrated on one's own GPU, to a few percent."""
+    folder = tmp_path_factory.mktemp("plan")
+    known = get_deployment_coefficients(deploy_on(MODEL, "L40S", engine_version="0.33.0"))
+    entry = {
+        "coefficients": {n: getattr(known.coefficients, n) for n in list_coefficient_names()},
+        "sigma_tpot": 0.04, "sigma_ttft": 0.08, "models": ["llama"], "points": 12,
+        "versions": ["0.33.0"], "engine": "vllm", "source": "own benchmarks", "date": "2026-11-01",
+        "residuals": "", "kv_cache_dtype": "auto",
+    }  # fmt: skip
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"L40S": entry}))
+    planned = search_deployments(parse_scenario(QUESTION, "question", folder))
+    (folder / "plan.json").write_text(json.dumps(serialize_plan(planned)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launches(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+    """One launch of each kind, benchmarked with the planned traffic in virtual time."""
+    planned, found = load_planned_replica(plan), {}
+    assert planned.workload
+    for name, faults in FAULTS.items():
+        folder = tmp_path_factory.mktemp("launch")
+        bench = rehearse(planned, faults, planned.workload, 100, folder)
+        found[name] = Launch(plan, folder, bench)
+    return found
+
+
+def test_the_planned_server_passes(launches: dict[str, Launch]) -> None:
+    check = launches["as planned"].check()
+    assert check.verdict == "PASS" and not check.deviations and not check.consequences
+    rows = {row.name.split(",")[0]: row for row in check.checks}
+    assert rows["KV cache"].measured == rows["KV cache"].predicted.mid
+    assert rows["mean TPOT"].measured == pytest.approx(rows["mean TPOT"].predicted.mid, rel=0.02)
+    assert rows["mean TTFT"].measured == pytest.approx(rows["mean TTFT"].predicted.mid, rel=0.1)
+    assert rows["startup"].status == "NOT MEASURED"
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("log", [True, False])
+def test_a_fault_is_named(name: str, log: bool, launches: dict[str, Launch]) -> None:
+    check = launches[name].check(log)
+    assert check.verdict == "FAIL"
+    (deviation,) = check.deviations  # and nothing else is suspected
+    assert NAMED[name] in deviation and deviation in str(check)
+
+
+def test_what_a_failure_means_is_said(launches: dict[str, Launch]) -> None:
+    slow = launches["30% slower"].check()
+    assert slow.slowdown == pytest.approx(1.3, abs=0.1)
+    assert (
+        "targets with what was measured: p95 TPOT" in slow.consequences[0]
+        and "L40S" in slow.consequences[1]
+    )
+    assert (
+        "the plan still meets every target" in launches["half the KV cache"].check().consequences[0]
+    )
+    small = launches["another batch size"].check().consequences
+    assert "no longer meets" in small[0] and "start it as planned (serve.sh)" in small[1]
+
+
+def test_the_exit_code_and_the_page_are_the_verdicts(
+    launches: dict[str, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = launches["as planned"]
+    words = ["verify", str(good.plan), "--bench", str(good.folder / "bench.json"),
+             "--log", str(good.folder / "vllm.log")]  # fmt: skip
+    assert main([*words, "--out", str(tmp_path / "page.pdf")]) == 0
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    assert capsys.readouterr().out.startswith("PASS: ")
+    words[3] = str(launches["30% slower"].folder / "bench.json")
+    assert main([*words, "--out", str(tmp_path / "page.md")]) == 1
+    assert (tmp_path / "page.md").read_text().count("| FAIL |") >= 2
+    assert main([*words[:2], *words[4:], "--json"]) == 3  # no benchmark: latencies are unknown
+    shown = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    assert shown["verdict"] == "NOT MEASURED"
+
+
+@pytest.mark.parametrize("name", ["as planned", "30% slower"])
+def test_live_traffic_alone_is_judged_by_its_pages(name: str, launches: dict[str, Launch]) -> None:
+    launch = launches[name]
+    pages = [launch.folder / "before.txt", launch.folder / "after.txt"]
+    check = check_launch(launch.plan, pages=pages, seconds=launch.bench["duration"])
+    rows = {row.name: row for row in check.checks}
+    assert rows["mean TPOT, live"].measured == pytest.approx(launch.bench["mean_tpot_ms"], rel=0.02)
+    assert rows["p95 TTFT, bucket edge"].status == "PASS"
+    if name == "as planned":
+        assert check.verdict == "PASS" and rows["p95 TPOT, bucket edge"].status == "PASS"
+    else:  # 32 ms lies between the edges 25 and 50
+        assert rows["p95 TPOT, bucket edge"].status == "NOT MEASURED"
+        assert check.verdict == "FAIL" and "GPU is slower" in check.deviations[0]
+        assert "run bench.sh" in check.consequences[0]
+
+
+def test_a_server_that_did_not_start_fails(plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "vllm.log").write_text(
+        f"non-default args: {{'model': '{MODEL}', 'max_num_seqs': 32}}\n"
+        "Model loading took 14.99 GiB memory and 4.1 seconds\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    check = check_launch(plan, log=tmp_path / "vllm.log")
+    assert check.verdict == "FAIL" and "memory" in check.deviations[0]
+
+
+def test_a_plan_without_its_question_is_judged_and_not_planned_again(
+    launches: dict[str, Launch], tmp_path: Path
+) -> None:
+    slow = launches["30% slower"]
+    fields = json.loads((slow.plan / "plan.json").read_text())
+    del fields["question"]
+    (tmp_path / "plan.json").write_text(json.dumps(fields))
+    check = check_launch(tmp_path, [slow.folder / "bench.json"])
+    assert check.checks and (check.verdict == "PASS" or "plan again" in check.consequences[0])
+
+
+def test_a_plan_with_drafts_is_compared_and_not_fitted(plan: Path, tmp_path: Path) -> None:
+    fields = json.loads((plan / "plan.json").read_text())
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.7}
+    (tmp_path / "plan.json").write_text(json.dumps({**fields, "speculation": drafts}))
+    replica = load_planned_replica(tmp_path)
+    assert replica.deployment.speculation and replica.workload
+    for slowdown, verdict in ((1.0, "PASS"), (2.5, "FAIL")):
+        faults = RehearsalFaults(slowdown=slowdown)
+        bench = rehearse(replica, faults, replica.workload, 60, tmp_path)
+        check = Launch(tmp_path, tmp_path, bench).check()
+        assert check.verdict == verdict
+        assert any("accepted drafts" in row.name and row.status == "PASS" for row in check.checks)
+    assert "without speculation" in check.consequences[0]
+    worse = replace(replica.deployment.speculation, acceptance_rate=0.3)
+    other = replace(replica, deployment=replace(replica.deployment, speculation=worse))
+    bench = rehearse(other, RehearsalFaults(), replica.workload, 60, tmp_path)
+    (deviation,) = Launch(tmp_path, tmp_path, bench).check().deviations
+    assert "a worse draft" in deviation
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"pools": {"prefill": {}}}, "prefill and decode pools"),
+        ({"question": {"model": MODEL}}, "question|workload"),
+        ({"question": ON_H100}, "does not allow vllm on L40S"),
+        ({"question": []}, "question"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_checked_is_told(
+    fields: dict[str, Any], told: str, plan: Path, tmp_path: Path
+) -> None:
+    whole = json.loads((plan / "plan.json").read_text()) | fields
+    (tmp_path / "plan.json").write_text(json.dumps(whole))
+    with pytest.raises(PlannerError, match=told):
+        check_launch(tmp_path, log=tmp_path / "none.log")
+
+
+def test_the_largest_load_that_a_plan_found_is_the_planned_one(plan: Path, tmp_path: Path) -> None:
+    fields = json.loads((plan / "plan.json").read_text())
+    fields["question"]["workload"]["rate"] = "max"
+    (tmp_path / "plan.json").write_text(json.dumps({**fields, "max_load": {"rate": 7.5}}))
+    assert load_planned_replica(tmp_path).rate == 7.5
+
+
+def test_a_slow_server_within_wide_intervals_passes_with_a_remark(
+    launches: dict[str, Launch], plan: Path, tmp_path: Path
+) -> None:
+    """Without a calibration of one's own, 30% lie within the intervals."""
+    fields = json.loads((plan / "plan.json").read_text())
+    del fields["question"]["calibration"]
+    fields["service_level"] = [{**slo, "limit_ms": 1000} for slo in fields["service_level"]]
+    (tmp_path / "plan.json").write_text(json.dumps(fields))
+    files = launches["30% slower"].folder
+    check = check_launch(tmp_path, [files / "bench.json"], log=files / "vllm.log")
+    assert "1.3" in check.remarks[0] and "planner calibrate" in str(check)
+    assert not launches["as planned"].check().remarks
+
+
+def test_nothing_to_compare_is_told(plan: Path) -> None:
+    with pytest.raises(PlannerError, match="--bench, --metrics or --log"):
+        check_launch(plan)
+
+
+def test_the_start_is_measured_by_the_times_of_the_log() -> None:
+    log = (
+        "INFO 11-26 02:00:01 [api_server.py:1] vLLM API server version 0.33.0\n"
+        "INFO 11-26 02:00:40 [gpu_worker.py:2] Available KV cache memory: 20.1 GiB\n"
+        "INFO 11-26 02:01:11 [launcher.py:3] Application startup complete.\n"
+        "INFO 11-26 03:00:00 [loggers.py:4] Running: 1 reqs\n"
+    )
+    assert measure_startup(log) == 70
+    assert measure_startup(log.replace("Application startup complete", "")) is None
