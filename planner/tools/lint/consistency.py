@@ -14,9 +14,15 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import ParallelLayout
 from planner.engines.engine import Engine
+from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
-from planner.tools.lint.deployment_reader import read_engine_args, read_layout, resolve_served_model
+from planner.tools.lint.deployment_reader import (
+    read_draft_settings,
+    read_engine_args,
+    read_layout,
+    resolve_served_model,
+)
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.option_checks import CheckedCommand
 
@@ -53,6 +59,7 @@ def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Itera
             option, layout.tp, f"{name}: {reason}"[:300], _suggest_divisor(model, layout, option)
         )
     yield from _check_format(checked, name, model)
+    yield from _check_draft_pipeline(checked, layout, engine)
     yield from _check_lengths(checked, name, model.architecture.max_position, engine)
 
 
@@ -72,18 +79,10 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
             yield LintFinding(
                 "environment", name, f"{name}={visible}", "contradicts", why, refused=True
             )
-        if command.num_visible_gpus is not None and num_gpus > command.num_visible_gpus:
-            why = (
-                f"the command takes {num_gpus} GPUs, and the container is given"
-                f" {command.num_visible_gpus}"
-            )
+        if (given := command.setup and command.setup.num_gpus) and num_gpus > given:
+            why = f"the command takes {num_gpus} GPUs, and the container is given {given}"
             yield LintFinding(
-                "environment",
-                "GPUs",
-                f"{command.num_visible_gpus} GPUs",
-                "contradicts",
-                why,
-                refused=True,
+                "environment", "GPUs", f"{given} GPUs", "contradicts", why, refused=True
             )
 
 
@@ -156,6 +155,21 @@ def _check_format(checked: CheckedCommand, name: str, model: Model) -> Iterator[
         yield _make_contradiction(
             option, requested, why, f"a checkpoint in that format, or no {option}"
         )
+
+
+def _check_draft_pipeline(
+    checked: CheckedCommand, layout: ParallelLayout, engine: Engine | None
+) -> Iterator[LintFinding]:
+    """Check for drafts under pipeline parallelism, which few releases have."""
+    settings = read_draft_settings(checked.command.engine, checked.argument_values)
+    if engine is None or settings is None or layout.pp == 1:
+        return
+    with suppress(PlannerError):  # a method that is not known
+        if reason := explain_unsupported_pipeline(settings[0], engine):
+            option = "--speculative-config" if engine.name == "vllm" else "--speculative-algorithm"
+            yield _make_contradiction(
+                option, settings[0], reason, "no drafts, or tensor parallelism alone"
+            )
 
 
 def _suggest_divisor(model: Model, layout: ParallelLayout, option: str) -> str:

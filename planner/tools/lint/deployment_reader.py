@@ -17,6 +17,7 @@ from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.option_checks import CheckedCommand
+from planner.tools.lint.value_checks import explain_capability
 
 MAX_GPUS_OF_A_BOX = 8
 """GPUs that one machine holds, whatever the usual number of their kind."""
@@ -37,19 +38,23 @@ def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
     return int(count) if count else None, gpus.get_gpu(match[2])
 
 
+def get_served_name(checked: CheckedCommand) -> str:
+    """Return the name or path of the model that a command serves; empty if it names none."""
+    key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(
+        checked.command.engine, ""
+    )
+    words = checked.as_meant.positional if key != "model_id" else ()
+    return str((words[0] if words else checked.argument_values.get(key)) or "")
+
+
 def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
     """Return the served model's name and the model, also by the last part of a path.
 
     Raises `PlannerError` if the command names no model, or an unknown one.
     """
-    key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(
-        checked.command.engine, ""
-    )
-    words = checked.as_meant.positional if key != "model_id" else ()
-    model = words[0] if words else checked.argument_values.get(key)
-    if not model:
+    name = get_served_name(checked)
+    if not name:
         raise PlannerError("the command names no model")
-    name = str(model)
     if is_unresolved(name):
         raise PlannerError(f"the model is {name!r:.80}, which is filled in only where it runs")
     try:
@@ -215,7 +220,7 @@ def read_draft_settings(
     config = values.get("speculative_config")
     if engine == "vllm" and isinstance(config, Mapping):
         draft = config.get("model")
-        method = str(config.get("method") or ("draft_model" if draft else "ngram"))
+        method = str(config.get("method") or _infer_draft_method(str(draft or "")))
         return method, config.get("num_speculative_tokens", 1), str(draft) if draft else None
     if engine == "vllm" and (draft := values.get("speculative_model")):  # before 0.8.5
         method = "ngram" if draft == "[ngram]" else "draft_model"
@@ -243,6 +248,15 @@ def read_draft_settings(
     if engine == "tgi" and values.get("speculate"):
         return "ngram", values["speculate"], None
     return None
+
+
+def _infer_draft_method(draft: str) -> str:
+    """Return the method that vLLM infers from a draft's name (0.20.2 config/speculative.py)."""
+    name = draft.lower()
+    for part, method in (("eagle3", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")):
+        if part in name:
+            return method
+    return "draft_model" if draft else "ngram"
 
 
 def _normalize_draft_method(engine: str, name: Any) -> str:
@@ -274,6 +288,9 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
         and quantization in get_engine_packaging(engine).online
     ):
         model = load_model(model.name, quantization=quantization)
+    for method in {str(quantization), model.quantization.method}:
+        if too_low := explain_capability(engine, method, gpu_spec, checked.version):
+            raise RefusedDeploymentError(too_low)
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):

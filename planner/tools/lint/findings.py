@@ -79,6 +79,7 @@ class EngineChanges(StrictEntry):
     settings: dict[str, OptionChange] = Field(default_factory=dict)
     environment: dict[str, OptionChange] = Field(default_factory=dict)
     metrics: dict[str, OptionChange] = Field(default_factory=dict)
+    programs: dict[str, OptionChange] = Field(default_factory=dict)
 
 
 @cache

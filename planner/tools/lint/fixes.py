@@ -1,6 +1,7 @@
 """Rewrite a command for its version: drop removed options and rename renamed ones."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,6 +96,14 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
     return FixedCommand(replace(checked.command, argv=argv, environment=environment), tuple(diff))
 
 
+def merge_diffs(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    """Return two diffs as one, without the lines that the first adds and the second removes."""
+    added = {line[2:] for line in first if line.startswith("+ ")}
+    undone = {line[2:] for line in second if line.startswith("- ")} & added
+    kept = [line for line in first if not (line.startswith("+ ") and line[2:] in undone)]
+    return (*kept, *(line for line in second if line[2:] not in undone or line.startswith("+ ")))
+
+
 def _diff_option(name: str, before: list[str], after: list[str]) -> list[str]:
     """Return the diff lines of one option, with secrets masked."""
     if before == after:
@@ -113,6 +122,10 @@ def _replace_option(
 
     The words are empty if the option is removed or has no effect; else they stay as they were.
     """
+    if re.match(r"leave it out(:|$)", finding.instead):
+        return []
+    if finding.verdict == "wrong value" and finding.instead in checked.options.spellings:
+        return [finding.instead]  # --enable-x=false is --no-enable-x
     change = load_engine_changes(checked.command.engine).flags.get(name)
     becomes = change.becomes if change else None
     if finding.verdict == "renamed" and becomes and becomes in checked.options.spellings:
@@ -127,8 +140,6 @@ def _replace_option(
     if finding.verdict == "risky" or (
         finding.verdict == "unknown" and option.option and not option.error
     ):
-        if finding.instead == "leave it out":
-            return []
         safer = finding.instead.split()
         return safer if len(safer) == 2 and safer[0] == name else [option.written, *option.words]
     refused = finding.verdict == "removed" and option.option is None

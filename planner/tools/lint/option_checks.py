@@ -36,7 +36,7 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.rules import apply_option_rules
 from planner.tools.lint.server_commands import ServerCommand
-from planner.tools.lint.value_checks import check_numbers
+from planner.tools.lint.value_checks import check_values, is_accepted_word
 
 VERSIONED_DEFAULTS = {
     "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
@@ -97,7 +97,7 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     findings += check_settings(command, version)
     indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
     for finding in (
-        *check_numbers(as_meant, command.engine, version),
+        *check_values(as_meant, command.engine, version),
         # a plan states what it rests on, its version's defaults included
         *(() if command.planned_on else find_redundant_defaults(as_meant, command.engine, version)),
         *apply_option_rules(command, as_meant, version),
@@ -105,8 +105,10 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
         index = indices.get((finding.kind, finding.name))
         if index is None:
             findings.append(finding)
-        elif (findings[index].verdict == "ok" and not findings[index].why) or (
-            finding.needs_fix and not findings[index].needs_fix
+        elif (
+            (findings[index].verdict == "ok" and not findings[index].why)
+            or (finding.needs_fix and not findings[index].needs_fix)
+            or (finding.verdict == "removed" and findings[index].verdict == "renamed")
         ):
             findings[index] = finding
     return CheckedCommand(command, cli_options, version, as_written, as_meant, tuple(findings))
@@ -150,7 +152,9 @@ def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> L
     if option.option is None:
         finding = _check_missing_option(name, written, options, version, change)
         return replace(finding, refused=finding.needs_fix)
-    if option.error:
+    word = option.words[0] if option.words else ""
+    is_taken = is_accepted_word(options.engine, option.option.argument, word, version)
+    if option.error and not is_taken:
         return LintFinding("flag", name, written, *_check_value(option, options), refused=True)
     verdict, why = _check_accepted_option(change, name, version)
     next_version = next(
@@ -314,6 +318,9 @@ def check_positional_words(
                 "it begins with a dash that is no hyphen, as word processors make of two",
                 f"--{word[1:]}",
             )
+        elif word.startswith("#"):
+            why = "it is no comment here, but a word that the server is given"
+            problem = "contradicts", why, "leave it out"
         elif word.startswith("--") and " " in word:
             problem = "contradicts", "one word with a blank in it is no option", "two words"
         elif word == "serve" and may_repeat_serve and number == 0:
@@ -401,9 +408,10 @@ def check_environment(command: ServerCommand, version: Version) -> Iterator[Lint
                 "",
             )
         else:
-            why = f"vllm {nearest} does not read it"
+            close = find_closest(name, known, 0.8)
+            verdict = "unknown" if close else "useless"  # it warns, and may be somebody else's
             yield LintFinding(
-                "environment", name, written, "unknown", why, find_closest(name, known, 0.8)
+                "environment", name, written, verdict, f"vllm {nearest} does not read it", close
             )
 
 

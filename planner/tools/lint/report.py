@@ -1,21 +1,37 @@
 """Lint a command: what its version accepts, what it does on a GPU, and the fixed command."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from planner.core.errors import PlannerError, add_error_context
-from planner.core.redaction import redact_environment, redact_json, redact_text, redact_words
+from planner.core.redaction import (
+    is_secret_name,
+    redact_environment,
+    redact_json,
+    redact_text,
+    redact_words,
+)
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
 from planner.core.versions import Version, is_nightly
-from planner.engines.cli_options import is_unresolved, load_flag_lists
-from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization
+from planner.engines.argument_names import load_argument_names
+from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
+from planner.engines.deployment import Deployment
+from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization, plan_memory
 from planner.tools.lint.command_plan import CommandPlan, plan_command, serialize_command_plan
 from planner.tools.lint.consistency import find_contradictions
-from planner.tools.lint.deployment_reader import RefusedDeploymentError, parse_gpu_count
-from planner.tools.lint.findings import LintFinding
-from planner.tools.lint.fixes import FixedCommand, fix_command
+from planner.tools.lint.container_checks import check_container
+from planner.tools.lint.deployment_reader import (
+    RefusedDeploymentError,
+    build_command_deployment,
+    get_served_name,
+    parse_gpu_count,
+    resolve_served_model,
+)
+from planner.tools.lint.findings import LintFinding, LintVerdict, load_engine_changes
+from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
 from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
 from planner.tools.lint.server_commands import ServerCommand, quote_word
@@ -23,7 +39,13 @@ from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
 
-__all__ = ["CommandReport", "LintFinding", "LintReport", "lint"]
+MAX_FIX_ROUNDS = 3
+"""How often a proposed command is checked and fixed again."""
+__all__ = ["CommandReport", "LintFinding", "LintReport", "ReportVerdict", "lint"]
+
+ReportVerdict = Literal["ok", "at_risk", "mend"]
+LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
+"""Exit codes of `planner lint`, `check-guide` and `review`."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,7 @@ class CommandReport:
     fixed: FixedCommand
     plan: CommandPlan | None  # of the fixed command if the original does not start
     not_planned_reason: str  # empty without a GPU
+    unsettled: tuple[str, ...] = ()  # what ends the fixed command too
 
     @property
     def refuses_to_start(self) -> bool:
@@ -57,14 +80,6 @@ class CommandReport:
         )
         return [escape_to_one_line(name)[:40] for name in names]
 
-    @property
-    def needs_author(self) -> bool:
-        """Whether only the author of the command can resolve its contradictions."""
-        return not self.plan and any(
-            finding.kind == "flag" and finding.verdict == "contradicts"
-            for finding in self.reported_findings
-        )
-
 
 @dataclass(frozen=True)
 class LintReport:
@@ -75,6 +90,7 @@ class LintReport:
     notes: tuple[str, ...]
     target_version: str | None
     upgrade_findings: tuple[LintFinding, ...]
+    programs: tuple[LintFinding, ...] = ()
 
     @property
     def findings(self) -> list[LintFinding]:
@@ -82,6 +98,7 @@ class LintReport:
         return [
             *(finding for report in self.commands for finding in report.checked.findings),
             *self.metrics,
+            *self.programs,
         ]
 
     @property
@@ -93,7 +110,7 @@ class LintReport:
         )
 
     @property
-    def verdict(self) -> Literal["ok", "at_risk", "mend"]:
+    def verdict(self) -> ReportVerdict:
         """`at_risk`: it starts, but something is risky, or its memory may not suffice."""
         verdicts = {
             finding.verdict
@@ -137,6 +154,7 @@ class LintReport:
                 for report in self.commands
             ],
             "metrics": [vars(finding) for finding in self.metrics],
+            "programs": [vars(finding) for finding in self.programs],
             "to": self.target_version, "drift": [vars(finding) for finding in self.upgrade_findings],
             "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
         }  # fmt: skip
@@ -154,15 +172,16 @@ class LintReport:
 
 def lint(
     what: str, version: str | None = None, *, engine: str | None = None, gpu: str | None = None,
-    to: str | None = None, workload: Workload | None = None,
+    to: str | None = None, workload: Workload | None = None, is_confined: bool = False,
 ) -> LintReport:  # fmt: skip
     """Check a command line or file for an engine's version; with a `gpu` also plan it.
 
     Nothing of `what` runs. Without `version` the version is the image's, or else the newest
     recorded one; a file of a plan names its own version, and its GPU if no `gpu` is given. `to` is
-    a version to upgrade to. Raises `PlannerError` if no server or metric is recognized.
+    a version to upgrade to. If `is_confined`, a file cannot have others outside its folder read.
+    Raises `PlannerError` if no server or metric is recognized.
     """
-    source = read_source(what, engine)
+    source = read_source(what, engine, is_confined=is_confined)
     notes = list[str]()
     for option, requested in (("--engine-version", version), ("--to", to)):
         with add_error_context(option):
@@ -176,12 +195,19 @@ def lint(
             version or command.version or str(load_flag_lists(command.engine).versions[-1])
         )
         checked = _check_command(command, checked_version)
-        checked = replace(checked, findings=(*checked.findings, *_list_unread_parts(checked)))
+        checked = replace(
+            checked,
+            findings=_merge_findings(
+                (*checked.findings, *command.findings), _list_unread_parts(checked)
+            ),
+        )
         notes += filter(None, (checked.options.note, command.note))
         pool = (
             f"a {command.role} worker of pools is planned as a server of its own, which does both"
         )
         planned_gpu = gpu or command.planned_on or None
+        in_container = check_container(checked, planned_gpu)
+        checked = replace(checked, findings=_merge_findings(checked.findings, in_container))
         notes += [pool] if command.role and planned_gpu else []
         notes += (
             []
@@ -205,21 +231,70 @@ def lint(
         tuple(dict.fromkeys(notes)),
         to,
         tuple(dict.fromkeys(upgrade_findings)),
+        tuple(_check_programs(source.programs, checked_commands, version)),
     )
+
+
+def read_launched_deployment(what: str, gpu: str, *, is_confined: bool = False) -> Deployment:
+    """Return the deployment that a command line or file starts on a GPU.
+
+    Raises `PlannerError` if it starts none or several, or one that is not known.
+    """
+    commands = read_source(what, is_confined=is_confined).commands
+    if len(commands) != 1:
+        raise PlannerError(f"--command: one server is needed, this starts {len(commands)}")
+    (command,) = commands
+    version = command.version or str(load_flag_lists(command.engine).versions[-1])
+    return build_command_deployment(check_command(command, version), gpu, version)
+
+
+def _check_programs(
+    names: Iterable[str], commands: Iterable[CheckedCommand], version: str | None
+) -> Iterator[LintFinding]:
+    """Yield the scripts beside the servers that their version no longer has."""
+    served = next((one.version for one in commands if one.command.engine == "vllm"), None)
+    release = (
+        parse_engine_version("vllm", version) if version else served
+    ) or load_flag_lists("vllm").versions[-1]  # fmt: skip
+    for name in names:
+        change = load_engine_changes("vllm").programs[name]
+        if change.gone_from and change.gone_from <= release:
+            why = f"vllm has no such script since {change.gone_from}, if not before"
+            yield LintFinding("word", name, name, "removed", why, change.advice)
+        else:
+            yield LintFinding("word", name, name, "ok", "a script of vllm's repository", "")
 
 
 def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
     """Yield what was not understood of a command: nobody can say whether it is right."""
-    command = checked.command
+    command, parsed = checked.command, checked.as_meant
     if command.unread:
         why = "it was not read: what it starts, and with which options, is not known here"
         instead = "planner lint of the script, or of the command that it runs"
-        yield LintFinding("word", "script", command.unread[:300], "unread", why, instead)
-    extra = checked.as_meant.positional[1 if command.subcommand else 0 :]
-    for word in dict.fromkeys(extra):
-        if is_unresolved(word) or word in ("$@", "$*"):
-            why = "what it stands for is known only where it runs"
+        script = " ".join(map(quote_word, command.unread))
+        yield LintFinding("word", "script", script[:300], "unread", why, instead)
+    why = "what it stands for is known only where it runs"
+    for word in dict.fromkeys(parsed.positional):
+        if is_unresolved(word):
             yield LintFinding("word", word[:80], word[:300], "unread", why)
+    if model := get_served_name(checked):
+        try:
+            resolve_served_model(checked)
+        except PlannerError:
+            if not is_unresolved(model):
+                unknown = "no model that is known here: layout, format and length were not checked"
+                yield LintFinding("word", model[:80], model[:300], "ok", unknown)
+    known = {*load_argument_names(command.engine).arguments, "model", "model_path", "model_id"}
+    for option in parsed.options:
+        # a sum in $((...)) is a number, whichever
+        words = [word for word in option.words if not re.fullmatch(r"\$\(\(.*\)\)", word)]
+        is_secret = is_secret_name(option.written)
+        if option.option and any(map(is_unresolved, words)) and not is_secret:
+            # nothing is known of the values of other options, and a plan's file explains its own
+            is_free = option.option.kind == "text" and not option.option.choices
+            is_checked = not is_free or option.option.argument in known
+            verdict: LintVerdict = "unread" if is_checked and not command.planned_on else "ok"
+            yield LintFinding("flag", option.option.name, str(option)[:300], verdict, why)
 
 
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
@@ -235,15 +310,20 @@ def _plan_command(
     checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
 ) -> CommandReport:
     """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
-    fixed = fix_command(checked)
+    fixed, again = _propose(checked, version)
+    unsettled = tuple(
+        escape_to_one_line(finding.name)[:40]
+        for finding in again.findings
+        if finding.refused and fixed.diff
+    )
     if gpu is None:
-        return CommandReport(checked, fixed, None, "")
+        return CommandReport(checked, fixed, None, "", unsettled)
     starting = checked
     if any(finding.refused for finding in checked.findings):
-        starting = _check_command(fixed.command, version)
+        starting = again
         if refusal := next((finding for finding in starting.findings if finding.refused), None):
             why = f"the server ends with an error while it starts. {refusal.written}: {refusal.why}"
-            return CommandReport(checked, fixed, None, why)
+            return CommandReport(checked, fixed, None, why, unsettled)
     try:
         plan = plan_command(starting, gpu, version, workload)
     except RefusedDeploymentError as error:
@@ -253,9 +333,41 @@ def _plan_command(
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
     checked = _drop_safe_memory_findings(checked, plan)
-    return CommandReport(
-        checked, fix_command(checked, {step.argument: step.value for step in plan.steps}), plan, ""
-    )
+    settings = {step.argument: step.value for step in plan.steps}
+    fixed, again = _propose(checked, version, settings)
+    if fixed.diff and _is_worse(again, plan, gpu, version):
+        fixed, plan = FixedCommand(checked.command, ()), replace(plan, steps=(), improved=None)
+    return CommandReport(checked, fixed, plan, "")
+
+
+def _propose(
+    checked: CheckedCommand, version: str, settings: Mapping[str, Any] | None = None
+) -> tuple[FixedCommand, CheckedCommand]:
+    """Return the fixed command, and what its version makes of it.
+
+    A fix that is refused itself is fixed again; if that does not help, nothing is proposed.
+    """
+    refused = {finding.name for finding in checked.findings if finding.refused}
+    fixed = fix_command(checked, settings)
+    if not fixed.diff:
+        return fixed, checked
+    for _ in range(MAX_FIX_ROUNDS):
+        again = _check_command(fixed.command, version)
+        if {finding.name for finding in again.findings if finding.refused} <= refused:
+            return fixed, again
+        following = fix_command(again)
+        fixed = FixedCommand(following.command, merge_diffs(fixed.diff, following.diff))
+    return FixedCommand(checked.command, ()), checked
+
+
+def _is_worse(fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str) -> bool:
+    """Return whether the memory of the fixed command is tighter than it was."""
+    ranks = ("ok", "at_risk", "does_not_fit")
+    try:
+        memory = plan_memory(build_command_deployment(fixed, gpu, version))
+    except PlannerError:
+        return True
+    return ranks.index(memory.status) > ranks.index(plan.memory.status)
 
 
 def _drop_safe_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:

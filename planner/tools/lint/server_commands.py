@@ -5,9 +5,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from planner.core.units import MIB, parse_bytes
 from planner.engines.engine import get_dynamo_image_version
+from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.shell_parser import ShellStatement, parse_statements
 from planner.tools.lint.wrappers import load_wrappers, unwrap_command
 
@@ -19,6 +21,8 @@ _ENGINE_IMAGES = (
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
+DEFAULT_SHM_BYTES = 64 * MIB
+"""Size of /dev/shm in a container, if nobody says another (`docker run --help`, Kubernetes)."""
 _VALUELESS_DOCKER_OPTIONS = {
     "--rm",
     "--detach",
@@ -38,6 +42,21 @@ SERVER_MENTION_PATTERN = re.compile(
 
 
 @dataclass(frozen=True)
+class ContainerSetup:
+    """What `docker run`, a compose file or a manifest gives the container of a server."""
+
+    runtime: Literal["docker", "compose", "kubernetes"]
+    has_gpus: bool = True
+    num_gpus: int | None = None  # as far as it is a number
+    shm_bytes: float | None = DEFAULT_SHM_BYTES  # of /dev/shm; None: the host's, or not limited
+    probe: str = ""  # the first probe that kills a server which does not answer yet
+    start_limit_s: float | None = None  # when it does
+    service_names: tuple[str, ...] = ()  # Services whose addresses are in the environment
+    mounts: Mapping[str, str] = field(default_factory=dict)  # path in it -> on the host
+    image: str = ""
+
+
+@dataclass(frozen=True)
 class ServerCommand:
     """One command that starts a server: the launcher's arguments, and their environment."""
 
@@ -50,8 +69,9 @@ class ServerCommand:
     subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
     config: Mapping[str, Any] = field(default_factory=dict)  # TensorRT-LLM's configuration file
     note: str = ""
-    unread: str = ""  # what was not understood of it, so that it may do anything
-    num_visible_gpus: int | None = None
+    unread: tuple[str, ...] = ()  # words that were not understood, so that they may do anything
+    findings: tuple[LintFinding, ...] = ()  # about how it is written down
+    setup: ContainerSetup | None = None
     launched: str = ""  # the wrapper and its own options, if there is one
     # the wrapper's names of options -> the engine's
     renamed_options: Mapping[str, str] = field(default_factory=dict)
@@ -110,12 +130,43 @@ def find_commands(
     text: str, location: str, engine: str | None, environment: Mapping[str, str] | None = None
 ) -> Iterator[ServerCommand]:
     """Yield the server commands of shell text; with an `engine` also a bare list of its options."""
-    shell_statements = parse_statements(text, environment)
-    for number, statement in enumerate(shell_statements, start=1):
+    shell_statements = _rejoin_options(parse_statements(text, environment))
+    for number, (statement, findings) in enumerate(shell_statements, start=1):
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
-        yield from _parse_statement(
+        for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None
+        ):
+            yield replace(command, findings=(*findings, *command.findings))
+
+
+def _rejoin_options(
+    statements: Sequence[ShellStatement],
+) -> list[tuple[ShellStatement, tuple[LintFinding, ...]]]:
+    """Return the statements, with lines of options joined to the command that they are cut off."""
+    joined = list[tuple[ShellStatement, tuple[LintFinding, ...]]]()
+    for statement in statements:
+        first = statement.words[0]
+        is_option = re.match("--?[A-Za-z]", first)
+        is_image = bool(joined) and "run" in joined[-1][0].words[:4] and parse_image_name(first)
+        if not joined or not (is_option or is_image):
+            joined.append((statement, ()))
+            continue
+        before, findings = joined[-1]
+        is_blank = not before.words[-1].strip()
+        why = "the line before ends " + (
+            "with a blank after its backslash" if is_blank else "without a backslash"
         )
+        cut = LintFinding(
+            "setting",
+            statement.words[0][:80],
+            " ".join(map(quote_word, statement.words))[:300],
+            "contradicts",
+            f"{why}, so that the shell takes these options for a command of their own",
+            "one command",
+        )
+        words = before.words[:-1] if is_blank else before.words
+        joined[-1] = replace(before, words=(*words, *statement.words)), (*findings, cut)
+    return joined
 
 
 def _parse_statement(
@@ -129,6 +180,15 @@ def _parse_statement(
     if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
         yield from _parse_docker_run(words, environment, location, depth)
         return
+    shell_option = next(
+        (
+            at
+            for at, word in enumerate(words[:-1])
+            if re.fullmatch(r"-[a-z]*c", word)
+            and any(PurePath(before).name in _SHELL_PROGRAMS for before in words[:at])
+        ),
+        None,
+    )
     if launcher := match_launcher(words):
         name, start, subcommand = launcher
         assignments = (word.partition("=")[::2] for word in words[:start])
@@ -162,38 +222,46 @@ def _parse_statement(
                 renamed_options=wrapper.renamed,
                 config=settings,
             )
+        if shell_option is not None and shell_option < start:
+            why = f"{program} {words[shell_option]} runs its first word; the others are $0, $1, ..."
+            finding = _refuse_word(words[shell_option + 1], why, "the command in quotes")
+            command = replace(command, findings=(finding,))
         yield command
         return
-    shell_option = next(
-        (start for start, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None
-    )
     # ssh HOST '...', tmux new '...'
     scripts = [word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)]
-    if shell_option is not None and any(
-        PurePath(word).name in _SHELL_PROGRAMS for word in words[:shell_option]
-    ):
+    if shell_option is not None:
         # the words after the script are its $0, $1, ...
-        scripts = [_fill_in_parameters(words[shell_option + 1], words[shell_option + 3 :])]
+        scripts = [fill_in_parameters(words[shell_option + 1], words[shell_option + 2 :])]
     if scripts:
-        for inner in parse_statements(scripts[-1], environment):
-            yield from _parse_statement(inner, location, None, depth + 1)
+        is_program = scripts[-1] == words[0]
+        why = "it is one word, and no program has that name"
+        own = (_refuse_word(words[0], why, "a word each"),) if is_program else ()
+        for inner, findings in _rejoin_options(parse_statements(scripts[-1], environment)):
+            for command in _parse_statement(inner, location, None, depth + 1):
+                yield replace(command, findings=(*own, *findings, *command.findings))
     elif engine and words[0].startswith("-"):
         yield ServerCommand(location, engine, words, environment)
 
 
-def _fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
-    """Return a script with `$@`, `$*`, `$1`, ... replaced by the words that it is given."""
-    every = " ".join(map(shlex.quote, parameters))
+def _refuse_word(word: str, why: str, instead: str) -> LintFinding:
+    """Return a finding about a word for which nothing starts."""
+    return LintFinding("setting", word[:80], word[:300], "contradicts", why, instead, refused=True)
+
+
+def fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
+    """Return a script with `$0`, `$1`, ..., `$@` and `$*` replaced by the words that it is given."""
+    every = " ".join(map(shlex.quote, parameters[1:]))
 
     def fill_in(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name in ("@", "*"):
             return every
         number = int(name)
-        return shlex.quote(parameters[number - 1]) if 1 <= number <= len(parameters) else ""
+        return shlex.quote(parameters[number]) if number < len(parameters) else ""
 
-    pattern = r"\"?\$(?:\{([@*]|[1-9]\d?)\}|([@*]|[1-9]))\"?"
-    return re.sub(pattern, fill_in, script) if parameters else script
+    pattern = r"\"?\$(?:\{([@*]|\d\d?)\}|([@*]|\d))\"?"
+    return re.sub(pattern, fill_in, script)
 
 
 def _find_pyxis_image(words: Sequence[str]) -> str:
@@ -238,6 +306,7 @@ def _parse_docker_run(
 ) -> Iterator[ServerCommand]:
     """Yield the server that `docker run` starts in an engine's image."""
     container_environment, entrypoint, at = dict[str, str](), "", words.index("run") + 1
+    given = list[tuple[str, str]]()
     while at < len(words) and words[at].startswith("-"):
         key, equals_sign, value = words[at].partition("=")
         is_single_word = (
@@ -247,6 +316,7 @@ def _parse_docker_run(
         )
         text = value if equals_sign else words[at + 1] if at + 1 < len(words) else ""
         at += 1 if is_single_word else 2
+        given.append((key, text))
         if key == "--entrypoint":
             entrypoint = text
         elif key in ("-e", "--env"):
@@ -256,9 +326,33 @@ def _parse_docker_run(
             )
     if at < len(words):
         rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
-        yield from parse_container(
+        setup = _read_docker_setup(given)
+        for command in parse_container(
             words[at], rest, container_environment, location, bool(entrypoint), depth
-        )
+        ):
+            yield replace(command, setup=replace(setup, image=words[at]))
+
+
+def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
+    """Return what the options of `docker run` give a container."""
+    given = dict(options)
+    is_shared = given.get("--ipc", "private") not in ("private", "shareable", "none")
+    is_mounted = any("/dev/shm" in text for _, text in options)
+    shm_bytes = parse_bytes(given["--shm-size"]) if "--shm-size" in given else DEFAULT_SHM_BYTES
+    gpus = given.get("--gpus", "").strip("'\"")
+    devices = gpus.removeprefix("device=") if gpus.startswith("device=") else ""
+    count = len(devices.split(",")) if devices else int(gpus) if gpus.isdecimal() else None
+    return ContainerSetup(
+        "docker",
+        bool(given.keys() & {"--gpus", "--device", "--runtime", "--privileged"}),
+        count,
+        None if is_shared or is_mounted else shm_bytes,
+        mounts={
+            text.split(":")[1]: text.split(":")[0]
+            for key, text in options
+            if key in ("-v", "--volume") and ":" in text
+        },
+    )
 
 
 class EngineImage(NamedTuple):
@@ -310,7 +404,7 @@ def parse_container(
             environment,
             engine_image.version,
             container=True,
-            unread=" ".join(map(quote_word, words)) or "its entrypoint",
+            unread=tuple(words) or ("its entrypoint",),
         )
     if (
         not commands

@@ -102,7 +102,8 @@ def parse_statements(
                 name, values = match[1], list[str]()
                 if word.array is None:
                     value = "".join(_expand_part(part, variables) for part in word.parts)
-                    values.append(value[match.end() :])
+                    before = " ".join(variables.get(name, [])) if match[2] else ""
+                    values.append(before + value[match.end() :])
                 else:
                     values += variables.get(name, []) if match[2] else []
                     values += [v for item in word.array for v in _expand_word(item, variables)]
@@ -133,28 +134,38 @@ def expand_variables(text: str, variables: Mapping[str, str]) -> str:
     return _expand_text(text, {name: [value] for name, value in variables.items()})
 
 
-def _expand_text(text: str, variables: Mapping[str, list[str]], depth: int = 0) -> str:
+def _expand_text(text: str, variables: dict[str, list[str]], depth: int = 0) -> str:
     return re.sub(
         _VARIABLE, lambda match: _expand_part(_parse_expansion(match[0]), variables, depth), text
     )
 
 
-def _expand_part(part: WordPart, variables: Mapping[str, list[str]], depth: int = 0) -> str:
-    """Return the text of a part, with the value of its variable in one piece."""
+def _expand_part(part: WordPart, variables: dict[str, list[str]], depth: int = 0) -> str:
+    """Return the text of a part, with the value of its variable in one piece.
+
+    `${NAME:=value}` sets the variable; `${NAME:+value}` is empty unless the text sets it.
+    """
     if not part.is_expansion:
         return part.text
     match = re.fullmatch(r"([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", part.text, re.DOTALL)
     if not match:
         return part.text if part.text.startswith("$") else f"${{{part.text}}}"
     name, operator, operand = match[1], match[2] or "", match[3] or ""
-    if name in variables and not operator.endswith("+"):
+    # with a colon an empty variable counts as unset
+    is_set = name in variables and (not operator.startswith(":") or any(variables[name]))
+    if operator.endswith("+"):
+        return _expand_text(operand, variables, depth + 1) if is_set and depth < 4 else ""
+    if is_set:
         return " ".join(variables[name])
     if operator.endswith(("-", "=")) and depth < 4:
-        return _expand_text(operand, variables, depth + 1)
-    return f"${{{name}}}"
+        value = _expand_text(operand, variables, depth + 1)
+        if operator.endswith("="):
+            variables[name] = [value]
+        return value
+    return "" if name in variables else f"${{{name}}}"
 
 
-def _expand_word(word: ShellWord, variables: Mapping[str, list[str]]) -> list[str]:
+def _expand_word(word: ShellWord, variables: dict[str, list[str]]) -> list[str]:
     """Return the words that `word` expands to.
 
     An unquoted variable is split at blanks, and `${NAME[@]}` becomes the values of the array.

@@ -7,7 +7,7 @@ supervisord and Nomad files.
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,25 +18,28 @@ from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
+from planner.tools.lint.findings import LintFinding, load_engine_changes
+from planner.tools.lint.manifest_reader import (
+    find_commands_in_documents,
+    format_config_as_words,
+    load_yaml_documents,
+    make_unread_variables,
+    parse_assignments,
+    replace_expressions,
+)
 from planner.tools.lint.server_commands import (
-    SERVER_MENTION_PATTERN,
     ServerCommand,
+    fill_in_parameters,
     find_commands,
     parse_container,
-    parse_image_name,
 )
-from planner.tools.lint.shell_parser import (
-    expand_variables,
-    extract_here_documents,
-    parse_statements,
-)
+from planner.tools.lint.shell_parser import extract_here_documents
 
 MAX_FILE_BYTES = MIB
 """Maximum size of a file."""
 MAX_COMMANDS_PER_FILE = 20
 """Maximum number of commands that are checked per file."""
-YamlMapping = Mapping[str, object]
-_KSERVE_OPTIONS = {"--model_name", "--model_id", "--model_dir", "--backend"}
+_READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
 _METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 
 
@@ -46,30 +49,49 @@ class ParsedSource:
 
     commands: tuple[ServerCommand, ...]
     metrics: tuple[str, ...]
+    programs: tuple[str, ...] = ()  # scripts beside the servers whose changes are recorded
 
 
-def read_source(what: str, engine: str | None = None) -> ParsedSource:
+def read_source(what: str, engine: str | None = None, *, is_confined: bool = False) -> ParsedSource:
     """Return the servers and metrics of the file `what`, or of the command line `what`.
 
-    Raises `PlannerError` if there are none.
+    If `is_confined`, a file cannot have others outside its folder read. Raises `PlannerError` if
+    there are none.
     """
     path = _find_file(what)
     text, name = (read_text(path, MAX_FILE_BYTES), path.name) if path else (what, "")
-    nearby = _NearbyFiles(text, name, path.parent if path else Path())
+    nearby = _NearbyFiles(text, name, path.parent if path else Path(), is_confined)
     # PowerShell continues a line with a backquote, and cmd with a caret.
     text = re.sub(r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text)
     if len(text) > MAX_FILE_BYTES:
         raise PlannerError(
             f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
         )
-    server_commands = list(
-        islice(_find_commands_in_text(text, name, engine), MAX_COMMANDS_PER_FILE)
-    )
+    found = _find_commands_in_text(text, nearby, engine)
+    server_commands = [
+        followed
+        for command in islice(found, MAX_COMMANDS_PER_FILE)
+        for followed in _follow_script(command, nearby)
+    ]
+    # a script of a ConfigMap is read where a container starts it
+    started = {match[1] for one in server_commands for match in _READ_PATTERN.finditer(one.note)}
+    server_commands = [
+        one
+        for one in server_commands
+        if not (one.where.startswith("data.") and one.where.removeprefix("data.") in started)
+    ]
+    if server_commands and any(True for _ in found):
+        unread = (
+            f"the file has more than {MAX_COMMANDS_PER_FILE} commands, and the others are unread"
+        )
+        server_commands[-1] = _add_note(server_commands[-1], unread)
     for script in (
         () if server_commands else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE)
     ):
+        script_text = nearby.find(script) or ""
         server_commands += islice(
-            _find_commands_in_text(nearby.find(script) or "", "", engine), MAX_COMMANDS_PER_FILE
+            _find_commands_in_text(script_text, nearby._replace(name=""), engine),
+            MAX_COMMANDS_PER_FILE,
         )
     commands = tuple(
         _apply_config_file(_apply_plan_header(command, text), nearby) for command in server_commands
@@ -77,14 +99,19 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
     metrics = tuple(
         dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word)
     )
-    if not commands and not metrics:
+    programs = tuple(
+        name
+        for name in load_engine_changes("vllm").programs
+        if re.search(rf"(?<![\w-]){re.escape(name)}\b", text)
+    )
+    if not (commands or metrics or programs):
         location = path.name if path else f"{what!r:.60}"
         hint = "" if engine else "; --engine says whose options they are"
         raise PlannerError(
             f"no server starts in {location}: expected `vllm serve`, `python -m sglang.launch_server`,"
             f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
         )
-    return ParsedSource(commands, metrics)
+    return ParsedSource(commands, metrics, programs)
 
 
 def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
@@ -107,21 +134,59 @@ class _NearbyFiles(NamedTuple):
     text: str
     name: str
     folder: Path
+    is_confined: bool
 
     def find(self, path: str) -> str | None:
         """Return the content of the file at `path`; None if it is unknown."""
         name = PurePath(path).name
         if name in (here_documents := extract_here_documents(self.text)):
             return here_documents[name]
-        for document in _load_yaml_documents(self.text, self.name):
+        for document in load_yaml_documents(self.text, self.name):
             data = document.get("data") if isinstance(document, Mapping) else None
             if isinstance(data, Mapping) and isinstance(data.get(name), str):
                 return str(data[name])
         for candidate in (self.folder / path, self.folder / name):
             with suppress(OSError, ValueError, PlannerError):
-                if candidate.is_file():
+                if candidate.is_file() and self._may_read(candidate):
                     return read_text(candidate, MAX_FILE_BYTES)
         return None
+
+    def _may_read(self, path: Path) -> bool:
+        """Return whether a file may be read: a command line names its own, a file those near it."""
+        if not self.is_confined:
+            return True
+        if not self.name:
+            return str(path) in self.text
+        return path.resolve().is_relative_to(self.folder.resolve())
+
+
+def _add_note(command: ServerCommand, note: str) -> ServerCommand:
+    return replace(command, note="; ".join(filter(None, (command.note, note))))
+
+
+def _follow_script(command: ServerCommand, nearby: _NearbyFiles) -> Iterator[ServerCommand]:
+    """Yield the commands of the script that a container starts; `command` if it is not here."""
+    mounts = command.setup.mounts if command.setup else {}
+    for at, word in enumerate(command.unread):
+        # sh -c "/start.sh --option" has the path in a text
+        path, *parameters = word.split() or [""]
+        if "/" not in path and not path.endswith((".sh", ".bash")):
+            continue
+        text = nearby.find(mounts.get(path, path))
+        script = fill_in_parameters(text or "", [path, *parameters, *command.unread[at + 1 :]])
+        found = list(find_commands(script, command.where, None, command.environment))
+        for inner in found:
+            inner = replace(
+                inner,
+                container=command.container,
+                version=inner.version or command.version,
+                setup=command.setup,
+                findings=(*command.findings, *inner.findings),
+            )
+            yield _add_note(inner, f"read from {path!r:.80}")
+        if found:
+            return
+    yield command
 
 
 def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCommand:
@@ -138,22 +203,21 @@ def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCo
     try:
         content = None if is_unresolved(path) else parse_yaml(nearby.find(path) or "", path)
     except PlannerError as error:
-        return replace(command, note=str(error))
+        return _add_note(command, str(error))
     if not isinstance(content, Mapping):
-        return replace(command, note=f"what {path!r:.80} sets is not known: no such file here")
+        why = "what it sets is not known: no such file here"
+        finding = LintFinding("setting", path[:80], f"configuration {path}"[:300], "unread", why)
+        return replace(command, findings=(*command.findings, finding))
     note = f"read with {path!r:.80}: {', '.join(map(str, content))[:200]}"
     if command.engine == "trtllm":
         settings = {str(name).replace("-", "_"): value for name, value in content.items()}
-        return replace(command, config={**command.config, **settings}, note=note)
-    words = _format_as_words(
-        [(f"--{name}", value) for name, value in content.items() if _is_scalar(value)]
-    )
+        return _add_note(replace(command, config={**command.config, **settings}), note)
+    words = format_config_as_words(content)
     num_leading = (
         1 if command.subcommand and command.argv and not command.argv[0].startswith("-") else 0
     )
-    return replace(
-        command, argv=(*command.argv[:num_leading], *words, *command.argv[num_leading:]), note=note
-    )
+    argv = (*command.argv[:num_leading], *words, *command.argv[num_leading:])
+    return _add_note(replace(command, argv=argv), note)
 
 
 def _find_file(what: str) -> Path | None:
@@ -166,13 +230,15 @@ def _find_file(what: str) -> Path | None:
     return None
 
 
-def _find_commands_in_text(text: str, name: str, engine: str | None) -> Iterator[ServerCommand]:
+def _find_commands_in_text(
+    text: str, nearby: _NearbyFiles, engine: str | None
+) -> Iterator[ServerCommand]:
     """Yield the commands of a text of any format."""
     if re.search(r"^\[program:", text, re.MULTILINE):  # supervisord
         for line in re.findall(r"^command\s*=\s*(.+)$", text, re.MULTILINE):
             yield from find_commands(line, "command", engine)
     elif re.search(r"^\[Service\]\s*$", text, re.MULTILINE):
-        yield from _parse_systemd_unit(text, engine)
+        yield from _parse_systemd_unit(text, nearby, engine)
     elif re.search(r'^\s*task\s+"[^"\n]*"\s*\{', text, re.MULTILINE):
         yield from _parse_nomad_job(text)
     elif all(
@@ -183,14 +249,14 @@ def _find_commands_in_text(text: str, name: str, engine: str | None) -> Iterator
     elif re.search(
         r"^\s*(- )?[\w./\"-]+\s*:(\s|$)", text, re.MULTILINE
     ) or text.lstrip().startswith("{"):
-        documents = list(_load_yaml_documents(text, name))
+        documents = list(load_yaml_documents(text, nearby.name))
         if documents:
-            for document in documents:
-                yield from _find_commands_in_node(document, "", engine)
+            yield from find_commands_in_documents(documents, engine, nearby)
         else:
-            yield from find_commands(
-                re.sub(r"^(\s*)- (?=[\"'-])", r"\1\\\n", text, flags=re.MULTILINE), "", engine
+            items = re.sub(
+                r"^(\s*)- (?=[\"'-])", r"\1\\\n", replace_expressions(text), flags=re.MULTILINE
             )
+            yield from find_commands(items, "", engine)
     else:
         yield from find_commands(text, "", engine)
 
@@ -213,7 +279,9 @@ def _parse_nomad_job(text: str) -> Iterator[ServerCommand]:
         )
 
 
-def _parse_systemd_unit(text: str, engine: str | None) -> Iterator[ServerCommand]:
+def _parse_systemd_unit(
+    text: str, nearby: _NearbyFiles, engine: str | None
+) -> Iterator[ServerCommand]:
     """Yield the commands that a systemd unit starts."""
     text = re.sub(r"\\\n\s*", " ", text)
     environment: dict[str, str] = {}
@@ -222,12 +290,18 @@ def _parse_systemd_unit(text: str, engine: str | None) -> Iterator[ServerCommand
             environment |= dict(
                 word.partition("=")[::2] for word in shlex.split(line) if "=" in word
             )
+    findings = []
+    for optional, path in re.findall(r"^EnvironmentFile=(-?)(.+)$", text, re.MULTILINE):
+        content = nearby.find(path.strip())
+        environment |= parse_assignments(content or "")
+        if content is None and not optional:
+            findings.append(make_unread_variables(path.strip()))
     for number, line in enumerate(
         re.findall(r"^ExecStart=[@\-:+!]*(.+)$", text, re.MULTILINE), start=1
     ):
-        yield from find_commands(
-            line, f"ExecStart {number}" if number > 1 else "ExecStart", engine, environment
-        )
+        place = f"ExecStart {number}" if number > 1 else "ExecStart"
+        for command in find_commands(line, place, engine, environment):
+            yield replace(command, findings=(*findings, *command.findings))
 
 
 def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
@@ -270,230 +344,3 @@ def _parse_json_list(text: str) -> list[str]:
     except (ValueError, RecursionError):
         return []
     return [str(word) for word in value] if isinstance(value, list) else []
-
-
-def _load_yaml_documents(text: str, name: str) -> Iterator[YamlMapping | list[object]]:
-    """Yield the mappings and lists of a YAML or JSON text; none if it does not parse."""
-    for part in re.split(r"^---\s*$", text, flags=re.MULTILINE):
-        try:
-            document = parse_yaml(part, name or "the text")
-        except (PlannerError, RecursionError):
-            return
-        if isinstance(document, dict | list):
-            yield document
-
-
-def _find_commands_in_node(
-    node: object, location: str, engine: str | None, depth: int = 0
-) -> Iterator[ServerCommand]:
-    """Yield the commands anywhere inside a document: containers, and shell text."""
-    if depth > 40:
-        return
-    if isinstance(node, list):
-        for index, item in enumerate(node):
-            yield from _find_commands_in_node(item, f"{location}[{index}]", engine, depth + 1)
-        return
-    if not isinstance(node, Mapping):
-        if isinstance(node, str) and SERVER_MENTION_PATTERN.search(node):
-            with suppress(PlannerError):
-                yield from find_commands(node, location, None)
-        return
-    if "modelURL" in node:
-        yield _parse_production_stack(node, location)
-        return
-    if isinstance(node.get("modelFormat"), Mapping):
-        yield from _parse_kserve(node, location)
-        return
-    if options := _read_config_options(node, engine):
-        yield ServerCommand(
-            location or "configuration", engine or "vllm", options, {}, subcommand=True
-        )
-        return
-    server_commands = list(_parse_container_node(node, location))
-    yield from server_commands
-    for key, value in node.items():
-        if not (server_commands and key in ("command", "args", "entrypoint")):
-            yield from _find_commands_in_node(
-                value, f"{location}.{key}".lstrip("."), engine, depth + 1
-            )
-
-
-def _parse_container_node(node: YamlMapping, location: str) -> Iterator[ServerCommand]:
-    """Yield the command of a compose service, or of a manifest's container."""
-    words = [
-        word
-        for key in ("entrypoint", "command", "args")
-        for word in _split_command_value(node.get(key))
-    ]
-    image = node.get("image")
-    image = image.get("repository") if isinstance(image, Mapping) else image
-    name = "" if image is None else str(image)
-    if not words and not parse_image_name(name):
-        return
-    environment = _parse_environment(node.get("environment")) | _parse_environment(node.get("env"))
-    expanded = []
-    for word in words:
-        word = re.sub(
-            r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word
-        )
-        expanded.append(expand_variables(word.replace("$$", "\0"), {}).replace("\0", "$"))
-    is_replaced = "entrypoint" in node or ("command" in node and "args" in node)
-    for command in parse_container(name, expanded, environment, location, is_replaced):
-        yield replace(command, num_visible_gpus=_read_gpu_limit(node))
-
-
-def _read_gpu_limit(node: YamlMapping) -> int | None:
-    """Return the number of GPUs of a pod's container or compose service; None if it is not set."""
-    limits = _get_nested(node, "resources", "limits")
-    if isinstance(limits, Mapping):
-        counts = (limits[name] for name in limits if str(name).endswith(("/gpu", "/gaudi")))
-        return _parse_count(next(counts, None))
-    devices = _get_nested(node, "deploy", "resources", "reservations", "devices")
-    device = devices[0] if isinstance(devices, list) and devices else None
-    count, ids = _get_nested(device, "count"), _get_nested(device, "device_ids")
-    return count if isinstance(count, int) else len(ids) if isinstance(ids, list) else None
-
-
-def _get_nested(node: object, *keys: str) -> object:
-    """Return the value under nested keys; None if there is none."""
-    for key in keys:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
-
-
-def _parse_count(value: object) -> int | None:
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 10 else None
-
-
-def _parse_production_stack(node: YamlMapping, location: str) -> ServerCommand:
-    """Return the command that vLLM's production-stack builds from a model's `vllmConfig`."""
-    config = node.get("vllmConfig")
-    pairs = list[tuple[str, object]]()
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key)).lower()
-        if key not in ("extraArgs", "v1") and _is_scalar(value):
-            pairs.append((f"--no-{name}", True) if value is False else (f"--{name}", value))
-    extra = config.get("extraArgs") if isinstance(config, Mapping) else None
-    engine_image = parse_image_name(f"{node.get('repository', '')}:{node.get('tag', '')}")
-    words = (
-        _format_scalar(node["modelURL"]),
-        *_format_as_words(pairs),
-        *_split_command_value(extra),
-    )
-    version = engine_image.version if engine_image else ""
-    return ServerCommand(
-        location,
-        "vllm",
-        words,
-        _parse_environment(node.get("env")),
-        version,
-        True,
-        True,
-        num_visible_gpus=_parse_count(node.get("requestGPU", "")),
-    )
-
-
-def _parse_kserve(node: YamlMapping, location: str) -> Iterator[ServerCommand]:
-    """Yield the command that KServe's vLLM runtimes build from an InferenceService's model.
-
-    `--model_id` and `--model_name` are options of its Hugging Face server, and
-    `--backend=huggingface` starts no vLLM (kserve.github.io, Hugging Face runtime, 0.15 to 0.20).
-    """
-    kind = str(_get_nested(node, "modelFormat", "name")).lower()
-    words = [part for word in _split_command_value(node.get("args")) for part in word.split("=", 1)]
-    kserve_options = {
-        name: words[index + 1] for index, name in enumerate(words[:-1]) if name in _KSERVE_OPTIONS
-    }
-    if kind not in ("huggingface", "vllm") or kserve_options.get("--backend") == "huggingface":
-        return
-    consumed = {
-        index + offset
-        for index, name in enumerate(words[:-1])
-        if name in _KSERVE_OPTIONS
-        for offset in (0, 1)
-    }
-    model = (
-        kserve_options.get("--model_id")
-        or str(node.get("storageUri", "")).removeprefix("hf://")
-        or kserve_options.get("--model_dir", "")
-    )
-    remaining = [word for index, word in enumerate(words) if index not in consumed]
-    argv = (*(["--model", model] if model else []), *remaining)
-    note = f"left to KServe: {', '.join(kserve_options)}" if kserve_options else ""
-    yield ServerCommand(
-        location,
-        "vllm",
-        argv,
-        _parse_environment(node.get("env")),
-        container=True,
-        note=note,
-        num_visible_gpus=_read_gpu_limit(node),
-    )
-
-
-def _split_command_value(value: object) -> list[str]:
-    """Return the words of a command that is a list, or a text that a shell splits."""
-    if isinstance(value, list):
-        return [_format_scalar(word) for word in value if isinstance(word, str | int | float)]
-    if not isinstance(value, str):
-        return []
-    statements = parse_statements(value)
-    if len(statements) == 1:
-        return list(statements[0].words)
-    return ["sh", "-c", value] if statements else []
-
-
-def _format_scalar(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _parse_environment(value: object) -> dict[str, str]:
-    """Return an environment given as a mapping, or as a list of NAME=value or name and value."""
-    if isinstance(value, Mapping):
-        return {
-            str(name): "" if content is None else _format_scalar(content)
-            for name, content in value.items()
-        }
-    environment = {}
-    for entry in value if isinstance(value, list) else []:
-        if isinstance(entry, Mapping) and "name" in entry:
-            name = str(entry["name"])
-            environment[name] = (
-                _format_scalar(entry["value"]) if "value" in entry else f"${{{name}}}"
-            )
-        elif isinstance(entry, str):
-            name, equals, content = entry.partition("=")
-            environment[name] = content if equals else f"${{{name}}}"
-    return environment
-
-
-def _read_config_options(node: YamlMapping, engine: str | None) -> tuple[str, ...]:
-    """Return a `--config` file as options; empty if the mapping is something else."""
-    cli_options = get_cli_options(engine or "vllm", load_flag_lists(engine or "vllm").versions[-1])
-    names = [f"--{name}" for name in node if isinstance(name, str)]
-    num_known = sum(len(cli_options.find_spellings(name)) == 1 for name in names)
-    if (
-        len(names) < 2
-        or num_known < 0.6 * len(node)
-        or not all(_is_scalar(value) for value in node.values())
-    ):
-        return ()
-    return tuple(_format_as_words(zip(names, node.values(), strict=False)))
-
-
-def _is_scalar(value: object) -> bool:
-    return not isinstance(value, Mapping | list) or (
-        isinstance(value, list) and all(map(_is_scalar, value))
-    )
-
-
-def _format_as_words(pairs: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Yield options and values as words of a command line."""
-    for name, value in pairs:
-        if value is True or value is None:
-            yield name
-        elif isinstance(value, list):
-            yield from (name, *map(_format_scalar, value))
-        elif value is not False:
-            yield from (name, _format_scalar(value))

@@ -1,33 +1,48 @@
-"""Check numbers of a command against `catalogs/flags/values.yaml`: what no engine could start with."""
+"""Check values of a command against `catalogs/flags/values.yaml`: what no engine could start with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, validate_entry
+from planner.core.errors import find_closest
 from planner.core.readers import read_yaml
 from planner.core.versions import Version
-from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine
-from planner.tools.lint.findings import LintFinding
+from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, is_unresolved
+from planner.hardware.gpus import Gpu
+from planner.tools.lint.findings import LintFinding, LintVerdict
 
 
-class ValueBounds(SourcedEntry):
-    """One entry of `catalogs/flags/values.yaml`, whose head explains every field."""
-
+class _VersionedEntry(SourcedEntry):
     arguments: tuple[str, ...]
-    say: str
-    least: int
-    most: int | None = None
-    also: tuple[int, ...] = ()
-    times: int = 1
     from_: Version | None = Field(default=None, alias="from")
     before: Version | None = None
 
-    def accepts(self, value: float) -> bool:
+    def applies_to(self, version: Version) -> bool:
+        """Return whether the entry speaks of this version."""
+        return (not self.from_ or version >= self.from_) and (
+            not self.before or version < self.before
+        )
+
+
+class ValueBounds(_VersionedEntry):
+    """Bounds of a number in `catalogs/flags/values.yaml`, whose head explains every field."""
+
+    say: str
+    least: int
+    most: int | None = None
+    also: tuple[int | str, ...] = ()
+    times: int = 1
+
+    def accepts(self, value: float | str) -> bool:
         """Return whether an engine takes the value."""
         if value in self.also:
             return True
+        if isinstance(value, str):
+            return False
         return self.least <= value <= (self.most or value) and value % self.times == 0
 
     def __str__(self) -> str:
@@ -37,31 +52,120 @@ class ValueBounds(SourcedEntry):
         )
 
 
-@cache
-def load_value_bounds(engine: str) -> tuple[ValueBounds, ...]:
-    """Return the bounds for all engines and for `engine`."""
-    data = read_yaml(FLAGS_DIR / "values.yaml")
+class ValueWords(SourcedEntry):
+    """Words of an argument in `catalogs/flags/values.yaml`, whose head explains every field."""
+
+    arguments: tuple[str, ...]
+    say: str
+    listed: dict[str, str]
+    between: str = ""
+    hints: dict[str, str] = Field(default_factory=dict)
+
+
+class LeastCapability(_VersionedEntry):
+    """Least compute capability in `catalogs/flags/values.yaml`, whose head explains every field."""
+
+    values: str
+    least: float
+
+
+_Entry = TypeVar("_Entry", bound=SourcedEntry)
+
+
+def _load_entries(
+    model: type[_Entry], data: Mapping[str, Any], sections: Iterable[str], where: str
+) -> tuple[_Entry, ...]:
     return tuple(
-        validate_entry(ValueBounds, entry, f"flags/values.yaml, entry {n} of {section}")
-        for section in ("all", engine)
+        validate_entry(model, entry, f"flags/values.yaml, {where}entry {n} of {section}")
+        for section in sections
         for n, entry in enumerate(data.get(section, []), start=1)
     )
 
 
-def check_numbers(
-    parsed: ParsedCommandLine, engine: str, version: Version
-) -> Iterator[LintFinding]:
-    """Yield a finding for each number that this version of the engine refuses."""
+@cache
+def load_value_bounds(engine: str) -> tuple[ValueBounds, ...]:
+    """Return the bounds for all engines and for `engine`."""
+    return _load_entries(ValueBounds, read_yaml(FLAGS_DIR / "values.yaml"), ("all", engine), "")
+
+
+@cache
+def load_value_words(engine: str) -> tuple[ValueWords, ...]:
+    """Return the words that `engine` knows, by argument."""
+    data = read_yaml(FLAGS_DIR / "values.yaml")["words"]
+    return _load_entries(ValueWords, data, (engine,), "words, ")
+
+
+@cache
+def load_least_capabilities(engine: str) -> tuple[LeastCapability, ...]:
+    """Return what `engine` runs from some compute capability on."""
+    data = read_yaml(FLAGS_DIR / "values.yaml")["capabilities"]
+    return _load_entries(LeastCapability, data, (engine,), "capabilities, ")
+
+
+def is_accepted_word(engine: str, argument: str, word: str, version: Version) -> bool:
+    """Return whether this version takes the word in place of a number."""
+    return any(
+        word in map(str, bounds.also) and argument in bounds.arguments
+        for bounds in load_value_bounds(engine)
+        if bounds.applies_to(version)
+    )
+
+
+def check_values(parsed: ParsedCommandLine, engine: str, version: Version) -> Iterator[LintFinding]:
+    """Yield a finding for each value that this version of the engine refuses."""
     for option in parsed.options:
         value = option.value
-        if option.option is None or isinstance(value, bool) or not isinstance(value, int | float):
+        if option.option is None or isinstance(value, bool) or is_unresolved(value):
             continue
-        for bounds in load_value_bounds(engine):
-            applies = (not bounds.from_ or version >= bounds.from_) and (
-                not bounds.before or version < bounds.before
+        name, written = option.option.name, str(option)[:300]
+        for bounds in load_value_bounds(engine) if isinstance(value, int | float) else ():
+            is_about = option.option.argument in bounds.arguments and bounds.applies_to(version)
+            if is_about and not bounds.accepts(value):
+                why = f"it takes {bounds}"
+                yield LintFinding("flag", name, written, "wrong value", why, refused=True)
+        for words in load_value_words(engine) if isinstance(value, str) else ():
+            if option.option.argument in words.arguments:
+                yield from _check_word(words, str(value).lower(), name, written, engine, version)
+
+
+def _check_word(
+    words: ValueWords, value: str, name: str, written: str, engine: str, version: Version
+) -> Iterator[LintFinding]:
+    """Yield the finding about a word that its version does not know, or may not know any more."""
+    listed = {Version.parse(listed): text.split() for listed, text in words.listed.items()}
+    having = [one for one in listed if any(fnmatchcase(value, pattern) for pattern in listed[one])]
+    earlier, later = [v for v in listed if v <= version], [v for v in listed if v > version]
+    if not earlier:
+        return
+    nearest, following = earlier[-1], later[0] if later else None
+    is_between = following is not None and nearest != version
+    if nearest in having:
+        if is_between and following not in having:
+            why = f"in {nearest}, not in {following}: {version} is between them"
+            yield LintFinding("flag", name, written, "risky", why, words.hints.get(value, ""))
+        return
+    if is_between and (following in having or value in words.between.split()):
+        return
+    verdict: LintVerdict = "unknown"
+    why = f"no {words.say} of {engine} {version}, unless a plugin brings it"
+    instead = words.hints.get(value, "")
+    if had := [one for one in having if one < version]:
+        why, verdict = f"gone since {nearest}, if not before; {had[-1]} had it", "removed"
+    elif having:
+        why = f"it comes with {having[0]}, or shortly before"
+    elif close := find_closest(value, listed[nearest], 0.8):
+        instead = f"{name} {close}"
+    yield LintFinding("flag", name, written, verdict, why, instead, refused=True)
+
+
+def explain_capability(engine: str, value: str, gpu: Gpu, version: Version) -> str:
+    """Explain why a GPU's compute capability is too low for a value; empty if it is not."""
+    capability = gpu.compute_capability
+    for entry in load_least_capabilities(engine):
+        is_about = value in entry.values.split() and entry.applies_to(version)
+        if is_about and gpu.vendor == "nvidia" and capability and capability < entry.least:
+            return (
+                f"{value} does not run on {gpu.name} (compute capability {capability}) in {engine}"
+                f" {version}; it needs {entry.least}"
             )
-            if applies and option.option.argument in bounds.arguments and not bounds.accepts(value):
-                yield LintFinding(
-                    "flag", option.option.name, str(option)[:300], "wrong value",
-                    f"it takes {bounds}", refused=True,
-                )  # fmt: skip
+    return ""

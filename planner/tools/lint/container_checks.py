@@ -1,0 +1,122 @@
+"""Check what a server's container is given: GPUs, shared memory, probes, Services' variables."""
+
+import re
+from collections.abc import Iterator
+
+from planner.core.errors import PlannerError
+from planner.core.units import GIB, MIB
+from planner.engines.cli_options import load_recorded_names
+from planner.engines.deployment import deploy_on
+from planner.latency.startup_time import StartupTime, estimate_startup
+from planner.tools.lint.deployment_reader import build_command_deployment, read_layout
+from planner.tools.lint.findings import LintFinding, LintVerdict
+from planner.tools.lint.option_checks import CheckedCommand
+from planner.tools.lint.server_commands import ContainerSetup
+
+MIN_SHM_BYTES = GIB
+"""Least /dev/shm of a server on several GPUs (NCCL user guide, troubleshooting: --shm-size=1g)."""
+_SHM_ADVICE = {
+    "docker": "--ipc=host, or --shm-size 16g",
+    "compose": "ipc: host, or shm_size: 16gb",
+    "kubernetes": "a volume {emptyDir: {medium: Memory}} mounted at /dev/shm",
+}
+_GPU_ADVICE = {
+    "docker": "--gpus all",
+    "compose": "deploy.resources.reservations.devices, or gpus: all",
+    "kubernetes": "resources: {limits: {nvidia.com/gpu: N}}, or the vendor's name",
+}
+_FASTEST_GPU, _SMALLEST_MODEL = "H100", "Qwen/Qwen3-0.6B"
+"""What the least startup is estimated for, if GPU or model is not known."""
+
+
+def check_container(checked: CheckedCommand, gpu: str | None) -> Iterator[LintFinding]:
+    """Yield what is wrong with the container of a command; nothing for one without."""
+    setup = checked.command.setup
+    if setup is None:
+        return
+    is_for_gpus = not re.search(r"cpu|tpu|hpu|xpu|neuron|gaudi", setup.image)
+    is_visible = "NVIDIA_VISIBLE_DEVICES" in checked.command.environment
+    if is_for_gpus and not (setup.has_gpus or is_visible):
+        why = "the container is given no GPU, unless the host's runtime gives it all"
+        yield _make_finding("GPUs", "no GPUs", "risky", why, _GPU_ADVICE[setup.runtime])
+    yield from _check_shared_memory(checked, setup)
+    yield from _check_probe(checked, setup, gpu)
+    yield from _check_service_names(checked, setup)
+
+
+def _check_shared_memory(checked: CheckedCommand, setup: ContainerSetup) -> Iterator[LintFinding]:
+    try:
+        layout = read_layout(checked.command.engine, checked.argument_values)
+    except PlannerError:
+        return
+    if layout.num_gpus == 1 or setup.shm_bytes is None or setup.shm_bytes >= MIN_SHM_BYTES:
+        return
+    why = (
+        f"{layout.num_gpus} GPUs exchange data through /dev/shm, and the container has"
+        f" {setup.shm_bytes / MIB:.0f} MiB of it: the start ends, or a worker dies under load"
+    )
+    written = f"/dev/shm of {setup.shm_bytes / MIB:.0f} MiB"
+    yield _make_finding("/dev/shm", written, "risky", why, _SHM_ADVICE[setup.runtime])
+
+
+def _check_probe(
+    checked: CheckedCommand, setup: ContainerSetup, gpu: str | None
+) -> Iterator[LintFinding]:
+    """Check the time until a probe kills the server against its startup, as far as it is known."""
+    limit_s, version = setup.start_limit_s, str(checked.version)
+    if limit_s is None or checked.command.engine != "vllm":
+        return
+    try:
+        deployment = build_command_deployment(checked, gpu or _FASTEST_GPU, version)
+    except PlannerError:
+        try:
+            deployment = deploy_on(_SMALLEST_MODEL, _FASTEST_GPU, engine_version=version)
+        except PlannerError:
+            return
+    stored, downloaded = (estimate_startup(deployment, storage) for storage in ("nvme", "download"))
+    if stored is None or downloaded is None or limit_s >= downloaded.total.mid:
+        return
+    place = f"{deployment.model.name} on {deployment.gpu.name}"
+    why = (
+        f"it kills the server after {limit_s:.0f} s, and {place} starts in"
+        f" {_format_startup(stored)}, {_format_startup(downloaded)} if the weights are downloaded"
+    )
+    failures = round(1.5 * downloaded.total.hi / 10)
+    advice = f"startupProbe: {{periodSeconds: 10, failureThreshold: {failures}, ...}}"
+    verdict: LintVerdict = "contradicts" if limit_s < stored.total.lo else "risky"
+    yield _make_finding(setup.probe, f"{setup.probe}: {limit_s:.0f} s", verdict, why, advice)
+
+
+def _format_startup(startup: StartupTime) -> str:
+    return f"{startup.total.mid:.0f} s ({startup.total.lo:.0f}-{startup.total.hi:.0f})"
+
+
+def _check_service_names(checked: CheckedCommand, setup: ContainerSetup) -> Iterator[LintFinding]:
+    """Check for Services whose variables the engine takes for its own.
+
+    Kubernetes sets NAME_PORT, NAME_SERVICE_HOST and others in each pod for each Service
+    (kubernetes.io, Service, environment variables).
+    """
+    command = checked.command
+    known = load_recorded_names("environment", command.engine)
+    for name in setup.service_names:
+        prefix = name.upper().replace("-", "_")
+        for variable in (f"{prefix}_PORT", f"{prefix}_SERVICE_HOST", f"{prefix}_SERVICE_PORT"):
+            if variable in known and variable not in command.environment:
+                why = (
+                    f"Kubernetes sets {variable} to the address of this Service, which"
+                    f" {command.engine} reads as its own variable: it ends with an error"
+                )
+                instead = "another name, or enableServiceLinks: false in the pod"
+                yield _make_finding("Service", f"Service {name}", "contradicts", why, instead, True)
+
+
+def _make_finding(
+    name: str,
+    written: str,
+    verdict: LintVerdict,
+    why: str,
+    instead: str,
+    refused: bool = False,
+) -> LintFinding:
+    return LintFinding("environment", name, written[:300], verdict, why, instead, refused)

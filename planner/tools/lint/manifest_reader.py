@@ -1,0 +1,580 @@
+"""Find the server commands of YAML and JSON: compose files, manifests, charts' values."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from planner.core.errors import PlannerError
+from planner.core.readers import parse_yaml
+from planner.core.units import parse_bytes
+from planner.engines.argument_names import load_argument_names
+from planner.engines.cli_options import (
+    get_cli_options,
+    list_versions_with_spelling,
+    load_flag_lists,
+)
+from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.server_commands import (
+    DEFAULT_SHM_BYTES,
+    SERVER_MENTION_PATTERN,
+    ContainerSetup,
+    ServerCommand,
+    find_commands,
+    parse_container,
+    parse_image_name,
+)
+from planner.tools.lint.shell_parser import expand_variables, parse_statements
+
+YamlMapping = Mapping[str, object]
+_COMMAND_KEY_PATTERN = re.compile(r"args|argv|arguments|command|cmd|flags|options", re.IGNORECASE)
+"""Keys of a chart's values under which options of an engine stand."""
+_CHART_ONLY_KEYS = (
+    "extraArgs",
+    "v0",
+    "v1",
+    "modelURL",
+    "enableTool",
+    "port",
+    "env",
+    "hfTokenSecret",
+)
+"""Keys of production-stack's `vllmConfig` that are no options of vLLM."""
+_ENGINES = ("vllm", "sglang", "trtllm", "tgi")
+_MODEL_KEYS = ("model", "modelName", "modelId", "modelURL", "model_name", "model_id")
+_KSERVE_OPTIONS = {"--model_name", "--model_id", "--model_dir", "--backend"}
+_PROBE_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "failureThreshold": 3}
+"""Defaults of a probe (kubernetes.io, Configure Liveness, Readiness and Startup Probes)."""
+
+
+class FileFinder(Protocol):
+    """Where the files lie that a text names."""
+
+    def find(self, path: str) -> str | None:
+        """Return the content of a file; None if it is not here."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a node stands: its path, the pod around it, and what lies near."""
+
+    files: FileFinder
+    engine: str | None = None
+    path: str = ""
+    depth: int = 0
+    pod: YamlMapping | None = None
+    model: str = ""  # that a chart's values name
+    compose_variables: Mapping[str, str] | None = None  # None: not in a compose file
+    services: tuple[YamlMapping, ...] = ()
+    config_maps: Mapping[str, YamlMapping] | None = None
+
+    def enter(self, key: object) -> "_Place":
+        """Return the place of the value under a key, or of an item of a list."""
+        path = f"{self.path}[{key}]" if isinstance(key, int) else f"{self.path}.{key}".lstrip(".")
+        return replace(self, path=path, depth=self.depth + 1)
+
+
+def replace_expressions(text: str) -> str:
+    """Return a Helm template with shell variables for its expressions, without control lines."""
+
+    def name_expression(match: re.Match[str]) -> str:
+        return "${" + re.sub(r"[^\w.]+", "_", match[1]) + "}"
+
+    text = re.sub(r"^[ \t]*\{\{-?.*\}\}[ \t]*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\{\{-?\s*(.*?)\s*-?\}\}", name_expression, text)
+
+
+def load_yaml_documents(text: str, name: str) -> Iterator[YamlMapping | list[object]]:
+    """Yield the mappings and lists of a YAML or JSON text; none if it does not parse."""
+    text = replace_expressions(text)
+    for part in re.split(r"^---\s*$", text, flags=re.MULTILINE):
+        try:
+            document = parse_yaml(part, name or "the text")
+        except (PlannerError, RecursionError):
+            return
+        if isinstance(document, dict | list):
+            yield document
+
+
+def find_commands_in_documents(
+    documents: Sequence[object], engine: str | None, files: FileFinder
+) -> Iterator[ServerCommand]:
+    """Yield the commands of YAML documents that are applied together."""
+    objects = [document for document in documents if isinstance(document, Mapping)]
+    objects += [
+        item for one in objects if isinstance(items := one.get("items"), list)
+        for item in items if isinstance(item, Mapping)
+    ]  # fmt: skip
+    config_maps = {
+        str(_get_nested(one, "metadata", "name")): data
+        for one in objects if one.get("kind") == "ConfigMap"
+        if isinstance(data := one.get("data"), Mapping)
+    }  # fmt: skip
+    services = tuple(one for one in objects if one.get("kind") == "Service")
+    place = _Place(files, engine, services=services, config_maps=config_maps)
+    for document in documents:
+        here = place
+        if isinstance(document, Mapping) and isinstance(document.get("services"), Mapping):
+            variables = parse_assignments(files.find(".env") or "")
+            here = replace(place, compose_variables=variables)
+        yield from _find_in_node(document, here)
+
+
+def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
+    """Yield the commands anywhere inside a document: containers, and shell text."""
+    if place.depth > 40:
+        return
+    if isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from _find_in_node(item, place.enter(index))
+        return
+    if not isinstance(node, Mapping):
+        if isinstance(node, str) and (mention := SERVER_MENTION_PATTERN.search(node)):
+            try:
+                yield from find_commands(node, place.path, None)
+            except PlannerError as error:
+                engine = next((name for name in ("sglang", "trtllm") if name in mention[0]), "vllm")
+                unread = (mention[0], f"({error})")
+                yield ServerCommand(place.path, engine, (), {}, unread=unread)
+        return
+    if isinstance(node.get("modelURL"), str) and ("vllmConfig" in node or "repository" in node):
+        yield _parse_production_stack(node, place.path)
+        return
+    served, config = node.get("model"), node.get("vllmConfig")
+    if isinstance(served, Mapping) and "modelURL" in served and isinstance(config, Mapping):
+        # production-stack's operator has the chart's names in two places
+        yield from _find_in_node({**served, "vllmConfig": {**served, **config}}, place)
+        return
+    if isinstance(node.get("modelFormat"), Mapping):
+        yield from _parse_kserve(node, place)
+        return
+    if options := _read_config_options(node, place.engine):
+        yield ServerCommand(
+            place.path or "configuration", place.engine or "vllm", options, {}, subcommand=True
+        )
+        return
+    if isinstance(node.get("containers"), list):
+        place = replace(place, pod=node)
+    models = [value for name in _MODEL_KEYS if isinstance(value := node.get(name), str)]
+    if isinstance(artifacts := node.get("modelArtifacts"), Mapping):  # llm-d's charts
+        models += [str(artifacts[key]) for key in ("name", "uri") if artifacts.get(key)]
+    models += [value for value in node.values() if str(value).startswith("hf://")]
+    place = replace(place, model=models[0]) if models else place
+    commands = list(_parse_container_node(node, place)) or list(_parse_values_node(node, place))
+    yield from commands
+    for key, value in node.items():
+        if not (commands and _COMMAND_KEY_PATTERN.search(str(key))) and key != "entrypoint":
+            yield from _find_in_node(value, place.enter(key))
+
+
+def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
+    """Yield the command of a compose service, or of a manifest's container."""
+    variables = place.compose_variables
+    lists = {
+        key: _split_command_value(node.get(key), variables)
+        for key in ("entrypoint", "command", "args")
+    }
+    words = [word for key in lists for word in lists[key]]
+    name = _read_image_name(node)
+    if variables is not None:
+        name = expand_variables(name, variables)
+    if not words and not parse_image_name(name):
+        return
+    environment, findings = _read_environment(node, place)
+    if variables is None:
+        words = [
+            re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
+            for word in words
+        ]
+    # Kubernetes' command is in place of the image's entry point, and compose's is not.
+    is_replaced = bool(lists["entrypoint"]) or (variables is None and bool(lists["command"]))
+    setup = replace(_read_setup(node, place), image=name)
+    for command in parse_container(name, words, environment, place.path, is_replaced):
+        yield replace(command, setup=setup, findings=(*findings, *command.findings))
+
+
+def _read_image_name(node: YamlMapping) -> str:
+    """Return the image of a container or of a chart's values, with its tag; empty without one."""
+    image = node.get("image")
+    if isinstance(image, Mapping):
+        tag = image.get("tag")
+        return f"{image.get('repository', '')}{f':{tag}' if tag else ''}"
+    return "" if image is None else str(image)
+
+
+def _read_volume(volume: object) -> tuple[str, str]:
+    """Return target and source of a compose service's volume."""
+    if isinstance(volume, Mapping):
+        return str(volume.get("target", "")), str(volume.get("source", ""))
+    source, _, target = str(volume).partition(":")
+    return target.partition(":")[0], source
+
+
+def _parse_values_node(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
+    """Yield the command of a chart's values: options of an engine in a list, without its image."""
+    for key, value in node.items():
+        if not _COMMAND_KEY_PATTERN.search(str(key)):
+            continue
+        try:
+            words = _split_command_value(value, place.compose_variables)
+        except PlannerError:
+            continue
+        named = str(node.get("engine", "")).lower().replace("-", "")
+        guessed = named if words and named in _ENGINES else _guess_engine(words)
+        engine = place.engine or guessed
+        if engine is None or not words:
+            continue
+        image = parse_image_name(_read_image_name(node))
+        options = get_cli_options(engine, load_flag_lists(engine).versions[-1])
+        has_model = {"model", "model_path", "model_id"} & set(options.parse(words).values)
+        if place.model and not has_model and words[0].startswith("-"):
+            words = [place.model.removeprefix("hf://"), *words]
+        environment, findings = _read_environment(node, place)
+        yield ServerCommand(
+            f"{place.path}.{key}".lstrip("."),
+            engine,
+            tuple(words),
+            environment,
+            image.version if image and image.engine == engine else "",
+            subcommand=True,
+            note=f"read as options of {engine}",
+            findings=findings,
+        )
+
+
+def _guess_engine(words: Sequence[str]) -> str | None:
+    """Return the engine that has most of a list's options; None for another program's."""
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    counts = {
+        engine: sum(
+            bool(list_versions_with_spelling(engine, name.replace("_", "-") if engine != "trtllm" else name))
+            for name in names
+        )
+        for engine in _ENGINES
+    }  # fmt: skip
+    best = max(counts, key=lambda engine: counts[engine])
+    known = set(load_argument_names(best).arguments)
+    specific = {name.removeprefix("--").replace("-", "_") for name in names} & known
+    return best if counts[best] >= max(1 if specific else 2, len(names) / 2) else None
+
+
+def _read_setup(node: YamlMapping, place: _Place) -> ContainerSetup:
+    """Return what a compose service or a manifest's container is given."""
+    if place.compose_variables is not None:
+        return _read_compose_setup(node, place.compose_variables)
+    resources, pod = node.get("resources"), place.pod or {}
+    limits = _get_nested(resources, "limits")
+    names = list(limits) if isinstance(limits, Mapping) else []
+    mounts = {
+        str(_get_nested(mount, "name")): _get_nested(mount, "mountPath")
+        for mount in _list(node.get("volumeMounts"))
+    }
+    shm: float | None = DEFAULT_SHM_BYTES
+    for volume in _list(pod.get("volumes")):
+        if mounts.get(str(_get_nested(volume, "name"))) == "/dev/shm":
+            size = _get_nested(volume, "emptyDir", "sizeLimit")
+            shm = parse_bytes(str(size)) if size else None
+    is_foreign = not place.pod  # a template whose pod is not here
+    probe, limit_s = _read_start_limit(node)
+    return ContainerSetup(
+        "kubernetes",
+        is_foreign
+        or any("/" in str(name) for name in names)
+        or bool(_get_nested(resources, "claims")),
+        _read_gpu_limit(limits),
+        None if is_foreign or pod.get("hostIPC") is True else shm,
+        probe,
+        limit_s,
+        () if pod.get("enableServiceLinks") is False else _list_service_names(place),
+    )
+
+
+def _list_service_names(place: _Place) -> tuple[str, ...]:
+    return tuple(str(_get_nested(service, "metadata", "name")) for service in place.services)
+
+
+def _read_start_limit(node: YamlMapping) -> tuple[str, float | None]:
+    """Return the probe that kills a container which does not answer, and after how many seconds."""
+    for key in ("startupProbe", "livenessProbe"):
+        if isinstance(probe := node.get(key), Mapping):
+            values = {name: probe.get(name, default) for name, default in _PROBE_DEFAULTS.items()}
+            numbers = [float(value) for value in values.values() if isinstance(value, int | float)]
+            if len(numbers) < len(values):
+                return key, None
+            delay, period, failures = numbers
+            return key, delay + period * failures
+    return "", None
+
+
+def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> ContainerSetup:
+    """Return what a compose service gives its container."""
+    reserved = _list(_get_nested(node, "deploy", "resources", "reservations", "devices"))
+    gpus = node.get("gpus")
+    requests = [*reserved, *_list(gpus)]
+    count, ids = (_get_nested(requests[0] if requests else None, key) for key in ("count", "device_ids"))  # fmt: skip
+    named = (
+        ",".join(_interpolate(str(one), variables) for one in _list(ids)).split(",") if ids else []
+    )
+    mounts = dict(_read_volume(one) for one in _list(node.get("volumes")))
+    tmpfs = node.get("tmpfs")
+    memory = [
+        str(one).partition(":")[0] for one in ([tmpfs] if isinstance(tmpfs, str) else _list(tmpfs))
+    ]
+    is_shared = str(node.get("ipc", "private")) not in ("private", "shareable", "none")
+    size = node.get("shm_size")
+    return ContainerSetup(
+        "compose",
+        bool(requests or gpus or node.get("devices") or node.get("runtime") or node.get("privileged")),
+        count if isinstance(count, int) else len(named) or None,
+        None if is_shared or "/dev/shm" in (*mounts, *memory)
+        else parse_bytes(str(size)) if size else DEFAULT_SHM_BYTES,
+        mounts=mounts,
+    )  # fmt: skip
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _read_gpu_limit(limits: object) -> int | None:
+    """Return the number of GPUs among a container's limits; None if it is not set."""
+    names = limits if isinstance(limits, Mapping) else {}
+    counts = (names[name] for name in names if str(name).endswith(("/gpu", "/gaudi")))
+    return _parse_count(next(counts, None))
+
+
+def _get_nested(node: object, *keys: str) -> object:
+    """Return the value under nested keys; None if there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _parse_count(value: object) -> int | None:
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def _parse_production_stack(node: YamlMapping, location: str) -> ServerCommand:
+    """Return the command that vLLM's production-stack builds from a model's `vllmConfig`."""
+    config = node.get("vllmConfig")
+    pairs = list[tuple[str, object]]()
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if key not in _CHART_ONLY_KEYS and value != "" and _is_scalar(value):
+            name = _convert_camel_case(str(key))
+            pairs.append((f"--no-{name}", True) if value is False else (f"--{name}", value))
+    extra = config.get("extraArgs") if isinstance(config, Mapping) else None
+    engine_image = parse_image_name(f"{node.get('repository', '')}:{node.get('tag', '')}")
+    words = (
+        _format_scalar(node["modelURL"]),
+        *_format_as_words(pairs),
+        *_split_command_value(extra, None),
+    )
+    version = engine_image.version if engine_image else ""
+    has_workers = _get_nested(node, "raySpec", "enabled") is True  # with GPUs of their own
+    count = None if has_workers else _parse_count(node.get("requestGPU", ""))
+    environment = _parse_environment(node.get("env"))
+    # the chart mounts /dev/shm where a model takes more than one GPU
+    setup = ContainerSetup("kubernetes", count != 0, count, shm_bytes=None)
+    return ServerCommand(location, "vllm", words, environment, version, True, True, setup=setup)
+
+
+def _convert_camel_case(name: str) -> str:
+    """Return maxModelLen as max-model-len, and enableLoRA as enable-lora."""
+    return (
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).lower().replace("_", "-")
+    )
+
+
+def _parse_kserve(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
+    """Yield the command that KServe's vLLM runtimes build from an InferenceService's model.
+
+    `--model_id` and `--model_name` are options of its Hugging Face server, and
+    `--backend=huggingface` starts no vLLM (kserve.github.io, Hugging Face runtime, 0.15 to 0.20).
+    """
+    kind = str(_get_nested(node, "modelFormat", "name")).lower()
+    words = [
+        part for word in _split_command_value(node.get("args"), None) for part in word.split("=", 1)
+    ]
+    kserve_options = {
+        name: words[index + 1] for index, name in enumerate(words[:-1]) if name in _KSERVE_OPTIONS
+    }
+    if kind not in ("huggingface", "vllm") or kserve_options.get("--backend") == "huggingface":
+        return
+    consumed = {
+        index + offset
+        for index, name in enumerate(words[:-1])
+        if name in _KSERVE_OPTIONS
+        for offset in (0, 1)
+    }
+    model = (
+        kserve_options.get("--model_id")
+        or str(node.get("storageUri", "")).removeprefix("hf://")
+        or kserve_options.get("--model_dir", "")
+    )
+    remaining = [word for index, word in enumerate(words) if index not in consumed]
+    argv = (*(["--model", model] if model else []), *remaining)
+    note = f"left to KServe: {', '.join(kserve_options)}" if kserve_options else ""
+    environment, findings = _read_environment(node, place)
+    yield ServerCommand(
+        place.path,
+        "vllm",
+        argv,
+        environment,
+        container=True,
+        note=note,
+        findings=findings,
+        setup=_read_setup(node, place),
+    )
+
+
+def _split_command_value(value: object, variables: Mapping[str, str] | None) -> list[str]:
+    """Return the words of a command that is a list or a text.
+
+    `variables` are those that compose fills in, which then splits a text at blanks and line
+    breaks alike; without them a shell reads the text.
+    """
+    if isinstance(value, list):
+        words = [_format_scalar(word) for word in value if isinstance(word, str | int | float)]
+        return words if variables is None else [_interpolate(word, variables) for word in words]
+    if not isinstance(value, str):
+        return []
+    if variables is not None:
+        text = _interpolate(value, variables)
+        with suppress(ValueError):
+            return shlex.split(text)
+        return text.split()
+    statements = parse_statements(value)
+    if len(statements) == 1:
+        return list(statements[0].words)
+    return ["sh", "-c", value] if statements else []
+
+
+def _interpolate(text: str, variables: Mapping[str, str]) -> str:
+    """Fill in a compose file's variables; `$$` is a dollar."""
+    return expand_variables(text.replace("$$", "\0"), variables).replace("\0", "$")
+
+
+def _format_scalar(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_environment(
+    node: YamlMapping, place: _Place
+) -> tuple[dict[str, str], tuple[LintFinding, ...]]:
+    """Return a container's environment, and findings about what of it is not here."""
+    environment, findings = dict[str, str](), list[LintFinding]()
+    for item in [*_list(node.get("env_file")), node.get("env_file")]:
+        path = item.get("path") if isinstance(item, Mapping) else item
+        if isinstance(path, str):
+            text = place.files.find(path)
+            environment |= parse_assignments(text or "")
+            if text is None and not (isinstance(item, Mapping) and item.get("required") is False):
+                findings.append(make_unread_variables(path))
+    for item in _list(node.get("envFrom")):
+        name = str(_get_nested(item, "configMapRef", "name"))
+        data = (place.config_maps or {}).get(name)
+        environment |= _parse_environment(data)
+        if data is None and _get_nested(item, "configMapRef"):
+            findings.append(make_unread_variables(name))
+    given = _parse_environment(node.get("environment")) | _parse_environment(node.get("env"))
+    if place.compose_variables is not None:
+        given = {
+            name: _interpolate(value, place.compose_variables) for name, value in given.items()
+        }
+    for item in _list(node.get("env")):
+        reference = _get_nested(item, "valueFrom", "configMapKeyRef")
+        data = (place.config_maps or {}).get(str(_get_nested(reference, "name")))
+        if data and (key := str(_get_nested(reference, "key"))) in data:
+            given[str(item.get("name"))] = _format_scalar(data[key])
+    return environment | given, tuple(findings)
+
+
+def make_unread_variables(source: str) -> LintFinding:
+    """Return a finding about a file or ConfigMap of variables that is not here."""
+    why = "it is not here: its variables are not known"
+    return LintFinding("setting", source[:80], f"variables of {source}"[:300], "unread", why)
+
+
+def parse_assignments(text: str) -> dict[str, str]:
+    """Return the variables of a file of NAME=value lines."""
+    lines = re.findall(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*?)\s*$", text, re.MULTILINE)
+    return {name: re.sub(r"\s+#.*$", "", value).strip("'\"") for name, value in lines}
+
+
+def _parse_environment(value: object) -> dict[str, str]:
+    """Return an environment given as a mapping, or as a list of NAME=value or name and value."""
+    if isinstance(value, Mapping):
+        return {
+            str(name): "" if content is None else _format_scalar(content)
+            for name, content in value.items()
+        }
+    environment = {}
+    for entry in _list(value):
+        if isinstance(entry, Mapping) and "name" in entry:
+            name = str(entry["name"])
+            environment[name] = (
+                _format_scalar(entry["value"]) if "value" in entry else f"${{{name}}}"
+            )
+        elif isinstance(entry, str):
+            name, equals, content = entry.partition("=")
+            environment[name] = content if equals else f"${{{name}}}"
+    return environment
+
+
+def _read_config_options(node: YamlMapping, engine: str | None) -> tuple[str, ...]:
+    """Return a `--config` file, or a chart's mapping, as options; empty if it is something else."""
+    engine = engine or "vllm"
+    cli_options = get_cli_options(engine, load_flag_lists(engine).versions[-1])
+    options = {
+        f"--{_convert_camel_case(name)}": value
+        for name, value in node.items()
+        if isinstance(name, str)
+    }
+    names = list(options)
+    spellings = [cli_options.find_spellings(name) for name in names]
+    known = {cli_options[found[0]].argument for found in spellings if len(found) == 1}
+    is_specific = bool(known & set(load_argument_names(engine).arguments))
+    if (
+        len(names) < 2
+        or sum(len(found) == 1 for found in spellings) < 0.6 * len(node)
+        or not is_specific
+        or not all(_is_scalar(value) for value in node.values())
+    ):
+        return ()
+    # a chart's own keys, such as name and image, are words; options that nobody knows are not
+    kept = (
+        (name, value)
+        for (name, value), found in zip(options.items(), spellings, strict=True)
+        if found or "-" in name[2:]
+    )
+    return tuple(_format_as_words(kept))
+
+
+def _is_scalar(value: object) -> bool:
+    return not isinstance(value, Mapping | list) or (
+        isinstance(value, list) and all(map(_is_scalar, value))
+    )
+
+
+def format_config_as_words(config: YamlMapping) -> tuple[str, ...]:
+    """Return the scalars of a `--config` file as words of a command line."""
+    return tuple(
+        _format_as_words(
+            [(f"--{name}", value) for name, value in config.items() if _is_scalar(value)]
+        )
+    )
+
+
+def _format_as_words(pairs: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Yield options and values as words of a command line."""
+    for name, value in pairs:
+        if value is True or value is None:
+            yield name
+        elif isinstance(value, list):
+            yield from (name, *map(_format_scalar, value))
+        elif value is not False:
+            yield from (name, _format_scalar(value))

@@ -1,0 +1,377 @@
+"""Review a change of commands, compose files, manifests or Helm values, for a pull request."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from markupsafe import Markup
+
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.core.redaction import MASK, is_secret_name, redact_environment, redact_text
+from planner.core.templates import render_template
+from planner.core.text import escape_markdown, escape_to_one_line
+from planner.engines.argument_names import load_argument_names
+from planner.engines.deployment import Deployment
+from planner.planning.argument_advice import DEFAULT_OUTPUT_TOKENS, DEFAULT_PROMPT_TOKENS
+from planner.planning.candidate import Candidate
+from planner.planning.prediction import Prediction, predict
+from planner.planning.scenario import Scenario
+from planner.planning.search import state_deployment
+from planner.planning.slo import SloTarget
+from planner.tools.lint.command_plan import CommandPlan
+from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.plan_upgrade import (
+    UpgradeRow,
+    compare_engine_args,
+    compare_memory,
+    compare_predictions,
+)
+from planner.tools.lint.report import (
+    LINT_EXIT_CODES,
+    CommandReport,
+    LintReport,
+    ReportVerdict,
+    lint,
+)
+
+FailPolicy = Literal["fix", "risky", "never"]
+FAILING_VERDICTS: dict[FailPolicy, tuple[ReportVerdict, ...]] = {
+    "fix": ("mend",),
+    "risky": ("mend", "at_risk"),
+    "never": (),
+}
+"""Verdicts that fail a check, by policy."""
+MEMORY_RANKS = ("ok", "at_risk", "does_not_fit")
+SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tpot"))
+"""Latencies that are compared if no scenario sets limits."""
+MAX_CELL_LENGTH = 200
+
+
+@dataclass(frozen=True)
+class OptionChange:
+    """One option, variable or default before and after; None where it is not set."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class ServerReview:
+    """One server before and after; None on the side on which nothing starts it."""
+
+    before: CommandReport | None
+    after: CommandReport | None
+    scenario: Scenario | None = None
+
+    @property
+    def title(self) -> str:
+        """Where the server is started, and by which engine."""
+        command = (self.after or self.before).checked.command  # type: ignore[union-attr]
+        return f"{command.where}, {command.engine}" if command.where else command.engine
+
+    @cached_property
+    def options(self) -> tuple[OptionChange, ...]:
+        """Written options that differ, and then arguments whose defaults do."""
+        before, after = (_list_settings(report) for report in (self.before, self.after))
+        written = [
+            OptionChange(name, _mask(name, before.get(name)), _mask(name, after.get(name)))
+            for name in dict.fromkeys((*before, *after))
+            if before.get(name) != after.get(name)
+        ]
+        return (*written, *self._list_changed_defaults({change.name for change in written}))
+
+    def _list_changed_defaults(self, written: set[str]) -> Iterator[OptionChange]:
+        if self.plans is None:
+            return
+        old, new = (plan.deployment for plan in self.plans)
+        names = load_argument_names(new.engine.name).engine_names
+        for name, values in compare_engine_args(old.args, new.args).items():
+            if f"--{names.get(name, name).replace('_', '-')}" not in written:
+                texts = (None if value is None else str(value) for value in values)
+                yield OptionChange(f"{name} (not set, in effect)", *texts)
+
+    @property
+    def plans(self) -> tuple[CommandPlan, CommandPlan] | None:
+        """The plans of both sides; None if a side has none."""
+        old, new = _get_plan(self.before), _get_plan(self.after)
+        return (old, new) if old and new else None
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate | None, Candidate | None]:
+        """Both sides under the scenario's traffic."""
+        old, new = _get_plan(self.before), _get_plan(self.after)
+        return self._state(old), self._state(new)
+
+    def _state(self, plan: CommandPlan | None) -> Candidate | None:
+        if plan is None or self.scenario is None:
+            return None
+        deployment = plan.deployment
+        scenario = replace(self.scenario, engine=deployment.engine, other_engines=())
+        return state_deployment(scenario, deployment)
+
+    @cached_property
+    def rows(self) -> list[UpgradeRow]:
+        """Memory of a GPU, then capacity, latencies and cost; empty if a side is not planned."""
+        if self.plans is None:
+            return []
+        old, new = self.plans
+        return [*compare_memory(old.deployment, new.deployment), *self._list_performance(old, new)]
+
+    def _list_performance(self, old: CommandPlan, new: CommandPlan) -> Iterator[UpgradeRow]:
+        """Yield figures under the scenario, or else at the load of full slots of either side."""
+        before, after = self.candidates
+        if before and after and self.scenario:
+            pair, targets = (before.prediction, after.prediction), self.scenario.slo_targets
+        elif old.loads and new.loads:
+            most = [plan.loads[-1] for plan in (old, new)]
+            counts = [Interval.from_value(_count_in_flight(each)) for each in most]
+            yield UpgradeRow("requests in flight, at most", counts[0], counts[1])
+            rates = [each.performance.output_tps for each in most if each.performance]
+            if len(rates) == 2:
+                yield UpgradeRow("output tokens/s at that load", rates[0], rates[1])
+            pair, targets = _predict_at_common_load(old, new), SHOWN_LATENCIES
+        else:
+            return
+        costs = [each.usd_per_hour_interval for each in pair]
+        if costs[0] and costs[1]:
+            yield UpgradeRow("GPUs, $/h", costs[0], costs[1])
+        yield from compare_predictions(*pair, targets)
+
+    @property
+    def new_findings(self) -> list[LintFinding]:
+        """What has to be looked at now and did not before."""
+        return _subtract_findings(self.after, self.before)
+
+    @property
+    def gone_findings(self) -> list[LintFinding]:
+        """What no longer has to be looked at."""
+        return _subtract_findings(self.before, self.after)
+
+    @property
+    def risks(self) -> list[tuple[ReportVerdict, str]]:
+        """What the change makes worse besides the findings: startup and targets."""
+        risks = list[tuple[ReportVerdict, str]]()
+        old, new = _get_plan(self.before), _get_plan(self.after)
+        rank = MEMORY_RANKS.index(new.memory.status) if new else 0
+        if new and rank > (MEMORY_RANKS.index(old.memory.status) if old else 0):
+            state = "may not start" if rank == 1 else "does not start"
+            risks.append(("at_risk" if rank == 1 else "mend", f"{state}: {new.memory.reason}"))
+        before, after = self.candidates
+        if after and rank < 2 and not after.is_confident:
+            if not after.is_feasible and (before is None or before.is_feasible):
+                risks.append(("mend", f"does not meet the targets: {after.shortfall}"))
+            elif after.is_feasible and (before is None or before.is_confident):
+                risks.append(("at_risk", f"may miss the targets: {after.shortfall}"))
+        return risks
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not compared, and why."""
+        reports = {"before": self.before, "after": self.after}
+        return [
+            *(
+                f"{side}, the server rejects these options; its memory is that of the fixed command"
+                for side, report in reports.items()
+                if report and report.refuses_to_start and report.plan
+            ),
+            *(
+                f"{side}, not planned: {report.not_planned_reason}"
+                for side, report in reports.items()
+                if report and report.not_planned_reason
+            ),
+        ]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything differs."""
+        return bool(
+            self.options or self.new_findings or self.gone_findings
+            or self.before is None or self.after is None
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ChangeReview:
+    """What a change of a deployment's files does."""
+
+    servers: tuple[ServerReview, ...]
+    new_metrics: tuple[LintFinding, ...]  # and scripts, beside the servers
+    gone_metrics: tuple[LintFinding, ...]
+    notes: tuple[str, ...]
+    gpu: str | None
+    scenario: Scenario | None
+
+    @property
+    def changed_servers(self) -> list[ServerReview]:
+        """The servers that differ."""
+        return [server for server in self.servers if server.is_changed]
+
+    @property
+    def verdict(self) -> ReportVerdict:
+        """What the change makes worse: `mend` has to be fixed, `at_risk` is risky."""
+        findings = [*self.new_metrics, *(f for one in self.servers for f in one.new_findings)]
+        verdicts = {verdict for server in self.servers for verdict, _ in server.risks}
+        verdicts |= {"at_risk" if f.verdict in ("risky", "unread") else "mend" for f in findings}
+        return "mend" if "mend" in verdicts else "at_risk" if verdicts else "ok"
+
+    def get_exit_code(self, fail_on: FailPolicy) -> int:
+        """Return lint's exit code for the verdict if the policy fails it, else 0."""
+        return LINT_EXIT_CODES[self.verdict] if self.verdict in FAILING_VERDICTS[fail_on] else 0
+
+    @property
+    def traffic(self) -> str:
+        """The traffic of the latencies, in words."""
+        if self.scenario:
+            return f"{self.scenario.name}, all of it to one replica"
+        return f"{DEFAULT_PROMPT_TOKENS:,} + {DEFAULT_OUTPUT_TOKENS} tokens a request"
+
+    def to_markdown(self) -> str:
+        """Return the review as a comment; no text of the files can be markup or a mention."""
+        return render_template(
+            "tools/lint", "review.md", review=self, code=_format_code, text=_format_text
+        )
+
+
+def review_change(
+    old: str, new: str, version: str | None = None, *, engine: str | None = None,
+    gpu: str | None = None, scenario: Scenario | None = None,
+) -> ChangeReview:  # fmt: skip
+    """Compare what two command lines or files start; with a `gpu` also memory, latency and cost.
+
+    An empty file starts nothing. `scenario` has the traffic and the targets of one replica. Raises
+    `PlannerError` if neither side has a server, or one cannot be read.
+    """
+    if all(map(_is_empty_file, (old, new))):
+        raise PlannerError(f"{old:.80} and {new:.80}: both are empty, one has to start a server")
+    reports = [
+        LintReport((), (), (), None, ())
+        if _is_empty_file(what)
+        else lint(
+            what,
+            version,
+            engine=engine,
+            gpu=gpu,
+            workload=scenario.workload if scenario else None,
+            is_confined=True,
+        )
+        for what in (old, new)
+    ]
+    before, after = (
+        {(f.kind, f.name, f.verdict): f for f in (*report.metrics, *report.programs) if f.needs_fix}
+        for report in reports
+    )
+    return ChangeReview(
+        tuple(
+            ServerReview(first, second, scenario if gpu else None)
+            for first, second in _pair_commands(reports[0].commands, reports[1].commands)
+        ),
+        tuple(finding for key, finding in after.items() if key not in before),
+        tuple(finding for key, finding in before.items() if key not in after),
+        tuple(dict.fromkeys(note for report in reports for note in report.notes)),
+        gpu,
+        scenario if gpu else None,
+    )
+
+
+def _get_plan(report: CommandReport | None) -> CommandPlan | None:
+    return report.plan if report else None
+
+
+def _is_empty_file(what: str) -> bool:
+    with suppress(OSError, ValueError):
+        return Path(what).stat().st_size == 0
+    return False
+
+
+def _pair_commands(
+    old: Sequence[CommandReport], new: Sequence[CommandReport]
+) -> Iterator[tuple[CommandReport | None, CommandReport | None]]:
+    """Yield the servers of both sides by their places; one that is left on each side is the same."""
+    left, added = list(old), list[CommandReport]()
+    pairs = list[tuple[CommandReport | None, CommandReport | None]]()
+    for report in new:
+        place = report.checked.command.where
+        same = next((each for each in left if each.checked.command.where == place), None)
+        if same is None:
+            added.append(report)
+        else:
+            left.remove(same)
+            pairs.append((same, report))
+    if len(left) == len(added) == 1:
+        pairs.append((left.pop(), added.pop()))
+    yield from pairs
+    yield from ((None, report) for report in added)
+    yield from ((report, None) for report in left)
+
+
+def _list_settings(report: CommandReport | None) -> dict[str, str]:
+    """Return what a command sets, by name: version, image, model, options and environment."""
+    if report is None:
+        return {}
+    checked, command = report.checked, report.checked.command
+    settings = {"version": f"{command.engine} {checked.version}"}
+    if command.setup and command.setup.image:
+        settings["image"] = command.setup.image
+    if checked.as_meant.positional:
+        settings["model"] = " ".join(checked.as_meant.positional)
+    for option in checked.as_meant.options:
+        name = option.option.name if option.option else option.written.partition("=")[0]
+        settings[name] = " ".join(option.words) or option.written
+    settings |= {name: str(value) for name, value in command.config.items()}
+    return settings | {f"{name}=": value for name, value in command.environment.items()}
+
+
+def _mask(name: str, value: str | None) -> str | None:
+    """Return a value without its secret."""
+    if value is None or not name.endswith("="):
+        return MASK if value and is_secret_name(name) else value and redact_text(value)
+    return redact_environment({name[:-1]: value})[name[:-1]]
+
+
+def _subtract_findings(
+    report: CommandReport | None, other: CommandReport | None
+) -> list[LintFinding]:
+    """Return the findings to fix of a report that the other does not have."""
+    known = {
+        (finding.kind, finding.name, finding.verdict)
+        for finding in (other.checked.findings if other else ())
+    }
+    return [
+        finding
+        for finding in (report.checked.findings if report else ())
+        if finding.needs_fix and (finding.kind, finding.name, finding.verdict) not in known
+    ]
+
+
+def _count_in_flight(prediction: Prediction) -> int:
+    return (prediction.workload and prediction.workload.concurrency) or 0
+
+
+def _predict_at_common_load(old: CommandPlan, new: CommandPlan) -> tuple[Prediction, Prediction]:
+    """Predict both sides with as many requests in flight as either takes."""
+    in_flight = min(_count_in_flight(plan.loads[-1]) for plan in (old, new))
+
+    def predict_one(deployment: Deployment) -> Prediction:
+        return predict(deployment, replace(old.workload, concurrency=in_flight))
+
+    return predict_one(old.deployment), predict_one(new.deployment)
+
+
+def _format_code(text: object) -> Markup:
+    """Return a code span for a cell of a table; it has no mentions and no markup."""
+    line = escape_to_one_line(redact_text(str(text))).replace("`", "'")
+    if len(line) > MAX_CELL_LENGTH:
+        line = f"{line[:MAX_CELL_LENGTH]}..."
+    return Markup(f"`{line}`".replace("|", "\\|")) if line.strip() else Markup("`''`")
+
+
+def _format_text(parts: Iterable[str] | str) -> Markup:
+    """Return text of which nothing is markup, a mention or a reference of a forge."""
+    sentence = parts if isinstance(parts, str) else "; ".join(filter(None, parts))
+    return Markup(re.sub(r"([@#])(?=\w)", "\\1\u2060", escape_markdown(redact_text(sentence))))

@@ -1,0 +1,302 @@
+"""What `planner lint` reads of files, and that it says what it does not read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.tools.lint.report import LintReport, lint
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+
+
+def to_fix(report: LintReport) -> dict[str, str]:
+    """Name -> verdict of all that needs a fix."""
+    return {one.name: one.verdict for one in report.findings if one.needs_fix}
+
+
+POSTED = yaml.safe_load(
+    (Path(__file__).parent / "data" / "posted.yaml").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("posted", POSTED, ids=lambda posted: posted["source"].rpartition("/")[2])
+def test_deployments_that_people_published(posted: dict[str, Any]) -> None:
+    report = lint(posted["text"], posted.get("version"))
+    assert len(report.commands) == posted.get("commands", 1)
+    assert to_fix(report) == posted["finds"]
+
+
+WRONG = {
+    "--enable-reasoning": "removed",
+    "--no-such-flag": "unknown",
+    "--tensor-parallel-size": "contradicts",
+}
+"""vLLM 0.20.2 has neither of two, and 3 divides no 32 heads."""
+WORDS = ["Qwen/Qwen3-8B", "--enable-reasoning", "--no-such-flag", "--tensor-parallel-size", "3"]
+
+
+def write_service(**service: object) -> str:
+    service = {"image": "vllm/vllm-openai:v0.20.2", "gpus": "all", "ipc": "host", **service}
+    return yaml.safe_dump({"services": {"llm": service}})
+
+
+STARTED = {
+    "entrypoint that hands on": {
+        "entrypoint": ["/bin/bash", "-c", 'exec vllm serve "$$@"', "--"],
+        "command": WORDS,
+    },
+    "entrypoint of several lines": {
+        "entrypoint": ["bash", "-c", 'set -e\nexec vllm serve "$$@" --max-num-seqs 8\n', "--"],
+        "command": WORDS,
+    },
+    "a text of several lines": {"command": "Qwen/Qwen3-8B\n" + "\n".join(WORDS[1:])},
+    "a mounted script": {
+        "entrypoint": ["/bin/sh", "/opt/start.sh"],
+        "command": WORDS,
+        "volumes": ["./mine.sh:/opt/start.sh:ro"],
+    },
+    "a mounted script alone": {
+        "entrypoint": "/opt/whole.sh",
+        "volumes": [{"type": "bind", "source": "./whole.sh", "target": "/opt/whole.sh"}],
+    },
+    "variables of .env": {"command": "${MODEL} ${REST} --tensor-parallel-size ${TP:-3}"},
+    "variables of a file": {
+        "entrypoint": ["sh", "-c", "exec vllm serve $$MODEL $$REST --tensor-parallel-size 3"],
+        "env_file": [".env"],
+    },
+}  # fmt: skip
+BESIDE = {
+    "mine.sh": '#!/bin/sh\nexec vllm serve "$@"\n',
+    "whole.sh": f"#!/bin/sh\nexec vllm serve {' '.join(WORDS)}\n",
+    ".env": "MODEL=Qwen/Qwen3-8B\nREST='--enable-reasoning --no-such-flag'\n",
+}
+
+
+@pytest.mark.parametrize("service", STARTED.values(), ids=STARTED)
+def test_a_compose_service_is_read_however_it_starts(
+    service: dict[str, object], tmp_path: Path
+) -> None:
+    for name, text in {**BESIDE, "compose.yaml": write_service(**service)}.items():
+        (tmp_path / name).write_text(text)
+    assert to_fix(lint(str(tmp_path / "compose.yaml"))) == WRONG
+
+
+def test_a_script_of_a_config_map_is_read_where_it_is_started() -> None:
+    script = '#!/bin/bash\nexec vllm serve "$MODEL" --enable-reasoning --no-such-flag "$@"\n'
+    container = {
+        "image": "vllm/vllm-openai:v0.20.2",
+        "command": ["/bin/bash", "/scripts/run.sh"],
+        "args": ["--tensor-parallel-size", "3"],
+        "env": [{"name": "MODEL", "value": "Qwen/Qwen3-8B"}],
+        "resources": {"limits": {"nvidia.com/gpu": 3}},
+    }
+    pod = {"kind": "Pod", "spec": {"containers": [container], "hostIPC": True}}
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"run.sh": script}}
+    report = lint(yaml.safe_dump_all([config, pod]))
+    assert len(report.commands) == 1 and to_fix(report) == WRONG
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'A="{" ".join(WORDS[1:3])}"\nA+=" {" ".join(WORDS[3:])}"\neval vllm serve {WORDS[0]} $A\n',
+        f'sh -c \'exec vllm serve "$0" "$@"\' {" ".join(WORDS)}',
+        f': "${{M:=Qwen/Qwen3-8B}}"\nvllm serve $M ${{NOTHING:+--x}} {" ".join(WORDS[1:])}',
+    ],
+)
+def test_what_a_shell_fills_in_is_filled_in(text: str) -> None:
+    assert to_fix(lint(text, "0.20.2")) == WRONG
+
+
+def test_a_hash_in_a_folded_text_is_no_comment() -> None:
+    (found,) = [
+        one
+        for one in lint(write_service(command="Qwen/Qwen3-8B\n# --max-num-seqs 8\n")).findings
+        if one.needs_fix
+    ]
+    assert found.written == "#" and "no comment" in found.why
+
+
+UNREAD = {
+    "/opt/start.sh": {"entrypoint": ["/opt/start.sh"], "command": WORDS},
+    "${EXTRA}": {"command": "Qwen/Qwen3-8B --max-num-seqs 8 ${EXTRA}"},
+    "--max-model-len": {"command": ["Qwen/Qwen3-8B", "--max-model-len=${LENGTH}"]},
+    "${MODEL}": {"command": ["${MODEL}", "--max-num-seqs", "8"]},
+    "vllm.env": {"command": ["Qwen/Qwen3-8B"], "env_file": "vllm.env"},
+    "vllm.yaml": {"command": ["Qwen/Qwen3-8B", "--config", "vllm.yaml"]},
+}
+
+
+@pytest.mark.parametrize(("name", "service"), UNREAD.items())
+def test_what_is_not_here_is_said_to_be_unread(
+    name: str, service: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "compose.yaml").write_text(write_service(**service))
+    report = lint(str(tmp_path / "compose.yaml"))
+    (unread,) = [one for one in report.findings if one.verdict == "unread"]
+    assert name in f"{unread.name} {unread.written}" and report.verdict == "at_risk"
+
+
+@pytest.mark.parametrize("end", ["", "\\ ", "\\\n  # --max-num-seqs 8 \\"])
+def test_options_that_a_line_cuts_off_are_still_read(end: str) -> None:
+    text = f"vllm serve Qwen/Qwen3-8B \\\n  --enable-reasoning {end}\n  {' '.join(WORDS[2:])}\n"
+    (report,) = lint(text, "0.20.2").commands
+    found = [one for one in report.checked.findings if one.needs_fix]
+    assert {one.name: one.verdict for one in found if one.kind == "flag"} == WRONG
+    (cut,) = [one for one in found if one.kind == "setting"]
+    assert cut.verdict == "contradicts" and "command of their own" in cut.why
+    assert "--tensor-parallel-size 3" in report.fixed.command.line
+
+
+def test_one_word_of_several_is_no_program() -> None:
+    pod = {
+        "kind": "Pod",
+        "spec": {
+            "containers": [
+                {
+                    "image": "vllm/vllm-openai:v0.20.2",
+                    "command": ["vllm serve Qwen/Qwen3-8B"],
+                    "resources": {"limits": {"nvidia.com/gpu": 1}},
+                }
+            ]
+        },
+    }
+    assert to_fix(lint(yaml.safe_dump(pod))) == {"vllm serve Qwen/Qwen3-8B": "contradicts"}
+    (found,) = [one for one in lint("sh -c vllm serve Qwen/Qwen3-8B").findings if one.needs_fix]
+    assert found.refused and "first word" in found.why
+
+
+VALUES = {
+    "production-stack": {
+        "servingEngineSpec": {
+            "modelSpec": [
+                {
+                    "repository": "vllm/vllm-openai", "tag": "v0.20.2", "requestGPU": 3,
+                    "modelURL": "Qwen/Qwen3-8B",
+                    "vllmConfig": {
+                        "tensorParallelSize": 3, "extraArgs": ["--enable-reasoning", "--no-such-flag"]
+                    },
+                }
+            ]
+        }
+    },
+    "image and command": {
+        "image": {"repository": "vllm/vllm-openai", "tag": "v0.20.2", "command": ["vllm", "serve", *WORDS]}
+    },
+    "options under a key": {"model": "Qwen/Qwen3-8B", "vllm": {"extraArgs": WORDS[1:]}},
+    "an image of one's own": {
+        "decode": {"containers": [{"image": "example.org/mine:1", "args": WORDS}]}
+    },
+    "a mapping": {
+        "engine": {"vllmConfig": {
+            "model": "Qwen/Qwen3-8B", "maxModelLen": 4096, "gpuMemoryUtilization": 0.9,
+            "enable-reasoning": True, "tensor_parallel_size": 3, "no-such-flag": True,
+        }}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_the_values_of_a_chart_are_read(values: dict[str, object]) -> None:
+    assert to_fix(lint(yaml.safe_dump(values), "0.20.2")) == WRONG
+
+
+def write_deployment(
+    pod: dict[str, object], container: dict[str, object], service: str = "llm"
+) -> str:
+    container = {
+        "name": "llm",
+        "image": "vllm/vllm-openai:v0.20.2",
+        "args": ["Qwen/Qwen3-32B", "--tensor-parallel-size", "2"],
+        "resources": {"limits": {"nvidia.com/gpu": 2}},
+        **container,
+    }
+    spec = {"template": {"spec": {"containers": [container], **pod}}}
+    return yaml.safe_dump_all(
+        [
+            {"kind": "Service", "metadata": {"name": service}},
+            {"kind": "Deployment", "metadata": {"name": "llm"}, "spec": spec},
+        ]
+    )
+
+
+SHM = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+MOUNT = {"name": "shm", "mountPath": "/dev/shm"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "container", "found"),
+    [
+        ({}, {}, "/dev/shm"),  # vllm-project/vllm pull 19377: Kubernetes gives 64 MiB
+        ({"volumes": [SHM]}, {"volumeMounts": [MOUNT]}, None),
+        ({"volumes": [SHM]}, {"volumeMounts": [{**MOUNT, "mountPath": "/cache"}]}, "/dev/shm"),
+        ({"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "256Mi"}}]},
+         {"volumeMounts": [MOUNT]}, "/dev/shm"),
+        ({"volumes": [{"name": "shm", "hostPath": {"path": "/dev/shm"}}]}, {"volumeMounts": [MOUNT]}, None),
+        ({"hostIPC": True}, {}, None),
+        ({"hostIPC": True}, {"resources": {}}, "GPUs"),
+        # a start with the weights on the machine took 84-150 s in public logs of this size
+        ({"hostIPC": True}, {"livenessProbe": {"initialDelaySeconds": 30, "periodSeconds": 5}},
+         "livenessProbe"),
+        ({"hostIPC": True}, {"livenessProbe": {"initialDelaySeconds": 600}}, None),
+        ({"hostIPC": True}, {"startupProbe": {"periodSeconds": 5, "failureThreshold": 6}}, "startupProbe"),
+        ({"hostIPC": True},
+         {"startupProbe": {"failureThreshold": 120}, "livenessProbe": {"periodSeconds": 5}}, None),
+        ({"hostIPC": True}, {"readinessProbe": {"periodSeconds": 5}}, None),
+    ],
+)  # fmt: skip
+def test_what_a_pod_gives_its_server(
+    pod: dict[str, object], container: dict[str, object], found: str | None
+) -> None:
+    assert [*to_fix(lint(write_deployment(pod, container)))] == [found] * bool(found)
+
+
+def test_a_service_named_vllm_sets_vllm_port() -> None:
+    """vllm-project/vllm issue 34199 and pull 18209: the server ends over a VLLM_PORT with a URI."""
+    whole = {"hostIPC": True}
+    (found,) = [one for one in lint(write_deployment(whole, {}, "vllm")).findings if one.needs_fix]
+    assert found.refused and "VLLM_PORT" in found.why
+    assert not to_fix(lint(write_deployment(whole, {}, "vllm-server")))
+    assert not to_fix(lint(write_deployment({**whole, "enableServiceLinks": False}, {}, "vllm")))
+    port = {"env": [{"name": "VLLM_PORT", "value": "5555"}]}
+    assert not to_fix(lint(write_deployment(whole, port, "vllm")))
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("--gpus all", ["/dev/shm"]),
+        ("--gpus all --ipc=host", []),
+        ("--gpus all --ipc host", []),
+        ("--gpus all --shm-size 16g", []),
+        ("--gpus all --shm-size=128m", ["/dev/shm"]),
+        ("--gpus all -v /dev/shm:/dev/shm -v a:b", []),
+        ("--runtime nvidia --ipc=host", []),
+        ("--ipc=host", ["GPUs"]),
+        ("--gpus '\"device=0\"' --ipc=host", ["GPUs"]),  # two ranks on one
+    ],
+)
+def test_what_docker_gives_its_server(options: str, found: list[str]) -> None:
+    line = f"docker run {options} vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B -tp 2"
+    assert [*to_fix(lint(line))] == found
+
+
+@pytest.mark.parametrize(
+    ("service", "found"),
+    [
+        ({"ipc": "private"}, ["/dev/shm"]),
+        ({"ipc": "private", "shm_size": "16gb"}, []),
+        ({"ipc": "private", "tmpfs": ["/dev/shm:size=8g"]}, []),
+        ({"gpus": None}, ["GPUs"]),
+        ({"gpus": None, "environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}, []),
+        ({"gpus": None, "runtime": "nvidia"}, []),
+    ],
+)
+def test_what_compose_gives_its_server(service: dict[str, object], found: list[str]) -> None:
+    text = write_service(**{"command": ["Qwen/Qwen3-8B", "-tp", "2"], **service})
+    assert [*to_fix(lint(text))] == found

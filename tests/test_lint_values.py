@@ -1,0 +1,121 @@
+"""Values that a version of vLLM, or a GPU, refuses; and what lint proposes instead."""
+
+import json
+
+import pytest
+
+from planner.tools.lint.report import CommandReport, lint
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+
+
+def check(options: str, version: str, gpu: str | None = None) -> CommandReport:
+    (report,) = lint(f"vllm serve Qwen/Qwen3-8B {options}", version, gpu=gpu).commands
+    return report
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "verdict"),
+    [
+        # vLLM's parser takes auto and -1 since 0.14
+        ("--max-model-len auto", "0.14.0", None), ("--max-model-len -1", "0.14.0", None),
+        ("--max-model-len auto", "0.33.0", None), ("--max-model-len auto", "0.12.0", "wrong value"),
+        ("--max-model-len auto", "0.13.0", "wrong value"), ("--max-model-len -1", "0.13.0", "wrong value"),
+        ("--max-model-len -2", "0.20.2", "wrong value"), ("--max-model-len 0", "0.20.2", "wrong value"),
+        # QuantizationMethods of each version
+        ("-q squeezellm", "0.20.2", "removed"), ("-q marlin", "0.20.2", "removed"),
+        ("-q aqlm", "0.20.2", "removed"), ("-q deepspeedfp", "0.20.2", "removed"),
+        ("-q hqq", "0.20.2", "removed"), ("-q deepspeedfp", "0.8.5", None), ("-q aqlm", "0.10.0", "risky"),
+        ("-q gguf", "0.20.2", None), ("-q bitsandbytes", "0.20.2", None),
+        ("-q gguf", "0.33.0", "removed"), ("-q bitsandbytes", "0.33.0", "removed"),
+        ("-q auto_gptq", "0.20.2", "unknown"), ("-q nonsense", "0.20.2", "unknown"),
+        ("-q rtn", "0.12.0", None),
+        # any multiple of 16 (flash_attn.py, get_supported_kernel_block_sizes)
+        ("--block-size 8", "0.20.2", "wrong value"), ("--block-size 8", "0.12.0", "wrong value"),
+        ("--block-size 8", "0.33.0", "wrong value"), ("--block-size 32", "0.20.2", None),
+        ("--attention-backend XFORMERS", "0.20.2", "removed"), ("--attention-backend FLASHINFER", "0.20.2", None),
+        ("--kv-cache-dtype int8", "0.33.0", "unknown"), ("--kv-cache-dtype octave_4bit", "0.33.0", None),
+        ("--max-cpu-loras 8", "0.20.2", "useless"), ("--max-cpu-loras 8 --enable-lora", "0.20.2", None),
+    ],
+)  # fmt: skip
+def test_values_are_facts_of_a_version(options: str, version: str, verdict: str | None) -> None:
+    found = [one.verdict for one in check(options, version).checked.findings if one.verdict != "ok"]
+    assert found == [verdict] * bool(verdict)
+
+
+@pytest.mark.parametrize(
+    ("command", "gpu", "version", "refused"),
+    [
+        ("Qwen/Qwen3-0.6B --dtype bfloat16", "T4", "0.20.2", True),
+        ("Qwen/Qwen3-0.6B --dtype half", "T4", "0.20.2", False),
+        ("Qwen/Qwen3-0.6B --dtype bfloat16", "A10", "0.20.2", False),
+        ("Qwen/Qwen3-0.6B --quantization fp8", "T4", "0.12.0", True),
+        ("Qwen/Qwen3-0.6B --quantization fp8", "T4", "0.32.0", False),
+        ("Qwen/Qwen3-0.6B --quantization fp8", "A10", "0.12.0", False),
+        ("Qwen/Qwen3-8B-AWQ --max-model-len 4096", "V100", "0.12.0", True),
+        ("Qwen/Qwen3-8B-AWQ --max-model-len 4096", "T4", "0.12.0", False),
+    ],
+)
+def test_values_are_facts_of_a_gpu(command: str, gpu: str, version: str, refused: bool) -> None:
+    """docs.vllm.ai, supported hardware of quantization kernels; bfloat16 needs Ampere."""
+    report = lint(f"vllm serve {command}", version, gpu=gpu)
+    assert ("does not run on" in report.commands[0].not_planned_reason) == refused
+    assert (report.verdict == "mend") == refused
+
+
+EAGLE = json.dumps({"model": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "num_speculative_tokens": 3})
+
+
+@pytest.mark.parametrize(
+    ("layout", "version", "refused"),
+    [("-tp 4 -pp 2", "0.20.2", True), ("-tp 4 -pp 2", "0.33.0", False), ("-tp 8", "0.20.2", False)],
+)
+def test_drafts_under_pipeline_parallelism(layout: str, version: str, refused: bool) -> None:
+    """EAGLE-3 runs with pipeline stages since vLLM's pull 50514."""
+    text = f"vllm serve meta-llama/Llama-3.3-70B-Instruct {layout} -sc '{EAGLE}'"
+    assert lint(text, version).commands[0].refuses_to_start == refused
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--speculative-model Qwen/Qwen3-0.6B",
+        "--num-speculative-tokens 5",
+        "--swap-space 4 --enable-reasoning",
+        "--attention-backend XFORMERS --max-num-seqs 8",
+        "--max-cpu-loras 8",
+    ],
+)
+def test_what_is_proposed_starts(options: str) -> None:
+    """A model of drafts without their number, or a number without a model, drafts nothing."""
+    report = check(options, "0.20.2")
+    assert report.fixed.diff and not report.unsettled
+    assert not check(report.fixed.command.line.partition("Qwen3-8B")[2], "0.20.2").refuses_to_start
+    assert "speculative" not in report.fixed.command.line
+
+
+def test_a_backend_that_is_gone_is_not_moved_to_an_option() -> None:
+    (report,) = lint("VLLM_ATTENTION_BACKEND=XFORMERS vllm serve m", "0.20.2").commands
+    assert report.fixed.command.argv == ("m",) and not report.fixed.command.environment
+    assert report.fixed.diff == ("- VLLM_ATTENTION_BACKEND=XFORMERS",)
+
+
+def test_scripts_that_are_gone_are_named() -> None:
+    text = "python benchmarks/benchmark_serving.py --backend vllm --model m"
+    (found,) = lint(text, "0.20.2").findings
+    assert (found.verdict, found.instead) == ("removed", "vllm bench serve")
+    assert not lint(text, "0.9.0").needs_fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "gpu"), [("Qwen/Qwen3-0.6B", "T4"), ("Qwen/Qwen3-8B", "L4")])
+def test_no_proposal_makes_the_first_token_much_later(model: str, gpu: str) -> None:
+    plan = lint(f"vllm serve {model}", "0.20.2", gpu=gpu).commands[0].plan
+    assert plan
+    if plan.improved and plan.memory.can_start:
+        before, after = plan.loads[-1].performance, plan.improved.performance
+        assert before and after
+        assert after.get("ttft", "p50").mid < 1.2 * before.get("ttft", "p50").mid
