@@ -44,7 +44,7 @@ def compare_pools(plan: Plan) -> pd.DataFrame:
                 and performance.get_for_display(t.metric, t.percentile) * 1e3
                 for t in targets
             },
-            "serves at most (requests/s)": capacity,
+            "capacity (requests/s)": capacity,
             "service level": get_slo_label(candidate) + ", chosen" * (candidate is plan.chosen),
         })  # fmt: skip
     return pd.DataFrame(rows)

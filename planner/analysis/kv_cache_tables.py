@@ -145,7 +145,7 @@ def _describe_mixer(mixer: SequenceMixer) -> str:
             if mixer.chunked
             else f"sliding window of {mixer.window:,}"
         )
-    return "full attention"
+    return "full attention with an indexer" if mixer.index_heads else "full attention"
 
 
 def _format_layer_cache(

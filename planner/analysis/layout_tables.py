@@ -361,7 +361,7 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
             placed, np.array([1.0]), get_deployment_coefficients(placed).coefficients
         )
         cost = build_target_step_model(placed).estimate_step(*batch_args)
-        collective_s = cost.seconds_by_part["collectives"]
+        collective_s = cost.seconds_by_part["collectives"] + cost.seconds_by_part["expert exchange"]
         sent = sum(part.count * float(part.bytes[0]) for part in collectives)
         rows.append({
             "Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step,

@@ -143,7 +143,7 @@ def _ramp_concurrency(
     """Ramp up a closed loop to the number of slots, rounded up to a power of two."""
     engines = deployment.num_engine_instances
     min_power = math.ceil(math.log2(engines))
-    max_power = math.ceil(math.log2(engines * deployment.args.max_num_seqs))
+    max_power = math.ceil(math.log2(deployment.num_slots))
     loads = range(min_power, max_power + 1)
     rates = {n: simulate(n).mid.request_tps * engines for n in loads}
     end = next(2.0**n for n in loads if rates[n] >= MIN_SERVED_FRACTION * rates[max_power])

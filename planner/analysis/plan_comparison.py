@@ -8,7 +8,11 @@ import pandas as pd
 
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
-from planner.planning.evaluation import compute_free_capacity, estimate_run_hours
+from planner.planning.evaluation import (
+    compute_free_capacity,
+    estimate_run_hours,
+    get_capacity_rps,
+)
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.slo import format_latency, get_slo_status
@@ -181,7 +185,7 @@ def _collect_plan_facts(plan: Plan) -> dict[str, object]:
         return rows
     free, power = compute_free_capacity(plan.scenario, best.prediction), best.prediction.gpu_power_w
     rows |= {
-        "serves at most (requests/s)": performance.capacity,
+        "capacity (requests/s)": get_capacity_rps(plan.scenario, performance),
         "stays free (%)": None if free is None else round(free * 100),
         "output (tokens/s)": performance.output_tps,
         "KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB,

@@ -27,11 +27,14 @@ from planner.planning.search import Plan
 def describe_headroom(plan: Plan) -> str:
     """Describe the capacity of a plan, its free part, and `describe_growth_limit`."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
-    if best is None or performance is None or performance.capacity is None:
+    capacity = get_capacity_rps(scenario, performance) if performance else None
+    if best is None or performance is None or capacity is None:
         return ""
     rate = compute_offered_rps(scenario, best.prediction)
     free = compute_free_capacity(scenario, best.prediction) or 0.0
-    text = f"It serves {performance.capacity:.3g} requests/s at most, and {rate:.3g} are planned."
+    text = (
+        f"Its capacity is {format_range(capacity)} requests/s; {format_number(rate)} are planned."
+    )
     if hours := estimate_run_hours(scenario, best):
         total = scenario.workload.num_prompts or 0
         text = (
@@ -41,8 +44,8 @@ def describe_headroom(plan: Plan) -> str:
     elif scenario.workload.rate is None:
         users = scenario.workload.concurrency
         text = (
-            f"{users:,} users send {rate:.3g} requests/s; it serves {performance.capacity:.3g} at"
-            " most."
+            f"{users:,} users send {format_number(rate)} requests/s; its capacity is"
+            f" {format_range(capacity)}."
         )
     elif free < 0:
         return f"{text} It is overloaded: queues grow until requests are turned away."
@@ -71,12 +74,16 @@ class GrowthLimit:
 
 
 def find_growth_limit(plan: Plan) -> GrowthLimit | None:
-    """Find how far traffic may grow; None in a closed loop or without a prediction."""
+    """Find how far traffic may grow; None in a closed loop or without a prediction.
+
+    None also if the load is the largest that was found: it is the limit at the asked probability.
+    """
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     if (
         best is None
         or performance is None
         or scenario.workload.rate is None
+        or scenario.found_figure == "rate"
         or not (capacity := get_capacity_rps(scenario, performance))
     ):
         return None

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -26,7 +26,7 @@ from planner.planning.evaluation import (
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
-from planner.planning.slo import format_latency
+from planner.planning.slo import SloTarget, format_latency, list_benchmark_targets
 
 
 def compare_engines(plan: Plan) -> pd.DataFrame:
@@ -391,12 +391,14 @@ def describe_day(plan: Plan) -> str:
     )
 
 
-def build_ramp_table(predicted: Mapping[float, Performance]) -> pd.DataFrame:
-    """Return p99 TTFT and ITL and output throughput of one replica by request rate."""
+def build_ramp_table(
+    predicted: Mapping[float, Performance], targets: Sequence[SloTarget] = ()
+) -> pd.DataFrame:
+    """Return the metrics of the SLOs and output throughput of one replica by request rate."""
+    judged = list_benchmark_targets(targets)
     rows = [
-        (f"{rate:.3g}", p.ttft["p99"] * 1e3, p.itl["p99"] * 1e3, p.output_tps)
+        (f"{rate:.3g}", *(p.get(t.metric, t.percentile) * 1e3 for t in judged), p.output_tps)
         for rate, p in predicted.items()
     ]
-    return pd.DataFrame(
-        rows, columns=["requests/s", "TTFT p99 (ms)", "ITL p99 (ms)", "output tokens/s"]
-    )
+    names = [f"{target.name} (ms)" for target in judged]
+    return pd.DataFrame(rows, columns=["requests/s", *names, "output tokens/s"])

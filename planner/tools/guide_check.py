@@ -1,0 +1,211 @@
+"""Check a guide: its commands by `lint`, its options, and the rules that it states."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from planner.analysis.guide_judgements import GuideVerdict
+from planner.analysis.guide_rules import find_stated_rules, judge_stated
+from planner.core.errors import PlannerError
+from planner.core.readers import read_text
+from planner.core.redaction import redact_json, redact_text
+from planner.core.text import escape_to_one_line
+from planner.core.units import MIB
+from planner.engines.cli_options import (
+    list_versions_with_spelling,
+    load_flag_lists,
+    parse_engine_version,
+)
+from planner.tools.lint.findings import LintFinding, load_engine_changes
+from planner.tools.lint.report import LintReport, ReportVerdict, lint
+
+MAX_GUIDE_BYTES = MIB // 4
+"""Maximum size of a guide."""
+MAX_FINDINGS = 500
+"""Maximum number of findings, of a text that repeats itself."""
+ORDER: tuple[GuideVerdict, ...] = ("wrong", "outdated", "risky", "not checkable", "right")
+"""Verdicts, those to correct first."""
+LINT_VERDICTS: dict[str, GuideVerdict] = {
+    "ok": "right", "removed": "outdated", "renamed": "outdated", "default changed": "right",
+    "unknown": "wrong", "wrong value": "wrong", "contradicts": "wrong", "useless": "right",
+    "risky": "risky", "unread": "not checkable",
+}  # fmt: skip
+"""The verdict on a guide that follows from one of `lint`."""
+_FENCE_PATTERN = re.compile(
+    r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL
+)
+_COMMAND_PATTERN = re.compile(
+    r"^[ \t]*(?:\$ |> )?(?:[A-Z_]+=\S+ )*(?:(?:sudo )?docker run|vllm serve|python3? -m (?:vllm|sglang)\.|"
+    r"trtllm-serve|text-generation-launcher|sglang serve)\b(?:.*\\\n)*.*$",
+    re.MULTILINE,
+)
+_GONE_PATTERN = re.compile(
+    r"\b(?:gone|removed|deprecated|no longer|dropped|obsolete)\b", re.IGNORECASE
+)
+_OPTION_PATTERN = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)+")
+
+
+@dataclass(frozen=True)
+class GuideFinding:
+    """One thing that a guide says, and the verdict on it."""
+
+    kind: Literal["command", "option", "rule"]
+    verdict: GuideVerdict
+    name: str
+    finding: str
+    text: str
+    remember: str = ""
+
+
+@dataclass(frozen=True)
+class GuideReport:
+    """The findings of a guide, those to correct first."""
+
+    findings: tuple[GuideFinding, ...]
+    version: str
+
+    @property
+    def verdict(self) -> ReportVerdict:
+        """`mend`: something is wrong or outdated; `at_risk`: risky, or not checkable, or nothing known."""
+        verdicts = {finding.verdict for finding in self.findings}
+        if verdicts & {"wrong", "outdated"}:
+            return "mend"
+        return "ok" if verdicts == {"right"} else "at_risk"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        report = {
+            "verdict": self.verdict,
+            "engine_version": self.version,
+            "findings": [dict(vars(finding)) for finding in self.findings],
+        }
+        return dict(redact_json(report))
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return "No command, option or rule that is known was found."
+        counts = [
+            f"{n} {verdict}"
+            for verdict in ORDER
+            if (n := sum(finding.verdict == verdict for finding in self.findings))
+        ]
+        lines = [f"{', '.join(counts)} (vLLM {self.version})"]
+        for one in self.findings:
+            lines += ["", _show(f"{one.verdict}: {one.finding}")]
+            lines += [_show(f"  says: {one.text}", 160)]
+            if one.remember and one.verdict != "right":
+                lines += [_show(f"  instead: {one.remember}")]
+        return "\n".join(lines)
+
+
+def check_guide(what: str, version: str | None = None) -> GuideReport:
+    """Check the guide in the file `what`, or the text `what`, for a version of vLLM.
+
+    Nothing of it runs. Without `version` it is the newest known. Raises `PlannerError` for a file
+    that cannot be read, and for an unknown version.
+    """
+    text = _read_guide(what)
+    newest = str(load_flag_lists("vllm").versions[-1])
+    if version is not None:
+        parse_engine_version("vllm", version)
+    commands, prose = split_commands(text)
+    found = [
+        *(finding for command in commands for finding in _check_command(command, version)),
+        *_check_options(prose, version or newest),
+        *_check_rules(text, version),
+    ]
+    unique = {(one.kind, one.name, one.finding): one for one in reversed(found[:MAX_FINDINGS])}
+    ranked = sorted(reversed(unique.values()), key=lambda one: ORDER.index(one.verdict))
+    return GuideReport(tuple(ranked), version or newest)
+
+
+def split_commands(text: str) -> tuple[list[str], str]:
+    """Split a guide into the blocks and lines that may start servers, and its prose."""
+    blocks = [match[2] for match in _FENCE_PATTERN.finditer(text)]
+    prose = _FENCE_PATTERN.sub("\n\n", text)
+    blocks += [match[0].strip().removeprefix("$ ") for match in _COMMAND_PATTERN.finditer(prose)]
+    return blocks, _COMMAND_PATTERN.sub("\n\n", prose)
+
+
+def _read_guide(what: str) -> str:
+    if "\n" not in what and len(what) < 4096:
+        path = Path(what)
+        if path.is_file():
+            return read_text(path, MAX_GUIDE_BYTES)
+        if re.fullmatch(r"\S+\.(?:md|txt|rst|html?|ya?ml|sh)", what):
+            raise PlannerError(f"{what}: no such file. Give a file, or the text in quotes")
+    if len(what) > MAX_GUIDE_BYTES:
+        raise PlannerError(f"a guide has at most {MAX_GUIDE_BYTES:,} characters, got {len(what):,}")
+    return what
+
+
+def _check_command(command: str, version: str | None) -> Iterator[GuideFinding]:
+    """Yield what `lint` finds in a block; nothing if no server starts in it."""
+    try:
+        report = lint(command, version)
+    except PlannerError:
+        return
+    line = " ".join(command.split())
+    bad = [one for one in report.findings if LINT_VERDICTS[one.verdict] != "right"]
+    for one in bad:
+        yield GuideFinding(
+            "command",
+            LINT_VERDICTS[one.verdict],
+            one.name,
+            _describe_lint(one, report),
+            one.written,
+        )
+    if report.commands and not bad:
+        named = f"{report.commands[0].checked.command.engine} {report.commands[0].checked.version}"
+        yield GuideFinding("command", "right", line[:80], f"{named} takes this command", line)
+
+
+def _describe_lint(finding: LintFinding, report: LintReport) -> str:
+    engine = report.commands[0].checked.command.engine if report.commands else "vllm"
+    since = _find_end(engine, finding.name) if finding.verdict in ("removed", "renamed") else ""
+    parts = [f"{finding.name} is {finding.verdict}{since}", finding.why]
+    if finding.instead:
+        parts.append(f"write {finding.instead}")
+    return "; ".join(filter(None, parts))
+
+
+def _find_end(engine: str, spelling: str) -> str:
+    """Return " since VERSION", the first listed version without an option; empty if it has none."""
+    listed, had = load_flag_lists(engine).versions, list_versions_with_spelling(engine, spelling)
+    later = [version for version in listed if had and version > had[-1]]
+    return f" since {later[0]}, if not before" if later else ""
+
+
+def _check_options(prose: str, version: str) -> Iterator[GuideFinding]:
+    """Yield the options of vLLM that prose names; other programs' options are left alone."""
+    asked = parse_engine_version("vllm", version)
+    for written in dict.fromkeys(_OPTION_PATTERN.findall(prose)):
+        spelling = written.replace("_", "-")
+        had = list_versions_with_spelling("vllm", spelling)
+        sentence = next((line for line in prose.splitlines() if written in line), written).strip()
+        if not had or (asked not in had and _GONE_PATTERN.search(sentence)):
+            continue
+        if any(one <= asked for one in had) and had[-1] < asked:
+            change = load_engine_changes("vllm").flags.get(spelling)
+            advice = change.advice if change else ""
+            gone = f"{spelling} is gone{_find_end('vllm', spelling)}"
+            yield GuideFinding("option", "outdated", spelling, gone, sentence, advice)
+        elif asked in had:
+            yield GuideFinding(
+                "option", "right", spelling, f"vllm {version} has {spelling}", sentence
+            )
+
+
+def _check_rules(text: str, version: str | None) -> Iterator[GuideFinding]:
+    """Yield the rules that a guide states, also in the code of its blocks."""
+    for one in find_stated_rules(text):
+        found = judge_stated(one, version)
+        yield GuideFinding(
+            "rule", found.verdict, one.name, found.finding, one.text, one.rule.remember
+        )
+
+
+def _show(line: str, length: int = 400) -> str:
+    return redact_text(escape_to_one_line(line))[:length]
