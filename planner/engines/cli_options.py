@@ -29,6 +29,8 @@ VALUE_KINDS = (
     "size",
     "size or auto",
 )
+_PLACEHOLDER_PATTERN = re.compile(r"\$[A-Za-z_{(@*]|\{\{|^<[^<>]+>$")
+"""What a shell, Kubernetes, a template or a reader fills in."""
 _SIZE_SUFFIXES = {
     "k": 10**3,
     "m": 10**6,
@@ -257,7 +259,7 @@ def _parse_option_value(
 
 def is_unresolved(value: object) -> bool:
     """Return whether a value is text with placeholders that are filled in at run time."""
-    return isinstance(value, str) and any(mark in value for mark in ("${", "$(", "{{"))
+    return isinstance(value, str) and _PLACEHOLDER_PATTERN.search(value) is not None
 
 
 def _describe_expected_value(option: CliOption) -> str:
@@ -275,7 +277,7 @@ def _describe_expected_value(option: CliOption) -> str:
 
 def _convert_word(kind: str, word: str) -> Any:
     """Convert a word to its kind; `ValueError` if it is invalid."""
-    if kind == "text" or is_unresolved(word):
+    if kind == "text" or (is_unresolved(word) and not kind.startswith("json")):
         return word
     if kind == "bool":
         return ("false", "true").index(word.lower()) == 1
@@ -294,7 +296,7 @@ def _convert_word(kind: str, word: str) -> Any:
     try:
         return parse_json(word, "the value")
     except PlannerError:
-        if kind == "json or text":
+        if kind == "json or text" or is_unresolved(word):
             return word
         raise ValueError(word) from None
 

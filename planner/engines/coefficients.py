@@ -55,6 +55,13 @@ class UserCalibration(SourcedEntry):
     engine: str = ""
 
 
+class ErrorSpread(StrictEntry):
+    """Errors of a generation, or of attention data parallelism, relative to those of all."""
+
+    load: PositiveFloat = 1.0  # on new loads of measured pairs
+    new: PositiveFloat = 1.0  # on what is new otherwise
+
+
 class CalibrationEffect(StrictEntry):
     """One entry of a calibration catalog: factors of the coefficients if all conditions hold."""
 
@@ -63,15 +70,18 @@ class CalibrationEffect(StrictEntry):
     model: str | None = None  # by `model_type`
     quantization: str | None = None
     tp: int | None = None
+    dp: int | None = None
+    attention_dp: bool | None = None
     before: Version | None = (
         None  # the engine's release; of equal entries the lowest bound above it holds
     )
     times: dict[str, PositiveFloat] = Field(default_factory=dict)
     kv_cache_dtype: str = "auto"  # set by the measured recipes if the deployment does not
-    spread_tpot: PositiveFloat = 1.0  # errors of a generation, relative to those of all
-    spread_ttft: PositiveFloat = 1.0
-    spread_output_tps: PositiveFloat = 1.0
+    spread_tpot: ErrorSpread = ErrorSpread()
+    spread_ttft: ErrorSpread = ErrorSpread()
+    spread_output_tps: ErrorSpread = ErrorSpread()
     points: int = 0  # measured for a pair of GPU and model
+    attention_dp_points: int = 0  # those of them with attention data parallelism
     curves: int = 0  # their loads, each of one layout at several concurrencies or rates
     versions: tuple[Version, ...] = ()
 
@@ -83,13 +93,15 @@ class ErrorWidths(StrictEntry):
     pair: PositiveFloat  # a model and format measured on other GPUs only
     model: PositiveFloat  # a model of a kind that was not measured
     gpu: PositiveFloat
-    version: PositiveFloat  # a release outside the range of the measured ones
+    format: PositiveFloat  # a number format that was not measured on GPUs of this generation
+    version: PositiveFloat  # a release of an era of which none was measured with this pair
 
 
 class LoadErrorWidths(ErrorWidths):
     """Error widths with one of their own for pairs of which many loads were measured."""
 
     many: PositiveFloat  # a new load of a pair with many measured; `curve`: of other pairs
+    many_version: PositiveFloat  # such a load under a release that was not measured
 
 
 class CommonCalibration(SourcedEntry):

@@ -16,6 +16,9 @@ from planner.models import registry
 from planner.models.architecture import WeightTensor
 from planner.models.registry import Model
 
+TEXT_ONLY_SINCE_0_10_1 = ("qwen2_5_vl", "qwen3_vl", "llama4", "mistral3")
+"""Prefixes of `model_type` whose vision tower vLLM can leave out since 0.10.1 (pull 22299)."""
+
 
 @dataclass(frozen=True)
 class ParallelLayout:
@@ -157,20 +160,54 @@ class Deployment:
         return self.layout.replicas * self.layout.dp
 
     @property
+    def ranks_per_clock(self) -> int:
+        """Schedulers whose steps start and end together: data-parallel ranks that share experts.
+
+        Where the engine aligns their prompts, all do the same at a time, and one stands for them.
+        """
+        is_shared = self.model.architecture.is_moe and not self.engine.facts.aligns_prefills
+        return self.layout.dp if is_shared else 1
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that run at once in all engines at most."""
+        return self.args.max_num_seqs * self.num_engine_instances
+
+    @property
+    def num_clocks(self) -> int:
+        """Engines whose steps are independent: ranks on one clock count as one."""
+        return self.num_engine_instances // self.ranks_per_clock
+
+    @property
     def num_draft_tokens(self) -> int:
         """Drafted tokens per sequence and step; 0 without speculation."""
         return self.speculation.num_speculative_tokens if self.speculation else 0
 
     @property
     def loaded_vision_towers(self) -> tuple[WeightTensor, ...]:
-        """Loaded vision encoders; vLLM from 0.15 on skips them if prompts may hold no media.
+        """Loaded vision encoders; vLLM skips them if prompts may hold no media.
 
-        vllm pulls 22299 and 32757; docs/configuration/conserving_memory.md.
+        From 0.15 on for all models, and before that for some: vllm pulls 22299 and 32757;
+        docs/configuration/conserving_memory.md.
         """
-        no_media = {"image=0", "video=0"} <= {*(self.args.limit_mm_per_prompt or "").split(",")}
-        if no_media and self.engine.name == "vllm" and self.engine.release >= Version(0, 15):
-            return ()
-        return self.model.architecture.vision_towers
+        architecture = self.model.architecture
+        if self.takes_vision or self.engine.name != "vllm":
+            return architecture.vision_towers
+        skips_early = architecture.model_type.startswith(TEXT_ONLY_SINCE_0_10_1)
+        first = Version.parse("0.10.1" if skips_early else "0.15")
+        return () if self.engine.release >= first else architecture.vision_towers
+
+    @property
+    def takes_vision(self) -> bool:
+        """Whether a prompt may hold images or videos."""
+        return any(self.media_limits.get(kind, 1) for kind in ("image", "video"))
+
+    @property
+    def media_limits(self) -> dict[str, int]:
+        """How many media of a kind a prompt may hold, where `limit_mm_per_prompt` says it."""
+        limits = (self.args.limit_mm_per_prompt or "").split(",")
+        pairs = (limit.partition("=") for limit in limits if limit)
+        return {kind: int(limit) for kind, _, limit in pairs}
 
     def with_args(self, **args: Any) -> Self:
         """Copy the deployment with other engine arguments."""

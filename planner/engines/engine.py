@@ -68,6 +68,7 @@ class EngineFacts(StrictEntry):
     prefix_caching_hybrid: bool
     chunked_prefill: bool
     data_parallel_attention: bool
+    aligns_prefills: bool
     kv_handover: Literal["none", "same", "wider", "any"]
     async_scheduling: bool
     capture: CudaGraphCapture

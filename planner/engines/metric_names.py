@@ -41,22 +41,19 @@ def _load_metric_names() -> dict[str, dict[Version, EngineMetricNames]]:
 def match_metric_names(
     name: str, version: str | None, present_names: Container[str]
 ) -> EngineMetricNames:
-    """Get the metrics of an engine at `version`; without one, of the newest that fits a page.
+    """Get the metrics of an engine at `version`; without one, of the release that fits a page best.
 
-    A version fits if the page has all its latencies and its KV cache usage among `present_names`;
-    if none fits, the newest is returned.
+    That is the newest of those with most of their metrics among `present_names`, since people post
+    pages of a few lines.
     """
     if version is not None:
         return get_metric_names(get_engine(name, version))
-    newest_first = list(reversed(_load_metric_names()[name].values()))
-    for metrics in newest_first:
-        latencies = filter(None, (metrics.names[role] for role in ("ttft", "itl", "tpot")))
-        if (
-            all(f"{latency}_count" in present_names for latency in latencies)
-            and metrics.names["kv_usage"] in present_names
-        ):
-            return metrics
-    return newest_first[0]
+
+    def count_present(metrics: EngineMetricNames) -> int:
+        known = filter(None, metrics.names.values())
+        return sum(each in present_names or f"{each}_count" in present_names for each in known)
+
+    return max(reversed(_load_metric_names()[name].values()), key=count_present)
 
 
 def get_metric_names(engine: Engine) -> EngineMetricNames:

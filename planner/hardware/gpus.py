@@ -124,11 +124,12 @@ class Gpu:
 def normalize_gpu_name(name: str) -> str:
     """Normalize a GPU name: drop case, separators, vendor, memory type and text in brackets."""
     name = re.sub(
-        r"\(.*?\)|nvidia|geforce|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d",
+        r"\(.*?\)|nvidia|geforce|radeon|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d"
+        r"|\b(oam|vf|graphics)\b",
         "",
         name.casefold(),
     )
-    return re.sub(r"[\s_-]+", "", re.sub(r"sxm\d", "sxm", name))
+    return re.sub(r"[\s_-]+", "", re.sub(r"sxm\d( ac)?", "sxm", name))
 
 
 @cache

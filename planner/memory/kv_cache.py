@@ -27,6 +27,7 @@ from planner.memory.layer_caches import (
 )
 from planner.models.architecture import (
     DecoderLayer,
+    GroupedQueryAttention,
     LatentAttention,
     ModelArchitecture,
     RecurrentMixer,
@@ -233,8 +234,10 @@ def get_backend_block_size(
     """Get the block size of the attention backend: 64 for sparse MLA and FlashMLA, else mostly 16.
 
     FlashMLA runs FP8 on Hopper. vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64,
-    FlashInfer-MLA 32 (Blackwell), DeepSeek-V4 256.
+    FlashInfer-MLA 32 (Blackwell), DeepSeek-V4 256, MINIMAX_M3_SPARSE 128.
     """
+    if any(isinstance(m, GroupedQueryAttention) and m.index_heads for m in architecture.attentions):
+        return 128
     latent = next((m for m in architecture.attentions if isinstance(m, LatentAttention)), None)
     if latent is not None and latent.window:
         return 256

@@ -65,7 +65,8 @@ def list_mixer_caches(
     scales = 8 if kv_cache_dtype.endswith("per_token_head") else 0
     token = max(1, mixer.kv_heads // tp) * ((mixer.head_dim + mixer.v_head_dim) * width + scales)
     kind: CacheKind = "full" if not mixer.window else "chunked" if mixer.chunked else "window"
-    return [LayerCache(kind, token, mixer.window or 0)]
+    keys = [LayerCache("full", mixer.index_bytes)] * bool(mixer.index_heads)
+    return [LayerCache(kind, token, mixer.window or 0), *keys]
 
 
 def count_caches(

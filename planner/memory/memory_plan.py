@@ -7,11 +7,12 @@ non-torch memory and, from 0.20.2 on, the CUDA graph estimate.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from statistics import NormalDist
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
@@ -39,6 +40,12 @@ MEMORY_TERM_LABELS = {
 }
 WEIGHTS_RELATIVE_SIGMA = 0.004
 """Relative spread of logged weights around the checkpoint's (loader padding, repacked formats)."""
+MAX_REMEDY_UTILIZATION = 0.95
+"""Largest gpu_memory_utilization to propose; `catalogs/flags/rules.yaml` calls 0.98 risky."""
+MIN_REMEDY_MODEL_LEN = 1024
+"""Smallest max_model_len to propose."""
+MIN_REMEDY_BATCHED_TOKENS = 2048
+"""Smallest token budget of a step to propose: vLLM's default on small GPUs."""
 BOOT_RELATIVE_SPREAD = 0.05
 """Relative spread of a calibrated term over identical starts (first, uncached compile)."""
 
@@ -355,10 +362,13 @@ def explain_memory_utilization(deployment: Deployment) -> str:
 
 
 def _find_remedy(memory: MemoryPlan) -> str:
-    """Find the smallest change after which the memory plan is ok."""
-    for text, changed in _propose_memory_changes(memory):
-        if plan_memory(changed).status == "ok":
-            return text
+    """Describe the cheapest changes after which the memory plan is ok."""
+    if changes := find_memory_changes(memory):
+        settings = " and ".join(
+            f"{change.argument} to {change.value}" for change in changes if not change.text
+        )
+        texts = [change.text for change in changes if change.text]
+        return "; ".join([*texts, *([f"set {settings}"] if settings else [])])
     sizes = range(math.ceil(memory.total_bytes / GIB), 1024)
     empty = replace(memory.deployment, gpu_free_bytes=None)
     index = bisect_left(
@@ -371,57 +381,171 @@ def _find_remedy(memory: MemoryPlan) -> str:
     return f"use GPUs with {sizes[index]} GiB or more"
 
 
-def _propose_memory_changes(memory: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
-    """Propose changes: engine arguments, KV cache format, more GPUs, weight format."""
-    deployment, args, layout = memory.deployment, memory.deployment.args, memory.deployment.layout
-    current, safe = args.gpu_memory_utilization, find_safe_memory_utilization(deployment)
-    changed = deployment.with_args
-    percents = range(math.floor(100 * current) + 1, round(100 * safe) + 1)
-    utilizations = [percent / 100 for percent in percents] or [safe]
-    index = bisect_left(
-        utilizations,
-        True,
-        key=lambda value: plan_memory(changed(gpu_memory_utilization=value)).status == "ok",
-    )
-    if (value := utilizations[min(index, len(utilizations) - 1)]) > 0:
-        yield f"set gpu_memory_utilization to {value}", changed(gpu_memory_utilization=value)
-    if deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes:
-        yield (
-            "stop what else runs on the GPU",
-            replace(deployment, gpu_free_bytes=None, other_tenants_bytes=0),
+@dataclass(frozen=True)
+class MemoryChange:
+    """A change of a deployment by which it may fit: an argument, layout or quantization."""
+
+    argument: str
+    value: Any
+    text: str = ""  # what to do; empty for an argument that is set to the value
+    cost: float = 0.0  # relative: what it takes from users, or costs
+
+
+def find_memory_changes(
+    memory: MemoryPlan, arguments: Collection[str] | None = None, max_gpus: int | None = None
+) -> tuple[MemoryChange, ...]:
+    """Find the cheapest combination of changes after which the memory plan is ok.
+
+    Only `arguments` change (all, if None), and the layout takes at most `max_gpus` GPUs. Empty if
+    no combination helps.
+    """
+    deployment = memory.deployment
+    is_allowed = set(arguments).__contains__ if arguments is not None else lambda _: True
+    bases, choices = (
+        [
+            [change for change in choice if change]
+            for choice in product(*lists)
+            if all(is_allowed(change.argument) for change in choice if change)
+        ]
+        for lists in (
+            _list_hardware_changes(deployment, max_gpus),
+            _list_setting_changes(deployment),
         )
-    if args.max_num_seqs > 256:
-        yield "set max_num_seqs to 256", changed(max_num_seqs=256)
-    for value, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
-        if value <= 0:
-            continue
-        length, _ = find_max_model_len(plan_memory(changed(gpu_memory_utilization=value)))
-        if length >= 1024:
-            yield (
-                f"set {text}max_model_len to {length}",
-                changed(gpu_memory_utilization=value, max_model_len=length),
-            )
-    formats = deployment.engine.facts.kv_cache_dtypes
-    if (args.kv_cache_dtype or "auto") == "auto" and (not formats or "fp8" in formats):
-        yield "store the KV cache in FP8 (kv_cache_dtype fp8)", changed(kv_cache_dtype="fp8")
+    )
+    best: tuple[MemoryChange, ...] = ()
+    for base in sorted(bases, key=_sum_costs):
+        if best and _sum_costs(base) >= _sum_costs(best):
+            break
+        for has_length in (False, True):
+            group = [
+                [*base, *choice]
+                for choice in sorted(choices, key=_sum_costs)
+                if has_length == any(change.argument == "max_model_len" for change in choice)
+            ]
+            # what does not fit with all changes at once fits with none of them
+            if not group or not _apply_changes(deployment, group[-1]):
+                continue
+            found = [found for choice in group if (found := _apply_changes(deployment, choice))]
+            best = min([*([best] if best else []), *found], key=_sum_costs)
+            break
+    return best
+
+
+def _sum_costs(changes: Iterable[MemoryChange]) -> float:
+    return sum(change.cost for change in changes)
+
+
+def _list_hardware_changes(
+    deployment: Deployment, max_gpus: int | None
+) -> list[list[MemoryChange | None]]:
+    """List other layouts and weight formats, each with None for no change."""
+    layout = deployment.layout
     wider = [
         replace(layout, tp=tp, ep=1)
         for tp in (2, 4, 8)
         if layout.tp < tp <= deployment.gpus_per_node
     ]
     deeper = [replace(layout, pp=pp) for pp in (2, 4, 8) if pp > layout.pp]
+    layouts: list[MemoryChange | None] = [None]
     for bigger in (*wider, *deeper, *(replace(w, pp=d.pp) for w in wider[-1:] for d in deeper)):
-        if not explain_illegal_layout(
+        if not (max_gpus and bigger.num_gpus > max_gpus) and not explain_illegal_layout(
             deployment.model, bigger, deployment.gpus_per_node, deployment.engine
         ):
-            yield f"spread the model over {bigger}", replace(deployment, layout=bigger)
-    for name, scheme in (
-        ("FP8", parse_quantization("fp8")),
-        ("4 bits (AWQ)", parse_quantization("awq")),
-    ):
+            cost = 100.0 * math.log2(bigger.num_gpus / layout.num_gpus) + 10.0 * (
+                bigger.pp > layout.pp
+            )
+            layouts.append(MemoryChange("layout", bigger, f"spread the model over {bigger}", cost))
+    formats: list[MemoryChange | None] = [None]
+    for name, method in (("FP8", "fp8"), ("4 bits (AWQ)", "awq")):
+        scheme = parse_quantization(method)
         if scheme.weight_bits < deployment.model.quantization.weight_bits:
-            smaller = replace(deployment.model, quantization=scheme)
-            yield f"store the weights in {name}", replace(deployment, model=smaller)
+            cost = 1000.0 * len(formats)
+            formats.append(
+                MemoryChange("quantization", scheme, f"store the weights in {name}", cost)
+            )
+    return [layouts, formats]
+
+
+def _list_setting_changes(deployment: Deployment) -> list[list[MemoryChange | None]]:
+    """List settings that need less memory, each with None for no change, the cheapest first.
+
+    Their costs are in the order of what they take: nothing, rare queueing, longer prefill, long
+    requests, accuracy.
+    """
+    args, dtypes = deployment.args, deployment.engine.facts.kv_cache_dtypes
+    tokens = max(MIN_REMEDY_BATCHED_TOKENS, args.max_num_seqs)
+    is_shared = deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes
+    is_plain_cache = (args.kv_cache_dtype or "auto") == "auto" and (not dtypes or "fp8" in dtypes)
+    return [
+        [None, MemoryChange("gpu_free_bytes", None, "stop what else runs on the GPU", 3.0)]
+        if is_shared
+        else [None],
+        [None, *(MemoryChange("max_num_seqs", n, cost=cost)
+                 for n, cost in ((256, 2.0), (64, 5.0)) if n < args.max_num_seqs)],
+        [None, MemoryChange("max_num_batched_tokens", tokens, cost=8.0)]
+        if args.enable_chunked_prefill and tokens < args.max_num_batched_tokens
+        else [None],
+        [None, MemoryChange("kv_cache_dtype", "fp8", "store the KV cache in FP8 (kv_cache_dtype fp8)", 40.0)]
+        if is_plain_cache
+        else [None],
+        [None, MemoryChange("gpu_memory_utilization", None, cost=1.0)],
+        [None, MemoryChange("max_model_len", None, cost=20.0)],
+    ]  # fmt: skip
+
+
+def _apply_changes(
+    deployment: Deployment, changes: Sequence[MemoryChange]
+) -> tuple[MemoryChange, ...] | None:
+    """Return the changes with the values that they take together; None if it does not fit."""
+    applied, changed, shares = list[MemoryChange](), deployment, list[float]()
+    try:
+        for change in changes:
+            if change.argument == "layout":
+                changed = replace(changed, layout=change.value)
+            elif change.argument == "quantization":
+                changed = replace(changed, model=replace(changed.model, quantization=change.value))
+            elif change.argument == "gpu_free_bytes":
+                changed = replace(changed, gpu_free_bytes=None, other_tenants_bytes=0)
+            elif change.argument == "gpu_memory_utilization":
+                current, safe = (
+                    changed.args.gpu_memory_utilization,
+                    find_safe_memory_utilization(changed),
+                )
+                safe = min(safe, max(MAX_REMEDY_UTILIZATION, math.floor(100 * current) / 100))
+                if safe <= 0 or safe == current:
+                    continue
+                percents = range(math.floor(100 * current) + 1, round(100 * safe) + 1)
+                shares = [percent / 100 for percent in percents] or [safe]
+                changed = changed.with_args(gpu_memory_utilization=safe)
+            elif change.argument == "max_model_len":
+                length, _ = find_max_model_len(plan_memory(changed))
+                if not MIN_REMEDY_MODEL_LEN <= length < changed.args.max_model_len:
+                    continue
+                halvings = math.log2(changed.args.max_model_len / length)
+                change = replace(change, value=length, cost=change.cost * (1 + halvings))
+                changed = changed.with_args(max_model_len=length)
+            else:
+                changed = changed.with_args(**{change.argument: change.value})
+            applied.append(change)
+        if not applied or plan_memory(changed).status != "ok":
+            return None
+    except PlannerError:  # this GPU or engine does not have the change
+        return None
+    if not shares:
+        return tuple(applied)
+    least = bisect_left(
+        shares[:-1],
+        True,
+        key=lambda share: (
+            plan_memory(changed.with_args(gpu_memory_utilization=share)).status == "ok"
+        ),
+    )
+    return tuple(
+        replace(change, value=shares[least])
+        if change.argument == "gpu_memory_utilization"
+        else change
+        for change in applied
+    )
 
 
 def find_max_model_len(memory: MemoryPlan) -> tuple[int, int]:

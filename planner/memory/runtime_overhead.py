@@ -28,6 +28,12 @@ MAX_IMAGE_TOKENS = {
     "llama4": 2465,
 }
 """Tokens of the largest image by `model_type` prefix; profiling runs at least one image."""
+MAX_VIDEO_IMAGES = {"qwen2": 7}
+"""Largest images whose tokens a video may have (14 frames), within max_model_len.
+
+Qwen2-VL, Qwen2.5-VL: 98,304 tokens of video are profiled in vLLM 0.8.1, 114,688 in 0.23.0 (logs of
+Qwen2.5-VL-7B with 128,000 tokens); videos of later families have fewer than an image.
+"""
 VISION_PATCHES_PER_TOKEN = {"gemma": 16, "llava": 1}
 """Vision patches per token by `model_type` prefix; 4 (2 x 2) for others."""
 
@@ -132,24 +138,33 @@ def _count_inner_elements(
 
 
 def _estimate_vision_bytes(deployment: Deployment) -> tuple[float, float, float]:
-    """Estimate bytes left by the encoder's profiling, and elements of inner layers and patches."""
+    """Estimate bytes left by the encoder's profiling, and its elements: inner and input, patches.
+
+    A gated inner layer has gate, up and their product at once; a patch of the input has two frames.
+    """
     architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens
     blocks = [
         weight
         for weight in deployment.loaded_vision_towers
         if weight.copies > 1 and weight.cols > 1
     ]
-    if not blocks:
+    if not blocks or not deployment.takes_vision:
         return 0.0, 0.0, 0.0
     widest = max(blocks, key=lambda weight: weight.rows)
-    tokens = max(tokens, _match_model_type_prefix(MAX_IMAGE_TOKENS, architecture.model_type, 0))
+    inner_copies = 3 if any("gate_proj" in weight.name for weight in blocks) else 1
+    item = _match_model_type_prefix(MAX_IMAGE_TOKENS, architecture.model_type, 0)
+    if item and deployment.media_limits.get("video", 1):
+        fitting = (deployment.args.max_model_len or architecture.max_position) // item
+        longest = _match_model_type_prefix(MAX_VIDEO_IMAGES, architecture.model_type, 1)
+        item *= max(1, min(longest, fitting))
+    tokens = max(tokens, item)
     patches = tokens * _match_model_type_prefix(
         VISION_PATCHES_PER_TOKEN, architecture.model_type, 4
     )
     pixels = patches * 3 * 14 * 14
     return (
         2.0 * (tokens * architecture.hidden + pixels),
-        patches * widest.rows / deployment.layout.tp,
+        inner_copies * patches * widest.rows / deployment.layout.tp + 2 * pixels,
         patches * widest.cols,
     )
 

@@ -45,11 +45,19 @@ class GroupedQueryAttention:
     window: int | None = None  # tokens that it attends to; None: all
     chunked: bool = False  # `window` is a fixed chunk instead of a sliding window
     stores_kv: bool = True  # False: reads the cache of an earlier layer
+    index_heads: int = 0  # of the indexer that selects blocks of tokens (MiniMax-M3)
+    index_dim: int = 0
+    selected_tokens: int | None = None  # that a query attends to after the indexer's selection
 
     @property
     def rotary_dim(self) -> int:
         """Dimensions that a rotary embedding may rotate."""
         return self.head_dim
+
+    @property
+    def index_bytes(self) -> float:
+        """Bytes of index keys per token: one key in bf16 (vLLM models/minimax_m3/common)."""
+        return 2 * self.index_dim if self.index_heads else 0
 
 
 @dataclass(frozen=True)

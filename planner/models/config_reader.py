@@ -7,14 +7,16 @@ from typing import Any, TypeVar, overload
 
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
-from planner.core.readers import read_yaml
+from planner.core.readers import read_yaml_sections
 
 ValueT = TypeVar("ValueT")
 
 _MISSING: Any = object()
 MAX_LAYERS = 2000
 """Also the largest number of entries of any list that is read."""
-CONFIG_FIELD_CATALOG: Mapping[str, Any] = read_yaml(CATALOG_DIR / "config_fields.yaml")
+CONFIG_FIELD_CATALOG: Mapping[str, Any] = read_yaml_sections(
+    CATALOG_DIR / "config_fields.yaml", "sizes", "others", "flags", "texts", "layers"
+)
 """The fields that are read, with the names that models give them; the catalog explains it."""
 _FIELD_SYNONYMS: Mapping[str, list[str]] = CONFIG_FIELD_CATALOG["sizes"]
 

@@ -128,8 +128,9 @@ _PER_LAYER_FIELDS = (
     "moe_intermediate_size",
     "n_shared_experts",
     "num_key_value_heads",
+    "num_attention_heads",
 )
-"""Fields that some files give as a list with one value per layer."""
+"""Fields that some files give as a list with one value per layer, or under NAME_per_layer."""
 _SLIDING_WINDOW_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 """Fields that some files override for sliding-window layers, with the prefix `swa_`."""
 _LAYER_TYPE_NAMES: Mapping[str, str] = CONFIG_FIELD_CATALOG["layers"]
@@ -273,8 +274,9 @@ def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str
     """Collect the fields in which layer `index` differs from the whole configuration."""
     overrides: dict[str, Any] = {}
     for name in _PER_LAYER_FIELDS:
-        if isinstance(c.get_explicit(name), list) and (values := c.read_list(name, int, count)):
-            overrides[name] = values[index]
+        for key in (name, f"{name}_per_layer"):
+            if isinstance(c.get_explicit(key), list) and (values := c.read_list(key, int, count)):
+                overrides[name] = values[index]
     if mixer == "sliding":
         for name in _SLIDING_WINDOW_FIELDS:
             if c.has_field(f"swa_{name}"):
@@ -300,7 +302,7 @@ def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str
     sparse = c.read_nested("sparse_attention_config")
     flags = sparse.read_list("sparse_attention_freq", int, count) if mixer == "full" else []
     if flags and flags[index]:
-        for name in ("num_index_heads", "index_dim"):
+        for name in ("num_index_heads", "index_dim", "topk_blocks", "block_size"):
             overrides[name] = sparse.read_int(f"sparse_{name}")
     overrides |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
     if mixer.startswith("compressed"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, make_unknown_name_error
-from planner.core.readers import read_yaml
+from planner.core.readers import read_yaml_sections
 from planner.models.architecture import WeightTensor
 
 
@@ -36,10 +36,25 @@ class WeightFormat:
         )
 
 
-QUANTIZATION_CATALOG: Mapping[str, Mapping[str, Any]] = read_yaml(CATALOG_DIR / "quantization.yaml")
+QUANTIZATION_CATALOG: Mapping[str, Mapping[str, Any]] = read_yaml_sections(
+    CATALOG_DIR / "quantization.yaml", "schemes", "spellings", "containers", "in_names", "modules"
+)
+
+
+def _build_weight_format(name: str, fields: Mapping[str, Any]) -> WeightFormat:
+    try:
+        return WeightFormat(**{**fields, "group": tuple(fields.get("group", (0, 0)))})
+    except (TypeError, AttributeError) as error:
+        accepted = ", ".join(WeightFormat.__dataclass_fields__)
+        raise PlannerError(
+            f"quantization.yaml, section schemes, entry {name}: expected fields of {accepted}"
+            f" ({error})"
+        ) from None
+
+
 WEIGHT_FORMATS = {
-    name: WeightFormat(**{**scheme, "group": tuple(scheme.get("group", (0, 0)))})
-    for name, scheme in QUANTIZATION_CATALOG["schemes"].items()
+    name: _build_weight_format(name, fields)
+    for name, fields in QUANTIZATION_CATALOG["schemes"].items()
 }
 """Formats by the names that users may give."""
 _FORMAT_SPELLINGS = QUANTIZATION_CATALOG["spellings"]

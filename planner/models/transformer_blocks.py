@@ -99,9 +99,15 @@ def build_attention(
         if window >= c.read_int("max_position_embeddings", 2**31, maximum=2**31):
             window = None
     stores_kv = c.read_bool("stores_kv", True)
+    index_heads = c.read_int("num_index_heads", 0, minimum=0)
+    index_dim, selected = 0, None
+    if index_heads:
+        index_dim = c.read_int("index_dim")
+        selected = c.read_int("topk_blocks") * c.read_int("block_size")
     mixer = GroupedQueryAttention(
-        heads, kv_heads, head_dim, v_dim, window, kind == "chunked", stores_kv
-    )
+        heads, kv_heads, head_dim, v_dim, window, kind == "chunked", stores_kv, index_heads,
+        index_dim, selected,
+    )  # fmt: skip
 
     biased = c.read_bool("attention_bias", c.read_bool("use_bias", c.read_bool("bias")))
     qkv_bias, o_bias = c.read_bool("qkv_bias", biased), c.read_bool("o_bias", biased)
@@ -133,19 +139,13 @@ def build_attention(
             )
     if c.read_bool("sinks"):
         weights += build_vector("self_attn.sinks", heads, "attention", "column")
-    # MiniMax-M3 selects blocks of tokens to attend to
-    if index_heads := c.read_int("num_index_heads", 0, minimum=0):
-        index_dim = c.read_int("index_dim")
-        weights += build_linear(
-            "self_attn.index_q_proj", index_heads * index_dim, hidden, "replicated", "indexer"
-        )
+    if index_heads:
+        weights += build_linear("self_attn.index_q_proj", index_heads * index_dim, hidden, "kv",
+                                "indexer", False, 1, index_heads)  # fmt: skip
         weights += build_linear(
             "self_attn.index_k_proj", index_dim, hidden, "replicated", "indexer"
         )
         weights += build_vector("self_attn.index_norms", 2 * index_dim, "indexer")
-        c.warnings.append(
-            f"{c.location}: the cache of the sparse attention's index keys is not counted"
-        )
     if c.read_bool("use_head_wise_attn_gate"):
         weights += build_linear("self_attn.g_proj", heads, hidden, "column", "attention")
     return mixer, weights

@@ -25,11 +25,12 @@ def _build_unquantized_linear(
 
 def _build_encoder(
     depth: int, hidden: int, inner: int, bias: bool = True, norm_bias: bool = True,
-    gated: bool = False, norms: int = 2, extra: int = 0,
+    gated: bool = False, norms: int = 2, extra: int = 0, qkv_bias: bool | None = None,
 ) -> WeightTensors:  # fmt: skip
     """Build `depth` transformer blocks; `extra` is the number of other elements in each."""
+    with_bias = bias if qkv_bias is None else qkv_bias
     attention = (
-        _build_unquantized_linear(f"attn.{name}", hidden, hidden, "column", bias, depth)
+        _build_unquantized_linear(f"attn.{name}", hidden, hidden, "column", with_bias, depth)
         for name in "qkv"
     )
     mlp = (
@@ -197,6 +198,20 @@ def build_minimax_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
     )
 
 
+def build_intern_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
+    """Build InternVL's InternViT, 300M or 6B, with the projector behind its pixel shuffle."""
+    width, is_rms = v.read_int("hidden_size"), v.read_text_field("norm_type") == "rms_norm"
+    patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
+    towers = _build_encoder(
+        v.read_int("num_hidden_layers"), width, v.read_int("intermediate_size"),
+        norm_bias=not is_rms, qkv_bias=v.read_bool("qkv_bias"),
+        extra=2 * width * (2 if v.read_bool("qk_normalization") else 1),  # scales of layers, norms
+    )  # fmt: skip
+    towers += _build_projector(4 * width, hidden, hidden)
+    other = width + (patches + 2) * width + 8 * width  # bias, class, positions, norm
+    return towers + _build_unsplit_weights(_count_patch_embedding(v, width) + other)
+
+
 def build_generic_encoder(count: int) -> WeightTensors:
     """Build encoders of which only the number of parameters is known; engines split them."""
     return _build_unquantized_linear(
@@ -216,6 +231,7 @@ VISION_TOWER_BUILDERS: dict[str, TowerBuilder] = {
         build_gemma4_tower,
         build_moonvit_tower,
         build_minimax_tower,
+        build_intern_tower,
     )
 }
 """Builders by the name of the tower in `catalogs/families.yaml`."""

@@ -14,6 +14,8 @@ from planner.models.architecture import (
     MoeBlock,
 )
 
+EXPERT_EXCHANGE = "expert dispatch and combine"
+"""Name of the collectives that take tokens to the ranks of their experts and back."""
 RING_LATENCY_PER_RANK_S = 3.2e-6
 """Latency per rank of a small NCCL all-gather or reduce-scatter: 7 to 25 us from 2 to 8 ranks, or
 5.0 ms per step of Kimi K2 at DCP8 (vLLM on 8 B200, ai-dynamo/aisimulate pull 240, 2026)."""
@@ -102,9 +104,7 @@ def estimate_collectives(
             num_ranks = layout.dp * (1 - (1 - 1 / layout.dp) ** num_active)
             sent, wait = 0.75 * num_ranks, EXPERT_EXCHANGE_LATENCY_FACTOR * latency
         seconds = len(experts) * estimate_allreduce_s(size * sent, layout.dp, link, wait)
-        rows.append(
-            CollectiveCost("expert dispatch and combine", len(experts), size * sent, seconds)
-        )
+        rows.append(CollectiveCost(EXPERT_EXCHANGE, len(experts), size * sent, seconds))
     if layout.pp > 1:
         across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)
         sends = 2 * size  # hidden states and residual
