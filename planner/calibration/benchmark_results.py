@@ -1,4 +1,4 @@
-"""Read measured runs from files: `vllm bench serve --save-result`, and tables of serving points."""
+"""Read measured runs from files: JSON of load generators, and tables of serving points."""
 
 import io
 import math
@@ -12,6 +12,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from planner.calibration.benchmark_forms import (
+    STATISTICS,
+    TABLE_HEAD,
+    convert_to_vllm_runs,
+    read_printed_tables,
+)
 from planner.calibration.user_fit import BenchmarkPoint
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError, add_error_context, find_closest
@@ -20,6 +26,7 @@ from planner.core.units import MIB
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
 from planner.hardware.gpus import get_gpu
+from planner.planning.capacity import count_benchmark_prefix_tokens
 from planner.planning.scenario import load_scenario
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.planning.table_rows import (
@@ -134,24 +141,30 @@ def plan_benchmarked_deployment(scenario: str | Path) -> tuple[Deployment, int]:
     uses.
     """
     scenario_spec = load_scenario(scenario)
-    replica = get_reference_deployment(search_deployments(scenario_spec)).with_replicas(1)
+    planned = get_reference_deployment(search_deployments(scenario_spec))
+    replica = planned.with_replicas(1)
     return (
         replace(replica, engine=replace(replica.engine, calibration={})),
-        scenario_spec.workload.prefix_tokens,
+        count_benchmark_prefix_tokens(planned, scenario_spec.workload),
     )
 
 
 def read_benchmark_results(
-    paths: Sequence[Path], deployment: Deployment | None = None, prefix_tokens: int = 0
+    paths: Sequence[Path],
+    deployment: Deployment | None = None,
+    prefix_tokens: int = 0,
+    *,
+    to_fit: bool = True,
 ) -> BenchmarkResults:
-    """Read all runs in `paths`: JSON of `vllm bench serve`, or CSV.
+    """Read all runs in `paths`: JSON of `vllm bench serve` or another load generator, or CSV.
 
     A CSV has the columns of the batch interface or of InferenceX. JSON does not say what ran: that
     is `deployment`. Rows of a CSV do; if `deployment` is given, those of another GPU or engine are
-    left out. Raises `PlannerError` naming file, run or line, and field for what cannot be read.
+    left out. Runs `to_fit` have no speculation. Raises `PlannerError` naming file, run or line, and
+    field for what cannot be read.
     """
     points, notes = list[BenchmarkPoint](), list[str]()
-    if deployment and deployment.speculation:
+    if to_fit and deployment and deployment.speculation:
         raise PlannerError(
             f"the plan drafts tokens, {SPECULATION_REASON}: benchmark it without speculation"
         )
@@ -175,22 +188,30 @@ def _read_bench_file(
     path: Path, deployment: Deployment, prefix_tokens: int
 ) -> tuple[list[BenchmarkPoint], list[str]]:
     """Read the runs of `deployment` in a result file: one, a list, or one per line."""
-    runs, points, notes = list(islice(_iterate_json_objects(path), MAX_RUNS_PER_FILE + 1)), [], []
+    objects = islice(_iterate_json_objects(path), MAX_RUNS_PER_FILE + 1)
+    runs = [(data, run) for data in objects for run in convert_to_vllm_runs(data, path.name)]
+    points, notes = [], []
     if len(runs) > MAX_RUNS_PER_FILE:
         raise PlannerError(
             f"{path.name} has more than {MAX_RUNS_PER_FILE:,} runs, the most that are read of a"
             " file"
         )
-    for number, data in enumerate(runs, 1):
+    for number, (source, data) in enumerate(runs, 1):
         where = path.name if len(runs) == 1 else f"{path.name}, run {number}"
         run = validate_entry(VllmBenchResult, data, f"{where}, as a result of vllm bench serve")
         try:
-            workload = run.build_workload(prefix_tokens)
+            # bench.sh shares a prefix; the prompts of other load generators are taken as unlike
+            workload = run.build_workload(prefix_tokens if data is source else 0)
         except PlannerError as error:
             raise PlannerError(f"{where}, {error}") from None
         points.append(
             BenchmarkPoint(
-                where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None
+                where,
+                deployment,
+                workload,
+                run.mean_ttft_ms / 1e3,
+                run.mean_tpot_ms / 1e3 or None,
+                _read_statistics(data),
             )
         )
         trace, max_model_len = workload.trace, deployment.args.max_model_len
@@ -213,9 +234,33 @@ def _read_bench_file(
     return points, notes
 
 
+def _read_statistics(run: object) -> dict[str, float]:
+    """Return what a run in vLLM's form states: latencies in seconds, such as "p95 ttft", and rates."""
+    fields = run if isinstance(run, dict) else {}
+    names = {
+        f"{statistic}_{theirs}_ms": (f"{statistic} {ours}", 1e-3)
+        for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2el", "e2e"))
+        for statistic in STATISTICS
+    }
+    names |= {f"median_{each}_ms": (f"p50 {each}", 1e-3) for each in ("ttft", "tpot", "itl")}
+    names |= {"median_e2el_ms": ("p50 e2e", 1e-3), "request_throughput": ("request_tps", 1.0)}
+    names["output_throughput"] = ("output_tps", 1.0)
+    return {
+        ours: fields[theirs] * unit
+        for theirs, (ours, unit) in names.items()
+        if isinstance(fields.get(theirs), float | int) and 0 < fields[theirs] < math.inf
+    }
+
+
 def _iterate_json_objects(path: Path) -> Iterator[object]:
-    """Yield the objects in a JSON file: the only one, those of a list, or one per line."""
+    """Yield the objects in a JSON file: the only one, those of a list, or one per line.
+
+    Of a text with printed tables, yield their fields.
+    """
     text = read_text(path, MAX_RESULT_FILE_BYTES)
+    if TABLE_HEAD in text and (runs := read_printed_tables(text)):
+        yield from runs
+        return
     try:
         data = parse_json(text, path.name)
         yield from data if isinstance(data, list) else [data]

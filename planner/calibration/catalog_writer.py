@@ -9,10 +9,10 @@ import numpy as np
 import yaml
 
 from planner.calibration.pooled_fit import (
+    ATTENTION_DP,
     COMMON_PRIORS,
     INTERVAL_METRICS,
     RATE_METRIC_INDEX,
-    RELEASE_BOUNDARIES,
     PooledFit,
     fit_pooled,
     load_measured_runs,
@@ -23,6 +23,7 @@ from planner.core.readers import read_text
 from planner.core.versions import Version
 from planner.latency.coefficient_lookup import (
     NOVELTY_KINDS,
+    RELEASE_BOUNDARIES,
     load_calibration_catalog,
     look_up_coefficients,
 )
@@ -44,7 +45,7 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
         }
         return {name: value for name, value in total.items() if value}
 
-    newest = max((run.deployment.engine.release, run.effect_groups["release"]) for run in runs)[1]
+    newest = f"{engine}|"  # the era above the last boundary
     start = sum_effects(("common", ""), ("engine", engine), ("release", newest))
     common = {
         "coefficients": {
@@ -57,7 +58,7 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
                 for kind in (
                     ("curve", *NOVELTY_KINDS)
                     if column == RATE_METRIC_INDEX
-                    else ("many", "curve", *NOVELTY_KINDS)
+                    else ("many", "many_version", "curve", *NOVELTY_KINDS)
                 )
             }
             for column, metric in INTERVAL_METRICS.items()
@@ -96,20 +97,26 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
                 subtract(sum_effects(("release", f"{engine}|{bound}")), latest),
                 {"before": bound},
             )
-    era, generations = newest.partition("|")[2], {run.effect_groups["generation"] for run in runs}
+    generations = {run.effect_groups["generation"] for run in runs}
     for generation in dict.fromkeys(run.effect_groups["generation"] for run in pool.runs):
-        latest = sum_effects(("release generation", f"{engine}|{era}|{generation}"))
+        latest = sum_effects(("release generation", f"{newest}|{generation}"))
         own = sum_effects(
-            ("generation", generation), ("release generation", f"{engine}|{era}|{generation}")
+            ("generation", generation), ("release generation", f"{newest}|{generation}")
         )
         add(generation, own, {"generation": generation}, always=generation in generations)
         for column, metric in INTERVAL_METRICS.items():
-            if spread := fit.generation_spreads.get((engine, column, generation)):
-                entries[generation][f"spread_{metric}"] = round(spread, 2)
+            if spread := fit.describe_spread(engine, column, generation):
+                entries[generation][f"spread_{metric}"] = spread
         for bound in bounds:
             if older := sum_effects(("release generation", f"{engine}|{bound}|{generation}")):
                 conditions = {"generation": generation, "before": bound}
                 add(f"{generation} before {bound}", subtract(older, latest), conditions)
+    if any(run.spread_group == ATTENTION_DP for run in runs):
+        entries[ATTENTION_DP] = {"attention_dp": True} | {
+            f"spread_{metric}": spread
+            for column, metric in INTERVAL_METRICS.items()
+            if (spread := fit.describe_spread(engine, column, ATTENTION_DP))
+        }
     for gpu in dict.fromkeys(run.effect_groups["gpu"] for run in pool.runs):
         add(gpu, sum_effects(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
     for name, effect in load_calibration_catalog(engine).effects.items():
@@ -133,20 +140,25 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     for label in dict.fromkeys(run.effect_groups["pair"] for run in runs):
         family, method, gpu, _ = label.split("|")
         pair_runs = [run for run in runs if run.effect_groups["pair"] == label]
-        versions = sorted({run.deployment.engine.version for run in pair_runs}, key=Version.parse)
+        versions = sorted(
+            {run.deployment.engine.version for run in pair_runs if run.is_release_stated},
+            key=Version.parse,
+        )
         conditions = {"gpu": gpu, "model": family, "quantization": method}
         name = f"{family} {method} on {gpu}"
         add(name, sum_effects(("pair", label)), conditions, always=True)
         entries[name] |= {
             "points": len(pair_runs),
+            "attention_dp_points": sum(run.deployment.layout.dp > 1 for run in pair_runs),
             "curves": fit.count_curves[label],
             "versions": versions,
         }
-        for tp in sorted({run.deployment.layout.tp for run in pair_runs}):
+        layouts = {(run.deployment.layout.tp, run.deployment.layout.dp) for run in pair_runs}
+        for tp, dp in sorted(layouts):
             add(
-                f"{name}, TP{tp}",
-                sum_effects(("layout", f"{label}|{tp}")),
-                {**conditions, "tp": tp},
+                f"{name}, TP{tp}" + f" x DP{dp}" * (dp > 1),
+                sum_effects(("layout", f"{label}|{tp}|{dp}")),
+                {**conditions, "tp": tp, "dp": dp},
             )
     return entries
 
@@ -193,4 +205,5 @@ class _CatalogDumper(yaml.SafeDumper):
 if __name__ == "__main__":
     fitted = fit_pooled(load_measured_runs(), report=print)
     write_calibration_catalogs(fitted)
-    print(yaml.dump(fitted.summarize(), sort_keys=False, Dumper=_CatalogDumper))
+    report = {**fitted.summarize(), "TPOT of held-out pairs": fitted.summarize_hardware()}
+    print(yaml.dump(report, sort_keys=False, Dumper=_CatalogDumper))

@@ -38,12 +38,13 @@ from planner.core.errors import PlannerError, add_error_context
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.readers import read_text, read_yaml
 from planner.core.units import MIB
-from planner.core.versions import Version
 from planner.engines.coefficients import StepCoefficients, list_coefficient_names
 from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import (
     MIN_CURVES_PER_PAIR,
     NOVELTY_KINDS,
+    RELEASE_BOUNDARIES,
+    find_era,
     get_weight_format_name,
 )
 from planner.latency.step_model import StepModel, build_target_step_model
@@ -52,7 +53,7 @@ from planner.planning.capacity import derive_effective_workload
 from planner.planning.prediction import solve_load_cases
 from planner.planning.table_rows import parse_cells, parse_measured_run
 from planner.queueing.steady_state import LoadCase
-from planner.simulator.simulation import simulate_workload
+from planner.simulator.simulation import count_serving_engines, simulate_workload
 from planner.workload.workload import Workload
 
 MEASURED_RUNS_FILE = CATALOG_DIR / "validation" / "measured_runs.csv"
@@ -85,27 +86,30 @@ class EffectLevel(TypedDict, total=False):
 
 EFFECT_LEVELS: Mapping[str, EffectLevel] = read_yaml(Path(__file__).with_name("levels.yaml"))
 """Prior sigmas of the effects; the file explains them."""
-RELEASE_BOUNDARIES = {
-    "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0"),
-    "sglang": ("0.5.6", "0.5.9", "0.5.12"),
-    "trtllm": ("1.0.0", "1.2.0"),
-}
-"""Releases that changed an engine's runner, scheduler or kernels: each starts an era."""
-MIN_CURVES_PER_GENERATION = 5.0
+UNSTATED_RELEASE = "unstated"
+"""Era of runs without a release: a range of releases."""
+ATTENTION_DP = "attention data parallelism"
+MIN_CURVES_PER_SPREAD = 5.0
 """Number of curves whose spread weighs as much as that of all other generations."""
 RATE_METRIC_INDEX = 2
+NOVELTIES = {"load": "curve", "new": "pair"}
+"""What spreads of errors are told apart by, and the groups that are held out for them."""
 INTERVAL_METRICS = {1: "tpot", 0: "ttft", RATE_METRIC_INDEX: "output_tps"}
 """Those of `FIT_METRICS` whose intervals have their own width."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One measured run; `measured` holds ln of the means by `FIT_METRICS` (seconds, tokens/s)."""
+    """One measured run; `measured` holds ln of the means by `FIT_METRICS` (seconds, tokens/s).
+
+    A run whose release is not stated belongs to none that is.
+    """
 
     deployment: Deployment
     workload: Workload
     measured: np.ndarray
     curve: str
+    is_release_stated: bool = True
 
     @property
     def effect_groups(self) -> dict[str, str]:
@@ -114,14 +118,7 @@ class MeasuredRun:
         family = model.architecture.model_type
         model_format = f"{family}|{get_weight_format_name(model)}"
         pair = f"{model_format}|{gpu.name}|{engine.name}"
-        era = next(
-            (
-                bound
-                for bound in RELEASE_BOUNDARIES[engine.name]
-                if engine.release < Version.parse(bound)
-            ),
-            "",
-        )
+        era = find_era(engine.name, engine.release) if self.is_release_stated else UNSTATED_RELEASE
         return {
             "common": "",
             "engine": engine.name,
@@ -134,16 +131,37 @@ class MeasuredRun:
             "model engine": f"{family}|{engine.name}",
             "model format": model_format,
             "pair": pair,
-            "layout": f"{pair}|{self.deployment.layout.tp}",
+            "layout": f"{pair}|{self.deployment.layout.tp}|{self.deployment.layout.dp}",
             "curve": self.curve,
         }
+
+    @property
+    def spread_group(self) -> str:
+        """The runs whose errors have a spread of their own: a generation, or attention DP."""
+        gpu = self.deployment.gpu
+        return ATTENTION_DP if self.deployment.layout.dp > 1 else gpu.kernel_generation
+
+    @property
+    def hardware(self) -> str:
+        """The kind of hardware, or attention data parallelism, as the error report names it."""
+        gpu = self.deployment.gpu
+        if self.deployment.layout.dp > 1:
+            return ATTENTION_DP
+        if gpu.vendor != "nvidia":
+            return gpu.vendor
+        return f"nvidia, {'PCIe' if gpu.link.startswith('pcie') else 'NVLink'}"
 
     @property
     def holdout_groups(self) -> dict[str, str]:
         """The groups that the run is held out with, by what may be new in a scenario."""
         groups, engine = self.effect_groups, self.deployment.engine
         shared = {"pair": groups["pair"], "model": groups["model"], "gpu": groups["gpu"]}
-        return {"curve": self.curve, **shared, "version": f"{engine.name} {engine.version}"}
+        if self.deployment.layout.dp > 1:
+            shared["pair"] += f"|{ATTENTION_DP}"
+        weight_format = get_weight_format_name(self.deployment.model)
+        shared["format"] = f"{weight_format}|{groups['generation']}|{engine.name}"
+        version = engine.version if self.is_release_stated else UNSTATED_RELEASE
+        return {"curve": self.curve, **shared, "version": f"{engine.name} {version}"}
 
 
 def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
@@ -169,6 +187,7 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
                 derive_effective_workload(deployment, workload),
                 np.log(values),
                 row["curve"],
+                bool(row["engine_version"]),
             )
         )
     for name, timed in load_timed_runs().items():
@@ -240,7 +259,9 @@ class PooledRuns:
         ]
         for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
             workload = self.runs[k].workload
-            batch = (workload.concurrency or 1) / self.runs[k].deployment.num_engine_instances
+            batch = max(
+                (workload.concurrency or 1) / self.runs[k].deployment.num_engine_instances, 1.0
+            )
             logs_by_metric[k, 3] = steps[k].estimate_decode_step_s(
                 batch, workload.prompt.mean + workload.output.mean / 2
             )
@@ -254,11 +275,7 @@ class PooledRuns:
         ):
             if np.isfinite(self.measured[k, :3]).any():
                 result = simulate_workload(run.deployment, self.plans[k].pool, step, run.workload)
-                tokens = (
-                    float(result.output.sum())
-                    * run.deployment.num_engine_instances
-                    / result.duration
-                )
+                tokens = result.output_tps * count_serving_engines(run.deployment, run.workload)
                 logs_by_metric[k, :3] = (
                     result.summarize("ttft")["mean"],
                     result.summarize("tpot")["mean"],
@@ -326,6 +343,7 @@ class PooledFit:
                 errors[rows] += self.fit.slopes[rows] @ change
             held_out_errors[kind] = np.full(self.pool.measured.shape, np.nan)
             held_out_errors[kind][self.pool.is_measured] = errors
+        held_out_errors["version"][~self.has_other_release] = np.nan
         return held_out_errors
 
     def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
@@ -356,30 +374,65 @@ class PooledFit:
                     }
         return summary
 
-    @cached_property
-    def generation_spreads(self) -> dict[tuple[str, int, str], float]:
-        """Held-out errors over those of all runs, by engine, metric and generation.
+    def summarize_hardware(self) -> dict[str, dict[str, float]]:
+        """Return runs, TPOT errors and intervals by hardware, with whole pairs held out.
 
-        A few curves say little: at `MIN_CURVES_PER_GENERATION` the ratio counts half.
+        The score is that of Winkler (1972) for an 80% interval of ln(measured / predicted): its
+        width, plus ten times what lies outside.
         """
-        generations = np.array([run.deployment.gpu.kernel_generation for run in self.pool.runs])
+        errors, summary = self._get_held_out_sizes(1, "pair"), dict[str, dict[str, float]]()
+        labels = np.array([run.hardware for run in self.pool.runs])
+        widths = {name: self.estimate_error_width(name, "pair", 1) for name in RELEASE_BOUNDARIES}
+        reach = Z_SCORE_80PCT * np.array(
+            [
+                widths[name] * self.spreads.get((name, 1, run.spread_group, "new"), 1.0)
+                for run in self.pool.runs
+                for name in (run.deployment.engine.name,)
+            ]
+        )
+        for label in [*np.unique(labels).tolist(), "all"]:
+            rows = np.isfinite(errors) & ((labels == label) | (label == "all"))
+            outside = np.maximum(errors - reach, 0.0)[rows]
+            summary[label] = {
+                "runs": int(rows.sum()),
+                "median": round(float(np.expm1(np.median(errors[rows]))), 4),
+                "mean": round(float(np.expm1(np.mean(errors[rows]))), 4),
+                "inside": round(float(np.mean(outside == 0)), 3),
+                "score": round(float(np.mean(2 * reach[rows] + 10 * outside)), 2),
+            }
+        return summary
+
+    @cached_property
+    def spreads(self) -> dict[tuple[str, int, str, str], float]:
+        """Held-out errors over those of all runs, by engine, metric, `spread_group` and novelty.
+
+        That is a load of a measured pair ("load"), or a pair ("new").
+
+        A few curves say little: at `MIN_CURVES_PER_SPREAD` the ratio counts half.
+        """
+        groups = np.array([run.spread_group for run in self.pool.runs])
         curves = np.array([run.curve for run in self.pool.runs])
         spreads = {}
-        for engine, column in product(RELEASE_BOUNDARIES, INTERVAL_METRICS):
-            errors = self._get_held_out_sizes(column, "pair")
+        for engine, column, novelty in product(RELEASE_BOUNDARIES, INTERVAL_METRICS, NOVELTIES):
+            errors = self._get_held_out_sizes(column, NOVELTIES[novelty])
             is_engine = self._select_engine_runs(engine)
             if not np.isfinite(errors[is_engine]).any():
                 continue
             engine_error = np.nanquantile(errors[is_engine], 0.8)
-            for generation in np.unique(generations[is_engine]).tolist():
-                rows = is_engine & (generations == generation) & np.isfinite(errors)
+            for group in np.unique(groups[is_engine]).tolist():
+                rows = is_engine & (groups == group) & np.isfinite(errors)
                 if num_curves := len(np.unique(curves[rows])):
                     ratio = np.quantile(errors[rows], 0.8) / engine_error
-                    spreads[engine, column, generation] = float(
-                        (num_curves * ratio + MIN_CURVES_PER_GENERATION)
-                        / (num_curves + MIN_CURVES_PER_GENERATION)
+                    spreads[engine, column, group, novelty] = float(
+                        (num_curves * ratio + MIN_CURVES_PER_SPREAD)
+                        / (num_curves + MIN_CURVES_PER_SPREAD)
                     )
         return spreads
+
+    def describe_spread(self, engine: str, column: int, group: str) -> dict[str, float]:
+        """Return the spreads of a group by novelty, as catalogs state them."""
+        found = {name: self.spreads.get((engine, column, group, name)) for name in NOVELTIES}
+        return {name: round(value, 2) for name, value in found.items() if value}
 
     def estimate_error_width(self, engine: str, kind: str, column: int) -> float:
         """Return the sigma of held-out errors, from their 80th percentile to ignore a few bad runs.
@@ -389,21 +442,24 @@ class PooledFit:
         wider than the widest of `NOVELTY_KINDS`.
         """
         rows = self._select_engine_runs(engine)
-        errors = self._get_held_out_sizes(column, "curve" if kind == "many" else kind)
-        if column != RATE_METRIC_INDEX and kind in ("many", "curve"):
+        held_out = {"many": "curve", "many_version": "version"}.get(kind, kind)
+        novelty = "load" if held_out in ("curve", "version") else "new"
+        errors = self._get_held_out_sizes(column, held_out)
+        if column != RATE_METRIC_INDEX and kind in ("many", "curve", "many_version"):
             rows &= np.array(
                 [
                     self.count_curves[run.effect_groups["pair"]] >= MIN_CURVES_PER_PAIR
                     for run in self.pool.runs
                 ]
-            ) == (kind == "many")
-        generations = (run.deployment.gpu.kernel_generation for run in self.pool.runs)
+            ) == (kind != "curve")
         scale = np.array(
             [
-                self.generation_spreads.get((engine, column, generation), 1.0)
-                for generation in generations
+                self.spreads.get((engine, column, run.spread_group, novelty), 1.0)
+                for run in self.pool.runs
             ]
         )
+        if not np.isfinite(errors[rows]).any():  # of no run with its release
+            return self.estimate_error_width(engine, "pair", column)
         value = float(np.nanquantile((errors / scale)[rows], 0.8)) / Z_SCORE_80PCT
         return (
             min(value, max(self.estimate_error_width(engine, new, column) for new in NOVELTY_KINDS))
@@ -420,6 +476,23 @@ class PooledFit:
         columns = (1, 2, 3) if column == 1 else (column,)
         return np.array(
             [next((row[k] for k in columns if np.isfinite(row[k])), np.nan) for row in errors]
+        )
+
+    @cached_property
+    def has_other_release(self) -> np.ndarray:
+        """Whether a run's release is stated and its pair was measured under another one, [runs].
+
+        Otherwise what is held out with a release is the pair, too.
+        """
+        groups = [run.holdout_groups for run in self.pool.runs]
+        releases = Counter(
+            pair for pair, _ in {(group["pair"], group["version"]) for group in groups}
+        )
+        return np.array(
+            [
+                run.is_release_stated and releases[group["pair"]] > 1
+                for run, group in zip(self.pool.runs, groups, strict=True)
+            ]
         )
 
     @cached_property

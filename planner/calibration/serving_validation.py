@@ -215,7 +215,7 @@ def describe_calibration_basis(deployment: Deployment) -> str:
 HOLDOUT_ERRORS_FILE = "validation/held_back.yaml"
 NOVELTY_LABELS = {
     "pair": "this model in this format on this GPU", "model": "models of this kind",
-    "gpu": "the GPU",
+    "gpu": "the GPU", "format": "its number format on this generation of GPUs",
     "version": "the release",
 }  # fmt: skip
 """What may be new in a scenario, in words."""

@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -76,6 +76,7 @@ class BenchmarkPoint:
     workload: Workload
     ttft: float | None
     tpot: float | None
+    statistics: Mapping[str, float] = field(default_factory=dict)  # "p95 ttft", "request_tps", ...
 
 
 @dataclass(frozen=True)

@@ -83,3 +83,21 @@ class Interval:
 
     def __str__(self) -> str:
         return format(self, ".4g")
+
+    @property
+    def short(self) -> str:
+        """The value with three digits and the ends with two, such as "25 (16-42)"."""
+        low, high = (format_short(end, 2) for end in (self.lo, self.hi))
+        mid = format_short(self.mid)
+        return mid if low == high else f"{mid} ({low}-{high})"
+
+
+def format_short(value: float, digits: int = 3) -> str:
+    """Format a number with `digits`, whole from 100 on, in thousands or millions from 100,000 on."""
+    if math.isinf(value):
+        return "unbounded"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.{digits}g}M"
+    if abs(value) >= 1e5:
+        return f"{value / 1e3:,.0f}k"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"

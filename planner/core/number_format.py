@@ -1,6 +1,7 @@
 """Numbers for people: two or three significant digits, and never a limit's own text beside it."""
 
 import math
+from collections.abc import Sequence
 
 from planner.core.intervals import Interval
 
@@ -86,6 +87,16 @@ def format_share(share: float) -> str:
     if 0.995 <= share < 1:
         return "over 99%"
     return "under 1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
+def format_shares(shares: Sequence[float]) -> list[str]:
+    """Format the shares of one whole in whole percent that sum to theirs (largest remainders)."""
+    percents = [math.floor(100 * share + 1e-9) for share in shares]
+    missing = round(100 * sum(shares)) - sum(percents)
+    by_remainder = sorted(range(len(shares)), key=lambda k: percents[k] - 100 * shares[k])
+    for k in by_remainder[:missing]:
+        percents[k] += 1
+    return [f"{percent}%" for percent in percents]
 
 
 def format_probability(probability: float) -> str:

@@ -157,6 +157,15 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path, MIB // 2), path.name)
 
 
+def read_yaml_sections(path: Path, *sections: str) -> dict[str, Any]:
+    """Read a YAML file of mappings by section; `PlannerError` names a section that is none."""
+    data = read_yaml(path)
+    for name in sections:
+        if not isinstance(data, dict) or not isinstance(data.get(name), dict | list):
+            raise PlannerError(f"{path.name}, section {name}: expected names, or names with values")
+    return dict(data)
+
+
 def parse_yaml(text: str, location: str) -> Any:
     """Parse YAML; `location` names it in the `PlannerError` for invalid text."""
     try:

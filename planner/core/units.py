@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from planner.core.errors import PlannerError
 
 MIB, GIB = 2**20, 2**30
@@ -18,3 +20,11 @@ def convert_gib_to_bytes(gib: float, max_bytes: int, field: str) -> int:
             f"{field}: {gib:g} GiB is more than a GPU has, {max_bytes / GIB:.4g} GiB{mib}"
         )
     return round(gib * GIB)
+
+
+def parse_bytes(text: str) -> float | None:
+    """Return the bytes of "16Gi", "64m" or "1.5 GB", in powers of 1024; None for other text."""
+    match = re.fullmatch(r"([\d.]{1,20})\s*([kmgt]?)i?b?", text.strip().lower())
+    if not match or match[1].count(".") > 1 or match[1] == ".":
+        return None
+    return float(match[1]) * float(1024 ** " kmgt".index(match[2] or " "))

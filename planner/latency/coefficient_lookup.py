@@ -16,10 +16,13 @@ from typing import Literal
 from planner.core.catalog import CATALOG_DIR, load_catalog, validate_entry
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.readers import read_yaml
+from planner.core.versions import Version
 from planner.engines.coefficients import (
     CalibrationEffect,
     CommonCalibration,
+    ErrorSpread,
     ErrorWidths,
+    LoadErrorWidths,
     StepCoefficients,
     UserCalibration,
     list_coefficient_names,
@@ -30,8 +33,20 @@ from planner.hardware.gpus import Gpu, get_gpu
 from planner.models.registry import Model
 
 CalibrationBasis = Literal["measured", "model-transfer", "gpu-transfer", "prior"]
-NOVELTY_KINDS = ("pair", "model", "gpu", "version")
+NOVELTY_KINDS = ("pair", "model", "gpu", "format", "version")
 """What may be new about a deployment, apart from its load."""
+RELEASE_BOUNDARIES = {
+    "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0", "0.21.0"),
+    "sglang": ("0.5.6", "0.5.9", "0.5.12"),
+    "trtllm": ("1.0.0", "1.2.0", "1.3.0"),
+}
+"""Releases that changed an engine's runner, scheduler or kernels: each starts an era."""
+
+
+def find_era(engine: str, release: Version) -> str:
+    """Return the first of `RELEASE_BOUNDARIES` above a release, "" above the last."""
+    bounds = RELEASE_BOUNDARIES.get(engine, ())
+    return next((bound for bound in bounds if release < Version.parse(bound)), "")
 
 
 @dataclass(frozen=True)
@@ -124,11 +139,11 @@ def apply_user_calibrations(engine: Engine, user: Mapping[str, UserCalibration])
 
 @cache
 def look_up_coefficients(
-    gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp: int = 0
+    gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp: int = 0, dp: int = 0
 ) -> CalibratedCoefficients:
     """Look up the coefficients for `gpu` under `engine` and a kind of model.
 
-    `model_type` is that of config.json; `tp` is the tensor parallel size.
+    `model_type` is that of config.json; `tp` and `dp` are the tensor and the data parallel size.
     """
     catalog = load_calibration_catalog(engine.name)
     conditions: dict[str, str | int] = {
@@ -136,6 +151,8 @@ def look_up_coefficients(
         "gpu": gpu.name,
         "model": model_type,
         "tp": tp,
+        "dp": dp,
+        "attention_dp": dp > 1,
         "quantization": quantization,
     }
     effects = [
@@ -150,11 +167,18 @@ def look_up_coefficients(
     of_gpu = [
         effect for effect in catalog.effects.values() if effect.gpu == gpu.name and effect.points
     ]
-    measured = [e for e in of_gpu if (e.model, e.quantization) == (model_type, quantization)]
-    versions = {
-        version for e in measured or of_gpu or catalog.effects.values() for version in e.versions
+    measured = [
+        e
+        for e in of_gpu
+        if (e.model, e.quantization) == (model_type, quantization)
+        and (e.attention_dp_points if dp > 1 else e.points - e.attention_dp_points)
+    ]
+    eras = {
+        find_era(engine.name, version)
+        for e in measured or of_gpu or catalog.effects.values()
+        for version in e.versions
     }
-    is_new_version = bool(versions) and not min(versions) <= engine.release <= max(versions)
+    newest = max((v for e in catalog.effects.values() for v in e.versions), default=engine.release)
     generation = next(
         (e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None
     )
@@ -162,7 +186,14 @@ def look_up_coefficients(
         "pair": bool(measured),
         "model": any(effect.model == model_type for effect in catalog.effects.values()),
         "gpu": bool(of_gpu),
-        "version": not is_new_version,
+        "format": any(
+            effect.points
+            and effect.quantization == quantization
+            and get_gpu(str(effect.gpu)).kernel_generation == gpu.kernel_generation
+            for effect in catalog.effects.values()
+        ),
+        "version": not eras
+        or (find_era(engine.name, engine.release) in eras and engine.release <= newest),
     }
     basis: CalibrationBasis = (
         "measured"
@@ -170,24 +201,22 @@ def look_up_coefficients(
         else "model-transfer"
         if of_gpu
         else "gpu-transfer"
-        if generation
+        if generation and is_known["format"] and is_known["model"]
         else "prior"
     )
     new = tuple(name for name in NOVELTY_KINDS if not is_known[name])
-    has_many_curves = max((effect.curves for effect in measured), default=0) >= MIN_CURVES_PER_PAIR
+    spreads = next((e for e in effects if e.attention_dp), generation)
+    num_curves = max((effect.curves for effect in measured), default=0)
+    has_many_curves = num_curves >= MIN_CURVES_PER_PAIR and dp <= 1
     loads = catalog.common.sigma_tpot, catalog.common.sigma_ttft
-    tpot, ttft = (
-        widths.many if has_many_curves and not new else _compute_error_width(widths, new)
-        for widths in loads
-    )
-    tpot *= generation.spread_tpot if generation else UNSEEN_GENERATION_FACTOR
-    ttft *= generation.spread_ttft if generation else UNSEEN_GENERATION_FACTOR
+    tpot, ttft = (_compute_error_width(widths, new, has_many_curves) for widths in loads)
+    tpot *= _get_spread(spreads, "tpot", new)
+    ttft *= _get_spread(spreads, "ttft", new)
     rate = catalog.common.sigma_output_tps if new else None
     tps = (
         max(
             tpot,
-            _compute_error_width(rate, new)
-            * (generation.spread_output_tps if generation else UNSEEN_GENERATION_FACTOR),
+            _compute_error_width(rate, new) * _get_spread(spreads, "output_tps", new),
         )
         if rate
         else tpot
@@ -220,13 +249,25 @@ Held-out generations with one measured GPU, relative to the width of a held-out 
 """
 
 
-def _compute_error_width(widths: ErrorWidths, new: tuple[str, ...]) -> float:
+def _get_spread(effect: CalibrationEffect | None, metric: str, new: tuple[str, ...]) -> float:
+    if effect is None:
+        return UNSEEN_GENERATION_FACTOR
+    spread: ErrorSpread = getattr(effect, f"spread_{metric}")
+    return spread.new if set(new) - {"version"} else spread.load
+
+
+def _compute_error_width(
+    widths: ErrorWidths, new: tuple[str, ...], has_many_curves: bool = False
+) -> float:
     """Return the error width for a load, widened by what else is `new`.
 
-    Each novelty adds the difference of its square to that of a load alone.
+    Each novelty adds the difference of its square to that of a load alone. A pair of which many
+    loads were measured has widths of its own as long as at most the release is new.
     """
+    if has_many_curves and isinstance(widths, LoadErrorWidths) and not set(new) - {"version"}:
+        return widths.many_version if new else widths.many
     extra = {name: max(getattr(widths, name) ** 2 - widths.curve**2, 0.0) for name in new}
-    if "model" in extra or "gpu" in extra:  # each implies a new pair
+    if {"model", "gpu", "format"} & set(extra):  # each implies a new pair
         extra.pop("pair", None)
     return math.sqrt(widths.curve**2 + sum(extra.values()))
 
@@ -254,12 +295,16 @@ def get_deployment_coefficients(
 ) -> CalibratedCoefficients:
     """Look up the coefficients of a deployment.
 
-    Without `layouts`, the effect of its tensor parallel size is left out.
+    Without `layouts`, the effect of its layout is left out.
     """
     model = deployment.model
-    method, tp = get_weight_format_name(model), deployment.layout.tp if layouts else 0
+    layout = deployment.layout
     return look_up_coefficients(
-        deployment.gpu, deployment.engine, model.architecture.model_type, method, tp
+        deployment.gpu,
+        deployment.engine,
+        model.architecture.model_type,
+        get_weight_format_name(model),
+        *((layout.tp, layout.dp) if layouts else ()),
     )
 
 

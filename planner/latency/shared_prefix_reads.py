@@ -12,7 +12,7 @@ import numpy as np
 from planner.engines.deployment import Deployment
 from planner.latency.step_model import StepModel
 from planner.models.architecture import GroupedQueryAttention
-from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
+from planner.workload.traces import Trace
 from planner.workload.workload import Workload
 
 L2_BANDWIDTH_FACTOR = 1.7
@@ -83,4 +83,4 @@ def _estimate_shared_tokens(trace: Trace, concurrent_readers: float, sequences: 
     missed = np.cumprod(np.maximum(0.0, 1 - concurrent_readers / (n - np.arange(max_sharers))))
     saved = np.arange(1, max_sharers + 1) - max(1.0, n / concurrent_readers) * (1 - missed)
     saved = np.maximum(np.append(0.0, saved)[np.minimum(r, max_sharers)], 0.0) * (r > 1)
-    return float(blocks[times > 1] @ (np.exp(log_probability) @ saved)) * TRACE_BLOCK_TOKENS
+    return float(blocks[times > 1] @ (np.exp(log_probability) @ saved)) * trace.block_tokens

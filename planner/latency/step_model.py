@@ -7,7 +7,7 @@ E (1 - (1 - k/E)^T) experts for T tokens.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Self
@@ -26,7 +26,7 @@ from planner.latency.step_work import (
     resolve_planned_kv_dtype,
 )
 from planner.memory.kv_cache import get_kv_element_bytes
-from planner.parallelism.communication import estimate_collectives
+from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collectives
 
 ASYNC_HOST_FRACTION = 0.35
 """Fraction of the host's time per sequence that asynchronous scheduling does not hide."""
@@ -50,6 +50,8 @@ class StepCost:
         return f"{self.seconds * 1e3:.2f} ms ({inside})"
 
 
+PARTS_OF_ALL_RANKS = ("experts", "expert exchange")
+"""Parts of a step that ranks with experts in common do together, whose tokens they are."""
 COST_FIELDS = (
     "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s",
     "prefill_step_s", "prompt_s", "request_s", "prompt_token_s",
@@ -85,6 +87,9 @@ class StepModel:
     request_s: float
     prompt_token_s: float
     stages: int
+    ranks: int  # that start and end each step together
+    padded_tokens: int  # up to which all ranks are padded to the fullest: those of CUDA graphs
+    shared_fraction: float  # of the time of tokens in a full step: what all ranks do together
     # blocks for performance relative to the memory plan's, see `step_work.resolve_planned_kv_dtype`
     kv_stretch: float
     basis: CalibrationBasis
@@ -106,6 +111,17 @@ class StepModel:
     def tokens_s(self) -> np.ndarray:
         """[max_num_batched_tokens + 1] seconds of a step by its scheduled tokens."""
         return np.interp(np.arange(self.max_tokens + 1), self.grid, self.grid_s)
+
+    @cached_property
+    def shared_tokens_s(self) -> np.ndarray:
+        """[max_num_batched_tokens + 1] the part of `tokens_s` that data-parallel ranks do together.
+
+        It is 0 for ranks that share no experts.
+        """
+        if self.ranks == 1:
+            return np.zeros(1)
+        shared = sum(self.parts[name] for name in PARTS_OF_ALL_RANKS)
+        return np.interp(np.arange(self.max_tokens + 1), self.grid, shared)
 
     def interpolate_tokens_s(self, count: np.ndarray | float) -> np.ndarray:
         """Interpolate `tokens_s` at real-valued counts."""
@@ -349,17 +365,17 @@ def build_target_step_model(
         list_cudagraph_sizes(deployment.engine, args, gpu, deployment.num_draft_tokens), default=0
     )
     tokens = _build_token_grid(args.max_num_batched_tokens, captured)
+    collectives = estimate_collectives(deployment, tokens, c)
+
+    def add_up(times: Iterable[np.ndarray]) -> np.ndarray:
+        return sum(times, np.zeros(len(tokens)))
+
     parts: dict[str, np.ndarray] = {
-        "dense linears": sum(
-            (_estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))
-        ),
-        "experts": sum(
-            (_estimate_expert_s(e, tokens, deployment, c, queries) for e in w.experts),
-            np.zeros(len(tokens)),
-        ),
-        "collectives": sum(
-            (part.seconds for part in estimate_collectives(deployment, tokens, c)),
-            np.zeros(len(tokens)),
+        "dense linears": add_up(_estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls),
+        "experts": add_up(_estimate_expert_s(e, tokens, deployment, c, queries) for e in w.experts),
+        "collectives": add_up(part.seconds for part in collectives if part.name != EXPERT_EXCHANGE),
+        "expert exchange": add_up(
+            part.seconds for part in collectives if part.name == EXPERT_EXCHANGE
         ),
         "activations": tokens * w.token_bytes * c.token_passes / gpu.memory_bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
@@ -373,6 +389,7 @@ def build_target_step_model(
     between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
     parts["launches"] = (launches - between) * (tokens > captured) * (not args.enforce_eager)
     host = ASYNC_HOST_FRACTION if args.async_scheduling else 1.0
+    shared = sum(np.ptp(parts[name]) for name in PARTS_OF_ALL_RANKS)
     rows = np.arange(args.max_num_seqs + 1, dtype=float)
     head = _estimate_matmul_s(w.head, rows, deployment, c)
     # the GPU's time for a step of one token
@@ -417,6 +434,9 @@ def build_target_step_model(
         request_s=c.request_s,
         prompt_token_s=c.prompt_token_s,
         stages=deployment.layout.pp,
+        ranks=deployment.ranks_per_clock,
+        padded_tokens=captured,
+        shared_fraction=float(shared / sum(map(np.ptp, parts.values()))),
         kv_stretch=get_kv_element_bytes(deployment.args.kv_cache_dtype or "auto")
         / get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
         basis=known.basis,

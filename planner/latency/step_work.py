@@ -242,7 +242,11 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
                 kv_bytes = (
                     max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
                 )
-                add("grouped", mixer.window, times, kv_bytes / dcp, padded, flops, flops)
+                window = mixer.selected_tokens or mixer.window
+                add("grouped", window, times, kv_bytes / dcp, padded, flops, flops)
+                if mixer.index_heads:  # it scores the whole context in bf16
+                    score = 2.0 * max(mixer.index_heads / tp, 1.0) * mixer.index_dim
+                    add("index", None, times, mixer.index_bytes, score, score, score)
             elif isinstance(mixer, LatentAttention):
                 queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
                 decode = queries * mixer.heads / tp
@@ -288,6 +292,8 @@ def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
         )
         if isinstance(mixer, LatentAttention) and mixer.has_indexer_cache:
             count += 7  # query and key projections, norm, rotation, quantization, scores, top-k
+        elif isinstance(mixer, GroupedQueryAttention) and mixer.index_heads:
+            count += 2  # scores, top-k; the rest is fused with those of queries and keys
     if isinstance(layer.mlp, MoeBlock):  # norm, router, top-k; the rest is the fused kernel's
         count += 3 + 2 * bool(layer.mlp.shared_intermediate)
     elif layer.mlp is not None:
