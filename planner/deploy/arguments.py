@@ -9,11 +9,15 @@ from planner.core.errors import PlannerError
 
 @dataclass(frozen=True)
 class EnvVariable:
-    """A variable that is set at launch, times a number; `missing` is the message if it is unset."""
+    """A variable that is set at launch, times a number; `missing` is the message if it is unset.
+
+    A shell splits a list into words. Containers take it as one word.
+    """
 
     name: str
     missing: str
     times: int = 1
+    is_list: bool = False
 
     def __str__(self) -> str:
         value = f"${{{self.name}:?{self.missing}}}"
@@ -56,7 +60,10 @@ def format_for_display(word: Argument) -> str:
 def format_for_shell(word: Argument) -> str:
     """Format an argument for a shell: text is quoted, variables are not."""
     return "".join(
-        f'"{part}"' if isinstance(part, EnvVariable) else _quote_part(str(part)) for part in word
+        (str(part) if part.is_list else f'"{part}"')
+        if isinstance(part, EnvVariable)
+        else _quote_part(str(part))
+        for part in word
     )
 
 

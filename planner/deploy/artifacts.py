@@ -16,12 +16,13 @@ from planner.engines.metric_names import get_metric_names
 from planner.latency.performance import Performance
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.planning.autoscaling import AutoscalingPlan
+from planner.planning.capacity import count_benchmark_prefix_tokens
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario_schema import DEFAULT_ARTIFACTS, ArtifactKind
 from planner.planning.search import Plan
-from planner.planning.slo import SloTarget
+from planner.planning.slo import SloTarget, list_benchmark_targets
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import DEFAULT_RUN_S
 
@@ -29,6 +30,8 @@ INSTALL_DIR = "/opt/headroom"
 """Folder in which the systemd unit expects `serve.sh`."""
 RAMP_RATE_FRACTIONS, MIN_PROMPTS_PER_STEP = (0.25, 0.5, 0.75, 1.0, 1.25), 100
 """Fractions of the planned rate to benchmark, one beyond it; minimum requests of a step."""
+WARM_UP = {"prompts": 32, "concurrency": 8}
+"""Requests that a benchmark sends before it measures, or one of each adapter, and how many at once."""
 RANDOM_LENGTH_RANGE_RATIO = 0.5
 """Half-width of the benchmark's uniform random lengths, as a fraction of their mean."""
 
@@ -67,18 +70,21 @@ def list_artifact_files(
     prediction: Prediction, wanted: Sequence[str] = DEFAULT_ARTIFACTS
 ) -> list[str]:
     """Return the names of the files that `render_artifacts` renders."""
-    engine = prediction.deployment.engine
+    deployment = prediction.deployment
+    engine = deployment.engine
     if prediction.prefill:
         return [name for kind in wanted for name in DISAGGREGATED_ARTIFACT_FILES.get(kind, ())]
+    unsupported = _explain_unsupported(prediction, wanted)
     missing = set(alerts.MONITORING_FILES) if get_metric_names(engine).without else set()
     missing |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
     named = [
         (
-            manifests.list_manifest_files(kind, engine)
+            manifests.list_manifest_files(kind, deployment)
             if kind in manifests.MANIFEST_FILES
             else ARTIFACT_FILES[kind]
         )
         for kind in wanted
+        if kind not in unsupported
     ]
     return [name for names in named for name in names if name not in missing]
 
@@ -107,21 +113,32 @@ def render_artifacts(
     endpoints = alerts.list_metrics_endpoints(
         deployment.num_replicas, launch.port, launch.replicas_per_node, launch.nodes
     )
+    hosts = (
+        [f"node-{node}" for node in range(deployment.num_replicas * launch.nodes)]
+        if launch.nodes > 1
+        else list(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints))
+    )
     values: dict[str, Any] = {
         **manifests.build_template_values(launch, prediction), "p": prediction, "targets": targets,
+        "hosts": hosts,
         "storage": storage,
         "checkpoint": get_checkpoint(deployment), "ramp": predict_benchmark_ramp(prediction),
-        "prefix": get_benchmark_prefix_tokens(prediction),
+        "prefix": _count_prefix_tokens(prediction),
         "directory": INSTALL_DIR, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
-        "prompts": count_benchmark_prompts,
+        "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
-        "goodput": build_goodput_limits(targets), "start_up": launch.start_up,
+        "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
+        "start_up": launch.start_up,
         "scaled": manifests.build_scaling_trigger(prediction, scaling) if "kubernetes" in wanted else None,
         **alerts.build_monitoring_values(prediction, targets, endpoints),
     }  # fmt: skip
     names = values["files"] = list_artifact_files(prediction, wanted)
+    unsupported = _explain_unsupported(prediction, wanted)
+    if unsupported and not names:
+        raise PlannerError(f"files: {next(iter(unsupported.values()))}")
+    kinds = [kind for kind in wanted if kind in manifests.MANIFEST_FILES]
     rendered = manifests.render_manifests(
-        [kind for kind in wanted if kind in manifests.MANIFEST_FILES], launch, prediction, scaling
+        [kind for kind in kinds if kind not in unsupported], launch, prediction, scaling
     )
     if {"alerts.yml", "k8s/monitor.yaml"} <= {*names}:
         rendered["k8s/monitor.yaml"] += render_template(
@@ -160,9 +177,9 @@ def _render_pool_artifacts(
         "bootstrap": BOOTSTRAP_PORT if engine.name == "sglang" else None,
         "environment": manifests.load_environment_variables(engine),
         "p": prediction, "targets": targets, "checkpoint": get_checkpoint(deployment),
-        "goodput": build_goodput_limits(targets),
-        "prefix": get_benchmark_prefix_tokens(prediction), "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
-        "prompts": count_benchmark_prompts,
+        "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
+        "prefix": _count_prefix_tokens(prediction), "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
+        "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
     }  # fmt: skip
     values |= {"ramp": predict_benchmark_ramp(prediction)} if "bench.sh" in names else {}
     pool_artifacts = {}
@@ -196,7 +213,7 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     assert workload is not None
     replicas = 1 if prefill else deployment.layout.replicas
     throughput = prediction.performance.request_tps.mid if prediction.performance else 0.0
-    prefix = get_benchmark_prefix_tokens(prediction)
+    prefix = count_benchmark_prefix_tokens(deployment, workload)
     random_workload = replace(
         workload, prompt=_build_random_lengths(workload.prompt.mean, prefix),
         output=_build_random_lengths(workload.output.mean), trace=None,
@@ -215,15 +232,9 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     return {rate: performance for rate, performance in ramp.items() if performance}
 
 
-def get_benchmark_prefix_tokens(prediction: Prediction) -> int:
-    """Return the shared prefix of the benchmark's prompts, in tokens.
-
-    It is the scenario's own prefix, or the plan's mean number of cached tokens.
-    """
+def _count_prefix_tokens(prediction: Prediction) -> int:
     assert prediction.workload is not None
-    return prediction.workload.prefix_tokens or int(
-        prediction.effective_workload.mean_cached_tokens
-    )
+    return count_benchmark_prefix_tokens(prediction.deployment, prediction.workload)
 
 
 def count_benchmark_prompts(rate: float) -> int:
@@ -246,13 +257,29 @@ BENCHMARK_ARTIFACTS: tuple[ArtifactKind, ...] = ("script", "benchmark")
 """The artifact kinds that a benchmark needs."""
 
 
-def list_unsupported_artifacts(plan: Plan) -> list[str]:
-    """Return the requested artifact kinds that do not exist for disaggregated serving."""
-    return (
-        [kind for kind in plan.scenario.output_kinds if kind not in DISAGGREGATED_ARTIFACT_FILES]
-        if plan.is_disaggregated
-        else []
-    )
+def _explain_unsupported(prediction: Prediction, wanted: Sequence[str]) -> dict[str, str]:
+    """Return kind -> reason for the `wanted` manifests that cannot start the plan."""
+    asked = [kind for kind in wanted if kind in manifests.MANIFEST_FILES]
+    if not asked or prediction.prefill:
+        return {}
+    return manifests.explain_unsupported_manifests(asked, build_launch(prediction), prediction)
+
+
+def explain_unsupported_artifacts(plan: Plan) -> list[str]:
+    """Return a sentence for each of the requested files that cannot start the plan."""
+    wanted = plan.scenario.output_kinds
+    if plan.is_disaggregated:
+        kinds = [kind for kind in wanted if kind not in DISAGGREGATED_ARTIFACT_FILES]
+        listed = ", ".join(kinds)
+        return (
+            [f"for pools only the launch and benchmark files are written, not {listed}"]
+            if kinds
+            else []
+        )
+    if plan.chosen is None or plan.chosen.prediction.performance is None:
+        return []
+    reasons = _explain_unsupported(plan.chosen.prediction, wanted)
+    return [f"not {kind}: {reason}" for kind, reason in reasons.items()]
 
 
 def list_benchmark_files(plan: Plan) -> tuple[str, ...]:

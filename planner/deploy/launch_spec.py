@@ -64,6 +64,24 @@ class EnginePackaging(SourcedEntry):
     router: str | None = None
 
 
+class RdmaAccess(StrictEntry):
+    """What a pod needs for RDMA between nodes."""
+
+    resource: str
+    environment: dict[str, str]
+
+
+class GpuExporter(StrictEntry):
+    """A vendor's exporter: its port, and (series, factor to share, bytes or W) of its metrics."""
+
+    name: str
+    port: int
+    label: str
+    utilization: tuple[str, float]
+    memory: tuple[str, float]
+    power: tuple[str, float]
+
+
 class AcceleratorKind(SourcedEntry):
     """One kind of `catalogs/devices.yaml`: how its GPUs are selected and requested."""
 
@@ -72,6 +90,8 @@ class AcceleratorKind(SourcedEntry):
     groups: tuple[str, ...]
     compose: dict[str, Any]
     product: str | None = None
+    rdma: RdmaAccess | None = None
+    exporter: GpuExporter | None = None
 
 
 class OutputParser(StrictEntry):
@@ -285,9 +305,6 @@ def build_deployment_launch(
                 f"revision {revision} is not one of a checkpoint quantised with {converted}"
             )
     online = converted if converted in facts.online else ""
-    limits = (deployment.args.limit_mm_per_prompt or "").split(",")
-    pairs = (limit.partition("=") for limit in limits if limit)
-    media = {kind: int(limit) for kind, _, limit in pairs}
     rendered = _render_engine_template(
         engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
         family=_get_model_flags(deployment),
@@ -301,13 +318,18 @@ def build_deployment_launch(
         address=EnvVariable("MASTER_ADDR", "the address of node 0"),
         master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
         adapters=adapters,
-        first_adapter=EnvVariable("ADAPTER", "name one adapter as NAME=PATH: its name for clients, and where it lies"),
+        adapter_list=EnvVariable(
+            "ADAPTERS",
+            f"name the adapters ({adapters}) as NAME=PATH, parted by spaces; in a container one, and the"
+            " others as words of their own after it",
+            is_list=True,
+        ),
         hosts=EnvVariable("HOSTFILE", "a file with the names of the nodes"),
         port=ReplicaPort(get_port(deployment, role)),
         role=role, bootstrap_port=ReplicaPort(BOOTSTRAP_PORT),
         handover_port=ReplicaPort(KV_TRANSFER_PORTS.get(role, 0), layout.dp),
         here=EnvVariable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
-        release=engine.release, at=Version.parse, limits=media,
+        release=engine.release, at=Version.parse, limits=deployment.media_limits,
     )  # fmt: skip
     program = [
         (weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts.program)

@@ -14,7 +14,7 @@ import yaml
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.templates import render_template
-from planner.core.units import GIB
+from planner.core.units import GB, GIB
 from planner.core.versions import Version
 from planner.deploy.alerts import get_prometheus_job
 from planner.deploy.arguments import (
@@ -50,6 +50,10 @@ PROBE_TIMEOUT_FACTOR = 1.5
 """Probe timeout as a multiple of the pessimistic end of the startup time."""
 LEADER_WORKER_SET_VARIABLES = {"NODE_RANK": "LWS_WORKER_INDEX", "MASTER_ADDR": "LWS_LEADER_ADDRESS"}
 """Our variables by a LeaderWorkerSet's names (lws.sigs.k8s.io, environment variables)."""
+HOST_MEMORY_GIB = 16
+"""Memory of the processes of a server beside weights that pass through and offloaded KV cache."""
+MIN_RDMA_BANDWIDTH = 5 * GB
+"""Bandwidth of a GPU's link between nodes, bytes/s, above which TCP does not carry it."""
 SERVER_ONLY_OPTIONS = {
     "--port",
     "--host",
@@ -118,19 +122,36 @@ def render_manifests(
             )
         manifests |= {
             name: render_template("deploy", name, **values, **kind_values)
-            for name in list_manifest_files(kind, launch.deployment.engine)
+            for name in list_manifest_files(kind, launch.deployment)
         }
     return manifests
 
 
-def list_manifest_files(kind: str, engine: Engine) -> list[str]:
-    """Return the files of one kind, without those that need metrics the engine lacks."""
-    silent = get_metric_names(engine).without
-    return [
-        name
-        for name in MANIFEST_FILES[kind]
-        if not silent or name not in ("k8s/scale.yaml", "k8s/monitor.yaml")
-    ]
+def list_manifest_files(kind: str, deployment: Deployment) -> list[str]:
+    """Return the files of one kind, without those that have nothing to do.
+
+    Some need metrics that the engine lacks, and a single replica scales to nothing.
+    """
+    unused = set[str]()
+    if get_metric_names(deployment.engine).without:
+        unused |= {"k8s/scale.yaml", "k8s/monitor.yaml"}
+    if deployment.num_replicas <= 1 + deployment.spare_replicas:
+        unused.add("k8s/scale.yaml")
+    return [name for name in MANIFEST_FILES[kind] if name not in unused]
+
+
+def explain_unsupported_manifests(
+    wanted: Sequence[str], launch: LaunchSpec, prediction: Prediction
+) -> dict[str, str]:
+    """Return kind -> reason for the `wanted` kinds of `MANIFEST_FILES` that cannot start the plan."""
+    reasons = dict[str, str]()
+    for kind in wanted:
+        if kind in MANIFEST_FILES:
+            try:
+                render_manifests([kind], launch, prediction)
+            except PlannerError as error:
+                reasons[kind] = str(error).removeprefix("files: ")
+    return reasons
 
 
 def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
@@ -195,10 +216,20 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
         "repository": get_checkpoint(deployment), "metrics": get_metric_names(engine).names,
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
-        "cpus": 2 + launch.gpus, "memory_gib": held + tier + 16,
+        "cpus": 2 + launch.gpus, "memory_gib": held + tier + HOST_MEMORY_GIB,
+        "memory_reason": f"{held} GiB of weights on their way to the GPUs, "
+        + (f"{tier} GiB of offloaded KV cache, " if tier else "")
+        + f"{HOST_MEMORY_GIB} GiB for the processes",
+        "rdma": launch.device.rdma if _needs_rdma(launch) else None,
         "shm_gib": tier + 4 + 2 * launch.gpus,
-        "disk_gb": 2 * held * launch.nodes + 100, "job": get_prometheus_job(deployment),
+        "disk_gb": 2 * held * launch.nodes + 100,
+        "shared_cache": deployment.num_replicas * launch.nodes > 1, "job": get_prometheus_job(deployment),
     }  # fmt: skip
+
+
+def _needs_rdma(launch: LaunchSpec) -> bool:
+    """Return whether the plan counts on a link between nodes that only RDMA gives."""
+    return launch.nodes > 1 and launch.deployment.gpu.internode_bandwidth >= MIN_RDMA_BANDWIDTH
 
 
 def compute_start_timeout_s(deployment: Deployment) -> int:

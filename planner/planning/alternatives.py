@@ -103,10 +103,10 @@ def _explain_alternative(
         )
     affordable = fit_to_budget(scenario, chosen.price_key, others)
     if affordable:
-        nearest = sorted(affordable, key=attrgetter("rank_key"))
+        nearest = sorted(affordable, key=attrgetter("nearness_key"))
         candidate = min(
             (tune_candidate(plan, each) for each in nearest[:MAX_TUNED_ALTERNATIVES]),
-            key=attrgetter("rank_key"),
+            key=attrgetter("nearness_key"),
         )
         if candidate.is_feasible and not candidate.at_risk:
             gains = _compare_to_chosen(scenario, candidate, chosen)
@@ -123,7 +123,7 @@ def _explain_alternative(
     single = evaluate_candidates(
         scenario, [(one.deployment, 1, one.preference_key) for one in others]
     )
-    least = min(single, key=attrgetter("cost_key"))
+    least = min(single, key=attrgetter("cost_key", "nearness_key"))
     if least.usd_per_hour is None and chosen.usd_per_hour is not None:
         return Alternative(what, least, "no price is known, so it comes after all others")
     return Alternative(

@@ -1,6 +1,6 @@
 """Argument changes that improve a deployment."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,20 +9,26 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.performance import Performance
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.memory_plan import (
+    MAX_REMEDY_UTILIZATION,
     MemoryPlan,
-    find_max_model_len,
+    find_memory_changes,
     find_safe_memory_utilization,
     plan_memory,
 )
-from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.prediction import Prediction, predict
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = 1000, 200
 """Tokens of a request, on average, where nobody says what the traffic is."""
-MAX_SUGGESTED_MEMORY_UTILIZATION = 0.95
-"""The most of a GPU that is proposed for vLLM; `catalogs/flags/rules.yaml` calls 0.98 risky."""
+_MEMORY_BENEFITS = {
+    "gpu_memory_utilization": "the share that is safe",
+    "max_num_seqs": "less memory for sampling and graphs",
+    "max_num_batched_tokens": "smaller activations",
+    "kv_cache_dtype": "half the memory of a token",
+    "max_model_len": "the longest that fits",
+}
+"""What a change does for memory, by the planner's argument."""
 MIN_SUGGESTED_GAIN = 0.02
 """A change is worth proposing from this share on."""
 
@@ -54,7 +60,7 @@ def suggest_changes(
 ) -> tuple[tuple[Suggestion, ...], Prediction | None]:
     """What makes a deployment start, then which of `arguments` (all) serve the traffic better, and it with them."""
     steps, best = (
-        ([], memory.deployment) if memory.status == "ok" else _find_starting_change(memory)
+        ([], memory.deployment) if memory.status == "ok" else _find_starting_changes(memory)
     )
     if not steps and not memory.can_start:
         return (), None
@@ -89,61 +95,37 @@ def limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
     return max(1, min(fit, args.max_num_seqs, 256)) * memory.deployment.num_engine_instances
 
 
-def _find_starting_change(memory: MemoryPlan) -> tuple[list[Suggestion], Deployment]:
-    """The change after which it surely starts, if need be beside a smaller share of memory; none where none helps."""
-    for argument, value, changed in _propose_starting_changes(memory):
-        if (then := plan_memory(changed)).status == "ok":
-            return [
-                Suggestion(
-                    argument, value, f"it starts: {then.pool.reported_tokens:,} tokens of KV cache"
-                )
-            ], changed
-    for argument, share, changed in _propose_safe_utilization(memory.deployment):
-        if share < memory.deployment.args.gpu_memory_utilization:
-            steps, best = _find_starting_change(plan_memory(changed))
-            if steps:
-                return [
-                    Suggestion(argument, share, "leaves what the engine takes outside of it"),
-                    *steps,
-                ], best
-    return [], memory.deployment
-
-
-def _propose_safe_utilization(deployment: Deployment) -> Iterator[tuple[str, float, Deployment]]:
-    """The share of memory that is safe, where the command has another."""
-    share = min(find_safe_memory_utilization(deployment), MAX_SUGGESTED_MEMORY_UTILIZATION)
-    if 0 < share != deployment.args.gpu_memory_utilization:
-        name = load_argument_names(deployment.engine.name).engine_names["gpu_memory_utilization"]
-        yield name, share, deployment.with_args(gpu_memory_utilization=share)
-
-
-def _propose_starting_changes(memory: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
-    """Changes after which it may start, the smallest first."""
+def _find_starting_changes(memory: MemoryPlan) -> tuple[list[Suggestion], Deployment]:
+    """Find the cheapest changes after which it surely starts, on one machine; none if none help."""
     deployment = memory.deployment
-    called = load_argument_names(deployment.engine.name).engine_names
-    yield from _propose_safe_utilization(deployment)
-    if deployment.args.max_num_seqs > 256:
-        yield called["max_num_seqs"], 256, deployment.with_args(max_num_seqs=256)
-    if (length := find_max_model_len(memory)[0] // 16 * 16) >= 1024:
-        yield called["max_model_len"], length, deployment.with_args(max_model_len=length)
-    accepted = deployment.engine.facts.kv_cache_dtypes
-    if "kv_cache_dtype" in called and (not accepted or "fp8" in accepted):
-        yield called["kv_cache_dtype"], "fp8", deployment.with_args(kv_cache_dtype="fp8")
+    names = load_argument_names(deployment.engine.name).engine_names
     wide = {"tgi": "num_shard"}.get(deployment.engine.name, "tensor_parallel_size")
-    for tp in (2, 4, 8):
-        layout = replace(deployment.layout, tp=tp, ep=1)
-        node = deployment.gpus_per_node
-        if (
-            deployment.layout.tp < tp
-            and layout.num_gpus <= node
-            and not explain_illegal_layout(deployment.model, layout, node)
-        ):
-            yield wide, tp, replace(deployment, layout=layout)
+    changes = find_memory_changes(memory, {*names, "layout"}, deployment.gpus_per_node)
+    steps = list[Suggestion]()
+    for change in changes:
+        if change.argument == "layout":
+            sizes = {wide: change.value.tp, "pipeline_parallel_size": change.value.pp}
+            old = {wide: deployment.layout.tp, "pipeline_parallel_size": deployment.layout.pp}
+            steps += [
+                Suggestion(name, size, "more GPUs share the weights")
+                for name, size in sizes.items()
+                if size != old[name]
+            ]
+            deployment = replace(deployment, layout=change.value)
+        else:
+            steps.append(
+                Suggestion(names[change.argument], change.value, _MEMORY_BENEFITS[change.argument])
+            )
+            deployment = deployment.with_args(**{change.argument: change.value})
+    if steps:
+        tokens = plan_memory(deployment).pool.reported_tokens
+        steps[-1] = replace(steps[-1], benefit=f"it starts: {tokens:,} tokens of KV cache")
+    return steps, deployment
 
 
 def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float | None:
     """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
-    share = min(find_safe_memory_utilization(deployment), MAX_SUGGESTED_MEMORY_UTILIZATION)
+    share = min(find_safe_memory_utilization(deployment), MAX_REMEDY_UTILIZATION)
     fit = plan_memory(deployment).pool.count_sequences(round(load.mean_tokens_per_request))
     more = (
         deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
@@ -189,9 +171,10 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
         for prediction in (now, then)
     ]
     calmer = before.preemptions - after.preemptions > 0.01
+    much_calmer = before.preemptions - after.preemptions > 0.1
     if (
         min(rate, pace) < -MIN_SUGGESTED_GAIN
-        or (first < -0.1 and not calmer)
+        or (first < -0.1 and not much_calmer)
         or not (
             max(rate, pace) > MIN_SUGGESTED_GAIN
             or (first > 0.1 and pace > -MIN_SUGGESTED_GAIN / 2)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.core.number_format import format_usd
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.candidate import Candidate
@@ -78,33 +79,40 @@ class ApiComparison:
     own_usd: float
     api_usd: float
     is_monthly: bool  # else for a run that ends
+    is_rate_constant: bool  # all day as in the busiest hour, for want of a daily profile
     break_even_rps: float | None  # mean rate from which on those GPUs cost less than the API
-    capacity_rps: float  # of those GPUs
+    usable_rps: float  # mean rate that those GPUs serve at most, without the headroom
 
     @property
     def is_api_cheaper(self) -> bool:
         return self.api_usd < self.own_usd
 
     @property
-    def sentence(self) -> str:
-        """Which of them is cheaper, both costs, and where it turns."""
-        period = " a month" if self.is_monthly else " for all of it"
-        own, api = f"${self.own_usd:,.0f}", f"${self.api_usd:,.0f}"
-        text = (
-            f"the API is cheaper: {api}{period}, against {own} for these GPUs"
-            if self.is_api_cheaper
-            else f"GPUs of your own are cheaper: {own}{period}, against {api} for the API"
-        )
+    def saved_usd(self) -> float:
+        """What the cheaper of them saves."""
+        return abs(self.own_usd - self.api_usd)
+
+    @property
+    def turn(self) -> str:
+        """Where it turns, as far as these GPUs serve such a load; empty if it is not known."""
         if self.break_even_rps is None:
-            return text
-        turn = f"{self.break_even_rps:.2g} requests/s on average"
-        if not self.is_api_cheaper:
-            return f"{text}; below {turn} the API is"
-        if self.break_even_rps > self.capacity_rps:
-            return (
-                f"{text}; they would be from {turn} on, but serve {self.capacity_rps:.2g} at most"
-            )
-        return f"{text}; from {turn} on they are"
+            return ""
+        if self.is_api_cheaper and self.break_even_rps > self.usable_rps:
+            return f"at any load that these GPUs serve (up to {self.usable_rps:.2g} requests/s)"
+        side = "below" if self.is_api_cheaper else "above"
+        return f"{side} {self.break_even_rps:.3g} requests/s on average"
+
+    @property
+    def sentence(self) -> str:
+        """Which of them is cheaper, by how much, and where it turns."""
+        period = " a month" if self.is_monthly else " for all of it"
+        first = "the API is" if self.is_api_cheaper else "GPUs of your own are"
+        text = (
+            f"{first} cheaper by {format_usd(self.saved_usd)}{period} ({format_usd(self.api_usd)} by"
+            f" the token, {format_usd(self.own_usd)} for these GPUs)"
+        )
+        text += f", {self.turn}" if self.turn else ""
+        return text + "; at this rate all day" * self.is_rate_constant
 
 
 def compare_to_api(
@@ -124,17 +132,19 @@ def compare_to_api(
     usd_per_request = price_api_request(api, load)
     if (hours := estimate_run_hours(scenario, candidate)) and load.num_prompts:
         total = load.num_prompts * usd_per_request
-        return ApiComparison(usd * hours.mid, total, False, None, served.mid)
+        return ApiComparison(usd * hours.mid, total, False, False, None, served.mid)
+    usable_rps = served.mid * (1 - scenario.headroom)
     if daily is not None:
         days = HOURS_PER_MONTH / 24
         own, api_usd = days * daily.usd[BILLING_AUTOSCALED], days * daily.usd[BILLING_API]
         turn = daily.break_even_requests[BILLING_API, BILLING_AUTOSCALED] / 86400
         break_even = turn if 0 < turn < math.inf else None
-        return ApiComparison(own, api_usd, True, break_even, served.mid)
+        mean_share = daily.requests / 86400 / max(load.rate or math.nan, 1e-12)
+        return ApiComparison(own, api_usd, True, False, break_even, usable_rps * mean_share)
     own, seconds = usd * HOURS_PER_MONTH, HOURS_PER_MONTH * 3600
     api_usd = compute_offered_rps(scenario, candidate.prediction) * seconds * usd_per_request
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
-    return ApiComparison(own, api_usd, True, break_even, served.mid)
+    return ApiComparison(own, api_usd, True, load.trace is None, break_even, usable_rps)
 
 
 def price_api_request(api: ApiEntry, workload: Workload) -> float:

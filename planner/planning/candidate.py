@@ -151,6 +151,14 @@ class Candidate:
         )
 
     @property
+    def nearness_key(self) -> tuple[object, ...]:
+        """Sorts candidates at about one price: those that do by the rule, the others by how near they come."""
+        if self.is_confident:
+            return False, self.rank_key
+        probability = -round(self.probability / PROBABILITY_TIE)
+        return True, probability, self.capacity_utilization, self.limit_utilization, self.rank_key
+
+    @property
     def raises_memory(self) -> bool:
         """It takes a larger share of the GPU's memory than the engine does by itself."""
         deployment = self.deployment

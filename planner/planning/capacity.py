@@ -86,6 +86,16 @@ def derive_effective_workload(deployment: Deployment, workload: Workload) -> Wor
     return drop_rejected_requests(cached, deployment.args.max_model_len)
 
 
+def count_benchmark_prefix_tokens(deployment: Deployment, workload: Workload) -> int:
+    """Count the tokens of the shared prefix of the prompts that `bench.sh` sends.
+
+    It is the workload's own prefix, or the mean number of cached tokens.
+    """
+    return workload.prefix_tokens or int(
+        derive_effective_workload(deployment, workload).mean_cached_tokens
+    )
+
+
 def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> float:
     """Estimate the prefix hit rate: 0 without a prefix cache, else the workload's own.
 
@@ -115,7 +125,7 @@ def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
     )
     waiting = (
         _select_replica_requests(trace, replicas)
-        if trace and len(trace.arrival) >= MIN_TRACE_REQUESTS_PER_REPLICA * replicas
+        if trace and workload.num_requests >= MIN_TRACE_REQUESTS_PER_REPLICA * replicas
         else None
     )
     lengths = replace(
@@ -130,9 +140,9 @@ def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
 @lru_cache(maxsize=64)
 def _select_replica_requests(trace: Trace, replicas: int) -> Trace:
     """Return the requests of a trace that one of `replicas` gets, all arriving at once."""
-    every = slice(None, None, replicas)
-    prompt, hashes = trace.prompt[every], trace.hash_ids and trace.hash_ids[every]
-    return Trace(trace.path, np.zeros(len(prompt)), prompt, trace.output[every], hashes)
+    rows = trace.select_rows(0, replicas)
+    own = trace.take(rows[rows >= trace.num_uncounted])
+    return replace(own, arrival=np.zeros(len(own.arrival)))
 
 
 @lru_cache(maxsize=256)
@@ -149,8 +159,9 @@ def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
         replica.args.max_num_seqs,
         max(pool.count_sequences(max(int(lengths.mean_decode_context), 1)), 1),
     )
-    waves = max(SATURATION_RUN_MINIMA[0], math.ceil(SATURATION_RUN_MINIMA[1] / slots))
-    n = slots * max(min(waves, round(MAX_OUTPUT_TOKENS_PER_RUN / lengths.output.mean / slots)), 2)
+    shared = slots * replica.ranks_per_clock  # by all that are simulated together
+    waves = max(SATURATION_RUN_MINIMA[0], math.ceil(SATURATION_RUN_MINIMA[1] / shared))
+    n = slots * max(min(waves, round(MAX_OUTPUT_TOKENS_PER_RUN / lengths.output.mean / shared)), 2)
     if lengths.trace:  # prefix hits differ from wave to wave
         n = min(4 * n, len(lengths.trace.arrival))
     saturating = replace(
@@ -163,14 +174,16 @@ def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
         replica, pool, build_step_model(replica), saturating, requests=n, even=True
     )
     begun, tokens = result.outcome.first_token * result.clock_scale, result.prompt + result.output
-    end = begun.max()
+    end, slots = begun.max(), slots * result.engines
     ends = np.append(np.sort(begun)[slots - 1 :: slots], end)  # of waves
     mixed = ends[np.searchsorted(ends, MIXING_TIME_FRACTION * end)]
     # All begin within a step or two, or many are preempted again: the whole run counts.
     if mixed == end or result.preemptions.mean() > MAX_PREEMPTIONS_PER_REQUEST:
         end, mixed = result.duration, 0.0
-    return replica.num_engine_instances * float(
-        tokens[begun > mixed].sum() / tokens.mean() / (end - mixed)
+    return (
+        replica.num_engine_instances
+        / result.engines
+        * float(tokens[begun > mixed].sum() / tokens.mean() / (end - mixed))
     )
 
 

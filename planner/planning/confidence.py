@@ -174,12 +174,18 @@ def _decompose_variance(candidate: Candidate) -> dict[str, float]:
     )
     widths = load_calibration_catalog(engine.name).common.sigma_tpot
     name, layout = str(engine), deployment.with_replicas(1).layout
-    pair = f"{name}, {card}, {get_weight_format_name(deployment.model)}"
+    weight_format = get_weight_format_name(deployment.model)
+    pair = f"{name}, {card}, {weight_format}"
     own = (
         f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV,"
         f" {deployment.num_draft_tokens} drafts"
     )
-    kinds = {"model": f"{name}, the model", "gpu": f"{name}, {card}", "version": name}
+    kinds = {
+        "model": f"{name}, the model",
+        "gpu": f"{name}, {card}",
+        "format": f"{name}, {weight_format} on {deployment.gpu.kernel_generation}",
+        "version": name,
+    }
     found = {
         kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0)
         for new in coefficients.novelties

@@ -50,7 +50,7 @@ from planner.workload.workload import Workload
 MAX_SIMULATED_REQUESTS = 150_000
 """Limit of simulated requests; a longer run reaches its steady state long before."""
 ARRIVAL_SEED = 1
-COLLECTIVE_PARTS = ("experts", "collectives")
+COLLECTIVE_PARTS = ("experts", "collectives", "expert exchange")
 """Parts of a step common to all data-parallel ranks: their cost follows the mean load of the ranks,
 that of the other parts the largest."""
 
@@ -261,9 +261,11 @@ def _sample_requests(
             else sample_arrivals(n, workload.rate, workload.burstiness, rng)
         )
         return prompt, output, sent
-    admitted = trace.prompt <= workload.prompt.values.max()
-    columns = trace.prompt, trace.output, trace.arrival
+    first = trace.num_uncounted
+    columns = trace.prompt[first:], trace.output[first:], trace.arrival[first:]
+    admitted = columns[0] <= workload.prompt.values.max()
     prompt, output, sent = (np.asarray(column[admitted][:n], float) for column in columns)
+    sent -= trace.arrival[first]
     stretch = trace.rate * admitted.mean() / workload.rate if workload.rate else 0
     return prompt, output, sent * stretch
 

@@ -41,6 +41,9 @@ def generate_variants(scenario: Scenario, usual: Deployment) -> Iterator[Deploym
             changes.append({"gpu_memory_utilization": safe})
     if (adapters := scenario.workload.adapters) and "max_loras" not in given:
         changes += [{"max_loras": slots} for slots in LORA_SLOT_VALUES if slots <= adapters]
+    if scenario.workload.uses_trace_prefixes and "kv_offloading_size" not in given:
+        host_gib = scenario.host_memory_gib * usual.layout.tp * usual.layout.pp
+        changes += [{"kv_offloading_size": host_gib}] if host_gib else []
     for change in changes:
         kept = {"gpu_memory_utilization": args.gpu_memory_utilization, **change}
         with suppress(PlannerError):  # engines have rules for how their arguments go together
@@ -63,7 +66,8 @@ def apply_engine_args(scenario: Scenario, usual: Deployment, **knobs: float) -> 
     """
     args = usual.args
     given: dict[str, Any] = {
-        name: getattr(args, name) for name in ("max_model_len", "kv_cache_dtype", "max_loras")
+        name: getattr(args, name)
+        for name in ("max_model_len", "kv_cache_dtype", "max_loras", "kv_offloading_size")
     }
     given |= scenario.engine_args
     resolved = resolve_engine_args({**given, **knobs}, usual.engine, usual.gpu, usual.model)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.core.intervals import Interval
+from planner.core.number_format import format_number
 from planner.engines.deployment import Deployment
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.latency.performance import Performance
@@ -102,7 +103,7 @@ def get_candidate_workload(scenario: Scenario, deployment: Deployment) -> Worklo
 
 def saturate_workload(deployment: Deployment, workload: Workload) -> Workload:
     """Turn `workload` into a closed loop that fills every slot (max_num_seqs) of `deployment`."""
-    slots = deployment.args.max_num_seqs * deployment.num_engine_instances
+    slots = deployment.num_slots
     return replace(
         workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots)
     )
@@ -137,7 +138,7 @@ def check_against_slos(
             risks.append(f"{target.name} may {text}")
     if prediction.rejected_fraction > scenario.refused_at_most:
         text = (
-            f"{prediction.rejected_fraction:.1%} of the requests are refused, above"
+            f"{prediction.rejected_fraction:.1%} of the requests are rejected, above"
             f" {scenario.refused_at_most:.1%}"
         )
         refused = prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6)
@@ -220,11 +221,15 @@ def _check_capacity(
     assert free is not None and capacity is not None
     used, planned = 1 - free, 1 - scenario.headroom
     if scenario.workload.rate is None:  # the queue of a closed loop is bounded
-        return [], [], min(used, 1.0)
+        share = compute_slot_share(scenario, prediction.deployment)
+        users = scenario.workload.concurrency or 0
+        text = f"{users:,} users need more than the {prediction.deployment.num_slots:,} slots"
+        return [("users", text)] * (share > 1), [], max(min(used, 1.0), share)
     utilization = used / planned
     if utilization > 1 and scenario.offline:
         spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
-        text = f"it serves {capacity.mid:.3g} of {offered:.3g} requests/s{spare}"
+        served = format_number(capacity.mid)
+        text = f"it serves {served} of {format_number(offered)} requests/s{spare}"
         return [("rate", text)], [], utilization
     if utilization > 1:
         beyond = (
@@ -232,8 +237,8 @@ def _check_capacity(
         )
         digits = 3 if utilization <= 1.005 else 1 if used < 1.1 else 0
         times = f"{used:.3g} times" if used >= 2 else f"{used:.{digits}%} of"
-        most = f"the {capacity.mid:.3g} it serves at most"
-        text = f"{offered:.3g} requests/s are {times} {most}, {beyond}"
+        most = f"the capacity of {format_number(capacity.mid)}"
+        text = f"{format_number(offered)} requests/s are {times} {most}, {beyond}"
         return [("capacity", text)], [], utilization
     slow = capacity.map_monotone(lambda rate: 1 / max(rate, 1e-9))
     low = 1 / get_pessimistic_value(slow, compute_tolerance(scenario.confidence))
@@ -243,6 +248,20 @@ def _check_capacity(
         spare = f"{scenario.headroom:.0%} should stay free"
         risk = f"it may serve only {low:.{digits}g} requests/s, of which {spare}"
     return [], [risk] * (offered > low * planned), utilization
+
+
+def compute_slot_share(scenario: Scenario, deployment: Deployment) -> float:
+    """Return the users of a closed loop per slot, where no target limits how long they may wait.
+
+    There every user needs a slot: else a target for the time per token would be met by serving a
+    few of them and letting the rest wait. It is 0 for other loads, and with a target for TTFT or E2E.
+    """
+    users, targets = scenario.workload.concurrency, scenario.slo_targets
+    if scenario.workload.rate is not None or not users or not targets:
+        return 0.0
+    if any(target.metric not in PACE_METRICS for target in targets):
+        return 0.0
+    return users / deployment.num_slots
 
 
 def compute_offered_rps(scenario: Scenario, prediction: Prediction) -> float:

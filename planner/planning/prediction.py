@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.core.intervals import Interval
+from planner.core.number_format import format_number, format_share
 from planner.engines.deployment import Deployment
 from planner.engines.engine import find_required_plugin
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
@@ -181,14 +182,14 @@ class Prediction:
             notes += (f"{engine} serves {method} only with the package {package} beside it",)
         if self.rejected_fraction:
             notes += (
-                f"{self.rejected_fraction:.2%} of the requests are refused: their prompts do"
-                " not fit into max_model_len",
+                f"rejected requests: {format_share(self.rejected_fraction)} (prompts longer than"
+                " max_model_len)",
             )
         if self.performance and self.performance.saturated:
-            notes += (
-                f"overloaded: it serves {self.performance.request_tps.mid:.3g} requests/s of"
-                " the rate asked",
-            )
+            rate = self.workload.rate if self.workload else None
+            offered = f" of {format_number(rate)}" if rate and math.isfinite(rate) else ""
+            served = format_number(self.performance.request_tps.mid)
+            notes += (f"overloaded: {served}{offered} requests/s are served",)
         return tuple(dict.fromkeys(note for note in notes if note))
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os.path import isfile
@@ -107,6 +107,7 @@ class Scenario:
     start_up_at_most: float | None  # seconds until a replica answers, without caches
     power_at_most: float | None  # mean W of all GPUs under the planned load
     other_tenants: int  # bytes on each GPU
+    host_memory_gib: float  # GiB per GPU that may keep KV blocks
     memory_calibration: Mapping[str, float]  # bytes to add to terms of every memory plan
     speculation: SpeculationEntry | None
     allow_disaggregation: bool  # whether prefill and decode pools are candidates too
@@ -121,6 +122,8 @@ class Scenario:
     daily_tokens: float | None = None  # prompt and output, of which the busiest hour was worked out
     confidence: float = 0.8  # probability of meeting every SLO that a plan needs
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
+    # of its file, paths absolute
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -213,7 +216,7 @@ def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
 
 FIELDS_COPIED_FROM_FILE = (
     "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most",
-    "power_at_most",
+    "power_at_most", "host_memory_gib",
     "speculation", "replicas_at_least", "confidence",
 )  # fmt: skip
 """Fields that a scenario takes from its file unchanged."""
@@ -273,6 +276,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             ),
             output_kinds=entry.files,
             daily_profile=day,
+            fields=_resolve_file_fields(data, folder),
             files=tuple(
                 resolve_path(folder, file)
                 for file in (entry.calibration, entry.workload.trace, day_trace)
@@ -291,6 +295,24 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 f" not fit into {limit} ({longest:,.0f} tokens)"
             )
     return scenario
+
+
+FILE_FIELDS = ("model", "calibration", "workload.trace", "workload.day")
+"""Fields that may name a file."""
+
+
+def _resolve_file_fields(data: Mapping[str, object], folder: Path) -> dict[str, Any]:
+    """Return the fields of a scenario file such that they can be read again from any folder."""
+    fields = copy.deepcopy(dict(data))
+    for name in FILE_FIELDS:
+        *parents, last = name.split(".")
+        place: Any = fields
+        for parent in parents:
+            place = place.get(parent) or {}
+        file = place.get(last)
+        if isinstance(file, str) and (path := resolve_path(folder, file)).exists():
+            place[last] = str(path.resolve())
+    return fields
 
 
 def _validate_fields(data: Mapping[str, object], name: str, folder: Path) -> ScenarioEntry:
@@ -418,6 +440,18 @@ def check_artifact_supported(kind: str, engine: Engine) -> None:
         raise PlannerError(f"files: {kind} serves vLLM alone, not {engine.name}")
 
 
+def _check_artifacts(kinds: Sequence[str], engine: Engine) -> None:
+    """Raise `PlannerError` if none of the requested files can start `engine`."""
+    refusals = list[PlannerError]()
+    for kind in kinds:
+        try:
+            check_artifact_supported(kind, engine)
+        except PlannerError as error:
+            refusals.append(error)
+    if refusals and len(refusals) == len(kinds):
+        raise refusals[0]
+
+
 def _check_consistency(scenario: Scenario) -> None:
     """Raise `PlannerError` for valid fields that contradict each other or the catalogs."""
     if not scenario.gpus:
@@ -456,8 +490,7 @@ def _check_consistency(scenario: Scenario) -> None:
         if len(refusals) == len(scenario.gpus):
             raise refusals[0]
     for served_by in (scenario.engine, *scenario.other_engines):
-        for kind in scenario.output_kinds:
-            check_artifact_supported(kind, served_by)
+        _check_artifacts(scenario.output_kinds, served_by)
     for candidate in scenario.gpus:
         if candidate.interconnect:
             resolve_link_bandwidth(candidate.gpu, candidate.interconnect)

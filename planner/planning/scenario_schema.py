@@ -84,6 +84,7 @@ def _check_rate(rate: float) -> float:
 
 
 PositiveNumber = Annotated[float, Field(gt=0, le=1e12)]
+UsdPerGpuHour = Annotated[float, Field(ge=0.001, le=10_000)]
 NonNegativeNumber = Annotated[float, Field(ge=0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveCount = Annotated[int, Field(gt=0, le=10**12)]
@@ -99,6 +100,9 @@ class LengthsEntry(StrictEntry):
     p50: PositiveNumber | None = None
     p95: PositiveNumber | None = None
     max: PositiveNumber | None = None
+
+
+Lengths = Annotated[LengthsEntry, BeforeValidator(_check_lengths_given)]
 
 
 class PrefixEntry(StrictEntry):
@@ -121,6 +125,21 @@ def _accept_best(value: object, validate: Callable[[object], float]) -> float:
     return OPEN_FIGURE if value == "best" else validate(value)
 
 
+class SessionsEntry(StrictEntry):
+    """Chats or agents: each turn repeats the turns before it, and comes after a time to think."""
+
+    users: PositiveNumber | None = None
+    per_hour: PositiveNumber | None = None
+    turns: Lengths
+    system_tokens: Annotated[int, Field(ge=0, le=10**8)] = 0
+    context_tokens: Lengths
+    turn_tokens: Lengths
+    output_tokens: Lengths
+    think_seconds: Lengths
+    max_context: PositiveNumber | None = None
+    answer_seconds: PositiveNumber | None = None
+
+
 class WorkloadEntry(StrictEntry):
     """Lengths or a trace, and the load: a rate, a closed loop, or requests within some hours."""
 
@@ -129,11 +148,13 @@ class WorkloadEntry(StrictEntry):
     misspelling_hints: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
         "for N users who each ask every T s (answer and thinking time together) set rate to N / T;"
-        " for N users who ask again at once set concurrency to N",
+        " for N users who ask again at once set concurrency to N; for chats and agents of several"
+        " turns give sessions",
     )
 
-    prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
-    output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
+    prompt_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
+    sessions: SessionsEntry | None = None
     trace: str | None = None
     rate: (
         Annotated[float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_max)]
@@ -285,7 +306,7 @@ class ScenarioEntry(StrictEntry):
     context_buffer: NonNegativeNumber = 0.1
     storage: str = DEFAULT_STORAGE
     budget: BudgetEntry | None = None
-    prices: dict[str, PositiveNumber] = Field(default_factory=dict)
+    prices: dict[str, UsdPerGpuHour] = Field(default_factory=dict)
     owned: dict[str, OwnedGpuEntry] = Field(default_factory=dict)
     price_tier: PriceTier = "on_demand"
     price_seller: str | None = None
@@ -295,6 +316,7 @@ class ScenarioEntry(StrictEntry):
     start_up_at_most: PositiveNumber | None = None
     power_at_most: PositiveNumber | None = None
     other_tenants_gib: NonNegativeNumber = 0.0
+    host_memory_gib: NonNegativeNumber = 0.0
     memory_calibration: dict[MemoryTerm, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(
         default_factory=dict
     )

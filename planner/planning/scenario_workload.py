@@ -1,7 +1,11 @@
 """The workload of a scenario file: lengths, load, a trace, a day; and the paths of its files."""
 
+import math
+from collections.abc import Callable
 from os.path import exists, isfile
 from pathlib import Path
+
+import numpy as np
 
 from planner.core.errors import PlannerError, add_error_context
 from planner.planning.scenario_schema import (
@@ -9,11 +13,18 @@ from planner.planning.scenario_schema import (
     AdaptersEntry,
     LengthsEntry,
     PrefixEntry,
+    SessionsEntry,
     WorkloadEntry,
 )
 from planner.workload.daily_profile import HOURS_PER_DAY, DailyProfile, build_daily_profile
 from planner.workload.length_distribution import LengthDistribution, RequestSide
-from planner.workload.traces import read_trace
+from planner.workload.sessions import (
+    Sessions,
+    build_exponential,
+    build_geometric_turns,
+    draw_session_trace,
+)
+from planner.workload.traces import Trace, read_trace
 from planner.workload.workload import Workload
 
 
@@ -103,11 +114,10 @@ def parse_workload(
         if rate is not None:
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
         rate = entry.requests / (entry.within_hours * 3600)
-    trace = (
-        None
-        if entry.trace is None
-        else read_trace(resolve_existing_path(folder, entry.trace, "trace")).select_busiest_hour()
-    )
+    trace = _draw_sessions(entry, entry.sessions, longest) if entry.sessions else None
+    if entry.trace is not None:
+        path = resolve_existing_path(folder, entry.trace, "trace")
+        trace = read_trace(path).select_busiest_hour()
     base = Workload.from_trace(trace, rate) if trace else None
     measured = (base.prompt, base.output) if base else (None, None)
     prompt, output = (
@@ -141,6 +151,52 @@ def parse_workload(
     )
 
 
+def _draw_sessions(entry: WorkloadEntry, given: SessionsEntry, longest: float) -> Trace:
+    """Draw the requests of the sessions of a scenario file, prompts and answers up to `longest`."""
+    if others := {*entry.model_dump(exclude_none=True)} - {"sessions"}:
+        raise PlannerError(
+            "workload: sessions say lengths, load and shared prefixes: leave out"
+            f" {', '.join(sorted(others))}"
+        )
+    with add_error_context("workload, sessions"):
+        if (given.users is None) == (given.per_hour is None):
+            raise PlannerError(
+                "give users (at work at the busiest time) or per_hour (new sessions)"
+            )
+        if given.max_context and given.max_context > longest:
+            raise PlannerError(
+                f"field max_context: must be up to {longest:,.0f} tokens, the model's context or"
+                f" max_model_len, got {given.max_context:,.0f}"
+            )
+        limit = given.max_context or longest
+        return draw_session_trace(
+            Sessions(
+                _parse_spread(given.turns, "turns", 1, build_geometric_turns),
+                given.system_tokens,
+                _parse_lengths(given.context_tokens, "prompt", limit, None, "context_tokens"),
+                _parse_lengths(given.turn_tokens, "prompt", limit, None, "turn_tokens"),
+                _parse_lengths(given.output_tokens, "output", limit, None),
+                _parse_spread(given.think_seconds, "think_seconds", 1e3, build_exponential),
+                limit,
+                given.users,
+                given.per_hour,
+                given.answer_seconds,
+            )
+        )
+
+
+def _parse_spread(
+    entry: LengthsEntry, field: str, unit: float, build: Callable[[float], LengthDistribution]
+) -> LengthDistribution:
+    """Return a distribution in `unit` parts; `build` makes it from a mean alone."""
+    if entry.exactly is None and entry.mean is not None and entry.p50 is None and entry.p95 is None:
+        distribution = build(entry.mean * unit)
+        largest = (entry.max or math.inf) * unit
+        return LengthDistribution.from_samples(np.minimum(distribution.values, largest))
+    figures = {name: value * unit for name, value in entry.model_dump(exclude_none=True).items()}
+    return _parse_lengths(LengthsEntry(**figures), "prompt", math.inf, None, field)
+
+
 def _fill_open_load(entry: WorkloadEntry) -> WorkloadEntry:
     """Put one request a second, or one user, for a load that the search has to find."""
     open_loads = [kind for kind in ("rate", "concurrency") if getattr(entry, kind) == OPEN_FIGURE]
@@ -158,12 +214,13 @@ def _parse_lengths(
     side: RequestSide,
     longest: float,
     measured: LengthDistribution | None,
+    field: str = "",
 ) -> LengthDistribution:
-    """Return the scenario's lengths, or the `measured` ones of its trace.
+    """Return the scenario's lengths in `field`, or the `measured` ones of its trace.
 
     A mean alone is spread as in a comparable public trace.
     """
-    field = f"{side}_tokens"
+    field = field or f"{side}_tokens"
     if entry is None:
         if measured is None:
             raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")

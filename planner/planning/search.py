@@ -51,7 +51,7 @@ from planner.planning.evaluation import (
 )
 from planner.planning.prediction import predict
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search_space import Family, RejectedOption, build_families
+from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
 from planner.planning.slo import compute_tolerance, format_latency
 from planner.planning.tolerance import EvaluationStore
 
@@ -533,18 +533,23 @@ def _build_plan(
 
 
 def _describe_others(search: _Search, chosen: Candidate | None) -> list[Candidate]:
-    """Every family in closed form; those that replay has refuted for less money as it says."""
+    """Every family in closed form; those that replay has refuted for less money as it says.
+
+    Where nothing holds with the asked probability, replay has refuted more than what is cheaper.
+    """
+    limit = chosen.price_key if chosen and not chosen.at_risk else (True, math.inf)
     refuted: dict[object, Candidate] = {}
     for margin, deployment, family in sorted(search.nearest, key=lambda each: -each[0]):
         price = family.price(search.scenario, deployment.layout.replicas)
-        if chosen and math.isfinite(margin) and _add_rounding(price) < chosen.price_key:
-            estimate = evaluate_candidate(
-                search.scenario, deployment, deployment.layout.replicas, family.preference_key
-            )
-            least = search.store.get_refuted_tolerance(deployment)
-            refuted[estimate.family_key] = replace(
-                estimate, tolerance_sigmas=min(estimate.tolerance_sigmas, least)
-            )
+        if chosen and math.isfinite(margin) and _add_rounding(price) < limit:
+            said = search.stated.get(deployment)
+            if not said:
+                estimate = evaluate_candidate(
+                    search.scenario, deployment, deployment.layout.replicas, family.preference_key
+                )
+                least = search.store.get_refuted_tolerance(deployment)
+                said = replace(estimate, tolerance_sigmas=min(estimate.tolerance_sigmas, least))
+            refuted[said.family_key] = said
     estimates: dict[object, Candidate] = {}
     for estimate in sorted((f.estimate for f in search.families), key=attrgetter("rank_key")):
         estimates.setdefault(estimate.family_key, estimate)
@@ -658,16 +663,23 @@ def search_analytically(scenario: Scenario) -> Plan:
 def _find_binding_constraint(
     search: _Search, chosen: Candidate, rejected: list[RejectedOption]
 ) -> BindingConstraint:
-    """What the nearest cheaper deployment misses, of those that replay has refuted."""
+    """What the nearest cheaper deployment misses: of those that replay has refuted, else in closed form."""
     cheaper = [
-        (margin, deployment, family)
+        (margin, deployment, family.preference_key)
         for margin, deployment, family in search.nearest
         if _add_rounding(family.price(search.scenario, deployment.layout.replicas))
         < chosen.price_key
     ]
+    if not cheaper:
+        unpriced, price = chosen.price_key
+        estimates = fit_to_budget(
+            search.scenario, (unpriced, price * (1 - 1e-6)), [f.estimate for f in search.families]
+        )
+        nearest = sorted(estimates, key=attrgetter("nearness_key"))[:1]
+        cheaper = [(1.0, each.deployment, each.preference_key) for each in nearest]
     if cheaper:
-        _, deployment, family = min(cheaper, key=lambda each: each[0])
-        near = state_deployment(search.scenario, deployment, family.preference_key)
+        _, deployment, preference = min(cheaper, key=lambda each: each[0])
+        near = state_deployment(search.scenario, deployment, preference)
         text = f"Of all that costs less, {near.description} comes nearest, but {near.shortfall}."
         return BindingConstraint(_get_first_violation(near), text, near)
     small = [
@@ -676,7 +688,7 @@ def _find_binding_constraint(
     ]  # fmt: skip
     if small:
         largest = max(small, key=lambda rejection: rejection.gpus)
-        text = f"Less does not hold the model, such as {largest.description}: {largest.reason}."
+        text = f"Fewer GPUs do not hold the model: {largest.description}, {largest.reason}."
         return BindingConstraint("memory", text)
     return BindingConstraint("one GPU", _describe_room(chosen))
 
@@ -703,8 +715,9 @@ def _explain_infeasibility(
             "engine", "The engine accepts no layout of this model on these GPUs."
         )
     last = max(rejected, key=lambda rejection: rejection.gpus)
+    where = "" if last.gpu in last.description else f" on {last.gpu}"
     return BindingConstraint(
-        last.bottleneck, f"It fits nowhere: {last.description} on {last.gpu}: {last.reason}"
+        last.bottleneck, f"It fits nowhere: {last.description}{where}: {last.reason}"
     )
 
 

@@ -41,7 +41,7 @@ from planner.planning.capacity import (
 )
 from planner.queueing.steady_state import LoadCase, solve_open_loop
 from planner.simulator.results import SimulationResult
-from planner.simulator.simulation import simulate_workload
+from planner.simulator.simulation import count_serving_engines, simulate_workload
 from planner.workload.workload import Workload
 
 MIN_REQUESTS_FOR_PERCENTILES = 4_000
@@ -231,16 +231,17 @@ def run_simulation(
         return SimulationRun(deployment, workload, (simulate_case((0, 1.0)),), (), sigmas)
     fewest = 1 if is_finite_run(workload) else SEED_COUNT_BOUNDS[0]
     # Answers of 100,000 tokens take a second of simulation for ten.
+    simulated = requests * deployment.ranks_per_clock
     affordable = math.ceil(
-        MAX_OUTPUT_TOKENS_FACTOR * MAX_OUTPUT_TOKENS_PER_RUN / (requests * workload.output.mean)
+        MAX_OUTPUT_TOKENS_FACTOR * MAX_OUTPUT_TOKENS_PER_RUN / (simulated * workload.output.mean)
     )
-    most = max(min(SEED_COUNT_BOUNDS[1], MAX_REQUESTS_ALL_SEEDS // requests, affordable), fewest)
+    most = max(min(SEED_COUNT_BOUNDS[1], MAX_REQUESTS_ALL_SEEDS // simulated, affordable), fewest)
     if workload.trace:  # a trace has no randomness: its seeds are different engines
-        engines = min(deployment.num_engine_instances, len(workload.trace.arrival))
+        engines = min(deployment.num_clocks, len(workload.trace.arrival))
         fewest, most = min(fewest, engines), min(most, engines)
     counted = MIN_REQUESTS_FOR_PERCENTILES * (0.5 if is_finite_run(workload) else 1)
-    num_seeds = min(max(fewest, math.ceil(counted / requests)), most)
-    num_end_seeds = min(math.ceil(REQUESTS_PER_INTERVAL_END / requests), num_seeds)
+    num_seeds = min(max(fewest, math.ceil(counted / simulated)), most)
+    num_end_seeds = min(math.ceil(REQUESTS_PER_INTERVAL_END / simulated), num_seeds)
     factors = _get_interval_step_factors(step.sigma_tpot) if workload.rate is not None else ()
     cases = [(seed, 1.0) for seed in range(num_seeds)] + [
         (seed, factor) for factor in factors for seed in range(num_end_seeds)
@@ -357,13 +358,14 @@ def count_requests_to_simulate(
     deployment: Deployment, workload: Workload, *, quick: bool = False
 ) -> int:
     """Count the requests of `workload` that one engine gets in one run; `quick` for a screening."""
-    share = math.ceil(workload.num_requests / deployment.num_engine_instances)
-    screened = min(
-        max(round(SCREENING_OUTPUT_TOKENS / workload.output.mean), SCREENING_REQUEST_BOUNDS[1]),
-        SCREENING_REQUEST_BOUNDS[0],
-    )
+    share = math.ceil(workload.num_requests / count_serving_engines(deployment, workload))
+    # ranks on one clock are simulated together
+    most, fewest = SCREENING_REQUEST_BOUNDS
+    most = max(most // deployment.ranks_per_clock, fewest)
+    tokens = SCREENING_OUTPUT_TOKENS / deployment.ranks_per_clock
+    screened = min(max(round(tokens / workload.output.mean), fewest), most)
     if workload.trace is not None:
-        return min(share, SCREENING_REQUEST_BOUNDS[0] if quick else MAX_TRACE_REQUESTS_PER_ENGINE)
+        return min(share, most if quick else MAX_TRACE_REQUESTS_PER_ENGINE)
     if is_finite_run(workload):
         waves = MIN_CLOSED_LOOP_WAVES * math.ceil(
             (workload.concurrency or 0) / deployment.num_engine_instances
@@ -380,7 +382,7 @@ def count_requests_to_simulate(
     sufficient = min(
         max(
             math.ceil(RUN_LENGTH_IN_FLIGHT_MULTIPLE * _estimate_in_flight(deployment, workload)),
-            SCREENING_REQUEST_BOUNDS[0],
+            most,
         ),
         MAX_REQUESTS_PER_RUN,
     )
@@ -471,7 +473,8 @@ def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
         )
         interval = capacity.map_monotone(lambda rate: min(rate, admitted))
         return Interval(interval.lo / factor, interval.mid, interval.hi * factor)
-    simulated = len(mid.output) / len(run.seeds) * deployment.num_engine_instances
+    serving = count_serving_engines(deployment, workload)
+    simulated = len(mid.output) / mid.engines / len(run.seeds) * serving
     admitted_fraction = 1 - compute_rejected_fraction(workload, deployment.args.max_model_len)
     remaining = max(workload.num_requests * admitted_fraction - simulated, 0.0)
     duration = mid.duration / len(run.seeds) + remaining / capacity.mid
@@ -493,7 +496,8 @@ def estimate_statistics_at(
     many = count_requests_to_simulate(deployment, workload, quick=quick)
     seeds = 1
     if not quick and not is_finite_run(workload):
-        seeds = min(math.ceil(MIN_REQUESTS_FOR_PERCENTILES / many), SEED_COUNT_BOUNDS[1])
+        simulated = many * deployment.ranks_per_clock
+        seeds = min(math.ceil(MIN_REQUESTS_FOR_PERCENTILES / simulated), SEED_COUNT_BOUNDS[1])
     trimmed = _count_trimmed_requests(deployment, workload, many)
     run = SimulationResult.concatenate(
         run_in_parallel(

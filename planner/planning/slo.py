@@ -1,6 +1,7 @@
 """Service level objectives: a limit for one latency metric at one statistic."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
@@ -15,6 +16,12 @@ LimitStatus = Literal["met", "at risk", "missed"]
 STANDARD_NORMAL = NormalDist()
 MAX_TOLERANCE_SIGMAS = 3.0
 """Beyond three standard deviations (99.9%) a tolerance is not told apart."""
+
+
+MIN_PLAUSIBLE_SECONDS: Mapping[LatencyMetric, float] = {
+    "ttft": 5e-3, "e2e": 5e-3, "tpot": 0.5e-3, "itl": 0.5e-3,
+}  # fmt: skip
+"""Limits below these [s] are out of reach of any GPU, and mostly seconds where ms are meant."""
 
 
 def compute_probability(tolerance_sigmas: float) -> float:
@@ -49,6 +56,18 @@ def get_pessimistic_value(value: Interval, z: float) -> float:
     if not value.mid > 0 or not math.isfinite(value.hi):
         return value.hi if z > 0 else value.mid
     return value.mid * float((value.hi / value.mid) ** (z / Z_SCORE_80PCT))
+
+
+def get_range_at(value: Interval, z: float) -> Interval:
+    """Get the range that ends at the values of `get_pessimistic_value`, slow and fast.
+
+    Its upper end is beyond a limit exactly if the limit is at risk at `z`.
+    """
+    slow = get_pessimistic_value(value, z)
+    if not 0 < value.lo <= value.mid < math.inf:
+        return Interval(value.lo, value.mid, slow)
+    fast = value.mid * (value.lo / value.mid) ** (max(z, 0.0) / Z_SCORE_80PCT)
+    return Interval(fast, value.mid, max(slow, value.mid))
 
 
 @dataclass(frozen=True)
@@ -108,3 +127,21 @@ def format_latency(seconds: float, limit: float = math.inf) -> str:
     return (
         f"{seconds * 1e3:,.0f} ms" if abs(seconds - limit) >= 1e-3 else f"{seconds * 1e3:,.2f} ms"
     )
+
+
+def explain_implausible_limits(targets: Sequence[SloTarget]) -> str:
+    """Explain that limits are in ms, if one is so short that seconds are meant; else empty."""
+    for target in targets:
+        if target.seconds < MIN_PLAUSIBLE_SECONDS[target.metric]:
+            ms = f"{target.seconds * 1e3:g}"
+            return (
+                f"a {target.name} of {ms} ms is out of reach of any GPU; limits are in ms, so"
+                f" write {target.seconds * 1e6:g} for {ms} s"
+            )
+    return ""
+
+
+def list_benchmark_targets(targets: Sequence[SloTarget]) -> tuple[SloTarget, ...]:
+    """List what a benchmark is judged by: the metrics of the SLOs; without any, p99 TTFT and ITL."""
+    defaults = (SloTarget("ttft", "p99", math.inf), SloTarget("itl", "p99", math.inf))
+    return tuple({target.name: target for target in targets}.values()) or defaults

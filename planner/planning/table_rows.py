@@ -46,7 +46,7 @@ def parse_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     for name, text in row.items():
         if is_unknown_column(name):
             notes += [explain_ignored_column(name)] if _suggest_column(name) else []
-        elif cell := text.strip():
+        elif name and (cell := text.strip()):
             kind = COLUMN_CATALOG["kinds"][
                 INPUT_COLUMNS.get(name) or COLUMN_CATALOG["measured"][name]
             ]
@@ -58,7 +58,7 @@ def parse_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def is_unknown_column(name: str) -> bool:
-    """Return whether no column has this name."""
+    """Return whether no column has this name; one without a name is an index, as of pandas."""
     return name not in ("", *INPUT_COLUMNS, *COLUMN_CATALOG["measured"])
 
 
@@ -425,7 +425,11 @@ def _compute_output_columns(prediction: Prediction) -> dict[str, object]:
         if prediction.workload is not None or not memory.can_start:
             columns |= {
                 "status": "does_not_fit",
-                "error": ". ".join(filter(None, (memory.reason, memory.remedy))),
+                "error": ". ".join(
+                    f"{text[:1].upper()}{text[1:]}"
+                    for text in (memory.reason, memory.remedy)
+                    if text
+                ),
             }
         return columns
     columns |= {

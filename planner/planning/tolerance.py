@@ -30,6 +30,7 @@ from planner.planning.capacity import (
 )
 from planner.planning.evaluation import (
     MAX_CAPACITY_ERROR_FACTOR,
+    compute_slot_share,
     get_candidate_workload,
     get_capacity_rps,
 )
@@ -192,7 +193,8 @@ class EvaluationStore:
         """
         scenario = self.scenario
         if scenario.workload.rate is None:
-            return 0.0  # users wait for their answers: no queue grows, whatever they send
+            share = compute_slot_share(scenario, deployment)  # slower steps change no slot
+            return share if share > 1 else 0.0
         admitted = (
             scenario.workload.rate if scenario.offline else compute_admitted_rps(deployment, load)
         )

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_limit_seconds
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
@@ -60,6 +61,18 @@ def run_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     return tuple(what_if for what_if in rows if plan.chosen or what_if.plan.chosen)
 
 
+def find_unlisted_gpu(plan: Plan) -> Candidate | None:
+    """Find a plan that is cheaper, or likelier for no more money, on GPUs that the scenario does not list."""
+    chosen = plan.chosen
+    if chosen is None or (other := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
+        return None
+    with suppress(PlannerError):  # such as a format that this model cannot take
+        found = search_deployments(other).chosen
+        if found and (found.cost_key < chosen.cost_key or found.probability > chosen.probability):
+            return found
+    return None
+
+
 def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """Yield a description and the changed scenario for each change that could matter to `plan`.
 
@@ -79,9 +92,9 @@ def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         if replicas == 1:  # several replicas would become about half as many
             yield "half the traffic", _scale_rate(cheaper, 0.5)
         for target in scenario.slo_targets:
-            yield f"{target.name} a quarter longer", _relax_targets(cheaper, 1.25, target)
+            yield _describe_relaxed(target, 1.25), _relax_targets(cheaper, 1.25, target)
         if scenario.slo_targets:
-            yield "every limit twice as long", _relax_targets(cheaper, 2.0)
+            yield "every latency limit doubled", _relax_targets(cheaper, 2.0)
     if "fp8" not in quantizations:
         yield "FP8 weights allowed", replace(cheaper, quantizations=(*quantizations, "fp8"))
     elif None in quantizations and chosen.preference_key[0] != quantizations.index(None):
@@ -98,8 +111,8 @@ def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         )
     if scenario.speculation and not scenario.speculation.allowed:
         yield "speculative decoding allowed", _enable_speculation(cheaper)
-    if other := _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, 1.0)):
-        yield f"{_describe_gpus(other)} instead, for no more money", other
+    if other := _propose_unlisted_gpus(scenario, chosen):
+        yield f"{_describe_gpus(other)} (not on your list) for no more money", other
 
 
 def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
@@ -116,11 +129,11 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     }
     if plan.best is None:
         changed = replace(scenario, engine_args=tight)
-        tried += [("no room above the p95 of prompt + output", changed)]
+        tried += [("max_model_len cut to the p95 of prompt + output", changed)]
     else:
         tried += [("half the traffic", _scale_rate(scenario, 0.5))]
     if scenario.slo_targets and plan.best:
-        tried += [("every limit twice as long", _relax_targets(scenario, 2.0))]
+        tried += [("every latency limit doubled", _relax_targets(scenario, 2.0))]
     for name, text in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
         if name not in scenario.quantizations:
             tried += [(text, replace(scenario, quantizations=(*scenario.quantizations, name)))]
@@ -131,7 +144,12 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         tried += [("speculative decoding allowed", _enable_speculation(scenario))]
     yield from (change for change in tried if _select_promising_gpus(change[1]))
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
-        yield f"{_describe_gpus(other)} instead", other
+        yield f"{_describe_gpus(other)} (not on your list)", other
+
+
+def _describe_relaxed(target: SloTarget, factor: float) -> str:
+    before, after = (format_limit_seconds(target.seconds * times) for times in (1.0, factor))
+    return f"limit of {target.name} relaxed from {before} to {after}"
 
 
 def _scale_rate(scenario: Scenario, factor: float) -> Scenario:
@@ -158,6 +176,10 @@ def _use_other_gpus(scenario: Scenario) -> Scenario:
     max_gpus = max(FALLBACK_MAX_GPUS, *(candidate.max_gpus for candidate in scenario.gpus))
     others = [gpu for gpu in map(get_gpu, SUGGESTED_GPUS) if gpu not in named]
     return replace(scenario, gpus=tuple(CandidateGpu(gpu, max_gpus) for gpu in others))
+
+
+def _propose_unlisted_gpus(scenario: Scenario, chosen: Candidate) -> Scenario | None:
+    return _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, 1.0))
 
 
 def _describe_gpus(scenario: Scenario) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from planner import __version__
 from planner.core.errors import PlannerError
 from planner.core.files import get_report_date
-from planner.ui.commands import catalogs, diagnostics, lab, plans, simulation, tables
+from planner.ui.commands import catalogs, diagnostics, lab, plans, servers, simulation, tables
 from planner.ui.commands.options import print_message
 
 COMMANDS = (
@@ -23,10 +23,16 @@ COMMANDS = (
     tables.add_predict,
     tables.add_sweep,
     plans.add_fleet,
+    servers.add_rehearse,
+    servers.add_verify,
+    servers.add_upgrade,
+    servers.add_mcp,
     diagnostics.add_explain_log,
     diagnostics.add_diagnose,
     diagnostics.add_profile,
     diagnostics.add_lint,
+    diagnostics.add_review,
+    diagnostics.add_check_guide,
     simulation.add_replay,
     simulation.add_calibrate,
     lab.add_lab,
@@ -105,7 +111,10 @@ def _discard_stdout() -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, which stores each one's function as `run`."""
     parser = argparse.ArgumentParser(
-        prog="planner", description="Capacity planning for LLM serving."
+        prog="planner",
+        description="Capacity planning for LLM serving.",
+        epilog="Start with `planner init`, then `planner plan scenario.yaml`. `planner COMMAND"
+        " --help` lists the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"planner {__version__}")
     parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False)

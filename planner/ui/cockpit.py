@@ -483,7 +483,12 @@ class Cockpit(anywidget.AnyWidget):
 
         try:
             show_progress("searching")
-            report = write_report(path, Path("reports") / path.stem, progress=show_progress)
+            report = write_report(
+                path,
+                Path("reports") / path.stem,
+                show_answer=show_progress,
+                progress=show_progress,
+            )
             where = Path("reports") / path.stem / report.name
             self.message = {"text": "Report:", "files": [[f"../../files/{where}", str(where)]]}
         except PlannerError as error:

@@ -31,15 +31,30 @@ from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.billing import BILLING_AUTOSCALED
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
-from planner.planning.evaluation import estimate_run_hours, get_capacity_rps
+from planner.planning.evaluation import (
+    compute_offered_rps,
+    estimate_run_hours,
+    get_capacity_rps,
+)
 from planner.planning.search import Plan
-from planner.planning.slo import LimitStatus, SloTarget
+from planner.planning.slo import (
+    LimitStatus,
+    SloTarget,
+    explain_implausible_limits,
+    list_benchmark_targets,
+)
 from planner.planning.what_if import WhatIf
 from planner.ui.charts.base import MUTED_COLOR, render_svg
 from planner.ui.charts.summary import SLO_STATUS_COLORS, plot_load_curve
 from planner.ui.limit_rows import find_tightest_target, list_limit_rows
 from planner.ui.notebook_widgets import escape_html
-from planner.ui.plan_words import compute_bill, describe_candidate, describe_engine
+from planner.ui.plan_words import (
+    compute_bill,
+    describe_adapters,
+    describe_candidate,
+    describe_engine,
+    explain_not_allowed,
+)
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -125,7 +140,8 @@ class Memo:
     changes: tuple[tuple[str, str, str, str, str, State], ...]
     sellers: tuple[tuple[str, float, bool], ...]  # seller, USD a month, whether it is named
     median_usd: float
-    ramp: tuple[tuple[str, str, str, str], ...]
+    ramp_heads: tuple[str, ...]  # what of one replica a benchmark is judged by
+    ramp: tuple[tuple[str, ...], ...]
     basis: tuple[tuple[str, str], ...]
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
@@ -161,7 +177,7 @@ class _MemoWriter:
             deployment=self._describe_setup(),
             sentences=tuple(self._write_verdict()),
             tiles=tuple(self._list_tiles()),
-            api=self._describe_api(),
+            api=f"{_capitalize(self.api.sentence)}." if self.api else "",
             day=describe_day(plan),
             asked=tuple(self._describe_question()),
             period="the run" if scenario.offline else "a month",
@@ -177,6 +193,7 @@ class _MemoWriter:
             changes=tuple(self._list_changes()),
             sellers=sellers,
             median_usd=price.median_usd * self._gpu_hours if price else 0.0,
+            ramp_heads=tuple(map(_name_target, self._judged)),
             ramp=self._list_ramp(),
             basis=tuple(self._describe_basis()),
         )
@@ -201,7 +218,7 @@ class _MemoWriter:
         condition = " only after a benchmark" if self.chosen.at_risk else ""
         if hours := estimate_run_hours(self.scenario, self.chosen):
             usd = format_usd(self._bill) if self._bill else "price not known"
-            return f"Rent {_count_gpus(self.chosen)} for {hours.mid:.2g} hours, {usd} in all{condition}"
+            return f"Rent {_count_gpus(self.chosen)} for {format_number(hours.mid, 2)} hours, {usd} in all{condition}"
         amount = "up to " * self._is_scaled + _count_gpus(self.chosen)
         return f"Rent {amount}{self._for(self._bill)}{condition}"
 
@@ -244,10 +261,14 @@ class _MemoWriter:
                 return
             doubts = list(self._list_doubts("missed")) or self.best.violations
             yield f"The nearest plan is {_count_gpus(self.best)}. It misses: {_join(doubts)}."
+            if hint := explain_implausible_limits(scenario.slo_targets):
+                yield f"{_capitalize(hint)}."
             return
         asked = f"{scenario.confidence:.0%}"
         what = "The work is done in time" if scenario.offline else "Every target is met"
         yield f"{what} with a probability of {format_probability(chosen.probability)}; you asked for {asked}."
+        if adapters := describe_adapters(scenario, chosen):
+            yield f"{adapters}."
         if chosen.at_risk and (doubts := list(self._list_doubts("at risk"))):
             yield f"The doubt: {_join(doubts)}."
         if self.api and self.api.is_api_cheaper:
@@ -283,41 +304,24 @@ class _MemoWriter:
         if hours:
             total = scenario.workload.num_prompts or 0
             within = total / (scenario.workload.rate or 1.0) / 3600
-            yield Tile("Time for the run", f"{hours.mid:.2g}", "h", f"of {within:.3g} h allowed")
+            yield Tile(
+                "Time for the run",
+                format_number(hours.mid, 2),
+                "h",
+                f"of {format_number(within)} h allowed",
+            )
         elif self.chosen and (growth := find_growth_limit(self.plan)):
-            until = f"to {growth.offered_rps * (1 + growth.growth):.2g} requests/s"
+            until = f"to {format_number(growth.offered_rps * (1 + growth.growth))} requests/s"
             note = until if growth.growth else "the load is at its limit"
-            factor = f"{1 + growth.growth:.2g}"
+            factor = format_number(1 + growth.growth, 2)
             value, unit = (f"+{growth.growth:.0%}", "") if growth.growth < 2 else (factor, "times")
             yield Tile("Room to grow", value, unit, note)
-        elif (users := scenario.workload.concurrency) and (
-            served := get_capacity_rps(scenario, performance)
-        ):
-            yield Tile("Served", f"{served.mid:.2g}", "requests/s", f"to {users:,} users at once")
+        elif users := scenario.workload.concurrency:
+            served = format_number(compute_offered_rps(scenario, best.prediction))
+            yield Tile("Served", served, "requests/s", f"to {users:,} users at once")
         note = "that it is done in time" if scenario.offline else "that all targets are met"
         note += "" if self.chosen else " by it"
         yield Tile("Probability", format_probability(self.plan.probability), "", note)
-
-    def _describe_api(self) -> str:
-        api = self.api
-        if api is None:
-            return ""
-        own, other = format_usd(api.own_usd), format_usd(api.api_usd)
-        period = "a month" if api.is_monthly else "for the run"
-        text = (
-            f"The API costs less: {other} {period}, own GPUs {own}."
-            if api.is_api_cheaper
-            else f"Own GPUs cost less: {own} {period}, the API {other}."
-        )
-        if (turn := api.break_even_rps) is None:
-            return text
-        same = f"{turn:.2g} requests/s on average"
-        if turn > api.capacity_rps:
-            return (
-                f"{text} The cost would be the same at {same}, but these GPUs serve only"
-                f" {api.capacity_rps:.2g}."
-            )
-        return f"{text} The cost is the same at {same}; above that, own GPUs cost less."
 
     def _describe_question(self) -> Iterator[tuple[str, str]]:
         scenario, load = self.scenario, self.scenario.workload
@@ -327,9 +331,9 @@ class _MemoWriter:
         )
         if scenario.offline and load.num_prompts and load.rate:
             hours = load.num_prompts / load.rate / 3600
-            traffic = f"{load.num_prompts:,} requests within {hours:.3g} hours"
+            traffic = f"{load.num_prompts:,} requests within {format_number(hours)} hours"
         elif load.rate:
-            traffic = f"{load.rate:.3g} requests/s" + " in the busiest hour" * bool(
+            traffic = f"{format_number(load.rate)} requests/s" + " in the busiest hour" * bool(
                 scenario.daily_profile
             )
         else:
@@ -353,7 +357,9 @@ class _MemoWriter:
             ways = [(each, each.plan.chosen) for each in self.changes if each.plan.chosen]
             for change, way in sorted(ways, key=lambda each: each[1].rank_key):
                 title = f"{next(index)} · {self._say_in_words(change.change)}"
-                yield self._describe_option(title, way, None, "", "")
+                outside = explain_not_allowed(self.scenario, way)
+                outside = "" if outside in title else _capitalize(outside)
+                yield self._describe_option(title, way, None, "", outside)
             return
         base = self._price(first)
         if self.api and self.api.is_api_cheaper:
@@ -381,13 +387,13 @@ class _MemoWriter:
         if gamble:
             yield self._describe_cheaper(next(index), gamble, base)
         for change in self.changes:
-            if (found := change.plan.chosen) and found.deployment.gpu not in {
-                each.gpu for each in self.scenario.gpus
-            }:
+            found = change.plan.chosen
+            if found and found.deployment.gpu not in {each.gpu for each in self.scenario.gpus}:
+                outside = explain_not_allowed(self.scenario, found)
                 basis = found.prediction.performance
                 yield self._describe_option(
                     f"{next(index)} · another GPU", found, base,
-                    f"{self._compare_cost(found, base)}, on a GPU that is not on your list",
+                    f"{self._compare_cost(found, base)}, {outside}",
                     f"speed {CALIBRATION_BASIS_LABELS[basis.basis].split(':')[0]}" if basis else "",
                 )  # fmt: skip
         if not gamble and self.confidence and (hoped := self.confidence.likeliest_cheaper):
@@ -429,7 +435,7 @@ class _MemoWriter:
         word, state = self._judge(candidate)
         return Option(
             title, _count_gpus(candidate), _format_usd(usd), change, word, state, latency,
-            f"{served.mid:.2g} requests/s" if served else EN_DASH, pro, con,
+            f"{format_number(served.mid)} requests/s" if served else EN_DASH, pro, con,
         )  # fmt: skip
 
     def _judge(self, candidate: Candidate) -> tuple[str, State]:
@@ -449,7 +455,7 @@ class _MemoWriter:
     def _write_next_step(self) -> str:
         if self.chosen is None:
             if not self.changes:
-                return "Allow other GPUs, more of them, or longer limits, and plan again."
+                return "Allow other GPUs, more of them, or higher latency limits, and plan again."
             return "Decide which of the ways out you accept; then set it in the scenario and plan again."
         if self.api and self.api.is_api_cheaper:
             return (
@@ -571,14 +577,17 @@ class _MemoWriter:
                 named.append(k)
         return tuple((sellers[k], prices[k], k in named) for k in range(last + 1))
 
-    def _list_ramp(self) -> tuple[tuple[str, str, str, str], ...]:
+    @property
+    def _judged(self) -> tuple[SloTarget, ...]:
+        return list_benchmark_targets(self.scenario.slo_targets)
+
+    def _list_ramp(self) -> tuple[tuple[str, ...], ...]:
         if self.chosen is None:
             return ()
         return tuple(
             (
-                f"{rate:.2g}",
-                _format_interval(found.ttft["p99"]),
-                _format_interval(found.itl["p99"]),
+                format_number(rate, 2),
+                *(_format_interval(found.get(t.metric, t.percentile)) for t in self._judged),
                 format_number(found.output_tps.mid, 2),
             )
             for rate, found in predict_benchmark_ramp(self.chosen.prediction).items()

@@ -15,6 +15,7 @@ from planner.core.number_format import (
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import (
     compute_offered_rps,
+    compute_slot_share,
     estimate_run_hours,
     get_capacity_rps,
     list_resource_limits,
@@ -27,6 +28,7 @@ from planner.planning.slo import (
     compute_tolerance,
     get_limit_status,
     get_pessimistic_value,
+    get_range_at,
     get_slo_status,
 )
 
@@ -39,7 +41,7 @@ class LimitRow:
     short_name: str  # "p95 TTFT"
     value: str  # "330 ms"
     limit: str  # "1 s"
-    use: Interval  # share of the limit; 1 is at the limit
+    use: Interval  # share of the limit, 1 at the limit, with its range at the asked probability
     status: LimitStatus
     pessimistic: str = ""  # the value at the probability that the scenario asks for
     pessimistic_use: float = 0.0
@@ -57,14 +59,20 @@ def list_limit_rows(plan: Plan) -> list[LimitRow]:
         return []
     rows = list(_generate_rows(plan.scenario, plan.best))
     if plan.verdict == "holds":
-        return [replace(row, status="met") for row in rows]
+        return [_set_status(row, "met") for row in rows]
     if plan.verdict == "at_risk" and rows and all(row.status == "met" for row in rows):
         at_memory = plan.best.p_memory < plan.scenario.confidence
         tightest = max(rows, key=lambda row: row.use.hi)
         return rows if at_memory else [
-            replace(row, status="at risk") if row is tightest else row for row in rows
+            _set_status(row, "at risk") if row is tightest else row for row in rows
         ]  # fmt: skip
     return rows
+
+
+def _set_status(row: LimitRow, status: LimitStatus) -> LimitRow:
+    """Set the status that the plan's own probability says, and end the bar on its side of the limit."""
+    hi = max(row.use.hi, math.nextafter(1, 2)) if status == "at risk" else min(row.use.hi, 1.0)
+    return replace(row, status=status, use=replace(row.use, hi=max(hi, row.use.mid)))
 
 
 def find_tightest_target(plan: Plan) -> SloTarget | None:
@@ -80,10 +88,12 @@ def list_violated_limits(scenario: Scenario, candidate: Candidate) -> list[str]:
     """List the limits that a candidate exceeds: "p95 TTFT 1.1 s > 1 s"."""
     if candidate.prediction.performance is None:
         return [candidate.prediction.memory.reason]
+    missed = [row for row in _generate_rows(scenario, candidate) if row.status == "missed"]
+    if any(row.is_load for row in missed):  # then waits grow without bound, which is no news
+        missed = [row for row in missed if not math.isinf(row.use.mid)]
+    unit = "" if scenario.offline else " requests/s"
     return [
-        f"{row.short_name} {row.value} > {row.limit}"
-        for row in _generate_rows(scenario, candidate)
-        if row.status == "missed"
+        f"{row.short_name} {row.value} > {row.limit}{unit if row.is_load else ''}" for row in missed
     ]
 
 
@@ -101,7 +111,7 @@ def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRo
             target.name,
             format_seconds(value.mid, target.seconds),
             format_limit_seconds(target.seconds),
-            value / target.seconds,
+            get_range_at(value / target.seconds, z),
             get_slo_status(target, value),
             format_seconds(slow, target.seconds),
             slow / target.seconds,
@@ -117,7 +127,7 @@ def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRo
             name,
             f"{format_distinct(amount.mid, limit.value)} {limit.unit}",
             f"{limit.value:,.6g} {limit.unit}",
-            use := amount / limit.value,
+            get_range_at(use := amount / limit.value, z),
             get_limit_status(use, z),
             f"{format_distinct(amount.hi, limit.value)} {limit.unit}",
         )
@@ -129,10 +139,19 @@ def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRo
 
 
 def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> LimitRow | None:
-    """Build the row of the offered load, or of the hours of a job; None in a closed loop."""
-    performance = candidate.prediction.performance
+    """Build the row of the offered load, or of the hours of a job.
+
+    In a closed loop it is that of the slots which users need, if any.
+    """
+    performance, load = candidate.prediction.performance, scenario.workload
     capacity = performance and get_capacity_rps(scenario, performance)
-    if not capacity or scenario.workload.rate is None:
+    if share := compute_slot_share(scenario, candidate.deployment):
+        use, users = Interval.from_value(share), load.concurrency or 0
+        return LimitRow(
+            "Users at once", "users", f"{users:,}", f"{round(users / share):,}", use,
+            get_limit_status(use, z),
+        )  # fmt: skip
+    if not capacity or load.rate is None:
         return None
     admitted = compute_offered_rps(scenario, candidate.prediction)
     usable = capacity * (1 - scenario.headroom)
@@ -144,16 +163,16 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
         slow_h = get_pessimistic_value(hours, z)
         return LimitRow(
             f"Job time{spare}", "job time", f"{format_distinct(hours.mid, limit_h)} h",
-            f"{format_number(limit_h)} h", use, status, f"{format_distinct(slow_h, limit_h)} h",
+            f"{format_number(limit_h)} h", get_range_at(use, z), status, f"{format_distinct(slow_h, limit_h)} h",
             slow_use, is_load=True,
         )  # fmt: skip
-    offered = scenario.workload.rate
+    offered = load.rate
     if (offered > usable.mid) != (use.mid > 1):
         offered = admitted  # the rest is rejected
     name = "Busiest hour" if scenario.daily_profile else "Load"
     slow = usable.mid * use.mid / slow_use
     return LimitRow(
         f"{name} (req/s){spare}", name.lower(), format_distinct(offered, usable.mid, 3),
-        format_number(usable.mid), use, status, format_number(slow), slow_use,
+        format_number(usable.mid), get_range_at(use, z), status, format_number(slow), slow_use,
         is_load=True,
     )  # fmt: skip

@@ -30,7 +30,7 @@ def execute_notebooks(
     notebooks: Sequence[Path],
     parameters: Mapping[str, str],
     work: Path,
-    progress: Callable[[str], None],
+    progress: Callable[[str], object],
 ) -> list[Path]:
     """Run copies of `notebooks` in the folder `work`, with the `parameters` that each has.
 

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,18 +82,20 @@ def select_chapters(plan: Plan) -> list[Path]:
 
 def write_report(
     name: str | Path, out: Path | None = None, overrides: Mapping[str, Any] | None = None,
-    notebooks: Sequence[Path] | None = None, progress: Callable[[str], None] = print,
+    notebooks: Sequence[Path] | None = None, show_answer: Callable[[str], object] = print,
+    progress: Callable[[str], object] = str,
 ) -> Path:  # fmt: skip
     """Write the capacity report of a scenario (a shipped one, or a YAML file) to the folder `out`.
 
     `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. The PDF,
-    `plan.json` and the plan's files are all written, or none of them. Returns the path of the PDF.
+    `plan.json` and the plan's files are all written, or none of them. `show_answer` gets the answer,
+    before `progress` gets a line for each chapter. Returns the path of the PDF.
     """
     path = find_scenario_file(name)
     out = (out or Path("reports") / path.stem).resolve()
     plan = search_deployments(load_scenario(name, overrides))
     ensure_folder(out)
-    progress(format_plan(plan))
+    show_answer(format_plan(plan))
     shown = select_chapters(plan) if notebooks is None else notebooks
     tags = {
         "live": False,  # interactive cells, and content that stands elsewhere in the PDF
@@ -113,7 +114,7 @@ def write_report(
 def write_comparison_report(
     names: Sequence[str | Path], out: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
-    progress: Callable[[str], None] = print,
+    show_answer: Callable[[str], object] = print, progress: Callable[[str], object] = str,
 ) -> Path:  # fmt: skip
     """Write a PDF that compares 2 to `MAX_COMPARED_PLANS` scenarios to the folder `out`.
 
@@ -130,7 +131,7 @@ def write_comparison_report(
     plans = [search_deployments(scenario) for scenario in scenarios]
     ensure_folder(out)
     for plan in plans:
-        progress(format_plan(plan))
+        show_answer(format_plan(plan))
     first, *others = map(_list_title_facts, plans)
     facts = [
         [name, summarize_plan(plan)]
@@ -148,22 +149,19 @@ def write_comparison_report(
 
 
 def write_fleet_report(
-    path: Path, out: Path | None = None, progress: Callable[[str], None] = print
-) -> Path:
+    path: Path, out: Path | None = None, show_answer: Callable[[str], object] = print,
+    progress: Callable[[str], object] = str,
+    search_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Path:  # fmt: skip
     """Write a PDF about the fleet file at `path` to the folder `out`; return its path."""
-
-    def print_progress(done: int, total: int) -> None:
-        end = "\n" if done == total else ""
-        print(f"\rplanner: {done} of {total} searches", end=end, file=sys.stderr, flush=True)
-
     out = (out or Path("reports") / path.stem).resolve()
-    plan = fleet_file.plan_fleet(path, print_progress)
+    plan = fleet_file.plan_fleet(path, search_progress)
     check_not_overwriting(
         [path, *(file for scenario in plan.scenarios.values() for file in scenario.files)],
         [out / "report.pdf"],
     )
     ensure_folder(out)
-    progress(fleet_file.format_fleet_plan(plan))
+    show_answer(fleet_file.format_fleet_plan(plan))
     stock = ", ".join(f"{count} x {kind}" for kind, count in plan.fleet.stock.items())
     limits = {"USD per hour, at most": plan.fleet.budget, "W, at most": plan.fleet.power}
     facts = [("Scenarios", ", ".join(plan.scenarios)), ("Stock", stock)]
@@ -187,7 +185,7 @@ def _write_single_notebook_report(
     notebook: Path,
     title: Mapping[str, Any],
     out: Path,
-    progress: Callable[[str], None],
+    progress: Callable[[str], object],
 ) -> Path:
     """Write a PDF of one notebook about the plans `kept` to the folder `out`; return its path."""
     with (
@@ -201,7 +199,7 @@ def _write_single_notebook_report(
 @contextmanager
 def _typeset_notebooks(
     kept: object, parameters: Mapping[str, str], notebooks: Sequence[Path], left_out: Sequence[str],
-    title: Mapping[str, Any] | None, progress: Callable[[str], None],
+    title: Mapping[str, Any] | None, progress: Callable[[str], object],
 ) -> Iterator[Path]:  # fmt: skip
     """Typeset the outputs of `notebooks` about the plans `kept`, after a title page.
 

@@ -18,7 +18,11 @@ from planner.planning.billing import BillingComparison
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import NUM_DRAWS, estimate_choice_confidence
 from planner.planning.disaggregated import estimate_kv_transfer
-from planner.planning.evaluation import compute_free_capacity, compute_offered_rps
+from planner.planning.evaluation import (
+    compute_free_capacity,
+    compute_offered_rps,
+    get_capacity_rps,
+)
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -86,6 +90,7 @@ def serialize_plan(plan: Plan) -> Fields:
         "commands": (
             {launch.role: launch.command for launch in launches} if len(launches) > 1 else None
         ),
+        "question": dict(scenario.fields),
         "files": [
             *(list_artifact_files(chosen.prediction, scenario.output_kinds) if chosen else []),
             *benchmark_files,
@@ -247,7 +252,7 @@ def _serialize_performance(
         ],
         "waits_grow": performance.queue_growth,
         "refused_share": prediction.rejected_fraction,
-        "capacity_rps": _serialize_interval(performance.capacity),
+        "capacity_rps": _serialize_interval(get_capacity_rps(scenario, performance)),
         "planned_rps": compute_offered_rps(scenario, prediction),
         "headroom": compute_free_capacity(scenario, prediction),
     }

@@ -38,13 +38,14 @@ from planner.planning.evaluation import (
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
-from planner.planning.slo import LimitStatus, SloTarget
+from planner.planning.slo import LimitStatus, SloTarget, explain_implausible_limits
 from planner.ui.charts import autoscaling as charts_scaling
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
 from planner.ui.limit_rows import find_tightest_target, list_limit_rows
 from planner.ui.plan_words import (
     compute_bill,
+    describe_adapters,
     describe_candidate,
     describe_engine,
     describe_found_figure,
@@ -134,10 +135,10 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
 
 def _list_figures(plan: Plan, estimated: bool) -> dict[str, Any]:
     """List the figures behind the words as numbers, under the names of `plan.json`."""
-    best, performance = plan.best, plan.performance
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
     assert best is not None and performance is not None
     month, tokens = best.prediction.usd_per_month, best.prediction.usd_per_mtok_output
-    capacity = performance.capacity
+    capacity = get_capacity_rps(scenario, performance)
     return {
         "verdict": None if estimated else plan.verdict,
         "probability": None if estimated else plan.probability,
@@ -231,8 +232,8 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         ]
     odds, asked = format_probability(plan.probability), format_probability(scenario.confidence)
     if overloaded:
-        capacity = performance.capacity
-        most = format_number(capacity.mid, 2) if capacity else EN_DASH
+        capacity = get_capacity_rps(scenario, performance)
+        most = format_number(capacity.mid) if capacity else EN_DASH
         rate = compute_offered_rps(scenario, best.prediction)
         return [
             f"{format_number(rate, 3)} requests/s arrive, {most} are served at most.",
@@ -247,7 +248,9 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
             for load, _, limit in (_format_load(scenario, row.use) for row in missed if row.is_load)
         ]
         reasons = reasons or list(best.violations)
-        return [f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."]
+        closest = f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."
+        hint = explain_implausible_limits(scenario.slo_targets)
+        return [closest, *([f"{hint[0].upper()}{hint[1:]}."] if hint else [])]
     if scenario.found_figure:
         most = "shortest limit" if scenario.found_figure == "limit" else "most"
         first = f"The {most} that is met with a probability of {asked} or more; here {odds}."
@@ -266,7 +269,13 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         price = f", {month} {_describe_period(scenario)}" if month else ""
         safer = f"Safe: {_describe_gpus(plan.safer)}{price}."
     api = plan.api_comparison.sentence if plan.api_comparison else ""
-    return [first, *filter(None, [tight, safer, api and f"{api[0].upper()}{api[1:]}."])]
+    adapters = describe_adapters(scenario, plan.chosen)
+    return [
+        first,
+        *filter(
+            None, [tight, adapters and f"{adapters}.", safer, api and f"{api[0].upper()}{api[1:]}."]
+        ),
+    ]
 
 
 def _describe_tightest(plan: Plan) -> str:
@@ -369,12 +378,12 @@ def _build_tiles(
         shown, unit = capacity, "requests/s"
         if ask_every_s and scenario.workload.rate and not scenario.offline:
             shown, unit = capacity * ask_every_s, "users"
-            rate = f"{format_number(capacity.mid, 2)} requests/s"
+            rate = f"{format_number(capacity.mid)} requests/s"
             note = f"{rate} \N{MIDDLE DOT} {note}" if note else rate
         tiles.append(
             {
                 "name": "Capacity",
-                "value": format_number(shown.mid, 2),
+                "value": format_number(shown.mid),
                 "unit": f"{unit} ({format_ends(shown, EN_DASH)})",
                 "note": note if scenario.workload.rate else "",
             }

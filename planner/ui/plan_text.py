@@ -14,13 +14,15 @@ from planner.core.number_format import (
     format_number,
     format_probability,
     format_range,
+    format_seconds,
     format_seconds_range,
+    format_shares,
     format_usd,
 )
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
 from planner.deploy import build_launches
-from planner.deploy.artifacts import list_benchmark_files, list_unsupported_artifacts
+from planner.deploy.artifacts import explain_unsupported_artifacts, list_benchmark_files
 from planner.hardware.prices import GpuPrice, look_up_gpu_price
 from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.memory.memory_plan import explain_memory_utilization
@@ -39,14 +41,21 @@ from planner.planning.evaluation import (
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, search_deployments, settle_open_figure
-from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget
+from planner.planning.slo import (
+    LatencyMetric,
+    LimitStatus,
+    SloTarget,
+    explain_implausible_limits,
+)
 from planner.planning.what_if import propose_changes
 from planner.ui.limit_rows import LimitRow, list_limit_rows, list_violated_limits
 from planner.ui.plan_words import (
     compute_bill,
+    describe_adapters,
     describe_candidate,
     describe_engine,
     describe_found_figure,
+    explain_not_allowed,
 )
 from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
@@ -57,6 +66,8 @@ MAX_BAR_COLUMNS = 26
 MIN_BAR_COLUMNS = 12
 MAX_CHANGES_TRIED = 2
 """Changes that are searched for one that helps, if nothing meets the targets."""
+MIN_USEFUL_LOAD = 0.01
+"""Share of the load below which serving less is no way out."""
 STATUS_COLOURS: dict[LimitStatus, Colour] = {"met": "green", "at risk": "amber", "missed": "red"}
 LIMITS_MARK = "@"
 """The line of the summary's template that the rows of limits replace."""
@@ -69,17 +80,18 @@ def format_plan(
     command: str = "",
     out: str = "",
     detailed: bool = False,
+    unlisted: Candidate | None = None,
 ) -> str:
     """Return the answer in at most 14 lines of 80 columns, `detailed` with everything else below.
 
     `command` is the one that asks this question again, for the next step; `out` is the folder where
-    the files are.
+    the files are. `unlisted` is a better plan on GPUs that the scenario does not list, for the details.
     """
     style = style or TerminalStyle()
     summary = _format_summary(plan, style, command, out, detailed=detailed)
     if not detailed:
         return summary
-    return "\n".join([summary, "", *style.format_rows(_list_details(plan))])
+    return "\n".join([summary, "", *style.format_rows(_list_details(plan, unlisted))])
 
 
 def _format_summary(
@@ -100,8 +112,10 @@ def _format_summary(
         "number": format_number,
         "odds": format_probability,
         "hourly": _format_hourly_price(best) if best else "",
+        "adapters": describe_adapters(scenario, best) if best else "",
         "day": _describe_day(plan),
-        "concurrency_load": _describe_closed_loop(plan),
+        "traffic": describe_traffic(plan),
+        "waiting": _describe_waiting(plan),
         "risk": _describe_risk(plan, rows),
         "ways_out": [] if plan.chosen else list_ways_out(plan),
         "engine": _keep_whole(describe_engine(best)) if best else "",
@@ -122,7 +136,7 @@ def _format_summary(
     width = max((len(label) for label, _ in pairs), default=0)
     head = style.format_rows([(f"{label:<{width}}", text) for label, text in blocks[0]])
     tail = style.format_rows([(f"{label:<{width}}", text) for label, text in blocks[1]])
-    limits = _format_limits(rows, style)
+    limits = _format_limits(rows, style, scenario.confidence)
     parts = [part for part in (head, limits, tail) if part]
     num_lines = 1 + sum(map(len, parts))
     spaced = num_lines + len(parts) <= MAX_SUMMARY_LINES
@@ -167,8 +181,11 @@ def _describe_allowed_gpus(scenario: Scenario) -> str:
     return f"up to {kinds[0]}" if len(kinds) == 1 else f"the {len(kinds)} kinds of GPU allowed"
 
 
-def _format_limits(rows: Sequence[LimitRow], style: TerminalStyle) -> list[str]:
-    """Format a line with a bar for each limit, below a line that explains the bar."""
+def _format_limits(rows: Sequence[LimitRow], style: TerminalStyle, confidence: float) -> list[str]:
+    """Format a line with a bar for each limit, below a line that explains the bar.
+
+    A limit is at risk if the bar, which ends at the asked `confidence`, is beyond it.
+    """
     if not rows:
         return []
     values = [f"{row.value} of {row.limit}" for row in rows]
@@ -179,7 +196,8 @@ def _format_limits(rows: Sequence[LimitRow], style: TerminalStyle) -> list[str]:
         if columns >= MIN_BAR_COLUMNS + 6:
             break
     columns = min(columns, MAX_BAR_COLUMNS)
-    key = style.choose("● expected ━ 80% ▏ limit", "o expected = 80% | limit")
+    sure = f"{format_probability(confidence)} sure"
+    key = style.choose(f"● expected ━ {sure} ▏ limit", f"o expected = {sure} | limit")
     lines = [f"  {'':<{name_width}}  {'':<{value_width}}  {key}"] * (columns >= MIN_BAR_COLUMNS)
     for name, value, row in zip(names, values, rows, strict=True):
         bar = f"{style.draw_bar(row.use, columns)}  " if columns >= MIN_BAR_COLUMNS else ""
@@ -226,19 +244,46 @@ def _describe_day(plan: Plan) -> str:
     return f"{fewest}-{most} replicas by the hour save {day.saved_fraction:.0%}{cost}{missed}"
 
 
-def _describe_closed_loop(plan: Plan) -> str:
-    load, performance = plan.scenario.workload, plan.performance
-    if load.rate is not None or performance is None or not performance.capacity:
+def describe_traffic(plan: Plan) -> str:
+    """Describe the load with mean lengths: "2 requests/s of 1,200 + 250 tokens"."""
+    scenario, performance = plan.scenario, plan.performance
+    load = scenario.workload
+    tokens = f"{load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
+    if scenario.offline and load.num_prompts and load.rate:
+        hours = format_number(load.num_prompts / load.rate / 3600)
+        return f"{load.num_prompts:,} requests of {tokens} in {hours} h"
+    if load.rate is not None:
+        peak = " in the busiest hour" if scenario.daily_profile else ""
+        return f"{format_number(load.rate)} requests/s of {tokens}{peak}"
+    text = f"{load.concurrency:,} users in a closed loop, {tokens} a request"
+    capacity = performance and get_capacity_rps(scenario, performance)
+    if performance is None or not capacity:
+        return text
+    return (
+        f"{text}: {format_number(performance.request_tps.mid)} requests/s"
+        f" (capacity {format_number(capacity.mid)})"
+    )
+
+
+def _describe_waiting(plan: Plan) -> str:
+    """Describe that requests wait in a queue for longer than their answers take, if they do."""
+    performance = plan.performance
+    if plan.chosen is None or performance is None:
+        return ""
+    wait, end = performance.ttft["mean"].mid, performance.e2e["mean"].mid
+    if not min(wait, performance.queue) > end - wait > 0:
         return ""
     return (
-        f"{load.concurrency:,} users send {format_number(performance.request_tps.mid)} requests/s"
-        f" (capacity {format_number(performance.capacity.mid)})"
+        f"the first token takes {format_seconds(wait)} on average, mostly in a queue, and the"
+        f" rest of an answer {format_seconds(end - wait)}; a target for TTFT would limit it"
     )
 
 
 def _describe_risk(plan: Plan, rows: Sequence[LimitRow]) -> str:
     """Describe what may be missed by a plan at risk, or why the nearest is none without a miss."""
     scenario, best = plan.scenario, plan.best
+    if hint := explain_implausible_limits(scenario.slo_targets):
+        return hint
     if best is None or plan.verdict == "holds":
         return ""
     if best.prediction.performance and best.p_memory < scenario.confidence:
@@ -252,7 +297,7 @@ def _describe_risk(plan: Plan, rows: Sequence[LimitRow]) -> str:
             if row.status == "at risk"
         )
     used = best.capacity_utilization * (1 - scenario.headroom)
-    if best.prediction.performance and used > 1 and not scenario.offline:
+    if best.prediction.performance and used > 1 and scenario.workload.rate and not scenario.offline:
         capacity = get_capacity_rps(scenario, best.prediction.performance)
         assert capacity is not None
         return (
@@ -278,7 +323,9 @@ def list_ways_out(plan: Plan) -> list[str]:
             odds = f"{format_probability(changed.probability)} likely"
             if scenario.workload != plan.scenario.workload:
                 break
-            texts.append(f"{describe_candidate(chosen)}: {price}, {odds}")
+            outside = explain_not_allowed(plan.scenario, chosen)
+            name = f"{describe_candidate(chosen)}{f' ({outside})' * bool(outside)}"
+            texts.append(f"{name}: {price}, {odds}")
             break
     rows, others = list_limit_rows(plan), []
     latencies = {target.name for target in plan.scenario.slo_targets}
@@ -312,7 +359,7 @@ def _find_feasible_load(plan: Plan) -> str:
         replace(scenario, open_figure=kind, daily_profile=None), is_simulated=True
     ).workload
     if found.rate is not None and scenario.workload.rate is not None:
-        if found.rate >= scenario.workload.rate:
+        if not MIN_USEFUL_LOAD <= found.rate / scenario.workload.rate < 1:
             return ""
         return (
             f"up to {format_number(found.rate, 2)} requests/s instead of"
@@ -328,7 +375,12 @@ def _choose_next_command(plan: Plan, command: str, out: str, style: TerminalStyl
     if plan.chosen is None or not command:
         return ""
     if out:
-        return ", then ".join(_keep_whole(f"bash {out}/{name}") for name in _list_scripts(plan))
+        scripts = ", then ".join(_keep_whole(f"bash {out}/{name}") for name in _list_scripts(plan))
+        pools = plan.chosen.prediction.pools
+        nodes = max(math.ceil(pool.layout.gpus_per_replica / pool.gpus_per_node) for pool in pools)
+        if nodes == 1:
+            return scripts
+        return f"{scripts}. Start a replica on {nodes} machines, each with NODE_RANK and MASTER_ADDR set"
     text, comment = f"{command} --out plan/", "   # launch script, benchmark, alerts"
     return _keep_whole(text + comment * (len(text + comment) <= style.width - 11))
 
@@ -342,13 +394,14 @@ def _list_scripts(plan: Plan) -> list[str]:
     return [name for name in list_benchmark_files(plan) if name.endswith(".sh")]
 
 
-def _list_details(plan: Plan) -> list[tuple[str, str]]:
+def _list_details(plan: Plan, unlisted: Candidate | None) -> list[tuple[str, str]]:
     """Return label and text of all that the summary leaves out."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     values: dict[str, object] = {
         "plan": plan,
         "scenario": scenario,
         "best": best,
+        "unlisted": unlisted,
         "performance": performance,
         "describe": describe_candidate,
         "price": lambda candidate: format_price(scenario, candidate),
@@ -356,7 +409,10 @@ def _list_details(plan: Plan) -> list[tuple[str, str]]:
         "odds": format_probability,
     }
     if best and performance:
-        confidence, capacity = estimate_choice_confidence(plan), performance.capacity
+        confidence, capacity = (
+            estimate_choice_confidence(plan),
+            get_capacity_rps(scenario, performance),
+        )
         startup = estimate_startup(best.deployment, scenario.storage)
         gpu_price = look_up_gpu_price(best.deployment.gpu, scenario.prices)
         alternatives = explain_alternatives(plan)
@@ -368,7 +424,7 @@ def _list_details(plan: Plan) -> list[tuple[str, str]]:
             ],
             "latencies": _list_latencies(scenario, best),
             "skipped_pools": explain_skipped_pools(scenario),
-            "not_written": list_unsupported_artifacts(plan),
+            "not_written": explain_unsupported_artifacts(plan),
             "estimate_kv_transfer": estimate_kv_transfer,
             "confidence": confidence,
             "choice": _describe_choice(confidence) if confidence else (),
@@ -438,12 +494,13 @@ def _describe_startup(startup: StartupTime) -> str:
 def _describe_choice(confidence: ChoiceConfidence) -> list[str]:
     """Describe how often the plan stays the choice under calibration error, and what is chosen else."""
     shares = {
-        "cheapest plan that meets the targets": confidence.p_unchanged,
-        "an equally priced one is better": confidence.p_equal_cost,
-        "a more expensive one is needed": confidence.p_costlier,
-        "a cheaper one is enough": confidence.p_cheaper,
+        "this plan": confidence.p_unchanged,
+        "another at its price": confidence.p_equal_cost,
+        "a more expensive one": confidence.p_costlier,
+        "a cheaper one": confidence.p_cheaper,
     }
-    return [f"{share:.0%} {what}" for what, share in shares.items() if share >= 0.005]
+    texts = zip(shares, format_shares(list(shares.values())), strict=True)
+    return [f"{what} {share}" for what, share in texts if share != "0%"]
 
 
 def _explain_alternative(plan: Plan, other: Alternative) -> str:
@@ -463,6 +520,8 @@ def _explain_alternative(plan: Plan, other: Alternative) -> str:
         if round(candidate.probability, 2) < round(chosen.probability, 2):
             reason = "this plan is likelier to"
         return f"{name} meets the targets too ({price}, {odds} likely); {reason}"
+    if scenario.found_figure in ("rate", "concurrency"):
+        return f"{name} serves less within the targets"
     return f"{name}: {_describe_shortfall(scenario, candidate)}"
 
 
@@ -479,10 +538,7 @@ def _explain_limit(plan: Plan, alternatives: Sequence[Alternative]) -> str:
 
     The same deployment, tuned as an alternative, may do better: then that one counts.
     """
-    near, chosen = plan.binding_constraint.candidate, plan.chosen
-    if plan.binding_constraint.constraint == "one GPU" and chosen:
-        use = f"{chosen.limit_utilization:.0%}"
-        return f"no smaller deployment exists; the highest limit utilization is {use}"
+    near = plan.binding_constraint.candidate
     if near is None:
         return plan.binding_constraint.sentence
     same = [
@@ -491,7 +547,8 @@ def _explain_limit(plan: Plan, alternatives: Sequence[Alternative]) -> str:
         if other.candidate and other.candidate.placement_key[:-1] == near.placement_key[:-1]
     ]
     near = max([near, *same], key=lambda candidate: candidate.probability)
-    return f"{describe_candidate(near)} is the closest cheaper: {_describe_shortfall(plan.scenario, near)}"
+    shortfall = _describe_shortfall(plan.scenario, near)
+    return f"{describe_candidate(near)}, {format_price(plan.scenario, near)}, misses: {shortfall}"
 
 
 def format_scenario(scenario: Scenario) -> str:
@@ -499,6 +556,7 @@ def format_scenario(scenario: Scenario) -> str:
     head = escape_to_one_line(f"{scenario.name}: {scenario.question}".removesuffix(": "))
     rows = render_rows(
         "check",
+        hint=explain_implausible_limits(scenario.slo_targets),
         scenario=scenario,
         model=load_model(scenario.model),
         look_up_gpu_price=look_up_gpu_price,

@@ -1,6 +1,6 @@
 """Words for a deployment and its price, the same on every screen and page."""
 
-from planner.core.number_format import format_limit_seconds, format_number
+from planner.core.number_format import format_limit_seconds, format_number, format_usd
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.evaluation import estimate_run_hours
@@ -35,6 +35,27 @@ def describe_engine(candidate: Candidate) -> str:
     """Name the engine and its version: "vLLM 0.20.2"."""
     engine = candidate.deployment.engine
     return f"{load_frameworks()[engine.name].title} {engine.version}"
+
+
+def describe_adapters(scenario: Scenario, candidate: Candidate) -> str:
+    """Describe the LoRA adapters: their slots on a GPU, and what each costs; empty without any."""
+    adapters, args = scenario.workload.adapters, candidate.deployment.args
+    if not adapters:
+        return ""
+    slots = f"{args.max_loras:,} slot{'s' * (args.max_loras > 1)} per GPU"
+    text = f"{adapters:,} LoRA adapters, {slots} (max_loras), rank up to {args.max_lora_rank}"
+    usd = compute_bill(scenario, candidate)
+    period = " for the job" if scenario.offline else "/month"
+    return f"{text}; {format_usd(usd / adapters)}{period} per adapter" if usd else text
+
+
+def explain_not_allowed(scenario: Scenario, candidate: Candidate) -> str:
+    """Explain why the scenario does not allow a candidate's GPUs; empty if it does."""
+    gpu, num_gpus = candidate.deployment.gpu, sum(p.num_gpus for p in candidate.prediction.pools)
+    most = {each.gpu: each.max_gpus for each in scenario.gpus}
+    if gpu not in most:
+        return "not on your list"
+    return f"more than the {most[gpu]:,} on your list" if num_gpus > most[gpu] else ""
 
 
 def compute_bill(scenario: Scenario, candidate: Candidate) -> float | None:

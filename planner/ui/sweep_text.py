@@ -31,13 +31,16 @@ def format_sweep(
     fields = [name for name in map(str, table) if name.startswith("set.")]
     shown = [name for name in ("gpu", "gpus_rented", "usd_per_hour", *metrics) if name in table]
     has_bars = "margin" in table
-    key = style.choose("● used ▏ limit", "o used | limit")
+    points = table.to_dict("records")
+    basis = "used" if any(map(_is_simulated, points)) else "estimate"
+    key = style.choose(f"● {basis} ▏ limit", f"o {basis} | limit")
     heads = [*(name.removeprefix("set.") for name in fields), "verdict"]
     heads += [name.replace("_ms_", " ms ").replace("_", " ") for name in shown] + [key] * has_bars
     rows: list[Sequence[str]] = [heads]
-    for row in table.head(max_rows).to_dict("records"):
+    for row in points[:max_rows]:
         cells = [_format_cell(row[name]) for name in fields]
-        cells += [_describe_verdict(row), *(_format_cell(row[name]) for name in shown)]
+        verdict = f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}"
+        cells += [verdict, *(_format_cell(row[name]) for name in shown)]
         share = row.get("margin")
         if has_bars:
             use = share if isinstance(share, float) and 0 <= share < float("inf") else None
@@ -56,15 +59,35 @@ def _summarize(table: "pd.DataFrame") -> str:
     counts = ", ".join(
         f"{words.count(word):,} {plural.get(word, word)}" for word in dict.fromkeys(sorted(words))
     )
-    text = f"{len(points):,} points: {counts}."
+    text = f"{len(points):,} points: {counts}.{_describe_estimates(points)}"
     prices = [
         price
         for row, word in zip(points, words, strict=True)
         if word == "meets" and isinstance(price := row.get("usd_per_hour"), float) and price >= 0
     ]
-    if not prices:
+    loads = {"set.workload.rate", "set.workload.concurrency"}
+    if not prices or not loads.isdisjoint(map(str, table)):  # the least load is the cheapest
         return text
     return f"{text} The cheapest that meets the targets costs {format_usd(min(prices))}/h."
+
+
+def _is_simulated(row: Mapping[Hashable, object]) -> bool:
+    return row.get("figures") == "replay"
+
+
+def _is_estimate(row: Mapping[Hashable, object]) -> bool:
+    """Return whether the figures of a point are analytical, not simulated."""
+    return row.get("figures") == "closed form" and row.get("status") != "does_not_fit"
+
+
+def _describe_estimates(points: Sequence[Mapping[Hashable, object]]) -> str:
+    """Describe how many points are analytical estimates; empty if none is."""
+    num_estimates = sum(map(_is_estimate, points))
+    if not num_estimates:
+        return ""
+    if not any(map(_is_simulated, points)):
+        return " All are analytical estimates, not simulations; `replay: true` simulates them."
+    return f" Analytical estimates, not simulations: {num_estimates:,}."
 
 
 def _describe_verdict(row: Mapping[Hashable, object]) -> str:
@@ -74,5 +97,7 @@ def _describe_verdict(row: Mapping[Hashable, object]) -> str:
 
 def _format_cell(value: object) -> str:
     if isinstance(value, float):
-        return "" if value != value else format_number(value)
+        return (
+            "" if value != value else f"{value:,.0f}" if value >= 99_950 else format_number(value)
+        )
     return "" if value is None else f"{value:,}" if type(value) is int else str(value)

@@ -1,14 +1,11 @@
 """Commands that list what is shipped: scenarios, models and gpus."""
 
 import argparse
-import re
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.text import escape_to_one_line, format_columns
 from planner.core.units import GB, GIB
+from planner.ui.commands.options import format_json
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
@@ -16,7 +13,9 @@ if TYPE_CHECKING:
 
 def add_scenarios(commands: "Subparsers") -> None:
     """Declare `planner scenarios`."""
-    parser = commands.add_parser("scenarios", help="list the shipped scenarios")
+    parser = commands.add_parser(
+        "scenarios", help="list the shipped scenarios, with their questions"
+    )
     parser.set_defaults(run=run_scenarios)
 
 
@@ -32,14 +31,18 @@ def run_scenarios(_options: argparse.Namespace) -> None:
 
 def add_models(commands: "Subparsers") -> None:
     """Declare `planner models`."""
-    parser = commands.add_parser("models", help="list the models of the catalog")
+    parser = commands.add_parser(
+        "models", help="list the models of the catalog, with size and context"
+    )
     _add_pattern(parser)
     parser.set_defaults(run=run_models)
 
 
 def add_gpus(commands: "Subparsers") -> None:
     """Declare `planner gpus`."""
-    parser = commands.add_parser("gpus", help="list the gpus of the catalog")
+    parser = commands.add_parser(
+        "gpus", help="list the GPUs of the catalog, with memory, bandwidth and price"
+    )
     _add_pattern(parser)
     parser.set_defaults(run=run_gpus)
 
@@ -50,18 +53,20 @@ def _add_pattern(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="PATTERN",
-        help="part of a name; * is anything",
+        help="part of a name; * matches anything",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
 
 
 def run_models(options: argparse.Namespace) -> None:
     """Print the models that match a pattern."""
-    from planner.models.registry import list_model_names, list_models, load_model
+    from planner.ui.catalog_json import find_models, serialize_models
 
-    names = list_model_names() if options.pattern else list_models()
+    if options.json:
+        print(format_json({"models": serialize_models(options.pattern)}))
+        return
     rows = [("model", "parameters", "active", "context", "weights")]
-    for name in _filter_names(options.pattern, names, "model"):
-        model = load_model(name)
+    for name, model in find_models(options.pattern).items():
         architecture, method = model.architecture, model.quantization.method
         rows.append(
             (
@@ -77,13 +82,14 @@ def run_models(options: argparse.Namespace) -> None:
 
 def run_gpus(options: argparse.Namespace) -> None:
     """Print the GPUs that match a pattern."""
-    from planner.hardware.gpus import get_gpu, list_gpus
     from planner.hardware.prices import look_up_gpu_price
+    from planner.ui.catalog_json import find_gpus, serialize_gpus
 
-    known = {alias: gpu.name for gpu in list_gpus() for alias in (gpu.name, *gpu.aliases)}
-    matches = _filter_names(options.pattern, known, "GPU")
+    if options.json:
+        print(format_json({"gpus": serialize_gpus(options.pattern)}))
+        return
     rows = [("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")]
-    for gpu in map(get_gpu, dict.fromkeys(known[name] for name in matches)):
+    for gpu in find_gpus(options.pattern):
         price = look_up_gpu_price(gpu)
         rows.append(
             (
@@ -98,18 +104,3 @@ def run_gpus(options: argparse.Namespace) -> None:
             )
         )
     print(format_columns(rows))
-
-
-def _filter_names(pattern: str, names: Iterable[str], kind: str) -> list[str]:
-    """Return the names that contain `pattern`, in which `*` matches anything.
-
-    Raises `PlannerError` if there are none.
-    """
-    if len(pattern) > 200:
-        raise PlannerError(f"a part of a name has at most 200 letters, got {len(pattern):,}")
-    names = list(names)
-    matches = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
-    if not matches:
-        parts = {part for name in names for part in (name, *re.split("[/-]", name))}
-        raise make_unknown_name_error(pattern, parts, kind, min_similarity=0.6)
-    return matches

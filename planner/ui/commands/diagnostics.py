@@ -1,10 +1,11 @@
-"""Commands about servers that run: explain-log, diagnose, profile and lint."""
+"""Commands about servers that run: explain-log, diagnose, profile, lint and review."""
 
 import argparse
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.core.errors import PlannerError
 from planner.ui.commands.options import announce_compilation, format_json
 
 if TYPE_CHECKING:
@@ -14,34 +15,47 @@ if TYPE_CHECKING:
 def add_explain_log(commands: "Subparsers") -> None:
     """Declare `planner explain-log`."""
     parser = commands.add_parser(
-        "explain-log", help="hold a vLLM start-up log against the plan, line by line"
+        "explain-log",
+        help="compare a vLLM startup log with the plan, and show what could be gained",
     )
-    parser.add_argument("log", type=Path, metavar="FILE")
+    parser.add_argument("log", type=Path, metavar="FILE", help="startup log of vLLM")
     parser.add_argument(
         "--scenario",
         metavar="SCENARIO",
-        help="whose plan it is, on the GPU that the log or --gpu names; the log's own arguments "
-        "win over it",
+        help="scenario to compare with, on the GPU of the log or --gpu; arguments in the log take "
+        "precedence",
     )
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU that it ran on, which few logs name")
+    parser.add_argument("--gpu", metavar="NAME", help="GPU of the server; few logs name it")
     parser.add_argument(
-        "--model", metavar="NAME", help="the model that it served, where the log does not name it"
+        "--model", metavar="NAME", help="model of the server, if the log does not name it"
     )
+    parser.add_argument(
+        "--command",
+        dest="launched",
+        metavar="WHAT",
+        help="command line (in quotes) or file that started the server, for what the log leaves "
+        "out; requires --gpu",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.set_defaults(run=run_explain_log)
 
 
 @announce_compilation
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
-    from planner.planning.scenario import load_scenario
-    from planner.tools.diagnostics.log_comparison import explain_log_file
+    from planner.ui.log_explanation import explain_log
 
-    explanation = explain_log_file(
+    explanation = explain_log(
         options.log,
         options.gpu,
-        load_scenario(options.scenario) if options.scenario else None,
-        options.model,
+        scenario=options.scenario,
+        command=options.launched,
+        model=options.model,
     )
+    failed = int(bool(explanation.log.failure or explanation.errors))
+    if options.json:
+        print(format_json(explanation.to_json()))
+        return failed
     print(explanation)
     if explanation.scenario_line:
         print(
@@ -50,28 +64,27 @@ def run_explain_log(options: argparse.Namespace) -> int:
         )
     if explanation.suggestions:
         print(f"\n{explanation.suggestions}")
-    return int(bool(explanation.log.failure or explanation.errors))
+    return failed
 
 
 def add_diagnose(commands: "Subparsers") -> None:
     """Declare `planner diagnose`."""
     parser = commands.add_parser(
         "diagnose",
-        help="name what is wrong with a server, by its /metrics and its log, and what would mend "
-        "it",
+        help="find what is wrong with a running server from its /metrics and log, and how to fix it",
     )
     parser.add_argument(
         "pages",
         nargs="*",
         metavar="METRICS",
-        help="one or two saved /metrics pages of a replica, the earlier first, or its address",
+        help="one or two saved /metrics pages of a replica, the earlier first, or its URL",
     )
-    parser.add_argument("--log", type=Path, metavar="LOG", help="its start-up log")
+    parser.add_argument("--log", type=Path, metavar="LOG", help="startup log of the server")
     parser.add_argument(
-        "--plan", metavar="PLAN", help="what was planned: a scenario, or a plan.json"
+        "--plan", metavar="PLAN", help="plan to compare with: a scenario or a plan.json"
     )
     _add_seconds_option(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.set_defaults(run=run_diagnose)
 
 
@@ -80,7 +93,7 @@ def _add_seconds_option(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=float,
         metavar="S",
-        help="between the pages, where the times of the files do not tell",
+        help="time between the two pages, if the files' times do not show it",
     )
 
 
@@ -97,13 +110,13 @@ def run_diagnose(options: argparse.Namespace) -> int:
 def add_profile(commands: "Subparsers") -> None:
     """Declare `planner profile`."""
     parser = commands.add_parser(
-        "profile", help="print the workload of a scenario from what production says"
+        "profile", help="print a scenario's workload from an access log or /metrics pages"
     )
     parser.add_argument(
         "sources",
         nargs="+",
         metavar="FILE",
-        help="an access log (CSV, JSON lines), or one or two saved /metrics pages",
+        help="access log (CSV, JSON lines), or one or two saved /metrics pages",
     )
     _add_seconds_option(parser)
     parser.set_defaults(run=run_profile)
@@ -119,36 +132,36 @@ def run_profile(options: argparse.Namespace) -> None:
 def add_lint(commands: "Subparsers") -> None:
     """Declare `planner lint`."""
     parser = commands.add_parser(
-        "lint", help="judge a command, unit, compose file or manifest that runs today"
+        "lint", help="check a launch command, systemd unit, compose file or manifest"
     )
     parser.add_argument(
         "what",
         metavar="WHAT",
         nargs="+",
-        help="a command line (in quotes where it has quotes or braces), or a file",
+        help="launch command (in quotes if it contains quotes or braces), or a file",
     )
     parser.add_argument(
         "--engine-version",
         metavar="V",
-        help="what it runs (default: its image's tag, or the newest known)",
+        help="version that it runs (default: the image's tag, else the newest known)",
     )
     parser.add_argument(
         "--engine",
         metavar="E",
-        help="vllm, sglang, trtllm or tgi, where WHAT is nothing but options",
+        help="vllm, sglang, trtllm or tgi, if WHAT contains only options",
     )
     parser.add_argument(
         "--gpu",
         metavar="NAME",
-        help="plan it on this GPU, or on so many (4xH100), and propose a better command",
+        help="size it for this GPU or number of GPUs (4xH100), and propose a better command",
     )
     parser.add_argument(
         "--scenario",
         metavar="SCENARIO",
-        help="whose traffic it serves (default: 1,000 + 200 tokens a request)",
+        help="scenario whose traffic it serves (default: 1,000 + 200 tokens per request)",
     )
-    parser.add_argument("--to", metavar="V2", help="what another version would make of it")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--to", metavar="V2", help="also show what changes at another version")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     # the options of a command line that is not in quotes are the engine's
     parser.set_defaults(run=run_lint, takes_rest=lambda options: len(options.what) > 1)
 
@@ -157,7 +170,7 @@ def add_lint(commands: "Subparsers") -> None:
 def run_lint(options: argparse.Namespace) -> int:
     """Check a command or file; the exit code is the verdict's."""
     from planner.planning.scenario import load_scenario
-    from planner.tools.lint.report import lint
+    from planner.tools.lint.report import LINT_EXIT_CODES, lint
 
     words = [*options.what, *options.rest]
     report = lint(
@@ -169,4 +182,80 @@ def run_lint(options: argparse.Namespace) -> int:
         workload=load_scenario(options.scenario).workload if options.scenario else None,
     )
     print(format_json(report.to_json()) if options.json else report)
-    return {"ok": 0, "at_risk": 3, "mend": 1}[report.verdict]
+    return LINT_EXIT_CODES[report.verdict]
+
+
+def add_review(commands: "Subparsers") -> None:
+    """Declare `planner review`."""
+    parser = commands.add_parser(
+        "review",
+        help="compare two commands, compose files, manifests or Helm values, for a pull request",
+        description="Print in Markdown what a change does to options, memory, capacity, latency,"
+        " cost and risk. Ends with 1 if it needs a fix, with --fail-on risky also with 3 if it is"
+        " risky; what was wrong before does not count.",
+    )
+    parser.add_argument("old", metavar="OLD", help="a command line in quotes, or a file")
+    parser.add_argument("new", metavar="NEW", help="the same after the change; empty: it is gone")
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="plan both on this GPU, or on so many (4xH100)"
+    )
+    parser.add_argument(
+        "--engine-version", metavar="V",
+        help="what both run (default: the tag of each one's image, or the newest known)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine", metavar="E", help="vllm, sglang, trtllm or tgi, if there are only options"
+    )
+    parser.add_argument(
+        "--scenario", metavar="SCENARIO",
+        help="the traffic and targets of one replica (default: 1,000 + 200 tokens a request)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fail-on", choices=("fix", "risky", "never"), default="fix",
+        help="the exit code is not 0 if the change needs a fix (default), if it is risky, or never",
+    )  # fmt: skip
+    parser.set_defaults(run=run_review)
+
+
+@announce_compilation
+def run_review(options: argparse.Namespace) -> int:
+    """Print what a change does, as Markdown; the exit code is that of the policy."""
+    from planner.planning.scenario import load_scenario
+    from planner.tools.lint.review import review_change
+
+    if options.scenario and not options.gpu:
+        raise PlannerError("--scenario goes with --gpu NAME, on which its traffic is served")
+    review = review_change(
+        options.old,
+        options.new,
+        options.engine_version,
+        engine=options.engine,
+        gpu=options.gpu,
+        scenario=load_scenario(options.scenario) if options.scenario else None,
+    )
+    print(review.to_markdown(), end="")
+    return review.get_exit_code(options.fail_on)
+
+
+def add_check_guide(commands: "Subparsers") -> None:
+    """Declare `planner check-guide`."""
+    parser = commands.add_parser(
+        "check-guide",
+        help="check a guide's commands, options and rules: right, outdated, wrong, not checkable",
+    )
+    parser.add_argument("what", metavar="WHAT", help="a file, or the text in quotes")
+    parser.add_argument(
+        "--engine-version", metavar="V", help="vLLM's version to check for (default: newest known)"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=run_check_guide)
+
+
+def run_check_guide(options: argparse.Namespace) -> int:
+    """Check a guide; the exit code is the verdict's, as of lint."""
+    from planner.tools.guide_check import check_guide
+    from planner.tools.lint.report import LINT_EXIT_CODES
+
+    report = check_guide(options.what, options.engine_version)
+    print(format_json(report.to_json()) if options.json else report)
+    return LINT_EXIT_CODES[report.verdict]

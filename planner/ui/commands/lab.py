@@ -12,15 +12,15 @@ def add_lab(commands: "Subparsers") -> None:
     """Declare `planner lab`."""
     parser = commands.add_parser(
         "lab",
-        help="open the cockpit and the notebooks in JupyterLab, in a folder of your own",
+        help="open the cockpit and the notebooks in JupyterLab",
     )
     parser.add_argument(
         "folder",
         nargs="?",
         metavar="DIR",
-        help="where the notebooks are copied to (default: headroom-notebooks; existing files are "
-        "kept); options that follow are JupyterLab's, with an equals sign: --no-browser "
-        "--port=8899",
+        help="folder for a copy of the notebooks; existing files are kept (default: "
+        "headroom-notebooks). Further options go to JupyterLab and take an equals sign: "
+        "--no-browser --port=8899",
     )
     parser.set_defaults(run=run_lab, takes_rest=lambda _: True)
 

@@ -3,8 +3,10 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
 
 TEMPLATE_DIR = Path(__file__).parents[1] / "templates"
 ResultT = TypeVar("ResultT")
+CLEAR_LINE = "\r\033[K"
+"""Ends a line of progress on a terminal."""
 
 
 def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a scenario and the fields to set in it."""
-    parser.add_argument("scenario", help="a YAML file, or the name of a shipped scenario")
+    parser.add_argument(
+        "scenario", help="YAML file, or name of a shipped scenario (`planner scenarios`)"
+    )
     add_set_option(parser)
 
 
@@ -35,8 +41,8 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="set a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8 (may be "
-        "repeated)",
+        help="change a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8; "
+        "FIELD=null removes it; repeat for several fields",
     )
 
 
@@ -94,15 +100,38 @@ def print_message(message: str) -> None:
     """Print a line on stderr, if it can be written."""
     if sys.stderr is not None:
         with suppress(OSError):
-            print(
-                f"planner: {redact_text(escape_to_one_line(message))}", file=sys.stderr, flush=True
-            )
+            text = f"planner: {redact_text(escape_to_one_line(message))}"
+            print(f"{CLEAR_LINE * sys.stderr.isatty()}{text}", file=sys.stderr, flush=True)
 
 
 def print_progress(done: int, total: int, unit: str) -> None:
     """Print a line on stderr that the next one overwrites until all is done."""
     end = "\n" if done == total else ""
     print(f"\r{done:,} of {total:,} {unit}", end=end, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def show_elapsed_time(what: str) -> Iterator[None]:
+    """Show on a terminal's stderr for how long `what` has run, on a line that is gone at its end."""
+    done = threading.Event()
+
+    def show() -> None:
+        start = time.monotonic()
+        while not done.wait(1.0):
+            elapsed = f"{what}, {time.monotonic() - start:.0f} s"
+            print(f"{CLEAR_LINE}{elapsed}", end="", file=sys.stderr, flush=True)
+
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def format_json(data: Mapping[str, object]) -> str:

@@ -16,6 +16,8 @@ from planner.ui.commands.options import (
     format_json,
     parse_overrides,
     print_message,
+    print_progress,
+    show_elapsed_time,
 )
 
 if TYPE_CHECKING:
@@ -23,19 +25,25 @@ if TYPE_CHECKING:
 
 NEXT_COMMANDS = {"scenario": "check", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
 """The command for a file that `planner init` wrote, by its kind."""
+KINDS = (*NEXT_COMMANDS, "review")
+"""What `planner init` writes."""
 
 
 def add_init(commands: "Subparsers") -> None:
     """Declare `planner init`."""
     parser = commands.add_parser(
-        "init", help="write a commented scenario, sweep or fleet to start from"
+        "init",
+        help="write a commented scenario, sweep, fleet, or workflow that reviews pull requests",
     )
-    parser.add_argument("file", nargs="?", type=Path, default="scenario.yaml", metavar="FILE.yaml")
+    parser.add_argument(
+        "file", nargs="?", type=Path, default="scenario.yaml", metavar="FILE.yaml",
+        help="file to write, which must not exist yet (default: scenario.yaml)",
+    )  # fmt: skip
     parser.add_argument(
         "--kind",
-        choices=list(NEXT_COMMANDS),
+        choices=KINDS,
         default="scenario",
-        help="what is written (default: scenario)",
+        help="kind of file to write (default: scenario)",
     )
     parser.set_defaults(run=run_init)
 
@@ -49,14 +57,15 @@ def run_init(options: argparse.Namespace) -> None:
         raise PlannerError(f"{path} exists and stays as it is; name another file")
     with replace_atomically(path, new=True) as (part,):
         part.write_bytes((TEMPLATE_DIR / f"{kind}.yaml").read_bytes())
+    if kind not in NEXT_COMMANDS:
+        print(f"wrote {path}; next: set what stands under env, and commit it")
+        return
     print(f"wrote {path}; next: planner {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}")
 
 
 def add_check(commands: "Subparsers") -> None:
     """Declare `planner check`."""
-    parser = commands.add_parser(
-        "check", help="say what was understood of a scenario, without planning it"
-    )
+    parser = commands.add_parser("check", help="print how a scenario is read, without planning it")
     add_scenario_arguments(parser)
     parser.set_defaults(run=run_check)
 
@@ -71,23 +80,26 @@ def run_check(options: argparse.Namespace) -> None:
 
 def add_plan(commands: "Subparsers") -> None:
     """Declare `planner plan`."""
-    parser = commands.add_parser("plan", help="the answer to a scenario in seconds, without a PDF")
+    parser = commands.add_parser(
+        "plan",
+        help="find what to rent for a scenario, with cost and latencies",
+    )
     add_scenario_arguments(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
     )
     parser.add_argument("--all", action="store_true", help="print all details below the answer")
-    parser.add_argument(
-        "--json", action="store_true", help="print plan.json instead of a dozen lines"
-    )
+    parser.add_argument("--json", action="store_true", help="print plan.json instead of the answer")
     parser.set_defaults(run=run_plan)
 
 
 @announce_compilation
 def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
+    from planner.deploy.artifacts import explain_unsupported_artifacts
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
+    from planner.planning.what_if import find_unlisted_gpu
     from planner.ui.plan_files import write_plan_files
     from planner.ui.plan_json import serialize_plan
     from planner.ui.plan_text import EXIT_CODES, format_plan
@@ -96,7 +108,9 @@ def run_plan(options: argparse.Namespace) -> int:
     scenario = load_scenario(options.scenario, parse_overrides(options))
     if scenario.daily_profile and sys.stderr.isatty():
         print_message("replaying the hours of several days, up to a minute or two")
-    plan = search_deployments(scenario)
+    with show_elapsed_time("searching"):
+        plan = search_deployments(scenario)
+        unlisted = find_unlisted_gpu(plan) if options.all and not options.json else None
     names = write_plan_files(plan, options.out) if options.out else ()
     if options.json:
         print(format_json(serialize_plan(plan)))
@@ -105,9 +119,12 @@ def run_plan(options: argparse.Namespace) -> int:
     words += [word for text in options.set for word in ("--set", text)]
     out = shlex.quote(str(options.out)) if options.out else ""
     command = shlex.join(words)
-    print(format_plan(plan, detect_style(), command=command, out=out, detailed=options.all))
+    style, detailed = detect_style(), options.all
+    print(format_plan(plan, style, command=command, out=out, detailed=detailed, unlisted=unlisted))
     if names:
         print(f"  Written   {', '.join(names)} in {options.out}")
+        for reason in explain_unsupported_artifacts(plan):
+            print(f"  Files     {reason}")
     return EXIT_CODES[plan.verdict]
 
 
@@ -115,17 +132,17 @@ def add_report(commands: "Subparsers") -> None:
     """Declare `planner report`."""
     parser = commands.add_parser(
         "report",
-        help="write the capacity report of a scenario, or of several side by side, a PDF",
+        help="write a PDF about a scenario, or about several side by side",
     )
     parser.add_argument(
         "scenarios",
         nargs="+",
         metavar="SCENARIO",
-        help="a YAML file, or the name of a shipped scenario; 2 to 4 are compared",
+        help="YAML file, or name of a shipped scenario (`planner scenarios`); 2 to 4 are compared",
     )
     add_set_option(parser)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to (default: reports/SCENARIO)"
+        "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
     )
     parser.set_defaults(run=run_report)
 
@@ -137,26 +154,34 @@ def run_report(options: argparse.Namespace) -> None:
 
     names, overrides = options.scenarios, parse_overrides(options)
     path = (
-        write_report(names[0], options.out, overrides)
+        write_report(names[0], options.out, overrides, progress=_show_step)
         if len(names) == 1
-        else write_comparison_report(names, options.out, overrides)
+        else write_comparison_report(names, options.out, overrides, progress=_show_step)
     )
     print(f"report: {path}")
+
+
+def _show_step(text: str) -> None:
+    if sys.stderr.isatty():
+        print_message(text)
 
 
 def add_fleet(commands: "Subparsers") -> None:
     """Declare `planner fleet`."""
     parser = commands.add_parser(
         "fleet",
-        help="share a stock of GPUs among several scenarios at least cost, and write a PDF of it",
+        help="share a stock of GPUs among several scenarios at least cost, as a PDF",
     )
     parser.add_argument(
         "fleet",
         type=Path,
         metavar="FLEET.yaml",
-        help="scenarios, stock (GPUs by kind), usd_per_hour_at_most, power_at_most, growth",
+        help="fleet file with scenarios, stock (GPUs by kind) and limits; `planner init --kind fleet` "
+        "writes one",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: reports/FLEET)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/FLEET)"
+    )
     parser.set_defaults(run=run_fleet)
 
 
@@ -165,4 +190,11 @@ def run_fleet(options: argparse.Namespace) -> None:
     """Write a PDF about the allocation of a fleet."""
     from planner.ui.pdf_report import write_fleet_report
 
-    print(f"report: {write_fleet_report(options.fleet, options.out)}")
+    def show_searches(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print_progress(done, total, "searches")
+
+    path = write_fleet_report(
+        options.fleet, options.out, progress=_show_step, search_progress=show_searches
+    )
+    print(f"report: {path}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
 from planner.core.files import check_not_overwriting, get_report_date, replace_atomically
+from planner.core.number_format import format_number
 from planner.ui.commands.options import announce_compilation
 
 if TYPE_CHECKING:
@@ -15,35 +16,38 @@ if TYPE_CHECKING:
 def add_replay(commands: "Subparsers") -> None:
     """Declare `planner replay`."""
     parser = commands.add_parser(
-        "replay", help="replay requests through vLLM's scheduler, step by step"
+        "replay", help="simulate requests with vLLM's scheduler and print their latencies"
     )
     parser.add_argument(
         "case",
         nargs="?",
         type=Path,
         metavar="CASE.json",
-        help="a configuration and its requests",
+        help="scheduler configuration and requests",
     )
     parser.add_argument(
         "--fixed-step-time",
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="of a step (default: 1)",
+        help="duration of every step of CASE.json (default: 1)",
     )
     parser.add_argument(
-        "--step-log", type=Path, metavar="STEPS.csv", help="write what every step scheduled"
+        "--step-log",
+        type=Path,
+        metavar="STEPS.csv",
+        help="file to write: what each step of CASE.json schedules",
     )
     parser.add_argument(
         "--scenario",
         metavar="SCENARIO",
-        help="instead of a case: one engine of its plan, its traffic",
+        help="instead of CASE.json: simulate one engine of the scenario's plan",
     )
     parser.add_argument(
         "--requests",
         type=Path,
         metavar="REQUESTS.csv",
-        help="write every request's times (scenario)",
+        help="file to write: the times of each request, with --scenario",
     )
     parser.set_defaults(run=run_replay)
 
@@ -74,8 +78,15 @@ def run_replay(options: argparse.Namespace) -> None:
     scenario = load_scenario(options.scenario)
     check_not_overwriting(scenario.files, written)
     deployment = get_reference_deployment(search_deployments(scenario))
-    result = run_simulation(deployment, get_candidate_workload(scenario, deployment)).mid
+    run = run_simulation(deployment, get_candidate_workload(scenario, deployment))
+    result = run.mid
     print(f"{deployment}\n{result}")
+    if len(run.seeds) > 1 and run.arrival_rps:
+        arriving = run.arrival_rps / deployment.layout.replicas / result.engines
+        print(
+            f"{format_number(arriving)} requests/s arrive. The rate above is lower, as it includes the"
+            f" ends of {len(run.seeds)} runs, one per seed, in which nothing arrives."
+        )
     if options.requests is not None:
         with replace_atomically(options.requests) as (part,):
             result.to_frame().to_csv(part, index=False)
@@ -83,22 +94,25 @@ def run_replay(options: argparse.Namespace) -> None:
 
 def add_calibrate(commands: "Subparsers") -> None:
     """Declare `planner calibrate`."""
-    parser = commands.add_parser("calibrate", help="fit the step costs to your own benchmarks")
+    parser = commands.add_parser(
+        "calibrate", help="fit step costs to your own benchmarks, for narrower intervals"
+    )
     parser.add_argument(
         "results",
         nargs="+",
         type=Path,
         metavar="RESULTS",
-        help="JSON of `vllm bench serve --save-result --save-detailed`, or CSV with "
-        "measured_ttft_ms, measured_tpot_ms",
+        help="benchmark results: JSON of `vllm bench serve --save-result --save-detailed`, SGLang's "
+        "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `planner "
+        "predict` with measured_ttft_ms and measured_tpot_ms",
     )
     parser.add_argument(
         "--scenario",
         metavar="SCENARIO",
-        help="whose plan was measured (a CSV says it itself)",
+        help="scenario whose plan was measured; not needed for a CSV",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="your own, for a scenario's `calibration`"
+        "--out", type=Path, metavar="FILE", help="file to write, for `calibration` in a scenario"
     )
     parser.set_defaults(run=run_calibrate)
 

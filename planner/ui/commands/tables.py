@@ -18,25 +18,30 @@ if TYPE_CHECKING:
 
 def add_predict(commands: "Subparsers") -> None:
     """Declare `planner predict`."""
-    parser = commands.add_parser("predict", help="predict a CSV of deployments, one a row")
+    parser = commands.add_parser(
+        "predict",
+        help="predict memory, latencies and cost of deployments, one per CSV row",
+    )
     parser.add_argument(
         "rows",
         type=Path,
         metavar="ROWS.csv",
-        help="its columns: model and gpu; if you like engine, engine_version, quantization, tp, "
-        "pp, replicas, and arguments of the engine as it calls them; for latencies isl and osl "
-        "(mean tokens of prompt and answer) with request_rate or concurrency. All of them: "
+        help="deployments. Required columns: model, gpu. For latencies: isl and osl (mean tokens of "
+        "prompt and answer) with request_rate or concurrency. Optional: engine, engine_version, "
+        "quantization, tp, pp, replicas, and engine arguments by their own names. Full list: "
         "planner/planning/table_columns.yaml",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PREDICTIONS.csv", help="file to write"
+    )
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="your own, by `planner calibrate --out`",
+        help="your own step costs, as `planner calibrate --out` writes them",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="keep the answers of a run that was interrupted"
+        "--resume", action="store_true", help="reuse the answers of an interrupted run"
     )
     parser.set_defaults(run=run_predict)
 
@@ -63,37 +68,39 @@ def add_sweep(commands: "Subparsers") -> None:
     """Declare `planner sweep`."""
     parser = commands.add_parser(
         "sweep",
-        help="answer thousands of what-ifs of a scenario, on all cores or on a Dask cluster",
+        help="plan or predict a scenario at thousands of points, on all cores or on Dask",
     )
     parser.add_argument(
         "sweep",
         type=Path,
         metavar="SWEEP.yaml",
-        help="the scenario, what is asked, and a grid or a sample of its fields",
+        help="sweep file with a scenario and a grid or sample of its fields; "
+        "`planner init --kind sweep` writes one",
     )
     parser.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="TABLE",
-        help="a .csv or a .parquet file, one row a point",
+        help="file to write, .csv or .parquet, one row per point",
     )
     parser.add_argument(
         "--store",
         type=Path,
         metavar="FILE",
-        help="where answers are kept and looked up (default: one of your own, for all sweeps)",
+        help="file that keeps answers for later runs (default: one per user)",
     )
     parser.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="of a running Dask scheduler, such as tcp://10.0.0.1:8786 (default: this machine)",
+        help="address of a running Dask scheduler, such as tcp://10.0.0.1:8786 (default: none, run "
+        "on this machine)",
     )
     parser.add_argument(
         "--workers",
         type=parse_count,
         metavar="N",
-        help="processes on this machine (default: its cores)",
+        help="number of processes on this machine (default: one per core)",
     )
     parser.set_defaults(run=run_sweep_command)
 
@@ -107,12 +114,15 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     from planner.ui.terminal import detect_style
 
     def show_progress(done: int, total: int, num_stored: int) -> None:
-        if done == num_stored < total:
+        unit = f"points, {num_stored:,} from the store"
+        if done == total:
+            print_message(f"{done:,} of {total:,} {unit}")
+        elif done == num_stored:
             print_message(
                 "workers start; on a new machine they compile first, up to a minute or two"
             )
-        if sys.stderr.isatty() or done in (num_stored, total):
-            print_progress(done, total, f"points, {num_stored:,} from the store")
+        elif sys.stderr.isatty():
+            print_progress(done, total, unit)
 
     table = run_sweep_file(
         options.sweep,

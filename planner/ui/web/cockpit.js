@@ -287,7 +287,7 @@ function render({model, el}) {
     redraw($('.targets'), title('Latency targets', 'line: limit') + list.map(t =>
       `<button class="slo v-${t.tone}" data-key="slo-${t.key}" data-target="${t.key}" aria-pressed="${t.key === shown}"><span class="l"><b>${esc(t.name)}</b><span>${esc(t.short)}</span><span class="r"><b>${esc(t.value)}</b> ${t.range ? `<small>(${esc(t.range)})</small>` : ''} of ${esc(t.limit)}</span><span class="vd">${esc(t.status)}</span></span>
       <span class="track"><i class="iv" style="left:${t.lo}%;width:${t.inside}%"></i>${t.over > 0 ? `<i class="ov" style="left:${t.over_from}%;width:${t.over}%"></i>` : ''}<i class="lim" style="left:${t.at}%"></i><i class="mid" style="left:${t.mid}%"></i></span></button>`).join('')
-      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>80% interval</span></div>' : `<p class="none">${get('answer').state === 'final' ? 'No latency is stated.' : 'Follow with the answer.'}</p>`));
+      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>range up to the asked probability</span></div>' : `<p class="none">${get('answer').state === 'final' ? 'No latency is stated.' : 'Follow with the answer.'}</p>`));
   };
   const chart = (place, drawn, name, empty) => redraw($(place), drawn ? `${title(drawn.title)}<div class="svg" role="img" aria-label="${esc(`${drawn.title}. ${drawn.note}`)}">${drawn.svg}</div><p class="cap">${esc(drawn.note)}</p>` : title(name) + `<p class="none">${esc(empty)}</p>`);
   const charts = () => {
@@ -312,7 +312,7 @@ function render({model, el}) {
       ? `<td title="${esc(r.setup)}"><b>${esc(r.gpus.replace('-SXM', ''))}</b> <span class="lay">${esc(r.setup.replace(' weights', ''))}</span></td><td class="r" title="${esc(r.hour)}"><b>${esc(r.month)}</b></td><td class="r"><em class="${r.cheaper ? 'down' : ''}">${esc(r.change)}</em></td><td>${odds(r.tone, r.probability)}</td></tr>`
       : `<td class="lay">${esc(r.status)}</td><td></td><td></td><td>${odds(r.tone, 'no plan')}</td></tr>`);
     const table = (rows, first, empty) => rows?.length ? `<table class="five"><thead><tr><th>${first}</th><th>Plan</th><th class="r">Price</th><th></th><th>Probability</th></tr></thead><tbody>${rows.map(row).join('')}</tbody></table>` : `<p class="none">${doing ? 'Searching.' : state === 'final' ? empty : 'Follow after the simulation.'}</p>`;
-    redraw($('.gpus-too'), title('Same targets, other GPUs', small) + table(o.gpus, 'GPU', 'No other GPU was searched.'));
+    redraw($('.gpus-too'), title('Same targets, other GPUs', `not on your list${doing ? ', searching' : ''}`) + table(o.gpus, 'GPU', 'No other GPU was searched.'));
     redraw($('.changes'), title('What would change the answer', small) + table(o.changes, 'Change', 'No change helps.'));
   };
   const memory = () => {
