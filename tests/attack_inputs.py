@@ -305,8 +305,9 @@ DOCUMENTED_EXITS = (0, 1, 3, 4)
 COMMANDS = {
     name: {(action.option_strings or [action.dest])[0]: action for action in parser._actions[1:]}
     for name, parser in cli.build_parser()._subparsers._group_actions[0].choices.items()
+    if name != "mcp"
 }
-"""Of every command its arguments, by their names, without --help."""
+"""Of every command its arguments, by their names, without --help; `mcp` reads a stream of messages."""
 FILES = {
     "mine.yaml": yaml.safe_dump(QUESTION),
     "runs.csv": MEASURED,

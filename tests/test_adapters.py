@@ -1,12 +1,16 @@
 """Multi-LoRA in the replay: at most `max_loras` adapters in a step, as vLLM has it; loads; what a step costs more."""
 
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from planner.analysis.adapter_tables import compare_adapter_endpoints
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_usd
 from planner.deploy import build_launch, render_artifacts
 from planner.engines.deployment import deploy_on
 from planner.latency.lora_adapters import (
@@ -28,6 +32,9 @@ from planner.simulator.simulation import (
     simulate_requests,
     simulate_workload,
 )
+from planner.ui.decision_memo import build_memo
+from planner.ui.plan_panel import build_answer
+from planner.ui.plan_text import format_plan
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.workload import Workload, compute_zipf_fractions
@@ -277,13 +284,20 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     assert plan.chosen is not None and plan.chosen.is_simulated
     args = plan.chosen.deployment.args
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
+    usd = plan.chosen.usd_per_hour
+    assert usd
+    each = f"{format_usd(usd * 24 * 365.25 / 12 / 40)}/month per adapter"
+    slots = f"40 LoRA adapters, {args.max_loras} slot"
+    text = " ".join(format_plan(plan).split())
+    said = build_memo(plan).sentences, build_answer(plan)["say"], [text]
+    assert all(any(slots in line and each in line for line in lines) for lines in said)
     started = str(build_launch(plan.chosen.prediction))
     for flag in (
         "--enable-lora",
         f"--max-loras {args.max_loras}",
         "--max-cpu-loras 40",
         "--lora-modules",
-        "ADAPTER",
+        "ADAPTERS",
     ):
         assert flag in started
     (rented,) = render_artifacts(plan.chosen.prediction, (), wanted=["runpod"]).values()
@@ -350,3 +364,30 @@ def test_adapters_that_no_engine_serves_are_refused(
 ) -> None:
     with pytest.raises(PlannerError, match=message):
         parse_scenario({**ASKED, "adapters": adapters}, "wrong")
+
+
+def test_the_scripts_start_and_ask_for_all_adapters_and_warm_up_first(tmp_path: Path) -> None:
+    plan = search_deployments(parse_scenario({**ASKED, "adapters": {"count": 3}}, "adapters"))
+    assert plan.chosen is not None
+    texts = render_artifacts(plan.chosen.prediction, (), wanted=["script", "benchmark"])
+    stub = tmp_path / "vllm"
+    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$*" >> ran\n')
+    stub.chmod(0o755)
+
+    def run(name: str, adapters: str) -> tuple[list[str], str]:
+        (tmp_path / name).write_text(texts[name])
+        (tmp_path / "ran").unlink(missing_ok=True)
+        done = subprocess.run(
+            ["bash", name], cwd=tmp_path, capture_output=True, text=True, check=True,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "ADAPTERS": adapters},
+        )  # fmt: skip
+        return (tmp_path / "ran").read_text().splitlines(), done.stderr
+
+    ((command,), said) = run("serve.sh", "a=/x b=/y c=/z")
+    assert " --lora-modules a=/x b=/y c=/z --" in command and not said
+    assert "the plan has 3 adapters, ADAPTERS names 1" in run("serve.sh", "a=/x")[1]
+    warm_up, *measured = run("bench.sh", "a=/x b=/y c")[0]
+    assert "--save-result" not in warm_up and all("--save-result" in line for line in measured)
+    assert all(" --lora-modules a b c --" in line for line in (warm_up, *measured))
+    seeds = [re.search(r"--seed (\d+)", line)[1] for line in (warm_up, *measured)]  # type: ignore[index]
+    assert len({*seeds}) == len(seeds) > 3  # equal prompts would be found in the prefix cache

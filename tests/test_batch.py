@@ -214,6 +214,8 @@ def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
         and "did you mean max_num_seqs?" in rows[0]["warnings"]
     )
     assert "2 more cells" in rows[1]["error"]
+    _, rows = predicted(tmp_path, ",model,gpu", "0,meta-llama/Llama-3.1-8B,H100")  # as pandas saves
+    assert rows[0]["status"] == "ok" and not rows[0]["warnings"]
     _, rows = predicted(
         tmp_path, "model,gpu,rate,prompt_tokens,concurrency", "meta-llama/Llama-3.1-8B,H100,8,900,"
     )
@@ -309,3 +311,31 @@ def test_speculation_changes_tpot_by_the_speedup_it_states() -> None:
     assert without["tpot_ms_mean"] / with_it["tpot_ms_mean"] == pytest.approx(
         with_it["spec_speedup"], rel=0.05
     )
+
+
+def test_one_client_is_served_by_one_replica_and_by_one_rank() -> None:
+    """pegainfer docs/models/kimi-k2/vllm: DP8 on H20 gives 54.7 tokens/s to one client and 157.9 to four."""
+    qwen = {
+        "model": "Qwen/Qwen3-8B",
+        "gpu": "H100",
+        "isl": "1000",
+        "osl": "128",
+        "num_prompts": "8",
+    }
+    alone, eight = (
+        predict_row({**qwen, "replicas": count, "concurrency": "1"})["output_tps"]
+        for count in ("1", "8")
+    )
+    assert alone == eight
+    kimi = {
+        "model": "moonshotai/Kimi-K2.5", "gpu": "H20-141GB", "engine_version": "0.19.0",
+        "tp": "1", "dp": "8", "ep": "8", "isl": "1", "osl": "128", "max_model_len": "4096",
+    }  # fmt: skip
+    one, four = (
+        predict_row({**kimi, "concurrency": clients, "num_prompts": "32"})["output_tps"]
+        for clients in ("1", "4")
+    )
+    assert (
+        four / one == pytest.approx(4, rel=0.05) and 157.9 / 54.7 < 4
+    )  # the step of one, or longer
+    assert one == pytest.approx(54.7, rel=0.5)

@@ -304,6 +304,160 @@ def test_a_result_of_vllm_bench_serve_is_read(tmp_path):
     assert sent.workload.trace.arrival[-1] == 18.0
 
 
+PERCENTILES = {"min": 8, "p5": 10, "p50": 465, "p95": 1577, "p99": 1808, "max": 1875}
+FORMS = {
+    # a run of SGLang's bench_serving on ShareGPT, as it was published
+    "sglang": {
+        "backend": "sglang", "dataset_name": "sharegpt", "request_rate": 5.0,
+        "max_concurrency": 256, "duration": 204.5, "completed": 1000, "total_input_tokens": 302118,
+        "total_output_tokens": 195775, "request_throughput": 4.889, "output_throughput": 957.2,
+        "mean_e2e_latency_ms": 2409.5, "median_e2e_latency_ms": 1537.9,
+        "p99_e2e_latency_ms": 9813.9, "mean_ttft_ms": 91.7, "median_ttft_ms": 76.4,
+        "p99_ttft_ms": 328.0, "mean_tpot_ms": 11.81, "median_tpot_ms": 11.83, "p99_tpot_ms": 19.04,
+        "mean_itl_ms": 11.92, "p95_itl_ms": 18.84, "p99_itl_ms": 21.48, "accept_length": None,
+    },
+    # AIPerf 0.10: anud18/qwen36-vllm-aiperf-benchmark, results/nvfp4/5090/chatbot/r0.8
+    "aiperf": {
+        "aiperf_version": "0.10.0", "request_throughput": {"unit": "requests/sec", "avg": 0.8074},
+        "request_latency": {"unit": "ms", "avg": 1213.8, "p50": 1046.8, "p95": 2581.0, "count": 96},
+        "request_count": {"unit": "requests", "avg": 96.0},
+        "time_to_first_token": {"unit": "ms", "avg": 97.17, "p50": 96.58, "p95": 187.5, "p99": 215.5},
+        "inter_token_latency": {"unit": "ms", "avg": 5.181, "p50": 5.297, "p95": 6.079},
+        "inter_chunk_latency": {"unit": "ms", "avg": 5.156, "p50": 5.130, "p99": 6.630},
+        "output_token_throughput": {"unit": "tokens/sec", "avg": 175.9},
+        "output_sequence_length": {"avg": 217.8, "p5": 31, "p50": 189, "p95": 481, "max": 740},
+        "input_sequence_length": {"avg": 581.4, **PERCENTILES},
+        "input_config": {
+            "phases": [
+                {"name": "warmup", "type": "poisson", "exclude_from_results": True, "rate": 0.5},
+                {"name": "profiling", "type": "poisson", "requests": 96, "rate": 0.8},
+            ]
+        },
+    },
+    # inference-perf: the summary in llm-d-benchmark's documentation
+    "inference-perf": {
+        "load_summary": {"count": 3600},
+        "successes": {
+            "count": 3600,
+            "latency": {
+                "request_latency": {"mean": 5.018, "median": 4.922, "p95": 6.230, "p99": 6.899},
+                "time_per_output_token": {"mean": 0.009651, "median": 0.009469, "p95": 0.012026},
+                "time_to_first_token": {"mean": 0.05562, "median": 0.05277, "p99": 0.1208},
+                "inter_token_latency": {"mean": 0.009651, "p95": 0.02338},
+            },
+            "throughput": {"output_tokens_per_sec": 2253.1, "requests_per_sec": 9.129},
+            "prompt_len": {"mean": 2424.5, "min": 2387, "median": 2426, "p99.9": 2474, "max": 2474},
+            "output_len": {"mean": 246.8, "min": 3, "p5": 238, "median": 255, "max": 511},
+        },
+        "failures": {"count": 0},
+    },
+    "guidellm": {
+        "benchmarks": [
+            {
+                "config": {"strategy": {"type_": "concurrent", "streams": 8}},
+                "metrics": {
+                    "request_totals": {"successful": 240, "errored": 2, "incomplete": 8},
+                    "requests_per_second": {"successful": {"mean": 3.2}},
+                    "output_tokens_per_second": {"successful": {"mean": 640.0}},
+                    "request_latency": {
+                        "successful": {"mean": 2.5, "percentiles": {"p50": 2.4, "p95": 2.9}}
+                    },
+                    "time_to_first_token_ms": {
+                        "successful": {"mean": 80.0, "percentiles": {"p95": 120.0, "p99": 150.0}}
+                    },
+                    "inter_token_latency_ms": {"successful": {"mean": 12.1}},
+                    "prompt_token_count": {
+                        "successful": {
+                            "mean": 1000.0,
+                            "percentiles": {"p001": 900, "p05": 920, "p50": 1000, "p999": 1100},
+                        }
+                    },
+                    "output_token_count": {
+                        "successful": {"mean": 200.0, "percentiles": {"p05": 180, "p50": 200, "p95": 220}}
+                    },
+                },
+            }
+        ]
+    },
+}  # fmt: skip
+EXPECTED = {
+    "sglang": (302.1, 195.8, 5.0, 256, {"mean ttft": 0.0917, "p99 e2e": 9.8139, "p95 itl": 0.01884}),
+    "aiperf": (581.4, 217.8, 0.8, None, {"p95 ttft": 0.1875, "mean tpot": 0.00518, "p99 itl": 0.00663}),
+    "inference-perf": (2424.5, 246.8, 9.129, None, {"p50 ttft": 0.05277, "p95 tpot": 0.012026}),
+    "guidellm": (1000.0, 200.0, None, 8, {"p95 e2e": 2.9, "mean tpot": 0.0121, "p95 ttft": 0.12}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_results_of_other_load_generators_are_read(name, tmp_path):
+    path = tmp_path / "result.jsonl"
+    path.write_text(json.dumps(FORMS[name]) + "\n")
+    (point,) = read_benchmark_results([path], DEPLOYMENT).points
+    prompt, output, rate, concurrency, statistics = EXPECTED[name]
+    load = point.workload
+    assert load.prompt.mean == pytest.approx(prompt, rel=0.01)
+    assert load.output.mean == pytest.approx(output, rel=0.01)
+    assert load.rate == (rate and pytest.approx(rate, rel=0.15))  # of drawn arrivals
+    assert load.concurrency == concurrency
+    assert {key: point.statistics[key] for key in statistics} == pytest.approx(statistics, rel=1e-3)
+
+
+# printed by vLLM on an H100 and by SGLang, as people posted them
+PRINTED = """Traffic request rate: inf
+Burstiness factor: 1.0 (Poisson process)
+Maximum request concurrency: 32
+100%|##########| 32/32 [02:30<00:00,  4.71s/it]
+============ Serving Benchmark Result ============
+Successful requests:                     32
+Benchmark duration (s):                  150.87
+Total input tokens:                      65536
+Total generated tokens:                  65536
+Request throughput (req/s):              0.21
+Output token throughput (tok/s):         434.40
+---------------Time to First Token----------------
+Mean TTFT (ms):                          7279.56
+Median TTFT (ms):                        7099.88
+P99 TTFT (ms):                           10999.46
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          70.14
+P99 TPOT (ms):                           72.63
+==================================================
+
+============ Serving Benchmark Result ============
+Backend:                                 sglang-oai-chat
+Traffic request rate:                    20.0
+Max request concurrency:                 20
+Successful requests:                     100
+Total input tokens:                      50561
+Total generated tokens:                  25883
+----------------End-to-End Latency----------------
+Mean E2E Latency (ms):                   2098.07
+Mean TTFT (ms):                          274.09
+Mean TPOT (ms):                          7.76
+==================================================
+"""
+
+
+def test_printed_tables_are_read(tmp_path):
+    path = tmp_path / "terminal.txt"
+    path.write_text(PRINTED)
+    first, second = read_benchmark_results([path], DEPLOYMENT).points
+    assert (first.workload.concurrency, first.workload.rate) == (32, None)
+    assert first.workload.prompt.mean == 2048 and first.tpot == pytest.approx(0.07014)
+    assert first.statistics["p50 ttft"] == pytest.approx(7.09988)
+    assert (second.workload.concurrency, second.workload.rate) == (20, 20.0)
+    assert second.statistics["mean e2e"] == pytest.approx(2.09807)
+
+
+def test_a_form_that_lacks_a_figure_is_told(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"benchmarks": [{"metrics": {}}]}))
+    with pytest.raises(
+        PlannerError, match=r"result\.json, as a result of a load generator: .*run_stats"
+    ):
+        read_benchmark_results([path], DEPLOYMENT)
+
+
 def test_a_table_names_what_ran(tmp_path):
     """One InferenceX row, and the same in the batch interface's columns, are the same run."""
     theirs, ours = tmp_path / "theirs.csv", tmp_path / "ours.csv"

@@ -116,7 +116,7 @@ def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
 def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
     row = summary.build_ramp_table({0.5: found}).iloc[0]
-    assert row["requests/s"] == "0.5" and row["TTFT p99 (ms)"].mid == pytest.approx(
+    assert row["requests/s"] == "0.5" and row["p99 TTFT (ms)"].mid == pytest.approx(
         found.ttft["p99"].mid * 1e3
     )
 

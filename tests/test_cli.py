@@ -18,7 +18,7 @@ from planner.tools.fleet.fleet_file import FleetEntry
 from planner.tools.sweep.runner import answer_point
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui.cli import main
-from planner.ui.commands.options import TEMPLATE_DIR
+from planner.ui.commands.options import CLEAR_LINE, TEMPLATE_DIR
 
 GOOD = """\
 question: How many?
@@ -276,7 +276,8 @@ def test_a_day_is_said_to_take_a_while_on_a_terminal(capsys, monkeypatch):
         == main(["plan", "chat-70b"])
         == 2
     )
-    assert capsys.readouterr().err.splitlines()[1:] == ["planner: stopped"] * 2
+    shown = capsys.readouterr().err.replace(CLEAR_LINE, "").splitlines()
+    assert shown[1:] == ["planner: stopped"] * 2
 
 
 def test_the_bare_command_prints_its_help(capsys):

@@ -178,8 +178,10 @@ def test_the_benchmark_states_what_to_compare_with() -> None:
     prediction = evaluate(deployment(), WORKLOAD)
     text = deploy.render_artifacts(prediction, TARGETS)["bench.sh"]
     for performance in deploy.predict_benchmark_ramp(prediction).values():
-        assert f"{performance.ttft['p99'].mid * 1e3:.0f} (" in text
-        assert f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
+        for target in TARGETS:
+            value = performance.get(target.metric, target.percentile)
+            assert f"{value.mid * 1e3:.0f} (" in text
+    assert all(target.name in text.splitlines()[4] for target in TARGETS)
     assert "--goodput tpot:50 ttft:800 e2el:20000" in text
     assert "--random-input-len 900" in text and "--random-prefix-len 100" in text
 
@@ -456,7 +458,9 @@ def test_the_checklist_names_only_files_that_are_written_and_the_engine_to_insta
         "`systemctl daemon-reload`, `systemctl enable --now headroom@0`" in whole
         and "systemctl" not in alone
     )
-    held = deploy.render_artifacts(found, TARGETS, wanted=("checklist", "kubernetes"))[
-        "checklist.md"
-    ]
-    assert "kubectl get crd scaledobjects.keda.sh" in held and "KEDA" not in whole
+    two = evaluate(deployment(replicas=2), WORKLOAD)
+    for many, is_scaled in ((found, False), (two, True)):  # one replica scales to nothing
+        texts = deploy.render_artifacts(many, TARGETS, wanted=("checklist", "kubernetes"))
+        assert ("scaledobjects.keda.sh" in texts["checklist.md"]) == is_scaled
+        assert ("k8s/scale.yaml" in texts) == is_scaled and "k8s/serve.yaml" in texts
+    assert "KEDA" not in whole

@@ -20,6 +20,7 @@ from planner.engines.metric_names import get_metric_names
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import estimate_capacity
+from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.planning.slo import SloTarget
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.diagnosis import Diagnosis
@@ -30,7 +31,6 @@ from planner.tools.diagnostics.metrics_pages import (
     measure_replica,
     read_metrics_page,
 )
-from planner.tools.diagnostics.planned_replica import PlannedReplica, load_planned_replica
 from planner.tools.diagnostics.startup_errors import ErrorPhrase, find_startup_errors
 from planner.ui.cli import main
 from planner.workload.length_distribution import LengthDistribution

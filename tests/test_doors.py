@@ -1,5 +1,6 @@
 """Every door shuts: secrets stay in, other servers' answers are bounded, and what breaks ends in one line."""
 
+import csv
 import json
 import os
 import signal
@@ -12,15 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from planner.core.errors import PlannerError
+from planner.core.readers import read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text, redact_words
 from planner.engines.deployment import ParallelLayout
+from planner.planning.planned_replica import load_planned_replica
 from planner.simulator.interruptible import make_interruptible
 from planner.tools.diagnostics import diagnose, metrics_pages
 from planner.tools.diagnostics.log_comparison import explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
-from planner.tools.diagnostics.planned_replica import load_planned_replica
 from planner.tools.lint.report import lint
 from planner.ui import cli
 from planner.workload.length_distribution import LengthDistribution
@@ -294,6 +297,11 @@ services:
     image: vllm/vllm-openai:v0.20.2
     entrypoint: {}
     command: [Qwen/Qwen3-8B, --enable-reasoning, --no-such-flag, --tensor-parallel-size, "3"]
+    ipc: host
+    deploy:
+      resources:
+        reservations:
+          devices: [{{driver: nvidia, count: 3, capabilities: [gpu]}}]
 """
 
 
@@ -392,3 +400,24 @@ def test_an_option_of_replay_that_does_nothing_is_refused(
     steps = str(tmp_path / "steps.csv")
     assert cli.main(["replay", "--scenario", "edge-8b-24gb", "--step-log", steps]) == 2
     assert "--step-log is written for a CASE.json only" in capsys.readouterr().err
+
+
+def test_no_pinned_version_has_a_known_hole() -> None:
+    """Advisories that pip-audit reported in public, by the release that closes them; checked on 2026-11-26."""
+    root = Path(__file__).parents[1]
+    pins = dict(
+        line.strip().lower().replace("-", "_").split("==")
+        for line in (root / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    with (root / "tests/data/advisories.csv").open() as file:
+        for row in csv.DictReader(file):
+            pinned = pins[row["package"].lower()]
+            assert Version(pinned) >= Version(row["fixed_in"]), row["advisory"]
+
+
+@pytest.mark.parametrize("text", ["- x", "", "sizes: 3", "a: {b: c}"])
+def test_a_catalog_without_a_section_is_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "fields.yaml").write_text(text)
+    with pytest.raises(PlannerError, match=r"fields\.yaml, section sizes: expected names"):
+        read_yaml_sections(tmp_path / "fields.yaml", "sizes")

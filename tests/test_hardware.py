@@ -40,6 +40,14 @@ def test_the_gpus_people_ask_for_are_there() -> None:
         ("RTX 4090", 1008, "bf16", 165.2),  # Ada white paper: FP32 accumulation
         ("RTX 5090", 1792, "fp4", 1676),
         ("T4", 320, "fp16", 65),
+        ("RTX 3080", 760, "bf16", 59.5),  # GA102 white paper: FP32 accumulation
+        ("RTX 3070", 448, "int8", 162.6),
+        ("RTX 4070 Ti", 504.2, "bf16", 80.2),  # Ada white paper, then called RTX 4080 12 GB
+        ("RTX A4000", 448, "bf16", 76.7),  # data sheets from here on: 153.4 is the sparse figure
+        ("A2", 200, "bf16", 18),
+        ("A16", 200, "int8", 35.9),
+        ("RTX 8000", 672, "fp16", 130.5),
+        ("A800 PCIe", 1935, "bf16", 312),
     ],
 )
 def test_published_dense_peaks(name: str, gbs: float, dtype: str, tflops: float) -> None:
@@ -63,6 +71,12 @@ def test_published_dense_peaks(name: str, gbs: float, dtype: str, tflops: float)
         ("MI355X", 287.98),
         ("RTX PRO 6000", 94.97),
         ("GB10", 121.69),
+        ("RTX 3060", 11.63),
+        ("RTX 3080", 9.64),
+        ("RTX 3080 Ti", 11.63),
+        ("RTX 4060 Ti", 7.62),  # 7806 MiB
+        ("RTX 4090 48GB", 47.37),
+        ("RTX 8000", 47.46),
     ],
 )
 def test_memory_is_what_drivers_report(name: str, gib: float) -> None:
@@ -103,6 +117,19 @@ def test_every_gpu_obeys_what_holds_for_all(card: hardware.Gpu) -> None:
         ("rtx_pro_6000_server", "RTX-PRO-6000-Server"),
         ("AMD Instinct MI325X 256GB HBM3e", "MI325X"),
         ("Radeon AI PRO R9700 32GB", "R9700"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+        ("AMD Instinct MI250X/MI250", "MI250X"),
+        ("AMD Radeon RX 7900 XTX", "RX-7900-XTX"),
+        ("Intel(R) Arc(TM) Pro B60 Graphics", "Arc-Pro-B60"),
+        ("NVIDIA GeForce RTX 4090 D", "RTX-4090-D"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX-4060-Ti-8GB"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX-4070-Ti-Super"),
+        ("NVIDIA RTX 5880 Ada Generation", "RTX-5880-Ada"),
+        ("Quadro RTX 8000", "Quadro-RTX-8000"),
+        ("NVIDIA A800 80GB PCIe", "A800-PCIE-80GB"),
+        ("Tesla V100-PCIE-16GB", "V100-PCIE-16GB"),
     ],
 )
 def test_names_that_drivers_and_benchmarks_use(written: str, name: str) -> None:

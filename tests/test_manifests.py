@@ -23,6 +23,7 @@ from planner.core.catalog import CATALOG_DIR, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.templates import render_template
 from planner.deploy import LaunchSpec, build_deployment_launch, build_launch
+from planner.deploy.artifacts import render_artifacts
 from planner.deploy.manifests import (
     MANIFEST_FILES,
     EnvVariableEntry,
@@ -36,6 +37,7 @@ from planner.engines.engine import get_engine
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
+from planner.tools.lint.report import lint
 from planner.ui.plan_files import write_plan_files
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "shared" / "schemas"
@@ -165,7 +167,14 @@ def test_pods_start_what_is_planned(case: str) -> None:
         (container,) = pod["spec"]["containers"]
         ran = in_pod([*container["command"], *container["args"]], **IN_GROUP)
         assert ran == given(started, **KNOWN) + extra
-        assert container["resources"]["limits"] == {started.device.resource: started.gpus}
+        limits = {started.device.resource: started.gpus}
+        # InfiniBand is asked for in requests and limits (docs.coreweave.com, GPUDirect RDMA)
+        fabric = {"rdma/ib": 1} if started.nodes > 1 else {}
+        assert container["resources"]["limits"] == limits | fabric
+        assert fabric.items() <= container["resources"]["requests"].items()
+        capabilities = container["securityContext"]["capabilities"]
+        assert ("IPC_LOCK" in capabilities.get("add", [])) == bool(fabric)
+        assert ("NCCL_IB_HCA" in {one["name"] for one in container["env"]}) == bool(fabric)
         assert pod["spec"]["terminationGracePeriodSeconds"] > started.drain_s
         assert any(
             volume["emptyDir"].get("medium") == "Memory"
@@ -499,3 +508,43 @@ def test_keys_are_the_owners_alone_and_survive_the_next_plan(tmp_path: Path) -> 
         search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]})), out
     )
     assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "serve.sh").exists()
+
+
+@pytest.mark.parametrize("case", ["one", "nodes", "copies"])
+def test_a_claim_holds_the_checkpoint(case: str) -> None:
+    started, found = written(case)
+    documents = parsed(found["k8s/serve.yaml"])
+    (claim,) = [one for one in documents if one["kind"] == "PersistentVolumeClaim"]
+    size = claim["spec"]["resources"]["requests"]["storage"]
+    assert int(size.removesuffix("Gi")) * 2**30 > predicted(case).memory.weights.mid * started.gpus
+    pods = started.nodes * started.deployment.num_replicas
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany" if pods > 1 else "ReadWriteOnce"]
+    assert found["k8s/serve.yaml"].count(f"claimName: {claim['metadata']['name']}") >= 1
+    assert "GiB of weights on their way to the GPUs" in found["k8s/serve.yaml"]
+
+
+def test_a_kind_that_cannot_start_a_plan_does_not_stop_the_others() -> None:
+    prediction = predicted("nodes")  # compose starts a replica on one node
+    files = render_artifacts(prediction, (), wanted=("compose", "kubernetes", "runpod"))
+    assert "k8s/serve.yaml" in files and not {"compose.yaml", "runpod.env"} & files.keys()
+    with pytest.raises(PlannerError, match="starts a replica on one node"):
+        render_artifacts(prediction, (), wanted=("compose",))
+
+
+@pytest.mark.parametrize(
+    ("case", "port", "series"),
+    [("one", 9400, "DCGM_FI_DEV_FB_USED"), ("amd", 5000, "gpu_used_vram")],
+)
+def test_the_exporter_of_the_vendor_is_scraped_and_drawn(case: str, port: int, series: str) -> None:
+    """dcgm-exporter listens on 9400, AMD's device-metrics-exporter on 5000 (their READMEs)."""
+    files = render_artifacts(predicted(case), (), wanted=("alerts", "dashboard"))
+    scraped = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
+    assert scraped[1]["static_configs"][0]["targets"] == [f"localhost:{port}"]
+    assert series in files["grafana.json"]
+
+
+@pytest.mark.parametrize("case", ["one", "nodes", "copies", "sglang", "head"])
+def test_lint_finds_nothing_wrong_with_the_pods(case: str) -> None:
+    report = lint(written(case)[1]["k8s/serve.yaml"])
+    found = {one.name for one in report.findings if one.needs_fix and one.verdict != "unread"}
+    assert not found & {"GPUs", "/dev/shm", "startupProbe", "livenessProbe", "Service"}

@@ -98,6 +98,38 @@ def test_against_logs_on_consumer_cards(
     assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.03)
 
 
+def test_encoders_are_profiled_with_the_longest_video() -> None:
+    """vLLM 0.23.0 lacks 14.28 GiB for Qwen2.5-VL-7B at 0.22 of an A100; its log: 114,688 tokens of video profiled."""
+    deployment = deploy_on(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "A100 80GB",
+        engine_version="0.23.0",
+        max_model_len=128_000,
+        gpu_memory_utilization=0.22,
+    )
+    assert plan_memory(deployment).kv_available.mid / GIB == pytest.approx(-14.28, abs=0.2)
+    images = plan_memory(deployment.with_args(limit_mm_per_prompt="video=0"))
+    assert images.kv_available.mid / GIB > -1.5
+
+
+def test_a_vision_model_on_the_first_engine_v1() -> None:
+    """174,004 blocks of Qwen2-VL-7B on two H20, vLLM 0.6.6 with VLLM_USE_V1 (vllm issue 12245)."""
+    deployment = deploy_on(
+        "Qwen/Qwen2-VL-7B-Instruct", "H20", tp=2, engine_version="0.6.6", max_model_len=32_768
+    )
+    assert plan_memory(deployment).pool.num_blocks == pytest.approx(174_004, rel=0.01)
+
+
+def test_the_tower_is_left_out_if_prompts_hold_no_media() -> None:
+    """Qwen3-VL-32B-FP8 with 24,000 tokens runs on an L40S with limits of 0, vLLM 0.11.2 (vllm pull 29217)."""
+    deployment = deploy_on(
+        "Qwen/Qwen3-VL-32B-Instruct-FP8", "L40S", engine_version="0.11.2", max_model_len=24_000
+    )
+    assert not plan_memory(deployment).can_start
+    text_only = deployment.with_args(limit_mm_per_prompt="image=0,video=0")
+    assert plan_memory(text_only).can_start
+
+
 def test_before_0_17_the_sampler_took_far_more() -> None:
     """Qwen3-0.6B's vocabulary and Llama-3.1-8B's on an H100, vLLM 0.11.0: 5.56 and 4.76 GiB of activation."""
     assert plan_memory(
@@ -250,36 +282,47 @@ def test_other_engines_budget_otherwise() -> None:
     assert free.kv_available.mid == pytest.approx(0.9 * left, rel=1e-6)
 
 
-def test_the_remedy_works_and_is_the_smallest() -> None:
-    found = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2"))
+def followed(found: MemoryPlan, without: str = "") -> Deployment:
+    """The deployment after its remedy, read as a person would; `without` is left as it was."""
+    deployment = found.deployment
+    for told in found.remedy.split("; "):
+        if told.startswith("set "):
+            pairs = (part.split(" to ") for part in told.removeprefix("set ").split(" and "))
+            values = {name: float(value) if "." in value else int(value) for name, value in pairs}
+            values.pop(without, None)
+            deployment = deployment.with_args(**values)
+        elif told.startswith("store the KV cache in FP8"):
+            deployment = deployment.with_args(kv_cache_dtype="fp8")
+        elif told.startswith("spread the model over "):
+            sizes = {
+                part[:2].lower(): int(part[2:])
+                for part in told.removeprefix("spread the model over ").split(" x ")
+            }
+            deployment = replace(deployment, layout=replace(deployment.layout, **sizes))
+        else:
+            assert told.startswith("use GPUs with "), told
+            deployment = replace(deployment, gpu_total_bytes=int(told.split()[3]) * GIB)
+    return deployment
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "changed"),
+    [
+        # runs on one H100 with 256 sequences and 0.95, and was sent to a second GPU
+        ("openai/gpt-oss-120b", "H100", {"max_num_seqs", "gpu_memory_utilization"}),
+        ("meta-llama/Llama-3.1-8B", "L4", {"gpu_memory_utilization", "max_model_len"}),
+    ],
+)
+def test_the_remedy_is_a_combination_of_which_each_part_is_needed(
+    model: str, gpu: str, changed: set[str]
+) -> None:
+    found = plan_memory(deploy_on(model, gpu, engine_version="0.20.2"))
     assert found.status == "does_not_fit" and "GiB is missing" in found.reason
-    assert found.remedy.startswith("set max_model_len to ")
-    length = int(found.remedy.split()[-1])
-    assert (
-        plan_memory(
-            deploy_on(
-                "meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=length
-            )
-        ).status
-        == "ok"
-    )
-
-
-def followed(found: MemoryPlan) -> Deployment:
-    """The deployment after its remedy, read as a person would."""
-    deployment, told = found.deployment, found.remedy
-    if told.startswith("set "):
-        pairs = (part.split(" to ") for part in told.removeprefix("set ").split(" and "))
-        values = {name: float(value) if "." in value else int(value) for name, value in pairs}
-        return deployment.with_args(**values)
-    if told.startswith("spread the model over "):
-        sizes = {
-            part[:2].lower(): int(part[2:])
-            for part in told.removeprefix("spread the model over ").split(" x ")
-        }
-        return replace(deployment, layout=replace(deployment.layout, **sizes))
-    assert told.startswith("use GPUs with "), told
-    return replace(deployment, gpu_total_bytes=int(told.split()[3]) * GIB)
+    after = followed(found)
+    assert plan_memory(after).status == "ok" and after.layout.num_gpus == 1
+    assert {name for name in changed if f"{name} to " in found.remedy} == changed
+    for name in changed:
+        assert plan_memory(followed(found, without=name)).status != "ok"
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.98])

@@ -12,6 +12,7 @@ from planner.core.readers import read_yaml
 from planner.core.units import GIB
 from planner.engines.deployment import ParallelLayout, deploy_on
 from planner.memory.weights import compute_weight_bytes
+from planner.models.architecture import GroupedQueryAttention
 from planner.models.quantization import WEIGHT_FORMATS, matches_stored_format
 from planner.models.registry import Model, list_model_names, load_model
 
@@ -235,28 +236,13 @@ def test_a_format_for_every_layer() -> None:
     )
 
 
-def test_minimax_m3_from_its_configuration() -> None:
-    """427,040,140,160 stored elements; the sparse attention's index keys are said to be left out of the cache."""
-    text = {"hidden_size": 6144, "intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64,
-            "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 200064,
-            "max_position_embeddings": 1048576,
-            "rotary_dim": 64, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072,
-            "n_shared_experts": 1,
-            "num_local_experts": 128, "num_experts_per_tok": 4,
-            "moe_layer_freq": [0] * 3 + [1] * 57,
-            "sparse_attention_config": {"sparse_index_dim": 128, "sparse_num_index_heads": 4,
-                                        "sparse_attention_freq": [0] * 3 + [1] * 57}}  # fmt: skip
-    vision = {
-        "hidden_size": 1280,
-        "num_hidden_layers": 32,
-        "intermediate_size": 5120,
-        "patch_size": 14,
-    }
-    served = load_model(
-        {"model_type": "minimax_m3_vl", "text_config": text, "vision_config": vision}
-    )
-    assert served.architecture.params_stored == 427_040_140_160
-    assert "index keys is not counted" in served.warnings[-1]
+def test_minimax_m3_attends_to_selected_blocks() -> None:
+    """16 blocks of 128 tokens a query (its technical report, arXiv 2606.13392), in 57 of 60 layers."""
+    mixers = [layer.mixer for layer in load_model("MiniMaxAI/MiniMax-M3").architecture.layers]
+    selected = [
+        mixer.selected_tokens for mixer in mixers if isinstance(mixer, GroupedQueryAttention)
+    ]
+    assert selected == [None] * 3 + [2048] * 57
 
 
 def test_cross_attention_is_refused_rather_than_planned_as_self_attention() -> None:

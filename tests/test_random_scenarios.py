@@ -28,7 +28,7 @@ CHAT = {
 }
 
 
-@pytest.mark.parametrize("seed", (2, 8, 14, 15, 24, 30))
+@pytest.mark.parametrize("seed", (8, 14, 15, 33, 36, 42))
 def test_a_random_scenario_withstands_every_attack_on_its_figures(
     seed: int, tmp_path: Path
 ) -> None:

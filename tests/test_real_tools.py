@@ -66,7 +66,7 @@ def test_the_script_starts_what_is_planned(name: str, tmp_path: Path) -> None:
             **KNOWN,
             "NODE_RANK": str(rank),
             "HOSTFILE": "hosts",
-            "ADAPTER": "a=b",
+            "ADAPTERS": "a=b",
             "PATH": f"{tmp_path}:/usr/bin:/bin",
         }
         ran = accepted("bash", plan.folder / "serve.sh", env=env, cwd=tmp_path).split("\0")[:-1]
@@ -77,7 +77,7 @@ def test_the_script_starts_what_is_planned(name: str, tmp_path: Path) -> None:
 
 def expected(plan: Written, rank: int = 0) -> list[str]:
     """The printed command, its variables set, word by word as a shell hands it over."""
-    known = {**KNOWN, "NODE_RANK": str(rank), "HOSTFILE": "hosts", "ADAPTER": "a=b"}
+    known = {**KNOWN, "NODE_RANK": str(rank), "HOSTFILE": "hosts", "ADAPTERS": "a=b"}
     words = [re.sub(r"\$\(\(\$\{(\w+):\?[^}]*\} \* (\d+)\)\)", lambda m: str(int(known[m[1]]) * int(m[2])), word)
              for word in plan.launch.command]  # fmt: skip
     words = [re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]], word) for word in words]
@@ -159,7 +159,7 @@ def test_docker_compose_reads_the_planned_command(name: str) -> None:
         "PATH": os.environ["PATH"],
         "HOME": "/tmp",
         **KNOWN,
-        "ADAPTER": "a=b",
+        "ADAPTERS": "a=b",
         "IMAGE": "some/image:1",
     }
     command = ["docker-compose", "--project-name", "x", "config", "--format", "json"]
@@ -205,8 +205,8 @@ def test_kubernetes_takes_its_own_kinds_and_pods_start_what_is_planned(name: str
         )
         for pod, extra in zip(pods, ([], list(plan.launch.worker_arguments)), strict=False):
             (container,) = pod["spec"]["containers"]
-            ran = in_pod([*container["command"], *container["args"]], **IN_GROUP, ADAPTER="a=b")
-            assert ran == given(plan.launch, **KNOWN, ADAPTER="a=b") + extra
+            ran = in_pod([*container["command"], *container["args"]], **IN_GROUP, ADAPTERS="a=b")
+            assert ran == given(plan.launch, **KNOWN, ADAPTERS="a=b") + extra
 
 
 def test_custom_resources_values_and_the_dashboard_follow_their_schemas() -> None:

@@ -499,7 +499,11 @@ def crowd(seed: int) -> tuple[EngineRules, StepCostTable, RequestBatch, RouterCo
     sent = RequestBatch(
         arrival, prompt, output, concurrency=flight, request_s=1e-3, prompt_token_s=1e-6, **told
     )
-    return engine, table, sent, RouterConfig(one(1, 1, 1, 2, 3), ROUTE_LEAST_LOADED)
+    replicas = one(1, 1, 1, 2, 3)
+    shares = table._replace(shared_tokens_s=np.linspace(1e-3, 3e-3, 700))
+    ranks = one(1, replicas)
+    router = RouterConfig(replicas, ROUTE_LEAST_LOADED, ranks_per_clock=ranks)
+    return engine, shares if ranks > 1 else table, sent, router
 
 
 @settings(max_examples=300, deadline=None)
@@ -526,3 +530,34 @@ def test_who_drifts_fares_as_if_looked_at_in_every_step(seed: int) -> None:
         "usage",
     ):
         np.testing.assert_array_equal(getattr(drifted, name), getattr(apart, name), name)
+
+
+def test_a_prompt_of_one_rank_holds_all_that_share_its_experts() -> None:
+    """Two ranks decode; a prompt of one lengthens the step of both, by what it takes alone and half of the rest."""
+    table = LINEAR._replace(shared_tokens_s=1e-5 * np.arange(2049))
+    sent = RequestBatch(
+        np.array([0.0, 0.0, 0.5]), np.array([16, 16, 1600]), np.array([200, 200, 2])
+    )
+    ranks = RouterConfig(2, ROUTE_LEAST_LOADED, ranks_per_clock=2)
+    found = simulate_requests(rules(), table, sent, router=ranks).outcome
+    assert (found.last_token[0], found.first_token[0]) == (
+        found.last_token[1],
+        found.first_token[1],
+    )
+    alone = simulate_requests(rules(), table, RequestBatch(*(part[:1] for part in sent[:3])))
+    longer = found.last_token[0] - alone.outcome.last_token[0]
+    pairs = 1600 * 1601 / 2
+    assert longer == pytest.approx(2e-5 * 1600 + 2e-10 * pairs - 1e-5 * 800, rel=0.02)
+
+
+def test_ranks_that_do_the_same_take_the_time_of_one() -> None:
+    """Eight ranks with a request each, of equal lengths: as one rank with one."""
+
+    def run(n: int, router: RouterConfig | None) -> SimulationResult:
+        lengths = np.full(3 * n, 500), np.full(3 * n, 50)
+        return simulate_requests(
+            rules(), LINEAR, RequestBatch(np.zeros(3 * n), *lengths, concurrency=n), router=router
+        )
+
+    ranks = RouterConfig(8, ROUTE_LEAST_LOADED, ranks_per_clock=8)
+    assert run(8, ranks).e2e == pytest.approx(np.repeat(run(1, None).e2e, 8))

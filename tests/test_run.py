@@ -274,7 +274,7 @@ def test_refused_prompts_are_counted_and_only_the_others_served() -> None:
     found = refusing(1200)
     assert found.rejected_fraction == pytest.approx(0.05, abs=0.001)
     assert found.performance.request_tps.mid == pytest.approx(2.0 * (1 - found.rejected_fraction))
-    assert "are refused" in " ".join(found.warnings)
+    assert "rejected requests: " in " ".join(found.warnings)
     replayed = run_simulation(found.deployment, found.workload).mid
     assert replayed.prompt.max() < 1200
     finite = refusing(1200, num_prompts=2000, rate=None, concurrency=16)

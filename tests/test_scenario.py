@@ -87,10 +87,6 @@ def test_one_item_needs_no_list() -> None:
             "no known release of Dynamo ships vllm 0.10.0; known: 0.11.0,",
         ),
         ({"files": "runpod", "engine": "sglang"}, "files: runpod serves vLLM alone, not sglang"),
-        (
-            {"files": ["script", "production-stack"], "engine": ["vllm", "sglang"]},
-            "serves vLLM alone, not sglang",
-        ),
     ],
 )
 def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_planned(
@@ -98,6 +94,12 @@ def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_pl
 ) -> None:
     with pytest.raises(PlannerError, match=re.escape(why)):
         load_scenario("chat-70b", {"engine_version": None, **asked})
+
+
+def test_a_kind_of_files_that_does_not_apply_does_not_stop_the_others() -> None:
+    asked = {"files": ["script", "production-stack"], "engine": ["vllm", "sglang"]}
+    kinds = load_scenario("chat-70b", {"engine_version": None, **asked}).output_kinds
+    assert "production-stack" in kinds
 
 
 def test_requests_within_hours_are_a_rate() -> None:
@@ -327,7 +329,8 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
             "engine_args, field enforce_eager: must be true or false.*, got 'banana'",
         ),
         ({"quantization": ["fp7"]}, "unknown quantization 'fp7'"),
-        ({"prices": {"H100": 0}}, r"prices\.H100: .*above 0"),
+        ({"prices": {"H100": 0}}, r"prices\.H100: .*at least 0.001"),
+        ({"prices": {"H100": 1e12}}, r"prices\.H100: .*at most 10000"),
         (
             {"memory_calibration": {"nccl": 1}},
             "memory_calibration.nccl.*'weights', 'activation', 'non_torch' or 'cuda",

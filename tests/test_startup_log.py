@@ -348,3 +348,60 @@ def test_a_log_that_cannot_be_placed_says_what_is_missing(
 ) -> None:
     with pytest.raises(PlannerError, match=message):
         explain_log_file(GRANITE, gpu, deploy_on(model, "H100", tp=4) if model else None)
+
+
+EXCERPT = """INFO vLLM API server version 0.20.2
+INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-8B', max_seq_len=8192
+INFO Model loading took 15.27 GiB memory and 4.1 seconds
+"""
+
+
+def written(utilization: float, folder: Path) -> Path:
+    """What a server with this utilization would log of weights and KV cache, and nothing else."""
+    args = {
+        "max_model_len": 8192,
+        "engine_version": "0.20.2",
+        "gpu_memory_utilization": utilization,
+    }
+    memory = plan_memory(deploy_on("Qwen/Qwen3-8B", "RTX-4090", **args))
+    path = folder / "vllm.log"
+    kv = f"INFO Available KV cache memory: {memory.kv_available.mid / GIB:.2f} GiB\n"
+    path.write_text(EXCERPT + kv)
+    return path
+
+
+def test_a_utilization_that_an_excerpt_leaves_out_is_inferred_or_asked_for(tmp_path: Path) -> None:
+    """By default vLLM 0.20 takes 0.9: more shows as negative other memory, less as too much of it."""
+    more = explain_log_file(written(0.98, tmp_path), "RTX-4090")
+    assert more.plan.deployment.args.gpu_memory_utilization == pytest.approx(0.98, abs=0.011)
+    assert "Inferred" in str(more) and "activation" not in more.scenario_line
+    less = explain_log_file(written(0.82, tmp_path), "RTX-4090")
+    assert "gpu_memory_utilization: 0.82 would explain it" in less.verdict
+    assert "--command" in less.verdict and "activation" not in less.scenario_line
+
+
+def test_the_command_says_what_a_log_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain-log", str(written(0.8, tmp_path)), "--gpu", "RTX-4090", "--command"]
+    command = "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --gpu-memory-utilization "
+    assert main([*words, f"{command}0.8"]) == 0
+    assert "no assumption was off" in capsys.readouterr().out
+    assert main([*words, f"{command}0.7"]) == 0
+    told = capsys.readouterr().out
+    assert "Memory cannot be negative" in told and "about 0.8" in told and "activation:" not in told
+    assert main([*words, "echo hello"]) == 2
+    assert main(words[:2] + words[4:] + [command]) == 2
+
+
+@pytest.mark.parametrize(
+    "lines", ["", EXCERPT, f"{EXCERPT}INFO Available KV cache memory: 4.01 GiB\n"]
+)
+def test_no_assumption_is_called_right_after_an_out_of_memory(lines: str, tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text(
+        f"{lines}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    found = explain_log_file(path, "RTX-4090", model="Qwen/Qwen3-8B")
+    assert "no assumption was off" not in str(found)
+    assert found.log.failure and "GPU is full" in found.suggestions

@@ -10,16 +10,20 @@ import pytest
 
 from planner.analysis import plan_risks as risks
 from planner.analysis import plan_summary as summary
-from planner.core.number_format import format_seconds, format_usd
+from planner.core.number_format import format_number, format_seconds, format_usd
 from planner.engines.deployment import choose_machines
+from planner.hardware.gpus import get_gpu
 from planner.planning.evaluation import check_against_slos, simulate_candidate
-from planner.planning.scenario import parse_scenario
+from planner.planning.scenario import CandidateGpu, parse_scenario
 from planner.planning.scenario_schema import ApiEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
-from planner.planning.what_if import limit_to_budget, run_what_ifs
+from planner.planning.what_if import find_unlisted_gpu, limit_to_budget, run_what_ifs
 from planner.ui.decision_memo import build_memo
 from planner.ui.plan_json import serialize_plan
+from planner.ui.plan_panel import build_answer
 from planner.ui.plan_text import format_plan as answered
+from planner.ui.plan_text import format_scenario
+from planner.ui.plan_words import explain_not_allowed
 
 CHAT: dict[str, Any] = {
     "question": "?",
@@ -202,6 +206,28 @@ def test_the_memo_says_what_plan_json_says() -> None:
         assert bar.mid == pytest.approx(target["predicted_ms"][0] / target["limit_ms"])
         assert (bar.state == "missed") != target["holds"]
     assert memo.chart.startswith("<svg") and memo.ramp
+    assert memo.ramp_heads == ("first token (p95)", "time per token (p95)")
+    assert all(len(row) == len(memo.ramp_heads) + 2 for row in memo.ramp)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [{}, {"requests": 20_000, "within_hours": 4, "rate": None}, {"rate": None, "concurrency": 24}],
+)
+def test_the_capacity_is_the_same_number_on_every_screen(load: dict[str, Any]) -> None:
+    level = {} if "requests" in load else CHAT["service_level"]
+    workload = {**CHAT["workload"], **load}
+    found = search_deployments(
+        parse_scenario({**CHAT, "workload": workload, "service_level": level}, "s")
+    )
+    capacity = serialize_plan(found)["capacity_rps"][0]
+    shown = format_number(capacity)
+    tiles = {tile["name"]: tile["value"] for tile in build_answer(found)["tiles"]}
+    assert tiles["Capacity"] == shown
+    assert build_memo(found).options[0].capacity == f"{shown} requests/s"
+    line = next(row for row in answered(found, detailed=True).splitlines() if "  Capacity " in row)
+    assert line.split()[1] == shown
+    assert f"apacity is {shown} (" in risks.describe_headroom(found) or "requests" in load
 
 
 def test_no_sentence_of_the_memo_stands_twice_and_none_is_long() -> None:
@@ -239,6 +265,37 @@ def test_the_memo_without_a_plan_shows_the_ways_out() -> None:
     assert "first token (p95) is" in " ".join(memo.sentences)
     assert not memo.risks and not memo.ramp
     assert any(bar.state == "missed" for bar in memo.bars)
+    listed = {each.gpu.name for each in stuck.scenario.gpus}
+    for option in memo.options:
+        gpu = option.name.split(",")[0].split()[-1]
+        assert ("not on your list" in f"{option.title} {option.con}") == (gpu not in listed)
+
+
+def test_seconds_where_milliseconds_are_meant_are_told_wherever_the_answer_is() -> None:
+    """Light crosses a rack in nanoseconds, but no GPU reads a prompt in 2 ms: the 2 is in seconds."""
+    stuck = plan(ttft=2)
+    hint = "write 2000 for 2 s"
+    assert hint in " ".join(answered(stuck).split()) and hint in " ".join(
+        build_memo(stuck).sentences
+    )
+    assert hint in " ".join(build_answer(stuck)["say"])
+    assert hint in " ".join(format_scenario(stuck.scenario).split())
+    assert "write" not in answered(plan(ttft=8)) + format_scenario(plan().scenario)
+
+
+def test_a_gpu_that_is_not_on_the_list_is_named_so() -> None:
+    plan_on_list = plan()
+    assert plan_on_list.chosen and not explain_not_allowed(
+        plan_on_list.scenario, plan_on_list.chosen
+    )
+    found = find_unlisted_gpu(plan_on_list)
+    assert found is None or found.deployment.gpu.name != "L40S"
+    h100 = replace(plan_on_list.scenario, gpus=(CandidateGpu(get_gpu("H100-SXM"), 4),))
+    assert explain_not_allowed(h100, plan_on_list.chosen) == "not on your list"
+    text = answered(
+        replace(plan_on_list, scenario=h100), detailed=True, unlisted=plan_on_list.chosen
+    )
+    assert "L40S" in re.search(r"Other GPU +(.*) \(not on your list\): \$", text)[1]  # type: ignore[index]
 
 
 def test_the_day_does_not_contradict_the_verdict() -> None:

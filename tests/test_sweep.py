@@ -299,6 +299,10 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     assert main(command(path, "out.csv", "--workers", "1")[3:]) == 1
     found, _, header, low, high, wrong = capsys.readouterr().out.splitlines()
     assert found.startswith("3 points: 1 error, 1 meet the targets, 1 miss one.")
+    assert "analytical estimates, not simulations" in found and "estimate ▏" in header.replace(
+        "|", "▏"
+    )
+    assert "meets (estimate)" in low
     assert header.split()[:3] == ["workload.rate", "verdict", "gpu"]
     limited = [f"{metric} ms {point}" for metric, points in load_sweep_spec(path).fields[
         "service_level"].items() for point in points]  # fmt: skip

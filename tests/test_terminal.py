@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import time
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,9 +18,12 @@ from planner.core.number_format import (
     format_probability,
     format_seconds,
     format_seconds_range,
+    format_shares,
 )
-from planner.planning.scenario import list_scenarios, load_scenario
+from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.planning.slo import get_limit_status, get_range_at
+from planner.ui.commands.options import CLEAR_LINE, show_elapsed_time
 from planner.ui.limit_rows import list_limit_rows
 from planner.ui.plan_text import format_plan
 from planner.ui.terminal import TerminalStyle, detect_style
@@ -110,6 +114,16 @@ def test_the_status_of_each_target_agrees_with_the_verdict() -> None:
         assert statuses == {"met"} if plan.verdict == "holds" else "at risk" in statuses
 
 
+@pytest.mark.parametrize("z", [0.0, 0.84, 1.64])
+@pytest.mark.parametrize(
+    "use", [Interval(0.3, 0.6, 1.1), Interval(0.5, 0.9, 1.2), Interval(1, 2, 3)]
+)
+def test_a_bar_ends_beyond_its_limit_exactly_if_that_is_not_met(use: Interval, z: float) -> None:
+    drawn = get_range_at(use, z)
+    assert drawn.lo <= drawn.mid == use.mid <= drawn.hi
+    assert (drawn.hi > 1) == (get_limit_status(use, z) != "met")
+
+
 def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
@@ -154,3 +168,64 @@ def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> No
     assert int(shown.replace(",", "")) == pytest.approx(api, rel=0.01)
     (turn,) = re.findall(r"(?:above|below) ([\d.]+) requests/s", text)
     assert float(turn) == pytest.approx(5.53 * 15.78 * 730.5 / api, rel=0.01)
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_progress_is_shown_on_a_terminal_only_and_leaves_no_line(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    with show_elapsed_time("searching"):
+        time.sleep(1.2)
+    shown = stream.getvalue()
+    assert ("searching, 1 s" in shown) == stream.isatty()
+    assert not shown or shown.endswith(CLEAR_LINE)
+
+
+@pytest.mark.parametrize(
+    ("shares", "shown"),
+    [
+        ([0.967, 0.0078, 0.0252], ["97%", "1%", "2%"]),  # each rounded: 101
+        ([0.757, 0.027, 0.118, 0.098], ["76%", "2%", "12%", "10%"]),  # each rounded: 101
+        ([1 / 3] * 3, ["34%", "33%", "33%"]),  # each rounded: 99
+        ([1.0, 0.0], ["100%", "0%"]), ([0.29, 0.71], ["29%", "71%"]),
+    ],
+)  # fmt: skip
+def test_shares_of_a_whole_sum_to_it(shares: list[float], shown: list[str]) -> None:
+    found = format_shares(shares)
+    assert found == shown
+    total = sum(int(text.removesuffix("%")) for text in found)
+    assert total == math.floor(100 * sum(shares) + 0.5)
+
+
+@cache
+def plan_with_one_slot(rate: float) -> Plan:
+    """One request at a time, of about 6 s each: at 0.13 a second four in five of them find it busy."""
+    return search_deployments(
+        parse_scenario(
+            {
+                "model": "meta-llama/Llama-3.1-8B-Instruct",
+                "gpus": [{"gpu": "L40S", "at_most": 1}],
+                "workload": {
+                    "prompt_tokens": {"mean": 500},
+                    "output_tokens": {"mean": 250},
+                    "rate": rate,
+                },
+                "service_level": {"tpot": {"p95": 200}},
+                "engine_args": {"max_num_seqs": 1},
+                "headroom": 0.0,
+            },
+            "one slot",
+        )
+    )
+
+
+def test_a_wait_that_is_longer_than_the_answer_is_told() -> None:
+    """Behind one server that is busy four fifths of the time, the mean wait exceeds the mean service."""
+    busy = plan_with_one_slot(0.13)
+    assert busy.chosen and busy.performance
+    wait, end = busy.performance.ttft["mean"].mid, busy.performance.e2e["mean"].mid
+    assert wait > end - wait
+    line = next(row for row in format_plan(busy).splitlines() if "  Queue " in row)
+    assert f"takes {format_seconds(wait)} on average" in line
+    assert "  Queue " not in format_plan(plan_with_one_slot(0.01))

@@ -1,5 +1,6 @@
 """Weights per rank against what vLLM's own model classes create, and against public start-up logs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,17 @@ def test_rank_bytes_are_the_logged_ones(
 ) -> None:
     planned = compute_stage_bytes(deploy_on(name, gpu, tp=tp, engine_version=version))[0]
     assert planned / GIB == pytest.approx(gib, rel=0.003)
+
+
+def test_an_fp8_checkpoint_keeps_its_attention_in_bf16() -> None:
+    """57.75 GiB a GPU in vllm issue 6746, of the first upload, which stored 16 KV heads in place of 8."""
+    config = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+              "num_attention_heads": 128, "num_key_value_heads": 16, "vocab_size": 128256,
+              "max_position_embeddings": 131072}  # fmt: skip
+    published = load_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
+    first = replace(load_model(config), quantization=published.quantization)
+    planned = compute_stage_bytes(deploy_on(first, "H100", tp=8, engine_version="0.5.3"))[0]
+    assert planned / GIB == pytest.approx(57.75, abs=0.03)
 
 
 def test_stages_split_as_vllm_does() -> None:

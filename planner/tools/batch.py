@@ -102,8 +102,9 @@ def predict_file(
                     progress(k, count)
         finally:
             store.add(unsaved)
-    if len(errors) == count > 0:
-        report_message(f"no row can be planned; the first: {errors[0]}")
+    if errors:
+        which = f"{len(errors):,} of {count:,} rows are" if len(errors) < count else "no row can be"
+        report_message(f"{which}{' not' * (len(errors) < count)} planned; the first: {errors[0]}")
     return int(bool(errors))
 
 

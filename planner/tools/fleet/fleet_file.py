@@ -42,7 +42,7 @@ class FleetEntry(StrictEntry):
 
 
 def plan_fleet(
-    path: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    path: Path, progress: Callable[[int, int], object] = lambda done, total: None
 ) -> FleetPlan:
     """Plan the fleet in a YAML file, to which the paths of scenarios are relative.
 
