@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -100,11 +101,11 @@ def serve_bytes(payload: bytes, pause_s: float = 0.0) -> str:
 
     def answer() -> None:
         connection, _ = server.accept()
-        connection.recv(4096)
-        for byte in payload if pause_s else [payload]:
-            connection.sendall(bytes([byte]) if isinstance(byte, int) else byte)
-            time.sleep(pause_s)
-        connection.close()
+        with connection, suppress(OSError):  # the reader may hang up first
+            connection.recv(4096)
+            for byte in payload if pause_s else [payload]:
+                connection.sendall(bytes([byte]) if isinstance(byte, int) else byte)
+                time.sleep(pause_s)
 
     threading.Thread(target=answer, daemon=True).start()
     return f"http://127.0.0.1:{server.getsockname()[1]}/metrics"

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import re
 from contextlib import redirect_stderr
 from functools import cache
 from pathlib import Path
@@ -65,7 +66,7 @@ def judged(engine: str, version: str, words: list[str]) -> dict[str, object] | N
             found, rest = reference(engine, version).parse_known_args(words)
     except SystemExit:
         return None
-    refused = any(word.startswith("-") for word in rest)
+    refused = any(re.match(r"-\D", word) for word in rest)  # -1 is a word like any other
     known = {
         name: value
         for name, value in vars(found).items()
