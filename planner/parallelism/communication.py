@@ -19,6 +19,13 @@ EXPERT_EXCHANGE = "expert dispatch and combine"
 RING_LATENCY_PER_RANK_S = 3.2e-6
 """Latency per rank of a small NCCL all-gather or reduce-scatter: 7 to 25 us from 2 to 8 ranks, or
 5.0 ms per step of Kimi K2 at DCP8 (vLLM on 8 B200, ai-dynamo/aisimulate pull 240, 2026)."""
+VLLM_EXCHANGE_CALLS = 4
+"""Collectives of an exchange: hidden states, weights and ids of the experts are gathered, results
+reduced. With as many tokens on each rank each is one call, otherwise one per rank (vLLM
+pynccl.py, all_gatherv and reduce_scatterv: grouped broadcasts and reductions)."""
+RING_LATENCY_RANKS = 8.0
+"""Ranks that double the latency of a collective: small NCCL all-gathers take 6, 8 and 12 us on 2, 4
+and 8 H100, 9, 12 and 18 us on B200 (AIConfigurator's communication tables)."""
 EXPERT_EXCHANGE_LATENCY_FACTOR = 15.0
 """Latency of sending tokens to their experts and back, as a multiple of a small all-reduce.
 
@@ -97,7 +104,8 @@ def estimate_collectives(
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
         experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, MoeBlock)]
         # gather the tokens of all ranks, reduce their results; vLLM's default with EP, too
-        sent, wait = float(layout.dp), 2 * latency
+        calls = VLLM_EXCHANGE_CALLS if deployment.engine.name == "vllm" else 2
+        sent, wait = float(layout.dp), calls * latency * (1 + layout.dp / RING_LATENCY_RANKS)
         if layout.ep > 1 and deployment.engine.name != "vllm":
             # send a token only to the ranks of its experts: in FP8, and back in bf16
             num_active = max(mlp.num_active_experts for mlp in experts)
