@@ -112,6 +112,7 @@ def _format_summary(
         "number": format_number,
         "odds": format_probability,
         "hourly": _format_hourly_price(best) if best else "",
+        "hourly_briefly": _format_hourly_price(best).partition(" (")[0] if best else "",
         "adapters": describe_adapters(scenario, best) if best else "",
         "day": _describe_day(plan),
         "traffic": describe_traffic(plan),
@@ -123,19 +124,17 @@ def _format_summary(
         "details_command": _keep_whole(f"{command} --all") if command and not detailed else "",
         "hidden_rows": "",
     }
-    pairs = [(label, text) for label, text in map(_split_row, _render("summary", values))]
-    num_hidden = len(pairs) - (LIMITS_MARK in dict(pairs)) + 2 + len(rows) - MAX_SUMMARY_LINES
+    head, tail = _format_blocks(values, style)
+    num_hidden = 2 + len(rows) + len(head) + len(tail) - MAX_SUMMARY_LINES
     if num_hidden > 0:
         shown = sorted(rows, key=lambda row: -row.use.mid)[: max(len(rows) - num_hidden, 2)]
         hidden, rows = [row for row in rows if row not in shown], [r for r in rows if r in shown]
         if hidden:
             values["hidden_rows"] = f" ({len(hidden)} more limits, {_join_statuses(hidden)})"
-            pairs = [_split_row(line) for line in _render("summary", values)]
-    blocks = _split_blocks(pairs)
+        if len(hidden) < num_hidden:
+            values["hourly"] = values["hourly_briefly"]
+        head, tail = _format_blocks(values, style)
     lines = [_format_verdict(plan, style)]
-    width = max((len(label) for label, _ in pairs), default=0)
-    head = style.format_rows([(f"{label:<{width}}", text) for label, text in blocks[0]])
-    tail = style.format_rows([(f"{label:<{width}}", text) for label, text in blocks[1]])
     limits = _format_limits(rows, style, scenario.confidence)
     parts = [part for part in (head, limits, tail) if part]
     num_lines = 1 + sum(map(len, parts))
@@ -143,6 +142,17 @@ def _format_summary(
     for part in parts:
         lines += [*([""] if spaced else []), *part]
     return "\n".join(lines)
+
+
+def _format_blocks(values: dict[str, object], style: TerminalStyle) -> tuple[list[str], list[str]]:
+    """Return the lines above and below the limits, their labels aligned."""
+    pairs = [_split_row(line) for line in _render("summary", values)]
+    width = max((len(label) for label, _ in pairs), default=0)
+    above, below = _split_blocks(pairs)
+    return (
+        style.format_rows([(f"{label:<{width}}", text) for label, text in above]),
+        style.format_rows([(f"{label:<{width}}", text) for label, text in below]),
+    )
 
 
 def _render(template: str, values: dict[str, object]) -> list[str]:
