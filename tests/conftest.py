@@ -22,7 +22,8 @@ COMPILED = pytest.StashKey[subprocess.Popen[bytes]]()
 KEPT = pytest.StashKey[str]()
 """Where the run keeps plans, for its workers and kernels together."""
 LONGEST = (
-    "readme", "knobs", "agreement", "browser", "real_tools", "report", "random_scenarios", "notebooks", "decision",
+    "readme", "knobs", "agreement", "browser", "real_tools", "report", "random_scenarios", "notebooks", "search",
+    "decision",
 )  # fmt: skip
 """The files of tests that take the most time, longest first."""
 
