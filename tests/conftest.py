@@ -21,6 +21,11 @@ COMPILED = pytest.StashKey[subprocess.Popen[bytes]]()
 """What compiles the replay's kernels while workers collect their tests, so that not each of them does."""
 KEPT = pytest.StashKey[str]()
 """Where the run keeps plans, for its workers and kernels together."""
+LONGEST = (
+    "readme", "knobs", "agreement", "browser", "real_tools", "report", "random_scenarios", "notebooks", "search",
+    "decision",
+)  # fmt: skip
+"""The files of tests that take the most time, longest first."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,6 +49,7 @@ def pytest_xdist_node_collection_finished(node) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no worker is left alone with one of them at the end."""
+    """The longest files come first, so that no worker is left alone with one of them at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path.name, len(LONGEST)), item.path not in slow))

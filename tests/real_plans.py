@@ -81,7 +81,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "vllm 0.20.2": {"engine_version": "0.20.2", "engine_args": {"scheduling_policy": "priority"}},
     "replicas": {"workload": {"rate": 60}},
     "spares": {"workload": {"rate": 60}, "spare_replicas": 1},
-    "a day": {"workload": DAY},
+    "a day": {"workload": DAY, "layout": {"tp": 1, "pp": 1}},
     "converted to fp8": {"quantization": ["fp8"], "kv_cache_dtype": ["fp8"], "gpus": [{"gpu": "L40S", "at_most": 4}]},
     "a checkpoint to name": {"quantization": ["awq"], "gpus": [{"gpu": "A10G", "at_most": 4}]},
     "amd": {"gpus": [{"gpu": "MI300X", "at_most": 8}], "layout": {"tp": 2}},

@@ -1,17 +1,17 @@
 """The decision: what a probability means, the rule, and that no neighbour of a plan beats it."""
 
 import math
-from functools import cache
 from typing import Any
 
 import attack_decision as attacks
 import numpy as np
 import pytest
+from shipped import plan_of
 
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.engine_tuning import generate_neighbours
-from planner.planning.scenario import load_scenario, parse_scenario
+from planner.planning.scenario import parse_scenario
 from planner.planning.search import Plan, search_deployments, state_deployment
 from planner.planning.tolerance import EvaluationStore
 
@@ -23,11 +23,6 @@ CHAT: dict[str, Any] = {
                  "rate": 9},
     "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 60}},
 }  # fmt: skip
-
-
-@cache
-def plan_of(name: str) -> Plan:
-    return search_deployments(load_scenario(name))
 
 
 def plan_chat(**changes: Any) -> Plan:

@@ -267,6 +267,7 @@ def test_the_same_question_has_the_same_answer(
         simulation_runs.run_simulation.cache_clear()
         capacity._simulate_saturated_rps.cache_clear()
         simulation_runs._compute_performance_fields.cache_clear()
+        simulation_runs.estimate_statistics_at.cache_clear()
         answers.append(asked(capsys, mine))
     assert answers[0] == answers[1]
 

@@ -110,6 +110,12 @@ def write_plan(path: Path) -> None:
     path.write_text(json.dumps(serialize_plan(plan)), encoding="utf-8")
 
 
+def write_fleet(path: Path) -> None:
+    """Write what `planner init --kind fleet` writes, with one kind of GPU, as each is a search for every scenario."""
+    text = (TEMPLATE_DIR / "fleet.yaml").read_text(encoding="utf-8")
+    path.write_text(re.sub(r"(?m)^stock: .*$", "stock: {L40S: 16}", text), encoding="utf-8")
+
+
 def copy(source: Path) -> Callable[[Path], object]:
     """Make a function that puts a copy of `source` at a path."""
     return lambda path: shutil.copy(source, path)
@@ -118,7 +124,7 @@ def copy(source: Path) -> Callable[[Path], object]:
 FILES: dict[str, Callable[[Path], object]] = {
     "my-scenario.yaml": copy(TEMPLATE_DIR / "scenario.yaml"),
     "SWEEP.yaml": copy(TEMPLATE_DIR / "sweep.yaml"),
-    "FLEET.yaml": copy(TEMPLATE_DIR / "fleet.yaml"),
+    "FLEET.yaml": write_fleet,
     "vllm.log": copy(EXAMPLE_LOG),
     "requests.csv": lambda path: write_requests(
         path, "arrived_at,num_prefill_tokens,completion_tokens"

@@ -212,6 +212,7 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     )
 
 
+@lru_cache(maxsize=4096)
 def get_memory_plan(deployment: Deployment) -> MemoryPlan:
     """Plan the memory of a deployment, cached for any number of replicas."""
     memory = _plan_memory_cached(deployment.with_replicas(1))

@@ -145,7 +145,7 @@ def _select_replica_requests(trace: Trace, replicas: int) -> Trace:
     return replace(own, arrival=np.zeros(len(own.arrival)))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
     """Simulate the requests/s that one replica begins once lengths have mixed, in whole waves.
 

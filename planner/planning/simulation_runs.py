@@ -485,13 +485,14 @@ def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
     )
 
 
+@lru_cache(maxsize=4096)
 def estimate_statistics_at(
     deployment: Deployment, workload: Workload, step_cost_factor: float, *, quick: bool = True
 ) -> tuple[dict[tuple[str, str], float], int]:
     """Replay with every step `step_cost_factor` times its cost; a short run where `quick`.
 
     Returns seconds by (metric, statistic), and the most requests that ran at once in an engine.
-    Every factor sees the same requests.
+    Every factor sees the same requests, and every search of the same traffic what the last one saw.
     """
     many = count_requests_to_simulate(deployment, workload, quick=quick)
     seeds = 1

@@ -50,8 +50,8 @@ class BlockTables(NamedTuple):
 
 
 @njit_allocating
-def create_pool(num_blocks: int, contents: int, host_blocks: int) -> BlockPool:
-    """Create a pool whose blocks are all free but the null block 0.
+def create_pool(free: np.ndarray, shared: np.ndarray, contents: int, host_blocks: int) -> BlockPool:
+    """Create a pool of `free[0]` free blocks, after the null block 0, none of them `shared`.
 
     With `contents` = 0 blocks have no identity.
     """
@@ -59,9 +59,9 @@ def create_pool(num_blocks: int, contents: int, host_blocks: int) -> BlockPool:
     host_count = np.zeros(2, np.int64)
     host[:, -1:] = contents
     host_count[1] = host_blocks
-    ring = num_blocks if contents else 0
+    ring = free[0] + 1 if contents else 0
     pool = BlockPool(
-        np.full(1, num_blocks - 1),
+        free,
         np.arange(1, ring + 2),
         np.arange(-1, ring),
         np.zeros(ring + 1, np.int32),
@@ -71,7 +71,7 @@ def create_pool(num_blocks: int, contents: int, host_blocks: int) -> BlockPool:
         np.full(contents, -1, np.int32),
         host,
         host_count,
-        np.zeros(MAX_BLOCK_SHARERS, np.int64),
+        shared,
     )
     if ring:
         pool.next[ring], pool.prev[1] = 1, ring

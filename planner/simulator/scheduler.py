@@ -122,7 +122,7 @@ def _receive_requests(
 
 
 @njit_force_inline
-def _allows_fast_path(
+def allows_fast_path(
     rules: EngineRules, table: StepCostTable, requests: RequestBatch, options: SimulationOptions
 ) -> bool:
     """Return whether the fast path gives exactly the scheduler's results."""
@@ -484,7 +484,7 @@ def _price_step(
             engine.num_drafts[s] = rules.num_speculative_tokens
     on_fast_path = state.num_running - state.num_awake
     total, decoding, seconds = step_kernels.compute_step_cost(rules, table, engine, batch, taken)
-    begin_fast_path_step(engine, on_fast_path)
+    begin_fast_path_step(state, engine.fast_path.window_tokens, on_fast_path)
     state.steps_since_receive += 1 if decoding == taken + on_fast_path else rules.recv_interval
     if requests.adapter.size:
         seconds += queues.compute_adapter_s(rules, table, requests, engine, batch, taken)
@@ -671,7 +671,7 @@ def advance_engine(
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
     state, depth, shares_clock = engine.state[0], len(engine.batches), options.shares_clock
     timed, log, gauge_s = options.timed, options.log, options.gauge_s
-    allows_fast_path = _allows_fast_path(rules, table, requests, options)
+    has_fast_path = allows_fast_path(rules, table, requests, options)
     before = state.num_finished
     while (shares_clock or state.num_finished < state.num_due) and state.now < until:
         turn = (state.oldest + state.num_steps_in_flight) % depth
@@ -683,7 +683,7 @@ def advance_engine(
             )
             if state.now >= until:
                 break
-            if allows_fast_path and _run_fast_path(
+            if has_fast_path and _run_fast_path(
                 rules, table, requests, records, engine, next_request, not shares_clock
             ):
                 continue

@@ -3,7 +3,6 @@
 import numpy as np
 
 from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, MAX_BLOCK_SHARERS
-from planner.simulator.block_pool import BlockPool
 from planner.simulator.compilation import njit_compiled, njit_force_inline
 from planner.simulator.engine_state import (
     ROW_CONTEXT,
@@ -57,20 +56,20 @@ def _sum_step_s(
 
 @njit_compiled
 def count_shared_tokens(
-    rules: EngineRules, table: StepCostTable, pool: BlockPool, sequences: int
+    rules: EngineRules, table: StepCostTable, shared: np.ndarray, sequences: int
 ) -> float:
     """Return the mean context tokens that decoding `sequences` share and do not each read.
 
-    Of n sequences, c = `concurrent_readers` are read at a time, in n / c rounds. A round reads a
-    shared block from memory once. A block with r sharers is thus read in the rounds that include
-    one of them. The probability that a round includes none is (n - c) / n x (n - 1 - c) / (n - 1)
-    x ... with r factors.
+    `shared` is that of the `BlockPool`. Of n sequences, c = `concurrent_readers` are read at a
+    time, in n / c rounds. A round reads a shared block from memory once. A block with r sharers is
+    thus read in the rounds that include one of them. The probability that a round includes none is
+    (n - c) / n x (n - 1 - c) / (n - 1) x ... with r factors.
     """
     saved, missed = 0.0, 1.0
     for r in range(1, min(MAX_BLOCK_SHARERS, sequences + 1) if table.concurrent_readers > 0 else 0):
         missed *= max(0.0, 1 - table.concurrent_readers / (sequences - r + 1))
         saved += (
-            pool.shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed))
+            shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed))
             if r > 1
             else 0.0
         )
@@ -127,7 +126,7 @@ def compute_step_cost(
             if tokens_of[j] == 1 + drafted_of[j]:
                 inside += min(context_of[j], decode_windows[k, 0])
         windows_s += decode_windows[k, 1] * inside
-    shared = count_shared_tokens(rules, table, engine.pool, decoding)
+    shared = count_shared_tokens(rules, table, engine.pool.shared, decoding)
     read = max(contexts - shared, contexts / L2_BANDWIDTH_FACTOR)
     return total, decoding, _sum_step_s(table, total, sequences, sampled, read, pairs, windows_s)
 
