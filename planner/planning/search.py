@@ -638,6 +638,29 @@ def _find_hardest(
     return low
 
 
+def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> float:
+    """Find the largest requests/s that `candidate` keeps with the asked probability, up to `at_most`.
+
+    It is at least the offered rate if the candidate is confident, else 0; to `OPEN_FIGURE_PRECISION`.
+    """
+    offered = scenario.workload.rate
+    if offered is None or not candidate.is_confident:
+        return 0.0
+    z = compute_tolerance(min(scenario.confidence / candidate.p_memory, 1.0))
+
+    def check(rate: float) -> bool:
+        loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
+        return EvaluationStore(loaded).is_met(candidate.deployment, z)
+
+    low, high = offered, max(at_most, offered)
+    if check(high):
+        return high
+    while high > low * OPEN_FIGURE_PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if check(middle) else (low, middle)
+    return low
+
+
 def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
     if scenario.open_figure:

@@ -13,7 +13,7 @@ import pandas as pd
 from planner.analysis import load_curves
 from planner.analysis import plan_summary as summary
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
-from planner.analysis.plan_risks import find_growth_limit
+from planner.analysis.plan_risks import CAPACITY_MEANING, GrowthLimit, find_growth_limit
 from planner.core.intervals import Interval
 from planner.core.number_format import (
     EN_DASH,
@@ -96,6 +96,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
     about = "\N{ALMOST EQUAL TO} " if estimated else ""
     month, hour = _format_price(scenario, best)
     answers = bool(plan.chosen)
+    growth = find_growth_limit(plan) if answers and not scenario.offline else None
     return {
         "state": "estimate" if estimated else "final",
         "tone": tone,
@@ -114,7 +115,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
         "hour": hour if answers else hour and f"closest: {hour}",
         "tiles": [
             _add_about(tile, about)
-            for tile in _build_tiles(plan, overloaded, estimated, ask_every_s)
+            for tile in _build_tiles(plan, growth, overloaded, estimated, ask_every_s)
         ],
         "targets": [] if overloaded else list(_build_targets(plan, estimated)),
         "options": [] if estimated else _build_options(plan),
@@ -127,7 +128,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
             if answers
             else []
         ),
-        "why": [] if estimated else _build_reasons(plan),
+        "why": [] if estimated else _build_reasons(plan, growth),
         "assumptions": list(dict.fromkeys((*scenario.assumptions, *plan.notes))),
         "figures": _list_figures(plan, estimated),
     }
@@ -350,7 +351,11 @@ def _place_bar(value: Interval) -> Answer:
 
 
 def _build_tiles(
-    plan: Plan, overloaded: bool, estimated: bool, ask_every_s: float | None
+    plan: Plan,
+    growth: GrowthLimit | None,
+    overloaded: bool,
+    estimated: bool,
+    ask_every_s: float | None,
 ) -> list[Answer]:
     """Build the main figures: cost per token, capacity, room to grow, probability."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
@@ -386,15 +391,19 @@ def _build_tiles(
                 "value": format_number(shown.mid),
                 "unit": f"{unit} ({format_ends(shown, EN_DASH)})",
                 "note": note if scenario.workload.rate else "",
+                "hint": "" if scenario.offline else f"{CAPACITY_MEANING}.",
             }
         )
-    if plan.chosen and (growth := _compute_growth(plan)) is not None:
+    if growth:
+        value, unit = growth.format_value()
         tiles.append(
             {
                 "name": "Room to grow",
-                "value": f"{growth[0]:+.0%}",
-                "unit": "",
-                "note": growth[1],
+                "value": value,
+                "unit": unit,
+                "exact": not growth.growth,
+                "note": growth.describe_end(ask_every_s),
+                "hint": growth.explain(),
             }
         )
     if not estimated and not overloaded:
@@ -432,18 +441,6 @@ def _build_tiles(
 def _add_about(tile: Answer, about: str) -> Answer:
     """Mark the value of a tile as an estimate."""
     return tile if tile.get("exact") else {**tile, "value": about + tile["value"]}
-
-
-def _compute_growth(plan: Plan) -> tuple[float, str] | None:
-    """Compute how far the traffic may grow, and what ends it; None for closed loops and jobs."""
-    found = None if plan.scenario.offline else find_growth_limit(plan)
-    if found is None:
-        return None
-    if found.limit and found.limit[0].mid < found.planned_rps:
-        return found.growth, f"then {found.limit[1].removeprefix('the ')}"
-    if headroom := plan.scenario.headroom:
-        return found.growth, f"then the {headroom:.0%} to stay free are used"
-    return found.growth, "then it is full"
 
 
 def _build_options(plan: Plan) -> list[Answer]:
@@ -536,12 +533,14 @@ def _build_memory(best: Candidate) -> Answer:
     }
 
 
-def _build_reasons(plan: Plan) -> list[str]:
-    """Return the binding constraint and the price source."""
+def _build_reasons(plan: Plan, growth: GrowthLimit | None) -> list[str]:
+    """Return the binding constraint, the room to grow beside the capacity, and the price source."""
     best = plan.best
     assert best is not None
     price = look_up_gpu_price(best.deployment.gpu, plan.scenario.prices)
     reasons = [summary.explain_binding_constraint(plan), *plan.reasons]
+    if growth:
+        reasons.append(growth.explain())
     if price:
         reasons.append(f"Price: {price}.")
     return list(dict.fromkeys(reasons))

@@ -279,7 +279,7 @@ function render({model, el}) {
     el.classList.toggle('hr-stale', Boolean(stale));
   };
   const tiles = () => redraw($('.tiles'), (get('answer').tiles || []).map(t =>
-    `<div class="card tile" title="${esc(t.note)}"><div class="k">${esc(t.name)}</div><div class="n">${esc(t.value)} <small>${esc(t.unit)}</small></div>${t.share === undefined ? `<div class="s">${esc(t.note)}</div>` : dots(t.share)}</div>`).join('')
+    `<div class="card tile" title="${esc(t.hint || t.note)}"><div class="k">${esc(t.name)}</div><div class="n">${esc(t.value)} <small>${esc(t.unit)}</small></div>${t.share === undefined ? `<div class="s">${esc(t.note)}</div>` : dots(t.share)}</div>`).join('')
     || (get('answer').state === 'computing' ? '<div class="card tile"><i class="bone"></i></div>'.repeat(4) : ''));
   const title = (text, small = '') => `<div class="t">${esc(text)} <small>${esc(small)}</small></div>`;
   const targets = () => {
@@ -287,7 +287,7 @@ function render({model, el}) {
     redraw($('.targets'), title('Latency targets', 'line: limit') + list.map(t =>
       `<button class="slo v-${t.tone}" data-key="slo-${t.key}" data-target="${t.key}" aria-pressed="${t.key === shown}"><span class="l"><b>${esc(t.name)}</b><span>${esc(t.short)}</span><span class="r"><b>${esc(t.value)}</b> ${t.range ? `<small>(${esc(t.range)})</small>` : ''} of ${esc(t.limit)}</span><span class="vd">${esc(t.status)}</span></span>
       <span class="track"><i class="iv" style="left:${t.lo}%;width:${t.inside}%"></i>${t.over > 0 ? `<i class="ov" style="left:${t.over_from}%;width:${t.over}%"></i>` : ''}<i class="lim" style="left:${t.at}%"></i><i class="mid" style="left:${t.mid}%"></i></span></button>`).join('')
-      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>range up to the asked probability</span></div>' : `<p class="none">${get('answer').state === 'final' ? 'No latency is stated.' : 'Follow with the answer.'}</p>`));
+      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>range up to the asked probability</span><span>in brackets: 4 of 5 cases</span></div>' : `<p class="none">${get('answer').state === 'final' ? 'No latency is stated.' : 'Follow with the answer.'}</p>`));
   };
   const chart = (place, drawn, name, empty) => redraw($(place), drawn ? `${title(drawn.title)}<div class="svg" role="img" aria-label="${esc(`${drawn.title}. ${drawn.note}`)}">${drawn.svg}</div><p class="cap">${esc(drawn.note)}</p>` : title(name) + `<p class="none">${esc(empty)}</p>`);
   const charts = () => {
