@@ -10,7 +10,12 @@ from planner.analysis.load_curves import find_max_feasible_rps
 from planner.analysis.load_ramp import OVERLOAD_REASON, run_load_ramp
 from planner.analysis.phrases import ANALYSIS_PHRASES, CALIBRATION_BASIS_LABELS
 from planner.core.intervals import Interval
-from planner.core.number_format import format_number, format_probability, format_range
+from planner.core.number_format import (
+    format_ends,
+    format_number,
+    format_probability,
+    format_range,
+)
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated_search import evaluate_pools
 from planner.planning.evaluation import (
@@ -20,6 +25,7 @@ from planner.planning.evaluation import (
     get_capacity_rps,
     simulate_candidate,
 )
+from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, find_max_rate
 from planner.planning.slo import compute_tolerance, get_pessimistic_value
@@ -38,7 +44,8 @@ def describe_headroom(plan: Plan) -> str:
     rate = compute_offered_rps(scenario, best.prediction)
     free = compute_free_capacity(scenario, best.prediction) or 0.0
     text = (
-        f"Its capacity is {format_range(capacity)} requests/s; {format_number(rate)} are planned."
+        f"Its capacity is {format_range(capacity)} requests/s; {format_number(rate)} are"
+        f" planned{describe_rejected(scenario, best.prediction)}."
     )
     if hours := estimate_run_hours(scenario, best):
         total = scenario.workload.num_prompts or 0
@@ -58,6 +65,14 @@ def describe_headroom(plan: Plan) -> str:
         return text
     free_text = f"So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
     return f"{text} {free_text} {describe_growth_limit(plan)}"
+
+
+def describe_rejected(scenario: Scenario, prediction: Prediction) -> str:
+    """Describe that a part of the traffic is rejected, after the part that is not; empty if none is."""
+    rate, admitted = scenario.workload.rate, compute_offered_rps(scenario, prediction)
+    if not rate or format_number(admitted) == format_number(rate):
+        return ""
+    return f", the rest of {format_number(rate)} is rejected as too long"
 
 
 @dataclass(frozen=True)
@@ -319,7 +334,11 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
         f"{CALIBRATION_BASIS_LABELS[performance.basis]}; {size}",
     )
     if speculation := deployment.speculation:
-        yield 1.8, "acceptance", f"{speculation.method}, {speculation.acceptance_rate:.0%}"
+        yield (
+            1.8,
+            "acceptance",
+            f"{speculation.acceptance_rate:.0%} of the tokens after an accepted one",
+        )
     if hits := best.prediction.effective_workload.cache_hit_fraction:
         yield (
             2 * hits,
@@ -332,14 +351,14 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
         spread = workload.compute_total_tokens_quantile(0.99) / max(
             workload.compute_total_tokens_quantile(0.5), 1.0
         )
-        text = f"p99 of prompt + output is {spread:.1f} times the median"
+        text = f"prompt + output at p99 is {format_number(spread, 2)} times the median"
         yield 0.6, "texts" if scenario.offline else "traffic", text
     usd = best.prediction.usd_per_hour_interval
     if usd and usd.hi > 1.05 * usd.mid:
         yield (
             math.log(usd.hi / usd.mid),
             "price",
-            f"providers ask ${usd.lo:.3g} to ${usd.hi:.3g} an hour",
+            f"providers ask ${format_ends(usd, ' to $')} an hour",
         )
     if any(pool.num_replicas == 1 for pool in best.prediction.pools):
         yield 0.9, "replica", "a restart or a lost GPU stops the service"

@@ -55,6 +55,7 @@ from planner.ui.plan_words import (
     describe_candidate,
     describe_engine,
     explain_not_allowed,
+    format_odds,
 )
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
@@ -276,7 +277,7 @@ class _MemoWriter:
             return
         asked = f"{scenario.confidence:.0%}"
         what = "The work is done in time" if scenario.offline else "Every target is met"
-        yield f"{what} with a probability of {format_probability(chosen.probability)}; you asked for {asked}."
+        yield f"{what} with a probability of {format_odds(chosen)}; you asked for {asked}."
         if adapters := describe_adapters(scenario, chosen):
             yield f"{adapters}."
         if chosen.at_risk and (doubts := list(self._list_doubts("at risk"))):
@@ -327,7 +328,7 @@ class _MemoWriter:
             yield Tile("Served", served, "requests/s", f"to {users:,} users at once")
         note = "that it is done in time" if scenario.offline else "that all targets are met"
         note += "" if self.chosen else " by it"
-        yield Tile("Probability", format_probability(self.plan.probability), "", note)
+        yield Tile("Probability", format_odds(best), "", note)
 
     def _describe_question(self) -> Iterator[tuple[str, str]]:
         scenario, load = self.scenario, self.scenario.workload
@@ -411,7 +412,7 @@ class _MemoWriter:
                 yield self._describe_option(
                     f"{next(index)} · next best", other, base,
                     _describe_miss(other),
-                    self._compare_cost(other, base) + ", estimated" * (not other.is_simulated),
+                    self._compare_cost(other, base),
                 )  # fmt: skip
 
     def _explain_capacity(self) -> str:
@@ -453,7 +454,7 @@ class _MemoWriter:
         )  # fmt: skip
 
     def _judge(self, candidate: Candidate) -> tuple[str, State]:
-        odds = format_probability(candidate.probability)
+        odds = format_odds(candidate) + " (estimated)" * (not candidate.is_simulated)
         if candidate.is_confident:
             return f"Meets targets, {odds}", "met"
         if candidate.is_feasible and candidate.probability >= 0.5:

@@ -49,6 +49,8 @@ from planner.ui.plan_words import (
     describe_candidate,
     describe_engine,
     describe_found_figure,
+    describe_gpu_price,
+    format_odds,
 )
 
 Answer = dict[str, Any]
@@ -175,8 +177,8 @@ def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
     elif len(price.quotes) == 1:
         source = price.source
     else:
-        ends = [format_usd(usd * end / price.median_usd) for end in (price.min_usd, price.max_usd)]
-        source = f"{ends[0]}{EN_DASH}{ends[1].removeprefix('$')} by seller"
+        quotes = Interval(price.min_usd, price.median_usd, price.max_usd) * (usd / price.median_usd)
+        source = f"${format_ends(quotes, EN_DASH)} by seller"
     return format_usd(bill), f"{hourly} \N{MIDDLE DOT} {source}"
 
 
@@ -231,7 +233,7 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         return [
             "From formulas. The verdict follows with the simulation; tails are mostly longer there."
         ]
-    odds, asked = format_probability(plan.probability), format_probability(scenario.confidence)
+    odds, asked = format_odds(best), format_probability(scenario.confidence)
     if overloaded:
         capacity = get_capacity_rps(scenario, performance)
         most = format_number(capacity.mid) if capacity else EN_DASH
@@ -246,7 +248,7 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         reasons = [_describe_value(row.target, best) for row in missed if row.target]
         reasons += [
             f"load {load} of its capacity, limit {limit}"
-            for load, _, limit in (_format_load(scenario, row.use) for row in missed if row.is_load)
+            for load, _, limit in (_format_load(scenario, row.load) for row in missed if row.load)
         ]
         reasons = reasons or list(best.violations)
         closest = f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."
@@ -318,8 +320,8 @@ def _build_targets(plan: Plan, estimated: bool) -> Iterator[Answer]:
                 "limit": row.limit,
                 "ms": (value * 1e3).as_json_list,
             }
-        elif row.is_load:
-            load, ends, limit = _format_load(plan.scenario, row.use)
+        elif row.load:
+            load, ends, limit = _format_load(plan.scenario, row.load)
             yield bar | {
                 "key": "load", "name": "Load", "short": "of capacity", "value": load,
                 "range": ends if row.use.mid <= 1 else "", "limit": limit,
@@ -330,7 +332,7 @@ def _format_load(scenario: Scenario, use: Interval) -> tuple[str, str, str]:
     """Format the load as a share of the capacity, its interval, and the share that may be used."""
     planned = 1 - scenario.headroom
     lo, mid, hi = (end * planned for end in (use.lo, use.mid, use.hi))
-    return format_share(mid), f"{lo:.0%}{EN_DASH}{hi:.0%}", f"{planned:.0%}"
+    return format_share(mid), f"{100 * lo:.0f}{EN_DASH}{hi:.0%}", f"{planned:.0%}"
 
 
 def _place_bar(value: Interval) -> Answer:
@@ -411,7 +413,7 @@ def _build_tiles(
         tiles.append(
             {
                 "name": "Probability",
-                "value": format_probability(plan.probability),
+                "value": format_odds(best),
                 "unit": "to meet every target",
                 "note": (
                     f"{spares} spare replica{'s' * (spares > 1)}"
@@ -458,15 +460,15 @@ def _build_options(plan: Plan) -> list[Answer]:
             "setup": _describe_setup(option),
             "month": month or EN_DASH,
             "hour": hour,
-            "probability": format_probability(option.probability),
+            "probability": format_odds(option),
             "share": option.probability,
             "tone": "good" if option.probability >= plan.scenario.confidence else "warn",
             "confidence": 100 * (confidence or plan.scenario.confidence),
             "chosen": name == "recommended",
         }
         if rows and plan.options[rows[-1]["name"]].identity_key == option.identity_key:
-            rows[-1] = {**row, "label": f"{rows[-1]['label']} and {label.lower()}",
-                        "chosen": row["chosen"] or rows[-1]["chosen"]}  # fmt: skip
+            joined = f"{rows[-1]['label'].replace(' and ', ', ')} and {label.lower()}"
+            rows[-1] = {**row, "label": joined, "chosen": row["chosen"] or rows[-1]["chosen"]}
         else:
             rows.append(row)
     return rows
@@ -498,7 +500,7 @@ def build_other_row(plan: Plan, other: Plan | None, label: str, changes: dict[st
         if change is None or abs(change) < 0.005
         else f"{change:+.0%}".replace("-", "\N{MINUS SIGN}"),
         "cheaper": change is not None and change < -0.005,
-        "probability": format_probability(option.probability),
+        "probability": format_odds(option),
         "tone": VERDICT_TONES[other.verdict],
         "order": usd if usd is not None else 1e9,
     }
@@ -542,7 +544,7 @@ def _build_reasons(plan: Plan, growth: GrowthLimit | None) -> list[str]:
     if growth:
         reasons.append(growth.explain())
     if price:
-        reasons.append(f"Price: {price}.")
+        reasons.append(f"Price: {describe_gpu_price(price)}.")
     return list(dict.fromkeys(reasons))
 
 
