@@ -63,6 +63,8 @@ OPTIONS = {
     "safe": ("Safe", 0.95),
 }
 """The three options by name: their label, and the probability that each is the cheapest for."""
+AFTER_SIMULATION = "follows with the simulation"
+"""What stands for the probability of an estimate."""
 BAR_END = 1.18
 """Where the bar of a target ends, as a multiple of its limit."""
 MEMORY_LABELS = {"weights": "weights", "KV cache": "KV cache", "headroom": "free"}
@@ -112,7 +114,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
         "head": _write_head(plan, overloaded, estimated, ask_every_s),
         "sub": _describe_setup(best),
         "say": _write_sentences(plan, overloaded, estimated),
-        "month": about + month if answers and month else EN_DASH,
+        "month": about + month if answers and month else "",
         "period": _describe_period(scenario) if answers and month else "",
         "hour": hour if answers else hour and f"closest: {hour}",
         "tiles": [
@@ -211,7 +213,8 @@ def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: floa
         return f"Rent {gpus}"
     if overloaded:
         free = compute_free_capacity(scenario, best.prediction) or 0.0
-        return f"{gpus} serve 1 in {format_number(1 - free, 2)} requests"
+        serves = "serves" if best.prediction.num_gpus_billed == 1 else "serve"
+        return f"{gpus} {serves} 1 in {format_number(1 - free, 2)} requests"
     most = " or ".join(
         f"{option.max_gpus} \N{MULTIPLICATION SIGN} {option.gpu.name}"
         for option in scenario.gpus[:2]
@@ -390,7 +393,7 @@ def _build_tiles(
         tiles.append(
             {
                 "name": "Capacity",
-                "value": format_number(shown.mid),
+                "value": format_number(shown.mid, 2 if unit == "users" else 3),
                 "unit": f"{unit} ({format_ends(shown, EN_DASH)})",
                 "note": note if scenario.workload.rate else "",
                 "hint": "" if scenario.offline else f"{CAPACITY_MEANING}.",
@@ -431,7 +434,7 @@ def _build_tiles(
                 "name": "Probability",
                 "value": "...",
                 "unit": "",
-                "note": "follows with the simulation",
+                "note": AFTER_SIMULATION,
                 "exact": True,
             }
         )
