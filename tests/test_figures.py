@@ -129,3 +129,10 @@ def test_a_probability_below_what_is_asked_is_not_rounded_up_to_it() -> None:
     assert format_probability(0.7999, 0.8) == "79.9%"
     assert format_probability(0.804, 0.8) == "80%" == format_probability(0.796)
     assert format_probability(0.58, 0.8) == "58%"
+
+
+def test_the_load_that_traffic_may_grow_to_differs_from_the_planned_one(plan: Plan) -> None:
+    growth = risks.find_growth_limit(plan)
+    assert growth
+    (end,) = re.findall(r"to ([\d.,]+) requests/s", growth.describe_end()) or [""]
+    assert bool(end) == (growth.growth > 0) and end != format_number(growth.offered_rps, 2)

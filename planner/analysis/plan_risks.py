@@ -11,6 +11,7 @@ from planner.analysis.load_ramp import OVERLOAD_REASON, run_load_ramp
 from planner.analysis.phrases import ANALYSIS_PHRASES, CALIBRATION_BASIS_LABELS
 from planner.core.intervals import Interval
 from planner.core.number_format import (
+    format_distinct,
     format_ends,
     format_number,
     format_probability,
@@ -113,15 +114,20 @@ class GrowthLimit:
                 if self.confident_rps
                 else f"under {odds} likely already"
             )
-        amount, unit = (ask_every_s, "users") if ask_every_s else (1.0, "requests/s")
-        return f"to {format_number(self.confident_rps * amount, 2)} {unit}, {odds} likely"
+        unit = "users" if ask_every_s else "requests/s"
+        return f"to {self._format_end(ask_every_s or 1.0)} {unit}, {odds} likely"
+
+    def _format_end(self, factor: float = 1.0) -> str:
+        return format_distinct(self.confident_rps * factor, self.offered_rps * factor)
 
     def explain(self) -> str:
         """Explain up to which load every target is met, and how that differs from the capacity."""
         odds = format_probability(self.confidence)
         if self.growth:
-            rate = format_number(self.confident_rps, 2)
-            met = f"Every target is met with a probability of {odds} up to {rate} requests/s"
+            met = (
+                f"Every target is met with a probability of {odds} up to {self._format_end()}"
+                " requests/s"
+            )
         elif self.confident_rps:
             met = f"Beyond the planned load the probability falls below the {odds} asked for"
         else:

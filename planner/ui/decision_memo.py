@@ -420,8 +420,9 @@ class _MemoWriter:
             return ""
         if self.chosen and self.growth:
             letter = "B" if self.api and self.api.is_api_cheaper else "A"
-            return f"Option {letter}: {_uncapitalize(self.growth.explain())}"
-        return f"{CAPACITY_MEANING}."
+            room = _uncapitalize(self.growth.explain())
+            return f"In brackets: 4 of 5 cases. Option {letter}: {room}"
+        return f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
 
     def _describe_cheaper(self, letter: str, candidate: Candidate, base: float | None) -> Option:
         return self._describe_option(
