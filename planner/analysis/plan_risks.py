@@ -10,7 +10,13 @@ from planner.analysis.load_curves import find_max_feasible_rps
 from planner.analysis.load_ramp import OVERLOAD_REASON, run_load_ramp
 from planner.analysis.phrases import ANALYSIS_PHRASES, CALIBRATION_BASIS_LABELS
 from planner.core.intervals import Interval
-from planner.core.number_format import format_number, format_range
+from planner.core.number_format import (
+    format_distinct,
+    format_ends,
+    format_number,
+    format_probability,
+    format_range,
+)
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated_search import evaluate_pools
 from planner.planning.evaluation import (
@@ -20,8 +26,14 @@ from planner.planning.evaluation import (
     get_capacity_rps,
     simulate_candidate,
 )
+from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
+from planner.planning.search import Plan, find_max_rate
+from planner.planning.slo import compute_tolerance, get_pessimistic_value
+
+MIN_GROWTH = 0.005
+"""Growth below half a percent is none."""
+CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
 
 
 def describe_headroom(plan: Plan) -> str:
@@ -33,7 +45,8 @@ def describe_headroom(plan: Plan) -> str:
     rate = compute_offered_rps(scenario, best.prediction)
     free = compute_free_capacity(scenario, best.prediction) or 0.0
     text = (
-        f"Its capacity is {format_range(capacity)} requests/s; {format_number(rate)} are planned."
+        f"Its capacity is {format_range(capacity)} requests/s; {format_number(rate)} are"
+        f" planned{describe_rejected(scenario, best.prediction)}."
     )
     if hours := estimate_run_hours(scenario, best):
         total = scenario.workload.num_prompts or 0
@@ -55,6 +68,14 @@ def describe_headroom(plan: Plan) -> str:
     return f"{text} {free_text} {describe_growth_limit(plan)}"
 
 
+def describe_rejected(scenario: Scenario, prediction: Prediction) -> str:
+    """Describe that a part of the traffic is rejected, after the part that is not; empty if none is."""
+    rate, admitted = scenario.workload.rate, compute_offered_rps(scenario, prediction)
+    if not rate or format_number(admitted) == format_number(rate):
+        return ""
+    return f", the rest of {format_number(rate)} is rejected as too long"
+
+
 @dataclass(frozen=True)
 class GrowthLimit:
     """How far the traffic of a plan may grow, in requests/s."""
@@ -64,13 +85,54 @@ class GrowthLimit:
     planned_rps: float  # the capacity less the headroom
     limit: tuple[Interval, str] | None  # the rate up to which all SLOs hold, and what fails beyond
     method: str  # " (closed form)" where the limit is that of an estimate
+    confident_rps: (
+        float  # up to which all SLOs and the headroom hold with `confidence`; 0 if at risk
+    )
+    confidence: float  # the probability that the scenario asks for
     slow_reason: str = ""  # what fails first with the slowest steps
 
     @property
     def growth(self) -> float:
-        """The growth until an SLO is violated or the headroom is used up, 0.4 for 40%."""
-        rate = min(self.planned_rps, self.limit[0].mid if self.limit else math.inf)
-        return max(rate / self.offered_rps - 1, 0.0)
+        """The growth up to which the plan keeps the asked probability, 0.4 for 40%."""
+        growth = max(self.confident_rps / self.offered_rps - 1, 0.0)
+        return growth if growth >= MIN_GROWTH else 0.0
+
+    def format_value(self) -> tuple[str, str]:
+        """Format `growth` as a value and a unit: "+6%", from threefold on "3.5 times"."""
+        if not self.growth:
+            return "None", ""
+        if self.growth < 2:
+            return f"+{self.growth:.0%}", ""
+        return format_number(1 + self.growth, 2), "times"
+
+    def describe_end(self, ask_every_s: float | None = None) -> str:
+        """Describe the load that `growth` leads to, in requests/s or in users, and its probability."""
+        odds = format_probability(self.confidence)
+        if not self.growth:
+            return (
+                f"more is under {odds} likely"
+                if self.confident_rps
+                else f"under {odds} likely already"
+            )
+        unit = "users" if ask_every_s else "requests/s"
+        return f"to {self._format_end(ask_every_s or 1.0)} {unit}, {odds} likely"
+
+    def _format_end(self, factor: float = 1.0) -> str:
+        return format_distinct(self.confident_rps * factor, self.offered_rps * factor)
+
+    def explain(self) -> str:
+        """Explain up to which load every target is met, and how that differs from the capacity."""
+        odds = format_probability(self.confidence)
+        if self.growth:
+            met = (
+                f"Every target is met with a probability of {odds} up to {self._format_end()}"
+                " requests/s"
+            )
+        elif self.confident_rps:
+            met = f"Beyond the planned load the probability falls below the {odds} asked for"
+        else:
+            met = f"At the planned load the probability is already below the {odds} asked for"
+        return f"{met}. {CAPACITY_MEANING}."
 
 
 def find_growth_limit(plan: Plan) -> GrowthLimit | None:
@@ -88,27 +150,49 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
     ):
         return None
     limit, method, slow_reason = None, "", ""
-    if best.is_simulated and not best.is_disaggregated and not scenario.offline:
+    offered = compute_offered_rps(scenario, best.prediction)
+    planned = (1 - scenario.headroom) * capacity.mid
+    is_replayed = best.is_simulated and not best.is_disaggregated and not scenario.offline
+    if is_replayed:
         ramp = run_load_ramp(best.deployment, scenario.workload, scenario.slo_targets)
         limit = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
         slow_reason = "" if ramp.slow_reason == OVERLOAD_REASON else ramp.slow_reason
     elif not scenario.offline:
         limit, method = find_max_feasible_rps(scenario, best), " (closed form)"
         slow_reason = limit[1] if limit else ""
-    offered = compute_offered_rps(scenario, best.prediction)
-    planned = (1 - scenario.headroom) * capacity.mid
-    return GrowthLimit(capacity, offered, planned, limit, method, slow_reason)
+    if is_replayed:
+        admitted = offered / scenario.workload.rate
+        confident = admitted * find_max_rate(scenario, best, planned / admitted)
+    else:
+        z = compute_tolerance(scenario.confidence)
+        ends = [capacity * (1 - scenario.headroom), *([limit[0]] if limit else [])]
+        confident = min(_get_rate_at(rate, z) for rate in ends) * best.is_confident
+    return GrowthLimit(
+        capacity, offered, planned, limit, method, confident, scenario.confidence, slow_reason
+    )
+
+
+def _get_rate_at(rate: Interval, z: float) -> float:
+    """Get the rate that is reached with steps slower by `z` standard deviations."""
+    slow = rate.map_monotone(lambda each: 1 / max(each, 1e-9))
+    return 1 / max(get_pessimistic_value(slow, z), 1e-9)
 
 
 def describe_growth_limit(plan: Plan) -> str:
-    """Describe how far traffic may grow until an SLO is violated or the headroom is used up.
+    """Describe how far traffic may grow with the asked probability, and at the expected speed.
 
     For a simulated plan it follows from a load ramp, which disaggregated pools do not have; else it
     is analytical.
     """
-    scenario, found = plan.scenario, find_growth_limit(plan)
+    found = find_growth_limit(plan)
     if found is None:
         return ""
+    expected = _describe_expected_growth(plan.scenario, found)
+    return expected if plan.scenario.offline else f"{found.explain()} {expected}"
+
+
+def _describe_expected_growth(scenario: Scenario, found: GrowthLimit) -> str:
+    """Describe how far traffic may grow at the expected speed: one time in two it is less."""
     capacity, offered, limit, method = found.capacity, found.offered_rps, found.limit, found.method
     subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
     planned, slow_end = found.planned_rps, found.slow_reason or end
@@ -118,14 +202,14 @@ def describe_growth_limit(plan: Plan) -> str:
             return f"No rate meets every target: {reason} even in an idle engine{method}."
         growth = rate.mid / offered - 1
         sentence = (
-            f"The {subject} may grow by {_format_growth(growth)}"
-            if growth >= 0.005
-            else f"There is no room for more {subject}"
+            f"At the expected speed the {subject} may grow by {_format_growth(growth)}"
+            if growth >= MIN_GROWTH
+            else f"At the expected speed there is no room for more {subject}"
         )
         shown = format_range(rate)
         return f"{sentence}: beyond {shown} requests/s {reason}{method}, though capacity is left."
     if planned < offered:
-        return f"There is no room for more {subject}."
+        return f"At the expected speed there is no room for more {subject}."
     margin = (capacity if limit is None else limit[0]) / offered + -1.0
     end = f"{limit[1]}{method}" if limit else end
     low_text = ""
@@ -138,7 +222,7 @@ def describe_growth_limit(plan: Plan) -> str:
         else ""
     )
     growth_text = _format_growth(margin.mid)
-    return f"The {subject} may grow {headroom_text}by {growth_text}{low_text} until {end}."
+    return f"At the expected speed the {subject} may grow {headroom_text}by {growth_text}{low_text} until {end}."
 
 
 def _format_growth(growth: float) -> str:
@@ -256,7 +340,11 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
         f"{CALIBRATION_BASIS_LABELS[performance.basis]}; {size}",
     )
     if speculation := deployment.speculation:
-        yield 1.8, "acceptance", f"{speculation.method}, {speculation.acceptance_rate:.0%}"
+        yield (
+            1.8,
+            "acceptance",
+            f"{speculation.acceptance_rate:.0%} of the tokens after an accepted one",
+        )
     if hits := best.prediction.effective_workload.cache_hit_fraction:
         yield (
             2 * hits,
@@ -269,14 +357,14 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
         spread = workload.compute_total_tokens_quantile(0.99) / max(
             workload.compute_total_tokens_quantile(0.5), 1.0
         )
-        text = f"p99 of prompt + output is {spread:.1f} times the median"
+        text = f"prompt + output at p99 is {format_number(spread, 2)} times the median"
         yield 0.6, "texts" if scenario.offline else "traffic", text
     usd = best.prediction.usd_per_hour_interval
     if usd and usd.hi > 1.05 * usd.mid:
         yield (
             math.log(usd.hi / usd.mid),
             "price",
-            f"providers ask ${usd.lo:.3g} to ${usd.hi:.3g} an hour",
+            f"providers ask ${format_ends(usd, ' to $')} an hour",
         )
     if any(pool.num_replicas == 1 for pool in best.prediction.pools):
         yield 0.9, "replica", "a restart or a lost GPU stops the service"

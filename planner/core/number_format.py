@@ -99,9 +99,15 @@ def format_shares(shares: Sequence[float]) -> list[str]:
     return [f"{percent}%" for percent in percents]
 
 
-def format_probability(probability: float) -> str:
-    """Format a probability in percent; never 0% or 100%, which no prediction is."""
-    return format_share(min(max(probability, 1e-6), 1 - 1e-6))
+def format_probability(probability: float, asked: float | None = None) -> str:
+    """Format a probability in percent; never 0% or 100%, which no prediction is.
+
+    One below what is `asked` has as many digits as show that.
+    """
+    shown = min(max(probability, 1e-6), 1 - 1e-6)
+    if asked is not None and probability < asked and format_share(shown) == format_share(asked):
+        return f"{min(shown, asked - 1e-3):.1%}"
+    return format_share(shown)
 
 
 def _choose_time_unit(seconds: float) -> tuple[str, float]:

@@ -3,6 +3,7 @@
 from planner.deploy.artifacts import (
     ALL_ARTIFACT_FILES,
     DISAGGREGATED_ARTIFACT_FILES,
+    explain_benchmark_lengths,
     list_artifact_files,
     predict_benchmark_ramp,
     render_artifacts,
@@ -21,6 +22,7 @@ __all__ = [
     "build_deployment_launch",
     "build_launch",
     "build_launches",
+    "explain_benchmark_lengths",
     "list_artifact_files",
     "predict_benchmark_ramp",
     "render_artifacts",

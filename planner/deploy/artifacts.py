@@ -1,5 +1,6 @@
 """Render the files of a plan: launch script, unit, benchmark, alerts and checklist."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.core.templates import render_template
 from planner.deploy import alerts, manifests
 from planner.deploy.arguments import format_for_script
@@ -24,7 +26,7 @@ from planner.planning.scenario_schema import DEFAULT_ARTIFACTS, ArtifactKind
 from planner.planning.search import Plan
 from planner.planning.slo import SloTarget, list_benchmark_targets
 from planner.workload.length_distribution import LengthDistribution
-from planner.workload.workload import DEFAULT_RUN_S
+from planner.workload.workload import DEFAULT_RUN_S, Workload
 
 INSTALL_DIR = "/opt/headroom"
 """Folder in which the systemd unit expects `serve.sh`."""
@@ -123,7 +125,7 @@ def render_artifacts(
         "hosts": hosts,
         "storage": storage,
         "checkpoint": get_checkpoint(deployment), "ramp": predict_benchmark_ramp(prediction),
-        "prefix": _count_prefix_tokens(prediction),
+        "lengths": explain_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
         "directory": INSTALL_DIR, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
         "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
@@ -178,6 +180,7 @@ def _render_pool_artifacts(
         "environment": manifests.load_environment_variables(engine),
         "p": prediction, "targets": targets, "checkpoint": get_checkpoint(deployment),
         "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
+        "lengths": explain_benchmark_lengths(prediction),
         "prefix": _count_prefix_tokens(prediction), "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
         "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
     }  # fmt: skip
@@ -213,12 +216,7 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     assert workload is not None
     replicas = 1 if prefill else deployment.layout.replicas
     throughput = prediction.performance.request_tps.mid if prediction.performance else 0.0
-    prefix = count_benchmark_prefix_tokens(deployment, workload)
-    random_workload = replace(
-        workload, prompt=_build_random_lengths(workload.prompt.mean, prefix),
-        output=_build_random_lengths(workload.output.mean), trace=None,
-        prefix_tokens=prefix, prefix_hit_rate=float(prefix > 0), adapter_zipf=0.0,
-    )  # fmt: skip
+    random_workload = _build_random_workload(prediction)
     ramp = {}
     for fraction in RAMP_RATE_FRACTIONS:
         rate = float(f"{(workload.rate or throughput) / replicas * fraction:.3g}")
@@ -230,6 +228,34 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
         )
         ramp[rate] = step_prediction.performance
     return {rate: performance for rate, performance in ramp.items() if performance}
+
+
+def explain_benchmark_lengths(prediction: Prediction) -> str:
+    """Explain why the figures of `bench.sh` differ from the plan's: its lengths spread less or more."""
+    own, random = prediction.workload, _build_random_workload(prediction)
+    assert own is not None
+    pairs = {
+        "prompts": (own.prompt, random.prompt),
+        "answers": (own.output, random.output),
+    }
+    ends = {name: [each.compute_quantile(0.95) for each in pair] for name, pair in pairs.items()}
+    name, (yours, its) = max(ends.items(), key=lambda item: abs(math.log(item[1][0] / item[1][1])))
+    return (
+        f"The benchmark sends uniform lengths: 95% of its {name} have up to {format_number(its)}"
+        f" tokens, of yours {format_number(yours)}. So your traffic has other latencies."
+    )
+
+
+def _build_random_workload(prediction: Prediction) -> Workload:
+    """Build what `bench.sh` sends: uniform lengths around the means of the plan's workload."""
+    workload = prediction.workload
+    assert workload is not None
+    prefix = _count_prefix_tokens(prediction)
+    return replace(
+        workload, prompt=_build_random_lengths(workload.prompt.mean, prefix),
+        output=_build_random_lengths(workload.output.mean), trace=None,
+        prefix_tokens=prefix, prefix_hit_rate=float(prefix > 0), adapter_zipf=0.0,
+    )  # fmt: skip
 
 
 def _count_prefix_tokens(prediction: Prediction) -> int:

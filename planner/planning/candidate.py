@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from planner.core.number_format import format_probability
 from planner.engines.deployment import Deployment
 from planner.memory.memory_plan import get_default_memory_utilization
 from planner.planning.prediction import Prediction
@@ -60,8 +61,9 @@ class Candidate:
     @property
     def shortfall(self) -> str:
         """What it misses: the limits that it breaks, or else the probability that is asked for."""
-        odds = f"it keeps every promise with a probability of only {self.probability:.0%}"
-        return "; ".join(self.violations) or odds
+        odds = format_probability(self.probability, self.confidence)
+        probable = f"it keeps every promise with a probability of only {odds}"
+        return "; ".join(self.violations) or probable
 
     @property
     def is_confident(self) -> bool:

@@ -527,7 +527,7 @@ def _build_plan(
     chosen = holding[0]
     return Plan(
         scenario, chosen, next(iter(holding[1:]), None), next(iter(gamble), None),
-        next(iter(safe), None), _find_binding_constraint(search, chosen, rejected), ordered,
+        next(iter(safe), None), _find_binding_constraint(search, chosen, gamble, rejected), ordered,
         tuple(rejected), (*notes, *chosen.prediction.warnings), store=search.store, simulated_day=day,
     )  # fmt: skip
 
@@ -638,6 +638,29 @@ def _find_hardest(
     return low
 
 
+def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> float:
+    """Find the largest requests/s that `candidate` keeps with the asked probability, up to `at_most`.
+
+    It is at least the offered rate if the candidate is confident, else 0; to `OPEN_FIGURE_PRECISION`.
+    """
+    offered = scenario.workload.rate
+    if offered is None or not candidate.is_confident:
+        return 0.0
+    z = compute_tolerance(min(scenario.confidence / candidate.p_memory, 1.0))
+
+    def check(rate: float) -> bool:
+        loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
+        return EvaluationStore(loaded, quick=False).is_met(candidate.deployment, z)
+
+    low, high = offered, max(at_most, offered)
+    if check(high):
+        return high
+    while high > low * OPEN_FIGURE_PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if check(middle) else (low, middle)
+    return low
+
+
 def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
     if scenario.open_figure:
@@ -661,9 +684,11 @@ def search_analytically(scenario: Scenario) -> Plan:
 
 
 def _find_binding_constraint(
-    search: _Search, chosen: Candidate, rejected: list[RejectedOption]
+    search: _Search, chosen: Candidate, gamble: list[Candidate], rejected: list[RejectedOption]
 ) -> BindingConstraint:
-    """What the nearest cheaper deployment misses: of those that replay has refuted, else in closed form."""
+    """What the nearest cheaper deployment misses: the gamble, else what replay or closed form refuted."""
+    if gamble and gamble[0].price_key < chosen.price_key:
+        return _explain_nearest(gamble[0])
     cheaper = [
         (margin, deployment, family.preference_key)
         for margin, deployment, family in search.nearest
@@ -679,9 +704,7 @@ def _find_binding_constraint(
         cheaper = [(1.0, each.deployment, each.preference_key) for each in nearest]
     if cheaper:
         _, deployment, preference = min(cheaper, key=lambda each: each[0])
-        near = state_deployment(search.scenario, deployment, preference)
-        text = f"Of all that costs less, {near.description} comes nearest, but {near.shortfall}."
-        return BindingConstraint(_get_first_violation(near), text, near)
+        return _explain_nearest(state_deployment(search.scenario, deployment, preference))
     small = [
         rejection for rejection in rejected
         if rejection.bottleneck == "memory" and rejection.gpus < chosen.deployment.layout.num_gpus
@@ -691,6 +714,11 @@ def _find_binding_constraint(
         text = f"Fewer GPUs do not hold the model: {largest.description}, {largest.reason}."
         return BindingConstraint("memory", text)
     return BindingConstraint("one GPU", _describe_room(chosen))
+
+
+def _explain_nearest(near: Candidate) -> BindingConstraint:
+    text = f"Of all that costs less, {near.description} comes nearest, but {near.shortfall}."
+    return BindingConstraint(_get_first_violation(near), text, near)
 
 
 def _get_first_violation(candidate: Candidate) -> str:

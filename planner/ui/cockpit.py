@@ -40,7 +40,13 @@ from planner.ui.notebook_session import (
 )
 from planner.ui.notebook_widgets import show_table
 from planner.ui.pdf_report import write_report
-from planner.ui.plan_panel import Answer, build_answer, build_charts, build_other_row
+from planner.ui.plan_panel import (
+    AFTER_SIMULATION,
+    Answer,
+    build_answer,
+    build_charts,
+    build_other_row,
+)
 from planner.ui.quantity_parser import COUNT_UNITS, SECOND_UNITS, parse_quantity
 from planner.workload.daily_profile import load_daily_profiles
 
@@ -329,6 +335,13 @@ class Cockpit(anywidget.AnyWidget):
                             **self.answer,
                             "state": "failed",
                             "failure": f"The simulation failed: {error}"[:300],
+                            "say": ["From formulas, without a verdict."],
+                            "tiles": [
+                                {**tile, "note": "needs the simulation"}
+                                if tile["note"] == AFTER_SIMULATION
+                                else tile
+                                for tile in self.answer.get("tiles", ())
+                            ],
                         }
                 return
         with self._lock:

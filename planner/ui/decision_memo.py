@@ -13,7 +13,7 @@ from typing import Any, Literal
 from planner import __version__
 from planner.analysis.load_curves import get_load, sweep_stated_latency
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
-from planner.analysis.plan_risks import find_growth_limit, list_largest_risks
+from planner.analysis.plan_risks import CAPACITY_MEANING, find_growth_limit, list_largest_risks
 from planner.analysis.plan_summary import describe_day
 from planner.core.files import get_report_date
 from planner.core.intervals import Interval
@@ -26,8 +26,9 @@ from planner.core.number_format import (
     format_usd,
 )
 from planner.core.text import escape_to_one_line
-from planner.deploy import predict_benchmark_ramp
+from planner.deploy import explain_benchmark_lengths, predict_benchmark_ramp
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
+from planner.latency.performance import Performance
 from planner.planning.billing import BILLING_AUTOSCALED
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
@@ -54,6 +55,7 @@ from planner.ui.plan_words import (
     describe_candidate,
     describe_engine,
     explain_not_allowed,
+    format_odds,
 )
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
@@ -131,10 +133,12 @@ class Memo:
     cost_name: str
     latency_name: str
     options: tuple[Option, ...]
+    capacity_note: str  # what the capacity of the options means
     risks: tuple[tuple[str, str, str], ...]  # name, size, what settles it
     next_step: str
     finding: str
     bars: tuple[Bar, ...]
+    confidence: str  # the probability that was asked for, up to which a bar reaches
     chart: str  # SVG; empty without one
     chart_title: str
     changes: tuple[tuple[str, str, str, str, str, State], ...]
@@ -142,6 +146,7 @@ class Memo:
     median_usd: float
     ramp_heads: tuple[str, ...]  # what of one replica a benchmark is judged by
     ramp: tuple[tuple[str, ...], ...]
+    ramp_note: str  # why a benchmark's figures differ from those of the targets
     basis: tuple[tuple[str, str], ...]
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
@@ -160,6 +165,7 @@ class _MemoWriter:
         self.api = plan.api_comparison
         self.confidence: ChoiceConfidence | None = estimate_choice_confidence(plan)
         self.target = find_tightest_target(plan)
+        self.growth = find_growth_limit(plan)
 
     def write(self) -> Memo:
         plan, scenario, best = self.plan, self.scenario, self.best
@@ -183,18 +189,23 @@ class _MemoWriter:
             period="the run" if scenario.offline else "a month",
             cost_name="Cost, always on" if self._is_scaled else "Cost",
             latency_name=_name_target(self.target) if self.target else "",
-            options=tuple(islice(self._list_options(), MAX_OPTIONS)),
+            options=(options := tuple(islice(self._list_options(), MAX_OPTIONS))),
+            capacity_note=self._explain_capacity() if options else "",
             risks=tuple(self._list_risks()),
             next_step=self._write_next_step(),
             finding=self._write_finding(),
             bars=tuple(self._list_bars()),
+            confidence=format_probability(scenario.confidence),
             chart=chart,
             chart_title=chart_title,
             changes=tuple(self._list_changes()),
             sellers=sellers,
             median_usd=price.median_usd * self._gpu_hours if price else 0.0,
             ramp_heads=tuple(map(_name_target, self._judged)),
-            ramp=self._list_ramp(),
+            ramp=(ramp := self._list_ramp()),
+            ramp_note=explain_benchmark_lengths(self.chosen.prediction)
+            if ramp and self.chosen
+            else "",
             basis=tuple(self._describe_basis()),
         )
 
@@ -266,7 +277,7 @@ class _MemoWriter:
             return
         asked = f"{scenario.confidence:.0%}"
         what = "The work is done in time" if scenario.offline else "Every target is met"
-        yield f"{what} with a probability of {format_probability(chosen.probability)}; you asked for {asked}."
+        yield f"{what} with a probability of {format_odds(chosen)}; you asked for {asked}."
         if adapters := describe_adapters(scenario, chosen):
             yield f"{adapters}."
         if chosen.at_risk and (doubts := list(self._list_doubts("at risk"))):
@@ -278,7 +289,7 @@ class _MemoWriter:
         """Say of each target in `state` what it reaches, and its limit."""
         for bar in self._list_bars():
             if bar.state == state:
-                name = bar.name[:1].lower() + bar.name[1:]
+                name = _uncapitalize(bar.name)
                 reached = f"may reach {bar.worst}" if state == "at risk" else f"is {bar.value}"
                 yield f"{name} {reached}, the limit is {bar.limit}"
 
@@ -310,18 +321,14 @@ class _MemoWriter:
                 "h",
                 f"of {format_number(within)} h allowed",
             )
-        elif self.chosen and (growth := find_growth_limit(self.plan)):
-            until = f"to {format_number(growth.offered_rps * (1 + growth.growth))} requests/s"
-            note = until if growth.growth else "the load is at its limit"
-            factor = format_number(1 + growth.growth, 2)
-            value, unit = (f"+{growth.growth:.0%}", "") if growth.growth < 2 else (factor, "times")
-            yield Tile("Room to grow", value, unit, note)
+        elif self.chosen and (growth := self.growth):
+            yield Tile("Room to grow", *growth.format_value(), growth.describe_end())
         elif users := scenario.workload.concurrency:
             served = format_number(compute_offered_rps(scenario, best.prediction))
             yield Tile("Served", served, "requests/s", f"to {users:,} users at once")
         note = "that it is done in time" if scenario.offline else "that all targets are met"
         note += "" if self.chosen else " by it"
-        yield Tile("Probability", format_probability(self.plan.probability), "", note)
+        yield Tile("Probability", format_odds(best), "", note)
 
     def _describe_question(self) -> Iterator[tuple[str, str]]:
         scenario, load = self.scenario, self.scenario.workload
@@ -405,8 +412,17 @@ class _MemoWriter:
                 yield self._describe_option(
                     f"{next(index)} · next best", other, base,
                     _describe_miss(other),
-                    self._compare_cost(other, base) + ", estimated" * (not other.is_simulated),
+                    self._compare_cost(other, base),
                 )  # fmt: skip
+
+    def _explain_capacity(self) -> str:
+        if self.scenario.offline:
+            return ""
+        if self.chosen and self.growth:
+            letter = "B" if self.api and self.api.is_api_cheaper else "A"
+            room = _uncapitalize(self.growth.explain())
+            return f"In brackets: 4 of 5 cases. Option {letter}: {room}"
+        return f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
 
     def _describe_cheaper(self, letter: str, candidate: Candidate, base: float | None) -> Option:
         return self._describe_option(
@@ -439,7 +455,7 @@ class _MemoWriter:
         )  # fmt: skip
 
     def _judge(self, candidate: Candidate) -> tuple[str, State]:
-        odds = format_probability(candidate.probability)
+        odds = format_odds(candidate) + " (estimated)" * (not candidate.is_simulated)
         if candidate.is_confident:
             return f"Meets targets, {odds}", "met"
         if candidate.is_feasible and candidate.probability >= 0.5:
@@ -584,14 +600,23 @@ class _MemoWriter:
     def _list_ramp(self) -> tuple[tuple[str, ...], ...]:
         if self.chosen is None:
             return ()
-        return tuple(
-            (
-                format_number(rate, 2),
-                *(_format_interval(found.get(t.metric, t.percentile)) for t in self._judged),
-                format_number(found.output_tps.mid, 2),
-            )
-            for rate, found in predict_benchmark_ramp(self.chosen.prediction).items()
-        )
+        steps = predict_benchmark_ramp(self.chosen.prediction)
+        rows = [(format_number(rate), *self._list_step(found)) for rate, found in steps.items()]
+        if self.performance and not self.scenario.offline:
+            found, load = self.performance, self.chosen.prediction.workload
+            replicas = 1 if self.chosen.is_disaggregated else self.chosen.deployment.layout.replicas
+            rate = ((load and load.rate) or found.request_tps.mid) / replicas
+            *latencies, _ = self._list_step(found)
+            tokens = format_number(found.output_tps.mid / replicas, 2)
+            rows.append((f"{format_number(rate)}, your traffic", *latencies, tokens))
+        return tuple(rows)
+
+    def _list_step(self, found: Performance) -> Iterator[str]:
+        """List the latencies that a benchmark is judged by, and the output tokens/s."""
+        for target in self._judged:
+            value = found.get_for_display(target.metric, target.percentile)
+            yield "overloaded" if found.saturated else _format_interval(value, target.seconds)
+        yield format_number(found.output_tps.mid, 2)
 
     def _describe_basis(self) -> Iterator[tuple[str, str]]:
         scenario, performance = self.scenario, self.performance
@@ -653,8 +678,12 @@ def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def _uncapitalize(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
 def _lower(names: Sequence[str]) -> list[str]:
-    return [name[:1].lower() + name[1:] for name in names]
+    return [_uncapitalize(name) for name in names]
 
 
 def _format_usd(usd: float | None) -> str:
@@ -724,7 +753,8 @@ def _render_options(memo: Memo) -> str:
         "against it": [option.con for option in memo.options],
     }
     first, *rest = [[name, *cells] for name, cells in rows.items() if name or cells]
-    return _render_rows("Options", first, [row for row in rest if row[0]])
+    note = f"<p>{escape_html(memo.capacity_note)}</p>" if memo.capacity_note else ""
+    return _render_rows("Options", first, [row for row in rest if row[0]]) + note
 
 
 def _render_rows(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

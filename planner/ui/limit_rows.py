@@ -47,6 +47,7 @@ class LimitRow:
     pessimistic_use: float = 0.0
     target: SloTarget | None = None  # of a latency
     is_load: bool = False  # the offered load, or the hours of a job
+    load: Interval | None = None  # of a load: the share of the limit with its 80% interval
 
 
 def list_limit_rows(plan: Plan) -> list[LimitRow]:
@@ -129,7 +130,7 @@ def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRo
             f"{limit.value:,.6g} {limit.unit}",
             get_range_at(use := amount / limit.value, z),
             get_limit_status(use, z),
-            f"{format_distinct(amount.hi, limit.value)} {limit.unit}",
+            f"{format_distinct(get_pessimistic_value(amount, z), limit.value)} {limit.unit}",
         )
     refused = candidate.prediction.rejected_fraction
     if refused > scenario.refused_at_most:
@@ -164,7 +165,7 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
         return LimitRow(
             f"Job time{spare}", "job time", f"{format_distinct(hours.mid, limit_h)} h",
             f"{format_number(limit_h)} h", get_range_at(use, z), status, f"{format_distinct(slow_h, limit_h)} h",
-            slow_use, is_load=True,
+            slow_use, is_load=True, load=use,
         )  # fmt: skip
     offered = load.rate
     if (offered > usable.mid) != (use.mid > 1):
@@ -174,5 +175,5 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
     return LimitRow(
         f"{name} (req/s){spare}", name.lower(), format_distinct(offered, usable.mid, 3),
         format_number(usable.mid), get_range_at(use, z), status, format_number(slow), slow_use,
-        is_load=True,
+        is_load=True, load=use,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pandas as pd
 from planner.analysis import load_curves
 from planner.analysis import plan_summary as summary
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
-from planner.analysis.plan_risks import find_growth_limit
+from planner.analysis.plan_risks import CAPACITY_MEANING, GrowthLimit, find_growth_limit
 from planner.core.intervals import Interval
 from planner.core.number_format import (
     EN_DASH,
@@ -49,6 +49,8 @@ from planner.ui.plan_words import (
     describe_candidate,
     describe_engine,
     describe_found_figure,
+    describe_gpu_price,
+    format_odds,
 )
 
 Answer = dict[str, Any]
@@ -61,6 +63,8 @@ OPTIONS = {
     "safe": ("Safe", 0.95),
 }
 """The three options by name: their label, and the probability that each is the cheapest for."""
+AFTER_SIMULATION = "follows with the simulation"
+"""What stands for the probability of an estimate."""
 BAR_END = 1.18
 """Where the bar of a target ends, as a multiple of its limit."""
 MEMORY_LABELS = {"weights": "weights", "KV cache": "KV cache", "headroom": "free"}
@@ -96,6 +100,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
     about = "\N{ALMOST EQUAL TO} " if estimated else ""
     month, hour = _format_price(scenario, best)
     answers = bool(plan.chosen)
+    growth = find_growth_limit(plan) if answers and not scenario.offline else None
     return {
         "state": "estimate" if estimated else "final",
         "tone": tone,
@@ -109,12 +114,12 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
         "head": _write_head(plan, overloaded, estimated, ask_every_s),
         "sub": _describe_setup(best),
         "say": _write_sentences(plan, overloaded, estimated),
-        "month": about + month if answers and month else EN_DASH,
+        "month": about + month if answers and month else "",
         "period": _describe_period(scenario) if answers and month else "",
         "hour": hour if answers else hour and f"closest: {hour}",
         "tiles": [
             _add_about(tile, about)
-            for tile in _build_tiles(plan, overloaded, estimated, ask_every_s)
+            for tile in _build_tiles(plan, growth, overloaded, estimated, ask_every_s)
         ],
         "targets": [] if overloaded else list(_build_targets(plan, estimated)),
         "options": [] if estimated else _build_options(plan),
@@ -127,7 +132,7 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
             if answers
             else []
         ),
-        "why": [] if estimated else _build_reasons(plan),
+        "why": [] if estimated else _build_reasons(plan, growth),
         "assumptions": list(dict.fromkeys((*scenario.assumptions, *plan.notes))),
         "figures": _list_figures(plan, estimated),
     }
@@ -174,8 +179,8 @@ def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
     elif len(price.quotes) == 1:
         source = price.source
     else:
-        ends = [format_usd(usd * end / price.median_usd) for end in (price.min_usd, price.max_usd)]
-        source = f"{ends[0]}{EN_DASH}{ends[1].removeprefix('$')} by seller"
+        quotes = Interval(price.min_usd, price.median_usd, price.max_usd) * (usd / price.median_usd)
+        source = f"${format_ends(quotes, EN_DASH)} by seller"
     return format_usd(bill), f"{hourly} \N{MIDDLE DOT} {source}"
 
 
@@ -208,7 +213,8 @@ def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: floa
         return f"Rent {gpus}"
     if overloaded:
         free = compute_free_capacity(scenario, best.prediction) or 0.0
-        return f"{gpus} serve 1 in {format_number(1 - free, 2)} requests"
+        serves = "serves" if best.prediction.num_gpus_billed == 1 else "serve"
+        return f"{gpus} {serves} 1 in {format_number(1 - free, 2)} requests"
     most = " or ".join(
         f"{option.max_gpus} \N{MULTIPLICATION SIGN} {option.gpu.name}"
         for option in scenario.gpus[:2]
@@ -230,7 +236,7 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         return [
             "From formulas. The verdict follows with the simulation; tails are mostly longer there."
         ]
-    odds, asked = format_probability(plan.probability), format_probability(scenario.confidence)
+    odds, asked = format_odds(best), format_probability(scenario.confidence)
     if overloaded:
         capacity = get_capacity_rps(scenario, performance)
         most = format_number(capacity.mid) if capacity else EN_DASH
@@ -245,7 +251,7 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         reasons = [_describe_value(row.target, best) for row in missed if row.target]
         reasons += [
             f"load {load} of its capacity, limit {limit}"
-            for load, _, limit in (_format_load(scenario, row.use) for row in missed if row.is_load)
+            for load, _, limit in (_format_load(scenario, row.load) for row in missed if row.load)
         ]
         reasons = reasons or list(best.violations)
         closest = f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."
@@ -317,8 +323,8 @@ def _build_targets(plan: Plan, estimated: bool) -> Iterator[Answer]:
                 "limit": row.limit,
                 "ms": (value * 1e3).as_json_list,
             }
-        elif row.is_load:
-            load, ends, limit = _format_load(plan.scenario, row.use)
+        elif row.load:
+            load, ends, limit = _format_load(plan.scenario, row.load)
             yield bar | {
                 "key": "load", "name": "Load", "short": "of capacity", "value": load,
                 "range": ends if row.use.mid <= 1 else "", "limit": limit,
@@ -329,7 +335,7 @@ def _format_load(scenario: Scenario, use: Interval) -> tuple[str, str, str]:
     """Format the load as a share of the capacity, its interval, and the share that may be used."""
     planned = 1 - scenario.headroom
     lo, mid, hi = (end * planned for end in (use.lo, use.mid, use.hi))
-    return format_share(mid), f"{lo:.0%}{EN_DASH}{hi:.0%}", f"{planned:.0%}"
+    return format_share(mid), f"{100 * lo:.0f}{EN_DASH}{hi:.0%}", f"{planned:.0%}"
 
 
 def _place_bar(value: Interval) -> Answer:
@@ -350,7 +356,11 @@ def _place_bar(value: Interval) -> Answer:
 
 
 def _build_tiles(
-    plan: Plan, overloaded: bool, estimated: bool, ask_every_s: float | None
+    plan: Plan,
+    growth: GrowthLimit | None,
+    overloaded: bool,
+    estimated: bool,
+    ask_every_s: float | None,
 ) -> list[Answer]:
     """Build the main figures: cost per token, capacity, room to grow, probability."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
@@ -383,18 +393,22 @@ def _build_tiles(
         tiles.append(
             {
                 "name": "Capacity",
-                "value": format_number(shown.mid),
+                "value": format_number(shown.mid, 2 if unit == "users" else 3),
                 "unit": f"{unit} ({format_ends(shown, EN_DASH)})",
                 "note": note if scenario.workload.rate else "",
+                "hint": "" if scenario.offline else f"{CAPACITY_MEANING}.",
             }
         )
-    if plan.chosen and (growth := _compute_growth(plan)) is not None:
+    if growth:
+        value, unit = growth.format_value()
         tiles.append(
             {
                 "name": "Room to grow",
-                "value": f"{growth[0]:+.0%}",
-                "unit": "",
-                "note": growth[1],
+                "value": value,
+                "unit": unit,
+                "exact": not growth.growth,
+                "note": growth.describe_end(ask_every_s),
+                "hint": growth.explain(),
             }
         )
     if not estimated and not overloaded:
@@ -402,7 +416,7 @@ def _build_tiles(
         tiles.append(
             {
                 "name": "Probability",
-                "value": format_probability(plan.probability),
+                "value": format_odds(best),
                 "unit": "to meet every target",
                 "note": (
                     f"{spares} spare replica{'s' * (spares > 1)}"
@@ -420,7 +434,7 @@ def _build_tiles(
                 "name": "Probability",
                 "value": "...",
                 "unit": "",
-                "note": "follows with the simulation",
+                "note": AFTER_SIMULATION,
                 "exact": True,
             }
         )
@@ -432,18 +446,6 @@ def _build_tiles(
 def _add_about(tile: Answer, about: str) -> Answer:
     """Mark the value of a tile as an estimate."""
     return tile if tile.get("exact") else {**tile, "value": about + tile["value"]}
-
-
-def _compute_growth(plan: Plan) -> tuple[float, str] | None:
-    """Compute how far the traffic may grow, and what ends it; None for closed loops and jobs."""
-    found = None if plan.scenario.offline else find_growth_limit(plan)
-    if found is None:
-        return None
-    if found.limit and found.limit[0].mid < found.planned_rps:
-        return found.growth, f"then {found.limit[1].removeprefix('the ')}"
-    if headroom := plan.scenario.headroom:
-        return found.growth, f"then the {headroom:.0%} to stay free are used"
-    return found.growth, "then it is full"
 
 
 def _build_options(plan: Plan) -> list[Answer]:
@@ -461,15 +463,15 @@ def _build_options(plan: Plan) -> list[Answer]:
             "setup": _describe_setup(option),
             "month": month or EN_DASH,
             "hour": hour,
-            "probability": format_probability(option.probability),
+            "probability": format_odds(option),
             "share": option.probability,
             "tone": "good" if option.probability >= plan.scenario.confidence else "warn",
             "confidence": 100 * (confidence or plan.scenario.confidence),
             "chosen": name == "recommended",
         }
         if rows and plan.options[rows[-1]["name"]].identity_key == option.identity_key:
-            rows[-1] = {**row, "label": f"{rows[-1]['label']} and {label.lower()}",
-                        "chosen": row["chosen"] or rows[-1]["chosen"]}  # fmt: skip
+            joined = f"{rows[-1]['label'].replace(' and ', ', ')} and {label.lower()}"
+            rows[-1] = {**row, "label": joined, "chosen": row["chosen"] or rows[-1]["chosen"]}
         else:
             rows.append(row)
     return rows
@@ -501,7 +503,7 @@ def build_other_row(plan: Plan, other: Plan | None, label: str, changes: dict[st
         if change is None or abs(change) < 0.005
         else f"{change:+.0%}".replace("-", "\N{MINUS SIGN}"),
         "cheaper": change is not None and change < -0.005,
-        "probability": format_probability(option.probability),
+        "probability": format_odds(option),
         "tone": VERDICT_TONES[other.verdict],
         "order": usd if usd is not None else 1e9,
     }
@@ -536,14 +538,16 @@ def _build_memory(best: Candidate) -> Answer:
     }
 
 
-def _build_reasons(plan: Plan) -> list[str]:
-    """Return the binding constraint and the price source."""
+def _build_reasons(plan: Plan, growth: GrowthLimit | None) -> list[str]:
+    """Return the binding constraint, the room to grow beside the capacity, and the price source."""
     best = plan.best
     assert best is not None
     price = look_up_gpu_price(best.deployment.gpu, plan.scenario.prices)
     reasons = [summary.explain_binding_constraint(plan), *plan.reasons]
+    if growth:
+        reasons.append(growth.explain())
     if price:
-        reasons.append(f"Price: {price}.")
+        reasons.append(f"Price: {describe_gpu_price(price)}.")
     return list(dict.fromkeys(reasons))
 
 

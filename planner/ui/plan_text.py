@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
-from planner.analysis.plan_risks import describe_growth_limit
+from planner.analysis.plan_risks import describe_growth_limit, describe_rejected
 from planner.core.errors import PlannerError
 from planner.core.number_format import (
     format_ends,
@@ -23,7 +23,7 @@ from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
 from planner.deploy import build_launches
 from planner.deploy.artifacts import explain_unsupported_artifacts, list_benchmark_files
-from planner.hardware.prices import GpuPrice, look_up_gpu_price
+from planner.hardware.prices import look_up_gpu_price
 from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.memory.memory_plan import explain_memory_utilization
 from planner.models.registry import load_model
@@ -55,7 +55,9 @@ from planner.ui.plan_words import (
     describe_candidate,
     describe_engine,
     describe_found_figure,
+    describe_gpu_price,
     explain_not_allowed,
+    format_odds,
 )
 from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
@@ -111,6 +113,7 @@ def _format_summary(
         "usd": format_usd,
         "number": format_number,
         "odds": format_probability,
+        "likely": format_odds,
         "hourly": _format_hourly_price(best) if best else "",
         "hourly_briefly": _format_hourly_price(best).partition(" (")[0] if best else "",
         "adapters": describe_adapters(scenario, best) if best else "",
@@ -173,7 +176,7 @@ def _split_blocks(pairs: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], 
 
 def _format_verdict(plan: Plan, style: TerminalStyle) -> str:
     """Format the first line: the verdict with its probability."""
-    odds = f"{format_probability(plan.probability)} likely to meet every target"
+    odds = f"{format_odds(plan.best) if plan.best else format_probability(0)} likely to meet every target"
     figure, kind = describe_found_figure(plan.scenario), plan.scenario.found_figure
     found = figure and f"{'with' if kind == 'limit' else 'up to' if plan.chosen else 'at'} {figure}"
     if plan.verdict == "holds":
@@ -330,7 +333,7 @@ def list_ways_out(plan: Plan) -> list[str]:
             continue
         if chosen := changed.chosen:
             price = format_price(scenario, chosen)
-            odds = f"{format_probability(changed.probability)} likely"
+            odds = f"{format_odds(chosen)} likely"
             if scenario.workload != plan.scenario.workload:
                 break
             outside = explain_not_allowed(plan.scenario, chosen)
@@ -417,6 +420,7 @@ def _list_details(plan: Plan, unlisted: Candidate | None) -> list[tuple[str, str
         "price": lambda candidate: format_price(scenario, candidate),
         "number": format_number,
         "odds": format_probability,
+        "likely": format_odds,
     }
     if best and performance:
         confidence, capacity = (
@@ -428,7 +432,7 @@ def _list_details(plan: Plan, unlisted: Candidate | None) -> list[tuple[str, str
         alternatives = explain_alternatives(plan)
         values |= {
             "launches": build_launches,
-            "gpu_price": gpu_price and _describe_gpu_price(gpu_price),
+            "gpu_price": gpu_price and describe_gpu_price(gpu_price),
             "power": [
                 f"{format_range(value)} {unit}" for unit, value in estimate_energy(scenario, best)
             ],
@@ -450,6 +454,7 @@ def _list_details(plan: Plan, unlisted: Candidate | None) -> list[tuple[str, str
                 else "analytical estimate"
             ),
             "free_capacity": compute_free_capacity(scenario, best.prediction) or 0.0,
+            "rejected": describe_rejected(scenario, best.prediction),
             "offered_rps": compute_offered_rps(scenario, best.prediction),
             "capacity": capacity and format_range(capacity),
             "startup": startup and _describe_startup(startup),
@@ -480,19 +485,6 @@ def _list_latencies(scenario: Scenario, best: Candidate) -> list[tuple[str, str]
             text = format_seconds_range(value)
         rows.append((target.name, f"{text}, {f'limit {limit}' if limit else 'no target'}"))
     return rows
-
-
-def _describe_gpu_price(price: GpuPrice) -> str:
-    """Describe the price of a GPU-hour and its quotes."""
-    text = f"{format_usd(price.median_usd)} per GPU-hour"
-    if price.is_user_given:
-        return f"{text}, set in the scenario"
-    text += f" {price.tier.replace('_', ' ')}"
-    if len(price.quotes) == 1:
-        return f"{text} ({price.source}, {price.date})"
-    first, *_, last = sorted(price.quotes, key=lambda quote: quote.usd)
-    ends = f"${first.usd:.2f} {first.seller} to ${last.usd:.2f} {last.seller}"
-    return f"{text}, median of {len(price.quotes)} quotes ({ends}, {price.date})"
 
 
 def _describe_startup(startup: StartupTime) -> str:
@@ -526,7 +518,7 @@ def _explain_alternative(plan: Plan, other: Alternative) -> str:
         times = candidate.cost_key[1] / chosen.cost_key[1]
         return f"{format_number(times, 2)} times the price ({price} for the smallest, {name})"
     if candidate.is_confident:
-        odds, reason = format_probability(candidate.probability), explain_rank(candidate, chosen)
+        odds, reason = format_odds(candidate), explain_rank(candidate, chosen)
         if round(candidate.probability, 2) < round(chosen.probability, 2):
             reason = "this plan is likelier to"
         return f"{name} meets the targets too ({price}, {odds} likely); {reason}"
@@ -537,10 +529,7 @@ def _explain_alternative(plan: Plan, other: Alternative) -> str:
 
 def _describe_shortfall(scenario: Scenario, candidate: Candidate) -> str:
     violated = list_violated_limits(scenario, candidate)
-    return (
-        "; ".join(violated)
-        or f"only {format_probability(candidate.probability)} likely to meet every target"
-    )
+    return "; ".join(violated) or f"only {format_odds(candidate)} likely to meet every target"
 
 
 def _explain_limit(plan: Plan, alternatives: Sequence[Alternative]) -> str:
@@ -558,7 +547,8 @@ def _explain_limit(plan: Plan, alternatives: Sequence[Alternative]) -> str:
     ]
     near = max([near, *same], key=lambda candidate: candidate.probability)
     shortfall = _describe_shortfall(plan.scenario, near)
-    return f"{describe_candidate(near)}, {format_price(plan.scenario, near)}, misses: {shortfall}"
+    misses = ", misses" * bool(near.violations)
+    return f"{describe_candidate(near)}, {format_price(plan.scenario, near)}{misses}: {shortfall}"
 
 
 def format_scenario(scenario: Scenario) -> str:

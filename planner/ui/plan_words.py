@@ -1,7 +1,12 @@
 """Words for a deployment and its price, the same on every screen and page."""
 
-from planner.core.number_format import format_limit_seconds, format_number, format_usd
-from planner.hardware.prices import HOURS_PER_MONTH
+from planner.core.number_format import (
+    format_limit_seconds,
+    format_number,
+    format_probability,
+    format_usd,
+)
+from planner.hardware.prices import HOURS_PER_MONTH, GpuPrice
 from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.evaluation import estimate_run_hours
 from planner.planning.framework_choice import load_frameworks
@@ -73,3 +78,21 @@ def describe_found_figure(scenario: Scenario) -> str:
     if kind == "rate":
         return f"{format_number(load.rate or 0.0)} requests/s"
     return f"{load.concurrency or 0:,} users" if kind else ""
+
+
+def format_odds(candidate: Candidate) -> str:
+    """Format the probability that a candidate meets every target, apart from what is asked for."""
+    return format_probability(candidate.probability, candidate.confidence)
+
+
+def describe_gpu_price(price: GpuPrice) -> str:
+    """Describe the price of a GPU-hour and its quotes."""
+    text = f"{format_usd(price.median_usd)} per GPU-hour"
+    if price.is_user_given:
+        return f"{text}, set in the scenario"
+    text += f" {price.tier.replace('_', ' ')}"
+    if len(price.quotes) == 1:
+        return f"{text} ({price.source}, {price.date})"
+    first, *_, last = sorted(price.quotes, key=lambda quote: quote.usd)
+    ends = f"${first.usd:.2f} {first.seller} to ${last.usd:.2f} {last.seller}"
+    return f"{text}, median of {len(price.quotes)} quotes ({ends}, {price.date})"

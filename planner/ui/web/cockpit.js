@@ -87,7 +87,7 @@ function render({model, el}) {
       <div data-field="model"><input class="field" aria-label="Model" data-name="model" list="hr-models" spellcheck="false"><datalist id="hr-models"></datalist></div>
       <h3>Traffic <small class="rate"></small></h3>
       <div class="seg loads" role="group" aria-label="Load"></div>
-      <div class="load-rows"></div>
+      <div class="load-rows" hidden></div>
       <label class="check max"><input type="checkbox" data-name="find_max"> Find the most that meets the targets</label>
       <div class="pick presets" role="group" aria-label="Kind of work"></div>
       <div class="lengths"></div>
@@ -175,6 +175,7 @@ function render({model, el}) {
   const controls = () => {
     const c = get('controls'), all = get('choices');
     if (!c.model) return;
+    $('.load-rows').hidden = false;
     Object.values(rows).forEach(put => put());
     for (const input of $$('[data-name]')) {
       const name = input.dataset.name;
@@ -202,7 +203,7 @@ function render({model, el}) {
       + `<input class="in other" data-key="g-other" aria-label="Another GPU" list="hr-gpus" placeholder="${all.gpus.length - offered.length} more"><datalist id="hr-gpus">${all.gpus.map(name => option(name, '')).join('')}</datalist>`);
     const select = (name, html) => { const place = $(`select[data-name="${name}"]`); if (document.activeElement !== place || place.value !== String(c[name])) place.innerHTML = html; };
     select('tier', Object.entries(TIERS).map(([value, text]) => option(value, text, c.tier)).join(''));
-    select('seller', option('', `Median of ${c.sellers.length} seller${c.sellers.length === 1 ? '' : 's'}`, c.seller) + [...new Set([...c.sellers, ...(c.seller ? [c.seller] : [])])].map(name => option(name, name, c.seller)).join(''));
+    select('seller', option('', `Median of ${c.sellers.length}`, c.seller) + [...new Set([...c.sellers, ...(c.seller ? [c.seller] : [])])].map(name => option(name, name, c.seller)).join(''));
     select('engine', Object.keys(all.engines).map(name => option(name, name, c.engine)).join(''));
     select('engine_version', all.engines[c.engine].map(version => option(version, version, c.engine_version)).join(''));
     select('rank', all.ranks.map(rank => option(rank, rank, c.rank)).join(''));
@@ -272,22 +273,22 @@ function render({model, el}) {
     place.className = `card verdict v-${tone} ${a.state !== 'final' ? 'open' : ''} ${stale ? 'stale' : ''}`;
     const meta = failed ? a.failure : stale ? 'answer to the question before' : a.meta;
     const buttons = `<div class="acts">${get('controls').can_undo ? '<button class="btn" data-key="undo" data-act="undo" title="Ctrl-Z">Back</button>' : ''}${failed ? '<button class="btn pri" data-key="retry" data-act="retry">Try again</button>' : ''}
-      <button class="btn" data-key="pin" data-act="pin">Compare</button><button class="btn" data-key="save" data-act="save">Save</button><button class="btn pri" data-key="report" data-act="report">Report</button></div>`;
+      <button class="btn" data-key="pin" data-act="pin">Compare</button><button class="btn" data-key="save" data-act="save">Save</button><button class="btn ${failed ? '' : 'pri'}" data-key="report" data-act="report">Report</button></div>`;
     redraw(place, `<div><div class="pillrow"><span class="pill"><svg viewBox="0 0 12 12" aria-hidden="true"><path d="${ICONS[tone]}"/></svg>${esc(a.word)}</span><span class="meta">${esc(meta)}</span></div>
       ${computing ? `<i class="bone w40"></i><i class="bone w80"></i><i class="bone w60"></i>` : `<h2 class="head">${esc(a.head)} <span>${esc(a.sub)}</span></h2><p class="say">${(a.say || []).map((line, k) => k ? esc(line) : `<b>${esc(line)}</b>`).join(' ')}</p>`}</div>
-      <div class="price">${computing ? '<i class="bone"></i>' : `<div class="big">${esc(a.month)} <small>${esc(a.period)}</small></div><div class="sub">${esc(a.hour)}</div>`}${buttons}</div>`);
+      <div class="price">${computing ? '<i class="bone"></i>' : `${a.month ? `<div class="big">${esc(a.month)} <small>${esc(a.period)}</small></div>` : ''}<div class="sub">${esc(a.hour)}</div>`}${buttons}</div>`);
     el.classList.toggle('hr-stale', Boolean(stale));
   };
   const tiles = () => redraw($('.tiles'), (get('answer').tiles || []).map(t =>
-    `<div class="card tile" title="${esc(t.note)}"><div class="k">${esc(t.name)}</div><div class="n">${esc(t.value)} <small>${esc(t.unit)}</small></div>${t.share === undefined ? `<div class="s">${esc(t.note)}</div>` : dots(t.share)}</div>`).join('')
+    `<div class="card tile" title="${esc(t.hint || t.note)}"><div class="k">${esc(t.name)}</div><div class="n">${esc(t.value)} <small>${esc(t.unit)}</small></div>${t.share === undefined ? `<div class="s">${esc(t.note)}</div>` : dots(t.share)}</div>`).join('')
     || (get('answer').state === 'computing' ? '<div class="card tile"><i class="bone"></i></div>'.repeat(4) : ''));
   const title = (text, small = '') => `<div class="t">${esc(text)} <small>${esc(small)}</small></div>`;
   const targets = () => {
-    const list = get('answer').targets || [], shown = get('charts').latency?.key;
+    const list = get('answer').targets || [], shown = get('charts').latency?.key, about = get('answer').state === 'final' ? '' : '\u2248 ';
     redraw($('.targets'), title('Latency targets', 'line: limit') + list.map(t =>
-      `<button class="slo v-${t.tone}" data-key="slo-${t.key}" data-target="${t.key}" aria-pressed="${t.key === shown}"><span class="l"><b>${esc(t.name)}</b><span>${esc(t.short)}</span><span class="r"><b>${esc(t.value)}</b> ${t.range ? `<small>(${esc(t.range)})</small>` : ''} of ${esc(t.limit)}</span><span class="vd">${esc(t.status)}</span></span>
+      `<button class="slo v-${t.tone}" data-key="slo-${t.key}" data-target="${t.key}" aria-pressed="${t.key === shown}"><span class="l"><b>${esc(t.name)}</b><span>${esc(t.short)}</span><span class="r"><b>${about}${esc(t.value)}</b> ${t.range ? `<small>(${esc(t.range)})</small>` : ''} of ${esc(t.limit)}</span><span class="vd">${esc(t.status)}</span></span>
       <span class="track"><i class="iv" style="left:${t.lo}%;width:${t.inside}%"></i>${t.over > 0 ? `<i class="ov" style="left:${t.over_from}%;width:${t.over}%"></i>` : ''}<i class="lim" style="left:${t.at}%"></i><i class="mid" style="left:${t.mid}%"></i></span></button>`).join('')
-      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>range up to the asked probability</span></div>' : `<p class="none">${get('answer').state === 'final' ? 'No latency is stated.' : 'Follow with the answer.'}</p>`));
+      + (list.length ? '<div class="key"><span><i class="kd"></i>expected</span><span><i class="kb"></i>range up to the asked probability</span><span class="br">in brackets: 4 of 5 cases</span></div>' : `<p class="none">${get('answer').state === 'final' ? 'No latency is stated.' : 'Follow with the answer.'}</p>`));
   };
   const chart = (place, drawn, name, empty) => redraw($(place), drawn ? `${title(drawn.title)}<div class="svg" role="img" aria-label="${esc(`${drawn.title}. ${drawn.note}`)}">${drawn.svg}</div><p class="cap">${esc(drawn.note)}</p>` : title(name) + `<p class="none">${esc(empty)}</p>`);
   const charts = () => {
