@@ -48,6 +48,13 @@ def plan(ttft: float = 2000, rate: float = 9) -> Plan:
     )
 
 
+@cache
+def find_plan_at_risk() -> Plan:
+    """Between the limits that hold and those that nothing meets."""
+    found = (plan(ttft=round(600 * 0.93**k)) for k in range(30))
+    return next(each for each in found if each.verdict == "at_risk")
+
+
 def test_machines_hold_whole_replicas() -> None:
     assert choose_machines(1, 16, (8,)) == (8, 8)
     assert choose_machines(3, 4, (8,)) == (8, 8)
@@ -126,9 +133,14 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
 
 
 def test_a_lost_replica_is_replayed_without_headroom() -> None:
-    chosen = plan(rate=30).chosen
-    assert chosen and chosen.deployment.layout.replicas > 1
-    fewer, said = risks.simulate_replica_loss(plan(rate=30))
+    several = next(
+        each
+        for each in (plan(rate=rate) for rate in range(9, 30))
+        if each.chosen and each.chosen.deployment.layout.replicas > 1
+    )
+    chosen = several.chosen
+    assert chosen
+    fewer, said = risks.simulate_replica_loss(several)
     assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
     assert ("still meets every target" in said) == fewer.is_feasible
     single, alone = risks.simulate_replica_loss(plan(rate=1))
@@ -136,7 +148,7 @@ def test_a_lost_replica_is_replayed_without_headroom() -> None:
 
 
 def test_what_would_pass_passes() -> None:
-    stuck = plan(ttft=8)
+    stuck = plan(ttft=8, rate=2)
     assert stuck.chosen is None and "No plan meets" in summary.summarize_plan(stuck)
     limit = (
         summary.build_relaxation_table(stuck)
@@ -144,7 +156,8 @@ def test_what_would_pass_passes() -> None:
         .loc["a limit for p95 TTFT of", "to be safe"]
     )
     relaxed = replace(
-        stuck.scenario, slo_targets=plan(ttft=1.02 * float(limit.split()[0])).scenario.slo_targets
+        stuck.scenario,
+        slo_targets=plan(ttft=1.02 * float(limit.split()[0]), rate=2).scenario.slo_targets,
     )
     best = stuck.best
     assert best
@@ -173,18 +186,7 @@ def test_an_answer_for_no_more_money_costs_no_more() -> None:
 
 
 def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
-    risky = next(
-        p
-        for p in (
-            plan(),
-            plan(ttft=300),
-            plan(rate=40),
-            plan(rate=50),
-            plan(ttft=150),
-            plan(ttft=120),
-        )
-        if p.verdict == "at_risk"
-    )
+    risky = find_plan_at_risk()
     table = risks.list_largest_risks(risky)
     assert 1 <= len(table) <= 3
     assert table["risk"].iloc[0] == "a target close to its limit"
@@ -240,7 +242,7 @@ def test_no_sentence_of_the_memo_stands_twice_and_none_is_long() -> None:
 
 
 def test_the_memo_of_a_plan_at_risk_names_the_doubt_and_asks_for_a_benchmark() -> None:
-    risky = next(p for p in map(plan, (300, 150, 120), (9, 9, 9)) if p.verdict == "at_risk")
+    risky = find_plan_at_risk()
     memo = build_memo(risky)
     assert memo.verdict == "At risk" and memo.title.endswith("only after a benchmark")
     assert "bench.sh" in memo.next_step
@@ -273,7 +275,7 @@ def test_the_memo_without_a_plan_shows_the_ways_out() -> None:
 
 def test_seconds_where_milliseconds_are_meant_are_told_wherever_the_answer_is() -> None:
     """Light crosses a rack in nanoseconds, but no GPU reads a prompt in 2 ms: the 2 is in seconds."""
-    stuck = plan(ttft=2)
+    stuck = plan(ttft=2, rate=2)
     hint = "write 2000 for 2 s"
     assert hint in " ".join(answered(stuck).split()) and hint in " ".join(
         build_memo(stuck).sentences

@@ -384,7 +384,7 @@ def build_target_step_model(
         "activations": tokens * w.token_bytes * c.token_passes / gpu.memory_bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
-    kernels = (
+    kernels: float = (
         w.kernels
         + sum(m.kernels for m in w.matmuls)
         + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
