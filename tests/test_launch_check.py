@@ -11,9 +11,6 @@ import yaml
 from rehearsal import rehearse
 
 from planner.core.errors import PlannerError
-from planner.engines.coefficients import list_coefficient_names
-from planner.engines.deployment import deploy_on
-from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.planning.planned_replica import load_planned_replica
 from planner.planning.scenario import parse_scenario
 from planner.planning.search import search_deployments
@@ -46,6 +43,14 @@ NAMED = {
     "another batch size": "max_num_seqs is 6, planned 32",
     "colder prefix cache": "a colder prefix cache",
 }
+OWN_COEFFICIENTS = {
+    "memory": 0.893, "memory_fp4": 0.678, "kv": 1.31, "gemm_bf16": 0.951, "gemm_fp8": 0.868,
+    "gemm_fp4": 0.399, "gemm_widened": 0.379, "expert_gemm": 0.824, "expert_latency": 0.7,
+    "attention": 0.438, "link": 0.633, "allreduce_s": 7.56e-6, "kernel_s": 8.01e-6,
+    "token_passes": 1.83, "step_s": 5.36e-4, "row_s": 4.6e-5, "launch_s": 4.57e-6,
+    "prompt_s": 2.27e-3, "request_s": 0.0103, "prompt_token_s": 5.5e-6, "pace": 0.945,
+}  # fmt: skip
+"""Of one machine with an L40S; the catalog's own move with every fit."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,8 @@ class Launch:
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A written plan whose step costs were calibrated on one's own GPU, to a few percent."""
     folder = tmp_path_factory.mktemp("plan")
-    known = get_deployment_coefficients(deploy_on(MODEL, "L40S", engine_version="0.33.0"))
     entry = {
-        "coefficients": {n: getattr(known.coefficients, n) for n in list_coefficient_names()},
+        "coefficients": OWN_COEFFICIENTS,
         "sigma_tpot": 0.04, "sigma_ttft": 0.08, "models": ["llama"], "points": 12,
         "versions": ["0.33.0"], "engine": "vllm", "source": "own benchmarks", "date": "2026-11-01",
         "residuals": "", "kv_cache_dtype": "auto",
@@ -237,7 +241,7 @@ def test_a_slow_server_within_wide_intervals_passes_with_a_remark(
     (tmp_path / "plan.json").write_text(json.dumps(fields))
     files = launches["30% slower"].folder
     check = check_launch(tmp_path, [files / "bench.json"], log=files / "vllm.log")
-    assert "1.3" in check.remarks[0] and "planner calibrate" in str(check)
+    assert "times the expected time" in check.remarks[0] and "planner calibrate" in str(check)
     assert not launches["as planned"].check().remarks
 
 

@@ -340,6 +340,7 @@ class _Search:
         """
         heap: list[tuple[bool, float, float, int, int]] = []
         level: list[tuple[Candidate, int]] = []  # what holds in short replays, at one price
+        skipped: list[tuple[int, int]] = []  # at that price, because others hold
         holds: dict[int, int] = {}  # family: replicas that are known to be enough
         chosen: list[Candidate] = []
 
@@ -350,7 +351,7 @@ class _Search:
                 heappush(heap, (*family.price(self.scenario, replicas), hope, k, replicas))
 
         for k, family in enumerate(self.families):
-            push(k, family.get_min_replicas(self._get_z(family, probability)))
+            push(k, family.get_min_replicas(self._get_z(family.start, probability)))
         tries, equal = MAX_PROBES, MAX_EQUAL_PRICE_PROBES
         while heap or level:
             if level and (not heap or heap[0][:2] > _add_rounding(level[0][0].price_key)):
@@ -368,7 +369,10 @@ class _Search:
                         push(k, stated.deployment.layout.replicas + 1)
                 if chosen:
                     tries = min(tries, MAX_RUNNER_UP_PROBES)
-                level, equal = [], MAX_EQUAL_PRICE_PROBES
+                else:
+                    for k, replicas in skipped:
+                        push(k, replicas)
+                level, skipped, equal = [], [], MAX_EQUAL_PRICE_PROBES
                 continue
             *_, k, replicas = heappop(heap)
             family = self.families[k]
@@ -376,10 +380,11 @@ class _Search:
                 if not tries and not level:
                     self.is_complete = bool(chosen)
                     break
+                skipped.append((k, replicas))
                 continue
             tries, equal = tries - 1, equal - bool(level)
-            z = self._get_z(family, probability)
-            tuned, margin = self._probe(family, replicas, z)
+            z = self._get_z(family.start, probability)
+            tuned, margin = self._probe(family, replicas, probability)
             if margin > 1:
                 self._refute(tuned, family, probability, margin)
                 if math.isfinite(margin):
@@ -392,28 +397,33 @@ class _Search:
                 level.append((self._describe(tuned, family), k))
         return chosen
 
-    def _get_z(self, family: Family, probability: float) -> float:
+    def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
-        fits = get_memory_plan(family.start).p_fits
+        fits = get_memory_plan(deployment).p_fits
         return compute_tolerance(probability / fits) if fits > probability else math.inf
 
-    def _probe(self, family: Family, replicas: int, z: float) -> tuple[Deployment, float]:
-        """Replay a family at `z`, with other engine arguments where its own fail."""
+    def _probe(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
+        """Replay a family for `probability`, with other engine arguments where its own fail."""
         start = family.start.with_replicas(replicas)
         deployment = self.tuned.get(start, start)
-        if math.isinf(z):
-            return deployment, math.inf
-        margin = self.store.get_margin(deployment, z)
+        margin = self._get_margin(deployment, probability)
         if 1 < margin <= HOPELESS_MARGIN:
-            deployment = tune_to_margin(self.store, deployment, z)
-            margin = self.store.get_margin(deployment, z)
+            deployment = tune_to_margin(
+                self.store, deployment, self._get_z(deployment, probability)
+            )
+            margin = self._get_margin(deployment, probability)
             self.tuned[start] = deployment
         return deployment, margin
+
+    def _get_margin(self, deployment: Deployment, probability: float) -> float:
+        """How far the worst promise is used at the tolerance that `probability` asks for."""
+        z = self._get_z(deployment, probability)
+        return math.inf if math.isinf(z) else self.store.get_margin(deployment, z)
 
     def _refute(
         self, deployment: Deployment, family: Family, probability: float, margin: float
     ) -> None:
-        z, replicas = self._get_z(family, probability), deployment.layout.replicas
+        z, replicas = self._get_z(family.start, probability), deployment.layout.replicas
         family.refuted[replicas] = min(z, family.refuted.get(replicas, math.inf))
         self.nearest.append((margin, deployment, family))
 
