@@ -325,7 +325,7 @@ def rows_of(name: str) -> list[dict[str, float]]:
 
 
 def test_a_measured_fleet_under_two_routers() -> None:
-    """llm-d's ladder: throughput within 26% at every rate, 16% of its three runs' median, in direction and order.
+    """llm-d's ladder: throughput within 29% at every rate, 16% of its three runs' median, in direction and order.
 
     At 20 requests/s the newest run dips in both columns, below what the same machines did at 15 and
     22: its 760 requests took 47 and 45 s longer than the 748 at 22 did, though these came faster.
@@ -373,11 +373,11 @@ def test_a_measured_fleet_under_two_routers() -> None:
         newest, *earlier = (measured[f"{run}{policy}_tok_s"] for run in ("", "earlier_", "sglang_"))
         took = tokens / measured[f"{other}_tok_s"]
         paused = tokens / (tokens / found + slow * (took[3] - took[4]))
-        assert paused == pytest.approx(newest, rel=0.26) and paused[slow] == pytest.approx(
+        assert paused == pytest.approx(newest, rel=0.29) and paused[slow] == pytest.approx(
             newest[slow], rel=0.06
         )
         assert found == pytest.approx(np.median([newest, *earlier], axis=0), rel=0.16)
-    for run, most in (("", 0.12), ("earlier_", 0.25), ("sglang_", 0.15)):
+    for run, most in (("", 0.15), ("earlier_", 0.06), ("sglang_", 0.1)):
         for found, policy in ((in_turn, "round_robin"), (affine, "affinity")):
             assert np.median(np.abs(found / measured[f"{run}{policy}_tok_s"] - 1)) < most
     assert (affine[3:] > 1.5 * in_turn[3:]).all()
@@ -422,13 +422,13 @@ def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_doe
         simulate_once(one, asked_about, 1_000),
     )
     assert closed is not None
-    assert closed.ttft["p50"].mid == pytest.approx(replayed.compute_quantile("ttft", 0.5), rel=0.12)
+    assert closed.ttft["p50"].mid == pytest.approx(replayed.compute_quantile("ttft", 0.5), rel=0.14)
     assert closed.ttft["p95"].mid == pytest.approx(
-        replayed.compute_quantile("ttft", 0.95), rel=0.12
+        replayed.compute_quantile("ttft", 0.95), rel=0.14
     )
 
 
-@pytest.mark.parametrize(("count", "rate"), [(1, 2.8), (4, 2.8), (16, 2.8), (1000, 1.2)])
+@pytest.mark.parametrize(("count", "rate"), [(1, 2.8), (4, 2.8), (16, 2.8), (1000, 1.0)])
 def test_the_closed_form_knows_what_decoding_sequences_read_together(
     count: int, rate: float
 ) -> None:
@@ -439,7 +439,7 @@ def test_the_closed_form_knows_what_decoding_sequences_read_together(
     )
     closed, replayed = evaluate(one, asked_about).performance, simulate_once(one, asked_about, 800)
     assert closed is not None and closed.tpot["mean"].mid == pytest.approx(
-        replayed.tpot.mean(), rel=0.08
+        replayed.tpot.mean(), rel=0.1
     )
     apart = evaluate(one, replace(derive_effective_workload(one, asked_about), trace=None))
     assert apart.performance is not None
