@@ -173,7 +173,8 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
     calmer = before.preemptions - after.preemptions > 0.01
     much_calmer = before.preemptions - after.preemptions > 0.1
     if (
-        min(rate, pace) < -MIN_SUGGESTED_GAIN
+        # what runs instead of waiting slows down its neighbours: no loss as far as more is served
+        min(rate, pace + max(rate, 0.0)) < -MIN_SUGGESTED_GAIN
         or (first < -0.1 and not much_calmer)
         or not (
             max(rate, pace) > MIN_SUGGESTED_GAIN
