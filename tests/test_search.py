@@ -315,30 +315,31 @@ def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs
 
 
 def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
-    """Long prompts hold up short answers: an A100 keeps the pace with one request at a time, and only so."""
-    level = {"itl": {"mean": 29, "p99": 73}, "tpot": {"p95": 32, "p99": 49}, "ttft": {"p50": 9157}}
-    lengths = {"prompt_tokens": {"mean": 16634.6}, "output_tokens": {"mean": 131.8}, "rate": 0.1}
-    gpus = [{"gpu": "A100-SXM-40GB", "at_most": 4}, {"gpu": "L4", "at_most": 4}]
-    plan = search_deployments(
-        parse_scenario(
-            {
-                "question": "?",
-                "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
-                "quantization": ["awq"],
-                "gpus": gpus,
-                "engine": "sglang",
-                "engine_version": "0.5.4",
-                "workload": lengths,
-                "service_level": level,
+    """Long prompts hold up short answers: the first limits that an A100 keeps, it keeps with one request at a time."""
+
+    def ask(looser: float) -> Scenario:
+        limits = {
+            "itl": {"mean": 29, "p99": 73},
+            "tpot": {"p95": 32, "p99": 49},
+            "ttft": {"p50": 9157},
+        }
+        return parse_scenario({
+            "question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+            "quantization": ["awq"], "engine": "sglang", "engine_version": "0.5.4",
+            "gpus": [{"gpu": "A100-SXM-40GB", "at_most": 1}],
+            "workload": {"prompt_tokens": {"mean": 16634.6}, "output_tokens": {"mean": 131.8}, "rate": 0.1},
+            "service_level": {
+                metric: {point: looser * limit for point, limit in points.items()}
+                for metric, points in limits.items()
             },
-            "s",
-        )
-    )
-    assert (
+        }, "s")  # fmt: skip
+
+    chosen = next(
         plan.chosen
-        and plan.chosen.description.startswith("1 x A100")
-        and plan.chosen.deployment.args.max_num_seqs == 1
+        for k in range(40)
+        if (plan := search_deployments(ask(0.6 * 1.04**k))).chosen is not None
     )
+    assert chosen and chosen.deployment.args.max_num_seqs == 1
 
 
 @pytest.mark.parametrize("load", ({"rate": "max"}, {"concurrency": "max"}))
