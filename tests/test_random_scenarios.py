@@ -11,7 +11,7 @@ from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
 from planner.planning.capacity import estimate_capacity
 from planner.planning.scenario import parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import Plan, search_analytically, search_deployments
 
 pytestmark = pytest.mark.slow
 
