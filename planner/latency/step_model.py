@@ -26,11 +26,7 @@ from planner.latency.step_work import (
     resolve_planned_kv_dtype,
 )
 from planner.memory.kv_cache import get_kv_element_bytes
-from planner.parallelism.communication import (
-    EXPERT_EXCHANGE,
-    VLLM_EXCHANGE_CALLS,
-    estimate_collectives,
-)
+from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collectives
 
 ASYNC_HOST_FRACTION = 0.35
 """Fraction of the host's time per sequence that asynchronous scheduling does not hide."""
@@ -384,15 +380,12 @@ def build_target_step_model(
         "activations": tokens * w.token_bytes * c.token_passes / gpu.memory_bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
-    kernels: float = (
+    kernels = (
         w.kernels
         + sum(m.kernels for m in w.matmuls)
         + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
+        + sum(part.grouped_calls for part in collectives) * LAUNCHES_PER_GROUPED_CALL
     )
-    if deployment.layout.dp > 1 and deployment.engine.name == "vllm":
-        # outside graphs ranks compute different numbers of tokens
-        calls = VLLM_EXCHANGE_CALLS * deployment.layout.dp * LAUNCHES_PER_GROUPED_CALL
-        kernels += sum(part.count for part in collectives if part.name == EXPERT_EXCHANGE) * calls
     launches, pieces = kernels * c.launch_s, deployment.engine.facts.capture.pieces
     between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
     parts["launches"] = (launches - between) * (tokens > captured) * (not args.enforce_eager)
@@ -462,7 +455,10 @@ On an A800, 7B with 28 layers takes 22-23 ms per token (13 with graphs), its tal
 of the width 19-20 (5.4-6; vllm-omni issue 7960, 2026-09).
 """
 LAUNCHES_PER_GROUPED_CALL = 2.5
-"""Kernel launches that take as long as issuing one of a group of NCCL calls."""
+"""Kernel launches that take as long as issuing one of a group of NCCL calls.
+
+Chosen for MiniMax-M3 on 8 B300, DP4 and DP8 beside TP8 (InferenceX, 2026-07).
+"""
 KERNELS_PER_EXPERT_LAYER = 6
 """Kernels of a fused-experts layer: sorting, quantizing, two products, activation, sum."""
 SAMPLING_PASSES_PER_ROW = 4

@@ -52,6 +52,7 @@ class CollectiveCost:
     count: int
     bytes: np.ndarray
     seconds: np.ndarray
+    grouped_calls: int = 0  # that the host issues where ranks have different numbers of tokens
 
 
 def _has_cross_head_norm(layer: DecoderLayer) -> bool:
@@ -104,15 +105,17 @@ def estimate_collectives(
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
         experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, MoeBlock)]
         # gather the tokens of all ranks, reduce their results; vLLM's default with EP, too
-        calls = VLLM_EXCHANGE_CALLS if deployment.engine.name == "vllm" else 2
+        is_vllm = deployment.engine.name == "vllm"
+        calls = VLLM_EXCHANGE_CALLS if is_vllm else 2
         sent, wait = float(layout.dp), calls * latency * (1 + layout.dp / RING_LATENCY_RANKS)
-        if layout.ep > 1 and deployment.engine.name != "vllm":
+        if layout.ep > 1 and not is_vllm:
             # send a token only to the ranks of its experts: in FP8, and back in bf16
             num_active = max(mlp.num_active_experts for mlp in experts)
             num_ranks = layout.dp * (1 - (1 - 1 / layout.dp) ** num_active)
             sent, wait = 0.75 * num_ranks, EXPERT_EXCHANGE_LATENCY_FACTOR * latency
         seconds = len(experts) * estimate_allreduce_s(size * sent, layout.dp, link, wait)
-        rows.append(CollectiveCost(EXPERT_EXCHANGE, len(experts), size * sent, seconds))
+        grouped = len(experts) * calls * layout.dp if is_vllm else 0
+        rows.append(CollectiveCost(EXPERT_EXCHANGE, len(experts), size * sent, seconds, grouped))
     if layout.pp > 1:
         across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)
         sends = 2 * size  # hidden states and residual

@@ -115,7 +115,6 @@ def _format_summary(
         "odds": format_probability,
         "likely": format_odds,
         "hourly": _format_hourly_price(best) if best else "",
-        "hourly_briefly": _format_hourly_price(best).partition(" (")[0] if best else "",
         "adapters": describe_adapters(scenario, best) if best else "",
         "day": _describe_day(plan),
         "traffic": describe_traffic(plan),
@@ -135,7 +134,7 @@ def _format_summary(
         if hidden:
             values["hidden_rows"] = f" ({len(hidden)} more limits, {_join_statuses(hidden)})"
         if len(hidden) < num_hidden:
-            values["hourly"] = values["hourly_briefly"]
+            values["hourly"] = str(values["hourly"]).partition(" (")[0]  # without the providers'
         head, tail = _format_blocks(values, style)
     lines = [_format_verdict(plan, style)]
     limits = _format_limits(rows, style, scenario.confidence)
