@@ -17,6 +17,7 @@ import numpy as np
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
+from planner.hardware.gpus import Gpu, get_gpu
 from planner.latency.coefficient_lookup import CalibrationBasis, get_deployment_coefficients
 from planner.latency.expert_kernels import get_expert_kernel
 from planner.latency.step_work import (
@@ -25,7 +26,6 @@ from planner.latency.step_work import (
     count_step_work,
     resolve_planned_kv_dtype,
 )
-from planner.hardware.gpus import Gpu, get_gpu
 from planner.memory.kv_cache import get_kv_element_bytes
 from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collectives
 
@@ -274,16 +274,19 @@ def _compare_peak_per_watt(gpu: Gpu) -> float:
 
 
 def estimate_sustained_fraction(reached: float, gpu: Gpu) -> float:
-    """Estimate the fraction of its peak that `gpu` sustains where the reference reaches `reached`.
+    """Estimate the fraction of its peak that `gpu` sustains where its reference sustains `reached`.
 
-    Matrix units run at their peak until the board is out of power or the rest of the chip out of
-    breath. What a product takes beyond its time at the peak, 1 / reached - 1 of it, shrinks with
-    the peak per watt: a card whose matrix units are cut keeps the power and the rest of its chip.
-    Large bf16 products reach 0.62 of the peak on L40S, 0.92 on L20 (here 0.80), 0.69 on B200, 0.76
-    on B300 (0.71), 0.54 on MI300X, 0.64 on MI325X (0.61; AIConfigurator 0.12's tables, cuBLAS in
-    LeetCUDA's README, AMD's "Measuring Max-Achievable FLOPs", part 2).
+    What a product takes beyond its time at the peak, 1 / reached - 1 of it, is where power or the
+    rest of the chip limits the matrix units. A card whose matrix units are cut keeps both, so this
+    time stays while that at the peak grows: it shrinks with the peak per watt.
+
+    Large bf16 products: 0.62 of the peak on L40S and 0.92 on L20 (here 0.80), 0.69 on B200 and 0.76
+    on B300 (0.71), 0.54 on MI300X and 0.64 on MI325X (0.61). Sources: AIConfigurator 0.12's tables,
+    cuBLAS in LeetCUDA's README, AMD's "Measuring Max-Achievable FLOPs, part 2".
     """
-    return 1 / (1 + (1 / reached - 1) * _compare_peak_per_watt(gpu)) if reached < 1 else reached
+    if reached >= 1:
+        return reached
+    return 1 / (1 + (1 / reached - 1) * _compare_peak_per_watt(gpu))
 
 
 def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float, float]:
