@@ -513,6 +513,14 @@ class _MemoWriter:
                 else "As fast as predicted"
             )
             return f"{start} {kept}: keep it, it costs less. If not: sign A.{share}"
+        if (
+            self.confidence
+            and best
+            and self.confidence.p_cheaper > max(0.5, self.confidence.p_costlier)
+        ):
+            return (
+                f"{start} Plan again with the result, then sign: something cheaper may do.{share}"
+            )
         if self.target is None:
             return f"{start} As fast as page 2 says: sign A."
         limit = format_limit_seconds(self.target.seconds)
