@@ -367,6 +367,7 @@ def command(rng: random.Random, folder: Path) -> Any:
     try:
         with (
             contextlib.chdir(folder),
+            mock.patch("asyncio.run", lambda serving: serving.close()),  # `rehearse` would not end
             contextlib.redirect_stdout(told),
             contextlib.redirect_stderr(said),
         ):

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from lab import CODE, PANEL, browser, chromium, jupyterlab, run_notebook
@@ -140,6 +142,13 @@ def test_a_chapter_opens_at_its_top_without_code(tmp_path, monkeypatch):
 
 RUNS_ALL = '<p class="headroom headroom-runs-all">Carry on</p>'
 """What a stranger's prose or output may hold: a thing to click."""
+EVIL = (
+    "<script>window.ran=1;fetch('URL/script')</script><iframe src='URL/iframe'></iframe>"
+    "<img src='x:' onerror='window.ran=1'><svg onload='window.ran=1'></svg>"
+    "<object data='URL/object'></object><embed src='URL/embed'><link rel=stylesheet href='URL/css'>"
+    "<style>@import 'URL/style';</style><a href='javascript:void(window.ran=1)'>a link</a>"
+)
+"""What would run or fetch."""
 QUIET_MS = 2_000
 """How long a notebook is watched that nothing may run in."""
 
@@ -189,6 +198,37 @@ def test_a_strangers_notebook_does_not_run_by_itself(tmp_path):
                 assert not ran.exists(), (name, place)
             assert page.evaluate(f"{CODE}.every(cell => !cell.model.executionCount)"), name
         run_notebook(page, address, "1-framework.ipynb")  # a genuine one beside them runs by itself
+
+
+def test_what_a_strangers_notebook_shows_runs_and_fetches_nothing(tmp_path):
+    """Neither its prose nor its outputs, without a click or by one on a link."""
+    fetched: list[str] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            fetched.append(self.path)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as listener:
+        Thread(target=listener.serve_forever, daemon=True).start()
+        port = listener.server_address[1]
+        evil = RUNS_ALL + EVIL.replace("URL", f"http://127.0.0.1:{port}")
+        notebook = _stranger([], tmp_path / "ran")
+        notebook["cells"][0]["outputs"][0]["data"]["text/html"] = evil
+        notebook["cells"][1]["source"] = f"{evil}\n\n[a link](javascript:void(window.ran=1))"
+        (tmp_path / "start.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+        with jupyterlab(tmp_path) as address, browser() as page:
+            page.goto(f"{address}/tree/start.ipynb?reset")
+            page.wait_for_function(
+                f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000
+            )
+            for place in (".jp-MarkdownCell", ".jp-OutputArea"):
+                page.locator(f"{place} .headroom-runs-all").first.wait_for(timeout=20_000)
+            shown = ".jp-RenderedHTMLCommon"
+            page.evaluate(f"document.querySelectorAll('{shown} a').forEach(it => it.click())")
+            page.wait_for_timeout(QUIET_MS)
+            assert page.evaluate("window.ran") is None and not (tmp_path / "ran").exists()
+        listener.shutdown()
+    assert fetched == []
 
 
 def test_the_cockpit_imports_no_module_of_the_notebooks_folder(tmp_path, monkeypatch):

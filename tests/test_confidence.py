@@ -171,7 +171,7 @@ def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> 
     runner_up = plan.runner_up
     script = tmp_path / ("measure/bench.sh" if (tmp_path / "measure").exists() else "bench.sh")
     assert runner_up and runner_up.deployment.gpu.name in script.read_text()
-    write_plan_files(search_deployments(replace(plan.scenario, slo_targets=())), tmp_path)
+    write_plan_files(search_deployments(replace(searched(1).scenario, slo_targets=())), tmp_path)
     assert not (tmp_path / "measure").exists()
 
 
@@ -180,3 +180,14 @@ def test_it_is_fast() -> None:
     begun = time.process_time()
     estimate_choice_confidence(plan)
     assert time.process_time() - begun < 0.5
+
+
+def test_a_benchmark_changes_the_choice_as_often_as_its_own_plan_turns_out_to_hold() -> None:
+    """What costs half and holds in 60 of 100 cases is chosen in as many, once it has been measured."""
+    chosen, *_ = (c for c in searched().candidates if c.is_confident)
+    sure_one = planted(chosen, 10 * ENOUGH, 2.0, tp=2)
+    likely = planted(chosen, ENOUGH * 1.025, 1.0)
+    assert 0.55 < likely.probability < 0.65
+    found = sure(sure_one, likely)
+    _, share = next(each for each in found.benchmark_values if each[0] is likely)
+    assert share == pytest.approx(likely.probability, abs=0.12) and found.p_cheaper > 0.5

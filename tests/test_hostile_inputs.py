@@ -14,6 +14,7 @@ from planner.calibration.benchmark_results import read_benchmark_results
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_json, parse_yaml, read_text
+from planner.core.redaction import redact_text
 from planner.models.hf_config import parse_hf_config
 from planner.models.registry import _merge_entry_config, list_models, load_model
 from planner.planning.scenario import find_scenario_file, load_scenario, parse_scenario
@@ -21,6 +22,9 @@ from planner.simulator.schedule_cases import run_schedule_case
 from planner.tools.batch import predict_row
 from planner.tools.diagnostics.log_comparison import infer_deployment
 from planner.tools.diagnostics.startup_log import parse_startup_log
+from planner.tools.guide_check import check_guide
+from planner.tools.lint.deployment_reader import parse_gpu_count
+from planner.tools.lint.source_reader import read_source
 from planner.ui.cli import main
 from planner.workload import traces
 from planner.workload.traces import read_trace
@@ -32,6 +36,50 @@ KV = "Available KV cache memory: 1.5 GiB\n"
 def test_hostile_inputs_are_answered_or_refused(door: str) -> None:
     ready()
     assert [wrong for seed in range(40) if (wrong := attacked(door, seed)[1])] == []
+
+
+NO_SERVER = "no server starts in"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[Service]\nExecStart=" + "a" * 200_000, NO_SERVER),
+        ("ExecStart=/a.sh\n" * 20_000, NO_SERVER),
+        ("\n" * 200_000, NO_SERVER),
+        ("{{" * 100_000, NO_SERVER),
+        ("{{" + " " * 10**6 + "a", NO_SERVER),
+        ("A=" + " " * 10**6 + "a", NO_SERVER),
+        ('task "a" {\n' + "args = [\n" * 10**5, NO_SERVER),
+        ("<<a " * 40_000, NO_SERVER),
+        ("".join(f"cat >{n} <<E\n" for n in range(60_000)) + "E", NO_SERVER),
+        ("".join(f"export A{n}=\na\n" for n in range(60_000)), "more than 500 variables"),
+        ("[Service]\nEnvironment=A=" + "a" * 10**6, "at most 131,072 characters"),
+        ("sh -c '" + "$@ " * 10**5 + "' a " + "b " * 10**5, "grows beyond 262,144 characters"),
+        ("A=aa " + " ".join(f"A{n + 1}=$A{n}$A{n}" for n in range(60)).replace("A0", "A"), "grows beyond"),
+        ("A=" + "a" * 10**5 + "\necho " + "$A" * 10**5, "grows beyond"),
+        ("A=()\n" + "A+=(a)\n" * 10**5, "grows beyond"),
+        ("vllm serve a " + "--a " * 50_000, "more than 21,000 words"),
+    ],
+    ids=lambda text: f"{text:.30}",
+)  # fmt: skip
+def test_a_long_text_is_read_once(text: str, told: str) -> None:
+    """Not once more for each of its characters, lines or variables, which would take hours."""
+    with pytest.raises(PlannerError, match=told):
+        read_source(text)
+
+
+def test_a_long_line_is_searched_once() -> None:
+    names = "a." * 50_000, "(" * 100_000, "a" + " " * 100_000 + "b"
+    assert redact_text(names[0]) == names[0]
+    assert redact_text("1.http://user:pw@host") == "1.http://...@host"
+    for name in names:
+        with pytest.raises(PlannerError):
+            parse_gpu_count(name)
+        with pytest.raises(PlannerError):
+            load_model(name)
+    for text in ("`" * 250_000, "```a\n" * 50_000, "a" * 250_000, "vllm serve a\n" * 15_000):
+        assert {found.kind for found in check_guide(text).findings} <= {"command"}
 
 
 @pytest.mark.parametrize(

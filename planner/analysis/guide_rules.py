@@ -20,7 +20,7 @@ RULES_FILE = "guide_rules.yaml"
 MAX_SENTENCE_LENGTH = 1000
 """Characters that are searched at once; longer sentences are cut."""
 MACROS = {
-    "%model%": r"(?P<model>(?!bit\b)(?:Meta-|gpt-)?"
+    "%model%": r"(?P<model>(?<![A-Za-z])(?!bit\b)(?:Meta-|gpt-)?"
     r"[A-Z][A-Za-z]+(?:[- ]?v?\d+(?:\.\d+)?)?[- ]\d+(?:\.\d+)?B\b(?:-Instruct)?"
     r"|(?<![\w.-])\d+(?:\.\d+)?B\b)",
     "%gpu%": r"(?P<gpu>(?:RTX[- ]?)?(?:A10G?|A100(?:[- ]?(?:SXM|PCIe))?(?:[- ]?[48]0\s?GB)?"

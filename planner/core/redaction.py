@@ -15,7 +15,7 @@ _HARMLESS_NAME = re.compile(
 )
 _SECRET_OPTIONS = ("--api-key", "--hf-token", "--admin-api-key")
 _MIN_ABBREVIATION = len("--api-")
-_ADDRESS_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@'\"]+@", re.IGNORECASE)
+_ADDRESS_LOGIN = re.compile(r"(?<=[A-Za-z0-9+.-])(://)[^\s/@'\"]+@")
 _KNOWN_TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{4,}|sk-[\w-]{8,}|nvapi-[\w-]{8,}|gh[pousr]_\w{8,}|glpat-[\w-]{8,}"
     r"|xox[abpr]-[\w-]{8,}|AKIA[A-Z0-9]{12,})|\bBearer\s+[^\s'\"]+"

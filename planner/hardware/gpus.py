@@ -124,7 +124,7 @@ class Gpu:
 def normalize_gpu_name(name: str) -> str:
     """Normalize a GPU name: drop case, separators, vendor, memory type and text in brackets."""
     name = re.sub(
-        r"\(.*?\)|nvidia|geforce|radeon|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d"
+        r"\([^()]*\)|nvidia|geforce|radeon|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d"
         r"|\b(oam|vf|graphics)\b",
         "",
         name.casefold(),

@@ -232,7 +232,7 @@ def _load_model_catalog() -> tuple[dict[str, ModelEntry], dict[str, str]]:
 
 def _normalize_name(name: str) -> str:
     """Fold case, spaces and underscores, and drop text in brackets."""
-    return re.sub(r"[\s_]+", "-", re.sub(r"\(.*?\)", "", name).strip().casefold())
+    return re.sub(r"[\s_]+", "-", re.sub(r"\([^()]*\)", "", name).strip().casefold())
 
 
 def _remove_dashes(name: str) -> str:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import NormalDist
 from zlib import crc32
 
 import numpy as np
@@ -176,10 +177,7 @@ def _decompose_variance(candidate: Candidate) -> dict[str, float]:
     name, layout = str(engine), deployment.with_replicas(1).layout
     weight_format = get_weight_format_name(deployment.model)
     pair = f"{name}, {card}, {weight_format}"
-    own = (
-        f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV,"
-        f" {deployment.num_draft_tokens} drafts"
-    )
+    own = f"{pair}, {layout}, {deployment.num_draft_tokens} drafts"
     kinds = {
         "model": f"{name}, the model",
         "gpu": f"{name}, {card}",
@@ -208,19 +206,26 @@ def _rank_benchmarks(
 ) -> tuple[tuple[Candidate, float], ...]:
     """How often the result of a benchmark of each of `asked` changes what the search says, most often first.
 
-    A result tells the error of its own layout, and of others as far as they share it; the rest
-    stays at the middle. The plan's own, the first of `asked`, comes first where no other changes it
-    clearly more often.
+    A result tells the error of its own layout, and of others as far as they share it, and then the
+    cheapest is chosen that holds as probably as is asked of the plan. The plan's own, the first of
+    `asked`, comes first where no other changes it clearly more often.
     """
-    today, rows = rivals.choose(np.zeros((len(z), 1)))[0], []
+    # today's choice is that of no result, under which the whole variance remains
+    enough = min(
+        NormalDist().inv_cdf(rivals.candidates[asked[0]].confidence), rivals.tolerances[asked[0], 0]
+    )
+    today, rows = rivals.choose(np.full((len(z), 1), enough))[0], []
     for k in dict.fromkeys(
         {list(shares[k])[-1]: k for k in reversed(asked)}[list(shares[k])[-1]] for k in asked
     ):
-        known = [
-            sum(math.sqrt(share * shares[k].get(name, 0)) for name, share in each.items())
-            for each in shares
-        ]
-        changed = float((rivals.choose(np.outer(known, z[k])) != today).mean())
+        known = np.array(
+            [
+                sum(math.sqrt(share * shares[k].get(name, 0)) for name, share in each.items())
+                for each in shares
+            ]
+        )
+        left = np.sqrt(np.maximum(1 - known**2, 0.0))[:, None]
+        changed = float((rivals.choose(np.outer(known, z[k]) + enough * left) != today).mean())
         rows.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
     return tuple(
         (rivals.candidates[k], changed)

@@ -23,6 +23,8 @@ from planner.tools.lint.report import LintReport, ReportVerdict, lint
 
 MAX_GUIDE_BYTES = MIB // 4
 """Maximum size of a guide."""
+MAX_COMMANDS = 200
+"""Maximum number of different commands of a guide that are checked."""
 MAX_FINDINGS = 500
 """Maximum number of findings, of a text that repeats itself."""
 ORDER: tuple[GuideVerdict, ...] = ("wrong", "outdated", "risky", "not checkable", "right")
@@ -34,8 +36,9 @@ LINT_VERDICTS: dict[str, GuideVerdict] = {
 }  # fmt: skip
 """The verdict on a guide that follows from one of `lint`."""
 _FENCE_PATTERN = re.compile(
-    r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL
+    r"^[ \t]*(```++|~~~++)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
 )
+"""Of a code block; one that is not closed goes to the end, as in Markdown."""
 _COMMAND_PATTERN = re.compile(
     r"^[ \t]*(?:\$ |> )?(?:[A-Z_]+=\S+ )*(?:(?:sudo )?docker run|vllm serve|python3? -m (?:vllm|sglang)\.|"
     r"trtllm-serve|text-generation-launcher|sglang serve)\b(?:.*\\\n)*.*$",
@@ -111,8 +114,13 @@ def check_guide(what: str, version: str | None = None) -> GuideReport:
     if version is not None:
         parse_engine_version("vllm", version)
     commands, prose = split_commands(text)
+    distinct = list(dict.fromkeys(commands))
     found = [
-        *(finding for command in commands for finding in _check_command(command, version)),
+        *(
+            finding
+            for command in distinct[:MAX_COMMANDS]
+            for finding in _check_command(command, version)
+        ),
         *_check_options(prose, version or newest),
         *_check_rules(text, version),
     ]

@@ -396,13 +396,7 @@ class _MemoWriter:
         for change in self.changes:
             found = change.plan.chosen
             if found and found.deployment.gpu not in {each.gpu for each in self.scenario.gpus}:
-                outside = explain_not_allowed(self.scenario, found)
-                basis = found.prediction.performance
-                yield self._describe_option(
-                    f"{next(index)} · another GPU", found, base,
-                    f"{self._compare_cost(found, base)}, {outside}",
-                    f"speed {CALIBRATION_BASIS_LABELS[basis.basis].split(':')[0]}" if basis else "",
-                )  # fmt: skip
+                yield self._describe_other_gpu(next(index), found, base)
         if not gamble and self.confidence and (hoped := self.confidence.likeliest_cheaper):
             yield self._describe_cheaper(next(index), hoped, base)
         shown = {_count_gpus(each) for each in self.plan.options.values()}
@@ -429,6 +423,21 @@ class _MemoWriter:
             f"{letter} · cheaper", candidate, base, self._compare_cost(candidate, base),
             _describe_miss(candidate),
         )  # fmt: skip
+
+    def _describe_other_gpu(self, letter: str, candidate: Candidate, base: float | None) -> Option:
+        cost, performance = self._price(candidate), candidate.prediction.performance
+        arguments = [
+            (self._compare_cost(candidate, base), not (cost and base) or cost < base * 1.005),
+            (explain_not_allowed(self.scenario, candidate), False),
+        ]
+        if performance:
+            label = CALIBRATION_BASIS_LABELS[performance.basis].split(":")[0]
+            arguments.append((f"speed {label}", performance.basis == "measured"))
+        pro, con = (
+            ", ".join(text for text, is_for in arguments if is_for == side)
+            for side in (True, False)
+        )
+        return self._describe_option(f"{letter} · another GPU", candidate, base, pro, con)
 
     def _compare_cost(self, candidate: Candidate, base: float | None) -> str:
         usd = self._price(candidate)
@@ -504,6 +513,14 @@ class _MemoWriter:
                 else "As fast as predicted"
             )
             return f"{start} {kept}: keep it, it costs less. If not: sign A.{share}"
+        if (
+            self.confidence
+            and best
+            and self.confidence.p_cheaper > max(0.5, self.confidence.p_costlier)
+        ):
+            return (
+                f"{start} Plan again with the result, then sign: something cheaper may do.{share}"
+            )
         if self.target is None:
             return f"{start} As fast as page 2 says: sign A."
         limit = format_limit_seconds(self.target.seconds)

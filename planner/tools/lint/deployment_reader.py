@@ -29,7 +29,8 @@ class RefusedDeploymentError(PlannerError):
 
 def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
     """Return number, if given, and GPU of "H100", "4xH100", "4x H100-SXM" or "H100:4"."""
-    match = re.fullmatch(r"\s*(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?\s*", gpu, re.IGNORECASE)
+    pattern = r"(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?"
+    match = re.fullmatch(pattern, gpu.strip(), re.IGNORECASE)
     if match is None or (match[1] and match[3]) or (count := match[1] or match[3]) == "0":
         raise PlannerError(
             "--gpu takes the name of a GPU, as in `planner gpus`, or 4xH100 for four; got"

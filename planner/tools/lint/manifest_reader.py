@@ -1,9 +1,7 @@
 """Find the server commands of YAML and JSON: compose files, manifests, charts' values."""
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -26,7 +24,7 @@ from planner.tools.lint.server_commands import (
     parse_container,
     parse_image_name,
 )
-from planner.tools.lint.shell_parser import expand_variables, parse_statements
+from planner.tools.lint.shell_parser import expand_variables, parse_statements, split_words
 
 YamlMapping = Mapping[str, object]
 _COMMAND_KEY_PATTERN = re.compile(r"args|argv|arguments|command|cmd|flags|options", re.IGNORECASE)
@@ -81,16 +79,19 @@ def replace_expressions(text: str) -> str:
     """Return a Helm template with shell variables for its expressions, without control lines."""
 
     def name_expression(match: re.Match[str]) -> str:
-        return "${" + re.sub(r"[^\w.]+", "_", match[1]) + "}"
+        if not match[2]:  # it does not end in its line
+            return match[0]
+        inner = match[1].removeprefix("-").removesuffix("-").strip()
+        return "${" + re.sub(r"[^\w.]+", "_", inner) + "}"
 
     text = re.sub(r"^[ \t]*\{\{-?.*\}\}[ \t]*\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"\{\{-?\s*(.*?)\s*-?\}\}", name_expression, text)
+    return re.sub(r"\{\{(.*?)(\}\}|$)", name_expression, text, flags=re.MULTILINE)
 
 
 def load_yaml_documents(text: str, name: str) -> Iterator[YamlMapping | list[object]]:
     """Yield the mappings and lists of a YAML or JSON text; none if it does not parse."""
     text = replace_expressions(text)
-    for part in re.split(r"^---\s*$", text, flags=re.MULTILINE):
+    for part in re.split(r"^---[ \t\r]*$", text, flags=re.MULTILINE):
         try:
             document = parse_yaml(part, name or "the text")
         except (PlannerError, RecursionError):
@@ -443,10 +444,7 @@ def _split_command_value(value: object, variables: Mapping[str, str] | None) -> 
     if not isinstance(value, str):
         return []
     if variables is not None:
-        text = _interpolate(value, variables)
-        with suppress(ValueError):
-            return shlex.split(text)
-        return text.split()
+        return split_words(_interpolate(value, variables))
     statements = parse_statements(value)
     if len(statements) == 1:
         return list(statements[0].words)
@@ -501,8 +499,10 @@ def make_unread_variables(source: str) -> LintFinding:
 
 def parse_assignments(text: str) -> dict[str, str]:
     """Return the variables of a file of NAME=value lines."""
-    lines = re.findall(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*?)\s*$", text, re.MULTILINE)
-    return {name: re.sub(r"\s+#.*$", "", value).strip("'\"") for name, value in lines}
+    lines = re.findall(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(.*)$", text, re.MULTILINE)
+    return {
+        name: re.sub(r"(?<!\s)\s+#.*$", "", value.strip()).strip("'\"") for name, value in lines
+    }
 
 
 def _parse_environment(value: object) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from planner.core.units import MIB, parse_bytes
 from planner.engines.engine import get_dynamo_image_version
 from planner.tools.lint.findings import LintFinding
-from planner.tools.lint.shell_parser import ShellStatement, parse_statements
+from planner.tools.lint.shell_parser import ShellStatement, check_expanded_size, parse_statements
 from planner.tools.lint.wrappers import load_wrappers, unwrap_command
 
 _ENGINE_IMAGES = (
@@ -251,14 +251,16 @@ def _refuse_word(word: str, why: str, instead: str) -> LintFinding:
 
 def fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
     """Return a script with `$0`, `$1`, ..., `$@` and `$*` replaced by the words that it is given."""
-    every = " ".join(map(shlex.quote, parameters[1:]))
+    quoted, num_chars = [shlex.quote(word) for word in parameters], 0
+    every = " ".join(quoted[1:])
 
     def fill_in(match: re.Match[str]) -> str:
+        nonlocal num_chars
         name = match[1] or match[2]
-        if name in ("@", "*"):
-            return every
-        number = int(name)
-        return shlex.quote(parameters[number]) if number < len(parameters) else ""
+        value = every if name in ("@", "*") else "".join(quoted[int(name) : int(name) + 1])
+        num_chars += len(value)
+        check_expanded_size(num_chars)
+        return value
 
     pattern = r"\"?\$(?:\{([@*]|\d\d?)\}|([@*]|\d))\"?"
     return re.sub(pattern, fill_in, script)

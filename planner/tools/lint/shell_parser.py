@@ -6,6 +6,8 @@ with the square of the text: 12 GB for 60 kB of `a|a|a|...`, and half a minute f
 """
 
 import re
+import shlex
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from textwrap import dedent
@@ -13,8 +15,14 @@ from typing import NamedTuple
 
 from planner.core.errors import PlannerError
 
+MAX_HERE_DOCUMENT_CHARS = 2**22
+"""Maximum number of characters in the here-documents of one text."""
 MAX_EXPANDED_CHARS = 2**18
-"""Maximum number of characters in the words of one text after expansion of its variables."""
+"""Maximum number of characters in the words of a command, and in all that variables expand to."""
+MAX_VARIABLES = 500
+"""Maximum number of variables that a text sets."""
+MAX_WORD_CHARS = 2**17
+"""Maximum number of characters of a word (MAX_ARG_STRLEN of Linux)."""
 _COMMAND_PREFIXES = {
     "exec", "nohup", "sudo", "time", "then", "do", "else", "if", "!", "{",
     "export", "declare", "local", "readonly",
@@ -92,8 +100,8 @@ def parse_statements(
     Raises `PlannerError` for a quote that is not closed, and if expansion exceeds the limit.
     """
     exported = dict(environment or {})
-    variables = {name: [value] for name, value in exported.items()}
-    statements = []
+    variables = _Variables({name: [value] for name, value in exported.items()})
+    statements = list[ShellStatement]()
     for words in _split_into_commands(text):
         expanded, assigned, is_export = list[str](), dict[str, str](), False
         for word in words:
@@ -102,10 +110,10 @@ def parse_statements(
                 name, values = match[1], list[str]()
                 if word.array is None:
                     value = "".join(_expand_part(part, variables) for part in word.parts)
-                    before = " ".join(variables.get(name, [])) if match[2] else ""
+                    before = " ".join(variables.expand(name)) if match[2] else ""
                     values.append(before + value[match.end() :])
                 else:
-                    values += variables.get(name, []) if match[2] else []
+                    values += variables.expand(name) if match[2] else []
                     values += [v for item in word.array for v in _expand_word(item, variables)]
                 variables[name] = values
                 assigned[name] = " ".join(values)
@@ -115,32 +123,68 @@ def parse_statements(
                 expanded += _expand_word(word, variables)
         if is_export:
             exported |= assigned
-            exported |= {name: " ".join(variables[name]) for name in expanded if name in variables}
+            exported |= {
+                name: " ".join(variables.expand(name)) for name in expanded if name in variables
+            }
         elif expanded:
-            statements.append(ShellStatement(tuple(expanded), {**exported, **assigned}))
+            known: Mapping[str, str] = {**exported, **assigned}
+            if statements and statements[-1].environment == known:
+                known = statements[-1].environment  # once in memory
+            statements.append(ShellStatement(tuple(expanded), known))
         else:
             exported |= {name: value for name, value in assigned.items() if name in exported}
-        stored = sum(len(value) for values in variables.values() for value in values)
-        if sum(map(len, expanded)) + stored > MAX_EXPANDED_CHARS:
-            raise PlannerError(
-                f"with its variables filled in the text grows beyond {MAX_EXPANDED_CHARS:,}"
-                " characters"
-            )
+        check_expanded_size(sum(map(len, expanded)))
+        if len(variables) > MAX_VARIABLES:
+            raise PlannerError(f"the text sets more than {MAX_VARIABLES:,} variables")
     return statements
+
+
+class _Variables(dict[str, list[str]]):
+    """The values of a text's variables, and how many characters they were expanded to."""
+
+    num_chars = 0
+
+    def expand(self, name: str) -> list[str]:
+        """Return the values, if any; raise `PlannerError` if the text grows beyond the limit."""
+        values = self.get(name, [])
+        self.num_chars += sum(map(len, values))
+        check_expanded_size(self.num_chars)
+        return values
+
+
+def split_words(text: str) -> list[str]:
+    """Split text as a shell does; where its quotes do not end, at blanks."""
+    longest = max(map(len, text.split()), default=0)
+    if longest > MAX_WORD_CHARS:
+        raise PlannerError(
+            f"a word has at most {MAX_WORD_CHARS:,} characters, got one of {longest:,}"
+        )
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def check_expanded_size(num_chars: int) -> None:
+    """Raise `PlannerError` if the words of a text are too long after expansion."""
+    if num_chars > MAX_EXPANDED_CHARS:
+        raise PlannerError(
+            f"with its variables filled in the text grows beyond {MAX_EXPANDED_CHARS:,} characters"
+        )
 
 
 def expand_variables(text: str, variables: Mapping[str, str]) -> str:
     """Fill in `$NAME`, `${NAME}` and `${NAME:-default}`; unknown variables become `${NAME}`."""
-    return _expand_text(text, {name: [value] for name, value in variables.items()})
+    return _expand_text(text, _Variables({name: [value] for name, value in variables.items()}))
 
 
-def _expand_text(text: str, variables: dict[str, list[str]], depth: int = 0) -> str:
+def _expand_text(text: str, variables: _Variables, depth: int = 0) -> str:
     return re.sub(
         _VARIABLE, lambda match: _expand_part(_parse_expansion(match[0]), variables, depth), text
     )
 
 
-def _expand_part(part: WordPart, variables: dict[str, list[str]], depth: int = 0) -> str:
+def _expand_part(part: WordPart, variables: _Variables, depth: int = 0) -> str:
     """Return the text of a part, with the value of its variable in one piece.
 
     `${NAME:=value}` sets the variable; `${NAME:+value}` is empty unless the text sets it.
@@ -156,7 +200,7 @@ def _expand_part(part: WordPart, variables: dict[str, list[str]], depth: int = 0
     if operator.endswith("+"):
         return _expand_text(operand, variables, depth + 1) if is_set and depth < 4 else ""
     if is_set:
-        return " ".join(variables[name])
+        return " ".join(variables.expand(name))
     if operator.endswith(("-", "=")) and depth < 4:
         value = _expand_text(operand, variables, depth + 1)
         if operator.endswith("="):
@@ -165,7 +209,7 @@ def _expand_part(part: WordPart, variables: dict[str, list[str]], depth: int = 0
     return "" if name in variables else f"${{{name}}}"
 
 
-def _expand_word(word: ShellWord, variables: dict[str, list[str]]) -> list[str]:
+def _expand_word(word: ShellWord, variables: _Variables) -> list[str]:
     """Return the words that `word` expands to.
 
     An unquoted variable is split at blanks, and `${NAME[@]}` becomes the values of the array.
@@ -174,7 +218,7 @@ def _expand_word(word: ShellWord, variables: dict[str, list[str]]) -> list[str]:
     for part in word.parts:
         name = re.match(r"[A-Za-z_]\w*", part.text) if part.is_expansion else None
         if name and part.text.endswith("[@]") and name[0] in variables:
-            pieces = variables[name[0]]
+            pieces = variables.expand(name[0])
         else:
             value = _expand_part(part, variables)
             pieces = value.split() if name and not part.is_quoted else [value]
@@ -266,13 +310,23 @@ def _parse_expansion(text: str, is_quoted: bool = False) -> WordPart:
 
 def extract_here_documents(text: str) -> dict[str, str]:
     """Return the files that here-documents write, by name: `cat > NAME <<EOF`, `tee NAME <<EOF`."""
-    here_documents = {}
-    head = re.compile(r"^[^\n#]*<<(-?)[ \t]*(['\"]?)(\w+)\2[^\n]*\n", re.MULTILINE)
+    here_documents, num_chars = dict[str, str](), 0
+    head = re.compile(r"^[^\n#]*<<-?[ \t]*(['\"]?)(\w++)\1[^\n]*(?:\n|\Z)", re.MULTILINE)
+    ends: dict[str, list[int]] = {}  # where the lines start that hold nothing but this word
+    for line in re.finditer(r"^[ \t]*(\w+)[ \t]*$", text, re.MULTILINE):
+        ends.setdefault(line[1], []).append(line.start())
     for match in head.finditer(text):
-        end = re.compile(rf"^[ \t]*{match[3]}[ \t]*$", re.MULTILINE).search(text, match.end())
+        after = ends.get(match[2], [])
+        at = bisect_left(after, match.end())
         target = re.search(
             r"(?:(?<![<>\d&])>>?|\btee(?:\s+-a)?)\s*['\"]?([^\s'\"<>|;&]+)", match[0]
         )
-        if end and target:
-            here_documents[target[1].rpartition("/")[2]] = dedent(text[match.end() : end.start()])
+        if at < len(after) and target:
+            content = text[match.end() : after[at]]
+            num_chars += len(content)
+            if num_chars > MAX_HERE_DOCUMENT_CHARS:  # of some within others
+                raise PlannerError(
+                    f"its here-documents hold more than {MAX_HERE_DOCUMENT_CHARS:,} characters"
+                )
+            here_documents[target[1].rpartition("/")[2]] = dedent(content)
     return here_documents

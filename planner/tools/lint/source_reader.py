@@ -6,13 +6,12 @@ supervisord and Nomad files.
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml, read_text
@@ -33,12 +32,14 @@ from planner.tools.lint.server_commands import (
     find_commands,
     parse_container,
 )
-from planner.tools.lint.shell_parser import extract_here_documents
+from planner.tools.lint.shell_parser import extract_here_documents, split_words
 
 MAX_FILE_BYTES = MIB
 """Maximum size of a file."""
 MAX_COMMANDS_PER_FILE = 20
 """Maximum number of commands that are checked per file."""
+MAX_WORDS = 21_000
+"""Maximum number of words in the commands of a text."""
 _READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
 _METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 
@@ -62,7 +63,7 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
     text, name = (read_text(path, MAX_FILE_BYTES), path.name) if path else (what, "")
     nearby = _NearbyFiles(text, name, path.parent if path else Path(), is_confined)
     # PowerShell continues a line with a backquote, and cmd with a caret.
-    text = re.sub(r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text)
+    text = re.sub(r"(?<=[ \t])[`^][ \t]*\n", "\\\\\n", text.replace("\r\n", "\n"))
     if len(text) > MAX_FILE_BYTES:
         raise PlannerError(
             f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
@@ -73,6 +74,8 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
         for command in islice(found, MAX_COMMANDS_PER_FILE)
         for followed in _follow_script(command, nearby)
     ]
+    if sum(len(command.argv) for command in server_commands) > MAX_WORDS:
+        raise PlannerError(f"its commands have more than {MAX_WORDS:,} words")
     # a script of a ConfigMap is read where a container starts it
     started = {match[1] for one in server_commands for match in _READ_PATTERN.finditer(one.note)}
     server_commands = [
@@ -85,12 +88,11 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
             f"the file has more than {MAX_COMMANDS_PER_FILE} commands, and the others are unread"
         )
         server_commands[-1] = _add_note(server_commands[-1], unread)
-    for script in (
-        () if server_commands else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE)
-    ):
+    scripts = re.findall(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", text, re.MULTILINE)
+    for script in () if server_commands else scripts[:MAX_COMMANDS_PER_FILE]:
         script_text = nearby.find(script) or ""
         server_commands += islice(
-            _find_commands_in_text(script_text, nearby._replace(name=""), engine),
+            _find_commands_in_text(script_text, replace(nearby, name=""), engine),
             MAX_COMMANDS_PER_FILE,
         )
     commands = tuple(
@@ -128,7 +130,8 @@ def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
     )
 
 
-class _NearbyFiles(NamedTuple):
+@dataclass(frozen=True)
+class _NearbyFiles:
     """The places of configuration files that a text's commands name: in the text, or next to it."""
 
     text: str
@@ -139,17 +142,23 @@ class _NearbyFiles(NamedTuple):
     def find(self, path: str) -> str | None:
         """Return the content of the file at `path`; None if it is unknown."""
         name = PurePath(path).name
-        if name in (here_documents := extract_here_documents(self.text)):
-            return here_documents[name]
-        for document in load_yaml_documents(self.text, self.name):
-            data = document.get("data") if isinstance(document, Mapping) else None
-            if isinstance(data, Mapping) and isinstance(data.get(name), str):
-                return str(data[name])
+        if name in self._files_in_text:
+            return self._files_in_text[name]
         for candidate in (self.folder / path, self.folder / name):
             with suppress(OSError, ValueError, PlannerError):
                 if candidate.is_file() and self._may_read(candidate):
                     return read_text(candidate, MAX_FILE_BYTES)
         return None
+
+    @cached_property
+    def _files_in_text(self) -> dict[str, str]:
+        """The files that the text itself holds, in ConfigMaps and here-documents, by name."""
+        files = dict[str, str]()
+        for document in load_yaml_documents(self.text, self.name):
+            data = document.get("data") if isinstance(document, Mapping) else None
+            if isinstance(data, Mapping):
+                files = {str(k): v for k, v in data.items() if isinstance(v, str)} | files
+        return files | extract_here_documents(self.text)
 
     def _may_read(self, path: Path) -> bool:
         """Return whether a file may be read: a command line names its own, a file those near it."""
@@ -235,26 +244,26 @@ def _find_commands_in_text(
 ) -> Iterator[ServerCommand]:
     """Yield the commands of a text of any format."""
     if re.search(r"^\[program:", text, re.MULTILINE):  # supervisord
-        for line in re.findall(r"^command\s*=\s*(.+)$", text, re.MULTILINE):
+        for line in re.findall(r"^command[ \t]*=[ \t]*(.+)$", text, re.MULTILINE):
             yield from find_commands(line, "command", engine)
-    elif re.search(r"^\[Service\]\s*$", text, re.MULTILINE):
+    elif re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
         yield from _parse_systemd_unit(text, nearby, engine)
-    elif re.search(r'^\s*task\s+"[^"\n]*"\s*\{', text, re.MULTILINE):
+    elif re.search(r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{', text, re.MULTILINE):
         yield from _parse_nomad_job(text)
     elif all(
-        re.search(rf"^\s*{line}", text, re.MULTILINE)
-        for line in (r"FROM\s+\S+", r"(CMD|ENTRYPOINT|RUN)\b")
+        re.search(rf"^[ \t]*{line}", text, re.MULTILINE)
+        for line in (r"FROM[ \t]+\S+", r"(CMD|ENTRYPOINT|RUN)\b")
     ):
         yield from _parse_dockerfile(text, engine)
     elif re.search(
-        r"^\s*(- )?[\w./\"-]+\s*:(\s|$)", text, re.MULTILINE
+        r"^[ \t]*(- )?[\w./\"-]++[ \t]*:(\s|$)", text, re.MULTILINE
     ) or text.lstrip().startswith("{"):
         documents = list(load_yaml_documents(text, nearby.name))
         if documents:
             yield from find_commands_in_documents(documents, engine, nearby)
         else:
             items = re.sub(
-                r"^(\s*)- (?=[\"'-])", r"\1\\\n", replace_expressions(text), flags=re.MULTILINE
+                r"^([ \t]*)- (?=[\"'-])", r"\1\\\n", replace_expressions(text), flags=re.MULTILINE
             )
             yield from find_commands(items, "", engine)
     else:
@@ -263,11 +272,15 @@ def _find_commands_in_text(
 
 def _parse_nomad_job(text: str) -> Iterator[ServerCommand]:
     """Yield the commands that the tasks of a Nomad job start in containers."""
-    for task in re.split(r'^\s*task\s+"[^"\n]*"\s*\{', text, flags=re.MULTILINE)[1:]:
+    for task in re.split(r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{', text, flags=re.MULTILINE)[1:]:
         pairs = dict(
-            re.findall(r'^\s*"?(\w+)"?\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*$', task, re.MULTILINE)
+            re.findall(
+                r'^[ \t]*"?(\w+)"?[ \t]*=[ \t]*"((?:[^"\\\n]|\\.)*+)"[ \t]*$', task, re.MULTILINE
+            )
         )
-        lists = dict(re.findall(r"^\s*(args|entrypoint)\s*=\s*(\[[^\]]*\])", task, re.MULTILINE))
+        lists = dict(
+            re.findall(r"^[ \t]*(args|entrypoint)[ \t]*=[ \t]*(\[[^\]]*\]?)", task, re.MULTILINE)
+        )
         words = {
             key: _parse_json_list(re.sub(r",\s*\]", "]", value)) for key, value in lists.items()
         }
@@ -286,10 +299,7 @@ def _parse_systemd_unit(
     text = re.sub(r"\\\n\s*", " ", text)
     environment: dict[str, str] = {}
     for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE):
-        with suppress(ValueError):
-            environment |= dict(
-                word.partition("=")[::2] for word in shlex.split(line) if "=" in word
-            )
+        environment |= dict(word.partition("=")[::2] for word in split_words(line) if "=" in word)
     findings = []
     for optional, path in re.findall(r"^EnvironmentFile=(-?)(.+)$", text, re.MULTILINE):
         content = nearby.find(path.strip())
@@ -312,15 +322,15 @@ def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
         dict[str, str](),
         {"ENTRYPOINT": list[str](), "CMD": list[str]()},
     )
-    for key, rest in re.findall(r"^\s*([A-Z]+)\s+(.+?)\s*$", text, re.MULTILINE):
+    for key, rest in re.findall(r"^[ \t]*([A-Z]+)[ \t]+(\S.*)$", text, re.MULTILINE):
         if key == "FROM":
             image, instructions = rest.split()[0], {"ENTRYPOINT": [], "CMD": []}
         elif key == "ENV":
-            words = rest.split() if "=" not in rest.split()[0] else _split_words(rest)
+            words = rest.split() if "=" not in rest.split()[0] else split_words(rest)
             assignments = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
             environment |= dict(word.partition("=")[::2] for word in assignments)
         elif key in instructions:
-            instructions[key] = _parse_json_list(rest) or ["sh", "-c", rest]
+            instructions[key] = _parse_json_list(rest) or ["sh", "-c", rest.rstrip()]
     yield from parse_container(
         image,
         [*instructions["ENTRYPOINT"], *instructions["CMD"]],
@@ -328,13 +338,6 @@ def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
         "CMD",
         bool(instructions["ENTRYPOINT"]),
     )
-
-
-def _split_words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def _parse_json_list(text: str) -> list[str]:
