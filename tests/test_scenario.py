@@ -12,6 +12,7 @@ from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.deploy.launch_spec import get_checkpoint
 from planner.engines.deployment import deploy_on
+from planner.engines.engine import get_engine
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.scenario_schema import ScenarioEntry
 from planner.planning.table_rows import parse_cells, parse_row_workload
@@ -94,6 +95,31 @@ def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_pl
 ) -> None:
     with pytest.raises(PlannerError, match=re.escape(why)):
         load_scenario("chat-70b", {"engine_version": None, **asked})
+
+
+NEWEST_SGLANG = str(get_engine("sglang"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "engines"),
+    [
+        (["vllm", "sglang"], ["vllm 0.20.2", NEWEST_SGLANG]),
+        (["sglang", "vllm"], [NEWEST_SGLANG, "vllm 0.20.2"]),
+        (["vllm 0.19.0", "sglang 0.5.9"], ["vllm 0.19.0", "sglang 0.5.9"]),
+    ],
+)
+def test_engine_version_is_that_of_the_engine_that_has_such_a_release(
+    asked: list[str], engines: list[str]
+) -> None:
+    """vLLM has a release 0.20.2; SGLang's end with 0.5."""
+    scenario = load_scenario("chat-70b", {"engine": asked})
+    assert scenario.fields["engine_version"] == "0.20.2"
+    assert [str(each.engine) for each in scenario.split_by_engine] == engines
+
+
+def test_an_engine_version_that_no_engine_has_is_refused() -> None:
+    with pytest.raises(PlannerError, match=r"engine_version 9\.9 of sglang is not known"):
+        load_scenario("chat-70b", {"engine": ["sglang", "vllm"], "engine_version": "9.9"})
 
 
 def test_a_kind_of_files_that_does_not_apply_does_not_stop_the_others() -> None:

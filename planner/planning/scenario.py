@@ -410,14 +410,23 @@ def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple
 
 
 def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
-    """Parse the allowed engines, NAME or NAME VERSION, with the user's own calibration."""
-    if entry.engine_version and len(entry.engine) > 1:
-        raise PlannerError(
-            f"engine_version: with several engines each has its own, such as {entry.engine[0]}"
-            f" {entry.engine_version}"
-        )
-    names = [name.partition(" ")[::2] for name in entry.engine]
-    engines = [get_engine(name, version.strip() or entry.engine_version) for name, version in names]
+    """Parse the allowed engines, NAME or NAME VERSION, with the user's own calibration.
+
+    `engine_version` is that of the first one without a version that has such a release; the others
+    without one are at the newest known.
+    """
+    pairs = [name.partition(" ")[::2] for name in entry.engine]
+    engines = [get_engine(name, version.strip() or None) for name, version in pairs]
+    unversioned = [i for i, (_, version) in enumerate(pairs) if not version.strip()]
+    refusals = list[PlannerError]()
+    for i in unversioned if entry.engine_version else ():
+        try:
+            engines[i] = get_engine(engines[i].name, entry.engine_version)
+            break
+        except PlannerError as error:
+            refusals.append(error)
+    if refusals and len(refusals) == len(unversioned):
+        raise refusals[0]
     if entry.calibration is None:
         return engines
     path = resolve_existing_path(folder, entry.calibration, "calibration")
