@@ -23,6 +23,7 @@ from planner.engines.engine import Engine, find_dynamo_release, get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
+from planner.hardware.grids import Grid, get_grid
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, find_seller, look_up_gpu_price
 from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
 from planner.latency.startup_time import validate_storage
@@ -116,6 +117,7 @@ class Scenario:
     other_engines: tuple[Engine, ...]  # also allowed
     output_kinds: tuple[ArtifactKind, ...]  # files to write
     daily_profile: DailyProfile | None = None
+    grid: Grid | None = None  # whose electricity the GPUs draw
     replicas_at_least: int = 1  # in the quietest hour
     open_figure: OpenFigure | None = None  # that the search has to find
     found_figure: OpenFigure | None = None  # that it has found; a limit is that of the first SLO
@@ -263,6 +265,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
             prices=prices,
+            grid=None if entry.grid is None else get_grid(entry.grid),
             open_figure=entry.open_figure,
             daily_tokens=entry.workload.tokens_per_day,
             other_tenants=convert_gib_to_bytes(
