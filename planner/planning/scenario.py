@@ -77,6 +77,14 @@ class CandidateGpu:
         return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.machine_sizes[-1:]])
 
 
+def _explain_slice(gpu: Gpu) -> str:
+    return (
+        f"{gpu.name} is computed from the whole {gpu.slice_of}, as nobody measured a slice; all"
+        f" {gpu.sold_in[0]} slices of a GPU are paid. Set CUDA_VISIBLE_DEVICES to a slice's UUID"
+        " (`nvidia-smi -L`)."
+    )
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A capacity question: a model, candidate GPUs, a workload and SLOs.
@@ -133,6 +141,7 @@ class Scenario:
         return (
             *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
             *self.workload.assumptions,
+            *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
             *([self._explain_peak(self.daily_tokens)] if self.daily_tokens else []),
         )
 
