@@ -77,6 +77,12 @@ class CandidateGpu:
         return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.machine_sizes[-1:]])
 
 
+PREFILL_ONLY_NOTE = (
+    "With answers of one token only prompts are computed, as for embeddings and reranking; vLLM"
+    " serves embeddings with `--runner pooling`, while `bench.sh` asks for completions of a token."
+)
+
+
 def _explain_slice(gpu: Gpu) -> str:
     return (
         f"{gpu.name} is computed from the whole {gpu.slice_of}, as nobody measured a slice; all"
@@ -141,6 +147,7 @@ class Scenario:
         return (
             *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
             *self.workload.assumptions,
+            *([PREFILL_ONLY_NOTE] if self.workload.output.max_tokens <= 1 else []),
             *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
             *([self._explain_peak(self.daily_tokens)] if self.daily_tokens else []),
         )
