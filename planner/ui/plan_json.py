@@ -64,6 +64,16 @@ def serialize_plan(plan: Plan) -> Fields:
             if plan.autoscaling and plan.billing
             else None
         ),
+        "interruption": (
+            {
+                "replicas": spot.replicas,
+                "replicas_per_machine": spot.replicas_per_machine,
+                "probability_with_one_fewer": round(spot.probability, 4),
+                "spare_replicas_to_add": spot.spares_to_add,
+            }
+            if (spot := plan.interruption)
+            else None
+        ),
         "max_load": (
             {scenario.found_figure: getattr(scenario.workload, scenario.found_figure)}
             if scenario.found_figure in ("rate", "concurrency") and chosen
@@ -293,6 +303,7 @@ def _serialize_autoscaling(scaling: AutoscalingPlan, billing: BillingComparison)
         "drain_s": scaling.drain_s,
         "starts": scaling.num_starts,
         "usd_per_day": dict(billing.usd),
+        "reserved_replicas": billing.reserved_replicas,
         "cheaper_up_to": [
             {
                 "what": first,
