@@ -10,12 +10,13 @@ from planner.analysis.sensitivity import (
     PLAN_LABEL,
     build_decision_table,
     compute_knob_effects,
+    fix_lengths,
     reset_tuning,
     sweep_knobs,
 )
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.evaluation import evaluate_candidate
-from planner.planning.scenario import load_scenario
+from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.search import search_analytically
 from planner.planning.search_space import RejectedOption, generate_search_options
 
@@ -99,6 +100,18 @@ def test_nothing_turned_is_the_engines_own():
     best = search_analytically(replace(plain, gpus=asked.gpus)).best
     assert best.deployment.args.kv_cache_dtype in (None, "auto")
     assert get_memory_plan(best.deployment).can_start
+
+
+def test_the_matrix_has_agents_and_fixed_lengths():
+    """Lengths that are all alike need no more GPUs than those that spread around the same mean."""
+    assert "coding-agents" in list_scenarios()
+    asked = load_scenario("chat-70b")
+    alike = fix_lengths(asked)
+    rows = build_decision_table([asked, alike], search_analytically).to_dict("records")
+    assert [row["scenario"] for row in rows] == ["chat-70b", "chat-70b, fixed lengths"]
+    assert rows[0]["work"] == rows[1]["work"]
+    assert float(rows[1]["USD per hour"]) <= float(rows[0]["USD per hour"])
+    assert alike.workload.prompt.max_tokens == pytest.approx(asked.workload.prompt.mean)
 
 
 def test_the_matrix_holds_each_scenario_against_no_knob():

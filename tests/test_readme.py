@@ -194,6 +194,11 @@ def test_each_command_is_one_that_is_run() -> None:
     assert {shlex.split(command)[1] for command in PLANNER} == known
 
 
+def test_the_wheel_is_installed_as_it_is_written() -> None:
+    (command,) = re.findall(r"`(pip wheel [^`]+)`", TEXT)
+    assert f"&& {command} \\\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
 def test_the_exit_codes_are_those_that_are_documented() -> None:
     """The filled cells of each command's row are its exit codes, as the runs below find them."""
     table = TEXT.partition("| command | 0 | 1 | 3 | 4 |\n")[2].partition("\n\n")[0]

@@ -16,6 +16,7 @@ from planner.hardware.prices import PriceSelection, look_up_gpu_price
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.billing import ApiComparison
+from planner.planning.interruption import estimate_interruption
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.ui.plan_json import serialize_plan
@@ -286,6 +287,39 @@ def test_the_api_beside_a_day_says_what_the_days_bills_say() -> None:
     assert found.api_usd == pytest.approx(billing.usd["API"] * 730.5 / 24)
     turn = billing.break_even_requests["API", "scaled by the hour"]
     assert found.break_even_rps == pytest.approx(turn / 86400)
+
+
+def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None:
+    """What is left must do all of the work; a spare takes the place of what is gone."""
+    tier = {"price_tier": "spot", "prices": {"L40S": 0.5}}
+    plan = search_deployments(small(rate=20, sold_in=[1], **tier))
+    assert plan.chosen and plan.interruption
+    count, found = plan.chosen.deployment.layout.replicas, plan.interruption
+    assert count > 1 and found.replicas == count and found.replicas_per_machine == 1
+    assert found.probability < plan.chosen.probability
+    capacity = plan.chosen.prediction.performance.capacity
+    assert capacity.mid * (count - 1) / count * 0.8 < 20  # so that the headroom is gone
+    assert found.probability < 0.5 and found.spares_to_add == 1
+    assert "spare_replicas: 1" in found.sentence
+    assert serialize_plan(plan)["interruption"]["probability_with_one_fewer"] == (
+        pytest.approx(found.probability, abs=1e-4)
+    )
+    spare = estimate_interruption(
+        small(rate=20, spare_replicas=1, **tier),
+        replace(plan.chosen, deployment=replace(plan.chosen.deployment, spare_replicas=1)),
+    )
+    assert spare and spare.probability == plan.chosen.probability and spare.spares_to_add == 0
+    assert f"the other {count} replicas" in spare.sentence
+    assert estimate_interruption(small(rate=20), plan.chosen) is None
+
+
+def test_the_only_replica_is_missed_until_another_starts() -> None:
+    plan = search_deployments(small(rate=1, price_tier="spot", prices={"L40S": 0.5}))
+    assert plan.interruption and plan.interruption.replicas == 1
+    assert plan.interruption.probability == 0 and plan.interruption.spares_to_add == 1
+    assert "the only replica away: nothing answers until another starts in" in (
+        plan.interruption.sentence
+    )
 
 
 def test_bought_hardware_has_a_price_by_the_hour() -> None:

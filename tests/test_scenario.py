@@ -12,7 +12,15 @@ from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.deploy.launch_spec import get_checkpoint
 from planner.engines.deployment import deploy_on
-from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
+from planner.engines.engine import get_engine
+from planner.models.registry import load_model
+from planner.planning.prediction import evaluate
+from planner.planning.scenario import (
+    PREFILL_ONLY_NOTE,
+    list_scenarios,
+    load_scenario,
+    parse_scenario,
+)
 from planner.planning.scenario_schema import ScenarioEntry
 from planner.planning.table_rows import parse_cells, parse_row_workload
 from planner.workload.length_distribution import LengthDistribution
@@ -96,10 +104,67 @@ def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_pl
         load_scenario("chat-70b", {"engine_version": None, **asked})
 
 
+NEWEST_SGLANG = str(get_engine("sglang"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "engines"),
+    [
+        (["vllm", "sglang"], ["vllm 0.20.2", NEWEST_SGLANG]),
+        (["sglang", "vllm"], [NEWEST_SGLANG, "vllm 0.20.2"]),
+        (["vllm 0.19.0", "sglang 0.5.9"], ["vllm 0.19.0", "sglang 0.5.9"]),
+    ],
+)
+def test_engine_version_is_that_of_the_engine_that_has_such_a_release(
+    asked: list[str], engines: list[str]
+) -> None:
+    """vLLM has a release 0.20.2; SGLang's end with 0.5."""
+    scenario = load_scenario("chat-70b", {"engine": asked})
+    assert scenario.fields["engine_version"] == "0.20.2"
+    assert [str(each.engine) for each in scenario.split_by_engine] == engines
+
+
+def test_an_engine_version_that_no_engine_has_is_refused() -> None:
+    with pytest.raises(PlannerError, match=r"engine_version 9\.9 of sglang is not known"):
+        load_scenario("chat-70b", {"engine": ["sglang", "vllm"], "engine_version": "9.9"})
+
+
 def test_a_kind_of_files_that_does_not_apply_does_not_stop_the_others() -> None:
     asked = {"files": ["script", "production-stack"], "engine": ["vllm", "sglang"]}
     kinds = load_scenario("chat-70b", {"engine_version": None, **asked}).output_kinds
     assert "production-stack" in kinds
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-Embedding-8B", "Qwen/Qwen3-Reranker-4B"])
+def test_an_embedding_is_a_prompt_alone(model: str) -> None:
+    """No decode step and no sequence that stays; 2 FLOPs a weight and token and the GPU's peak bound it."""
+    lengths = {"prompt_tokens": {"exactly": 512}, "output_tokens": {"exactly": 1}}
+    fields = {
+        "model": model,
+        "service_level": {"e2e": {"p95": 500}},
+        "gpus": {"gpu": "H100-SXM", "at_most": 8},
+    }
+    scenario = parse_scenario({**SMALL, **fields, "workload": {**lengths, "rate": 5}}, "mine")
+    assert PREFILL_ONLY_NOTE in scenario.assumptions
+    prediction = evaluate(deploy_on(model, "H100-SXM"), scenario.workload)
+    performance = prediction.performance
+    assert performance is not None and performance.capacity is not None
+    assert performance.decode_batch == performance.kv_usage == 0
+    weights = load_model(model).architecture.params_total
+    fastest_rps = 989.4e12 / (2 * 0.8 * weights * 512)  # a fifth may be embeddings
+    assert 0.2 * fastest_rps < performance.capacity.mid < fastest_rps
+
+
+def test_an_encoder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    config = {
+        "model_type": "bert",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PlannerError, match="encoders have no KV cache and generate nothing"):
+        parse_scenario({**SMALL, "model": "config.json"}, "mine", tmp_path)
 
 
 def test_requests_within_hours_are_a_rate() -> None:

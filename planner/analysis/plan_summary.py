@@ -178,7 +178,7 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
     else:
         rows += [("price", f"none is known for {gpu_name}: set prices in the scenario")]
     rows += [
-        (f"drawn by the GPUs ({name})", value)
+        (f"power and energy of the GPUs ({name})", value)
         for name, value in estimate_energy(plan.scenario, best)
     ]
     if performance:

@@ -21,6 +21,7 @@ from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidates
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, search_deployments
+from planner.workload.length_distribution import LengthDistribution
 
 MEASURE_DIRECTIONS = {"TTFT": -1, "ITL": -1, "throughput": 1, "KV cache": 1, "cost": -1}
 """What is measured of a knob, and whether more of it is good."""
@@ -166,6 +167,17 @@ def reset_tuning(scenario: Scenario) -> Scenario:
         layout={},
         engine_args={**defaults, **scenario.engine_args},
     )
+
+
+def fix_lengths(scenario: Scenario) -> Scenario:
+    """Return `scenario` with every prompt and every answer as long as the mean one."""
+    load = scenario.workload
+    alike = replace(
+        load,
+        prompt=LengthDistribution.from_constant(load.prompt.mean),
+        output=LengthDistribution.from_constant(load.output.mean),
+    )
+    return replace(scenario, name=f"{scenario.name}, fixed lengths", workload=alike)
 
 
 def build_decision_table(

@@ -247,6 +247,8 @@ def deploy_on(
         model = registry.load_model(model, quantization=quantization, dtype=dtype)
     engine = engine if isinstance(engine, Engine) else get_engine(engine, engine_version)
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
+    if gpu.slice_of and layout.gpus_per_replica > 1:
+        raise PlannerError(f"{gpu.name} is a slice of a GPU: no replica can span several slices")
     args = resolve_engine_args(engine_args, engine, gpu, model)
     link = gpus.resolve_link_bandwidth(gpu, interconnect) if interconnect else gpu.link_bandwidth
     return Deployment(

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.core.number_format import format_usd
-from planner.hardware.prices import HOURS_PER_MONTH
+from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import compute_offered_rps, estimate_run_hours, get_capacity_rps
@@ -21,6 +21,7 @@ BILLING_FIXED, BILLING_AUTOSCALED, BILLING_SERVERLESS, BILLING_API = (
     "serverless",
     "API",
 )
+BILLING_RESERVED, BILLING_MIXED = "all reserved", "reserved base, on-demand peak"
 BILLING_PAIRS = (
     (BILLING_SERVERLESS, BILLING_AUTOSCALED),
     (BILLING_API, BILLING_AUTOSCALED),
@@ -44,6 +45,7 @@ class BillingComparison:
     break_even_requests: Mapping[tuple[str, str], float]
     cold: float | None  # fraction of the quietest hour's requests that wait for a serverless start
     cold_start: float | None  # s
+    reserved_replicas: int | None = None  # of the reserved base, the rest on demand
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -52,6 +54,11 @@ class BillingComparison:
             f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1])
         )
         lines = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
+        if self.reserved_replicas is not None:
+            lines.append(
+                f"the cheapest reserved base has {self.reserved_replicas} replicas, for the term; the"
+                " rest comes on demand by the hour"
+            )
         for (first, second), requests in self.break_even_requests.items():
             if not 0 < requests < math.inf:
                 ever = "always" if requests else "never"
@@ -171,6 +178,10 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
             * price
             / days
         )
+    base = None
+    if tiers := _price_reserved_base(scenario, scaling):
+        usd |= {BILLING_RESERVED: tiers[0] / days, BILLING_MIXED: tiers[1] / days}
+        base = tiers[2]
     if (serverless := instead.serverless) is not None:
         ways[BILLING_SERVERLESS] = lambda times: (
             price_serverless(serverless, scaling, times)[0] / days
@@ -191,7 +202,31 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     }
     cold = price_serverless(serverless, scaling, 1.0)[1] if serverless else None
     cold_start = _get_cold_start_s(serverless, scaling) if serverless else None
-    return BillingComparison(usd, requests, break_even_requests, cold, cold_start)
+    return BillingComparison(usd, requests, break_even_requests, cold, cold_start, base)
+
+
+def _price_reserved_base(
+    scenario: Scenario, scaling: AutoscalingPlan
+) -> tuple[float, float, int] | None:
+    """Return the USD of all replicas reserved, of the cheapest reserved base, and its replicas.
+
+    The base is paid in every hour at the reserved price, replicas above it for their hours on
+    demand. None without quotes for both tiers, or at a price of the user's own.
+    """
+    gpu = scaling.deployment.gpu
+    prices = (replace(scenario.prices, tier="reserved"), replace(scenario.prices, tier="on_demand"))
+    reserved, on_demand = (look_up_gpu_price(gpu, each) for each in prices)
+    if reserved is None or on_demand is None or reserved.is_user_given:
+        return None
+    replicas, usd_by_base = np.array(scaling.replicas), {}
+    for base in range(max(scaling.replicas) + 1):
+        fixed = (
+            scaling.deployment.with_replicas(base).num_gpus_billed * len(replicas) if base else 0
+        )
+        hours = scaling.compute_billed_gpu_hours(np.maximum(replicas, base))
+        usd_by_base[base] = fixed * reserved.median_usd + (hours - fixed) * on_demand.median_usd
+    cheapest = min(usd_by_base, key=lambda base: usd_by_base[base])
+    return scaling.fixed_gpu_hours * reserved.median_usd, usd_by_base[cheapest], cheapest
 
 
 def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:

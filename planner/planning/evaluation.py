@@ -303,10 +303,14 @@ def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str,
     kwh = (prediction.total_power_w or prediction.gpu_power_w) * (
         (hours.mid if hours else HOURS_PER_MONTH) / 1e3
     )
+    period = "for all of it" if hours else "a month"
     figures = [
         ("W each, mean", prediction.gpu_power_w),
-        ("kWh for all of it" if hours else "kWh a month", kwh),
+        (f"kWh {period}", kwh),
     ]
+    if scenario.grid:
+        label = f"kg CO2e {period} at {scenario.grid}, of the GPUs alone"
+        figures.append((label, kwh * scenario.grid.kg_co2e_per_kwh))
     if joules := prediction.joules_per_output_token:
         figures.append(("J per output token", joules))
     return figures

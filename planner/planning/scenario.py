@@ -23,6 +23,7 @@ from planner.engines.engine import Engine, find_dynamo_release, get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
+from planner.hardware.grids import Grid, get_grid
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, find_seller, look_up_gpu_price
 from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
 from planner.latency.startup_time import validate_storage
@@ -76,6 +77,20 @@ class CandidateGpu:
         return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.machine_sizes[-1:]])
 
 
+PREFILL_ONLY_NOTE = (
+    "With answers of one token only prompts are computed, as for embeddings and reranking; vLLM"
+    " serves embeddings with `--runner pooling`, while `bench.sh` asks for completions of a token."
+)
+
+
+def _explain_slice(gpu: Gpu) -> str:
+    return (
+        f"{gpu.name} is computed from the whole {gpu.slice_of}, as nobody measured a slice; all"
+        f" {gpu.sold_in[0]} slices of a GPU are paid. Set CUDA_VISIBLE_DEVICES to a slice's UUID"
+        " (`nvidia-smi -L`)."
+    )
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A capacity question: a model, candidate GPUs, a workload and SLOs.
@@ -116,6 +131,7 @@ class Scenario:
     other_engines: tuple[Engine, ...]  # also allowed
     output_kinds: tuple[ArtifactKind, ...]  # files to write
     daily_profile: DailyProfile | None = None
+    grid: Grid | None = None  # whose electricity the GPUs draw
     replicas_at_least: int = 1  # in the quietest hour
     open_figure: OpenFigure | None = None  # that the search has to find
     found_figure: OpenFigure | None = None  # that it has found; a limit is that of the first SLO
@@ -131,6 +147,8 @@ class Scenario:
         return (
             *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
             *self.workload.assumptions,
+            *([PREFILL_ONLY_NOTE] if self.workload.output.max_tokens <= 1 else []),
+            *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
             *([self._explain_peak(self.daily_tokens)] if self.daily_tokens else []),
         )
 
@@ -263,6 +281,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
             prices=prices,
+            grid=None if entry.grid is None else get_grid(entry.grid),
             open_figure=entry.open_figure,
             daily_tokens=entry.workload.tokens_per_day,
             other_tenants=convert_gib_to_bytes(
@@ -410,14 +429,23 @@ def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple
 
 
 def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
-    """Parse the allowed engines, NAME or NAME VERSION, with the user's own calibration."""
-    if entry.engine_version and len(entry.engine) > 1:
-        raise PlannerError(
-            f"engine_version: with several engines each has its own, such as {entry.engine[0]}"
-            f" {entry.engine_version}"
-        )
-    names = [name.partition(" ")[::2] for name in entry.engine]
-    engines = [get_engine(name, version.strip() or entry.engine_version) for name, version in names]
+    """Parse the allowed engines, NAME or NAME VERSION, with the user's own calibration.
+
+    `engine_version` is that of the first one without a version that has such a release; the others
+    without one are at the newest known.
+    """
+    pairs = [name.partition(" ")[::2] for name in entry.engine]
+    engines = [get_engine(name, version.strip() or None) for name, version in pairs]
+    unversioned = [i for i, (_, version) in enumerate(pairs) if not version.strip()]
+    refusals = list[PlannerError]()
+    for i in unversioned if entry.engine_version else ():
+        try:
+            engines[i] = get_engine(engines[i].name, entry.engine_version)
+            break
+        except PlannerError as error:
+            refusals.append(error)
+    if refusals and len(refusals) == len(unversioned):
+        raise refusals[0]
     if entry.calibration is None:
         return engines
     path = resolve_existing_path(folder, entry.calibration, "calibration")

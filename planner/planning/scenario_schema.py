@@ -23,6 +23,8 @@ from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
 MAX_GPUS_PER_KIND = 16_384
 """Largest `at_most` of a scenario's GPU."""
+MAX_G_CO2E_PER_KWH = 10_000
+"""Largest `grid` of a scenario; burning lignite causes about 1,000."""
 SettingValue = int | float | bool | str
 ArtifactKind = Literal[
     "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
@@ -73,6 +75,16 @@ def _check_lengths_given(value: object) -> object:
             "lengths", "must be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}"
         )
     return value
+
+
+def _check_grid(grid: object) -> object:
+    """Return a grid unchanged: a country's name, or its g CO2e per kWh."""
+    if grid is None or isinstance(grid, str):
+        return grid
+    if isinstance(grid, int | float) and type(grid) is not bool and 0 < grid <= MAX_G_CO2E_PER_KWH:
+        return grid
+    accepted = f"must be a country or g CO2e per kWh above 0, up to {MAX_G_CO2E_PER_KWH:,}"
+    raise PydanticCustomError("grid", accepted)
 
 
 def _check_rate(rate: float) -> float:
@@ -315,6 +327,7 @@ class ScenarioEntry(StrictEntry):
     replicas_at_least: Annotated[int, Field(ge=1, le=1024)] = 1
     start_up_at_most: PositiveNumber | None = None
     power_at_most: PositiveNumber | None = None
+    grid: Annotated[str | float | None, BeforeValidator(_check_grid)] = None
     other_tenants_gib: NonNegativeNumber = 0.0
     host_memory_gib: NonNegativeNumber = 0.0
     memory_calibration: dict[MemoryTerm, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(

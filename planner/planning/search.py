@@ -49,6 +49,7 @@ from planner.planning.evaluation import (
     evaluate_candidate,
     get_candidate_workload,
 )
+from planner.planning.interruption import Interruption, estimate_interruption
 from planner.planning.prediction import predict
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
@@ -218,6 +219,13 @@ class Plan:
         if self.scenario.daily_profile and not self.chosen.is_simulated:
             return None
         return compare_to_api(self.scenario, self.chosen, self.billing)
+
+    @cached_property
+    def interruption(self) -> Interruption | None:
+        """What an interruption leaves of it; None at other prices than spot, or without a plan."""
+        if self.chosen is None or not self.chosen.is_simulated:
+            return None
+        return estimate_interruption(self.scenario, self.chosen)
 
     def __str__(self) -> str:
         if self.chosen is None:

@@ -9,7 +9,8 @@ from planner.core.units import GIB
 from planner.deploy import build_launches, list_artifact_files
 from planner.deploy.artifacts import BENCHMARK_DIR, list_benchmark_files
 from planner.engines.engine_args import EngineArgs
-from planner.hardware.prices import look_up_gpu_price
+from planner.hardware.grids import JOULES_PER_KWH
+from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS, Performance
 from planner.latency.startup_time import estimate_startup
 from planner.planning.alternatives import explain_alternatives
@@ -61,6 +62,16 @@ def serialize_plan(plan: Plan) -> Fields:
         "day": (
             _serialize_autoscaling(plan.autoscaling, plan.billing)
             if plan.autoscaling and plan.billing
+            else None
+        ),
+        "interruption": (
+            {
+                "replicas": spot.replicas,
+                "replicas_per_machine": spot.replicas_per_machine,
+                "probability_with_one_fewer": round(spot.probability, 4),
+                "spare_replicas_to_add": spot.spares_to_add,
+            }
+            if (spot := plan.interruption)
             else None
         ),
         "max_load": (
@@ -186,6 +197,7 @@ def serialize_candidate(scenario: Scenario, candidate: Candidate) -> Fields:
         "usd_per_mtok_output": _serialize_interval(prediction.usd_per_mtok_output),
         "power_w": _serialize_interval(prediction.total_power_w),
         "joules_per_output_token": _serialize_interval(prediction.joules_per_output_token),
+        "carbon": _serialize_carbon(scenario, prediction),
         "start_up_s": startup.total.as_json_list if startup else None,
     }
     return fields | (
@@ -193,6 +205,22 @@ def serialize_candidate(scenario: Scenario, candidate: Candidate) -> Fields:
         if performance
         else {"predicted": None}
     )
+
+
+def _serialize_carbon(scenario: Scenario, prediction: Prediction) -> Fields | None:
+    """Return the kg CO2e of the GPUs' electricity; None without a grid or a known power."""
+    grid, power_w = scenario.grid, prediction.total_power_w
+    if grid is None or power_w is None:
+        return None
+    month = power_w * (HOURS_PER_MONTH / 1e3 * grid.kg_co2e_per_kwh)
+    joules, million = prediction.joules_per_output_token, 1e6
+    per_mtok = joules and joules * (million / JOULES_PER_KWH * grid.kg_co2e_per_kwh)
+    return {
+        "g_co2e_per_kwh": grid.g_co2e_per_kwh,
+        "source": grid.source,
+        "kg_co2e_per_month": None if scenario.offline else _serialize_interval(month),
+        "kg_co2e_per_mtok_output": _serialize_interval(per_mtok),
+    }
 
 
 def _serialize_pools(prediction: Prediction) -> Fields | None:
@@ -275,6 +303,7 @@ def _serialize_autoscaling(scaling: AutoscalingPlan, billing: BillingComparison)
         "drain_s": scaling.drain_s,
         "starts": scaling.num_starts,
         "usd_per_day": dict(billing.usd),
+        "reserved_replicas": billing.reserved_replicas,
         "cheaper_up_to": [
             {
                 "what": first,

@@ -310,7 +310,9 @@ def infer_deployment(
     total = arguments.get("gpu_total", 0)
     if chip is None:
         near = " or ".join(
-            known.name for known in list_gpus() if abs(known.memory_bytes - total) < 0.02 * total
+            known.name
+            for known in list_gpus()
+            if not known.slice_of and abs(known.memory_bytes - total) < 0.02 * total
         )
         hint = f"; with {total / GIB:.2f} GiB it may be {near}" if near else ""
         raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
