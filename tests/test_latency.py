@@ -215,7 +215,7 @@ def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 8191), st.integers(0, 60), st.integers(1, 60000))
+@given(st.integers(0, 8100), st.integers(0, 60), st.integers(1, 60000))
 def test_no_token_is_free(tokens, decoding, context):
     step = build_target_step_model(deployed("openai/gpt-oss-120b", "H100", tp=2)[0])
     chunk = [(tokens, 0)] if tokens else []
@@ -223,6 +223,17 @@ def test_no_token_is_free(tokens, decoding, context):
     assert step.estimate_step([(tokens + 1, 0)], [context] * decoding).seconds >= cost
     assert step.estimate_step(chunk, [context + 1] * decoding).seconds >= cost
     assert step.estimate_step(chunk, [context] * (decoding + 1)).seconds > cost
+
+
+def test_a_prompt_longer_than_a_step_takes_several() -> None:
+    """8B reads 8,000 tokens of 16 GFLOP each: at L40S's 362 TFLOP/s 0.35 s, however many steps it takes."""
+    for budget in (2048, 8192):
+        deployment, _ = deployed(gpu="L40S", max_num_batched_tokens=budget)
+        step = build_target_step_model(deployment)
+        assert 0.35 < step.estimate_prompt_s(8000) < 0.8
+    small = build_target_step_model(deployed(gpu="L40S", max_num_batched_tokens=2048)[0])
+    with pytest.raises(PlannerError, match="holds 2,048 tokens"):
+        small.estimate_step([(8000, 0)], [])
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 3000))

@@ -69,7 +69,7 @@ def compare_step_speed(
     for name, deployment in cases.items():
         step = build_step_model(deployment)
         seconds[name] = [step.estimate_step([], [context] * batch).seconds for batch in batches]
-        seconds[name].append(step.estimate_step([(prompt, 0)], []).seconds)
+        seconds[name].append(step.estimate_prompt_s(prompt))
     first = next(iter(seconds.values()))
     rows = [
         (name, *(a / b for a, b in zip(first, times, strict=True)))

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from planner.core.errors import PlannerError
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
@@ -187,10 +188,15 @@ class StepModel:
     def estimate_step(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
         """Estimate a step of prompt `chunks` (tokens, context before) and decoding sequences.
 
-        `contexts` are those of the decoding sequences.
+        `contexts` are those of the decoding sequences. Raises `PlannerError` for more tokens than
+        a step holds.
         """
         decoding = len(contexts) * (1 + self.num_draft_tokens)
         count = sum(tokens for tokens, _ in chunks) + decoding
+        if count > self.max_tokens:
+            raise PlannerError(
+                f"a step holds {self.max_tokens:,} tokens (max_num_batched_tokens), not {count:,}"
+            )
         cost = {name: float(np.interp(count, self.grid, part)) for name, part in self.parts.items()}
         cost["prefill attention"] = float(
             sum(self.estimate_prefill_attention_s(*chunk) for chunk in chunks)
@@ -202,6 +208,18 @@ class StepModel:
         cost["per sequence"] = float(self.interpolate_sequences_s(len(chunks) + len(contexts)))
         cost["host"] = self.fixed_s + (self.prefill_step_s if chunks else 0.0)
         return StepCost(cost)
+
+    def estimate_prompt_s(self, tokens: int, context: int = 0) -> float:
+        """Estimate the seconds of a prompt of `tokens` alone, in steps of `max_tokens`.
+
+        `context` tokens before it are cached.
+        """
+        return sum(
+            self.estimate_step(
+                [(min(self.max_tokens, tokens - start), context + start)], []
+            ).seconds
+            for start in range(0, tokens, self.max_tokens)
+        )
 
 
 def count_attention_pairs(
