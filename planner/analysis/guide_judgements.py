@@ -123,7 +123,7 @@ def _compute_decode_s(deployment: Deployment, batch: int, context: int = CONTEXT
 
 
 def _compute_prefill_s(deployment: Deployment, tokens: int, cached: int = 0) -> float:
-    return build_step_model(deployment).estimate_prompt_s(tokens, cached)
+    return float(build_step_model(deployment).estimate_prompt(tokens, cached).seconds)
 
 
 def _compute_saturated_tps(deployment: Deployment, workload: Workload) -> float | None:

@@ -44,13 +44,13 @@ def build_communication_table(
 ) -> pd.DataFrame:
     """Return the time to exchange a layer's results (microseconds), and its part of a step.
 
-    Steps are a decode step of `batch` sequences of `context` tokens, and one prompt of `prompt`
-    tokens alone.
+    Steps are a decode step of `batch` sequences of `context` tokens, and those of one prompt of
+    `prompt` tokens alone.
     """
     rows = []
     for name, deployment in cases.items():
         step = build_step_model(deployment)
-        costs = step.estimate_step([], [context] * batch), step.estimate_step([(prompt, 0)], [])
+        costs = step.estimate_step([], [context] * batch), step.estimate_prompt(prompt)
         links = [cost.seconds_by_part.get("collectives", 0.0) for cost in costs]
         layers = len(deployment.model.architecture.layers)
         row: dict[str, object] = {"GPUs": name}
@@ -69,7 +69,7 @@ def compare_step_speed(
     for name, deployment in cases.items():
         step = build_step_model(deployment)
         seconds[name] = [step.estimate_step([], [context] * batch).seconds for batch in batches]
-        seconds[name].append(step.estimate_prompt_s(prompt))
+        seconds[name].append(step.estimate_prompt(prompt).seconds)
     first = next(iter(seconds.values()))
     rows = [
         (name, *(a / b for a, b in zip(first, times, strict=True)))

@@ -7,6 +7,7 @@ E (1 - (1 - k/E)^T) experts for T tokens.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -209,17 +210,16 @@ class StepModel:
         cost["host"] = self.fixed_s + (self.prefill_step_s if chunks else 0.0)
         return StepCost(cost)
 
-    def estimate_prompt_s(self, tokens: int, context: int = 0) -> float:
-        """Estimate the seconds of a prompt of `tokens` alone, in steps of `max_tokens`.
+    def estimate_prompt(self, tokens: int, context: int = 0) -> StepCost:
+        """Estimate the steps of a prompt of `tokens` alone, each of at most `max_tokens`.
 
         `context` tokens before it are cached.
         """
-        return sum(
-            self.estimate_step(
-                [(min(self.max_tokens, tokens - start), context + start)], []
-            ).seconds
-            for start in range(0, tokens, self.max_tokens)
-        )
+        total = Counter[str]()
+        for start in range(0, tokens, self.max_tokens):
+            chunk = min(self.max_tokens, tokens - start), context + start
+            total.update(self.estimate_step([chunk], []).seconds_by_part)
+        return StepCost(total)
 
 
 def count_attention_pairs(
