@@ -219,7 +219,7 @@ def test_gpus_of_a_generation_inform_each_other() -> None:
         for name in ("H100-SXM", "H200-SXM")
     )
     for name in ("memory", "kv", "gemm_bf16", "attention", "kernel_s"):
-        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=0.27), name
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=0.35), name
 
 
 def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypatch) -> None:
