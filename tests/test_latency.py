@@ -227,7 +227,7 @@ def test_a_prompt_longer_than_a_step_takes_several() -> None:
     for budget in (2048, 8192):
         deployment, _ = deployed(gpu="L40S", max_num_batched_tokens=budget)
         step = build_target_step_model(deployment)
-        assert 0.35 < step.estimate_prompt(8000).seconds < 0.8
+        assert 0.35 < step.estimate_prompt(8000).seconds < 1
     small = build_target_step_model(deployed(gpu="L40S", max_num_batched_tokens=2048)[0])
     with pytest.raises(PlannerError, match="holds 2,048 tokens"):
         small.estimate_step([(8000, 0)], [])
