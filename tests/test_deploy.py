@@ -127,7 +127,7 @@ def test_only_what_an_engine_can_convert_is_converted() -> None:
     assert "--quantization fp8" in str(command(deployment(quantization="fp8")))
     text = str(command(deployment(quantization="awq")))
     assert "--quantization" not in text
-    assert "${MODEL:?name its checkpoint quantised with awq}" in text
+    assert "${MODEL:?name its checkpoint quantized with awq}" in text
 
 
 def test_an_older_version_is_not_given_flags_nobody_checked() -> None:

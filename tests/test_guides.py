@@ -228,3 +228,11 @@ def test_an_unknown_model_is_not_checkable_and_asks_no_network() -> None:
 )
 def test_other_wordings_of_a_claim_are_found_and_not_right(claim: str, name: str) -> None:
     assert judged(claim)[name] != "right"
+
+
+def test_what_no_rule_reads_is_told() -> None:
+    """64 users with 32k tokens of context each take 256 GiB of KV cache: no rule knows the sentence."""
+    unread = "A 24 GB RTX 4090 serves 64 users with 32k tokens of context each."
+    found = check_guide(f"The weights of Llama-3.1-8B in BF16 take about 16 GB. {unread}")
+    assert found.unread == (unread,) and found.verdict == "at_risk" and unread in str(found)
+    assert unread in str(check_guide(unread))

@@ -47,7 +47,7 @@ def test_every_planned_value_arrives(engine: str) -> None:
         ({"revision": "main; id"}, "expected a branch, tag or commit"),
         (
             {"revision": "main", "quantization": "awq"},
-            "revision main is not one of a checkpoint quantised with awq",
+            "revision main is not one of a checkpoint quantized with awq",
         ),
         (
             {"engine": "trtllm", "scheduling_policy": "priority"},

@@ -295,7 +295,7 @@ def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
     assert "--max-model-len 49152 starts" in explain_log_file(log, "H100").suggestions
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 350.00 MiB. GPU 0 has a total "
                    "capacity of 23.68 GiB of which 212.81 MiB is free.\n")  # fmt: skip
-    with pytest.raises(PlannerError, match=r"figures found.*The GPU is full.*quantised weights"):
+    with pytest.raises(PlannerError, match=r"figures found.*The GPU is full.*quantized weights"):
         explain_log_file(log, "RTX-3090")
 
 

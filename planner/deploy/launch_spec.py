@@ -299,10 +299,10 @@ def build_deployment_launch(
     converted = _get_conversion_quantization(deployment)
     weights: str | EnvVariable = get_checkpoint(deployment)
     if converted and converted not in facts.online:
-        weights = EnvVariable("MODEL", f"name its checkpoint quantised with {converted}")
+        weights = EnvVariable("MODEL", f"name its checkpoint quantized with {converted}")
         if revision := deployment.args.revision:
             raise PlannerError(
-                f"revision {revision} is not one of a checkpoint quantised with {converted}"
+                f"revision {revision} is not one of a checkpoint quantized with {converted}"
             )
     online = converted if converted in facts.online else ""
     rendered = _render_engine_template(
@@ -320,8 +320,8 @@ def build_deployment_launch(
         adapters=adapters,
         adapter_list=EnvVariable(
             "ADAPTERS",
-            f"name the adapters ({adapters}) as NAME=PATH, parted by spaces; in a container one, and the"
-            " others as words of their own after it",
+            f"name the adapters ({adapters}) as NAME=PATH, separated by spaces; for a container only the"
+            " first, the others as arguments after it",
             is_list=True,
         ),
         hosts=EnvVariable("HOSTFILE", "a file with the names of the nodes"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.analysis.guide_judgements import GuideVerdict
-from planner.analysis.guide_rules import find_stated_rules, judge_stated
+from planner.analysis.guide_rules import find_stated_rules, judge_stated, split_sentences
 from planner.core.errors import PlannerError
 from planner.core.readers import read_text
 from planner.core.redaction import redact_json, redact_text
@@ -68,6 +68,7 @@ class GuideReport:
 
     findings: tuple[GuideFinding, ...]
     version: str
+    unread: tuple[str, ...] = ()  # sentences with figures that no rule knows
 
     @property
     def verdict(self) -> ReportVerdict:
@@ -75,7 +76,7 @@ class GuideReport:
         verdicts = {finding.verdict for finding in self.findings}
         if verdicts & {"wrong", "outdated"}:
             return "mend"
-        return "ok" if verdicts == {"right"} else "at_risk"
+        return "ok" if verdicts == {"right"} and not self.unread else "at_risk"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -83,23 +84,30 @@ class GuideReport:
             "verdict": self.verdict,
             "engine_version": self.version,
             "findings": [dict(vars(finding)) for finding in self.findings],
+            "unread": list(self.unread),
         }
         return dict(redact_json(report))
 
     def __str__(self) -> str:
-        if not self.findings:
-            return "No command, option or rule that is known was found."
         counts = [
             f"{n} {verdict}"
             for verdict in ORDER
             if (n := sum(finding.verdict == verdict for finding in self.findings))
         ]
-        lines = [f"{', '.join(counts)} (vLLM {self.version})"]
+        lines = [
+            f"{', '.join(counts)} (vLLM {self.version})"
+            if counts
+            else "No command, option or rule that is known was found."
+        ]
         for one in self.findings:
             lines += ["", _show(f"{one.verdict}: {one.finding}")]
             lines += [_show(f"  says: {one.text}", 160)]
             if one.remember and one.verdict != "right":
                 lines += [_show(f"  instead: {one.remember}")]
+        if self.unread:
+            are = f"{len(self.unread)} sentences" if len(self.unread) > 1 else "a sentence"
+            lines += ["", _show(f"not read: {are} with figures that no rule knows, first:")]
+            lines += [_show(f"  says: {self.unread[0]}", 160)]
         return "\n".join(lines)
 
 
@@ -126,7 +134,13 @@ def check_guide(what: str, version: str | None = None) -> GuideReport:
     ]
     unique = {(one.kind, one.name, one.finding): one for one in reversed(found[:MAX_FINDINGS])}
     ranked = sorted(reversed(unique.values()), key=lambda one: ORDER.index(one.verdict))
-    return GuideReport(tuple(ranked), version or newest)
+    read = {one.text for one in found}
+    unread = (
+        sentence
+        for sentence in split_sentences(prose)
+        if re.search(r"\d", sentence) and sentence not in read
+    )
+    return GuideReport(tuple(ranked), version or newest, tuple(dict.fromkeys(unread)))
 
 
 def split_commands(text: str) -> tuple[list[str], str]:

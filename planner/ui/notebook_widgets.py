@@ -156,7 +156,8 @@ def format_value(value: object) -> str:
         return "growing"
     if abs(number) >= 1e5 and number != round(number):
         number = float(f"{number:.4g}")
-    return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.3g}"
+    shown = f"{number:.3g}"
+    return f"{number:,.0f}" if abs(float(shown)) >= 1000 or number == round(number) else shown
 
 
 def _is_numeric(value: object) -> bool:

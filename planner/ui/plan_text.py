@@ -416,6 +416,7 @@ def _list_details(plan: Plan, unlisted: Candidate | None) -> list[tuple[str, str
         "unlisted": unlisted,
         "performance": performance,
         "describe": describe_candidate,
+        "describe_engine": describe_engine,
         "price": lambda candidate: format_price(scenario, candidate),
         "number": format_number,
         "odds": format_probability,
