@@ -338,4 +338,4 @@ def test_one_client_is_served_by_one_replica_and_by_one_rank() -> None:
     assert (
         four / one == pytest.approx(4, rel=0.05) and 157.9 / 54.7 < 4
     )  # the step of one, or longer
-    assert one == pytest.approx(54.7, rel=0.3)
+    assert one == pytest.approx(54.7, rel=0.5)

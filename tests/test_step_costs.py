@@ -29,11 +29,7 @@ from planner.latency.coefficient_lookup import (
     look_up_coefficients,
 )
 from planner.latency.expert_kernels import get_expert_kernel, load_expert_kernels
-from planner.latency.step_model import (
-    _estimate_expert_s,
-    build_target_step_model,
-    estimate_sustained_fraction,
-)
+from planner.latency.step_model import _estimate_expert_s, build_target_step_model
 from planner.latency.step_work import ExpertWork, count_step_work
 from planner.planning.prediction import evaluate
 from planner.workload.length_distribution import LengthDistribution
@@ -219,7 +215,7 @@ def test_gpus_of_a_generation_inform_each_other() -> None:
         for name in ("H100-SXM", "H200-SXM")
     )
     for name in ("memory", "kv", "gemm_bf16", "attention", "kernel_s"):
-        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=0.35), name
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=0.27), name
 
 
 def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypatch) -> None:
@@ -386,26 +382,3 @@ def test_products_do_not_beat_the_peak_whatever_a_fit_says(name: str, served: st
     model, linears = build_target_step_model(found), count_step_work(found).matmuls
     needed = sum(m.flops / found.gpu.peak_flops[m.dtype] for m in linears)
     assert model.parts["dense linears"][-1] > model.grid[-1] * needed
-
-
-@pytest.mark.parametrize(
-    ("gpu", "reference", "measured"),
-    [("L20", 0.62, 0.92), ("B300", 0.69, 0.76), ("MI325X", 0.54, 0.64), ("A40", 0.76, 0.77)],
-)
-def test_a_card_with_more_power_for_its_peak_sustains_more_of_it(
-    gpu: str, reference: float, measured: float
-) -> None:
-    """Large bf16 products, measured on the generation's reference and on another card.
-
-    AIConfigurator 0.12's and Vidur's tables, cuBLAS in LeetCUDA's README, AMD's "Measuring
-    Max-Achievable FLOPs, part 2".
-    """
-    assert reference < estimate_sustained_fraction(reference, get_gpu(gpu)) < 1
-    assert estimate_sustained_fraction(reference, get_gpu(gpu)) == pytest.approx(measured, rel=0.15)
-
-
-def test_a_card_with_less_power_for_the_same_peak_sustains_less() -> None:
-    same, starved = (
-        estimate_sustained_fraction(0.7, get_gpu(name)) for name in ("H200-SXM", "H100-PCIE")
-    )
-    assert same == pytest.approx(0.7) and starved < 0.65

@@ -19,7 +19,6 @@ from planner.core.errors import PlannerError
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
-from planner.hardware.gpus import Gpu, get_gpu
 from planner.latency.coefficient_lookup import CalibrationBasis, get_deployment_coefficients
 from planner.latency.expert_kernels import get_expert_kernel
 from planner.latency.step_work import (
@@ -276,36 +275,6 @@ Ampere, Ada and desktop Blackwell, 0.05 (L40S, RTX PRO 6000). Prefill with expan
 on Blackwell. Others have not been measured.
 """
 
-REFERENCE_GPUS = {
-    "turing": "Quadro-RTX-8000", "ampere": "A100-SXM-80GB", "ada": "L40S", "hopper": "H100-SXM",
-    "blackwell": "B200", "blackwell-desktop": "RTX-PRO-6000", "cdna3": "MI300X", "cdna4": "MI355X",
-}  # fmt: skip
-"""GPU of each generation to which fractions of the peak refer."""
-
-
-@cache
-def _compare_peak_per_watt(gpu: Gpu) -> float:
-    """Return a GPU's peak FLOP/s per watt relative to that of its generation's reference."""
-    reference = get_gpu(REFERENCE_GPUS.get(gpu.kernel_generation, gpu.name))
-    own, of_reference = (each.peak_flops["fp16"] / each.board_limit_w for each in (gpu, reference))
-    return own / of_reference
-
-
-def estimate_sustained_fraction(reached: float, gpu: Gpu) -> float:
-    """Estimate the fraction of its peak that `gpu` sustains where its reference sustains `reached`.
-
-    What a product takes beyond its time at the peak, 1 / reached - 1 of it, is where power or the
-    rest of the chip limits the matrix units. A card whose matrix units are cut keeps both, so this
-    time stays while that at the peak grows: it shrinks with the peak per watt.
-
-    Large bf16 products: 0.62 of the peak on L40S and 0.92 on L20 (here 0.80), 0.69 on B200 and 0.76
-    on B300 (0.71), 0.54 on MI300X and 0.64 on MI325X (0.61). Sources: AIConfigurator 0.12's tables,
-    cuBLAS in LeetCUDA's README, AMD's "Measuring Max-Achievable FLOPs, part 2".
-    """
-    if reached >= 1:
-        return reached
-    return 1 / (1 + (1 / reached - 1) * _compare_peak_per_watt(gpu))
-
 
 def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float, float]:
     generation = deployment.gpu.kernel_generation
@@ -338,7 +307,6 @@ def _estimate_matmul_s(
     reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
     if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
         reached *= c.gemm_widened
-    reached = estimate_sustained_fraction(reached, gpu)
     # the pace scales the whole step, but the rate never exceeds the peak
     rate = gpu.peak_flops[m.dtype] * min(reached, c.pace)
     bandwidth = gpu.memory_bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
@@ -376,7 +344,7 @@ def _estimate_expert_s(
     compute = (
         (rows + touched * kernel.padding)
         * e.flops
-        / (gpu.peak_flops[e.dtype] * estimate_sustained_fraction(kernel.gemm * c.expert_gemm, gpu))
+        / (gpu.peak_flops[e.dtype] * kernel.gemm * c.expert_gemm)
     )
     moved = rows * e.row_bytes * kernel.passes / gpu.memory_bandwidth
     return e.layers * (
@@ -463,13 +431,11 @@ def build_target_step_model(
     prefill: dict[int | None, float] = {}
     for k in w.contexts:
         reached, others = _get_attention_efficiency(k.kind, deployment)
-        multiplied = max(k.decode_flops, queries * k.query_flops) / (
-            peak * estimate_sustained_fraction(reached, gpu)
-        )
+        multiplied = max(k.decode_flops, queries * k.query_flops) / (peak * reached)
         seconds = float(_combine_bounds(np.array(k.bytes / rate), np.array(multiplied)))
         decode[k.window] = decode.get(k.window, 0.0) + seconds
         prefill[k.window] = prefill.get(k.window, 0.0) + k.prefill_flops / (
-            peak * estimate_sustained_fraction(c.attention * others, gpu)
+            peak * c.attention * others
         )
     step = StepModel(
         grid=tokens,
