@@ -236,3 +236,5 @@ def test_what_no_rule_reads_is_told() -> None:
     found = check_guide(f"The weights of Llama-3.1-8B in BF16 take about 16 GB. {unread}")
     assert found.unread == (unread,) and found.verdict == "at_risk" and unread in str(found)
     assert unread in str(check_guide(unread))
+    into_code = "The weights of Llama-3.1-8B in BF16 take about 16 GB, started so:\n```\nls\n```\n"
+    assert check_guide(into_code).verdict == "ok"  # its sentence goes on in the block

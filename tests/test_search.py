@@ -243,7 +243,7 @@ def test_without_a_price_fewer_gpus_are_better() -> None:
     plan = search_deployments(parse_scenario(unpriced, "s"))
     assert plan.chosen and plan.chosen.usd_per_hour is None
     assert plan.chosen.deployment.layout.num_gpus == min(
-        c.deployment.layout.num_gpus for c in plan.candidates if c.is_confident
+        c.deployment.layout.num_gpus for c in plan.candidates if c.is_feasible
     )
     assert "no price is known for RTX-PRO-6000-Max-Q" in plan.notes[0]
     both = search_deployments(

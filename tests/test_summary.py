@@ -13,6 +13,7 @@ from planner.analysis import plan_summary as summary
 from planner.core.number_format import format_number, format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
+from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.evaluation import check_against_slos, simulate_candidate
 from planner.planning.scenario import CandidateGpu, parse_scenario
 from planner.planning.scenario_schema import ApiEntry
@@ -245,7 +246,10 @@ def test_the_memo_of_a_plan_at_risk_names_the_doubt_and_asks_for_a_benchmark() -
     risky = find_plan_at_risk()
     memo = build_memo(risky)
     assert memo.verdict == "At risk" and memo.title.endswith("only after a benchmark")
-    assert "bench.sh" in memo.next_step or "the scripts in `measure/`" in memo.next_step
+    confidence = estimate_choice_confidence(risky)
+    assert confidence and confidence.best_benchmark
+    is_own = confidence.best_benchmark[0] is risky.chosen
+    assert ("`bench.sh`" if is_own else "the scripts in `measure/`") in memo.next_step
 
 
 def test_the_memo_recommends_the_api_where_it_costs_less() -> None:

@@ -58,6 +58,11 @@ class ChoiceConfidence:
         return next(iter(self.benchmark_values), None)
 
     @property
+    def is_cheaper_likely(self) -> bool:
+        """Whether something that costs less would do in most draws."""
+        return self.p_cheaper > 0.5
+
+    @property
     def p_equal_cost(self) -> float:
         """The share in which another plan at the same price does better, or holds where this one does not."""
         return round(1 - self.p_unchanged - self.p_cheaper - self.p_costlier, 6)

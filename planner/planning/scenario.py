@@ -444,8 +444,9 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
             break
         except PlannerError as error:
             refusals.append(error)
-    if refusals and len(refusals) == len(unversioned):
-        raise refusals[0]
+    else:
+        if refusals:
+            raise refusals[0]
     if entry.calibration is None:
         return engines
     path = resolve_existing_path(folder, entry.calibration, "calibration")

@@ -134,7 +134,7 @@ def check_guide(what: str, version: str | None = None) -> GuideReport:
     ]
     unique = {(one.kind, one.name, one.finding): one for one in reversed(found[:MAX_FINDINGS])}
     ranked = sorted(reversed(unique.values()), key=lambda one: ORDER.index(one.verdict))
-    read = {one.text for one in found}
+    read = "\n".join(one.text for one in found)  # a sentence may go on in a block of code
     unread = (
         sentence
         for sentence in split_sentences(prose)

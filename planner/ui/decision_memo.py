@@ -425,9 +425,10 @@ class _MemoWriter:
         )  # fmt: skip
 
     def _describe_other_gpu(self, letter: str, candidate: Candidate, base: float | None) -> Option:
-        cost, performance = self._price(candidate), candidate.prediction.performance
+        usd, performance = self._price(candidate), candidate.prediction.performance
+        is_dearer = usd and base and usd > base and not _is_same_price(usd, base)
         arguments = [
-            (self._compare_cost(candidate, base), not (cost and base) or cost < base * 1.005),
+            (self._compare_cost(candidate, base), not is_dearer),
             (explain_not_allowed(self.scenario, candidate), False),
         ]
         if performance:
@@ -443,7 +444,7 @@ class _MemoWriter:
         usd = self._price(candidate)
         if usd is None or base is None:
             return "another price"
-        if abs(usd / base - 1) < 0.005:
+        if _is_same_price(usd, base):
             return "the same price"
         return f"{format_usd(abs(usd - base))} {self._period} {'more' if usd > base else 'less'}"
 
@@ -513,11 +514,7 @@ class _MemoWriter:
                 else "As fast as predicted"
             )
             return f"{start} {kept}: keep it, it costs less. If not: sign A.{share}"
-        if (
-            self.confidence
-            and best
-            and self.confidence.p_cheaper > max(0.5, self.confidence.p_costlier)
-        ):
+        if self.confidence and best and self.confidence.is_cheaper_likely:
             return (
                 f"{start} Plan again with the result, then sign: something cheaper may do.{share}"
             )
@@ -677,12 +674,16 @@ def _describe_miss(candidate: Candidate) -> str:
     return f"{format_probability(1 - candidate.probability)} risk that a target is missed"
 
 
+def _is_same_price(usd: float, base: float) -> bool:
+    return abs(usd / base - 1) < 0.005
+
+
 def _format_change(usd: float | None, base: float | None) -> str:
     if not usd or not base:
         return EN_DASH
     return (
         "same"
-        if abs(usd / base - 1) < 0.005
+        if _is_same_price(usd, base)
         else f"{usd / base - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
     )
 
