@@ -287,6 +287,10 @@ def test_the_api_beside_a_day_says_what_the_days_bills_say() -> None:
     assert found.api_usd == pytest.approx(billing.usd["API"] * 730.5 / 24)
     turn = billing.break_even_requests["API", "scaled by the hour"]
     assert found.break_even_rps == pytest.approx(turn / 86400)
+    # what the fleet costs in a day, and what it is paid for, give the price of a token
+    per_token = serialize_plan(plan)["usd_per_mtok_output"][0]
+    output_tokens = billing.requests * plan.scenario.workload.output.mean
+    assert per_token == pytest.approx(billing.usd["fixed fleet"] / output_tokens * 1e6, rel=1e-3)
 
 
 def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None:

@@ -33,6 +33,8 @@ from planner.planning.slo import compute_tolerance, get_pessimistic_value
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
+MAX_GROWTH_IN_PERCENT = 2.0
+"""From threefold on, growth is told as a factor."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
 
 
@@ -101,7 +103,7 @@ class GrowthLimit:
         """Format `growth` as a value and a unit: "+6%", from threefold on "3.5 times"."""
         if not self.growth:
             return "None", ""
-        if self.growth < 2:
+        if self.growth < MAX_GROWTH_IN_PERCENT:
             return f"+{self.growth:.0%}", ""
         return format_number(1 + self.growth, 2), "times"
 
@@ -226,8 +228,9 @@ def _describe_expected_growth(scenario: Scenario, found: GrowthLimit) -> str:
 
 
 def _format_growth(growth: float) -> str:
-    """Format growth in percent, from tenfold on as a factor."""
-    return f"{growth:.0%}" if growth < 10 else f"a factor of {format_number(growth + 1, 2)}"
+    if growth < MAX_GROWTH_IN_PERCENT:
+        return f"{growth:.0%}"
+    return f"a factor of {format_number(growth + 1, 2)}"
 
 
 def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:

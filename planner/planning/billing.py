@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.core.intervals import Interval
 from planner.core.number_format import format_usd
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.autoscaling import AutoscalingPlan
@@ -152,6 +153,12 @@ def compare_to_api(
     api_usd = compute_offered_rps(scenario, candidate.prediction) * seconds * usd_per_request
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
     return ApiComparison(own, api_usd, True, load.trace is None, break_even, usable_rps)
+
+
+def price_output_tokens(scenario: Scenario, candidate: Candidate) -> Interval | None:
+    """Return USD per million output tokens of GPUs that stay on: over the day, where one is given."""
+    usd, day = candidate.prediction.usd_per_mtok_output, scenario.daily_profile
+    return usd * (day.num_hours / sum(day.hourly_fractions)) if usd and day else usd
 
 
 def price_api_request(api: ApiEntry, workload: Workload) -> float:

@@ -29,6 +29,7 @@ from planner.core.number_format import (
 from planner.core.units import GIB
 from planner.deploy import build_launches
 from planner.hardware.prices import look_up_gpu_price
+from planner.planning.billing import price_output_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import (
     compute_free_capacity,
@@ -142,7 +143,7 @@ def _list_figures(plan: Plan, estimated: bool) -> dict[str, Any]:
     """List the figures behind the words as numbers, under the names of `plan.json`."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     assert best is not None and performance is not None
-    month, tokens = best.prediction.usd_per_month, best.prediction.usd_per_mtok_output
+    month, tokens = best.prediction.usd_per_month, price_output_tokens(scenario, best)
     capacity = get_capacity_rps(scenario, performance)
     return {
         "verdict": None if estimated else plan.verdict,
@@ -367,13 +368,14 @@ def _build_tiles(
     assert best is not None and performance is not None
     tiles: list[Answer] = []
     usd, month = best.usd_per_hour, best.prediction.usd_per_month
-    if (tokens := best.prediction.usd_per_mtok_output) and plan.chosen:
+    if (tokens := price_output_tokens(scenario, best)) and plan.chosen:
+        when = "over the day, always on" if scenario.daily_profile else "if every hour is as busy"
         tiles.append(
             {
                 "name": "Cost per million output tokens",
                 "value": format_usd(tokens.mid),
                 "unit": "",
-                "note": "if every hour is as busy" if not scenario.offline else "",
+                "note": "" if scenario.offline else when,
             }
         )
     if capacity := get_capacity_rps(scenario, performance):

@@ -23,11 +23,12 @@ from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
 from planner.deploy import build_launches
 from planner.deploy.artifacts import explain_unsupported_artifacts, list_benchmark_files
-from planner.hardware.prices import look_up_gpu_price
+from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.memory.memory_plan import explain_memory_utilization
 from planner.models.registry import load_model
 from planner.planning.alternatives import Alternative, explain_alternatives, explain_rank
+from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, price_output_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
 from planner.planning.disaggregated import estimate_kv_transfer
@@ -115,6 +116,7 @@ def _format_summary(
         "odds": format_probability,
         "likely": format_odds,
         "hourly": _format_hourly_price(best) if best else "",
+        "per_token": best and price_output_tokens(scenario, best),
         "adapters": describe_adapters(scenario, best) if best else "",
         "day": _describe_day(plan),
         "traffic": describe_traffic(plan),
@@ -129,10 +131,14 @@ def _format_summary(
     head, tail = _format_blocks(values, style)
     num_hidden = 2 + len(rows) + len(head) + len(tail) - MAX_SUMMARY_LINES
     if num_hidden > 0:
-        shown = sorted(rows, key=lambda row: -row.use.mid)[: max(len(rows) - num_hidden, 2)]
+        ordered = sorted(rows, key=lambda row: (row.target is None, -row.use.mid))
+        num_targets = sum(row.target is not None for row in rows)  # each was asked for
+        shown = ordered[: max(len(rows) - num_hidden, num_targets, 2)]
         hidden, rows = [row for row in rows if row not in shown], [r for r in rows if r in shown]
         if hidden:
-            values["hidden_rows"] = f" ({len(hidden)} more limits, {_join_statuses(hidden)})"
+            values["hidden_rows"] = (
+                f" ({len(hidden)} more limit{'s' * (len(hidden) > 1)}, {_join_statuses(hidden)})"
+            )
         if len(hidden) < num_hidden:
             values["hourly"] = str(values["hourly"]).partition(" (")[0]  # without the providers'
         head, tail = _format_blocks(values, style)
@@ -251,8 +257,12 @@ def _describe_day(plan: Plan) -> str:
     missed = f"; {len(day.violated_hours)} hours may miss a target" if day.violated_hours else ""
     if fewest == most:
         return f"{most} replica{'s' * (most > 1)} in every hour: scaling saves nothing{missed}"
-    usd = billing.usd.get("scaled by the hour")
-    cost = f", {format_usd(usd * 365.25 / 12)}/month" if usd else ""
+    cost = ""
+    if (usd := billing.usd.get(BILLING_AUTOSCALED)) and plan.best:
+        cost = f", {format_usd(usd * HOURS_PER_MONTH / 24)}/month"
+        if per_token := price_output_tokens(plan.scenario, plan.best):
+            scaled = per_token.mid * usd / billing.usd[BILLING_FIXED]
+            cost += f", {format_usd(scaled)} per M output tokens"
     return f"{fewest}-{most} replicas by the hour save {day.saved_fraction:.0%}{cost}{missed}"
 
 
@@ -514,8 +524,8 @@ def _explain_alternative(plan: Plan, other: Alternative) -> str:
     name, price = describe_candidate(candidate), format_price(scenario, candidate)
     if candidate.usd_per_hour is None and chosen.usd_per_hour is not None:
         return "no price known, so ranked last"
-    if candidate.cost_key[1] > chosen.cost_key[1] * (1 + 1e-6):
-        times = candidate.cost_key[1] / chosen.cost_key[1]
+    if candidate.price_key[1] > chosen.price_key[1] * (1 + 1e-6):
+        times = candidate.price_key[1] / chosen.price_key[1]
         return f"{format_number(times, 2)} times the price ({price} for the smallest, {name})"
     if candidate.is_confident:
         odds, reason = format_odds(candidate), explain_rank(candidate, chosen)
