@@ -82,6 +82,8 @@ def test_a_tensor_parallel_group_stays_within_a_node() -> None:
         deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, pp=3, engine_version="0.20.2")
     )
     assert (found.nodes, found.gpus) == (3, 4) and "--nnodes 3" in found.shell_line
+    first, others = found.shell_lines.values()
+    assert first == found.shell_line and others == f"{first} --headless"
 
 
 def test_sglang_counts_all_gpus_of_a_stage() -> None:

@@ -215,6 +215,15 @@ class LaunchSpec:
         ]
         return " ".join([*before, *map(format_for_shell, self.arguments)])
 
+    @property
+    def shell_lines(self) -> dict[str, str]:
+        """`shell_line` by where it is run: the pool, and the first node and the others if they differ."""
+        if not self.worker_arguments:
+            return {self.role: self.shell_line}
+        pool = f"{self.role}, " if self.role else ""
+        others = " ".join([self.shell_line, *self.worker_arguments])
+        return {f"{pool}first node": self.shell_line, f"{pool}other nodes": others}
+
     def __str__(self) -> str:
         return " \\\n  ".join(
             [" ".join(map(format_for_shell, self.program)), *map(str, self.flags)]

@@ -32,7 +32,7 @@ MAX_COSTLIER_CANDIDATES = 30
 """Candidates that cost more than the chosen one, at most."""
 MIN_REPORTED_PROBABILITY = 0.005
 """What happens in fewer draws is not worth a run."""
-MIN_BENCHMARK_ADVANTAGE = 0.01
+MIN_BENCHMARK_ADVANTAGE = 0.05
 """A benchmark of another plan must change the choice in so much more of the draws to come before the plan's own."""
 MAX_BENCHMARKS = 6
 """Benchmarks that are asked about: of the chosen plan, and of those that are chosen instead most often."""

@@ -127,8 +127,9 @@ def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
         "memory": _build_memory(best),
         "commands": (
             [
-                {"role": launch.role, "text": launch.shell_line}
+                {"role": where, "text": line}
                 for launch in build_launches(best.prediction)
+                for where, line in launch.shell_lines.items()
             ]
             if answers
             else []
