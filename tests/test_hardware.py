@@ -296,3 +296,10 @@ def test_a_slice_is_as_uncertain_as_a_gpu_that_nobody_measured() -> None:
         return get_deployment_coefficients(deploy_on("Qwen/Qwen3-8B", gpu)).sigma_tpot
 
     assert width("H100-SXM-MIG-3g.40gb") == width("H100-SXM-64GB") > width("H100-SXM")
+
+
+def test_cards_for_games_are_told_from_those_for_workstations() -> None:
+    """NVIDIA's names: GeForce RTX 20 to 50 are sold for games; RTX A, Ada and PRO are not."""
+    geforce = {gpu.name for gpu in list_gpus() if gpu.is_geforce}
+    assert {"RTX-2080-Ti", "RTX-3090", "RTX-4090", "RTX-5090"} <= geforce
+    assert not {"RTX-A6000", "RTX-6000-Ada", "RTX-4000-Ada", "RTX-PRO-6000", "L40S"} & geforce

@@ -369,5 +369,7 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
             "price",
             f"providers ask ${format_ends(usd, ' to $')} an hour",
         )
+    if deployment.gpu.is_geforce:
+        yield 1.0, "license", "NVIDIA does not license the GeForce driver for data centers"
     if any(pool.num_replicas == 1 for pool in best.prediction.pools):
         yield 0.9, "replica", "a restart or a lost GPU stops the service"

@@ -23,6 +23,7 @@ class _GpuChip(StrictEntry):
     power_w: PositiveFloat
     multiprocessors: PositiveInt | None = None
     clock_ghz: PositiveFloat | None = None
+    geforce: bool = False
 
 
 class _GpuMemory(StrictEntry):
@@ -116,6 +117,7 @@ class Gpu:
     supported: Mapping[str, tuple[Version, Version | None]] = field(hash=False)
     sold_in: tuple[int, ...]  # GPUs of rentable machines; empty: any number
     slice_of: str | None = None  # the GPU of which it is a MIG slice
+    is_geforce: bool = False  # a card for games
 
     @property
     def kernel_generation(self) -> str:
@@ -160,7 +162,8 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
     return Gpu(
         name=name,
         aliases=entry.aliases,
-        **chip.model_dump(exclude={"power_w", "clock_ghz"}),
+        **chip.model_dump(exclude={"power_w", "clock_ghz", "geforce"}),
+        is_geforce=chip.geforce,
         boost_clock_hz=chip.clock_ghz and chip.clock_ghz * 1e9,
         memory_bytes=round(memory.gib * GIB),
         memory_basis=memory.basis,
