@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pandas as pd
 
@@ -18,7 +19,7 @@ from planner.engines.engine_args import resolve_engine_args
 from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
-from planner.planning.evaluation import evaluate_candidates
+from planner.planning.evaluation import evaluate_candidate, evaluate_candidates, simulate_candidate
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, search_deployments
 from planner.workload.length_distribution import LengthDistribution
@@ -33,6 +34,8 @@ MEASURE_LABELS = {
     "cost": "USD per million output tokens, when full",
 }
 PLAN_LABEL = "the plan"
+PAIR_SLOTS, PAIR_BUDGETS_TOKENS = (1, 2, 4, 8), (512, 1024, 2048, 4096, 8192)
+"""Slots per sequence that decodes, and tokens of a step, whose pairs are replayed."""
 
 
 def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
@@ -56,6 +59,25 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
         {"knob": name, "setting": setting, **measure_candidate(scenario, candidate)}
         for (name, setting, _), candidate in zip(settings, candidates, strict=True)
     ]
+    return pd.DataFrame(rows)
+
+
+def sweep_knob_pair(scenario: Scenario, best: Candidate) -> pd.DataFrame:
+    """Return how likely every target is met, replayed, by max_num_seqs and max_num_batched_tokens.
+
+    Slots are multiples of the sequences that decode at once on average. Columns: both arguments, and
+    "probability". Pairs with which the engine does not start are left out.
+    """
+    performance = best.prediction.performance
+    assert performance is not None
+    rows, running = [], max(1, round(performance.decode_batch))
+    for slots, budget in product([m * running for m in PAIR_SLOTS], PAIR_BUDGETS_TOKENS):
+        pair = {"max_num_seqs": slots, "max_num_batched_tokens": budget}
+        with suppress(PlannerError):
+            deployment = best.deployment.with_args(**pair)
+            tried = evaluate_candidate(scenario, deployment, deployment.layout.replicas)
+            if tried.prediction.can_start:
+                rows.append(pair | {"probability": simulate_candidate(scenario, tried).probability})
     return pd.DataFrame(rows)
 
 
