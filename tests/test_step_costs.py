@@ -382,3 +382,15 @@ def test_products_do_not_beat_the_peak_whatever_a_fit_says(name: str, served: st
     model, linears = build_target_step_model(found), count_step_work(found).matmuls
     needed = sum(m.flops / found.gpu.peak_flops[m.dtype] for m in linears)
     assert model.parts["dense linears"][-1] > model.grid[-1] * needed
+
+
+def test_a_cut_card_that_nobody_measured_reaches_more_of_its_peak() -> None:
+    """An L20 reaches 0.92 of its BF16 peak in large products, an L40S 0.62: the H20 is cut further, at H100's power."""
+    engine = get_engine("sglang")
+    h20, l20, l40s, pcie = (
+        look_up_coefficients(get_gpu(name), engine, "llama", "none").coefficients
+        for name in ("H20", "L20", "L40S", "H100-PCIE")
+    )
+    h100 = look_up_coefficients(get_gpu("H100-SXM"), engine, "llama", "none").coefficients
+    assert l40s.gemm_bf16 < l20.gemm_bf16 < 1 and h100.gemm_bf16 < h20.gemm_bf16 < 1
+    assert pcie.gemm_bf16 < h20.gemm_bf16  # less power for its peak than H100 SXM

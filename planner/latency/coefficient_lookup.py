@@ -35,6 +35,13 @@ from planner.models.registry import Model
 CalibrationBasis = Literal["measured", "model-transfer", "gpu-transfer", "prior"]
 NOVELTY_KINDS = ("pair", "model", "gpu", "format", "version")
 """What may be new about a deployment, apart from its load."""
+REFERENCE_GPUS = {
+    "turing": "Quadro-RTX-8000", "ampere": "A100-SXM-80GB", "ada": "L40S", "hopper": "H100-SXM",
+    "blackwell": "B200", "blackwell-desktop": "RTX-PRO-6000", "cdna3": "MI300X", "cdna4": "MI355X",
+}  # fmt: skip
+"""A GPU of each generation whose peaks and power limit go together as the fitted fractions assume."""
+PEAK_COEFFICIENTS = ("gemm_bf16", "gemm_fp8", "gemm_fp4", "expert_gemm", "attention")
+"""Fractions of a matrix peak."""
 RELEASE_BOUNDARIES = {
     "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0", "0.21.0"),
     "sglang": ("0.5.6", "0.5.9", "0.5.12"),
@@ -182,6 +189,8 @@ def look_up_coefficients(
     generation = next(
         (e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None
     )
+    if not of_gpu:
+        values |= _raise_shares_of_cut_gpu(gpu, values)
     is_known = {
         "pair": bool(measured),
         "model": any(effect.model == model_type for effect in catalog.effects.values()),
@@ -237,6 +246,23 @@ def look_up_coefficients(
     return (
         coefficients if user is None else _apply_user_measurements(coefficients, user, model_type)
     )
+
+
+def _raise_shares_of_cut_gpu(gpu: Gpu, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the coefficients that rise where a GPU that nobody measured has more power for its peak.
+
+    At a share f of the peak a product takes 1 of its time to compute, and 1/f - 1 more for want of
+    power. A card that is cut to q of its generation's peak per watt waits less: f' = 1 / (1 + (1/f - 1) q).
+    Large BF16 products: L40S reaches 0.62 of its peak, L20 (q 0.42) 0.92, the law 0.80; MI300X 0.54, MI325X
+    (0.75) 0.64, 0.61. With less power for the peak than the reference, clocks fall, which costs less speed
+    than power: nothing changes.
+    """
+    name = REFERENCE_GPUS.get(gpu.kernel_generation)
+    if name is None:
+        return {}
+    peaks_per_watt = [each.peak_flops["fp16"] / each.board_limit_w for each in (gpu, get_gpu(name))]
+    q, reached = min(peaks_per_watt[0] / peaks_per_watt[1], 1.0), min(values["gemm_bf16"], 1.0)
+    return {each: values[each] / (reached + (1 - reached) * q) for each in PEAK_COEFFICIENTS}
 
 
 MIN_CURVES_PER_PAIR = 10
