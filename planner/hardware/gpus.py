@@ -120,6 +120,11 @@ class Gpu:
     is_geforce: bool = False  # a card for games
 
     @property
+    def mig_profile(self) -> str:
+        """The profile of a MIG slice: "2g.20gb"; empty for a whole GPU."""
+        return self.name.removeprefix(f"{self.slice_of}-MIG-") if self.slice_of else ""
+
+    @property
     def kernel_generation(self) -> str:
         """The architecture, with desktop Blackwell apart, whose kernels differ."""
         family = self.architecture.removesuffix("-ultra")
