@@ -354,8 +354,13 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
             "reuse",
             f"{hits:.0%} of all prompt tokens are found in the cache",
         )
-    if workload.assumptions:
-        yield 1.5, "lengths", workload.assumptions[0]
+    lengths = {"prompt": workload.prompt, "answer": workload.output}
+    if assumed := [
+        f"one {name} in twenty is taken to have over {each.p95:,.0f} tokens"
+        for name, each in lengths.items()
+        if each.spread_source
+    ]:
+        yield 1.5, "lengths", assumed[0]
     elif workload.trace is None:
         spread = workload.compute_total_tokens_quantile(0.99) / max(
             workload.compute_total_tokens_quantile(0.5), 1.0

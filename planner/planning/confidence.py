@@ -35,7 +35,7 @@ MIN_REPORTED_PROBABILITY = 0.005
 MIN_BENCHMARK_ADVANTAGE = 0.05
 """A benchmark of another plan must change the choice in so much more of the draws to come before the plan's own."""
 MAX_BENCHMARKS = 6
-"""Benchmarks that are asked about: of the chosen plan, and of those that are chosen instead most often."""
+"""Benchmarks that are asked about: of the plan, and of those that cost no more and are chosen instead most often."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         [sum(math.sqrt(share) * errors[name] for name, share in each.items()) for each in shares]
     )
     winners, own = rivals.choose(z), candidates.index(chosen)
-    bills = [(c.cost_key[0], round(c.cost_key[1], 6)) for c in candidates]
+    bills = [(c.price_key[0], round(c.price_key[1], 6)) for c in candidates]
     more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
     won = Counter(winners.tolist())
     instead = [
@@ -139,7 +139,10 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         ),
         likeliest_cheaper=next(cheaper, None),
         benchmark_values=_rank_benchmarks(
-            rivals, [own, *(k for k, _ in instead)][:MAX_BENCHMARKS], shares, z
+            rivals,
+            [own, *(k for k, _ in instead if bills[k] <= bills[own])][:MAX_BENCHMARKS],
+            shares,
+            z,
         ),
     )
 
@@ -149,7 +152,7 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     kept: dict[object, Candidate] = {chosen.placement_key: chosen}
     drawn = {*(target.name for target in plan.scenario.slo_targets), "capacity", "rate"}
     dearer = 0
-    for candidate in sorted(plan.candidates, key=attrgetter("cost_key")):
+    for candidate in sorted(plan.candidates, key=attrgetter("price_key")):
         if dearer >= MAX_COSTLIER_CANDIDATES:
             break
         if candidate.placement_key in kept or not drawn.issuperset(candidate.violated_constraints):
@@ -157,11 +160,11 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
         if candidate.tolerance_sigmas < -MAX_DRAW_SIGMA:
             continue
         kept[candidate.placement_key] = candidate
-        dearer += candidate.cost_key > chosen.cost_key
+        dearer += candidate.price_key > chosen.price_key
         if dearer and candidate.tolerance_sigmas >= MAX_DRAW_SIGMA:
             break
     ordered = sorted(
-        kept.values(), key=lambda each: (each.cost_key, each is not chosen, each.rank_key)
+        kept.values(), key=lambda each: (each.price_key, each is not chosen, each.rank_key)
     )
     tolerances = [
         math.inf if each.tolerance_sigmas >= MAX_TOLERANCE_SIGMAS else each.tolerance_sigmas

@@ -501,7 +501,11 @@ class _MemoWriter:
             usd /= measured.deployment.layout.replicas
         cost = f" ({format_usd(usd * 24)})" if usd is not None else ""
         own = measured is self.chosen
-        share = f" The result changes the choice in {best[1]:.0%} of cases." if best else ""
+        share = (
+            f" The result changes the choice in {format_probability(best[1])} of cases."
+            if best
+            else ""
+        )
         files = "`serve.sh`, then `bench.sh`" if own else "the scripts in `measure/`"
         extent = "one replica of A" if measured.deployment.layout.replicas > 1 else "the GPUs of A"
         start = f"Rent {extent} for a day{cost} and run {files}."
@@ -514,7 +518,7 @@ class _MemoWriter:
                 if self.target
                 else "As fast as predicted"
             )
-            return f"{start} {kept}: keep it, it costs less. If not: sign A.{share}"
+            return f"{start} {kept}: keep it, it costs less. If not: plan again with the result.{share}"
         if self.confidence and best and self.confidence.is_cheaper_likely:
             return (
                 f"{start} Plan again with the result, then sign: something cheaper may do.{share}"
