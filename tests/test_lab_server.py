@@ -2,14 +2,20 @@
 
 import json
 import re
+import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
+from lab_answers import serving
 
 from planner.core.errors import PlannerError
 from planner.ui import lab_server
 from planner.ui.cli import main
-from planner.ui.lab_server import build_extension, copy_notebooks, read_code
+from planner.ui.lab_server import CONTENT_POLICY, build_extension, copy_notebooks, read_code
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_script_holds_the_code_of_every_shipped_notebook(tmp_path):
@@ -90,7 +96,7 @@ def test_a_file_in_the_way_is_named(tmp_path):
 def test_other_options_reach_jupyterlab(words, folder, options, monkeypatch, tmp_path, capsys):
     given = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("jupyterlab.labapp.main", given.extend)
+    monkeypatch.setattr("jupyterlab.labapp.LabApp.launch_instance", given.extend)
     assert main(["lab", *words]) == 0
     assert given[0] == f"--ServerApp.root_dir={tmp_path / folder}"
     assert given[3:] == options
@@ -98,8 +104,24 @@ def test_other_options_reach_jupyterlab(words, folder, options, monkeypatch, tmp
     assert capsys.readouterr().out == f"planner: notebooks in {folder}\n"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ([], CONTENT_POLICY),
+        (["--ServerApp.tornado_settings={'headers': {'Content-Security-Policy': 'own'}}"], "own"),
+    ],
+)
+def test_a_users_own_content_policy_replaces_ours(options, policy, tmp_path):
+    with (
+        serving([sys.executable, "-m", "planner", "lab", str(tmp_path), *options], ROOT) as address,
+        urllib.request.urlopen(f"{address}/tree/start.ipynb", timeout=20) as page,
+    ):
+        assert page.headers["Content-Security-Policy"] == policy
+
+
 def test_what_is_kept_is_said_in_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("jupyterlab.labapp.main", list)
+    monkeypatch.setattr("jupyterlab.labapp.LabApp.launch_instance", list)
     (tmp_path / "start.ipynb").write_text("{}")
     assert main(["lab", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from planner.core.errors import PlannerError
 from planner.core.files import ensure_folder, replace_atomically
@@ -26,6 +27,15 @@ SHIPPED_LINE = "const SHIPPED = [];"
 MADE_BY_USE = (".yaml", ".json")
 """Suffixes of files that the cockpit writes beside the notebooks of a checkout."""
 LISTED_FILES_MAX = 5
+CONTENT_POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:;"
+    " connect-src 'self' data: blob: ws: wss:; form-action 'self'; frame-ancestors 'self'"
+)
+"""What the browser may load: from this server only, so that a stranger's notebook fetches no picture.
+
+JupyterLab needs scripts in its page, and anywidget `blob:`. Not every browser counts a WebSocket of
+this server as `'self'`.
+"""
 
 
 def open_lab(place: Path, options: Sequence[str] = ()) -> None:
@@ -33,7 +43,19 @@ def open_lab(place: Path, options: Sequence[str] = ()) -> None:
 
     Notebooks that are missing there are copied first. `options` are JupyterLab's own.
     """
-    from jupyterlab.labapp import main
+    from jupyterlab.labapp import LabApp
+
+    class Lab(LabApp):
+        """JupyterLab with a content policy, which the user's own `tornado_settings` replace."""
+
+        @classmethod
+        def get_extension_package(cls) -> str:
+            return "jupyterlab"
+
+        @classmethod
+        def make_serverapp(cls, **settings: Any) -> Any:
+            headers = {"Content-Security-Policy": CONTENT_POLICY}
+            return super().make_serverapp(tornado_settings={"headers": headers}, **settings)
 
     if kept := copy_notebooks(place):
         more = f" and {len(kept) - LISTED_FILES_MAX} more" if len(kept) > LISTED_FILES_MAX else ""
@@ -47,7 +69,7 @@ def open_lab(place: Path, options: Sequence[str] = ()) -> None:
         prefix="headroom-lab-", ignore_cleanup_errors=True
     ) as extensions:
         build_extension(Path(extensions))
-        main(
+        Lab.launch_instance(
             [
                 f"--ServerApp.root_dir={place.resolve()}",
                 f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}",
