@@ -1,4 +1,4 @@
-"""A real JupyterLab in a real browser, for the browser test and for pictures to look at.
+"""A real JupyterLab or Notebook 7 in a real browser, for the browser test and for pictures to look at.
 
 Run as a script it saves a picture of every notebook, light and dark: `python tests/lab.py FOLDER
 [NOTEBOOK ...]`.
@@ -14,6 +14,7 @@ from pathlib import Path
 from lab_answers import serving
 from playwright.sync_api import Page, sync_playwright
 
+from planner.ui.lab_server import copy_notebooks
 from planner.ui.notebook_files import list_chapter_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +43,14 @@ def jupyterlab(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
+def notebook7(folder: Path) -> Iterator[str]:
+    """A server over `folder` as a user of Jupyter Notebook 7 starts it, who has the notebooks there."""
+    copy_notebooks(folder)
+    with serving([sys.executable, "-m", "notebook", str(folder)], ROOT) as address:
+        yield address.removesuffix("/lab")
+
+
+@contextmanager
 def browser(width: int = 1250, height: int = 1000) -> Iterator[Page]:
     """A page in the system's Chromium."""
     with sync_playwright() as playwright:
@@ -59,10 +68,10 @@ def run_notebook(page: Page, address: str, notebook: str) -> None:
     page.goto(f"{address}/tree/{notebook}?reset")
     idle = f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'"
     page.wait_for_function(idle, timeout=90_000)
-    if notebook not in (
+    if "/lab/" not in page.url or notebook not in (
         "start.ipynb",
         *(chapter.name for chapter in list_chapter_notebooks()),
-    ):  # those run by themselves
+    ):  # those run by themselves in JupyterLab
         page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
     done = f"{CODE}.every(cell => cell.model.executionCount) && {idle}"
     page.wait_for_function(f"({done}) || {FAILED}", timeout=300_000)

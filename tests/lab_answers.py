@@ -83,6 +83,8 @@ def _configure(home: Path, port: int) -> None:
     }
     (home / "jupyter_server_config.json").write_text(json.dumps(server))
     (home / "jupyter_lab_config.json").write_text(json.dumps(server | lab))
+    notebook = {"JupyterNotebookApp": {"expose_app_in_browser": True}}
+    (home / "jupyter_notebook_config.json").write_text(json.dumps(server | notebook))
     for name, values in SETTINGS.items():
         path = home / "user-settings" / name
         path.parent.mkdir(parents=True)

@@ -1,13 +1,16 @@
-"""A reader moves controls in a real JupyterLab and sees what they change."""
+"""A reader moves controls in a real JupyterLab and sees what they change; a stranger's text does nothing."""
 
+import importlib.util
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
-from lab import CODE, PANEL, browser, chromium, jupyterlab, run_notebook
+from lab import CODE, PANEL, browser, chromium, jupyterlab, notebook7, run_notebook
 from playwright.sync_api import Page
 
 from planner.planning.scenario import load_scenario
@@ -22,6 +25,13 @@ pytestmark = [
     ),
 ]
 
+IN_NOTEBOOK_7 = pytest.mark.skipif(
+    importlib.util.find_spec("notebook") is None, reason="Jupyter Notebook 7 is not installed"
+)
+EITHER = pytest.mark.parametrize(
+    "application", [jupyterlab, pytest.param(notebook7, marks=IN_NOTEBOOK_7)]
+)
+
 
 def test_a_slider_redraws_its_chart(tmp_path):
     shutil.copy(NOTEBOOK_DIR / "2-vram.ipynb", tmp_path)
@@ -29,26 +39,46 @@ def test_a_slider_redraws_its_chart(tmp_path):
         requests: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
         run_notebook(page, address, "2-vram.ipynb")
-        chart = page.locator(".widget-html svg").first
-        before = chart.inner_html()
-        page.locator(".widget-slider .noUi-handle").first.focus()
-        page.keyboard.press("PageDown")
-        page.wait_for_function(
-            "before => document.querySelector('.widget-html svg').innerHTML !== before",
-            arg=before,
-            timeout=15_000,
-        )
+        _move_slider(page)
         page.get_by_role(
             "button", name="Carry on with this"
         ).first.click()  # the whole chapter runs again
         page.get_by_role("button", name="Back to the plan").wait_for(timeout=60_000)
         assert "Error" not in page.locator(".jp-OutputArea").all_inner_texts()
-        elsewhere = [
-            url
-            for url in requests
-            if not url.startswith((address.removesuffix("/lab"), "data:", "blob:"))
-        ]
-        assert elsewhere == []  # works with no network
+        assert _find_elsewhere(requests, address) == []  # works with no network
+
+
+def _move_slider(page: Page) -> None:
+    """Move the first slider; returns when its chart is another."""
+    before = page.locator(".widget-html svg").first.inner_html()
+    page.locator(".widget-slider .noUi-handle").first.focus()
+    page.keyboard.press("PageDown")
+    page.wait_for_function(
+        "before => document.querySelector('.widget-html svg').innerHTML !== before",
+        arg=before,
+        timeout=15_000,
+    )
+
+
+def _find_elsewhere(requests: list[str], address: str) -> list[str]:
+    """Find the requests to other servers than that of `address`."""
+    ours = (address.removesuffix("/lab"), "data:", "blob:")
+    return [url for url in requests if not url.startswith(ours)]
+
+
+@IN_NOTEBOOK_7
+def test_the_notebooks_run_in_notebook_7(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    with notebook7(tmp_path) as address, browser(width=1440) as page:
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        run_notebook(page, address, "start.ipynb")
+        _wait_for(page, ".meta", "simulated")
+        _type(page, "Model", "Qwen/Qwen3-8B")
+        _wait_for(page, ".head", "1 \N{MULTIPLICATION SIGN} H100-SXM")
+        run_notebook(page, address, "2-vram.ipynb")
+        _move_slider(page)
+        assert _find_elsewhere(requests, address) == []
 
 
 def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
@@ -149,6 +179,20 @@ EVIL = (
     "<style>@import 'URL/style';</style><a href='javascript:void(window.ran=1)'>a link</a>"
 )
 """What would run or fetch."""
+PICTURES = (
+    "<img src='URL/img'><video src='URL/video' poster='URL/poster'></video><audio src='URL/audio'></audio>"
+    "<p style='background: url(URL/background)'>a</p>\n\n![a](URL/markdown)\n\n"
+)
+"""What JupyterLab shows of anybody: only the server's policy forbids to fetch it."""
+CHART = {
+    "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+    "data": {"url": "URL/data.json"},
+    "layer": [
+        {"mark": "point"},
+        {"data": {"values": [{}]}, "mark": {"type": "image", "url": "URL/mark", "width": 9}},
+    ],
+}
+"""A chart that JupyterLab draws of anybody's data."""
 QUIET_MS = 2_000
 """How long a notebook is watched that nothing may run in."""
 
@@ -177,7 +221,8 @@ def _stranger(cells: list[dict], marker: Path) -> dict:
     }
 
 
-def test_a_strangers_notebook_does_not_run_by_itself(tmp_path):
+@EITHER
+def test_a_strangers_notebook_does_not_run_by_itself(application, tmp_path):
     """Neither under a name of ours, nor with our code beside its own, nor by a click on what it shows."""
     ran = tmp_path / "ran"
     genuine = json.loads((NOTEBOOK_DIR / "start.ipynb").read_text(encoding="utf-8"))["cells"]
@@ -185,7 +230,7 @@ def test_a_strangers_notebook_does_not_run_by_itself(tmp_path):
     (tmp_path / "theirs").mkdir()
     for name, cells in strangers.items():
         (tmp_path / name).write_text(json.dumps(_stranger(cells, ran)), encoding="utf-8")
-    with jupyterlab(tmp_path) as address, browser() as page:
+    with application(tmp_path) as address, browser() as page:
         for name in strangers:
             page.goto(f"{address}/tree/{name}?reset")
             page.wait_for_function(
@@ -197,11 +242,12 @@ def test_a_strangers_notebook_does_not_run_by_itself(tmp_path):
                 page.wait_for_timeout(QUIET_MS)
                 assert not ran.exists(), (name, place)
             assert page.evaluate(f"{CODE}.every(cell => !cell.model.executionCount)"), name
-        run_notebook(page, address, "1-framework.ipynb")  # a genuine one beside them runs by itself
+        run_notebook(page, address, "1-framework.ipynb")  # a genuine one beside them runs
 
 
-def test_what_a_strangers_notebook_shows_runs_and_fetches_nothing(tmp_path):
-    """Neither its prose nor its outputs, without a click or by one on a link."""
+@contextmanager
+def _listen() -> Iterator[tuple[str, list[str]]]:
+    """The address of a stranger's server, and the paths that were fetched from it."""
     fetched: list[str] = []
 
     class Listener(BaseHTTPRequestHandler):
@@ -210,13 +256,26 @@ def test_what_a_strangers_notebook_shows_runs_and_fetches_nothing(tmp_path):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as listener:
         Thread(target=listener.serve_forever, daemon=True).start()
-        port = listener.server_address[1]
-        evil = RUNS_ALL + EVIL.replace("URL", f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{listener.server_address[1]}", fetched
+        listener.shutdown()
+
+
+@EITHER
+def test_what_a_strangers_notebook_shows_runs_and_fetches_nothing(application, tmp_path):
+    """Neither its prose nor its outputs, without a click or by one on a link."""
+    with _listen() as (stranger, fetched):
+        served_by_us = application is jupyterlab
+        evil = (RUNS_ALL + PICTURES * served_by_us + EVIL).replace("URL", stranger)
         notebook = _stranger([], tmp_path / "ran")
-        notebook["cells"][0]["outputs"][0]["data"]["text/html"] = evil
+        outputs = notebook["cells"][0]["outputs"]
+        outputs[0]["data"]["text/html"] = evil
+        if served_by_us:
+            chart = json.loads(json.dumps(CHART).replace("URL", stranger))
+            data = {"application/vnd.vegalite.v5+json": chart}
+            outputs.append({**outputs[0], "data": data})
         notebook["cells"][1]["source"] = f"{evil}\n\n[a link](javascript:void(window.ran=1))"
         (tmp_path / "start.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
-        with jupyterlab(tmp_path) as address, browser() as page:
+        with application(tmp_path) as address, browser() as page:
             page.goto(f"{address}/tree/start.ipynb?reset")
             page.wait_for_function(
                 f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000
@@ -227,7 +286,6 @@ def test_what_a_strangers_notebook_shows_runs_and_fetches_nothing(tmp_path):
             page.evaluate(f"document.querySelectorAll('{shown} a').forEach(it => it.click())")
             page.wait_for_timeout(QUIET_MS)
             assert page.evaluate("window.ran") is None and not (tmp_path / "ran").exists()
-        listener.shutdown()
     assert fetched == []
 
 
