@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 
 import pytest
 import yaml
@@ -158,6 +159,21 @@ def test_a_mistake_keeps_the_answer_and_is_told_at_its_field(cockpit):
     assert cockpit.answer["error"]["field"] == "ttft p95"
     cockpit.set_controls({"rate": 1.0})
     assert "error" not in cockpit.answer
+
+
+def test_a_mistake_is_still_told_when_the_simulation_ends(quick_simulation, monkeypatch):
+    """It is that of the question before, and the page says so as long as the mistake stands."""
+    typed, search = Event(), Cockpit._search
+    monkeypatch.setattr(
+        Cockpit, "_search", lambda self, asked: typed.wait(60) and search(self, asked)
+    )
+    cockpit = open_cockpit()
+    cockpit.load_scenario("no-such-file.yaml")
+    typed.set()
+    cockpit.wait_for_simulation()
+    assert cockpit.answer["state"] == "final"
+    assert cockpit.answer["error"]["field"] == "start" and cockpit.answer["error"]["stale"]
+    cockpit.close()
 
 
 def test_no_latency_is_stated_where_more_arrives_than_is_served(quick_simulation):

@@ -351,7 +351,8 @@ class Cockpit(anywidget.AnyWidget):
             with self.hold_sync():
                 if plan.scenario.found_figure:
                     self._show_controls()
-                self._show_plan(plan, build_answer(plan, self._ask_every_s))
+                wrong = {name: v for name, v in self.answer.items() if name == "error"}
+                self._show_plan(plan, {**build_answer(plan, self._ask_every_s), **wrong})
         if not plan.scenario.found_figure:
             self._search_others(asked, plan)
 
