@@ -10,11 +10,15 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 from lab import CODE, PANEL, browser, chromium, jupyterlab, notebook7, run_notebook
 from playwright.sync_api import Page
 
+from planner.core.catalog import load_catalog
+from planner.models.registry import ModelEntry
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
+from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
 from planner.ui.notebook_files import NOTEBOOK_DIR
 from planner.ui.plan_panel import build_answer
 
@@ -73,7 +77,7 @@ def test_the_notebooks_run_in_notebook_7(tmp_path, monkeypatch):
         requests: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
         run_notebook(page, address, "start.ipynb")
-        _wait_for(page, ".meta", "simulated")
+        _wait_for(page, ".meta", "requests simulated")
         _type(page, "Model", "Qwen/Qwen3-8B")
         _wait_for(page, ".head", "1 \N{MULTIPLICATION SIGN} H100-SXM")
         run_notebook(page, address, "2-vram.ipynb")
@@ -289,6 +293,97 @@ def test_what_a_strangers_notebook_shows_runs_and_fetches_nothing(application, t
     assert fetched == []
 
 
+ATTACK = (
+    r"<img src=x onerror=window.ran=1>[a](javascript:window.ran=1)"
+    r"$$\href{javascript:window.ran=1}{b}$$${HOME}{{7*7}}`c`"
+)
+"""A text that would run wherever it were taken for HTML, Markdown, a formula or a template; a name of a file, too."""
+ALIVE = """() => [...document.querySelectorAll('.jp-OutputArea *')].filter(it =>
+  it.matches('script, iframe, object, embed, img, [href^="javascript:" i], mjx-container [href]')
+  || [...it.attributes].some(attribute => attribute.name.startsWith('on'))
+  || /stranger/.test(it.getAttribute('href') || it.getAttribute('src'))).map(it => it.outerHTML)"""
+"""What is there of a text that was taken so. Headroom's own outputs have none of it."""
+
+
+def _write_attacks(place: Path, stranger: str) -> str:
+    """Write files whose texts all attack; returns the question of the current scenario."""
+    question = (
+        f"{ATTACK} <script>window.ran=1</script></script> <iframe src='{stranger}/f'></iframe>"
+        f" <img src={stranger}/i> ![a]({stranger}/m) [b]({stranger}/l)"
+    )
+    config = load_catalog("models.yaml", ModelEntry)["Qwen/Qwen3-8B"].config
+    (place / ATTACK).mkdir()
+    (place / ATTACK / "config.json").write_text(json.dumps({**config, "_name_or_path": question}))
+    calibration = {"coefficients": {"memory": 0.7}, "source": question, "date": "2026-11"}
+    scenario = {
+        "question": question,
+        "model": f"./{ATTACK}",
+        "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
+        "engine": "vllm",
+        "engine_version": "0.20.2",
+        "calibration": "own-calibration.txt",
+        "speculation": {
+            "method": "eagle3", "num_speculative_tokens": 3, "acceptance_rate": 0.6, "head": question
+        },
+        "workload": {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 100}, "rate": 1},
+        "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 100}},
+    }  # fmt: skip
+    wrong = {"engine_version": question, "gpus": [{"gpu": question, "at_most": 8}], ATTACK: ATTACK}
+    for name, content in {
+        "own-calibration.txt": {"H100-SXM": calibration},
+        "current.yaml": scenario,
+        f"{ATTACK}.yaml": scenario,
+        "wrong.yaml": {**scenario, **wrong},
+        "fleet.txt": {"scenarios": [f"./{ATTACK}.yaml"], "stock": {"H100-SXM": 8}},
+    }.items():
+        (place / name).write_text(yaml.safe_dump(content), encoding="utf-8")
+    log = EXAMPLE_LOG.read_text(encoding="utf-8")
+    (place / "vllm.log").write_text(log.replace("ibm-granite/granite-3.1-8b-instruct", ATTACK))
+    files = {"scenarios": f"current, {ATTACK}.yaml", "fleet": "fleet.txt"}
+    for name, parameter in {"compare": "scenarios", "fleet": "fleet"}.items():
+        notebook = json.loads((NOTEBOOK_DIR / f"{name}.ipynb").read_text(encoding="utf-8"))
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        cells[0]["source"] = f"{parameter} = {files[parameter]!r}\nkept = ''"
+        (place / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    return question
+
+
+@EITHER
+def test_texts_of_the_users_files_are_shown_as_text(application, tmp_path, monkeypatch):
+    """In the cockpit and the chapters: names of files and models, questions, versions, lines of a log."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    place = tmp_path / "notebooks"
+    place.mkdir()
+    with _listen() as (stranger, fetched):
+        question = _write_attacks(place, stranger)
+        with application(place) as address:
+            names = ["start", "0-summary", "2-vram", "6-deploy", "compare", "fleet"]
+            for name in names[: 3 if application is notebook7 else None]:  # it renders alike
+                with browser(width=1440) as page:
+                    requests: list[str] = []
+                    page.on("request", lambda request, seen=requests: seen.append(request.url))
+                    run_notebook(page, address, f"{name}.ipynb")
+                    if name == "start":
+                        _wait_for(page, ".meta", "requests simulated")
+                        assert page.get_by_label("Model", exact=True).input_value().endswith(ATTACK)
+                        page.get_by_role("button", name="Save", exact=True).click()
+                        assert page.get_by_label("Title").input_value() == question
+                        page.get_by_label("Start from").select_option("wrong.yaml")
+                        _wait_for(page, "[data-field=start]", ATTACK)
+                    if name == "2-vram":
+                        _type(page, "start-up log", "vllm.log")
+                        shown = "text => document.body.innerText.includes(text)"
+                        page.wait_for_function(shown, arg=f"What this log says of {ATTACK}")
+                    if name == "0-summary":
+                        assert question in page.locator(".jp-Notebook").inner_text()
+                    assert ATTACK in page.locator(".jp-Notebook").inner_text()
+                    page.wait_for_timeout(QUIET_MS)
+                    alive = page.evaluate(ALIVE.replace("stranger", stranger.rpartition("/")[2]))
+                    assert (page.evaluate("window.ran"), alive) == (None, []), name
+                    assert _find_elsewhere(requests, address) == [], name
+    assert fetched == []
+
+
 def test_the_cockpit_imports_no_module_of_the_notebooks_folder(tmp_path, monkeypatch):
     """Neither its kernel nor the process that replays."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
@@ -301,7 +396,7 @@ def test_the_cockpit_imports_no_module_of_the_notebooks_folder(tmp_path, monkeyp
     with jupyterlab(tmp_path) as address, browser(width=1400, height=1400) as page:
         page.goto(f"{address}/tree/theirs/start.ipynb?reset")
         page.wait_for_function(
-            "document.querySelector('.headroom .meta')?.innerText.includes('simulated')",
+            "document.querySelector('.headroom .meta')?.innerText.includes('requests simulated')",
             timeout=240_000,
         )
         assert not (tmp_path / "ran").exists()
