@@ -6,9 +6,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from attacking_files import ATTACK, listen, write_attacks
 from IPython.display import Markdown
 from markdown_it import MarkdownIt
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from pypdf import PdfReader
 
 from planner.core.errors import PlannerError
 from planner.core.text import escape_markdown
@@ -19,7 +21,7 @@ from planner.engines.deployment import deploy_on
 from planner.engines.engine import get_engine
 from planner.planning.prediction import predict
 from planner.tools.lint.report import lint
-from planner.ui import pdf_report
+from planner.ui import cli, pdf_report
 from planner.ui.notebook_widgets import escape_html
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -125,3 +127,22 @@ def test_a_report_fetches_nothing_and_links_only_to_the_web(tmp_path: Path) -> N
     typst = pdf_report._convert_to_typst(tmp_path / "a.ipynb", tmp_path, ())
     assert set(re.findall(r'#link\("([^"]*)', typst)) == {"https://docs.vllm.ai"}
     assert "swordfish" not in typst and "#raw(lang: html" not in typst
+
+
+@pytest.mark.slow
+def test_a_report_shows_the_texts_of_a_users_files_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    with listen() as (stranger, fetched):
+        write_attacks(tmp_path, stranger)
+        assert cli.main(["report", "current.yaml"]) == 0
+    (report,) = tmp_path.rglob("report.pdf")
+    pages = PdfReader(report).pages
+    text = "".join("".join(page.extract_text() for page in pages).split())
+    assert "".join(ATTACK.split()) in text and f"![a]({stranger}/m)" in text
+    links = [note.get_object().get("/A", {}) for page in pages for note in page.get("/Annots", ())]
+    addresses = [link.get("/URI", "") for link in links]
+    assert not any(stranger in it or it.startswith("javascript:") for it in addresses)
+    assert fetched == []
