@@ -92,7 +92,7 @@ def test_a_histogram_without_its_last_bucket_ends_at_its_count(tmp_path: Path) -
     (tmp_path / "m.txt").write_text(PAGE)
     ttft = measure_replica([read_metrics_page(tmp_path / "m.txt")]).histograms["ttft"]
     assert ttft.find_quantile_bucket(0.95) == (2.0, float("inf"))
-    assert ttft.compute_fraction_above(5.0) == 0.0 and ttft.mean == 0.9
+    assert ttft.bound_fraction_above(5.0)[0] == 0.0 and ttft.mean == 0.9
 
 
 def serve_bytes(payload: bytes, pause_s: float = 0.0) -> str:

@@ -169,6 +169,33 @@ def test_an_unknown_kv_cache_is_not_called_empty(tmp_path: Path) -> None:
     assert "0% full" not in told and "whether the KV cache is full" in told
 
 
+BLOCKS = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="27000"} 1\n'
+
+
+def test_an_idle_moment_is_no_evidence_of_the_load(tmp_path: Path) -> None:
+    """500 answers that queued, and a page saved after the last: the counters tell, the gauges do not."""
+    idle = served(500, 0, 0, 0.0, ttft=3.0, queue=2.5, preemptions=7) + BLOCKS
+    told = diagnosed([idle], tmp_path)
+    assert [one.mode for one in told.findings] == ["kv_preemption", "oversubscribed"]
+    assert "0% full" not in str(told) and "0 run" not in str(told)
+    assert "taken while nothing ran" in str(told) and "432,000 tokens" in str(told)
+    assert "saved while requests run" in str(told).partition("do not tell")[2]
+    healthy = diagnosed([served(500, 0, 0, 0.0)], tmp_path)
+    assert not healthy.has_findings and "0% full" not in str(healthy)
+
+
+def test_of_two_pages_the_busy_one_tells_of_the_load(tmp_path: Path) -> None:
+    """A page before a load test and one within it: the KV cache is as full as on the second."""
+    before, within = (
+        served(n, running, waiting, full, ttft=9.0, queue=8.5)
+        for n, running, waiting, full in ((10, 0, 0, 0.0), (500, 60, 40, 0.97))
+    )
+    told = diagnosed([before, within], tmp_path)
+    assert told.findings[0].mode == "kv_full" and "97% full" in str(told)
+    just_asked = diagnosed([served(500, 0, 0, 0.0), served(500, 1, 0, 0.1)], tmp_path)
+    assert not just_asked.has_findings  # a first request that just came is no stalled engine
+
+
 def test_a_server_that_nobody_asks_is_told(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="none is in flight"):
         diagnosed([served(500, 0, 0, 0.0), served(500, 0, 0, 0.0)], tmp_path)

@@ -91,7 +91,9 @@ class Diagnosis:
             asked.append("what happens now: a second page some minutes later, under load")
         if self.case and "kv_usage" not in self.case.measured.gauges:
             asked.append(
-                "whether the KV cache is full: the whole page, or the log's periodic lines"
+                "how full the KV cache is, and how many run and wait: a page saved while requests run"
+                if self.case.measured.is_idle
+                else "whether the KV cache is full: the whole page, or the log's periodic lines"
             )
         if self.planned is None and self.findings:
             asked.append("what each remedy would change: --plan, a scenario or plan.json")

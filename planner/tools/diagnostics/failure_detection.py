@@ -64,8 +64,12 @@ class DiagnosisCase:
 
     @cached_property
     def simulated(self) -> Performance | None:
-        """The planned replica under the measured traffic and drafts; None if either is unknown."""
-        if self.planned is None or self.measured_workload is None:
+        """The planned replica under the measured traffic and drafts; None if either is unknown.
+
+        The rate since the start of a server that is idle now is not that of its load.
+        """
+        is_diluted = self.measured.is_idle and self.measured.since_start
+        if self.planned is None or self.measured_workload is None or is_diluted:
             return None
         try:
             return predict(
@@ -91,6 +95,32 @@ class DiagnosisCase:
         )
 
     @property
+    def knows_in_flight(self) -> bool:
+        """Whether a page was taken under load, or the mean between two pages is known."""
+        measured = self.measured
+        is_averaged = measured.seconds and "e2e" in measured.histograms and not measured.since_start
+        return bool(is_averaged) or not measured.is_idle
+
+    @property
+    def in_flight_statement(self) -> str:
+        """How many requests run and wait at once, and whether the gauges tell it."""
+        counts = f"{self.mean_running:.0f} run and {self.mean_waiting:.0f} wait at once"
+        if not self.measured.is_idle:
+            return counts
+        idle = "taken while nothing ran: the gauges tell nothing of the load"
+        return f"{idle}; on average {counts}" if self.knows_in_flight else idle
+
+    @property
+    def kv_usage_statement(self) -> str:
+        """How full the KV cache is, as evidence."""
+        if self.measured.is_idle:
+            size = f", of {self.measured.pool:,.0f} tokens," if self.measured.pool else ""
+            return f"how full the KV cache{size} was under load is not on a page of an idle moment"
+        if (usage := self.measured.gauges.get("kv_usage")) is None:
+            return "whether the KV cache is full is not on the page"
+        return f"the KV cache is {usage:.0%} full"
+
+    @property
     def mean_running(self) -> float:
         """Requests that run at once: the gauge, or the result of Little's law if that is more."""
         seconds, e2e = self.measured.seconds, self.measured.get_mean("e2e")
@@ -110,10 +140,10 @@ class DiagnosisCase:
         return max(gauge, rate * queue) if rate and queue else gauge
 
     @property
-    def violated_slos(self) -> list[tuple[SloTarget, float]]:
-        """SLOs that are certainly violated, each with the fraction of late requests.
+    def violated_slos(self) -> list[tuple[SloTarget, tuple[float, float]]]:
+        """SLOs that are certainly violated, each with the least and largest fraction of late requests.
 
-        For an SLO on the mean it is the mean, in seconds.
+        For an SLO on the mean both are the mean, in seconds.
         """
         rows = []
         for target in self.planned.targets if self.planned else ():
@@ -121,13 +151,12 @@ class DiagnosisCase:
             if histogram is None:
                 continue
             if target.percentile == "mean":
-                value, limit = histogram.mean, target.seconds
+                bounds, limit = (histogram.mean, histogram.mean), target.seconds
             else:
-                late = histogram.compute_fraction_above(target.seconds)
-                value = max(late, 1.0 if histogram.mean > target.seconds else 0.0)
+                bounds = histogram.bound_fraction_above(target.seconds)
                 limit = 1 - int(target.percentile[1:]) / 100
-            if value > limit:
-                rows.append((target, value))
+            if bounds[0] > limit:
+                rows.append((target, bounds))
         return rows
 
     @property
@@ -153,8 +182,8 @@ class DiagnosisCase:
                 status = _describe_violation(target, violated[target])
             elif (
                 target.percentile == "mean"
-                or histogram.find_quantile_bucket(int(target.percentile[1:]) / 100)[1]
-                <= target.seconds
+                or histogram.bound_fraction_above(target.seconds)[1]
+                <= 1 - int(target.percentile[1:]) / 100
             ):
                 status = "kept"
             else:
@@ -174,7 +203,8 @@ class DiagnosisCase:
             return False
         queue, ttft = self.measured.get_mean("queue"), self.measured.get_mean("ttft")
         is_long = bool(queue and ttft and queue > QUEUE_TTFT_FRACTION * ttft and queue > 0.05)
-        return (is_long and self.mean_waiting >= 1) or self.measured.gauges.get(
+        is_known = self.knows_in_flight  # else the mean since the start, idle time included
+        return (is_long and (self.mean_waiting >= 1 or not is_known)) or self.measured.gauges.get(
             "waiting", 0.0
         ) >= max(4.0, 0.1 * self.mean_running)
 
@@ -197,7 +227,7 @@ class DiagnosisCase:
     @property
     def decode_only_step_s(self) -> float | None:
         """Planned seconds of a step that decodes the mean running requests and prefills nothing."""
-        if self.planned is None or self.measured_workload is None:
+        if self.planned is None or self.measured_workload is None or not self.knows_in_flight:
             return None
         step = build_step_model(self.planned.deployment)
         return float(
@@ -224,20 +254,19 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
     return findings or [DiagnosisFinding("broken_promise", sentences)] * bool(sentences)
 
 
-def _describe_violation(target: SloTarget, value: float) -> str:
+def _describe_violation(target: SloTarget, bounds: tuple[float, float]) -> str:
     """Return how an SLO of `DiagnosisCase.violated_slos` is violated."""
-    return (
-        f"the mean is {value * 1e3:,.0f} ms"
-        if target.percentile == "mean"
-        else f"{value:.0%} of requests miss it"
-    )
+    if target.percentile == "mean":
+        return f"the mean is {bounds[0] * 1e3:,.0f} ms"
+    low, high = (f"{fraction:.0%}" for fraction in bounds)
+    return f"{low if low == high else f'{low} to {high}'} of requests miss it"
 
 
 def detect_stalled_engine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Find an engine that has requests in flight and computes nothing between two pages."""
     measured = case.measured
     in_flight = measured.gauges.get("running", 0.0) + measured.gauges.get("waiting", 0.0)
-    if measured.since_start or measured.requests or not in_flight:
+    if measured.since_start or measured.requests or measured.num_idle_pages or not in_flight:
         return
     if not measured.counters.get("generation_tokens"):
         yield DiagnosisFinding(
@@ -369,7 +398,8 @@ def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 def detect_kv_preemption(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Find requests that lose their blocks and are recomputed."""
     preemptions, usage = case.measured.preemptions, case.measured.gauges.get("kv_usage")
-    is_blocking = usage is not None and usage >= BUSY_FRACTION and case.is_queueing
+    is_full = case.measured.is_idle if usage is None else usage >= BUSY_FRACTION
+    is_blocking = is_full and case.is_queueing
     threshold = 0.0 if is_blocking else MIN_PREEMPTIONS_PER_REQUEST
     if preemptions is None or preemptions <= threshold:
         return
@@ -382,23 +412,20 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     if not case.is_queueing:
         return
     measured, slots = case.measured, case.max_running
-    sentences = [
-        f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run"
-        + (f" of at most {slots}" if slots else "")
-    ]
+    most = f" of at most {slots}" if slots else ""
+    counts = f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run{most}"
+    sentences = [counts] if case.knows_in_flight else []
     queue, ttft = measured.get_mean("queue"), measured.get_mean("ttft")
     if queue is not None and ttft is not None:
         sentences.append(
             f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue"
         )
     usage = measured.gauges.get("kv_usage", 0.0)
-    sentences.append(
-        f"the KV cache is {usage:.0%} full"
-        if "kv_usage" in measured.gauges
-        else "whether the KV cache is full is not on the page"
-    )
+    sentences.append(case.kv_usage_statement)
     reason = explain_blocked_queue(case)
-    has_free_slots = slots is not None and case.mean_running < BUSY_FRACTION * slots
+    has_free_slots = (
+        case.knows_in_flight and slots is not None and case.mean_running < BUSY_FRACTION * slots
+    )
     simulated = case.simulated if has_free_slots else None
     expected = simulated.get("ttft", "mean") if simulated else None
     if has_free_slots and reason:

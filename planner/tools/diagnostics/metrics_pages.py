@@ -184,12 +184,25 @@ class MetricsHistogram:
         k = int(np.searchsorted(np.cumsum(self.counts) / self.counts.sum(), q))
         return float(self.edges[k - 1]) if k else 0.0, float(self.edges[k])
 
-    def compute_fraction_above(self, edge: float) -> float:
-        """Return the fraction of observations above the first bucket edge from `edge` on."""
-        return float(
-            self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum()
-            / self.counts.sum()
-        )
+    def bound_fraction_above(self, limit: float) -> tuple[float, float]:
+        """Return the least and the largest fraction of observations above a limit.
+
+        Only the bucket around the limit is uncertain; the sum of all observations narrows it.
+        """
+        k = int(np.searchsorted(self.edges, limit))
+        above, inside = float(self.counts[k + 1 :].sum()), float(self.counts[k])
+        lower, used = np.concatenate(([0.0], self.edges[:-1])), self.counts > 0
+        least, most = 0.0, inside
+        if not inside or self.edges[k] == limit:
+            most = 0.0
+        else:
+            upper = np.where(np.arange(len(lower)) == k, limit, self.edges)[used]
+            if math.isfinite(longest := float((self.counts[used] * upper).sum())):
+                least = (self.total - longest) / float(self.edges[k] - limit)
+            shortest = float((self.counts * lower).sum())
+            most = min(most, (self.total - shortest) / (limit - float(lower[k])))
+        least = min(max(least, 0.0), most)
+        return (above + least) / self.counts.sum(), (above + most) / self.counts.sum()
 
     def estimate_lengths(self, max_tokens: float = math.inf) -> LengthDistribution:
         """Return the distribution of tokens with this histogram's buckets and mean.
@@ -223,10 +236,16 @@ class ReplicaMetrics:
     since_start: bool = False  # of the server, by one page
     most_running: float = 0.0  # requests at once, on either page
     pool: float | None = None  # tokens in the KV cache of one engine
+    num_idle_pages: int = 0  # on which nothing runs or waits; they have no part in `gauges`
 
     def get_mean(self, role: str) -> float | None:
         """Return the mean of a histogram; None if it is not reported."""
         return self.histograms[role].mean if role in self.histograms else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits on any page, so that gauges tell nothing of the load."""
+        return self.num_idle_pages == (1 if self.since_start else 2)
 
     @property
     def arrival_rps(self) -> float | None:
@@ -352,8 +371,17 @@ def measure_replica(
     growths = (compute_growth(name) for name in answered_metrics)
     requests = next((growth for growth in growths if growth is not None), 0.0)
     used_pages = [page for page in (before, after) if page]
+    in_flight = [
+        [page.sum_series(names.names[role]) for role in ("running", "waiting")]
+        for page in used_pages
+    ]
+    is_idle = [counts[0] is not None and not any(counts) for counts in in_flight]
     means = {
-        role: _compute_mean(page.sum_series(names.names[role]) for page in used_pages)
+        role: _compute_mean(
+            page.sum_series(names.names[role])
+            for page, idle in zip(used_pages, is_idle, strict=True)
+            if not idle
+        )
         for role in GAUGE_ROLES
     }
     gauges = {role: mean for role, mean in means.items() if mean is not None}
@@ -371,10 +399,7 @@ def measure_replica(
             if started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S
             else None
         )
-    in_flight = [
-        sum(page.sum_series(names.names[role]) or 0.0 for role in ("running", "waiting"))
-        for page in used_pages
-    ]
+    totals = [sum(filter(None, counts)) for counts in in_flight]
     cpu = compute_growth("process_cpu_seconds_total")
     engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
     if "kv_usage" in gauges:
@@ -391,7 +416,7 @@ def measure_replica(
         histograms={role: histogram for role, histogram in histograms.items() if histogram},
         gauges=gauges,
         counters={role: value for role, value in counters.items() if value is not None},
-        in_flight_grew=in_flight[-1] - in_flight[0] if before else in_flight[-1],
+        in_flight_grew=totals[-1] - totals[0] if before else totals[-1],
         deferred=_compute_mean(
             page.sum_series(names.names["waiting_by_reason"], reason="deferred")
             for page in used_pages
@@ -400,6 +425,7 @@ def measure_replica(
         since_start=before is None,
         most_running=max(page.sum_series(names.names["running"]) or 0.0 for page in used_pages),
         pool=_read_pool_tokens(after, names.names.get("cache_config") or ""),
+        num_idle_pages=sum(is_idle),
     )
 
 
