@@ -476,7 +476,12 @@ def _list_setting_changes(deployment: Deployment) -> list[list[MemoryChange | No
     args, dtypes = deployment.args, deployment.engine.facts.kv_cache_dtypes
     tokens = max(MIN_REMEDY_BATCHED_TOKENS, args.max_num_seqs)
     is_shared = deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes
+    needed, capability = (
+        deployment.engine.facts.fp8_kv_capability,
+        deployment.gpu.compute_capability,
+    )
     is_plain_cache = (args.kv_cache_dtype or "auto") == "auto" and (not dtypes or "fp8" in dtypes)
+    takes_fp8 = is_plain_cache and not (capability and capability < needed)
     return [
         [None, MemoryChange("gpu_free_bytes", None, "stop what else runs on the GPU", 3.0)]
         if is_shared
@@ -487,7 +492,7 @@ def _list_setting_changes(deployment: Deployment) -> list[list[MemoryChange | No
         if args.enable_chunked_prefill and tokens < args.max_num_batched_tokens
         else [None],
         [None, MemoryChange("kv_cache_dtype", "fp8", "store the KV cache in FP8 (kv_cache_dtype fp8)", 40.0)]
-        if is_plain_cache
+        if takes_fp8
         else [None],
         [None, MemoryChange("gpu_memory_utilization", None, cost=1.0)],
         [None, MemoryChange("max_model_len", None, cost=20.0)],

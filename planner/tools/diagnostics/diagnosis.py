@@ -15,6 +15,11 @@ from planner.engines.failure_modes import FailureMode, load_failure_modes
 from planner.engines.metric_names import get_metric_names
 from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
+from planner.planning.memory_remedies import (
+    MemoryRemedies,
+    find_memory_remedies,
+    shift_kv_available,
+)
 from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.tools.diagnostics.failure_detection import (
     DiagnosisCase,
@@ -23,7 +28,12 @@ from planner.tools.diagnostics.failure_detection import (
 )
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.diagnostics.remedies import Remedy, simulate_remedies
-from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
+from planner.tools.diagnostics.startup_errors import (
+    StartupError,
+    find_logged_kv_bytes,
+    find_startup_errors,
+    has_memory_error,
+)
 from planner.tools.diagnostics.stat_lines import StatLines, read_stat_lines
 
 MAX_LOG_BYTES = 64 * MIB
@@ -82,6 +92,14 @@ class Diagnosis:
         return "the planned deployment starts" if memory.can_start else memory.reason
 
     @property
+    def memory_remedies(self) -> MemoryRemedies | None:
+        """What frees enough memory for the planned deployment if its start failed for want of it."""
+        if self.planned is None or not has_memory_error(self.errors):
+            return None
+        memory = get_memory_plan(self.planned.deployment)
+        return find_memory_remedies(shift_kv_available(memory, find_logged_kv_bytes(self.errors)))
+
+    @property
     def questions(self) -> tuple[str, ...]:
         """What these files cannot tell, and what would."""
         asked = []
@@ -94,6 +112,10 @@ class Diagnosis:
                 "how full the KV cache is, and how many run and wait: a page saved while requests run"
                 if self.case.measured.is_idle
                 else "whether the KV cache is full: the whole page, or the log's periodic lines"
+            )
+        if self.planned is None and has_memory_error(self.errors):
+            asked.append(
+                "which change frees enough memory: --plan, or planner explain-log with --gpu"
             )
         if self.planned is None and self.findings:
             asked.append("what each remedy would change: --plan, a scenario or plan.json")
@@ -140,6 +162,7 @@ class Diagnosis:
                 }
                 for error in self.errors
             ],
+            "memory_remedies": remedies.to_json() if (remedies := self.memory_remedies) else None,
             "as_it_is": _serialize_performance(simulated) if simulated else None,
             "remedies": [
                 {"change": remedy.change, **_serialize_performance(remedy.performance)}

@@ -22,10 +22,20 @@ from planner.memory.memory_plan import MEMORY_TERMS, MemoryPlan, MemoryTerm, pla
 from planner.models.registry import Model, load_model
 from planner.planning.argument_advice import build_default_workload, suggest_changes
 from planner.planning.candidate import describe_deployment, describe_formats
+from planner.planning.memory_remedies import (
+    MemoryRemedies,
+    find_memory_remedies,
+    shift_kv_available,
+)
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.planning.search import get_reference_deployment, search_deployments
-from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
+from planner.tools.diagnostics.startup_errors import (
+    StartupError,
+    find_logged_kv_bytes,
+    find_startup_errors,
+    has_memory_error,
+)
 from planner.tools.diagnostics.startup_log import (
     COUNT_FIGURES,
     LOG_PHRASES,
@@ -191,6 +201,7 @@ class LogExplanation:
             "verdict": self.verdict if self.lines else None,
             "inferred": self.inferred or None,
             "scenario_line": self.scenario_line or None,
+            "remedies": remedies.to_json() if (remedies := self.remedies) else None,
             "suggestions": self.suggestions or None,
         }
 
@@ -203,6 +214,8 @@ class LogExplanation:
                 " against."
             )
         if self.largest_deviation is None and (self.log.failure or self.errors):
+            if not self.plan.can_start:
+                return "The terms that the log states lie in their intervals, as does its end."
             end = (
                 "yet the start failed: what failed is outside this budget, or came after it."
                 if "kv_available" in self.log.figures
@@ -258,6 +271,14 @@ class LogExplanation:
         return "\n".join([logged, *planned, *inferred, *head, *failure, *verdict])
 
     @property
+    def remedies(self) -> MemoryRemedies | None:
+        """What frees enough memory if that is what the start failed of; None if not, or unknown."""
+        logged = find_logged_kv_bytes(self.errors, self.log.figures.get("kv_available"))
+        if not has_memory_error(self.errors) or not self.matches_deployment:
+            return None
+        return find_memory_remedies(shift_kv_available(self.plan, logged))
+
+    @property
     def suggestions(self) -> str:
         """Remedies of the errors; without any, the requests that fit and better arguments.
 
@@ -265,6 +286,8 @@ class LogExplanation:
         """
         if self.errors or not self.matches_deployment:
             lines = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
+            if remedies := self.remedies:
+                lines += [f"{'  ' * bool(n)}{line}" for n, line in enumerate(remedies.describe())]
             if lines:
                 lines.append(
                     "Next: planner lint of its command, with --gpu, proposes one that starts."

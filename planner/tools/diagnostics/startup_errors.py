@@ -1,13 +1,16 @@
 """Find why an engine did not start by phrases of its log, see `catalogs/startup_errors.yaml`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.core.catalog import StrictEntry, load_catalog
 from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line
+from planner.core.units import GIB
 
+FOREIGN_MEMORY_ERRORS = ("foreign_process", "memory_profiling")
+"""Errors about memory that other processes take or give back."""
 MAX_LINE_CHARS = 2000
 """Characters of a line that are searched."""
 
@@ -37,6 +40,23 @@ class StartupError:
     def remedy(self) -> str:
         """The remedy, with the figures of the log."""
         return self.phrase.remedy.format_map(self.figures)
+
+
+def has_memory_error(errors: Iterable[StartupError]) -> bool:
+    """Return whether the engine itself takes more memory than there is."""
+    return any(
+        error.phrase.mode == "oom_start" and error.key not in FOREIGN_MEMORY_ERRORS
+        for error in errors
+    )
+
+
+def find_logged_kv_bytes(
+    errors: Iterable[StartupError], logged: float | None = None
+) -> float | None:
+    """Return the bytes available to the KV cache as the errors, or else a line, state them."""
+    stated = (error.figures.get("available_gib") for error in errors)
+    gib = next(filter(None, stated), None)
+    return logged if gib is None else float(gib) * GIB
 
 
 def find_startup_errors(text: str) -> list[StartupError]:

@@ -13,6 +13,7 @@ from planner.planning.argument_advice import (
     limit_in_flight,
     suggest_changes,
 )
+from planner.planning.memory_remedies import MemoryRemedies, find_memory_remedies
 from planner.planning.prediction import Prediction, predict
 from planner.tools.lint.deployment_reader import build_command_deployment
 from planner.tools.lint.option_checks import CheckedCommand
@@ -29,6 +30,7 @@ class CommandPlan:
     loads: tuple[Prediction, ...]  # at increasing concurrency
     steps: tuple[Suggestion, ...]
     improved: Prediction | None  # with all steps, at the highest concurrency
+    remedies: MemoryRemedies | None = None  # against too little memory; None if it starts
 
     @property
     def sequences(self) -> int:
@@ -59,7 +61,8 @@ def plan_command(
     # The arguments of a plan were chosen for a workload that is not known here.
     is_fixed = checked.command.role or (checked.command.planned_on and not workload)
     steps, improved = suggest_changes(memory, load, () if is_fixed else tuple(ARGUMENT_SUGGESTERS))
-    return CommandPlan(deployment, memory, load, loads, steps, improved)
+    remedies = find_memory_remedies(memory)
+    return CommandPlan(deployment, memory, load, loads, steps, improved, remedies)
 
 
 def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
@@ -84,6 +87,7 @@ def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
         "prompt_tokens_mean": plan.workload.prompt.mean,
         "output_tokens_mean": plan.workload.output.mean,
         "loads": loads,
+        "remedies": plan.remedies and plan.remedies.to_json(),
         "steps": [
             {"argument": step.argument, "value": step.value, "worth": step.benefit}
             for step in plan.steps

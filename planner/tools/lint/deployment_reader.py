@@ -11,13 +11,13 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig, deploy_on
 from planner.engines.engine_args import EngineArgs
+from planner.engines.gpu_capabilities import explain_capability
 from planner.hardware import gpus
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.option_checks import CheckedCommand
-from planner.tools.lint.value_checks import explain_capability
 
 MAX_GPUS_OF_A_BOX = 8
 """GPUs that one machine holds, whatever the usual number of their kind."""

@@ -12,23 +12,11 @@ from planner.core.errors import find_closest
 from planner.core.readers import read_yaml
 from planner.core.versions import Version
 from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, is_unresolved
-from planner.hardware.gpus import Gpu
+from planner.engines.gpu_capabilities import VersionedEntry
 from planner.tools.lint.findings import LintFinding, LintVerdict
 
 
-class _VersionedEntry(SourcedEntry):
-    arguments: tuple[str, ...]
-    from_: Version | None = Field(default=None, alias="from")
-    before: Version | None = None
-
-    def applies_to(self, version: Version) -> bool:
-        """Return whether the entry speaks of this version."""
-        return (not self.from_ or version >= self.from_) and (
-            not self.before or version < self.before
-        )
-
-
-class ValueBounds(_VersionedEntry):
+class ValueBounds(VersionedEntry):
     """Bounds of a number in `catalogs/flags/values.yaml`, whose head explains every field."""
 
     say: str
@@ -62,13 +50,6 @@ class ValueWords(SourcedEntry):
     hints: dict[str, str] = Field(default_factory=dict)
 
 
-class LeastCapability(_VersionedEntry):
-    """Least compute capability in `catalogs/flags/values.yaml`, whose head explains every field."""
-
-    values: str
-    least: float
-
-
 _Entry = TypeVar("_Entry", bound=SourcedEntry)
 
 
@@ -93,13 +74,6 @@ def load_value_words(engine: str) -> tuple[ValueWords, ...]:
     """Return the words that `engine` knows, by argument."""
     data = read_yaml(FLAGS_DIR / "values.yaml")["words"]
     return _load_entries(ValueWords, data, (engine,), "words, ")
-
-
-@cache
-def load_least_capabilities(engine: str) -> tuple[LeastCapability, ...]:
-    """Return what `engine` runs from some compute capability on."""
-    data = read_yaml(FLAGS_DIR / "values.yaml")["capabilities"]
-    return _load_entries(LeastCapability, data, (engine,), "capabilities, ")
 
 
 def is_accepted_word(engine: str, argument: str, word: str, version: Version) -> bool:
@@ -156,16 +130,3 @@ def _check_word(
     elif close := find_closest(value, listed[nearest], 0.8):
         instead = f"{name} {close}"
     yield LintFinding("flag", name, written, verdict, why, instead, refused=True)
-
-
-def explain_capability(engine: str, value: str, gpu: Gpu, version: Version) -> str:
-    """Explain why a GPU's compute capability is too low for a value; empty if it is not."""
-    capability = gpu.compute_capability
-    for entry in load_least_capabilities(engine):
-        is_about = value in entry.values.split() and entry.applies_to(version)
-        if is_about and gpu.vendor == "nvidia" and capability and capability < entry.least:
-            return (
-                f"{value} does not run on {gpu.name} (compute capability {capability}) in {engine}"
-                f" {version}; it needs {entry.least}"
-            )
-    return ""
