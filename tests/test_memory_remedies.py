@@ -87,6 +87,21 @@ def test_a_log_decides_what_is_available() -> None:
     assert shift_kv_available(memory, None) == memory
 
 
+def test_lint_without_a_gpu_says_what_is_not_checked() -> None:
+    """405.9 G parameters of 2 bytes on two GPUs are 378 GiB each: more than any GPU has."""
+    fits = lint("vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 8192 -tp 4")
+    assert "Memory is not checked without a GPU: it needs more than 33" in str(fits)
+    assert "each of its 4 GPUs" in str(fits) and "--gpu H100-SXM" in str(fits)
+    assert fits.verdict == "ok"
+    large = lint("vllm serve meta-llama/Llama-3.1-405B-Instruct -tp 2")
+    assert "378 GiB of weights" in str(large) and "starts on no known GPU" in str(large)
+    assert large.verdict == "at_risk" and not large.findings[0].needs_fix
+    for unknown in ("vllm serve mine", "vllm serve Qwen/Qwen3-32B -tp $TP",
+                    "vllm serve meta-llama/Llama-3.1-405B-Instruct --cpu-offload-gb 900"):  # fmt: skip
+        assert "Memory is not checked without a GPU. Add --gpu" in str(lint(unknown))
+    assert "not checked" not in str(lint("vllm serve Qwen/Qwen3-8B", gpu="H100"))
+
+
 def test_lint_explain_log_and_diagnose_name_what_suffices(
     tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.core.units import GIB
+from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment
+from planner.hardware.gpus import Gpu, list_gpus
 from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.planning.argument_advice import (
     ARGUMENT_SUGGESTERS,
@@ -18,6 +22,9 @@ from planner.planning.prediction import Prediction, predict
 from planner.tools.lint.deployment_reader import build_command_deployment
 from planner.tools.lint.option_checks import CheckedCommand
 from planner.workload.workload import Workload
+
+REFERENCE_GPU = "H100-SXM"
+"""GPU by which weights and KV cache are counted if none is named; they are the same on others."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,68 @@ def plan_command(
     steps, improved = suggest_changes(memory, load, () if is_fixed else tuple(ARGUMENT_SUGGESTERS))
     remedies = find_memory_remedies(memory)
     return CommandPlan(deployment, memory, load, loads, steps, improved, remedies)
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What each GPU of a command has to hold at least, whichever GPU it is."""
+
+    num_gpus: int
+    weights_bytes: float
+    kv_bytes: float  # of one request of max_model_len
+    max_model_len: int
+
+    @property
+    def gib(self) -> float:
+        """GiB on each GPU; activations, CUDA graphs and the driver come on top."""
+        return (self.weights_bytes + self.kv_bytes) / GIB
+
+    @property
+    def exceeds_all_gpus(self) -> bool:
+        """Whether no GPU of the catalog has as much."""
+        return self.gib * GIB > find_largest_gpu().memory_bytes
+
+    def __str__(self) -> str:
+        where = f"each of its {self.num_gpus} GPUs" if self.num_gpus > 1 else "its GPU"
+        total, weights, kv = (
+            format_number(gib) for gib in (self.gib, self.weights_bytes / GIB, self.kv_bytes / GIB)
+        )
+        return (
+            f"it needs more than {total} GiB on {where} ({weights} GiB of weights, {kv} GiB of KV"
+            f" cache for one request of {self.max_model_len:,} tokens)"
+        )
+
+
+def find_largest_gpu() -> Gpu:
+    """Find the GPU of the catalog with the most memory."""
+    return max(list_gpus(), key=lambda gpu: gpu.memory_bytes)
+
+
+def describe_largest_gpu() -> str:
+    """Describe the GPU of the catalog with the most memory."""
+    gpu = find_largest_gpu()
+    return f"{gpu.memory_bytes / GIB:,.0f} GiB ({gpu.name})"
+
+
+def compute_memory_need(checked: CheckedCommand, version: str) -> MemoryNeed | None:
+    """Compute the least memory of a command whose GPU is not known.
+
+    None if its model or a value is not known, or a part of the weights stays in host memory.
+    """
+    values = checked.argument_values
+    if any(map(is_unresolved, values.values())) or values.get("cpu_offload_gb"):
+        return None
+    try:
+        deployment = build_command_deployment(checked, REFERENCE_GPU, version)
+        memory = plan_memory(deployment)
+    except PlannerError:
+        return None
+    return MemoryNeed(
+        deployment.layout.num_gpus,
+        memory.weights.mid,
+        memory.layout.max_blocks_per_request * memory.pool.bytes_per_block,
+        deployment.args.max_model_len,
+    )
 
 
 def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
 from planner.engines.deployment import Deployment
 from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization, plan_memory
-from planner.tools.lint.command_plan import CommandPlan, plan_command, serialize_command_plan
+from planner.tools.lint.command_plan import (
+    REFERENCE_GPU,
+    CommandPlan,
+    MemoryNeed,
+    compute_memory_need,
+    describe_largest_gpu,
+    plan_command,
+    serialize_command_plan,
+)
 from planner.tools.lint.consistency import find_contradictions
 from planner.tools.lint.container_checks import check_container
 from planner.tools.lint.deployment_reader import (
@@ -57,11 +65,24 @@ class CommandReport:
     plan: CommandPlan | None  # of the fixed command if the original does not start
     not_planned_reason: str  # empty without a GPU
     unsettled: tuple[str, ...] = ()  # what ends the fixed command too
+    need: MemoryNeed | None = None  # without a GPU, if the model is known
 
     @property
     def refuses_to_start(self) -> bool:
         """Whether the server rejects the command at startup."""
         return any(finding.refused for finding in self.checked.findings)
+
+    @property
+    def unchecked_memory(self) -> str:
+        """That memory is not checked without a GPU, and the least that is needed; empty with one."""
+        if self.plan or self.not_planned_reason:
+            return ""
+        if self.need and self.need.exceeds_all_gpus:
+            return (
+                f"It starts on no known GPU: {self.need}; the largest has {describe_largest_gpu()}."
+            )
+        least = f": {self.need}" if self.need else ""
+        return f"Memory is not checked without a GPU{least}. Add --gpu NAME, such as --gpu {REFERENCE_GPU}."
 
     @property
     def reported_findings(self) -> list[LintFinding]:
@@ -123,7 +144,9 @@ class LintReport:
             return "mend"
         return (
             "at_risk"
-            if verdicts or any(memory.status != "ok" for memory in self._memory_plans)
+            if verdicts
+            or any(memory.status != "ok" for memory in self._memory_plans)
+            or any(report.need and report.need.exceeds_all_gpus for report in self.commands)
             else "ok"
         )
 
@@ -149,6 +172,7 @@ class LintReport:
                     "planned": serialize_command_plan(report.plan)
                     if report.plan
                     else None,
+                    "needs_gib_per_gpu": report.need and round(report.need.gib, 2),
                     "unplanned": report.not_planned_reason or None,
                 }
                 for report in self.commands
@@ -317,7 +341,8 @@ def _plan_command(
         if finding.refused and fixed.diff
     )
     if gpu is None:
-        return CommandReport(checked, fixed, None, "", unsettled)
+        need = compute_memory_need(again, version)
+        return CommandReport(checked, fixed, None, "", unsettled, need)
     starting = checked
     if any(finding.refused for finding in checked.findings):
         starting = again
