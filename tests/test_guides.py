@@ -129,6 +129,39 @@ def test_what_is_known_of_a_claim(claim: str, verdict: str) -> None:
     assert {*judged(claim).values()} == {verdict}
 
 
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        # 70.55 G parameters of 2 bytes are 141.1 GB or 131.4 GiB, 320 KiB are 328 kB
+        ("A 70B model takes 131 GB in FP16.", ""),
+        ("A 70B model takes 131 GiB in FP16.", ""),
+        ("A 70B model takes 141 GiB in FP16.", "7.3% too high"),
+        ("A 70B model takes 100 GB in FP16.", "29% too low"),
+        ("A 70B model takes 100 GiB in FP16.", "24% too low"),
+        ("Llama-3.1-70B keeps 320 KB of KV cache per token.", ""),
+        ("Llama-3.1-70B keeps 250 KiB of KV cache per token.", "22% too low"),
+        # 131,072 tokens of it are 40 GiB or 42.9 GB
+        ("With Llama-3.1-70B a request of 128K tokens needs 40 GB of KV cache.", ""),
+        ("With Llama-3.1-70B a request of 128K tokens needs 43 GiB of KV cache.", "7.5% too high"),
+        ("With Llama-3.1-70B a request of 128K tokens needs 30 GB of KV cache.", "30% too low"),
+    ],
+)
+def test_a_size_is_judged_in_its_own_unit(claim: str, told: str) -> None:
+    (found,) = check_guide(claim).findings
+    assert found.verdict == ("wrong" if told else "right")
+    assert told in found.finding and ("too" in found.finding) == bool(told)
+
+
+def test_slices_of_a_gpu_are_no_variant_of_it() -> None:
+    """NVIDIA's H100: 2.0 (PCIe), 3.35 (SXM) and 3.9 TB/s (NVL); a seventh of one reads less."""
+    assert judged("The H100 reads 0.5 TB/s.") == {"bandwidth": "wrong"}
+
+
+def test_what_is_removed_is_said_once_and_with_what_to_write() -> None:
+    (found,) = check_guide("```\nvllm serve m --use-v2-block-manager\n```", "0.33.0").findings
+    assert found.finding.count("since") == 1 and found.remember.startswith("leave it out: ")
+
+
 def test_defaults_are_judged_by_version() -> None:
     """0.90 until 0.18, 0.92 from 0.20 on (vllm config/cache.py)."""
     claim = "gpu_memory_utilization defaults to 0.90."
@@ -186,7 +219,7 @@ def test_exit_codes_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["check-guide", str(guide)]) == 1
     first, _, finding, text, instead = capsys.readouterr().out.splitlines()
     assert first.startswith("1 wrong") and finding.startswith("wrong: ")
-    assert "141 GB" in finding and "47% too low" in finding
+    assert "141 GB (131 GiB)" in finding and "too low by a factor of 2" in finding
     assert text == "  says: A 70B model takes 70 GB in FP16." and instead.startswith("  instead:")
     assert main(["check-guide", "--json", "A 70B model takes 140 GB in FP16."]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ from planner.analysis.rules_of_thumb import (
 )
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
-from planner.core.units import GB, GIB
+from planner.core.units import GIB
 from planner.engines.cli_options import (
     list_versions_with_spelling,
     load_flag_lists,
@@ -55,7 +55,6 @@ _FORMAT_PATTERN = re.compile(
     r"\b(?:FP16|BF16|FP8(?!.KV)|INT8|INT4|AWQ|GPTQ|4-bit|8-bit)\b", re.IGNORECASE
 )
 _FP8_KV_PATTERN = re.compile(r"FP8[- ]KV|KV[- ]cache (?:in|at|with) FP8", re.IGNORECASE)
-GIB_PER_GB = GIB / GB
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,10 @@ def _describe_error(stated: float, low: float, high: float) -> str:
     """Say by how much a number is wrong."""
     near = low if stated < low else high
     ratio = max(stated, near) / max(min(stated, near), 1e-9)
+    side = "low" if stated < low else "high"
     if ratio >= 2:
-        return f"wrong by a factor of {format_number(ratio, 2)}"
-    return (
-        f"{format_number(abs(stated / near - 1) * 100, 2)}% too {'low' if stated < low else 'high'}"
-    )
+        return f"too {side} by a factor of {format_number(ratio, 2)}"
+    return f"{format_number(abs(stated / near - 1) * 100, 2)}% too {side}"
 
 
 def _judge_number(
@@ -155,6 +153,32 @@ def _judge_number(
     if low * (1 - tolerance) <= stated <= high * (1 + tolerance):
         return Judgement("right", finding)
     return Judgement("wrong", f"{finding}; the claim is {_describe_error(stated, low, high)}")
+
+
+def _judge_size(stated: Stated, key: str, unit: str, computed: float, finding: str) -> Judgement:
+    """Judge a stated size by the computed bytes, in the unit that the text writes.
+
+    Who writes GB may mean GiB, so that the unit alone makes no claim wrong; GiB are GiB.
+    """
+    prefix = unit[0].upper()
+    power = {"K": 1, "M": 2, "G": 3}.get(prefix, 0)
+    decimal, binary = computed / 1000**power, computed / 1024**power
+    written = binary if "i" in unit else decimal
+    value, low = float(stated[key]), written if "i" in unit else binary
+    if low * (1 - SIZE_TOLERANCE) <= value <= written * (1 + SIZE_TOLERANCE):
+        return Judgement("right", finding)
+    return Judgement("wrong", f"{finding}; the claim is {_describe_error(value, written, written)}")
+
+
+def _format_bytes(size: float) -> str:
+    """Format a size in the decimal and the binary unit of its magnitude."""
+    power, prefix = next(
+        ((n, name) for n, name in ((3, "G"), (2, "M"), (1, "k")) if size >= 1000**n), (0, "")
+    )
+    if not power:
+        return f"{size:,.0f} bytes"
+    binary = f"{format_number(size / 1024**power)} {prefix.upper()}iB"
+    return f"{format_number(size / 1000**power)} {prefix}B ({binary})"
 
 
 def _read_format(stated: Stated) -> str | None:
@@ -169,7 +193,7 @@ def _name_format(deployment: Deployment, stated: Stated) -> str:
     method = deployment.model.quantization.method
     if method != "none" and re.search("16", str(stated.get("format", ""))):
         raise PlannerError(f"{deployment.model.name} is stored in {method}, not in 16 bits")
-    return "BF16" if method == "none" else method
+    return "BF16" if method == "none" else method.upper()
 
 
 def _read_kv_dtype(stated: Stated) -> str | None:
@@ -191,11 +215,9 @@ def judge_weight_size(stated: Stated, version: str | None) -> Judgement:
     model = find_guide_model(str(stated["model"]))
     deployment = _deploy(model, "B200", 1, version, quantization=form, max_model_len=2048)
     total = compute_bytes_per_parameter(deployment) * deployment.model.architecture.params_total
-    finding = (
-        f"{model} in {_name_format(deployment, stated)}: {format_number(total / GB)} GB"
-        f" ({format_number(total / GIB)} GiB) of weights"
-    )
-    return _judge_number(float(stated["gb"]), total / GIB, total / GB, finding, SIZE_TOLERANCE)
+    form_name = _name_format(deployment, stated)
+    finding = f"{model} in {form_name}: {_format_bytes(total)} of weights"
+    return _judge_size(stated, "gb", str(stated.get("unit", "GB")), total, finding)
 
 
 @_declare_judge
@@ -208,25 +230,25 @@ def judge_bytes_per_parameter(stated: Stated, version: str | None) -> Judgement:
         )
         for model in (LLAMA_8B, LLAMA_70B)
     ]
-    finding = f"{form or 'BF16'}: {_format_span(found)} bytes per parameter of Llama-3.1-70B and 8B"
+    finding = f"{(form or 'BF16').upper()}: {_format_span(found)} bytes per parameter of Llama-3.1-70B and 8B"
     return _judge_number(float(stated["bytes"]), min(found), max(found), finding, SIZE_TOLERANCE)
 
 
 @_declare_judge
 def judge_kv_per_token(stated: Stated, version: str | None) -> Judgement:
     """Judge the bytes of KV cache per token, on each GPU if ranks are given."""
-    scale = {"k": 1000, "m": 1e6, "b": 1}[str(stated.get("unit", "B"))[0].lower()]
-    value, binary = float(stated["value"]) * scale, 1.024 ** {1: 0, 1000: 1}.get(int(scale), 2)
     model, tp = find_guide_model(str(stated["model"])), _read_ranks(stated)
     dtype = _read_kv_dtype(stated)
     per_token = get_memory_plan(
         _deploy(model, "B200", tp, version, max_model_len=2048, kv_cache_dtype=dtype)
     ).layout.kv_bytes_per_token
+    each = f"{per_token:,.0f} bytes ({format_number(per_token / 1024)} KiB) per token"
     finding = (
-        f"{model}{f', TP{tp}' if tp > 1 else ''}: {per_token:,.0f} bytes per token"
-        f"{' and GPU' if tp > 1 else ''}, cache in {dtype or '16 bits'}"
+        f"{model}{f', TP{tp}' if tp > 1 else ''}: {each}{' and GPU' if tp > 1 else ''},"
+        f" cache in {dtype.upper() if dtype else '16 bits'}"
     )
-    return _judge_number(value, per_token / binary, per_token, finding, SIZE_TOLERANCE)
+    unit = str(stated.get("unit", "B"))
+    return _judge_size(stated, "value", "B" if unit == "bytes" else unit, per_token, finding)
 
 
 @_declare_judge
@@ -241,9 +263,8 @@ def judge_kv_total(stated: Stated, version: str | None) -> Judgement:
         )
     ).layout
     total = layout.kv_bytes_per_token * tokens * requests
-    stated_bytes = float(stated["gb"]) * (GB if str(stated["unit"])[0].upper() == "G" else 1e6)
-    finding = f"{model}: {format_number(total / GB)} GB of KV cache for {requests:,} x {tokens:,.0f} tokens"
-    return _judge_number(stated_bytes, total / GIB_PER_GB, total, finding, SIZE_TOLERANCE)
+    finding = f"{model}: {_format_bytes(total)} of KV cache for {requests:,} x {tokens:,.0f} tokens"
+    return _judge_size(stated, "gb", str(stated["unit"]), total, finding)
 
 
 @_declare_judge
@@ -860,7 +881,11 @@ def judge_bandwidth(stated: Stated, version: str | None) -> Judgement:
     """Judge the memory bandwidth of a GPU."""
     gpu, value = get_gpu(str(stated["gpu"])), float(stated["tbs"]) * 1e12
     family = gpu.name.split("-")[0]
-    speeds = [one.memory_bandwidth for one in list_gpus() if one.name.split("-")[0] == family]
+    speeds = [
+        one.memory_bandwidth
+        for one in list_gpus()
+        if one.name.split("-")[0] == family and not one.slice_of
+    ]
     if re.search(r"SXM|PCIe|NVL", str(stated["gpu"]), re.IGNORECASE):
         family, speeds = gpu.name, [gpu.memory_bandwidth]
     finding = f"{family}: {_format_span(one / 1e12 for one in speeds)} TB/s"

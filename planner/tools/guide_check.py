@@ -178,6 +178,7 @@ def _check_command(command: str, version: str | None) -> Iterator[GuideFinding]:
             one.name,
             _describe_lint(one, report),
             one.written,
+            re.sub("^nothing(: |$)", r"leave it out\1", one.instead),
         )
     if report.commands and not bad:
         named = f"{report.commands[0].checked.command.engine} {report.commands[0].checked.version}"
@@ -186,11 +187,9 @@ def _check_command(command: str, version: str | None) -> Iterator[GuideFinding]:
 
 def _describe_lint(finding: LintFinding, report: LintReport) -> str:
     engine = report.commands[0].checked.command.engine if report.commands else "vllm"
-    since = _find_end(engine, finding.name) if finding.verdict in ("removed", "renamed") else ""
-    parts = [f"{finding.name} is {finding.verdict}{since}", finding.why]
-    if finding.instead:
-        parts.append(f"write {finding.instead}")
-    return "; ".join(filter(None, parts))
+    is_gone = finding.verdict in ("removed", "renamed") and "since" not in finding.why
+    since = _find_end(engine, finding.name) if is_gone else ""
+    return "; ".join(filter(None, (f"{finding.name} is {finding.verdict}{since}", finding.why)))
 
 
 def _find_end(engine: str, spelling: str) -> str:
@@ -211,7 +210,7 @@ def _check_options(prose: str, version: str) -> Iterator[GuideFinding]:
             continue
         if any(one <= asked for one in had) and had[-1] < asked:
             change = load_engine_changes("vllm").flags.get(spelling)
-            advice = change.advice if change else ""
+            advice = re.sub("^nothing(: |$)", r"leave it out\1", change.advice if change else "")
             gone = f"{spelling} is gone{_find_end('vllm', spelling)}"
             yield GuideFinding("option", "outdated", spelling, gone, sentence, advice)
         elif asked in had:
