@@ -11,6 +11,7 @@ import yaml
 
 from planner.engines.deployment import deploy_on
 from planner.memory.memory_plan import plan_memory
+from planner.planning.scenario import load_scenario
 from planner.tools.lint.review import review_change
 from planner.ui.cli import main
 
@@ -53,7 +54,7 @@ def test_a_scripted_pull_request_is_commented(
     )
     assert main(["review", str(old), str(new), "--gpu", "H100"]) == 1
     comment = capsys.readouterr().out
-    assert comment.startswith("### Needs a fix: 1 of 1 server changed")
+    assert comment.startswith("### Needs a fix\n")
     assert "**New, removed**: `--swap-space 4`" in comment
     assert "| `--max-model-len` | `8192` | `4096` |" in comment
     for name in ("KV cache, tokens", "capacity, requests/s", "p95 TTFT, ms", "GPUs, \\$/h"):
@@ -166,3 +167,38 @@ def test_the_workflow_that_init_writes_calls_the_command(
     assert main(words) == 0
     # what a pull request may write reaches a shell only through variables
     assert not any("${{" in script for script in scripts)
+
+
+def test_less_room_for_the_kv_cache_is_told() -> None:
+    """0.35 of 79.2 GiB are 28 of the 50 GiB that weights and peak leave of 0.9: no change to pass over."""
+    less = f"{BASE} --gpu-memory-utilization 0.55"
+    review = review_change(f"{BASE} --gpu-memory-utilization 0.9", less, gpu="H100")
+    comment = review.to_markdown()
+    assert comment.startswith("### New risk\n") and review.get_exit_code("risky") == 3
+    (fall,) = re.findall(r"KV cache falls by (\d+)%", comment)
+    assert 0.5 < int(fall) / 100 < 0.6
+    assert (
+        not review_change(less, f"{BASE} --gpu-memory-utilization 0.9", gpu="H100")
+        .servers[0]
+        .losses
+    )
+
+
+def test_latencies_stand_beside_their_load() -> None:
+    """The scenario's rate, or else the requests in flight that both sides take."""
+    more = BASE.replace("64", "32")
+    assert "cost with 32 requests in flight" in review_change(BASE, more, gpu="H100").to_markdown()
+    scenario = load_scenario("edge-8b-24gb", {"workload.rate": 0.25})
+    comment = review_change(BASE, more, gpu="H100", scenario=scenario).to_markdown()
+    assert "cost at 0.25 requests/s" in comment
+
+
+def test_only_of_several_servers_the_heading_counts(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.sh", tmp_path / "new.sh"
+    old.write_text(f"{BASE}\n{BASE} --port 8001\n")
+    new.write_text(f"{BASE}\n{BASE} --port 8002\n")
+    assert (
+        review_change(str(old), str(new))
+        .to_markdown()
+        .startswith("### No new risk (1 of 2 servers changed)")
+    )

@@ -16,6 +16,12 @@ def escape_to_one_line(text: object) -> str:
     return "".join(shown)
 
 
+def format_count(number: float, noun: str, plural: str = "") -> str:
+    """Return a rounded number with its noun, in the singular for one: `1 user`, `2 users`."""
+    count = round(number)
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def escape_markdown(text: object) -> str:
     """Return text as one line of Markdown that shows it: no markup, HTML or formula."""
     return re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", escape_to_one_line(text))

@@ -18,7 +18,7 @@ from planner.engines.cli_options import (
     load_flag_lists,
     parse_engine_version,
 )
-from planner.tools.lint.findings import LintFinding, load_engine_changes
+from planner.tools.lint.findings import LintFinding, format_advice, load_engine_changes
 from planner.tools.lint.report import LintReport, ReportVerdict, lint
 
 MAX_GUIDE_BYTES = MIB // 4
@@ -178,7 +178,7 @@ def _check_command(command: str, version: str | None) -> Iterator[GuideFinding]:
             one.name,
             _describe_lint(one, report),
             one.written,
-            re.sub("^nothing(: |$)", r"leave it out\1", one.instead),
+            format_advice(one.instead),
         )
     if report.commands and not bad:
         named = f"{report.commands[0].checked.command.engine} {report.commands[0].checked.version}"
@@ -210,7 +210,7 @@ def _check_options(prose: str, version: str) -> Iterator[GuideFinding]:
             continue
         if any(one <= asked for one in had) and had[-1] < asked:
             change = load_engine_changes("vllm").flags.get(spelling)
-            advice = re.sub("^nothing(: |$)", r"leave it out\1", change.advice if change else "")
+            advice = format_advice(change.advice) if change else ""
             gone = f"{spelling} is gone{_find_end('vllm', spelling)}"
             yield GuideFinding("option", "outdated", spelling, gone, sentence, advice)
         elif asked in had:

@@ -1,5 +1,6 @@
 """Lint findings, and the recorded changes of engines (`catalogs/flags/changes.yaml`)."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -47,6 +48,11 @@ class LintFinding:
     def needs_fix(self) -> bool:
         """Whether the verdict calls for a fix."""
         return self.verdict in VERDICTS_TO_FIX
+
+
+def format_advice(instead: str) -> str:
+    """Return what to write instead, as an instruction; advice starts with "nothing" for no option."""
+    return re.sub(r"^nothing(: |$)", r"leave it out\1", instead)
 
 
 class OptionChange(StrictEntry):

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
+from planner.core.number_format import format_number
 from planner.core.templates import render_template
+from planner.core.text import format_count
 from planner.core.units import GIB
 from planner.deploy.launch_spec import build_deployment_launch
 from planner.engines.deployment import Deployment
@@ -27,6 +29,7 @@ from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.option_checks import check_command
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
+from planner.workload.workload import Workload
 
 MEMORY_ROWS: dict[str, Callable[[MemoryPlan], Interval]] = {
     "weights, GiB": lambda memory: memory.weights / GIB,
@@ -82,6 +85,15 @@ def compare_predictions(
         yield UpgradeRow("$ per M output tokens", costs[0], costs[1])
 
 
+def describe_load(workload: Workload | None) -> str:
+    """Describe the load of capacity, latencies and cost; empty if it is not known."""
+    if workload is None:
+        return ""
+    if workload.rate:
+        return f"at {format_number(workload.rate)} requests/s"
+    return f"with {format_count(workload.concurrency or 0, 'request')} in flight"
+
+
 def compare_engine_args(before: EngineArgs, after: EngineArgs) -> dict[str, tuple[object, object]]:
     """Return the arguments that differ, with both values."""
     pairs = {name: (value, getattr(after, name)) for name, value in vars(before).items()}
@@ -115,6 +127,11 @@ class PlanUpgrade:
             for role, name in old.items()
             if name and new.get(role) != name
         }
+
+    @property
+    def load(self) -> str:
+        """The load of the rows about capacity, latencies and cost; empty if there are none."""
+        return describe_load(self.candidates[0].prediction.workload) if self.candidates else ""
 
     @cached_property
     def candidates(self) -> tuple[Candidate, Candidate] | None:

@@ -38,7 +38,12 @@ from planner.tools.lint.deployment_reader import (
     parse_gpu_count,
     resolve_served_model,
 )
-from planner.tools.lint.findings import LintFinding, LintVerdict, load_engine_changes
+from planner.tools.lint.findings import (
+    LintFinding,
+    LintVerdict,
+    format_advice,
+    load_engine_changes,
+)
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
 from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
@@ -451,5 +456,5 @@ def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
 
 def _format_finding(finding: LintFinding) -> str:
     """Return the reason and the advice of a finding."""
-    advice = f"instead: {finding.instead}" if finding.instead else ""
+    advice = f"instead: {format_advice(finding.instead)}" if finding.instead else ""
     return redact_text(escape_to_one_line("; ".join(filter(None, (finding.why, advice)))))

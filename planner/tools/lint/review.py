@@ -14,9 +14,8 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.redaction import MASK, is_secret_name, redact_environment, redact_text
 from planner.core.templates import render_template
-from planner.core.text import escape_markdown, escape_to_one_line
+from planner.core.text import escape_markdown, escape_to_one_line, format_count
 from planner.engines.argument_names import load_argument_names
-from planner.engines.deployment import Deployment
 from planner.planning.argument_advice import DEFAULT_OUTPUT_TOKENS, DEFAULT_PROMPT_TOKENS
 from planner.planning.candidate import Candidate
 from planner.planning.prediction import Prediction, predict
@@ -24,12 +23,13 @@ from planner.planning.scenario import Scenario
 from planner.planning.search import state_deployment
 from planner.planning.slo import SloTarget
 from planner.tools.lint.command_plan import CommandPlan
-from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.findings import LintFinding, format_advice
 from planner.tools.lint.plan_upgrade import (
     UpgradeRow,
     compare_engine_args,
     compare_memory,
     compare_predictions,
+    describe_load,
 )
 from planner.tools.lint.report import (
     LINT_EXIT_CODES,
@@ -38,6 +38,7 @@ from planner.tools.lint.report import (
     ReportVerdict,
     lint,
 )
+from planner.workload.workload import Workload
 
 FailPolicy = Literal["fix", "risky", "never"]
 FAILING_VERDICTS: dict[FailPolicy, tuple[ReportVerdict, ...]] = {
@@ -50,6 +51,9 @@ MEMORY_RANKS = ("ok", "at_risk", "does_not_fit")
 SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tpot"))
 """Latencies that are compared if no scenario sets limits."""
 MAX_CELL_LENGTH = 200
+MIN_LOSS_FRACTION = 0.2
+"""Fraction of the KV cache or of the capacity whose loss is told."""
+LOSS_ROWS = ("KV cache, tokens", "capacity, requests/s")
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,26 @@ class ServerReview:
         yield from compare_predictions(*pair, targets)
 
     @property
+    def load(self) -> str:
+        """The load of the rows about capacity, latencies and cost; empty if there are none."""
+        if self.plans is None:
+            return ""
+        if before := self.candidates[0]:
+            return describe_load(before.prediction.workload)
+        old, new = self.plans
+        return describe_load(_find_common_load(old, new)) if old.loads and new.loads else ""
+
+    @property
+    def losses(self) -> list[str]:
+        """What the change takes of the KV cache and of the capacity, if it is much."""
+        return [
+            f"{row.name.partition(',')[0]} falls by {1 - row.after.mid / row.before.mid:.0%}, from"
+            f" {row.before.short} to {row.after.short} {row.name.partition(', ')[2]}"
+            for row in self.rows
+            if row.name in LOSS_ROWS and row.after.mid < (1 - MIN_LOSS_FRACTION) * row.before.mid
+        ]
+
+    @property
     def new_findings(self) -> list[LintFinding]:
         """What has to be looked at now and did not before."""
         return _subtract_findings(self.after, self.before)
@@ -161,13 +185,18 @@ class ServerReview:
         rank = MEMORY_RANKS.index(new.memory.status) if new else 0
         if new and rank > (MEMORY_RANKS.index(old.memory.status) if old else 0):
             state = "may not start" if rank == 1 else "does not start"
-            risks.append(("at_risk" if rank == 1 else "mend", f"{state}: {new.memory.reason}"))
+            enough = [remedy.change for remedy in new.remedies.enough] if new.remedies else []
+            advice = f"; enough alone: {', '.join(enough)}" if enough else ""
+            risk: ReportVerdict = "at_risk" if rank == 1 else "mend"
+            risks.append((risk, f"{state}: {new.memory.reason}{advice}"))
         before, after = self.candidates
         if after and rank < 2 and not after.is_confident:
             if not after.is_feasible and (before is None or before.is_feasible):
                 risks.append(("mend", f"does not meet the targets: {after.shortfall}"))
             elif after.is_feasible and (before is None or before.is_confident):
                 risks.append(("at_risk", f"may miss the targets: {after.shortfall}"))
+        if after is None and rank < 2:  # with a scenario its targets decide
+            risks += [("at_risk", loss) for loss in self.losses]
         return risks
 
     @property
@@ -176,12 +205,13 @@ class ServerReview:
         reports = {"before": self.before, "after": self.after}
         return [
             *(
-                f"{side}, the server rejects these options; its memory is that of the fixed command"
+                f"{side} the change the server rejects its options; the memory is that of the fixed"
+                " command"
                 for side, report in reports.items()
                 if report and report.refuses_to_start and report.plan
             ),
             *(
-                f"{side}, not planned: {report.not_planned_reason}"
+                f"not planned {side} the change: {report.not_planned_reason}"
                 for side, report in reports.items()
                 if report and report.not_planned_reason
             ),
@@ -220,6 +250,16 @@ class ChangeReview:
         verdicts |= {"at_risk" if f.verdict in ("risky", "unread") else "mend" for f in findings}
         return "mend" if "mend" in verdicts else "at_risk" if verdicts else "ok"
 
+    @property
+    def heading(self) -> str:
+        """The verdict, and how many of several servers change."""
+        title = {"at_risk": "New risk", "mend": "Needs a fix"}.get(self.verdict, "No new risk")
+        if self.verdict == "ok" and any(server.losses for server in self.servers):
+            title = "No new risk, but less room"
+        changed = len(self.changed_servers)
+        counts = f"{changed} of {format_count(len(self.servers), 'server')} changed"
+        return title if changed == len(self.servers) == 1 else f"{title} ({counts})"
+
     def get_exit_code(self, fail_on: FailPolicy) -> int:
         """Return lint's exit code for the verdict if the policy fails it, else 0."""
         return LINT_EXIT_CODES[self.verdict] if self.verdict in FAILING_VERDICTS[fail_on] else 0
@@ -234,7 +274,12 @@ class ChangeReview:
     def to_markdown(self) -> str:
         """Return the review as a comment; no text of the files can be markup or a mention."""
         return render_template(
-            "tools/lint", "review.md", review=self, code=_format_code, text=_format_text
+            "tools/lint",
+            "review.md",
+            review=self,
+            code=_format_code,
+            text=_format_text,
+            advise=_describe_finding,
         )
 
 
@@ -353,14 +398,15 @@ def _count_in_flight(prediction: Prediction) -> int:
     return (prediction.workload and prediction.workload.concurrency) or 0
 
 
+def _find_common_load(old: CommandPlan, new: CommandPlan) -> Workload:
+    in_flight = min(_count_in_flight(plan.loads[-1]) for plan in (old, new))
+    return replace(old.workload, concurrency=in_flight)
+
+
 def _predict_at_common_load(old: CommandPlan, new: CommandPlan) -> tuple[Prediction, Prediction]:
     """Predict both sides with as many requests in flight as either takes."""
-    in_flight = min(_count_in_flight(plan.loads[-1]) for plan in (old, new))
-
-    def predict_one(deployment: Deployment) -> Prediction:
-        return predict(deployment, replace(old.workload, concurrency=in_flight))
-
-    return predict_one(old.deployment), predict_one(new.deployment)
+    load = _find_common_load(old, new)
+    return predict(old.deployment, load), predict(new.deployment, load)
 
 
 def _format_code(text: object) -> Markup:
@@ -369,6 +415,12 @@ def _format_code(text: object) -> Markup:
     if len(line) > MAX_CELL_LENGTH:
         line = f"{line[:MAX_CELL_LENGTH]}..."
     return Markup(f"`{line}`".replace("|", "\\|")) if line.strip() else Markup("`''`")
+
+
+def _describe_finding(finding: LintFinding) -> tuple[str, ...]:
+    """Return the reason of a finding, and what to write instead."""
+    advice = f"instead: {format_advice(finding.instead)}" if finding.instead else ""
+    return finding.why, advice
 
 
 def _format_text(parts: Iterable[str] | str) -> Markup:
