@@ -13,6 +13,7 @@ from metrics_pages import Server
 
 from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
+from planner.core.text import format_count
 from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.failure_modes import FailureMode
@@ -32,6 +33,7 @@ from planner.tools.diagnostics.metrics_pages import (
     read_metrics_page,
 )
 from planner.tools.diagnostics.startup_errors import ErrorPhrase, find_startup_errors
+from planner.tools.diagnostics.stat_lines import read_stat_lines
 from planner.ui.cli import main
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -574,3 +576,20 @@ def test_a_page_of_a_restarted_server_counts_from_its_start(tmp_path: Path) -> N
     restarted = measure_replica([read_metrics_page(pages[1]), read_metrics_page(again)], None, 60.0)
     assert restarted.requests == early.requests < late.requests
     assert re.search("request", str(late.names))
+
+
+def test_one_is_no_plural(tmp_path: Path) -> None:
+    """One answered request, one that waits, one preemption."""
+    assert [format_count(n, "user") for n in (0, 1, 1.2, 2, 1200)] == [
+        "0 users", "1 user", "1 user", "2 users", "1,200 users",
+    ]  # fmt: skip
+    page = tmp_path / "page.txt"
+    page.write_text(
+        'vllm:request_success_total{model_name="m"} 1\nvllm:num_requests_running{model_name="m"} 1\n'
+    )
+    assert str(diagnose([page])).startswith("1 request,")
+    told = str(read_stat_lines(
+        "Running: 1 reqs, Waiting: 0 reqs, Preemptions: 1, GPU KV cache usage: 3.0%, x\n"
+    ))  # fmt: skip
+    assert told.startswith("1 periodic line: 1 running and 0 waiting") and "1 preemption" in told
+    assert "1 preemptions" not in told

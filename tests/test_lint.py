@@ -598,7 +598,7 @@ REFUSED = [
     (f"vllm serve {LLAMA} -tp 3", "must be divisible"),
     (f"vllm serve {LLAMA} --max-model-len 200000", "was made for"),
     (f"vllm serve {LLAMA} --enable-auto-tool-choice", "it ends with an error without"),
-    (f"CUDA_VISIBLE_DEVICES=0 vllm serve {LLAMA} -tp 2", "takes 2 GPUs, and 1 are visible"),
+    (f"CUDA_VISIBLE_DEVICES=0 vllm serve {LLAMA} -tp 2", "takes 2 GPUs, and 1 is visible"),
     (f"vllm serve {LLAMA} --max-num-seqs many", "takes a whole number"),
 ]
 

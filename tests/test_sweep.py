@@ -298,7 +298,7 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
     assert main(command(path, "out.csv", "--workers", "1")[3:]) == 1
     found, _, header, low, high, wrong = capsys.readouterr().out.splitlines()
-    assert found.startswith("3 points: 1 error, 1 meet the targets, 1 miss one.")
+    assert found.startswith("3 points: 1 error, 1 meets the targets, 1 misses one.")
     assert "analytical estimates, not simulations" in found and "estimate ▏" in header.replace(
         "|", "▏"
     )

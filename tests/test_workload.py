@@ -134,7 +134,7 @@ def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) ->
         ),
         (
             "arrival,prompt_tokens,output_tokens\n0,5,0\n1,5,5\n",
-            "1 requests .1 more have no output token",
+            "1 request .1 more has no output token",
         ),
         (
             "arrival,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n",
@@ -251,7 +251,7 @@ def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> 
     text = PLAIN_TRACE + "5,400,0\n6,500,50\n"
     found = Workload.from_trace(read_trace(written(tmp_path, "day.csv", text)))
     assert found.trace is not None and found.trace.prompt.tolist() == [100, 200, 300, 500]
-    assert found.assumptions == ("1 requests of day.csv without output are left out.",)
+    assert found.assumptions == ("1 request of day.csv without output is left out.",)
     with pytest.raises(PlannerError, match="line 7, field prompt_tokens: 0 must be"):
         read_trace(written(tmp_path, "bad.csv", text + "7,0,5\n"))
 

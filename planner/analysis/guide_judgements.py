@@ -13,6 +13,7 @@ from planner.analysis.rules_of_thumb import (
 )
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
+from planner.core.text import format_count
 from planner.core.units import GIB
 from planner.engines.cli_options import (
     list_versions_with_spelling,
@@ -442,7 +443,7 @@ def judge_starting_sequences(stated: Stated, version: str | None) -> Judgement:
         return Judgement("wrong", f"{name}: {_describe_room(memory)}")
     value, carried = float(stated["sequences"]), find_safe_max_num_seqs(memory, _build_chat())
     finding = (
-        f"{name}: memory carries {carried:,} chats of 1,000 + 300 tokens; {value:,.0f} need requests"
+        f"{name}: memory carries {format_count(carried, 'chat')} of 1,000 + 300 tokens; {value:,.0f} need requests"
         f" of at most {memory.pool.reported_tokens / value:,.0f} tokens"
     )
     if value > carried * (1 + SIZE_TOLERANCE):
@@ -470,7 +471,9 @@ def judge_concurrency(stated: Stated, version: str | None) -> Judgement:
     if not memory.can_start:
         return Judgement("wrong", f"{name}: {_describe_room(memory)}")
     held, value = memory.pool.count_sequences(tokens), float(stated["sequences"])
-    finding = f"{name}: the KV cache holds {held:,} requests of {tokens:,} tokens at once"
+    finding = (
+        f"{name}: the KV cache holds {format_count(held, 'request')} of {tokens:,} tokens at once"
+    )
     if value > held * 1.1:
         return Judgement("wrong", f"{finding}; the claim is {_describe_error(value, 0, held)}")
     return Judgement("right", finding)

@@ -17,6 +17,7 @@ from planner.analysis.tail_latency import (
 )
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
 from planner.planning.capacity import estimate_capacity
@@ -198,7 +199,7 @@ def simulate_timeline(
         f" {get_statistic(run, 'itl', 'p99') * 1e3:,.0f} ms"
     )
     preempted = int(run.preemptions.sum())
-    return text + f", {preempted} preemptions" * (preempted > 0), gauges[
+    return text + f", {format_count(preempted, 'preemption')}" * (preempted > 0), gauges[
         gauges["Seconds"] <= 1.5 * seconds
     ]
 

@@ -22,6 +22,7 @@ from planner.calibration.user_fit import BenchmarkPoint
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError, add_error_context, find_closest
 from planner.core.readers import parse_json, read_csv_lines, read_text
+from planner.core.text import format_count
 from planner.core.units import MIB
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
@@ -230,7 +231,8 @@ def _read_bench_file(
                 f" {deployment.model.name}"
             )
         if run.failed:
-            notes.append(f"{where}: {run.failed} requests failed; the other {run.completed} count")
+            failed = format_count(run.failed, "request")
+            notes.append(f"{where}: {failed} failed; the other {run.completed} count")
     return points, notes
 
 

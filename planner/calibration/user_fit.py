@@ -23,6 +23,7 @@ from planner.core.errors import PlannerError, add_error_context
 from planner.core.files import replace_atomically
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.readers import read_yaml
+from planner.core.text import format_count
 from planner.engines.coefficients import StepCoefficients, UserCalibration, list_coefficient_names
 from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import (
@@ -191,7 +192,7 @@ class CalibrationFit:
         listed = ", ".join(
             f"{name} ({count})" if len(models) > 1 else name for name, count in models.items()
         )
-        count = "1 run" if len(self.points) == 1 else f"{len(self.points)} runs"
+        count = format_count(len(self.points), "run")
         lines = [f"{self.entry} under {self.engine}: {count} of {listed}"]
         medians = self._medians()
         for name, (before, after) in medians.items():

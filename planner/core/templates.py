@@ -12,7 +12,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from planner.core.text import escape_markdown, escape_to_one_line
+from planner.core.text import escape_markdown, escape_to_one_line, format_count
 from planner.core.units import GIB
 
 
@@ -43,6 +43,7 @@ def _create_environment(folder: str, is_markdown: bool) -> jinja2.Environment:
         "ms": lambda f: f"{f * 1e3:.0f}",
         "gib": lambda f: f"{f / GIB:.1f}",
         "yaml": as_yaml,
+        "plural": format_count,
     }
     # a code span has no escapes
     environment.filters["code"] = lambda text: Markup(escape_to_one_line(text).replace("`", "'"))

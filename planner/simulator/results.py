@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.core.errors import PlannerError
+from planner.core.text import format_count
 from planner.latency.performance import LATENCY_METRICS, LATENCY_QUANTILES, LATENCY_STATISTICS
 from planner.simulator import kernel_types as kinds
 from planner.simulator.kernel_types import SimulationOutcome
@@ -225,10 +226,10 @@ class SimulationResult:
     def __repr__(self) -> str:
         lines = [
             (
-                f"{len(self.output):,} requests in {self.duration:,.1f} s: {self.request_tps:,.2f}"
+                f"{format_count(len(self.output), 'request')} in {self.duration:,.1f} s: {self.request_tps:,.2f}"
                 f" requests/s, {self.output_tps:,.0f} output tokens/s; {self.decode_batch:.1f}"
                 f" decoding at once, KV usage p99 {self.compute_kv_usage_quantile(0.99):.0%},"
-                f" {int(self.preemptions.sum())} preemptions"
+                f" {format_count(self.preemptions.sum(), 'preemption')}"
             ),
             "        "
             + "".join(f"{name:>12}" for name in ("mean ms", "p50 ms", "p95 ms", "p99 ms")),

@@ -11,7 +11,7 @@ from planner.analysis.guide_rules import find_stated_rules, judge_stated, split_
 from planner.core.errors import PlannerError
 from planner.core.readers import read_text
 from planner.core.redaction import redact_json, redact_text
-from planner.core.text import escape_to_one_line
+from planner.core.text import escape_to_one_line, format_count
 from planner.core.units import MIB
 from planner.engines.cli_options import (
     list_versions_with_spelling,
@@ -105,8 +105,8 @@ class GuideReport:
             if one.remember and one.verdict != "right":
                 lines += [_show(f"  instead: {one.remember}")]
         if self.unread:
-            are = f"{len(self.unread)} sentences" if len(self.unread) > 1 else "a sentence"
-            lines += ["", _show(f"not read: {are} with figures that no rule knows, first:")]
+            count = format_count(len(self.unread), "sentence")
+            lines += ["", _show(f"not read: {count} with figures that no rule knows, first:")]
             lines += [_show(f"  says: {self.unread[0]}", 160)]
         return "\n".join(lines)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_usd
-from planner.core.text import format_columns
+from planner.core.text import format_columns, format_count
 from planner.ui.terminal import TerminalStyle
 
 if TYPE_CHECKING:
@@ -55,11 +55,16 @@ def _summarize(table: "pd.DataFrame") -> str:
     """Count the points by verdict, and name the cheapest that meets the targets."""
     points = table.to_dict("records")
     words = [_describe_verdict(row) for row in points]
-    plural = {"meets": "meet the targets", "misses": "miss one"}
+    forms = {
+        "meets": ("meets the targets", "meet the targets"),
+        "misses": ("misses one", "miss one"),
+        "error": ("error", "errors"),
+    }
     counts = ", ".join(
-        f"{words.count(word):,} {plural.get(word, word)}" for word in dict.fromkeys(sorted(words))
+        format_count(words.count(word), *forms.get(word, (word, word)))
+        for word in dict.fromkeys(sorted(words))
     )
-    text = f"{len(points):,} points: {counts}.{_describe_estimates(points)}"
+    text = f"{format_count(len(points), 'point')}: {counts}.{_describe_estimates(points)}"
     prices = [
         price
         for row, word in zip(points, words, strict=True)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
+from planner.core.text import format_count
 from planner.workload.traces import read_trace
 from planner.workload.workload import WORKLOAD_BOUNDS
 
@@ -98,7 +99,7 @@ def _normalize_hours(hours: np.ndarray, name: str, busiest: float | None = None)
     """
     if not HOURS_PER_DAY <= len(hours) <= HOURS_PER_WEEK:
         raise PlannerError(
-            f"{name} has {len(hours)} hours; expected one figure an hour for a day"
+            f"{name} has {format_count(len(hours), 'hour')}; expected one figure an hour for a day"
             f" ({HOURS_PER_DAY}) up to a week"
         )
     if not hours.max() > 0:

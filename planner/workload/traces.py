@@ -17,6 +17,7 @@ import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.core.readers import open_bounded, parse_json
+from planner.core.text import format_count
 from planner.core.units import MIB
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class Trace:
         sentences = []
         if self.num_dropped:
             sentences.append(
-                f"{self.num_dropped:,} requests of {self.path.name} without output are left out."
+                f"{format_count(self.num_dropped, 'request')} of {self.path.name} without output"
+                f" {'is' if self.num_dropped == 1 else 'are'} left out."
             )
         if self.num_hours > 1:
             sentences.append(
@@ -176,7 +178,9 @@ class Trace:
         return replace(self.take(rows), num_hours=int(hours[-1]) + 1)
 
     def __str__(self) -> str:
-        length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"
+        length = (
+            f"{format_count(len(self.arrival), 'request')} in {self.arrival[-1] / 60:,.1f} minutes"
+        )
         length += f", the busiest of {self.num_hours} hours" if self.num_hours > 1 else ""
         return f"{self.path.name}: {length}" + (
             f", {self.num_dropped:,} without output left out" if self.num_dropped else ""
@@ -363,9 +367,10 @@ def _build_trace(
     time, prompt, output, lines = time[indices], prompt[indices], output[indices], lines[indices]
     time = np.where(np.abs(time) < 1e12, time, np.nan)
     if len(time) < 2:
-        dropped = f" ({num_dropped} more have no output token)" if num_dropped else ""
+        verb = "has" if num_dropped == 1 else "have"
+        dropped = f" ({num_dropped} more {verb} no output token)" if num_dropped else ""
         raise PlannerError(
-            f"{path.name} has {len(time)} requests{dropped}; a trace needs at least two"
+            f"{path.name} has {format_count(len(time), 'request')}{dropped}; a trace needs at least two"
         )
     for field, bad, problem in (
         (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.core.errors import PlannerError
+from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
 from planner.latency.speculative_decoding import build_step_model, compute_planned_acceptance
@@ -104,7 +105,7 @@ class DiagnosisCase:
     @property
     def in_flight_statement(self) -> str:
         """How many requests run and wait at once, and whether the gauges tell it."""
-        counts = f"{self.mean_running:.0f} run and {self.mean_waiting:.0f} wait at once"
+        counts = f"{self.mean_running:.0f} running and {self.mean_waiting:.0f} waiting at once"
         if not self.measured.is_idle:
             return counts
         idle = "taken while nothing ran: the gauges tell nothing of the load"
@@ -272,7 +273,7 @@ def detect_stalled_engine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         yield DiagnosisFinding(
             "stalled",
             (
-                f"{in_flight:.0f} requests are in flight, and between the pages no request was"
+                f"{format_count(in_flight, 'request')} in flight, and between the pages no request was"
                 " answered and no token was generated",
             ),
         )
@@ -298,7 +299,7 @@ def detect_other_settings(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         )
     if case.measured.most_running > slots:
         evidence.append(
-            f"{case.measured.most_running:.0f} run at once, planned are at most {slots}"
+            f"{case.measured.most_running:.0f} running at once, planned are at most {slots}"
             " (max_num_seqs)"
         )
     if evidence:
@@ -310,11 +311,11 @@ def detect_adapter_starvation(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
     deferred = case.measured.deferred or 0.0
     if deferred >= 1 and deferred >= 0.5 * case.mean_waiting:
         text = (
-            f"{deferred:.0f} of {max(case.mean_waiting, deferred):.0f} waiting requests are"
-            " deferred"
+            f"{deferred:.0f} of {format_count(max(case.mean_waiting, deferred), 'waiting request')}"
+            f" {'is' if round(deferred) == 1 else 'are'} deferred"
         )
         yield DiagnosisFinding(
-            "adapter_starvation", (f"{text}, while {case.mean_running:.0f} run",)
+            "adapter_starvation", (f"{text}, with {case.mean_running:.0f} running",)
         )
 
 
@@ -413,7 +414,7 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         return
     measured, slots = case.measured, case.max_running
     most = f" of at most {slots}" if slots else ""
-    counts = f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run{most}"
+    counts = f"{case.mean_waiting:.0f} waiting and {case.mean_running:.0f} running{most}"
     sentences = [counts] if case.knows_in_flight else []
     queue, ttft = measured.get_mean("queue"), measured.get_mean("ttft")
     if queue is not None and ttft is not None:

@@ -13,6 +13,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.readers import read_text
 from planner.core.redaction import redact_text
+from planner.core.text import format_count
 from planner.core.units import GIB, MIB
 from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
 from planner.engines.engine_args import EngineArgs
@@ -300,12 +301,13 @@ class LogExplanation:
         workload = build_default_workload(args.max_model_len)
         prompt, output = workload.prompt.mean, workload.output.mean
         num_sequences = as_logged.pool.count_sequences(round(prompt + output))
+        verb = "fits" if num_sequences == 1 else "fit"
         changes = [
             f"  {suggestion.argument} {suggestion.value}: {suggestion.benefit}"
             for suggestion in suggest_changes(as_logged, workload)[0]
         ]
         text = (
-            f"{num_sequences:,} requests of {prompt:,.0f} + {output:,.0f} tokens fit into its KV"
+            f"{format_count(num_sequences, 'request')} of {prompt:,.0f} + {output:,.0f} tokens {verb} into its KV"
             f" cache, max_num_seqs lets {args.max_num_seqs:,} run;"
             f" {'better:' if changes else 'no other argument serves them better.'}"
         )

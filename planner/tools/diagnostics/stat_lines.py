@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from planner.core.text import format_count
 from planner.tools.diagnostics.failure_detection import BUSY_FRACTION, DiagnosisFinding
 
 MIN_WAITING = 4.0
@@ -75,11 +76,12 @@ class StatLines:
         return len(last) == MIN_STALLED_LINES and all(line.tps == 0 for line in last)
 
     def __str__(self) -> str:
-        counted = f"; {self.preemptions} preemptions" if self.preemptions else ""
+        counted = f"; {format_count(self.preemptions, 'preemption')}" if self.preemptions else ""
         if not self.lines:
             return f"no periodic lines{counted}"
         return (
-            f"{len(self.lines)} periodic lines: {self.running:.0f} run and {self.waiting:.0f} wait,"
+            f"{format_count(len(self.lines), 'periodic line')}: {self.running:.0f} running and"
+            f" {self.waiting:.0f} waiting,"
             f" the KV cache is {self.kv_usage:.0%} full{counted}"
         )
 

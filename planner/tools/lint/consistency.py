@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.core.errors import PlannerError
+from planner.core.text import format_count
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import ParallelLayout
@@ -75,14 +76,20 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
         num_gpus, name = read_layout(command.engine, values).num_gpus, "CUDA_VISIBLE_DEVICES"
         visible = command.environment.get(name, "")
         if re.fullmatch(r"\d+(,\d+)*", visible) and num_gpus > (count := len(visible.split(","))):
-            why = f"the command takes {num_gpus} GPUs, and {count} are visible"
+            seen = f"{count} {'is' if count == 1 else 'are'} visible"
+            why = f"the command takes {format_count(num_gpus, 'GPU')}, and {seen}"
             yield LintFinding(
                 "environment", name, f"{name}={visible}", "contradicts", why, refused=True
             )
         if (given := command.setup and command.setup.num_gpus) and num_gpus > given:
-            why = f"the command takes {num_gpus} GPUs, and the container is given {given}"
+            why = f"the command takes {format_count(num_gpus, 'GPU')}, the container has {given}"
             yield LintFinding(
-                "environment", "GPUs", f"{given} GPUs", "contradicts", why, refused=True
+                "environment",
+                "GPUs",
+                format_count(given, "GPU"),
+                "contradicts",
+                why,
+                refused=True,
             )
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.core.text import format_count
 from planner.ui.commands.options import (
     announce_compilation,
     parse_count,
@@ -138,5 +139,7 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     print(format_sweep(table, metrics, detect_style()))
     failed = table[table["status"] == "error"]
     if len(failed):
-        print_message(f"{len(failed):,} points failed, the first: {failed['error'].iloc[0]}")
+        print_message(
+            f"{format_count(len(failed), 'point')} failed, the first: {failed['error'].iloc[0]}"
+        )
     return int(len(failed) > 0)
