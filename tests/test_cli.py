@@ -234,7 +234,7 @@ def test_check_says_what_was_understood(tmp_path, capsys):
     assert set(Path().iterdir()) == before
     assert main(["check", "chat-70b", "--set", "workload={concurrency: 9, prompt_tokens: {exactly: 5}, "
                  "output_tokens: {exactly: 5}}"]) == 0  # fmt: skip
-    assert "9 users in a closed loop" in capsys.readouterr().out
+    assert "9 concurrent requests in a closed loop, without think time" in capsys.readouterr().out
     assert main(["check", "offline-batch"]) == 0
     assert "500,000 requests at once, 17.36 requests/s" in capsys.readouterr().out
     adapters = "adapters={count: 100, ranks: [8, 16], zipf: 1}"

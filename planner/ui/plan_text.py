@@ -389,7 +389,8 @@ def _find_feasible_load(plan: Plan) -> str:
         )
     if (found.concurrency or 0) < 2:
         return ""
-    return f"up to {found.concurrency:,} users instead of {scenario.workload.concurrency:,}"
+    wanted = scenario.workload.concurrency
+    return f"up to {found.concurrency:,} concurrent requests instead of {wanted:,}"
 
 
 def _choose_next_command(plan: Plan, command: str, out: str, style: TerminalStyle) -> str:

@@ -6,6 +6,7 @@ from planner.core.number_format import (
     format_probability,
     format_usd,
 )
+from planner.core.text import format_count
 from planner.hardware.prices import HOURS_PER_MONTH, GpuPrice
 from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.evaluation import estimate_run_hours
@@ -77,7 +78,7 @@ def describe_found_figure(scenario: Scenario) -> str:
         return f"{target.name} of {format_limit_seconds(target.seconds)}"
     if kind == "rate":
         return f"{format_number(load.rate or 0.0)} requests/s"
-    return f"{load.concurrency or 0:,} users" if kind else ""
+    return format_count(load.concurrency or 0, "concurrent request") if kind else ""
 
 
 def format_odds(candidate: Candidate) -> str:

@@ -15,6 +15,7 @@ from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
 from planner.core.number_format import format_limit_seconds, format_number
 from planner.core.readers import parse_json, read_yaml
+from planner.core.text import format_count
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario import Scenario, find_scenario_file
@@ -216,7 +217,7 @@ def write_title(scenario: Scenario) -> str:
         if scenario.offline and workload.num_prompts
         else f"{format_number(workload.rate, 3)} requests/s"
         if workload.rate
-        else f"{workload.concurrency or 0:,} users who wait for each answer"
+        else format_count(workload.concurrency or 0, "concurrent request")
     )
     if scenario.open_figure:
         target = scenario.slo_targets[0].name
