@@ -271,3 +271,15 @@ def test_what_no_rule_reads_is_told() -> None:
     assert unread in str(check_guide(unread))
     into_code = "The weights of Llama-3.1-8B in BF16 take about 16 GB, started so:\n```\nls\n```\n"
     assert check_guide(into_code).verdict == "ok"  # its sentence goes on in the block
+
+
+def test_what_is_too_much_to_read_is_told() -> None:
+    """201 commands that differ, of which 200 are checked; a block of 21, of which 20 are."""
+    many = "\n".join(f"vllm serve m --port {8000 + k}" for k in range(201))
+    report = check_guide(many)
+    assert report.dropped[0] == "1 block or line that may start a server after the first 200"
+    assert report.verdict == "at_risk" and "not read: 1 block" in str(report)
+    assert not check_guide(many.rpartition("\n")[0]).dropped
+    block = "```\n" + "\n".join(many.splitlines()[:21]) + "\n```"
+    (unread,) = [one for one in check_guide(block).findings if one.verdict == "not checkable"]
+    assert "more than 20 commands" in unread.finding

@@ -300,3 +300,18 @@ def test_what_docker_gives_its_server(options: str, found: list[str]) -> None:
 def test_what_compose_gives_its_server(service: dict[str, object], found: list[str]) -> None:
     text = write_service(**{"command": ["Qwen/Qwen3-8B", "-tp", "2"], **service})
     assert [*to_fix(lint(text))] == found
+
+
+def test_scripts_of_a_unit_that_are_not_read_are_told(tmp_path: Path) -> None:
+    """21 scripts, of which each starts a server: 20 are read."""
+    unit = tmp_path / "many.service"
+    for count, is_told in ((20, False), (21, True)):
+        lines = []
+        for k in range(count):
+            (tmp_path / f"serve{k}.sh").write_text(f"vllm serve m --port {8000 + k}\n")
+            lines.append(f"ExecStart=/opt/serve{k}.sh")
+        unit.write_text("[Service]\n" + "\n".join(lines) + "\n")
+        report = lint(str(unit))
+        assert len(report.commands) == 20
+        told = [one for one in report.findings if "more than 20 scripts" in one.why]
+        assert bool(told) == is_told and report.verdict == ("at_risk" if is_told else "ok")

@@ -69,6 +69,7 @@ class GuideReport:
     findings: tuple[GuideFinding, ...]
     version: str
     unread: tuple[str, ...] = ()  # sentences with figures that no rule knows
+    dropped: tuple[str, ...] = ()  # what was left out of a text that is too long
 
     @property
     def verdict(self) -> ReportVerdict:
@@ -76,7 +77,8 @@ class GuideReport:
         verdicts = {finding.verdict for finding in self.findings}
         if verdicts & {"wrong", "outdated"}:
             return "mend"
-        return "ok" if verdicts == {"right"} and not self.unread else "at_risk"
+        is_whole = not (self.unread or self.dropped)
+        return "ok" if verdicts == {"right"} and is_whole else "at_risk"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -85,6 +87,7 @@ class GuideReport:
             "engine_version": self.version,
             "findings": [dict(vars(finding)) for finding in self.findings],
             "unread": list(self.unread),
+            "dropped": list(self.dropped),
         }
         return dict(redact_json(report))
 
@@ -108,6 +111,8 @@ class GuideReport:
             count = format_count(len(self.unread), "sentence")
             lines += ["", _show(f"not read: {count} with figures that no rule knows, first:")]
             lines += [_show(f"  says: {self.unread[0]}", 160)]
+        for what in self.dropped:
+            lines += ["", f"not read: {what}"]
         return "\n".join(lines)
 
 
@@ -140,7 +145,17 @@ def check_guide(what: str, version: str | None = None) -> GuideReport:
         for sentence in split_sentences(prose)
         if re.search(r"\d", sentence) and sentence not in read
     )
-    return GuideReport(tuple(ranked), version or newest, tuple(dict.fromkeys(unread)))
+    dropped = [
+        f"{format_count(total - limit, noun)} after the first {limit}"
+        for total, limit, noun in (
+            (len(distinct), MAX_COMMANDS, "block or line that may start a server"),
+            (len(found), MAX_FINDINGS, "finding"),
+        )
+        if total > limit
+    ]
+    return GuideReport(
+        tuple(ranked), version or newest, tuple(dict.fromkeys(unread)), tuple(dropped)
+    )
 
 
 def split_commands(text: str) -> tuple[list[str], str]:

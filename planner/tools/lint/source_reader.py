@@ -84,17 +84,18 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
         if not (one.where.startswith("data.") and one.where.removeprefix("data.") in started)
     ]
     if server_commands and any(True for _ in found):
-        unread = (
-            f"the file has more than {MAX_COMMANDS_PER_FILE} commands, and the others are unread"
-        )
-        server_commands[-1] = _add_note(server_commands[-1], unread)
+        server_commands[-1] = _add_limit(server_commands[-1], "file", "commands")
     scripts = re.findall(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", text, re.MULTILINE)
+    has_more_scripts = not server_commands and len(scripts) > MAX_COMMANDS_PER_FILE
     for script in () if server_commands else scripts[:MAX_COMMANDS_PER_FILE]:
         script_text = nearby.find(script) or ""
-        server_commands += islice(
-            _find_commands_in_text(script_text, replace(nearby, name=""), engine),
-            MAX_COMMANDS_PER_FILE,
-        )
+        found = _find_commands_in_text(script_text, replace(nearby, name=""), engine)
+        started_here = list(islice(found, MAX_COMMANDS_PER_FILE))
+        if started_here and any(True for _ in found):
+            started_here[-1] = _add_limit(started_here[-1], f"script {script!r:.80}", "commands")
+        server_commands += started_here
+    if server_commands and has_more_scripts:
+        server_commands[-1] = _add_limit(server_commands[-1], "unit", "scripts")
     commands = tuple(
         _apply_config_file(_apply_plan_header(command, text), nearby) for command in server_commands
     )
@@ -114,6 +115,14 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
             f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
         )
     return ParsedSource(commands, metrics, programs)
+
+
+def _add_limit(command: ServerCommand, what: str, parts: str) -> ServerCommand:
+    """Add to the last command that is read that others behind it are not."""
+    limit = f"more than {MAX_COMMANDS_PER_FILE} {parts}"
+    why = f"the {what} has {limit}, and the others were not read"
+    found = LintFinding("word", parts, limit, "unread", why, "planner lint of each of them")
+    return replace(command, findings=(*command.findings, found))
 
 
 def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
