@@ -135,6 +135,26 @@ def test_a_kind_of_files_that_does_not_apply_does_not_stop_the_others() -> None:
     assert "production-stack" in kinds
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "told"),
+    [
+        ("vllm", "0.33.0", "`--runner pooling`"),
+        ("vllm", "0.8.5", "`--task embed`"),  # --runner came later
+        ("sglang", "0.5.10", "`--is-embedding`"),  # server_args.py
+        ("tgi", None, "no option for embeddings"),  # which text-embeddings-inference serves
+    ],
+)
+def test_the_option_for_embeddings_is_that_of_the_engine(
+    engine: str, version: str | None, told: str
+) -> None:
+    lengths = {"prompt_tokens": {"exactly": 512}, "output_tokens": {"exactly": 1}}
+    fields = {"engine": engine, "workload": {**lengths, "rate": 5}}
+    if version:
+        fields["engine_version"] = version
+    told_all = " ".join(parse_scenario({**SMALL, **fields}, "mine").assumptions)
+    assert told in told_all and (engine == "vllm") == ("vllm" in told_all)
+
+
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-Embedding-8B", "Qwen/Qwen3-Reranker-4B"])
 def test_an_embedding_is_a_prompt_alone(model: str) -> None:
     """No decode step and no sequence that stays; 2 FLOPs a weight and token and the GPU's peak bound it."""

@@ -19,6 +19,7 @@ from planner.core.errors import (
 )
 from planner.core.readers import read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
+from planner.engines.cli_options import get_cli_options
 from planner.engines.engine import Engine, find_dynamo_release, get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
@@ -78,9 +79,20 @@ class CandidateGpu:
 
 
 PREFILL_ONLY_NOTE = (
-    "With answers of one token only prompts are computed, as for embeddings and reranking; vLLM"
-    " serves embeddings with `--runner pooling`, while `bench.sh` asks for completions of a token."
+    "With answers of one token only prompts are computed, as for embeddings and reranking;"
+    " `bench.sh` asks for completions of a token."
 )
+EMBEDDING_OPTIONS = ("--runner pooling", "--is-embedding", "--task embed")
+"""Options with which engines serve embeddings, the current one of each first."""
+
+
+def _explain_embedding_option(engine: Engine) -> str:
+    """Explain with which option of its version an engine serves embeddings."""
+    spellings = get_cli_options(engine.name, engine.release).spellings
+    for option in EMBEDDING_OPTIONS:
+        if option.split()[0] in spellings:
+            return f"{engine} serves embeddings with `{option}`."
+    return f"{engine} has no option for embeddings that is known here."
 
 
 def _explain_slice(gpu: Gpu) -> str:
@@ -147,10 +159,14 @@ class Scenario:
         return (
             *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
             *self.workload.assumptions,
-            *([PREFILL_ONLY_NOTE] if self.workload.output.max_tokens <= 1 else []),
+            *(self._explain_prefill_only() if self.workload.output.max_tokens <= 1 else ()),
             *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
             *([self._explain_peak(self.daily_tokens)] if self.daily_tokens else []),
         )
+
+    def _explain_prefill_only(self) -> tuple[str, ...]:
+        engines = (self.engine, *self.other_engines)
+        return PREFILL_ONLY_NOTE, *map(_explain_embedding_option, engines)
 
     def _explain_peak(self, daily_tokens: float) -> str:
         requests = daily_tokens / self.workload.mean_tokens_per_request
