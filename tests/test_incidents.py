@@ -178,6 +178,7 @@ def test_an_idle_moment_is_no_evidence_of_the_load(tmp_path: Path) -> None:
     told = diagnosed([idle], tmp_path)
     assert [one.mode for one in told.findings] == ["kv_preemption", "oversubscribed"]
     assert "0% full" not in str(told) and "0 running" not in str(told)
+    assert "each with a full KV cache" in str(told)
     assert "taken while nothing ran" in str(told) and "432,000 tokens" in str(told)
     assert "saved while requests run" in str(told).partition("do not tell")[2]
     healthy = diagnosed([served(500, 0, 0, 0.0)], tmp_path)

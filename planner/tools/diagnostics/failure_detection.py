@@ -405,6 +405,7 @@ def detect_kv_preemption(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     if preemptions is None or preemptions <= threshold:
         return
     full = f", the KV cache is {usage:.0%} full" if usage is not None else ""
+    full = ", each with a full KV cache" if case.measured.is_idle else full
     yield DiagnosisFinding("kv_preemption", (f"{preemptions:.2f} preemptions a request{full}",))
 
 
