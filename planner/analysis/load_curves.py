@@ -32,7 +32,7 @@ def get_load(workload: Workload) -> tuple[str, float]:
     return (
         ("Requests/s", workload.rate)
         if workload.rate
-        else ("Users at once", float(workload.concurrency or 1))
+        else ("Concurrent requests", float(workload.concurrency or 1))
     )
 
 

@@ -59,7 +59,7 @@ def describe_headroom(plan: Plan) -> str:
     elif scenario.workload.rate is None:
         users = scenario.workload.concurrency
         text = (
-            f"{users:,} users send {format_number(rate)} requests/s; its capacity is"
+            f"{users:,} concurrent requests come to {format_number(rate)} requests/s; its capacity is"
             f" {format_range(capacity)}."
         )
     elif free < 0:

@@ -223,7 +223,7 @@ def _check_capacity(
     if scenario.workload.rate is None:  # the queue of a closed loop is bounded
         share = compute_slot_share(scenario, prediction.deployment)
         users = scenario.workload.concurrency or 0
-        text = f"{users:,} users need more than the {prediction.deployment.num_slots:,} slots"
+        text = f"{users:,} concurrent requests need more than the {prediction.deployment.num_slots:,} slots"
         return [("users", text)] * (share > 1), [], max(min(used, 1.0), share)
     utilization = used / planned
     if utilization > 1 and scenario.offline:

@@ -202,7 +202,7 @@ class Plan:
         amount = (
             f"{load.rate:.3g} requests/s"
             if load.rate is not None
-            else f"{load.concurrency:,} users who ask again at once"
+            else f"{load.concurrency:,} concurrent requests"
         )
         if self.chosen is None:
             return f"not even {amount} can be served within the service level"

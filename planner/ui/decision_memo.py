@@ -326,7 +326,7 @@ class _MemoWriter:
             yield Tile("Room to grow", *growth.format_value(), growth.describe_end())
         elif users := scenario.workload.concurrency:
             served = format_number(compute_offered_rps(scenario, best.prediction))
-            yield Tile("Served", served, "requests/s", f"to {users:,} users at once")
+            yield Tile("Served", served, "requests/s", f"at {users:,} concurrent requests")
         note = "that it is done in time" if scenario.offline else "that all targets are met"
         note += "" if self.chosen else " by it"
         yield Tile("Probability", format_odds(best), "", note)
@@ -345,7 +345,7 @@ class _MemoWriter:
                 scenario.daily_profile
             )
         else:
-            traffic = f"{load.concurrency:,} users, each of whom asks again at once"
+            traffic = f"{load.concurrency:,} concurrent requests, each followed at once by the next"
         model = escape_to_one_line(scenario.model.rpartition("/")[2])
         yield "Traffic", f"{model}: {traffic}; {lengths}."
         targets = [

@@ -149,7 +149,7 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
     if share := compute_slot_share(scenario, candidate.deployment):
         use, users = Interval.from_value(share), load.concurrency or 0
         return LimitRow(
-            "Users at once", "users", f"{users:,}", f"{round(users / share):,}", use,
+            "Concurrent requests", "concurrency", f"{users:,}", f"{round(users / share):,}", use,
             get_limit_status(use, z),
         )  # fmt: skip
     if not capacity or load.rate is None:

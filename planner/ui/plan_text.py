@@ -277,7 +277,7 @@ def describe_traffic(plan: Plan) -> str:
     if load.rate is not None:
         peak = " in the busiest hour" if scenario.daily_profile else ""
         return f"{format_number(load.rate)} requests/s of {tokens}{peak}"
-    text = f"{load.concurrency:,} users who ask again at once, {tokens} a request"
+    text = f"{load.concurrency:,} concurrent requests of {tokens}"
     capacity = performance and get_capacity_rps(scenario, performance)
     if performance is None or not capacity:
         return text

@@ -8,7 +8,7 @@ const ANSWER_LIMIT_MS = 20000;
 // name: [label, lowest, highest, unit, linear?]
 const SLIDERS = {
   users: ['Users', 1, 1e5, ''], every: ['Ask every', 1, 3600, ' s'], rate: ['Requests/s', 0.01, 1000, ''],
-  concurrency: ['Users at once', 1, 10000, ''], prompt: ['Prompt', 10, 1e5, ''], output: ['Answer', 10, 1e4, ''],
+  concurrency: ['Requests at once', 1, 10000, ''], prompt: ['Prompt', 10, 1e5, ''], output: ['Answer', 10, 1e4, ''],
   reuse: ['Cached', 0, 95, '%', true], headroom: ['Keep free', 0, 60, '%', true],
   confidence: ['Probability', 50, 99, '%', true]
 };
