@@ -288,7 +288,7 @@ def test_texts_of_the_users_files_are_shown_as_text(application, tmp_path, monke
         question = write_attacks(place, stranger)
         with application(place) as address:
             names = ["start", "0-summary", "2-vram", "6-deploy", "compare", "fleet"]
-            for name in names[: 3 if application is notebook7 else None]:  # it renders alike
+            for name in names[: 2 if application is notebook7 else None]:  # it renders alike
                 with browser(width=1440) as page:
                     requests: list[str] = []
                     page.on("request", lambda request, seen=requests: seen.append(request.url))

@@ -283,3 +283,20 @@ def test_what_is_too_much_to_read_is_told() -> None:
     block = "```\n" + "\n".join(many.splitlines()[:21]) + "\n```"
     (unread,) = [one for one in check_guide(block).findings if one.verdict == "not checkable"]
     assert "more than 20 commands" in unread.finding
+
+
+def test_a_conversations_cache_is_not_taken_for_the_weights() -> None:
+    """Llama-3.1-8B: 2 x 32 layers x 8 heads x 128 x 2 bytes a token, 1 GiB at 8,192 tokens."""
+    text = (
+        "The KV cache of Llama-3.1-8B takes 128 KiB per token in BF16, so a conversation of 8,192"
+        " tokens takes 1 GiB."
+    )
+    (found,) = check_guide(text).findings
+    assert (found.verdict, found.name) == ("right", "kv_per_token")
+
+
+def test_that_an_option_exists_does_not_make_what_is_said_of_it_right() -> None:
+    said = "Raising --gpu-memory-utilization from 0.90 to 0.95 makes every token faster."
+    report = check_guide(f"An FP8 KV cache halves what a token takes. {said}")
+    assert [one.text for one in report.findings if one.kind == "option"] == [said]
+    assert said in report.unread

@@ -1015,3 +1015,12 @@ def test_a_line_break_in_double_quotes_ends_a_command_beside_a_variable_too() ->
     assert command.argv[0] == "Qwen/Qwen3-8B" and "--max-model-len" in command.argv
     (joined,) = read_source(f'{image}"{serve} \\\n --max-num-seqs $SEQS\n"', None).commands
     assert "--max-num-seqs" in joined.argv
+
+
+def test_a_context_that_yarn_extends_is_sized_on_the_gpu() -> None:
+    """Qwen3-8B's config says 40,960; its model card extends it by YaRN."""
+    rope = '{"rope_parameters":{"rope_type":"yarn","factor":4.0}}'
+    asked = f"vllm serve Qwen/Qwen3-8B --max-model-len 65536 --hf-overrides '{rope}'"
+    assert "contradicts" not in verdicts(asked, gpu="L40S").values()
+    plain = "vllm serve Qwen/Qwen3-8B --max-model-len 65536"
+    assert "contradicts" in verdicts(plain, gpu="L40S").values()

@@ -374,3 +374,15 @@ def test_tokens_a_day_become_the_rate_of_the_busiest_hour() -> None:
     assert asked.workload.rate == pytest.approx(90_000 / (9 * 3600))
     assert asked.daily_profile and sum(asked.daily_profile.hourly_fractions) == 9
     assert any("2.78 a second" in sentence for sentence in asked.assumptions)
+
+
+def test_a_service_with_office_hours_may_stop_outside_them() -> None:
+    """Twelve hours without a request cost nothing but the time to start, settle and stop."""
+    day = [0.0] * 12 + [1.0] * 12
+    workload = {**SMALL["workload"], "rate": 2, "day": day}
+    asked = {**SMALL, "workload": workload, "replicas_at_least": 0}
+    plan = search_deployments(parse_scenario(asked, "s"))
+    assert plan.autoscaling and plan.billing and not plan.autoscaling.violated_hours
+    assert plan.autoscaling.replicas[:11] == (0,) * 11 and min(plan.autoscaling.replicas[12:]) > 0
+    paid = plan.billing.usd["scaled by the hour"] / plan.billing.usd["fixed fleet"]
+    assert 0.5 <= paid < 0.6

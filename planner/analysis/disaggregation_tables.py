@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from planner.analysis.layout_tables import get_slo_label
+from planner.core.number_format import format_number
 from planner.core.units import GB, GIB
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
@@ -89,7 +90,7 @@ def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
     ttft = performance.get("ttft", "mean").mid
     rows = []
     for name, speed in {
-        f"planned: {bandwidth / GB:.3g} GB/s": bandwidth,
+        f"planned: {format_number(bandwidth / GB)} GB/s": bandwidth,
         **LINK_BANDWIDTHS,
     }.items():
         seconds = s_per_token * bandwidth / speed * prompt.mean
@@ -111,10 +112,10 @@ def describe_kv_transfer(plan: Plan, best: Candidate) -> str:
         for pool in best.prediction.pools
     )
     text = (
-        f"A prompt of {prompt:,.0f} tokens leaves {size / GIB:.3g} GiB of KV cache on a GPU, which"
-        f" takes {s_per_token * prompt * 1e3:.3g} ms at {bandwidth / GB:.3g} GB/s."
+        f"A prompt of {prompt:,.0f} tokens leaves {format_number(size / GIB)} GiB of KV cache on a GPU, which"
+        f" takes {format_number(s_per_token * prompt * 1e3)} ms at {format_number(bandwidth / GB)} GB/s."
     )
     if not rate:
         return text
     traffic = rate * kv_bytes * prompt / GB
-    return f"{text} At {rate:.3g} requests/s the busiest link carries {traffic:.3g} GB/s."
+    return f"{text} At {format_number(rate)} requests/s the busiest link carries {format_number(traffic)} GB/s."

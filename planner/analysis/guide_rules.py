@@ -28,6 +28,7 @@ MACROS = {
     "%count%": r"(?:(?P<count>\d+|an?|one|two|four|eight|single)\s*(?:[x\u00d7*]\s*)?)",
     "%number%": r"\d+(?:,\d{3})*(?:\.\d+)?",
     "%near%": r"(?:[^.;|\n]|\.(?=\d)){0,60}?",
+    "%weights%": r"(?:(?!KV\b|cache|tokens?\b)[^.;|\n]|\.(?=\d)){0,60}?",
     "%far%": r"[^;\n]{0,160}?",
 }
 """What patterns abbreviate: a model, a GPU, a number of them, a number, text in between."""

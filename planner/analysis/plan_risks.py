@@ -53,8 +53,8 @@ def describe_headroom(plan: Plan) -> str:
     if hours := estimate_run_hours(scenario, best):
         total = scenario.workload.num_prompts or 0
         text = (
-            f"It is done with {total:,} requests in {hours:.3g} hours, of {total / rate / 3600:.3g}"
-            " that there are."
+            f"It is done with {total:,} requests in {hours:.3g} hours, of"
+            f" {format_number(total / rate / 3600)} that there are."
         )
     elif scenario.workload.rate is None:
         users = scenario.workload.concurrency

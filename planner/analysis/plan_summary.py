@@ -9,6 +9,7 @@ import pandas as pd
 from planner.analysis.layout_tables import build_candidate_frame
 from planner.analysis.load_ramp import run_load_ramp
 from planner.core.intervals import Interval
+from planner.core.number_format import format_number
 from planner.core.text import escape_markdown
 from planner.engines.deployment import choose_machines
 from planner.hardware.prices import look_up_gpu_price
@@ -92,7 +93,9 @@ def describe_scenario(scenario: Scenario) -> str:
     traffic, total = str(scenario.workload), scenario.workload.num_prompts
     if scenario.offline and total and scenario.workload.rate:
         hours = total / scenario.workload.rate / 3600
-        traffic = f"{total:,} requests within {hours:.3g} hours; {traffic.partition('; ')[2]}"
+        traffic = (
+            f"{total:,} requests within {format_number(hours)} hours; {traffic.partition('; ')[2]}"
+        )
     return f"{scenario.model}; {traffic}"
 
 
@@ -283,8 +286,8 @@ def describe_violations(plan: Plan, candidate: Candidate) -> str:
         and (capacity := get_capacity_rps(plan.scenario, performance))
     ):
         violations["capacity"] = (
-            f"{compute_offered_rps(plan.scenario, candidate.prediction):.3g} of {capacity.mid:.3g}"
-            " requests/s at most"
+            f"{format_number(compute_offered_rps(plan.scenario, candidate.prediction))} of"
+            f" {format_number(capacity.mid)} requests/s at most"
         )
     for target in plan.scenario.slo_targets if performance else ():
         if target.name in violations and performance:
@@ -313,7 +316,12 @@ def build_relaxation_table(plan: Plan) -> pd.DataFrame:
     if plan.scenario.offline and rate:
         interval = performance.request_tps * headroom
         rows.append(
-            ("requests/s asked of it", f"{rate:.3g}", f"{interval.mid:.3g}", f"{interval.lo:.3g}")
+            (
+                "requests/s asked of it",
+                format_number(rate),
+                format_number(interval.mid),
+                format_number(interval.lo),
+            )
         )
     elif rate and performance.capacity and not best.is_disaggregated:
         ceiling = run_load_ramp(
@@ -321,8 +329,10 @@ def build_relaxation_table(plan: Plan) -> pd.DataFrame:
         ).ceiling
         mid = min(ceiling.mid, performance.capacity.mid * headroom)
         low = min(ceiling.lo, performance.capacity.lo * headroom)
-        shown = (f"{mid:.3g}", f"{low:.3g}") if mid else ("none would do", "none would do")
-        rows.append(("a rate (requests/s) of", f"{rate:.3g}", *shown))
+        shown = (
+            (format_number(mid), format_number(low)) if mid else ("none would do", "none would do")
+        )
+        rows.append(("a rate (requests/s) of", format_number(rate), *shown))
     return pd.DataFrame(rows, columns=["change", "from", "to", "to be safe"])
 
 
@@ -398,7 +408,7 @@ def build_ramp_table(
     """Return the metrics of the SLOs and output throughput of one replica by request rate."""
     judged = list_benchmark_targets(targets)
     rows = [
-        (f"{rate:.3g}", *(p.get(t.metric, t.percentile) * 1e3 for t in judged), p.output_tps)
+        (format_number(rate), *(p.get(t.metric, t.percentile) * 1e3 for t in judged), p.output_tps)
         for rate, p in predicted.items()
     ]
     names = [f"{target.name} (ms)" for target in judged]

@@ -76,7 +76,7 @@ class Interval:
 
     def __format__(self, spec: str) -> str:
         lo, mid, hi = (
-            "growing" if math.isinf(each) else format(each, spec)
+            "growing" if math.isinf(each) else _format_without_exponent(each, spec)
             for each in (self.lo, self.mid, self.hi)
         )
         return mid if self.lo == self.hi else f"{mid} ({lo} to {hi})"
@@ -92,6 +92,11 @@ class Interval:
         return mid if low == high else f"{mid} ({low}-{high})"
 
 
+def _format_without_exponent(value: float, spec: str) -> str:
+    text = format(value, spec)
+    return f"{float(text):,.0f}" if "e+" in text else text
+
+
 def format_short(value: float, digits: int = 3) -> str:
     """Format a number with `digits`, whole from 100 on, in thousands or millions from 100,000 on."""
     if math.isinf(value):
@@ -100,4 +105,4 @@ def format_short(value: float, digits: int = 3) -> str:
         return f"{value / 1e6:.{digits}g}M"
     if abs(value) >= 1e5:
         return f"{value / 1e3:,.0f}k"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else _format_without_exponent(value, f".{digits}g")

@@ -119,7 +119,7 @@ class AutoscalingPlan:
     def compute_billed_gpu_hours(self, replicas: np.ndarray) -> float:
         """Compute the GPU-hours of `replicas` by hour, with start, stabilization and drain."""
         gpus = {
-            count: self.deployment.with_replicas(count).num_gpus_billed
+            count: count and self.deployment.with_replicas(count).num_gpus_billed
             for count in set(replicas.tolist())
         }
         billed = np.array([gpus[count] for count in replicas.tolist()])
@@ -319,7 +319,8 @@ def simulate_day(
     with the burstiness of `load`. Replicas that an hour adds get requests from `late_s` after its
     beginning; replicas that it no longer needs finish those that they have.
     """
-    seconds, counts = _compute_hour_s(rates), np.array(replicas)
+    # an hour without traffic has no replica, and nothing to route
+    seconds, counts = _compute_hour_s(rates), np.maximum(replicas, 1)
     sums = np.concatenate(([0.0], np.cumsum(rates))) * seconds
     n = max(round(sums[-1]), 1)
     # Arrivals at about one per second are then stretched over the hours by their rates.
@@ -357,7 +358,7 @@ def bound_next_day(
         np.max(utilization, axis=0),
         np.mean(utilization, axis=0) + NEXT_DAY_SIGMA * np.std(utilization, axis=0, ddof=1),
     )
-    load = np.array(rates) / replicas
+    load = np.array(rates) / np.maximum(replicas, 1)
     is_similar = (
         (load <= load[:, None])
         & (load >= SIMILAR_LOAD_FRACTION * load[:, None])

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.core.intervals import Interval
-from planner.core.number_format import format_usd
+from planner.core.number_format import format_number, format_usd
+from planner.core.text import format_count
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.candidate import Candidate
@@ -57,8 +58,8 @@ class BillingComparison:
         lines = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
         if self.reserved_replicas is not None:
             lines.append(
-                f"the cheapest reserved base has {self.reserved_replicas} replicas, for the term; the"
-                " rest comes on demand by the hour"
+                f"the cheapest reserved base has {format_count(self.reserved_replicas, 'replica')}, for"
+                " the term; the rest comes on demand by the hour"
             )
         for (first, second), requests in self.break_even_requests.items():
             if not 0 < requests < math.inf:
@@ -106,9 +107,10 @@ class ApiComparison:
         if self.break_even_rps is None:
             return ""
         if self.is_api_cheaper and self.break_even_rps > self.usable_rps:
-            return f"at any load that these GPUs serve (up to {self.usable_rps:.2g} requests/s)"
+            usable = format_number(self.usable_rps, 2)
+            return f"at any load that these GPUs serve (up to {usable} requests/s on average)"
         side = "below" if self.is_api_cheaper else "above"
-        return f"{side} {self.break_even_rps:.3g} requests/s on average"
+        return f"{side} {format_number(self.break_even_rps)} requests/s on average"
 
     @property
     def sentence(self) -> str:

@@ -304,6 +304,8 @@ def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str,
         (hours.mid if hours else HOURS_PER_MONTH) / 1e3
     )
     period = "for all of it" if hours else "a month"
+    if scenario.daily_profile:
+        period = "a month, were every hour the busiest"
     figures = [
         ("W each, mean", prediction.gpu_power_w),
         (f"kWh {period}", kwh),

@@ -17,6 +17,7 @@ from planner.core.errors import (
     make_unknown_name_error,
     validate_unicode_text,
 )
+from planner.core.number_format import format_number
 from planner.core.readers import read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
 from planner.engines.cli_options import get_cli_options
@@ -172,7 +173,7 @@ class Scenario:
         requests = daily_tokens / self.workload.mean_tokens_per_request
         return (
             f"{daily_tokens / 1e6:,.3g} million tokens a day are {requests:,.0f} requests,"
-            f" {self.workload.rate:.3g} a second in the busiest hour."
+            f" {format_number(self.workload.rate or 0)} a second in the busiest hour."
         )
 
     @property

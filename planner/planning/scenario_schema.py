@@ -324,7 +324,7 @@ class ScenarioEntry(StrictEntry):
     price_seller: str | None = None
     instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)
     spare_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
-    replicas_at_least: Annotated[int, Field(ge=1, le=1024)] = 1
+    replicas_at_least: Annotated[int, Field(ge=0, le=1024)] = 1
     start_up_at_most: PositiveNumber | None = None
     power_at_most: PositiveNumber | None = None
     grid: Annotated[str | float | None, BeforeValidator(_check_grid)] = None

@@ -24,6 +24,7 @@ from operator import attrgetter
 from typing import Literal
 
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.engines.deployment import Deployment, ParallelLayout
 from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
@@ -200,7 +201,7 @@ class Plan:
                 f"{format_latency(target.seconds)} is the shortest {target.name} that can be kept"
             )
         amount = (
-            f"{load.rate:.3g} requests/s"
+            f"{format_number(load.rate)} requests/s"
             if load.rate is not None
             else f"{load.concurrency:,} concurrent requests"
         )

@@ -139,7 +139,8 @@ def check_guide(what: str, version: str | None = None) -> GuideReport:
     ]
     unique = {(one.kind, one.name, one.finding): one for one in reversed(found[:MAX_FINDINGS])}
     ranked = sorted(reversed(unique.values()), key=lambda one: ORDER.index(one.verdict))
-    read = "\n".join(one.text for one in found)  # a sentence may go on in a block of code
+    # a sentence may go on in a block of code; that an option exists says nothing of its numbers
+    read = "\n".join(one.text for one in found if (one.kind, one.verdict) != ("option", "right"))
     unread = (
         sentence
         for sentence in split_sentences(prose)
@@ -216,11 +217,11 @@ def _find_end(engine: str, spelling: str) -> str:
 
 def _check_options(prose: str, version: str) -> Iterator[GuideFinding]:
     """Yield the options of vLLM that prose names; other programs' options are left alone."""
-    asked = parse_engine_version("vllm", version)
+    asked, sentences = parse_engine_version("vllm", version), list(split_sentences(prose))
     for written in dict.fromkeys(_OPTION_PATTERN.findall(prose)):
         spelling = written.replace("_", "-")
         had = list_versions_with_spelling("vllm", spelling)
-        sentence = next((line for line in prose.splitlines() if written in line), written).strip()
+        sentence = next((one for one in sentences if written in one), written).strip()
         if not had or (asked not in had and _GONE_PATTERN.search(sentence)):
             continue
         if any(one <= asked for one in had) and had[-1] < asked:

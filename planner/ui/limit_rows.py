@@ -158,22 +158,22 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
     usable = capacity * (1 - scenario.headroom)
     use = usable.map_monotone(lambda rate: admitted / max(rate, 1e-9))
     status, slow_use = get_limit_status(use, z), get_pessimistic_value(use, z)
-    spare = f", {scenario.headroom:.0%} headroom" if scenario.headroom else ""
     if hours := estimate_run_hours(scenario, candidate):
         limit_h = hours.mid / use.mid
         slow_h = get_pessimistic_value(hours, z)
         return LimitRow(
-            f"Job time{spare}", "job time", f"{format_distinct(hours.mid, limit_h)} h",
+            f"Job time, {scenario.headroom:.0%} headroom", "job time", f"{format_distinct(hours.mid, limit_h)} h",
             f"{format_number(limit_h)} h", get_range_at(use, z), status, f"{format_distinct(slow_h, limit_h)} h",
             slow_use, is_load=True, load=use,
         )  # fmt: skip
     offered = load.rate
     if (offered > usable.mid) != (use.mid > 1):
         offered = admitted  # the rest is rejected
+    allowed = f", {1 - scenario.headroom:.0%} of capacity" if scenario.headroom else ""
     name = "Busiest hour" if scenario.daily_profile else "Load"
     slow = usable.mid * use.mid / slow_use
     return LimitRow(
-        f"{name} (req/s){spare}", name.lower(), format_distinct(offered, usable.mid, 3),
+        f"{name} (req/s){allowed}", name.lower(), format_distinct(offered, usable.mid, 3),
         format_number(usable.mid), get_range_at(use, z), status, format_number(slow), slow_use,
         is_load=True, load=use,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from planner.core.number_format import (
     format_usd,
 )
 from planner.core.templates import render_template
-from planner.core.text import escape_to_one_line, format_columns
+from planner.core.text import escape_to_one_line, format_columns, format_count
 from planner.deploy import build_launches
 from planner.deploy.artifacts import explain_unsupported_artifacts, list_benchmark_files
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
@@ -255,8 +255,10 @@ def _describe_day(plan: Plan) -> str:
         return ""
     fewest, most = min(day.replicas), max(day.replicas)
     missed = f"; {len(day.violated_hours)} hours may miss a target" if day.violated_hours else ""
+    if 0 in day.rates and fewest:
+        missed += "; `replicas_at_least: 0` stops the last one in hours without traffic"
     if fewest == most:
-        return f"{most} replica{'s' * (most > 1)} in every hour: scaling saves nothing{missed}"
+        return f"{format_count(most, 'replica')} in every hour: scaling saves nothing{missed}"
     cost = ""
     if (usd := billing.usd.get(BILLING_AUTOSCALED)) and plan.best:
         cost = f", {format_usd(usd * HOURS_PER_MONTH / 24)}/month"

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import BlockContents, build_session_blocks
 from planner.workload.traces import Trace
@@ -118,7 +119,7 @@ class SessionTrace(Trace):
     def assumptions(self) -> tuple[str, ...]:
         """What is assumed of the sessions, in sentences."""
         return (
-            f"A prompt follows {self.answer_s:.3g} s after the one before, the expected mean time of"
+            f"A prompt follows {format_number(self.answer_s)} s after the one before, the expected mean time of"
             " an answer, and the time to think; slower answers would slow their sessions down. A"
             " session stays with one replica (session affinity).",
         )

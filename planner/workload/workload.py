@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import Trace
 
@@ -183,6 +184,6 @@ class Workload:
         return self if replicas == 1 else self.scale(1 / replicas)
 
     def __str__(self) -> str:
-        load = [] if self.rate is None else [f"{self.rate:.3g} requests/s"]
+        load = [] if self.rate is None else [f"{format_number(self.rate)} requests/s"]
         load += [] if self.concurrency is None else [f"{self.concurrency:,} in flight"]
         return f"{', '.join(load)}; prompt {self.prompt}; output {self.output}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
@@ -384,8 +385,8 @@ def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         and measured.arrival_rps > TRAFFIC_EXCESS_FACTOR * planned.rate
     ):
         evidence.append(
-            f"{measured.arrival_rps:.3g} requests/s come to this replica, planned"
-            f" {planned.rate:.3g}"
+            f"{format_number(measured.arrival_rps)} requests/s come to this replica, planned"
+            f" {format_number(planned.rate)}"
         )
     if planned.workload:
         for side in LENGTH_METRICS:

@@ -19,6 +19,7 @@ from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.tools.lint.deployment_reader import (
+    may_extend_context,
     read_draft_settings,
     read_engine_args,
     read_layout,
@@ -29,18 +30,6 @@ from planner.tools.lint.option_checks import CheckedCommand
 
 CHECKPOINT_ONLY_FORMATS = ("awq", "gptq", "compressed-tensors", "exl2", "marlin")
 """Formats that only a checkpoint can have: no engine converts to them while loading."""
-_LONG_CONTEXT_VARIABLES = {
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
-    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-}
-"""Variables that allow a context longer than the model supports."""
-_CONTEXT_EXTENDING_ARGS = {
-    "hf_overrides",
-    "rope_scaling",
-    "json_model_override_args",
-    "model_loader_extra_config",
-}
-"""Arguments that may extend the context that the model supports."""
 
 
 def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Iterator[LintFinding]:
@@ -109,15 +98,7 @@ def _check_lengths(
     length, tokens, seqs = (
         args.get(key) for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
     )
-    is_allowed = any(
-        checked.command.environment.get(variable) in ("1", "true")
-        for variable in _LONG_CONTEXT_VARIABLES
-    )
-    if (
-        isinstance(length, int)
-        and length > max_position
-        and not (is_allowed or _CONTEXT_EXTENDING_ARGS & set(checked.argument_values))
-    ):
+    if isinstance(length, int) and length > max_position and not may_extend_context(checked):
         context_option = load_argument_names(engine_name).engine_names["max_model_len"]
         flag = (
             f"--{context_option}"

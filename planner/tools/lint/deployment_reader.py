@@ -22,6 +22,19 @@ from planner.tools.lint.option_checks import CheckedCommand
 MAX_GPUS_OF_A_BOX = 8
 """GPUs that one machine holds, whatever the usual number of their kind."""
 
+_LONG_CONTEXT_VARIABLES = {
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+}
+"""Variables that allow a context longer than the model supports."""
+_CONTEXT_EXTENDING_ARGS = {
+    "hf_overrides",
+    "rope_scaling",
+    "json_model_override_args",
+    "model_loader_extra_config",
+}
+"""Arguments that may extend the context that the model supports."""
+
 
 class RefusedDeploymentError(PlannerError):
     """The engine does not start so on this GPU: not a gap of the planner's knowledge."""
@@ -46,6 +59,13 @@ def get_served_name(checked: CheckedCommand) -> str:
     )
     words = checked.as_meant.positional if key != "model_id" else ()
     return str((words[0] if words else checked.argument_values.get(key)) or "")
+
+
+def may_extend_context(checked: CheckedCommand) -> bool:
+    """Return whether the command may serve a longer context than the model's config states."""
+    environment = checked.command.environment
+    is_allowed = any(environment.get(name) in ("1", "true") for name in _LONG_CONTEXT_VARIABLES)
+    return is_allowed or bool(_CONTEXT_EXTENDING_ARGS & set(checked.argument_values))
 
 
 def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
@@ -302,6 +322,9 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
                 f" {gpu_spec.compute_capability}); use float16"
             )
         model = replace(model, dtype=dtype)
+    length, made_for = args.get("max_model_len"), model.architecture.max_position
+    if isinstance(length, int) and length > made_for and may_extend_context(checked):
+        model = replace(model, architecture=replace(model.architecture, max_position=length))
     speculation = read_speculation(engine, values)
     if num_gpus is not None and num_gpus < layout.num_gpus:
         raise RefusedDeploymentError(
