@@ -35,7 +35,7 @@ from planner.models.registry import Model
 CalibrationBasis = Literal["measured", "model-transfer", "gpu-transfer", "prior"]
 NOVELTY_KINDS = ("pair", "model", "gpu", "format", "version")
 """What may be new about a deployment, apart from its load."""
-REFERENCE_GPUS = {
+POWER_REFERENCE_GPUS = {
     "turing": "Quadro-RTX-8000", "ampere": "A100-SXM-80GB", "ada": "L40S", "hopper": "H100-SXM",
     "blackwell": "B200", "blackwell-desktop": "RTX-PRO-6000", "cdna3": "MI300X", "cdna4": "MI355X",
 }  # fmt: skip
@@ -257,7 +257,7 @@ def _raise_shares_of_cut_gpu(gpu: Gpu, values: Mapping[str, float]) -> dict[str,
     (0.75) 0.64, 0.61. With less power for the peak than the reference, clocks fall, which costs less speed
     than power: nothing changes.
     """
-    name = REFERENCE_GPUS.get(gpu.kernel_generation)
+    name = POWER_REFERENCE_GPUS.get(gpu.kernel_generation)
     if name is None:
         return {}
     peaks_per_watt = [each.peak_flops["fp16"] / each.board_limit_w for each in (gpu, get_gpu(name))]

@@ -137,7 +137,7 @@ def _format_summary(
         hidden, rows = [row for row in rows if row not in shown], [r for r in rows if r in shown]
         if hidden:
             values["hidden_rows"] = (
-                f" ({len(hidden)} more limit{'s' * (len(hidden) > 1)}, {_join_statuses(hidden)})"
+                f" ({format_count(len(hidden), 'more limit')}, {_join_statuses(hidden)})"
             )
         if len(hidden) < num_hidden:
             values["hourly"] = str(values["hourly"]).partition(" (")[0]  # without the providers'

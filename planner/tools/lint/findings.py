@@ -49,6 +49,11 @@ class LintFinding:
         """Whether the verdict calls for a fix."""
         return self.verdict in VERDICTS_TO_FIX
 
+    @property
+    def advice(self) -> str:
+        """What to write instead, as reports say it; empty without any."""
+        return f"instead: {format_advice(self.instead)}" if self.instead else ""
+
 
 def format_advice(instead: str) -> str:
     """Return what to write instead, as an instruction; advice starts with "nothing" for no option."""

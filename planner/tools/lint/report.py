@@ -41,7 +41,6 @@ from planner.tools.lint.deployment_reader import (
 from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
-    format_advice,
     load_engine_changes,
 )
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
@@ -456,5 +455,4 @@ def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
 
 def _format_finding(finding: LintFinding) -> str:
     """Return the reason and the advice of a finding."""
-    advice = f"instead: {format_advice(finding.instead)}" if finding.instead else ""
-    return redact_text(escape_to_one_line("; ".join(filter(None, (finding.why, advice)))))
+    return redact_text(escape_to_one_line("; ".join(filter(None, (finding.why, finding.advice)))))

@@ -23,7 +23,7 @@ from planner.planning.scenario import Scenario
 from planner.planning.search import state_deployment
 from planner.planning.slo import SloTarget
 from planner.tools.lint.command_plan import CommandPlan
-from planner.tools.lint.findings import LintFinding, format_advice
+from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.plan_upgrade import (
     UpgradeRow,
     compare_engine_args,
@@ -279,7 +279,6 @@ class ChangeReview:
             review=self,
             code=_format_code,
             text=_format_text,
-            advise=_describe_finding,
         )
 
 
@@ -415,12 +414,6 @@ def _format_code(text: object) -> Markup:
     if len(line) > MAX_CELL_LENGTH:
         line = f"{line[:MAX_CELL_LENGTH]}..."
     return Markup(f"`{line}`".replace("|", "\\|")) if line.strip() else Markup("`''`")
-
-
-def _describe_finding(finding: LintFinding) -> tuple[str, ...]:
-    """Return the reason of a finding, and what to write instead."""
-    advice = f"instead: {format_advice(finding.instead)}" if finding.instead else ""
-    return finding.why, advice
 
 
 def _format_text(parts: Iterable[str] | str) -> Markup:
