@@ -99,7 +99,7 @@ def plot_knob_pairs(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     for title, data in cases.items():
         first, second = data.columns[:2]
         frame = data.assign(told=data["probability"].map(format_probability))
-        base = alt.Chart(frame, title=title, width=alt.Step(48), height=alt.Step(24)).encode(
+        base = alt.Chart(frame, title=title, width=alt.Step(50), height=alt.Step(30)).encode(
             x=alt.X(f"{first}:O", axis=alt.Axis(labelAngle=0)),
             y=alt.Y(f"{second}:O", sort="descending", axis=alt.Axis(format=",")),
         )
