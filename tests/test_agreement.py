@@ -171,7 +171,7 @@ def test_the_summary_says_what_the_plan_says(
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     first = summary.build_candidate_table(plan).iloc[0]
     assert first["deployment"] == describe_deployment(chosen.deployment)
-    assert first["service level"] == ("at risk" if plan.verdict == "at_risk" else "met")
+    assert first["targets"] == ("at risk" if plan.verdict == "at_risk" else "met")
     for target in plan.scenario.slo_targets:
         value = performance.get_for_display(target.metric, target.percentile) * 1e3
         assert same(first[f"{target.name} (ms)"], value)

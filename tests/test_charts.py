@@ -50,7 +50,7 @@ def nothing(plan: Plan) -> Plan:
 
 def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -> None:
     table = summary.build_candidate_table(plan)
-    states = list(table["service level"])
+    states = list(table["targets"])
     order = [state == "missed" for state in states]
     assert order == sorted(order) and states[0] == layout_study.get_slo_label(plan.chosen)
     assert list(table["deployment"]) == [

@@ -31,7 +31,7 @@ def plans():
 def test_only_what_differs_is_told_of_the_questions(plans):
     rows = build_plan_comparison(plans).set_index("")
     assert "GPUs allowed" in rows.index
-    assert not {"model", "traffic", "service level"} & set(rows.index)
+    assert not {"model", "traffic", "targets"} & set(rows.index)
 
 
 def test_figures_are_those_of_each_plan(plans):

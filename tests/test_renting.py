@@ -357,23 +357,26 @@ def test_the_shortest_limit_holds_and_a_shorter_one_does_not() -> None:
         small(service_level={"ttft": {"p95": "best"}, "tpot": {"p95": "best"}})
 
 
-def test_tokens_a_day_become_the_rate_of_the_busiest_hour() -> None:
+@pytest.mark.parametrize(
+    "volume",
+    [
+        {"tokens_per_day": 90e6},
+        {"tokens_per_month": 90e6 * 365.25 / 12},
+        {"requests_per_day": 90e3},
+        {"requests_per_month": 90e3 * 365.25 / 12},
+    ],
+)
+def test_a_volume_becomes_the_rate_of_the_busiest_hour(volume: dict[str, float]) -> None:
     """90 million tokens are 90,000 requests of 1,000, over nine office hours 2.78 a second."""
-    asked = parse_scenario(
-        {
-            **SMALL,
-            "workload": {
-                "prompt_tokens": {"exactly": 800},
-                "output_tokens": {"exactly": 200},
-                "tokens_per_day": 90e6,
-                "office_hours": [9, 18],
-            },
-        },
-        "office",
-    )
+    lengths = {"prompt_tokens": {"exactly": 800}, "output_tokens": {"exactly": 200}}
+    workload = {**lengths, **volume, "office_hours": [9, 18]}
+    asked = parse_scenario({**SMALL, "workload": workload}, "office")
     assert asked.workload.rate == pytest.approx(90_000 / (9 * 3600))
     assert asked.daily_profile and sum(asked.daily_profile.hourly_fractions) == 9
     assert any("2.78 a second" in sentence for sentence in asked.assumptions)
+    for others in ({"rate": 3}, {"concurrency": 4}, {"tokens_per_day": 1, "requests_per_day": 1}):
+        with pytest.raises(PlannerError, match=r"leave out|not both"):
+            parse_scenario({**SMALL, "workload": workload | others}, "office")
 
 
 def test_a_service_with_office_hours_may_stop_outside_them() -> None:

@@ -46,7 +46,7 @@ def compare_pools(plan: Plan) -> pd.DataFrame:
                 for t in targets
             },
             "capacity (requests/s)": capacity,
-            "service level": get_slo_label(candidate) + ", chosen" * (candidate is plan.chosen),
+            "targets": get_slo_label(candidate) + ", chosen" * (candidate is plan.chosen),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -75,7 +75,7 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
                 "prefill workers": n, "decode workers": m,
                 "GPUs": candidate.prediction.num_gpus_billed,
                 "share of the tightest limit": candidate.limit_utilization,
-                "service level": get_slo_label(candidate),
+                "targets": get_slo_label(candidate),
                 "what is missing": "; ".join(candidate.violations or candidate.risks) or "nothing",
                 "chosen": (n, m) == (prefill.layout.replicas, decode.layout.replicas),
             })  # fmt: skip

@@ -23,7 +23,7 @@ from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.evaluation import compute_offered_rps, evaluate_candidate, get_capacity_rps
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import Plan, search_deployments, state_deployment
 from planner.planning.slo import get_slo_status
 from planner.planning.what_if import SUGGESTED_GPUS, run_what_ifs
 
@@ -192,7 +192,7 @@ def build_candidate_frame(
             },
             "Output tokens/s": performance and performance.output_tps,
             "Requests/s": performance and performance.request_tps,
-            "Service level": get_slo_label(candidate) if performance else "does not fit",
+            "Targets": get_slo_label(candidate) if performance else "does not fit",
             "Figures": performance and performance.source_label,
             "Saturated": bool(performance and performance.saturated),
             "Chosen": candidate is plan.chosen,
@@ -295,8 +295,18 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
 
 
 def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
-    """Return the best dozen that fit; the closest first if none is feasible."""
+    """Return the best dozen that fit; the closest first if none is feasible.
+
+    What the closed form ranks before the plan is replayed, as the search does.
+    """
     fit = [candidate for candidate in candidates if candidate.prediction.can_start]
+    if plan.best:
+        fit = [
+            each
+            if each.is_simulated or each.rank_key > plan.best.rank_key
+            else state_deployment(plan.scenario, each.deployment, each.preference_key)
+            for each in fit
+        ]
     fit.sort(
         key=lambda candidate: candidate.rank_key if plan.chosen else (candidate.limit_utilization,)
     )

@@ -156,7 +156,7 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
     "traffic": lambda scenario: str(scenario.workload),
     "a day": lambda scenario: str(scenario.daily_profile or "always the busiest hour"),
     "LoRA adapters": _describe_adapters,
-    "service level": lambda scenario: (
+    "targets": lambda scenario: (
         "; ".join(f"{t.name} {format_latency(t.seconds)}" for t in scenario.slo_targets) or "none"
     ),
     "headroom": lambda scenario: f"{scenario.headroom:.0%}",

@@ -255,12 +255,12 @@ def build_candidate_table(plan: Plan) -> pd.DataFrame:
     """Return the ten best candidates from best to worst; the closest first if none is feasible."""
     candidates = plan.candidates[:10]
     data = build_candidate_frame(plan, candidates, "get_for_display")
-    data = data.rename(columns={n: n.lower() for n in ("Service level", "Figures", "Requests/s")})
+    data = data.rename(columns={n: n.lower() for n in ("Targets", "Figures", "Requests/s")})
     data["deployment"] = [candidate.description for candidate in candidates]
     data["USD per hour"] = [_format_usd(candidate.usd_per_hour) for candidate in candidates]
     data["what is missing"] = [describe_violations(plan, candidate) for candidate in candidates]
     latencies = [f"{target.name} (ms)" for target in plan.scenario.slo_targets]
-    verdict = "service level" if plan.chosen else "what is missing"
+    verdict = "targets" if plan.chosen else "what is missing"
     return data[
         [
             "deployment",

@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def probability(self) -> float:
-        """That it starts and keeps every promise, 0 to 1."""
+        """That it starts and meets every target, 0 to 1."""
         return self.p_memory * compute_probability(self.tolerance_sigmas)
 
     @property
@@ -62,7 +62,7 @@ class Candidate:
     def shortfall(self) -> str:
         """What it misses: the limits that it breaks, or else the probability that is asked for."""
         odds = format_probability(self.probability, self.confidence)
-        probable = f"it keeps every promise with a probability of only {odds}"
+        probable = f"it is only {odds} likely to meet every target"
         return "; ".join(self.violations) or probable
 
     @property
@@ -175,7 +175,7 @@ class Candidate:
             f", {self.billed_fraction:.0%} of it over the day" if self.billed_fraction < 1 else ""
         )
         risks = "; ".join(f"at risk: {risk}" for risk in self.risks)
-        verdict = "; ".join(self.violations) or risks or "meets the service level"
+        verdict = "; ".join(self.violations) or risks or "meets every target"
         return f"{self.description}: {price}; {verdict}"
 
     @property

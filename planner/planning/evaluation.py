@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.core.intervals import Interval
-from planner.core.number_format import format_number
+from planner.core.number_format import format_distinct, format_number
 from planner.engines.deployment import Deployment
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.latency.performance import Performance
@@ -235,8 +235,8 @@ def _check_capacity(
         beyond = (
             f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
         )
-        digits = 3 if utilization <= 1.005 else 1 if used < 1.1 else 0
-        times = f"{used:.3g} times" if used >= 2 else f"{used:.{digits}%} of"
+        percent = format_distinct(used * 100, (planned if used <= 1 else 1.0) * 100, digits=3)
+        times = f"{used:.3g} times" if used >= 2 else f"{percent}% of"
         most = f"the capacity of {format_number(capacity.mid)}"
         text = f"{format_number(offered)} requests/s are {times} {most}, {beyond}"
         return [("capacity", text)], [], utilization

@@ -40,6 +40,7 @@ from planner.planning.scenario_schema import (  # fmt: skip
     ScenarioEntry,
     SettingValue,
     SpeculationEntry,
+    TrafficVolume,
     coerce_engine_args,
 )
 from planner.planning.scenario_workload import (
@@ -148,7 +149,7 @@ class Scenario:
     replicas_at_least: int = 1  # in the quietest hour
     open_figure: OpenFigure | None = None  # that the search has to find
     found_figure: OpenFigure | None = None  # that it has found; a limit is that of the first SLO
-    daily_tokens: float | None = None  # prompt and output, of which the busiest hour was worked out
+    volume: TrafficVolume | None = None  # of which the busiest hour's rate was worked out
     confidence: float = 0.8  # probability of meeting every SLO that a plan needs
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
     # of its file, paths absolute
@@ -162,17 +163,18 @@ class Scenario:
             *self.workload.assumptions,
             *(self._explain_prefill_only() if self.workload.output.max_tokens <= 1 else ()),
             *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
-            *([self._explain_peak(self.daily_tokens)] if self.daily_tokens else []),
+            *([self._explain_peak(self.volume)] if self.volume else []),
         )
 
     def _explain_prefill_only(self) -> tuple[str, ...]:
         engines = (self.engine, *self.other_engines)
         return PREFILL_ONLY_NOTE, *map(_explain_embedding_option, engines)
 
-    def _explain_peak(self, daily_tokens: float) -> str:
-        requests = daily_tokens / self.workload.mean_tokens_per_request
+    def _explain_peak(self, volume: TrafficVolume) -> str:
+        requests = volume.count_daily_requests(self.workload.mean_tokens_per_request)
+        spread = "as the day says" if self.daily_profile else "evenly over 24 hours"
         return (
-            f"{daily_tokens / 1e6:,.3g} million tokens a day are {requests:,.0f} requests,"
+            f"{volume} are {requests:,.0f} requests on an average day, {spread}:"
             f" {format_number(self.workload.rate or 0)} a second in the busiest hour."
         )
 
@@ -300,7 +302,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             prices=prices,
             grid=None if entry.grid is None else get_grid(entry.grid),
             open_figure=entry.open_figure,
-            daily_tokens=entry.workload.tokens_per_day,
+            volume=entry.workload.volume,
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
                 max((get_gpu(g.gpu).memory_bytes for g in entry.gpus), default=0),

@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, create_model
@@ -14,7 +15,7 @@ from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError, check_known_names
 from planner.engines.deployment import SpeculationConfig
 from planner.engines.engine_args import LORA_RANKS, EngineArgs
-from planner.hardware.prices import PriceTier
+from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.memory.memory_plan import MemoryTerm
 from planner.models.registry import load_model
@@ -152,6 +153,29 @@ class SessionsEntry(StrictEntry):
     answer_seconds: PositiveNumber | None = None
 
 
+VOLUME_FIELDS = ("tokens_per_day", "tokens_per_month", "requests_per_day", "requests_per_month")
+"""Fields of a workload that state its volume in place of a rate."""
+
+
+@dataclass(frozen=True)
+class TrafficVolume:
+    """Traffic as a bill states it: tokens (prompt and output) or requests of a day or a month."""
+
+    amount: float
+    unit: str  # tokens or requests
+    period: str  # day or month
+
+    def count_daily_requests(self, tokens_per_request: float) -> float:
+        """Return the requests of a mean day, which have `tokens_per_request` tokens each."""
+        days = 1.0 if self.period == "day" else HOURS_PER_MONTH / HOURS_PER_DAY
+        return self.amount / days / (tokens_per_request if self.unit == "tokens" else 1)
+
+    def __str__(self) -> str:
+        millions = self.amount / 1e6
+        amount = f"{self.amount:,.0f}" if millions < 1 else f"{millions:,.3g} million"
+        return f"{amount} {self.unit} a {self.period}"
+
+
 class WorkloadEntry(StrictEntry):
     """Lengths or a trace, and the load: a rate, a closed loop, or requests within some hours."""
 
@@ -178,10 +202,29 @@ class WorkloadEntry(StrictEntry):
     within_hours: PositiveNumber | None = None
     shared_prefix: PrefixEntry | None = None
     tokens_per_day: PositiveNumber | None = None
+    tokens_per_month: PositiveNumber | None = None
+    requests_per_day: PositiveNumber | None = None
+    requests_per_month: PositiveNumber | None = None
     day: Annotated[str | tuple[float, ...] | None, BeforeValidator(_parse_hours)] = None
     office_hours: (
         tuple[Annotated[int, Field(ge=0, le=24)], Annotated[int, Field(ge=0, le=24)]] | None
     ) = None
+
+    @property
+    def has_day(self) -> bool:
+        """Whether it says how the traffic rises and falls over a day."""
+        return self.day is not None or self.office_hours is not None
+
+    @property
+    def volume(self) -> TrafficVolume | None:
+        """The traffic of a day or a month, of which the rate is worked out; None if it is not given so."""
+        given = [name for name in VOLUME_FIELDS if getattr(self, name) is not None]
+        if not given:
+            return None
+        if len(given) > 1:
+            raise PlannerError(f"workload: give {given[0]} or {given[1]}, not both")
+        unit, period = given[0].split("_per_")
+        return TrafficVolume(getattr(self, given[0]), unit, period)
 
 
 class ServerlessEntry(StrictEntry):

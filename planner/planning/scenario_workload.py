@@ -14,6 +14,7 @@ from planner.planning.scenario_schema import (
     LengthsEntry,
     PrefixEntry,
     SessionsEntry,
+    TrafficVolume,
     WorkloadEntry,
 )
 from planner.workload.daily_profile import HOURS_PER_DAY, DailyProfile, build_daily_profile
@@ -44,17 +45,17 @@ def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
 
 def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | None:
     """Return the daily profile of a scenario file, None if it has neither `day` nor `office_hours`."""
-    if entry.office_hours is not None:
-        return _spread_over_office_hours(entry)
-    if entry.day is None:
+    if not entry.has_day:
         return None
-    with add_error_context("workload, day"):
+    with add_error_context(f"workload, {'day' if entry.office_hours is None else 'office_hours'}"):
         for name in ("concurrency", "requests"):
             if getattr(entry, name) is not None:
                 raise PlannerError(
                     f"a day needs a rate, that of its busiest hour: leave out {name}"
                 )
-        return build_daily_profile(entry.day, resolve_path(folder, str(entry.day)))
+        if entry.office_hours is not None:
+            return _spread_over_office_hours(entry)
+        return build_daily_profile(entry.day or "", resolve_path(folder, str(entry.day)))
 
 
 def _spread_over_office_hours(entry: WorkloadEntry) -> DailyProfile:
@@ -62,29 +63,30 @@ def _spread_over_office_hours(entry: WorkloadEntry) -> DailyProfile:
     opens, closes = entry.office_hours or (0, 24)
     if entry.day is not None or opens >= closes:
         raise PlannerError(
-            "workload, office_hours: give the hours of opening and closing, such as [9, 18], and no"
-            " day beside them"
+            "give the hours of opening and closing, such as [9, 18], and no day beside them"
         )
     hours = [float(opens <= hour < closes) for hour in range(HOURS_PER_DAY)]
     return build_daily_profile(hours, Path())
 
 
 def _compute_peak_rps(
-    entry: WorkloadEntry, day: DailyProfile | None, tokens_per_request: float
+    entry: WorkloadEntry, day: DailyProfile | None, volume: TrafficVolume, tokens_per_request: float
 ) -> float:
-    """Compute the busiest hour's requests/s of `tokens_per_day`, spread as `day`, else evenly."""
-    if entry.rate or entry.concurrency or entry.requests or entry.trace:
-        raise PlannerError(
-            "workload: tokens_per_day says the rate: leave out rate, concurrency, requests and trace"
-        )
+    """Compute the busiest hour's requests/s of a `volume`, spread as `day`, else evenly."""
+    if others := [
+        name
+        for name in ("rate", "concurrency", "requests", "trace")
+        if getattr(entry, name) is not None
+    ]:
+        raise PlannerError(f"workload: {volume} say the rate: leave out {', '.join(others)}")
     if not tokens_per_request:
-        raise PlannerError("workload: tokens_per_day needs prompt_tokens and output_tokens")
+        raise PlannerError(f"workload: {volume} need prompt_tokens and output_tokens")
     busy_hours = (
         HOURS_PER_DAY
         if day is None
         else sum(day.hourly_fractions) * HOURS_PER_DAY / day.num_hours  # of a day, as the busiest
     )
-    return (entry.tokens_per_day or 0.0) / tokens_per_request / (busy_hours * 3600)
+    return volume.count_daily_requests(tokens_per_request) / (busy_hours * 3600)
 
 
 def parse_workload(
@@ -127,12 +129,13 @@ def parse_workload(
             (entry.prompt_tokens, entry.output_tokens), measured, strict=True
         )
     )
-    if entry.tokens_per_day is not None:
-        rate = _compute_peak_rps(entry, day, prompt + output if prompt and output else 0.0)
+    if volume := entry.volume:
+        rate = _compute_peak_rps(entry, day, volume, prompt + output if prompt and output else 0.0)
     if base is None and rate is None and entry.concurrency is None:
         raise PlannerError(
             "workload: needs a rate (requests per second), a concurrency (users who each wait for"
-            " their answer), a trace, tokens_per_day, or requests with within_hours"
+            " their answer), a trace, requests or tokens per_day or per_month, or requests with"
+            " within_hours"
         )
     burstiness = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
@@ -202,7 +205,7 @@ def _fill_open_load(entry: WorkloadEntry) -> WorkloadEntry:
     open_loads = [kind for kind in ("rate", "concurrency") if getattr(entry, kind) == OPEN_FIGURE]
     if not open_loads:
         return entry
-    if entry.day is not None or entry.trace is not None or entry.requests is not None:
+    if entry.has_day or entry.trace is not None or entry.requests is not None:
         raise PlannerError(
             "workload: max asks for a steady load: leave out day, trace and requests"
         )

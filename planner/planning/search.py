@@ -1,4 +1,4 @@
-"""Which deployment to choose: the cheapest that keeps every promise with the asked probability.
+"""Which deployment to choose: the cheapest that meets every target with the asked probability.
 
 The rule: of all deployments whose probability (`planning.tolerance`) is at least the scenario's
 `confidence` the cheapest; at the same price one that takes no more memory than the engine does by
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def probability(self) -> float:
-        """That what is chosen, or comes nearest, starts and keeps every promise."""
+        """That what is chosen, or comes nearest, starts and meets every target."""
         return self.best.probability if self.best else 0.0
 
     @property
@@ -206,8 +206,8 @@ class Plan:
             else f"{load.concurrency:,} concurrent requests"
         )
         if self.chosen is None:
-            return f"not even {amount} can be served within the service level"
-        return f"{amount} are the most that can be served within the service level"
+            return f"not even {amount} can be served within the targets"
+        return f"{amount} are the most that can be served within the targets"
 
     @cached_property
     def api_comparison(self) -> ApiComparison | None:
@@ -230,9 +230,7 @@ class Plan:
 
     def __str__(self) -> str:
         if self.chosen is None:
-            return (
-                f"{self.scenario.name}: nothing meets the service level. {self.binding_constraint}"
-            )
+            return f"{self.scenario.name}: no plan meets the targets. {self.binding_constraint}"
         after = f" Next best: {self.runner_up}." if self.runner_up else ""
         return f"{self.scenario.name}: {self.chosen}. {self.binding_constraint}{after}"
 
@@ -343,7 +341,7 @@ class _Search:
         self, probability: float, *, others: int = 0,
         at_most: tuple[bool, float] = (True, math.inf),
     ) -> list[Candidate]:  # fmt: skip
-        """Find the cheapest deployment that keeps every promise with `probability`.
+        """Find the cheapest deployment that meets every target with `probability`.
 
         It comes first; the next that hold with other GPUs or layouts follow, up to `others`.
         """
@@ -544,10 +542,14 @@ def _build_plan(
             store=search.store,
         )  # fmt: skip
     chosen = holding[0]
+    binding = _find_binding_constraint(search, chosen, gamble, rejected)
+    if (near := binding.candidate) and near.family_key not in known:
+        rest = [near if each.family_key == near.family_key else each for each in rest]
+        ordered = (chosen, *sorted((*holding[1:], *rest), key=attrgetter("rank_key")))
     return Plan(
         scenario, chosen, next(iter(holding[1:]), None), next(iter(gamble), None),
-        next(iter(safe), None), _find_binding_constraint(search, chosen, gamble, rejected), ordered,
-        tuple(rejected), (*notes, *chosen.prediction.warnings), store=search.store, simulated_day=day,
+        next(iter(safe), None), binding, ordered, tuple(rejected),
+        (*notes, *chosen.prediction.warnings), store=search.store, simulated_day=day,
     )  # fmt: skip
 
 

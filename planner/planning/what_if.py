@@ -44,7 +44,7 @@ class WhatIf:
     @property
     def answer(self) -> str:
         """The chosen deployment after the change with its price, or that there is none."""
-        return str(self.plan.chosen) if self.plan.chosen else "nothing meets the service level"
+        return str(self.plan.chosen) if self.plan.chosen else "no plan meets the targets"
 
     def __str__(self) -> str:
         return f"{self.change}: {self.answer}"

@@ -110,7 +110,7 @@ def serialize_plan(plan: Plan) -> Fields:
 
 
 def _serialize_option(candidate: Candidate) -> dict[str, Any]:
-    """What an option is, what it costs, and how likely it keeps every promise."""
+    """What an option is, what it costs, and how likely it meets every target."""
     memory = candidate.prediction.memory
     return {
         "deployment": candidate.description,

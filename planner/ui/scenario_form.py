@@ -19,7 +19,7 @@ from planner.core.text import format_count
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario import Scenario, find_scenario_file
-from planner.planning.scenario_schema import LengthsEntry, PrefixEntry
+from planner.planning.scenario_schema import VOLUME_FIELDS, LengthsEntry, PrefixEntry
 from planner.planning.slo import LatencyStatistic
 from planner.ui.quantity_parser import MILLISECOND_UNITS, parse_quantity
 
@@ -158,9 +158,11 @@ def apply_control(
         _replace_load(workload, name, {name: value})
     elif name in ("rate", "concurrency", "requests", "within_hours"):
         workload[name] = round(value) if name == "concurrency" else value
-        workload.pop("tokens_per_day", None)  # of which a rate was worked out
+        for volume in VOLUME_FIELDS:  # of which a rate was worked out
+            workload.pop(volume, None)
     elif name == "day":
         workload[name] = _parse_hours(value.strip()) or None
+        workload.pop("office_hours", None)
     elif name == "adapters":
         control[name] = {**(control.get(name) or {}), "count": value} if value else None
     elif name in ("rank", "zipf"):
@@ -240,12 +242,13 @@ def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]
         "concurrency",
         "requests",
         "within_hours",
-        "tokens_per_day",
+        *VOLUME_FIELDS,
         *(("burstiness",) if kind != "rate" else ()),
     ):
         workload.pop(other, None)
     if kind not in ("rate", "trace"):  # a daily profile needs an open loop
         workload.pop("day", None)
+        workload.pop("office_hours", None)
     if kind == "trace":
         if not values["trace"]:
             raise PlannerError("a trace: name its file, CSV or JSON lines")

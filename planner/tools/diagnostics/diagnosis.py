@@ -26,7 +26,7 @@ from planner.tools.diagnostics.failure_detection import (
     DiagnosisFinding,
     find_failure_modes,
 )
-from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
+from planner.tools.diagnostics.metrics_pages import NoLoadError, measure_replica, read_metrics_page
 from planner.tools.diagnostics.remedies import Remedy, simulate_remedies
 from planner.tools.diagnostics.startup_errors import (
     StartupError,
@@ -47,6 +47,7 @@ class Diagnosis:
     planned: PlannedReplica | None
     errors: tuple[StartupError, ...] = ()
     stat_lines: StatLines | None = None
+    not_judged: str = ""  # why the pages tell nothing
 
     @cached_property
     def findings(self) -> list[DiagnosisFinding]:
@@ -124,6 +125,11 @@ class Diagnosis:
         return tuple(asked)
 
     @property
+    def exit_code(self) -> int:
+        """1 if anything is wrong, 3 if the pages tell nothing, else 0."""
+        return 1 if self.has_findings else 3 if self.not_judged else 0
+
+    @property
     def has_findings(self) -> bool:
         """Whether anything is wrong."""
         return bool(self.findings or self.errors)
@@ -145,7 +151,7 @@ class Diagnosis:
                 *(error.key for error in self.errors),
                 *(finding.mode for finding in self.findings),
             ]
-            or ["healthy"],
+            or ["not_judged" if self.not_judged else "healthy"],
             "findings": [
                 {"mode": finding.mode, "evidence": list(finding.evidence)}
                 for finding in self.findings
@@ -196,11 +202,16 @@ def diagnose(
     if not pages and log is None:
         raise PlannerError("diagnose needs one or two pages of /metrics, or a log with --log")
     planned = load_planned_replica(plan) if plan is not None else None
-    case = None
+    case, not_judged = None, ""
     if pages:
         version = planned.deployment.engine.version if planned else None
-        case = DiagnosisCase(
-            measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned
-        )
+        try:
+            measured = measure_replica(
+                [read_metrics_page(page) for page in pages], version, seconds
+            )
+            case = DiagnosisCase(measured, planned)
+        except NoLoadError as error:
+            not_judged = str(error)
     text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
-    return Diagnosis(case, planned, tuple(find_startup_errors(text)), read_stat_lines(text))
+    errors = tuple(find_startup_errors(text))
+    return Diagnosis(case, planned, errors, read_stat_lines(text), not_judged)

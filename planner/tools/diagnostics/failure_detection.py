@@ -187,7 +187,7 @@ class DiagnosisCase:
                 or histogram.bound_fraction_above(target.seconds)[1]
                 <= 1 - int(target.percentile[1:]) / 100
             ):
-                status = "kept"
+                status = "met"
             else:
                 status = "its limit lies within a bucket, so that nobody can tell"
             statements.append(f"{target}: {status}")
@@ -250,7 +250,7 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
     if case.plan_could_serve_traffic:
         findings.sort(key=lambda finding: finding.mode in LOAD_DEPENDENT_MODES)
     sentences = tuple(
-        f"promised is a {target}, {_describe_violation(target, value)}"
+        f"target {target}: {_describe_violation(target, value)}"
         for target, value in case.violated_slos
     )
     return findings or [DiagnosisFinding("broken_promise", sentences)] * bool(sentences)
@@ -500,8 +500,8 @@ def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
         return
     if gap > PREFILL_STALL_FACTOR * alone and late:
         sentence = f"gaps take {gap * 1e3:.1f} ms, steps that only decode {alone * 1e3:.1f} ms"
-        promised = (f"promised is a {target}" for target in late)
-        yield DiagnosisFinding("prefill_contention", (sentence, *promised))
+        missed = (f"target {target}" for target in late)
+        yield DiagnosisFinding("prefill_contention", (sentence, *missed))
 
 
 FAILURE_DETECTORS: tuple[Callable[[DiagnosisCase], Iterator[DiagnosisFinding]], ...] = (

@@ -219,6 +219,10 @@ class MetricsHistogram:
         return LengthDistribution.from_samples(tokens)
 
 
+class NoLoadError(PlannerError):
+    """Pages of a server to which nobody sent a request."""
+
+
 @dataclass(frozen=True)
 class ReplicaMetrics:
     """Metrics of one replica; None for those that its pages do not report."""
@@ -337,7 +341,7 @@ def measure_replica(
     """Measure a replica between two pages, or from its start to a single one.
 
     `seconds` is the time in between, if the times of the files are not those of the server. Raises
-    `PlannerError` if no request was answered, for more than two pages or two in the wrong order,
+    `NoLoadError` if no request was answered, `PlannerError` for more than two pages or two in the wrong order,
     and for `seconds` out of range.
     """
     if len(pages) > 2:
@@ -386,7 +390,7 @@ def measure_replica(
     }
     gauges = {role: mean for role, mean in means.items() if mean is not None}
     if not (requests or gauges.get("running") or gauges.get("waiting")):
-        raise PlannerError(
+        raise NoLoadError(
             f"{after.where}: no request was answered in this time and none is in flight, so there is"
             " nothing to judge: save the pages under load"
         )

@@ -14,9 +14,7 @@ def plot_pool_sizes(data: pd.DataFrame) -> alt.TopLevelMixin:
         y=alt.Y("decode workers:O", sort="descending"),
     )
     tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1)
-    tiles = tiles.encode(
-        color=encode_color("service level", SLO_STATUS_COLORS, data["service level"])
-    )
+    tiles = tiles.encode(color=encode_color("targets", SLO_STATUS_COLORS, data["targets"]))
     share = alt.Text("share of the tightest limit:Q", format=".0%")
     text = base.mark_text(fontSize=10, dy=-6, color="currentColor").encode(text=share)
     gpus = base.mark_text(fontSize=9, dy=8, color="currentColor").transform_calculate(

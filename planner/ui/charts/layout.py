@@ -25,15 +25,13 @@ MAX_LAYOUT_LIMIT_MULTIPLE = 4
 
 def plot_legal_layouts(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Plot the GPUs that each legal TP x PP needs, and whether it is feasible; a panel per GPU."""
-    cells = data[["GPU", "TP", "PP", "GPUs", "Service level", "Chosen"]]
+    cells = data[["GPU", "TP", "PP", "GPUs", "Targets", "Chosen"]]
     base = alt.Chart(cells).encode(
         x=alt.X("PP:O", title="pipeline stages (PP)", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("TP:O", title=None, sort=list(dict.fromkeys(data["TP"]))),
     )
     tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1)
-    tiles = tiles.encode(
-        color=encode_color("Service level", LAYOUT_STATUS_COLORS, data["Service level"])
-    )
+    tiles = tiles.encode(color=encode_color("Targets", LAYOUT_STATUS_COLORS, data["Targets"]))
     text = base.mark_text(fontSize=11, color="currentColor").encode(text="GPUs:Q")
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter(
         "datum.Chosen"

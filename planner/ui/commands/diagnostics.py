@@ -99,12 +99,12 @@ def _add_seconds_option(parser: argparse.ArgumentParser) -> None:
 
 @announce_compilation
 def run_diagnose(options: argparse.Namespace) -> int:
-    """Print what is wrong with a server; 1 if anything is."""
+    """Print what is wrong with a server; the exit code is the diagnosis's."""
     from planner.tools.diagnostics import diagnose
 
     diagnosis = diagnose(options.pages, options.log, options.plan, options.seconds)
     print(format_json(diagnosis.to_json()) if options.json else diagnosis)
-    return int(diagnosis.has_findings)
+    return diagnosis.exit_code
 
 
 def add_profile(commands: "Subparsers") -> None:

@@ -318,7 +318,7 @@ function render({model, el}) {
   };
   const memory = () => {
     const m = get('answer').memory, commands = get('answer').commands || [];
-    redraw($('.memory'), m ? title('Memory', m.title) + `<div class="mem" role="img" aria-label="${esc(m.parts.map(p => `${p.name} ${p.gib} GiB`).join(', '))}">${m.parts.map((p, k) => `<div class="m${k}" style="flex:${p.share} 0 0" title="${esc(`${p.name} ${p.gib} GiB. ${p.details}`)}">${p.share > 14 ? `${esc(p.name)} ${p.gib}` : p.share > 6 ? p.gib : ''}</div>`).join('')}</div><div class="memkey">${m.parts.map(p => `<span>${esc(p.name)} ${p.gib}</span>`).join('')}<span>GiB</span></div><p class="cap">${esc(m.note)}</p>` : title('Memory') + '<p class="none">Follows with the answer.</p>');
+    redraw($('.memory'), m ? title('Memory', m.title) + `<div class="mem" role="img" aria-label="${esc(m.parts.map(p => `${p.name} ${p.gib} GiB`).join(', '))}">${m.parts.map((p, k) => `<div class="m${k}" style="flex:${p.share} 0 0" title="${esc(`${p.name} ${p.gib} GiB. ${p.details}`)}">${p.share > 24 ? `${esc(p.name)} ${p.gib}` : p.share > 8 ? p.gib : ''}</div>`).join('')}</div><div class="memkey">${m.parts.map(p => `<span>${esc(p.name)} ${p.gib}</span>`).join('')}<span>GiB</span></div><p class="cap">${esc(m.note)}</p>` : title('Memory') + '<p class="none">Follows with the answer.</p>');
     redraw($('.command'), `<div class="t">Command <small>${commands.length ? '<button class="link" data-key="copy" data-act="copy">Copy</button>' : ''}</small></div>`
       + (commands.length ? `<pre tabindex="0">${esc(commands.map(c => (c.role ? `# ${c.role}\n` : '') + c.text).join('\n\n'))}</pre>` : '<p class="none">No plan, no command.</p>'));
   };

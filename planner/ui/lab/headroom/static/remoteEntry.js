@@ -15,11 +15,14 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
   const style = document.createElement('style');
   const arrow = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'>" +
     "<path fill='white' d='M5 6l4 4 4-4 1 1-5 5-5-5z'/></svg>";
-  // The first line of a folded cell is cut off, long lines wrap, and dark themes show the arrow.
+  // The first line of a folded cell is cut off, long lines wrap, prose and tables begin at one edge without
+  // code, and dark themes show the arrow.
   style.textContent = `
     .jp-Placeholder-content, .jp-PlaceholderText {min-width: 0; overflow: hidden; text-overflow: ellipsis}
     .headroom-walk:not(.headroom-shows-code) :is(.jp-Cell-inputWrapper, .jp-OutputPrompt, .jp-OutputArea-promptOverlay):not(.jp-MarkdownCell *) {display: none}
     .headroom-walk:not(.headroom-shows-code) .jp-CodeCell.jp-mod-noOutputs {display: none}
+    .headroom-walk:not(.headroom-shows-code) .jp-MarkdownCell .jp-InputPrompt {display: none}
+    .jupyter-widgets.jp-RenderedHTMLCommon table {margin-left: 0}
     .jp-CodeCell .cm-content {white-space: break-spaces; overflow-wrap: anywhere; flex-shrink: 1}
     [data-jp-theme-light="false"] {--jp-widgets-dropdown-arrow: url("data:image/svg+xml,${encodeURIComponent(arrow)}")}`;
   document.head.append(style);
