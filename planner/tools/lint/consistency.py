@@ -3,6 +3,7 @@
 The engine does not start with any of them.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,13 +13,14 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.core.text import format_count
 from planner.engines.argument_names import load_argument_names
-from planner.engines.cli_options import is_unresolved
+from planner.engines.cli_options import get_cli_options, is_unresolved
 from planner.engines.deployment import ParallelLayout
 from planner.engines.engine import Engine
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.tools.lint.deployment_reader import (
+    MAX_GPUS_OF_A_BOX,
     may_extend_context,
     read_draft_settings,
     read_engine_args,
@@ -61,6 +63,7 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
     )
     if is_distributed or values.get("distributed_executor_backend") == "ray":
         return
+    given = command.setup and command.setup.num_gpus
     with suppress(PlannerError):  # an impossible layout
         num_gpus, name = read_layout(command.engine, values).num_gpus, "CUDA_VISIBLE_DEVICES"
         visible = command.environment.get(name, "")
@@ -70,7 +73,7 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
             yield LintFinding(
                 "environment", name, f"{name}={visible}", "contradicts", why, refused=True
             )
-        if (given := command.setup and command.setup.num_gpus) and num_gpus > given:
+        if given and num_gpus > given:
             why = f"the command takes {format_count(num_gpus, 'GPU')}, the container has {given}"
             yield LintFinding(
                 "environment",
@@ -80,6 +83,27 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
                 why,
                 refused=True,
             )
+        elif not given and num_gpus > MAX_GPUS_OF_A_BOX:
+            yield from _check_machines(checked, num_gpus)
+
+
+def _check_machines(checked: CheckedCommand, num_gpus: int) -> Iterator[LintFinding]:
+    """Check for more GPUs than one machine has, of releases that need `--nnodes` for them.
+
+    vLLM from 0.12 on ends with "World size (16) is larger than the number of available GPUs (8) in
+    this node" (config/parallel.py); before, it looked for a Ray cluster by itself.
+    """
+    engine, machines = checked.command.engine, math.ceil(num_gpus / MAX_GPUS_OF_A_BOX)
+    if "--nnodes" not in get_cli_options(engine, checked.version).spellings:
+        return
+    address = "--master-addr ADDRESS" if engine == "vllm" else "--dist-init-addr ADDRESS:PORT"
+    others = "1" if machines == 2 else f"1 to {machines - 1}"
+    instead = (
+        f"--nnodes {machines} {address} --node-rank 0 on the first machine, the same with --node-rank"
+        f" {others}{' --headless' * (engine == 'vllm')} on the rest"
+    )
+    why = f"more than a machine of {MAX_GPUS_OF_A_BOX} has: there the server ends with an error while it starts"
+    yield LintFinding("setting", "GPUs", format_count(num_gpus, "GPU"), "risky", why, instead)
 
 
 def _make_contradiction(option: str, value: Any, why: str, instead: str) -> LintFinding:

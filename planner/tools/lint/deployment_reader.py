@@ -340,6 +340,12 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
         )  # fmt: skip
     except PlannerError as error:
         raise RefusedDeploymentError(str(error)) from None
-    if reason := explain_illegal_layout(deployment.model, layout, node, deployment.engine):
+    largest = max(node, layout.tp)
+    if reason := explain_illegal_layout(deployment.model, layout, largest, deployment.engine):
         raise RefusedDeploymentError(f"{name} on {layout}: {reason}")
+    if layout.tp > node:
+        raise PlannerError(
+            f"{name} on {layout}: tensor parallelism across machines of {node} GPUs has no model here:"
+            " every layer would wait for the network, so that pipeline stages are usually faster"
+        )
     return deployment
