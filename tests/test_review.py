@@ -193,6 +193,16 @@ def test_latencies_stand_beside_their_load() -> None:
     assert "cost at 0.25 requests/s" in comment
 
 
+def test_a_slower_answer_is_a_risk_and_a_default_is_told() -> None:
+    """More slots than before make steps longer at the same load; without an option its default counts."""
+    fewer = f"{BASE} --max-num-batched-tokens 2048"
+    comment = review_change(fewer, BASE, gpu="H100").to_markdown()
+    assert "| `--max-num-batched-tokens` | `2048` | `8192` (default) |" in comment
+    split = f"{BASE} --tensor-parallel-size 4"
+    comment = review_change(split, BASE, gpu="H100").to_markdown()
+    assert re.search(r"\*\*Risk\*\*: p95 TPOT rises by \d+%", comment)
+
+
 def test_only_of_several_servers_the_heading_counts(tmp_path: Path) -> None:
     old, new = tmp_path / "old.sh", tmp_path / "new.sh"
     old.write_text(f"{BASE}\n{BASE} --port 8001\n")

@@ -180,7 +180,10 @@ def _list_changes(memory: MemoryPlan) -> Iterator[tuple[str, list[tuple[str, Dep
     yield "more GPUs share the model", layouts
     length, _ = find_max_model_len(memory)
     lengths = [length] if MIN_REMEDY_MODEL_LEN <= length < args.max_model_len else []
-    yield "longer requests are rejected", change_argument("max_model_len", lengths)
+    yield (
+        "longer requests are rejected; it starts at the low end of the interval too",
+        change_argument("max_model_len", lengths),
+    )
 
 
 def _list_higher_shares(current: float, safe: float) -> list[float]:

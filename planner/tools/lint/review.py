@@ -26,7 +26,6 @@ from planner.tools.lint.command_plan import CommandPlan
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.plan_upgrade import (
     UpgradeRow,
-    compare_engine_args,
     compare_memory,
     compare_predictions,
     describe_load,
@@ -52,8 +51,13 @@ SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tp
 """Latencies that are compared if no scenario sets limits."""
 MAX_CELL_LENGTH = 200
 MIN_LOSS_FRACTION = 0.2
-"""Fraction of the KV cache or of the capacity whose loss is told."""
-LOSS_ROWS = ("KV cache, tokens", "capacity, requests/s")
+"""Fraction of the KV cache, the capacity or a latency whose loss is told."""
+LOSS_ROWS = {
+    "KV cache, tokens": -1,
+    "capacity, requests/s": -1,
+    **{f"{target.name}, ms": 1 for target in SHOWN_LATENCIES},
+}
+"""Rows whose change is a loss, and the sign of that change."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class OptionChange:
     name: str
     before: str | None
     after: str | None
+    defaults: tuple[str | None, str | None] = (None, None)  # in effect where it is not set
 
 
 @dataclass(frozen=True)
@@ -83,22 +88,39 @@ class ServerReview:
     def options(self) -> tuple[OptionChange, ...]:
         """Written options that differ, and then arguments whose defaults do."""
         before, after = (_list_settings(report) for report in (self.before, self.after))
+        effective = self._list_effective_arguments()
+        unset = (None, None)
         written = [
-            OptionChange(name, _mask(name, before.get(name)), _mask(name, after.get(name)))
+            OptionChange(
+                name,
+                _mask(name, before.get(name)),
+                _mask(name, after.get(name)),
+                effective.get(name, unset),
+            )
             for name in dict.fromkeys((*before, *after))
             if before.get(name) != after.get(name)
         ]
-        return (*written, *self._list_changed_defaults({change.name for change in written}))
+        names = {change.name for change in written}
+        defaults = (
+            OptionChange(f"{name} (default)", *values)
+            for name, values in effective.items()
+            if name not in names and values[0] != values[1]
+        )
+        return (*written, *defaults)
 
-    def _list_changed_defaults(self, written: set[str]) -> Iterator[OptionChange]:
+    def _list_effective_arguments(self) -> dict[str, tuple[str | None, str | None]]:
+        """Return what each argument is before and after, by its option; empty without plans."""
         if self.plans is None:
-            return
+            return {}
         old, new = (plan.deployment for plan in self.plans)
         names = load_argument_names(new.engine.name).engine_names
-        for name, values in compare_engine_args(old.args, new.args).items():
-            if f"--{names.get(name, name).replace('_', '-')}" not in written:
-                texts = (None if value is None else str(value) for value in values)
-                yield OptionChange(f"{name} (not set, in effect)", *texts)
+        return {
+            f"--{names.get(name, name).replace('_', '-')}": (
+                None if value is None else str(value),
+                None if (other := getattr(new.args, name)) is None else str(other),
+            )
+            for name, value in vars(old.args).items()
+        }
 
     @property
     def plans(self) -> tuple[CommandPlan, CommandPlan] | None:
@@ -159,12 +181,14 @@ class ServerReview:
 
     @property
     def losses(self) -> list[str]:
-        """What the change takes of the KV cache and of the capacity, if it is much."""
+        """What the change takes of the KV cache and the capacity, or adds to latencies, if it is much."""
         return [
-            f"{row.name.partition(',')[0]} falls by {1 - row.after.mid / row.before.mid:.0%}, from"
-            f" {row.before.short} to {row.after.short} {row.name.partition(', ')[2]}"
+            f"{row.name.partition(',')[0]} {'rises' if growth > 0 else 'falls'} by {abs(growth):.0%},"
+            f" from {row.before.short} to {row.after.short} {row.name.partition(', ')[2]}"
             for row in self.rows
-            if row.name in LOSS_ROWS and row.after.mid < (1 - MIN_LOSS_FRACTION) * row.before.mid
+            if row.before.mid > 0
+            and (growth := row.after.mid / row.before.mid - 1) * LOSS_ROWS.get(row.name, 0)
+            > MIN_LOSS_FRACTION
         ]
 
     @property
@@ -255,7 +279,7 @@ class ChangeReview:
         """The verdict, and how many of several servers change."""
         title = {"at_risk": "New risk", "mend": "Needs a fix"}.get(self.verdict, "No new risk")
         if self.verdict == "ok" and any(server.losses for server in self.servers):
-            title = "No new risk, but less room"
+            title = "No new risk, but a loss"
         changed = len(self.changed_servers)
         counts = f"{changed} of {format_count(len(self.servers), 'server')} changed"
         return title if changed == len(self.servers) == 1 else f"{title} ({counts})"
@@ -278,6 +302,7 @@ class ChangeReview:
             "review.md",
             review=self,
             code=_format_code,
+            value=_format_value,
             text=_format_text,
         )
 
@@ -414,6 +439,13 @@ def _format_code(text: object) -> Markup:
     if len(line) > MAX_CELL_LENGTH:
         line = f"{line[:MAX_CELL_LENGTH]}..."
     return Markup(f"`{line}`".replace("|", "\\|")) if line.strip() else Markup("`''`")
+
+
+def _format_value(written: str | None, default: str | None) -> Markup:
+    """Return a cell of an option's value, or what is in effect where it is not set."""
+    if written is not None:
+        return _format_code(written)
+    return Markup("not set") if default is None else _format_code(default) + " (default)"
 
 
 def _format_text(parts: Iterable[str] | str) -> Markup:
