@@ -47,6 +47,15 @@ def explain_alternatives(plan: Plan) -> tuple[Alternative, ...]:
     )
 
 
+def explain_other_engines(plan: Plan) -> tuple[Alternative, ...]:
+    """Every other engine that the scenario allows, at no more money, or the least with it that starts."""
+    if (chosen := plan.chosen) is None:
+        return ()
+    names = [engine.name for engine in (plan.scenario.engine, *plan.scenario.other_engines)]
+    kinds = _list_alternatives(plan, chosen) if len(names) > 1 else ()
+    return tuple(_explain_alternative(plan, chosen, *kind) for kind in kinds if kind[0] in names)
+
+
 def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candidate]]]:
     """(what, its GPU if that is what it is, the candidates with it) for each that `chosen` has not."""
     scenario = plan.scenario

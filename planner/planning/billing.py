@@ -87,6 +87,7 @@ class ApiComparison:
 
     own_usd: float
     api_usd: float
+    api_usd_per_mtok_output: float  # what goes in included
     is_monthly: bool  # else for a run that ends
     is_rate_constant: bool  # all day as in the busiest hour, for want of a daily profile
     break_even_rps: float | None  # mean rate from which on those GPUs cost less than the API
@@ -100,6 +101,11 @@ class ApiComparison:
     def saved_usd(self) -> float:
         """What the cheaper of them saves."""
         return abs(self.own_usd - self.api_usd)
+
+    @property
+    def api_price(self) -> str:
+        """The API's price as that of GPUs is stated."""
+        return f"{format_usd(self.api_usd_per_mtok_output)} per M output tokens with their prompts"
 
     @property
     def turn(self) -> str:
@@ -119,7 +125,7 @@ class ApiComparison:
         first = "the API is" if self.is_api_cheaper else "GPUs of your own are"
         text = (
             f"{first} cheaper by {format_usd(self.saved_usd)}{period} ({format_usd(self.api_usd)} by"
-            f" the token, {format_usd(self.own_usd)} for these GPUs)"
+            f" the token, {self.api_price}, {format_usd(self.own_usd)} for these GPUs)"
         )
         text += f", {self.turn}" if self.turn else ""
         return text + "; at this rate all day" * self.is_rate_constant
@@ -140,9 +146,10 @@ def compare_to_api(
     if api is None or usd is None or served is None:
         return None
     usd_per_request = price_api_request(api, load)
+    per_mtok = usd_per_request / load.output.mean * 1e6
     if (hours := estimate_run_hours(scenario, candidate)) and load.num_prompts:
         total = load.num_prompts * usd_per_request
-        return ApiComparison(usd * hours.mid, total, False, False, None, served.mid)
+        return ApiComparison(usd * hours.mid, total, per_mtok, False, False, None, served.mid)
     usable_rps = served.mid * (1 - scenario.headroom)
     if daily is not None:
         days = HOURS_PER_MONTH / 24
@@ -150,11 +157,13 @@ def compare_to_api(
         turn = daily.break_even_requests[BILLING_API, BILLING_AUTOSCALED] / 86400
         break_even = turn if 0 < turn < math.inf else None
         mean_share = daily.requests / 86400 / max(load.rate or math.nan, 1e-12)
-        return ApiComparison(own, api_usd, True, False, break_even, usable_rps * mean_share)
+        return ApiComparison(
+            own, api_usd, per_mtok, True, False, break_even, usable_rps * mean_share
+        )
     own, seconds = usd * HOURS_PER_MONTH, HOURS_PER_MONTH * 3600
     api_usd = compute_offered_rps(scenario, candidate.prediction) * seconds * usd_per_request
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
-    return ApiComparison(own, api_usd, True, load.trace is None, break_even, usable_rps)
+    return ApiComparison(own, api_usd, per_mtok, True, load.trace is None, break_even, usable_rps)
 
 
 def price_output_tokens(scenario: Scenario, candidate: Candidate) -> Interval | None:

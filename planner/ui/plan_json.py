@@ -88,6 +88,7 @@ def serialize_plan(plan: Plan) -> Fields:
             {
                 "cheaper": api.is_api_cheaper,
                 "usd": api.api_usd,
+                "usd_per_mtok_output": api.api_usd_per_mtok_output,
                 "usd_of_gpus": api.own_usd,
                 "period": "month" if api.is_monthly else "run",
                 "gpus_cheaper_from_rps": api.break_even_rps,

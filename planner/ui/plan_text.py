@@ -27,7 +27,12 @@ from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.memory.memory_plan import explain_memory_utilization
 from planner.models.registry import load_model
-from planner.planning.alternatives import Alternative, explain_alternatives, explain_rank
+from planner.planning.alternatives import (
+    Alternative,
+    explain_alternatives,
+    explain_other_engines,
+    explain_rank,
+)
 from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, price_output_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
@@ -124,6 +129,8 @@ def _format_summary(
         "risk": _describe_risk(plan, rows),
         "ways_out": [] if plan.chosen else list_ways_out(plan),
         "engine": _keep_whole(describe_engine(best)) if best else "",
+        "engine_of": describe_engine,
+        "engines": explain_other_engines(plan),
         "next_command": _choose_next_command(plan, command, out, style),
         "details_command": _keep_whole(f"{command} --all") if command and not detailed else "",
         "hidden_rows": "",
