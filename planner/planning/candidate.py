@@ -62,7 +62,7 @@ class Candidate:
     def shortfall(self) -> str:
         """What it misses: the limits that it breaks, or else the probability that is asked for."""
         odds = format_probability(self.probability, self.confidence)
-        probable = f"it is only {odds} likely to meet every target"
+        probable = f"meeting all targets is only {odds} likely"
         return "; ".join(self.violations) or probable
 
     @property
