@@ -110,10 +110,8 @@ function render({model, el}) {
       <div class="tiles"></div>
       <div class="card pad compared" hidden></div>
       <div class="two"><div class="card pad targets"></div><div class="card pad latency"></div></div>
-      <div class="two"><div class="card pad"><div class="options"></div><div class="gpus-too"></div></div><div class="card pad cost"></div></div>
-      <div class="two"><div class="card pad changes"></div><div class="card pad memory"></div></div>
+      <div class="two stacks"><div><div class="card pad"><div class="options"></div><div class="gpus-too"></div></div><div class="card pad changes"></div></div><div><div class="card pad cost"></div><div class="card pad memory"></div><div class="card pad command"></div></div></div>
       <div class="card pad day" hidden></div>
-      <div class="card pad command"></div>
       <details class="card pad why"><summary>Reasons, prices and assumptions</summary><div></div></details>
     </section></main>`;
   const $ = selector => el.querySelector(selector);
@@ -309,12 +307,12 @@ function render({model, el}) {
   const others = () => {
     const o = get('others'), state = get('answer').state, doing = state === 'final' && !o.done;
     const small = doing ? 'searching' : '';
-    const row = r => `<tr><td><button class="link" data-key="w-${esc(r.label)}" data-changes='${esc(JSON.stringify(r.changes)).replace(/'/g, '&#39;')}' ${Object.keys(r.changes).length ? '' : 'disabled'}>${esc(r.label)}</button></td>` + (r.gpus
-      ? `<td title="${esc(r.setup)}"><b>${esc(r.gpus.replace('-SXM', ''))}</b> <span class="lay">${esc(r.setup.replace(' weights', ''))}</span></td><td class="r" title="${esc(r.hour)}"><b>${esc(r.month)}</b></td><td class="r"><em class="${r.cheaper ? 'down' : ''}">${esc(r.change)}</em></td><td>${odds(r.tone, r.probability)}</td></tr>`
-      : `<td class="lay">${esc(r.status)}</td><td></td><td></td><td>${odds(r.tone, 'no plan')}</td></tr>`);
-    const table = (rows, first, empty) => rows?.length ? `<table class="five"><thead><tr><th>${first}</th><th>Plan</th><th class="r">Price</th><th></th><th>Probability</th></tr></thead><tbody>${rows.map(row).join('')}</tbody></table>` : `<p class="none">${doing ? 'Searching.' : state === 'final' ? empty : 'Follow after the simulation.'}</p>`;
-    redraw($('.gpus-too'), title('Same targets, other GPUs', `not on your list${doing ? ', searching' : ''}`) + table(o.gpus, 'GPU', 'No other GPU was searched.'));
-    redraw($('.changes'), title('What would change the answer', small) + table(o.changes, 'Change', 'No change helps.'));
+    const row = name => r => `<tr><td><button class="link" data-key="w-${esc(r.label)}" data-changes='${esc(JSON.stringify(r.changes)).replace(/'/g, '&#39;')}' ${Object.keys(r.changes).length ? '' : 'disabled'}>${esc(r.label)}</button></td>` + (r.gpus
+      ? `<td title="${esc(r.setup)}"><b>${esc(name(r.gpus))}</b> <span class="lay">${esc(r.setup.replace(' weights', ''))}</span></td><td class="r" title="${esc(r.hour)}"><b>${esc(r.month)}</b></td><td class="r"><em class="${r.cheaper ? 'down' : ''}">${esc(r.change)}</em></td><td>${odds(r.tone, r.probability)}</td></tr>`
+      : `<td class="lay" colspan="3">${esc(r.status)}</td><td>${odds(r.tone, 'no plan')}</td></tr>`);
+    const table = (rows, first, empty, name) => rows?.length ? `<table class="five"><thead><tr><th>${first}</th><th>Plan</th><th class="r">Price</th><th></th><th>Probability</th></tr></thead><tbody>${rows.map(row(name)).join('')}</tbody></table>` : `<p class="none">${doing ? 'Searching.' : state === 'final' ? empty : 'Follow after the simulation.'}</p>`;
+    redraw($('.gpus-too'), title('Same targets, other GPUs', `not on your list${doing ? ', searching' : ''}`) + table(o.gpus, 'GPU', 'No other GPU was searched.', gpus => gpus.split(' ')[0] === '1' ? '1 GPU' : `${gpus.split(' ')[0]} GPUs`));
+    redraw($('.changes'), title('What would change the answer', small) + table(o.changes, 'Change', 'No change helps.', gpus => gpus.replace('-SXM', '')));
   };
   const memory = () => {
     const m = get('answer').memory, commands = get('answer').commands || [];
