@@ -40,7 +40,8 @@ def generate_variants(scenario: Scenario, usual: Deployment) -> Iterator[Deploym
         if safe >= args.gpu_memory_utilization + MIN_UTILIZATION_GAIN:
             changes.append({"gpu_memory_utilization": safe})
     if (adapters := scenario.workload.adapters) and "max_loras" not in given:
-        changes += [{"max_loras": slots} for slots in LORA_SLOT_VALUES if slots <= adapters]
+        slot_counts = {min(slots, adapters) for slots in LORA_SLOT_VALUES}
+        changes += [{"max_loras": slots} for slots in sorted(slot_counts)]
     if scenario.workload.uses_trace_prefixes and "kv_offloading_size" not in given:
         host_gib = scenario.host_memory_gib * usual.layout.tp * usual.layout.pp
         changes += [{"kv_offloading_size": host_gib}] if host_gib else []

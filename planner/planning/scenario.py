@@ -275,9 +275,8 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
     with add_error_context(name):
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
         engine_args, engines = coerce_engine_args(given), _parse_engines(entry, folder)
-        longest = float(
-            engine_args.get("max_model_len") or load_model(entry.model).architecture.max_position
-        )
+        context = float(load_model(entry.model).architecture.max_position)
+        longest = float(engine_args.get("max_model_len") or context)
         day = parse_daily_profile(entry.workload, folder)
         day_trace = str(entry.workload.day) if day and day.peak_rps else None
         prices = _parse_prices(entry)
@@ -292,7 +291,9 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             gpus=_parse_candidate_gpus(entry, prices),
             engine=engines[0],
             other_engines=tuple(engines[1:]),
-            workload=parse_workload(entry.workload, longest, folder, day, entry.adapters),
+            workload=parse_workload(
+                entry.workload, longest, max(longest, context), folder, day, entry.adapters
+            ),
             slo_targets=_parse_slo_targets(entry),
             offline=entry.workload.requests is not None,
             engine_args=engine_args,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from os.path import exists, isfile
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def _compute_peak_rps(
 def parse_workload(
     entry: WorkloadEntry,
     longest: float,
+    context: float,
     folder: Path,
     day: DailyProfile | None,
     adapters: AdaptersEntry | None,
@@ -99,7 +101,7 @@ def parse_workload(
     """Build the workload of a scenario file, whose own figures win over those of its trace.
 
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
-    tokens.
+    tokens; the tail of others ends where no server takes them, at `context` tokens of the model.
     """
     entry = _fill_open_load(entry)
     rate = entry.rate or (day.peak_rps if day else None)
@@ -140,8 +142,12 @@ def parse_workload(
     burstiness = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
-        prompt=_parse_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
-        output=_parse_lengths(entry.output_tokens, "output", longest - prompt, measured[1]),
+        prompt=_parse_lengths(
+            entry.prompt_tokens, "prompt", longest - output, measured[0], context=context - output
+        ),
+        output=_parse_lengths(
+            entry.output_tokens, "output", longest - prompt, measured[1], context=context - prompt
+        ),
         rate=base.rate if base else rate,
         concurrency=entry.concurrency,
         burstiness=entry.burstiness or burstiness,
@@ -218,6 +224,7 @@ def _parse_lengths(
     longest: float,
     measured: LengthDistribution | None,
     field: str = "",
+    context: float = math.inf,
 ) -> LengthDistribution:
     """Return the scenario's lengths in `field`, or the `measured` ones of its trace.
 
@@ -239,7 +246,11 @@ def _parse_lengths(
                 "needs the mean (best with p50 and p95), or exactly for lengths that are all alike"
             )
         if entry.p50 is not None or entry.p95 is not None:
-            return LengthDistribution.from_lognormal(entry.mean, entry.p95, entry.p50, entry.max)
+            figures = entry.mean, entry.p95, entry.p50
+            if entry.max is None and math.isfinite(context):
+                with suppress(PlannerError):  # the tail is cut, unless the p95 lies beyond
+                    return LengthDistribution.from_lognormal(*figures, context)
+            return LengthDistribution.from_lognormal(*figures, entry.max)
         if entry.max is not None and entry.max < entry.mean:
             raise PlannerError(
                 f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}"

@@ -14,7 +14,9 @@ from planner.planning.framework_choice import load_frameworks
 from planner.planning.scenario import Scenario
 
 _NAMES = {
-    "bfloat16": "BF16", "float16": "FP16", "float32": "FP32", "eagle3": "EAGLE-3", "ngram": "n-gram",
+    "bfloat16": "BF16", "float16": "FP16", "float32": "FP32", "fp8_block": "FP8", "fp8_channel": "FP8",
+    "fp8_e4m3": "FP8 E4M3", "fp8_e5m2": "FP8 E5M2", "eagle3": "EAGLE-3", "ngram": "n-gram", "medusa": "Medusa",
+    "dflash": "DFlash", "suffix": "suffix", "mlp_speculator": "MLP speculator", "draft_model": "draft-model",
 }  # fmt: skip
 """Formats and methods of speculation as people write them; of the others in capitals."""
 
