@@ -116,6 +116,13 @@ class AutoscalingPlan:
         """Billed GPU-hours, never more than those of the fixed fleet."""
         return min(self.compute_billed_gpu_hours(np.array(self.replicas)), self.fixed_gpu_hours)
 
+    @property
+    def stopped_gpu_hours(self) -> float | None:
+        """Billed GPU-hours if no replica runs in hours without traffic; None if that changes nothing."""
+        stopped = np.where(np.array(self.rates) > 0, self.replicas, 0)
+        hours = self.compute_billed_gpu_hours(stopped)
+        return hours if hours < self.gpu_hours else None
+
     def compute_billed_gpu_hours(self, replicas: np.ndarray) -> float:
         """Compute the GPU-hours of `replicas` by hour, with start, stabilization and drain."""
         gpus = {
@@ -261,12 +268,10 @@ def _estimate_min_daily_cost(scenario: Scenario, candidate: Candidate) -> tuple[
     return unpriced, price * float(mean_replicas) / replicas
 
 
-def find_max_replica_load(
-    scenario: Scenario, candidate: Candidate, *, safe: bool = False
-) -> Prediction:
+def find_max_replica_load(scenario: Scenario, candidate: Candidate) -> Prediction:
     """Find the largest load of one replica within every SLO, at least its part of the scenario's.
 
-    With `safe`, the SLOs are met at the pessimistic end too.
+    Unless the candidate is at risk itself, it keeps the probability that the scenario asks for.
     """
     rate, replicas = scenario.workload.rate, candidate.deployment.layout.replicas
     performance = candidate.prediction.performance
@@ -284,7 +289,7 @@ def find_max_replica_load(
     for k in range(MAX_BISECTIONS if high > low * 1.02 else 0):
         tried = high * 0.999 if not k else (low + high) / 2
         loaded = simulate_at(tried)
-        if loaded.is_feasible and not (safe and loaded.at_risk):
+        if loaded.is_feasible and (candidate.at_risk or not loaded.at_risk):
             low, best = tried, loaded
         else:
             high = tried

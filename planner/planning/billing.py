@@ -30,8 +30,8 @@ BILLING_PAIRS = (
     (BILLING_API, BILLING_SERVERLESS),
 )
 """Ways that are compared with each other."""
-TRAFFIC_FACTORS = np.geomspace(1e-4, 10, 600)
-"""Multiples of the traffic at which a break-even is searched."""
+TRAFFIC_FACTORS = np.append(np.geomspace(1e-4, 1, 481), np.geomspace(1, 10, 121)[1:])
+"""Multiples of the traffic at which a break-even is searched, the traffic itself among them."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class BillingComparison:
     cold: float | None  # fraction of the quietest hour's requests that wait for a serverless start
     cold_start: float | None  # s
     reserved_replicas: int | None = None  # of the reserved base, the rest on demand
+    stopped_usd: float | None = None  # scaled, if no replica runs in hours without traffic
+    max_traffic_factor: float = math.inf  # that the fixed fleet serves
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -91,7 +93,8 @@ class ApiComparison:
     is_monthly: bool  # else for a run that ends
     is_rate_constant: bool  # all day as in the busiest hour, for want of a daily profile
     break_even_rps: float | None  # mean rate from which on those GPUs cost less than the API
-    usable_rps: float  # mean rate that those GPUs serve at most, without the headroom
+    usable_rps: float  # mean rate that those GPUs serve at most
+    stopped_usd: float | None = None  # of those GPUs, if none runs in hours without traffic
 
     @property
     def is_api_cheaper(self) -> bool:
@@ -119,6 +122,17 @@ class ApiComparison:
         return f"{side} {format_number(self.break_even_rps)} requests/s on average"
 
     @property
+    def stopped(self) -> str:
+        """What stopping in hours without traffic would change; empty if nothing."""
+        if self.stopped_usd is None:
+            return ""
+        turns = self.is_api_cheaper and self.stopped_usd < self.api_usd
+        return (
+            f"stopped in hours without traffic (`replicas_at_least: 0`), these GPUs cost"
+            f" {format_usd(self.stopped_usd)}{', less than the API' if turns else ''}"
+        )
+
+    @property
     def sentence(self) -> str:
         """Which of them is cheaper, by how much, and where it turns."""
         period = " a month" if self.is_monthly else " for all of it"
@@ -128,6 +142,7 @@ class ApiComparison:
             f" the token, {self.api_price}, {format_usd(self.own_usd)} for these GPUs)"
         )
         text += f", {self.turn}" if self.turn else ""
+        text += f"; {self.stopped}" if self.stopped else ""
         return text + "; at this rate all day" * self.is_rate_constant
 
 
@@ -155,11 +170,10 @@ def compare_to_api(
         days = HOURS_PER_MONTH / 24
         own, api_usd = days * daily.usd[BILLING_AUTOSCALED], days * daily.usd[BILLING_API]
         turn = daily.break_even_requests[BILLING_API, BILLING_AUTOSCALED] / 86400
+        stopped = daily.stopped_usd and days * daily.stopped_usd
         break_even = turn if 0 < turn < math.inf else None
-        mean_share = daily.requests / 86400 / max(load.rate or math.nan, 1e-12)
-        return ApiComparison(
-            own, api_usd, per_mtok, True, False, break_even, usable_rps * mean_share
-        )
+        usable_rps = daily.requests / 86400 * daily.max_traffic_factor
+        return ApiComparison(own, api_usd, per_mtok, True, False, break_even, usable_rps, stopped)
     own, seconds = usd * HOURS_PER_MONTH, HOURS_PER_MONTH * 3600
     api_usd = compute_offered_rps(scenario, candidate.prediction) * seconds * usd_per_request
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
@@ -220,7 +234,12 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     }
     cold = price_serverless(serverless, scaling, 1.0)[1] if serverless else None
     cold_start = _get_cold_start_s(serverless, scaling) if serverless else None
-    return BillingComparison(usd, requests, break_even_requests, cold, cold_start, base)
+    factor = scaling.max_replica_rps * scaling.deployment.layout.replicas / max(scaling.rates)
+    stopped_hours = scaling.stopped_gpu_hours
+    stopped = stopped_hours * price / days if stopped_hours and price is not None else None
+    return BillingComparison(
+        usd, requests, break_even_requests, cold, cold_start, base, stopped, factor
+    )
 
 
 def _price_reserved_base(
@@ -248,15 +267,18 @@ def _price_reserved_base(
 
 
 def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the largest traffic factor at which `first` is cheaper.
+    """Return the traffic factor nearest to 1 up to which `first` is cheaper.
 
-    It is 0 if there is none, and infinite if it is the last one.
+    It is 0 if `first` is dearer at all that is less, and infinite if it is cheaper at all that is
+    more.
     """
-    cheaper = np.flatnonzero(first < second)
-    if not len(cheaper):
-        return 0.0
-    last = int(cheaper[-1])
-    return math.inf if last == len(TRAFFIC_FACTORS) - 1 else float(TRAFFIC_FACTORS[last])
+    today = int(np.searchsorted(TRAFFIC_FACTORS, 1.0, side="right")) - 1
+    cheaper = first < second
+    if cheaper[today]:
+        dearer = np.flatnonzero(~cheaper[today:])
+        return float(TRAFFIC_FACTORS[today + dearer[0] - 1]) if len(dearer) else math.inf
+    below = np.flatnonzero(cheaper[:today])
+    return float(TRAFFIC_FACTORS[below[-1]]) if len(below) else 0.0
 
 
 def _get_cold_start_s(paid: ServerlessEntry, scaling: AutoscalingPlan) -> float:

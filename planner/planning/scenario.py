@@ -172,7 +172,11 @@ class Scenario:
 
     def _explain_peak(self, volume: TrafficVolume) -> str:
         requests = volume.count_daily_requests(self.workload.mean_tokens_per_request)
-        spread = "as the day says" if self.daily_profile else "evenly over 24 hours"
+        spread = (
+            f"spread over {self.daily_profile.busy_hours:.3g} busy hours a week"
+            if self.daily_profile
+            else "evenly over 24 hours"
+        )
         return (
             f"{volume} are {requests:,.0f} requests on an average day, {spread}:"
             f" {format_number(self.workload.rate or 0)} a second in the busiest hour."

@@ -60,14 +60,16 @@ def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | No
 
 
 def _spread_over_office_hours(entry: WorkloadEntry) -> DailyProfile:
-    """Return the profile of traffic that comes evenly between two hours, and not at all outside."""
+    """Return the profile of traffic that comes evenly in the office hours, and not at all outside."""
     opens, closes = entry.office_hours or (0, 24)
     if entry.day is not None or opens >= closes:
         raise PlannerError(
             "give the hours of opening and closing, such as [9, 18], and no day beside them"
         )
     hours = [float(opens <= hour < closes) for hour in range(HOURS_PER_DAY)]
-    return build_daily_profile(hours, Path())
+    closed = [0.0] * HOURS_PER_DAY * (7 - entry.office_days)
+    week = [] if entry.office_days == 7 else [*hours * entry.office_days, *closed]
+    return build_daily_profile(week or hours, Path())
 
 
 def _compute_peak_rps(

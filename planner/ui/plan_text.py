@@ -262,10 +262,14 @@ def _describe_day(plan: Plan) -> str:
         return ""
     fewest, most = min(day.replicas), max(day.replicas)
     missed = f"; {len(day.violated_hours)} hours may miss a target" if day.violated_hours else ""
-    if 0 in day.rates and fewest:
-        missed += "; `replicas_at_least: 0` stops the last one in hours without traffic"
+    if billing.stopped_usd is not None and plan.api_comparison is None:
+        stopped = format_usd(billing.stopped_usd * HOURS_PER_MONTH / 24)
+        missed += (
+            f"; {stopped}/month if none runs in the {day.rates.count(0)} hours without traffic"
+            " (`replicas_at_least: 0` at the top of the scenario)"
+        )
     if fewest == most:
-        return f"{format_count(most, 'replica')} in every hour: scaling saves nothing{missed}"
+        return f"{format_count(most, 'replica')} in every hour{missed}"
     cost = ""
     if (usd := billing.usd.get(BILLING_AUTOSCALED)) and plan.best:
         cost = f", {format_usd(usd * HOURS_PER_MONTH / 24)}/month"

@@ -163,6 +163,7 @@ def apply_control(
     elif name == "day":
         workload[name] = _parse_hours(value.strip()) or None
         workload.pop("office_hours", None)
+        workload.pop("office_days", None)
     elif name == "adapters":
         control[name] = {**(control.get(name) or {}), "count": value} if value else None
     elif name in ("rank", "zipf"):
@@ -249,6 +250,7 @@ def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]
     if kind not in ("rate", "trace"):  # a daily profile needs an open loop
         workload.pop("day", None)
         workload.pop("office_hours", None)
+        workload.pop("office_days", None)
     if kind == "trace":
         if not values["trace"]:
             raise PlannerError("a trace: name its file, CSV or JSON lines")

@@ -48,6 +48,11 @@ class DailyProfile:
         """Number of hours."""
         return len(self.hourly_fractions)
 
+    @property
+    def busy_hours(self) -> float:
+        """Hours of a week like the busiest that hold its traffic."""
+        return HOURS_PER_WEEK * sum(self.hourly_fractions) / self.num_hours
+
     def __str__(self) -> str:
         mean = sum(self.hourly_fractions) / self.num_hours
         return (

@@ -167,7 +167,7 @@ def _find_max_replica_load(
         return usable_rps / compute_offered_rps(scenario, candidate.prediction) / replicas, None
     if scenario.offline or scenario.workload.trace or not scenario.workload.rate:
         return None
-    prediction = find_max_replica_load(scenario, candidate, safe=not candidate.at_risk)
+    prediction = find_max_replica_load(scenario, candidate)
     assert prediction.workload is not None and prediction.workload.rate is not None
     return (
         prediction.workload.rate / scenario.workload.rate,
