@@ -225,7 +225,7 @@ def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
         row = layout_study.build_slo_table(plan.scenario, chosen).iloc[-1]
         assert row["Limit"] == pytest.approx(found["planned_rps"])
         assert 1 - row["Limit"] / row["Predicted"].mid == pytest.approx(free)
-        assert f"{max(free, 0):.0%} stay free" in risks.describe_headroom(plan)
+        assert f"{max(free, 0):.0%} of it is free" in risks.describe_headroom(plan)
 
 
 def test_the_tail_that_is_drawn_is_the_one_that_is_stated(

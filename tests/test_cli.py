@@ -78,7 +78,7 @@ def test_a_log_is_explained_and_gives_a_fragment_to_paste(capsys):
     log = CATALOG_DIR / "validation" / "granite-3.1-8b-h100.log"
     assert main(["explain-log", str(log), "--gpu", "H100"]) == 0
     printed = capsys.readouterr().out
-    assert "Furthest off is memory beside PyTorch, by +0.19 GiB" in printed
+    assert "Largest deviation: memory beside PyTorch, +0.19 GiB" in printed
     assert "memory_calibration: {activation: -0.02, non_torch: 0.19}" in printed.splitlines()
 
 
@@ -239,7 +239,7 @@ def test_check_says_what_was_understood(tmp_path, capsys):
     assert "500,000 requests at once, 17.36 requests/s" in capsys.readouterr().out
     adapters = "adapters={count: 100, ranks: [8, 16], zipf: 1}"
     assert main(["check", "edge-8b-24gb", "--set", adapters]) == 0
-    assert "100 (LoRA), the k-th asked for k^-1 as often" in capsys.readouterr().out
+    assert "100 (LoRA), popularity Zipf with exponent 1" in capsys.readouterr().out
 
 
 def test_catalogs_are_listed_and_searched(capsys):

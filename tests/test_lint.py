@@ -448,7 +448,7 @@ def test_the_version_is_that_of_the_image_unless_another_is_asked_for() -> None:
     text = "docker run --gpus all vllm/vllm-openai:v0.8.5 --model m --swap-space 4"
     assert verdicts(text) == {"--swap-space": "useless"}
     assert verdicts(text, "0.20.2") == {"--swap-space": "removed"}
-    assert "judged for vllm 0.33.0" in str(lint("vllm serve m"))
+    assert "checked against vllm 0.33.0" in str(lint("vllm serve m"))
     assert "vllm 0.19.0 is read by the options of 0.18.0" in str(lint("vllm serve m", "0.19.0"))
 
 
@@ -619,7 +619,7 @@ def test_what_starts_only_once_it_is_mended_is_said_to() -> None:
     assert old.refuses_to_start and not new.refuses_to_start and old.plan and new.plan
     assert old.plan.deployment == new.plan.deployment and old.plan.loads == new.plan.loads
     text = str(lint(f"vllm serve {LLAMA} --swap-space 4", "0.33.0", gpu="H100"))
-    assert "As it is written the server ends with an error while it starts" in text
+    assert "The server rejects these options at startup" in text
 
 
 def test_a_number_of_gpus() -> None:
@@ -877,7 +877,7 @@ def test_three_ranks_are_mended_by_two_or_four_and_what_still_does_not_start_say
         one for one in found.commands[0].checked.findings if one.name == "--tensor-parallel-size"
     )
     assert three.instead == "--tensor-parallel-size 2 or --tensor-parallel-size 4"
-    assert "Better, but it starts only once" in str(found)
+    assert "Fixed command, which does not start until" in str(found)
 
 
 def test_workers_of_pools_are_not_told_what_servers_are() -> None:

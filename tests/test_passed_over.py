@@ -23,7 +23,7 @@ def test_what_is_passed_over_misses_costs_more_or_comes_after(name: str) -> None
     for other in found.values():
         one = other.candidate
         assert one is not None
-        if "least that starts" in other.reason:
+        if "its smallest deployment" in other.reason:
             assert one.cost_key > plan.chosen.cost_key and one.deployment.num_replicas == 1
             continue
         assert one.cost_key <= plan.chosen.cost_key
@@ -67,7 +67,7 @@ def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() ->
         "fp8_e4m3 KV cache",
         "vllm",
     } <= lines.keys()
-    assert lines["RTX-PRO-6000-Max-Q"] == "no price is known, so it comes after all others"
+    assert lines["RTX-PRO-6000-Max-Q"] == "no price known, so ranked last"
     assert serialize_plan(plan)["why_not"] == lines
     assert (
         format_plan(plan, detailed=True).count("\n  Alternative ")
@@ -85,8 +85,8 @@ def test_a_format_that_the_scenario_lists_later_is_passed_over_for_that() -> Non
         for other in explain_alternatives(plan)
         if other.option == "the checkpoint's own weights"
     )
-    assert "does it too" in other.reason and other.reason.endswith(
-        "`quantization` of the scenario lists it later"
+    assert "meets the targets too" in other.reason and other.reason.endswith(
+        "its weight format comes later in `quantization`"
     )
 
 

@@ -147,7 +147,7 @@ def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
 def test_what_cannot_be_in_pools_is_said(more: dict[str, Any], why: str) -> None:
     plan = search_deployments(asked(500, 200, 2, EASY, **more))
     assert plan.best_disaggregated is None and any(
-        "pools are not looked at" in note and why in note for note in plan.notes
+        "pools are not evaluated" in note and why in note for note in plan.notes
     )
     assert "not evaluated" in format_plan(plan, detailed=True)
 

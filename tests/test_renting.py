@@ -313,7 +313,7 @@ def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None
         replace(plan.chosen, deployment=replace(plan.chosen.deployment, spare_replicas=1)),
     )
     assert spare and spare.probability == plan.chosen.probability and spare.spares_to_add == 0
-    assert f"the other {count} replicas" in spare.sentence
+    assert f"the other {count} are" in spare.sentence
     assert estimate_interruption(small(rate=20), plan.chosen) is None
 
 
@@ -321,8 +321,9 @@ def test_the_only_replica_is_missed_until_another_starts() -> None:
     plan = search_deployments(small(rate=1, price_tier="spot", prices={"L40S": 0.5}))
     assert plan.interruption and plan.interruption.replicas == 1
     assert plan.interruption.probability == 0 and plan.interruption.spares_to_add == 1
-    assert "the only replica away: nothing answers until another starts in" in (
-        plan.interruption.sentence
+    assert (
+        "the only replica away: no requests are served until a GPU is free and another starts in"
+        in (plan.interruption.sentence)
     )
 
 
@@ -374,6 +375,8 @@ def test_a_volume_becomes_the_rate_of_the_busiest_hour(volume: dict[str, float])
     assert asked.workload.rate == pytest.approx(90_000 / (9 * 3600))
     assert asked.daily_profile and sum(asked.daily_profile.hourly_fractions) == 9
     assert any("2.78 a second" in sentence for sentence in asked.assumptions)
+    weekdays = parse_scenario({**SMALL, "workload": workload | {"office_days": 5}}, "office")
+    assert weekdays.workload.rate == pytest.approx(90_000 * 7 / (5 * 9 * 3600))
     for others in ({"rate": 3}, {"concurrency": 4}, {"tokens_per_day": 1, "requests_per_day": 1}):
         with pytest.raises(PlannerError, match=r"leave out|not both"):
             parse_scenario({**SMALL, "workload": workload | others}, "office")

@@ -111,8 +111,8 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     assert plan.chosen.cost_key[1] == pytest.approx(plan.billing.usd["scaled by the hour"] / 24)
     whole = plan_autoscaling(plan.scenario, moment.chosen)
     assert whole is not None and whole.saved_fraction == 0
-    share = f"it costs {plan.chosen.billed_fraction:.0%} of its price, the runner-up 100%"
-    assert f"its day: scaled by the hour {share}" in format_plan(plan, detailed=True)
+    share = f"{plan.chosen.billed_fraction:.0%} of its always-on price; the runner-up costs 100%"
+    assert f"its cost with hourly scaling: {share}" in format_plan(plan, detailed=True)
 
 
 def spiky(seed: int) -> list[float]:
@@ -162,7 +162,7 @@ def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> 
         found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours
     )
     text = format_plan(plan, detailed=True)
-    assert ("every hour holds on 5 days" in text) == (not found.violated_hours)
+    assert ("every hour meets the targets on 5 days" in text) == (not found.violated_hours)
 
 
 def test_fewer_replicas_and_late_ones_break_the_level() -> None:

@@ -198,7 +198,7 @@ def test_a_public_log_is_explained_line_by_line() -> None:
     assert found.largest_deviation.difference / GIB == pytest.approx(0.19, abs=0.01)
     assert (
         "memory beside PyTorch" in found.verdict
-        and "_" not in str(found).partition("It rests on")[0]
+        and "_" not in str(found).partition("It depends on")[0]
         and "NCCL" in found.verdict
     )
 

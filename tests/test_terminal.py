@@ -104,7 +104,7 @@ def test_an_overloaded_plan_says_so_and_draws_no_wait() -> None:
     assert re.search(r"overloaded: 400 requests/s, capacity \d+", text)
     (wait,) = [line for line in text.splitlines() if "TTFT" in line]
     assert "unbounded" in wait and "●" not in wait and wait.endswith("missed")
-    assert "Would do" in text, "less load, or more GPUs"
+    assert "Fix" in text, "less load, or more GPUs"
 
 
 def test_the_status_of_each_target_agrees_with_the_verdict() -> None:

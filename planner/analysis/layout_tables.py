@@ -78,11 +78,13 @@ def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str
         return explain_unified_deployment(original)
     if changed:
         return (
-            f"{str(original.binding_constraint).rstrip('.')}. To show what would do, this chapter"
-            f" goes on with: {changed}."
+            f"{str(original.binding_constraint).rstrip('.')}. This chapter continues with one"
+            f" change: {changed}."
         )
     if plan.chosen is None and plan.best:
-        return f"No plan meets the targets. This chapter looks at the nearest: {plan.best.description}."
+        return (
+            f"No plan meets the targets. This chapter shows the closest: {plan.best.description}."
+        )
     return f"The plan: {plan.chosen.description}." if plan.chosen else ""
 
 

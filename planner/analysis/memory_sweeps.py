@@ -155,5 +155,5 @@ def describe_memory_status(memory: MemoryPlan) -> str:
     """Describe what the engine reports, and the remedy; empty if the plan fits."""
     if memory.status == "ok":
         return ""
-    verdict = "It may die after start-up." if memory.status == "at_risk" else "It does not start."
-    return f"{verdict} {memory.reason}. Way out: {memory.remedy}."
+    verdict = "It may run out of memory." if memory.status == "at_risk" else "It does not start."
+    return f"{verdict} {memory.reason}. Remedy: {memory.remedy}."

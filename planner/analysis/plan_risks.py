@@ -53,8 +53,8 @@ def describe_headroom(plan: Plan) -> str:
     if hours := estimate_run_hours(scenario, best):
         total = scenario.workload.num_prompts or 0
         text = (
-            f"It is done with {total:,} requests in {hours:.3g} hours, of"
-            f" {format_number(total / rate / 3600)} that there are."
+            f"It finishes {total:,} requests in {hours:.3g} hours, of"
+            f" {format_number(total / rate / 3600)} allowed."
         )
     elif scenario.workload.rate is None:
         users = scenario.workload.concurrency
@@ -66,7 +66,7 @@ def describe_headroom(plan: Plan) -> str:
         return f"{text} It is overloaded: queues grow until requests are turned away."
     if scenario.workload.rate is None:
         return text
-    free_text = f"So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
+    free_text = f"{max(free, 0.0):.0%} of it is free, headroom required {scenario.headroom:.0%}."
     return f"{text} {free_text} {describe_growth_limit(plan)}"
 
 
@@ -241,12 +241,12 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
     replicas, spares = best.deployment.layout.replicas, best.deployment.spare_replicas
     if spares:
         spare_text = (
-            f"{spares} spare replica{'s' if spares > 1 else ''} beside the {replicas} that the"
-            " traffic needs"
+            f"the traffic needs {replicas}, and {spares} spare{'s are' if spares > 1 else ' is'}"
+            " provisioned"
         )
         return (
             None,
-            f"While as many are away as there are spare ones, every target is met: {spare_text}.",
+            f"With up to {spares} replica{'s' * (spares > 1)} down, every target is met: {spare_text}.",
         )
     if best.is_disaggregated:
         return _simulate_worker_loss(plan.scenario, best)
@@ -260,7 +260,7 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
         )
     remaining = replace(best, deployment=best.deployment.with_replicas(replicas - 1))
     result = simulate_candidate(replace(plan.scenario, headroom=0.0), remaining)
-    text = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
+    text = f"With one of {replicas} replicas down, the same traffic on the other {replicas - 1}"
     if result.is_feasible:
         risk = f", though {'; '.join(result.risks)}" if result.risks else ""
         return result, f"{text} still meets every target{risk} (replayed)."
@@ -302,7 +302,7 @@ def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidat
     return (
         worst[0],
         (
-            f"While one {worst[1]} worker is away, the same traffic on the others {outcome}"
+            f"With one {worst[1]} worker down, the same traffic on the others {outcome}"
             f" (replayed){violations}."
         ),
     )
@@ -356,7 +356,7 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
         )
     lengths = {"prompt": workload.prompt, "answer": workload.output}
     if assumed := [
-        f"one {name} in twenty is taken to have over {each.p95:,.0f} tokens"
+        f"assumed: 5% of {name}s have over {each.p95:,.0f} tokens"
         for name, each in lengths.items()
         if each.spread_source
     ]:

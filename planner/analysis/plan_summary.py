@@ -84,7 +84,7 @@ def _describe_offer(scenario: Scenario, candidate: Candidate) -> str:
     if usd is None or month is None:
         return text
     hours = estimate_run_hours(scenario, candidate)
-    total = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${month.mid:,.0f} a month"
+    total = f"${usd * hours.mid:,.0f} for the job" if hours else f"${month.mid:,.0f} a month"
     return f"{text} for ${usd:,.2f} an hour, {total}"
 
 
@@ -120,7 +120,7 @@ def explain_binding_constraint(plan: Plan) -> str:
         else "with as many GPUs or more"
     )
     reasons = {
-        "it takes more of the GPU's memory than the engine does by itself": (
+        "it needs gpu_memory_utilization above the engine's default": (
             runner_up.raises_memory and not chosen.raises_memory
         ),
         f"it is less likely to meet every target, {runner_up.probability:.0%}": (
@@ -223,7 +223,8 @@ def describe_confidence(plan: Plan) -> str:
     files = " and ".join(f"`{'' if is_plan else 'measure/'}{name}.sh`" for name in names)
     extent = "both pools" if measured.is_disaggregated else "one replica"
     return (
-        f"{text} Measure first {target}, {extent} ({files}): its result changes it in {share:.0%}."
+        f"{text} Benchmark {target} first, {extent} ({files}): the result changes the choice in"
+        f" {share:.0%} of cases."
     )
 
 
@@ -341,8 +342,8 @@ def describe_slo_margin(plan: Plan) -> str:
     if plan.verdict == "at_risk":
         reasons = "; ".join(plan.reasons)
         return (
-            "At the middle of every interval no limit has to be relaxed, but that is less likely than"
-            f" was asked for: {reasons}."
+            "At the expected step cost no limit has to be relaxed, but the plan is less likely to meet"
+            f" the targets than required: {reasons}."
         )
     return "No limit has to be relaxed: the plan meets every target." if plan.chosen else ""
 

@@ -13,10 +13,10 @@ from planner.planning.search_space import fit_to_budget
 from planner.planning.slo import format_latency
 
 PREFERENCE_REASONS = (
-    "`quantization` of the scenario lists it later",
-    "`kv_cache_dtype` of the scenario lists it later",
-    "it drafts, which the plan does without", "`engine` of the scenario lists it later",
-    "it needs other engine arguments than the usual ones",
+    "its weight format comes later in `quantization`",
+    "its KV cache format comes later in `kv_cache_dtype`",
+    "it needs speculative decoding, the plan does not", "its engine comes later in `engine`",
+    "it needs non-default engine arguments",
 )  # fmt: skip
 """Why one comes after another at the same price, by the first place in which their `preference` differs."""
 
@@ -120,26 +120,23 @@ def _explain_alternative(
         if candidate.is_feasible and not candidate.at_risk:
             gains = _compare_to_chosen(scenario, candidate, chosen)
             text = (
-                f"{candidate.description} does it too, for {_format_price(candidate)}{gains};"
+                f"{candidate.description} meets the targets too, at {_format_price(candidate)}{gains};"
                 f" {explain_rank(candidate, chosen)}"
             )
             return Alternative(what, candidate, text)
-        text = (
-            f"of all that costs no more, {candidate.description} comes nearest, but"
-            f" {candidate.shortfall}"
-        )
+        text = f"closest at no higher price: {candidate.description}; {candidate.shortfall}"
         return Alternative(what, candidate, text)
     single = evaluate_candidates(
         scenario, [(one.deployment, 1, one.preference_key) for one in others]
     )
     least = min(single, key=attrgetter("cost_key", "nearness_key"))
     if least.usd_per_hour is None and chosen.usd_per_hour is not None:
-        return Alternative(what, least, "no price is known, so it comes after all others")
+        return Alternative(what, least, "no price known, so ranked last")
     return Alternative(
         what,
         least,
-        f"{least.description}, the least that starts, costs {_format_price(least)}, not"
-        f" {_format_price(chosen)}",
+        f"its smallest deployment, {least.description}, costs {_format_price(least)}; the plan"
+        f" costs {_format_price(chosen)}",
     )
 
 
@@ -182,7 +179,7 @@ def explain_rank(candidate: Candidate, chosen: Candidate) -> str:
     if candidate.cost_key > chosen.cost_key:
         return "over the day the plan costs less"
     if candidate.raises_memory > chosen.raises_memory:
-        return "it takes more of the GPU's memory than the engine does by itself"
+        return "it needs gpu_memory_utilization above the engine's default"
     if round(candidate.probability, 2) < round(chosen.probability, 2):
         odds = f"{candidate.probability:.0%} instead of {chosen.probability:.0%}"
         return f"it is less likely to meet every target: {odds}"

@@ -93,12 +93,13 @@ class AutoscalingPlan:
         """Whether the SLOs are met in every hour, as a sentence."""
         if not self.violated_hours:
             return (
-                f"every hour holds on {NUM_SIMULATED_DAYS} days replayed at the expected step cost"
+                f"every hour meets the targets on {NUM_SIMULATED_DAYS} days simulated at the expected"
+                " step cost"
             )
         hours = ", ".join(map(str, self.violated_hours))
         return (
-            f"hours that may be missed with the whole fleet too, of {NUM_SIMULATED_DAYS} days"
-            f" replayed: {hours}"
+            "hours that may miss a target even with all replicas, on"
+            f" {NUM_SIMULATED_DAYS} simulated days: {hours}"
         )
 
     @property
@@ -158,8 +159,8 @@ class AutoscalingPlan:
         fewest, most = min(self.replicas), max(self.replicas)
         if fewest == most:
             return (
-                f"each of the {len(self.rates)} hours needs as many replicas, {most}: scaling saves"
-                " nothing"
+                f"every one of the {len(self.rates)} hours needs {most} replica{'s' * (most != 1)}:"
+                " scaling saves nothing"
             )
         return (
             f"{fewest} to {most} replicas over {len(self.rates)} hours save {saved:,.0f} of "

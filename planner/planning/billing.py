@@ -135,7 +135,7 @@ class ApiComparison:
     @property
     def sentence(self) -> str:
         """Which of them is cheaper, by how much, and where it turns."""
-        period = " a month" if self.is_monthly else " for all of it"
+        period = " a month" if self.is_monthly else " for the job"
         first = "the API is" if self.is_api_cheaper else "GPUs of your own are"
         text = (
             f"{first} cheaper by {format_usd(self.saved_usd)}{period} ({format_usd(self.api_usd)} by"

@@ -75,9 +75,9 @@ class ChoiceConfidence:
                 f" {self.likeliest_cheaper.probability:.0%})"
             )
         others = {
-            f"something cheaper would do{near}": self.p_cheaper,
-            "another at the same price does better": self.p_equal_cost,
-            "only something dearer keeps all that is asked": self.p_costlier,
+            f"a cheaper one does{near}": self.p_cheaper,
+            "another at the same price is better": self.p_equal_cost,
+            "only a more expensive one does": self.p_costlier,
         }
         sentences = [
             f"in {count} {what}"
@@ -85,8 +85,8 @@ class ChoiceConfidence:
             if (count := round(share * NUM_DRAWS))
         ]
         kept = (
-            f"in {self.p_unchanged * NUM_DRAWS:,.0f} of {NUM_DRAWS:,} draws from the intervals it"
-            " stays the cheapest that holds"
+            f"in {self.p_unchanged * NUM_DRAWS:,.0f} of {NUM_DRAWS:,} draws from the intervals the"
+            " plan stays the cheapest that meets the targets"
         )
         return "; ".join([kept, *([", ".join(sentences)] if sentences else [])])
 

@@ -46,11 +46,11 @@ def explain_skipped_pools(scenario: Scenario) -> str:
     """Explain why pools are not searched; "" if they are."""
     engines = [each.engine for each in scenario.split_by_engine]
     if all(engine.facts.kv_handover == "none" for engine in engines):
-        return f"no worker of {engines[0]} is known to hand its KV cache to another"
+        return f"{engines[0]} is not known to transfer KV cache between workers"
     reasons = {
-        "work with a deadline has no latency to keep": scenario.offline,
-        "what adapters cost in pools was not measured": bool(scenario.workload.adapters),
-        "how pools follow a day is not planned": scenario.daily_profile is not None,
+        "a batch job has no latency target": scenario.offline,
+        "the cost of LoRA adapters in pools is not measured": bool(scenario.workload.adapters),
+        "scaling pools over a day is not supported": scenario.daily_profile is not None,
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 

@@ -184,7 +184,7 @@ def compute_memory_probability(prediction: Prediction) -> float:
 
 def _format_violation(is_: str, grows: str, seconds: float, limit: float) -> str:
     if math.isinf(seconds):
-        return f"{grows} for as long as it runs"
+        return f"{grows} without bound"
     return f"{is_} {format_latency(seconds, limit)}, above {format_latency(limit)}"
 
 
@@ -233,7 +233,7 @@ def _check_capacity(
         return [("rate", text)], [], utilization
     if utilization > 1:
         beyond = (
-            f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
+            f"above the planned {planned:.0%}" if used <= 1 else "so the queue grows without bound"
         )
         percent = format_distinct(used * 100, (planned if used <= 1 else 1.0) * 100, digits=3)
         times = f"{used:.3g} times" if used >= 2 else f"{percent}% of"
@@ -303,11 +303,11 @@ def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str,
     kwh = (prediction.total_power_w or prediction.gpu_power_w) * (
         (hours.mid if hours else HOURS_PER_MONTH) / 1e3
     )
-    period = "for all of it" if hours else "a month"
+    period = "for the job" if hours else "a month"
     if scenario.daily_profile:
-        period = "a month, were every hour the busiest"
+        period = "a month at the busiest hour's load"
     figures = [
-        ("W each, mean", prediction.gpu_power_w),
+        ("W per GPU on average", prediction.gpu_power_w),
         (f"kWh {period}", kwh),
     ]
     if scenario.grid:

@@ -31,8 +31,8 @@ class Interruption:
         if not left:
             return "an interruption takes the only replica away"
         odds = format_probability(self.probability, self.confidence)
-        rest = f"the other {left} replicas are" if left > 1 else "the other replica is"
-        return f"with one interrupted {rest} {odds} likely to do"
+        rest = f"the other {left} are" if left > 1 else "the other is"
+        return f"with one replica interrupted, {rest} {odds} likely to meet every target"
 
     @property
     def sentence(self) -> str:
@@ -40,13 +40,13 @@ class Interruption:
         text = self.summary
         if self.replicas == 1:
             start = f" in {format_seconds_range(self.startup.total)}" if self.startup else ""
-            text += f": nothing answers until another starts{start}, once there is a GPU"
+            text += f": no requests are served until a GPU is free and another starts{start}"
         if self.spares_to_add:
-            text += "; `spare_replicas: 1` keeps the targets through it"
+            text += "; with `spare_replicas: 1` the targets are still met"
         if self.replicas_per_machine > 1:
             text += (
-                f"; a machine holds {self.replicas_per_machine} replicas, which go together:"
-                " `sold_in` may ask for smaller ones"
+                f"; one machine holds {self.replicas_per_machine} replicas, which are lost together:"
+                " set smaller machine sizes in `sold_in`"
             )
         return text
 

@@ -209,7 +209,7 @@ class WorkloadEntry(StrictEntry):
     office_hours: (
         tuple[Annotated[int, Field(ge=0, le=24)], Annotated[int, Field(ge=0, le=24)]] | None
     ) = None
-    office_days: Annotated[int, Field(ge=1, le=7)] = 7
+    office_days: Annotated[int, Field(ge=1, le=7)] | None = None
 
     @property
     def has_day(self) -> bool:

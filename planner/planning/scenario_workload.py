@@ -47,6 +47,8 @@ def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
 def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | None:
     """Return the daily profile of a scenario file, None if it has neither `day` nor `office_hours`."""
     if not entry.has_day:
+        if entry.office_days is not None:
+            raise PlannerError("workload: office_days needs office_hours, such as [9, 18]")
         return None
     with add_error_context(f"workload, {'day' if entry.office_hours is None else 'office_hours'}"):
         for name in ("concurrency", "requests"):
@@ -67,9 +69,10 @@ def _spread_over_office_hours(entry: WorkloadEntry) -> DailyProfile:
             "give the hours of opening and closing, such as [9, 18], and no day beside them"
         )
     hours = [float(opens <= hour < closes) for hour in range(HOURS_PER_DAY)]
+    if entry.office_days is None:
+        return build_daily_profile(hours, Path())
     closed = [0.0] * HOURS_PER_DAY * (7 - entry.office_days)
-    week = [] if entry.office_days == 7 else [*hours * entry.office_days, *closed]
-    return build_daily_profile(week or hours, Path())
+    return build_daily_profile([*hours * entry.office_days, *closed], Path())
 
 
 def _compute_peak_rps(

@@ -196,9 +196,10 @@ class Plan:
         if self.scenario.found_figure == "limit":
             target = self.scenario.slo_targets[0]
             if self.chosen is None:
-                return f"no {target.name} can be kept, not even {format_latency(target.seconds)}"
+                return f"no limit for {target.name} can be met, not even {format_latency(target.seconds)}"
             return (
-                f"{format_latency(target.seconds)} is the shortest {target.name} that can be kept"
+                f"{format_latency(target.seconds)} is the shortest limit for {target.name} that can"
+                " be met"
             )
         amount = (
             f"{format_number(load.rate)} requests/s"
@@ -251,7 +252,7 @@ def _add_pool_candidates(whole: Plan) -> Plan:
     scenario, today = whole.scenario, whole.chosen
     if reason := explain_skipped_pools(scenario):
         return replace(
-            whole, notes=(*whole.notes, f"pools are not looked at: {reason}"), without_pools=whole
+            whole, notes=(*whole.notes, f"pools are not evaluated: {reason}"), without_pools=whole
         )
     pools = search_pools(
         scenario,
@@ -534,7 +535,10 @@ def _build_plan(
         else []
     )
     if not search.is_complete:
-        notes.append(f"the search ended after {MAX_PROBES} looks: something cheaper may do")
+        notes.append(
+            f"the search stopped after simulating {MAX_PROBES} candidates: a cheaper plan may meet"
+            " the targets"
+        )
     if not holding:
         binding = _explain_infeasibility(list(ordered), rejected)
         return Plan(
@@ -738,7 +742,7 @@ def _find_binding_constraint(
 
 
 def _explain_nearest(near: Candidate) -> BindingConstraint:
-    text = f"Of all that costs less, {near.description} comes nearest, but {near.shortfall}."
+    text = f"Closest cheaper option: {near.description}; {near.shortfall}."
     return BindingConstraint(_get_first_violation(near), text, near)
 
 
@@ -748,7 +752,9 @@ def _get_first_violation(candidate: Candidate) -> str:
 
 
 def _describe_room(chosen: Candidate) -> str:
-    return f"Nothing smaller exists; it uses {chosen.limit_utilization:.0%} of the tightest limit."
+    return (
+        f"No smaller deployment exists. Highest limit utilization: {chosen.limit_utilization:.0%}."
+    )
 
 
 def _explain_infeasibility(
@@ -757,7 +763,7 @@ def _explain_infeasibility(
     """Why no candidate does, nearest first."""
     if candidates:
         near = candidates[0]
-        text = f"The nearest, {near.description}: {near.shortfall}."
+        text = f"Closest: {near.description}; {near.shortfall}."
         return BindingConstraint(_get_first_violation(near), text)
     if not rejected:
         return BindingConstraint(

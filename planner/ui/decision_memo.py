@@ -186,7 +186,7 @@ class _MemoWriter:
             api=f"{_capitalize(self.api.sentence)}." if self.api else "",
             day=describe_day(plan),
             asked=tuple(self._describe_question()),
-            period="the run" if scenario.offline else "a month",
+            period="the job" if scenario.offline else "a month",
             cost_name="Cost, always on" if self._is_scaled else "Cost",
             latency_name=_name_target(self.target) if self.target else "",
             options=(options := tuple(islice(self._list_options(), MAX_OPTIONS))),
@@ -251,7 +251,7 @@ class _MemoWriter:
 
     @property
     def _period(self) -> str:
-        return "for the run" if self.scenario.offline else "a month"
+        return "for the job" if self.scenario.offline else "a month"
 
     def _for(self, usd: float | None) -> str:
         return "" if usd is None else f" for {format_usd(usd)} {self._period}"
@@ -271,7 +271,7 @@ class _MemoWriter:
                 yield str(plan.binding_constraint)
                 return
             doubts = list(self._list_doubts("missed")) or self.best.violations
-            yield f"The nearest plan is {_count_gpus(self.best)}. It misses: {_join(doubts)}."
+            yield f"The closest plan is {_count_gpus(self.best)}. It misses: {_join(doubts)}."
             if hint := explain_implausible_limits(scenario.slo_targets):
                 yield f"{_capitalize(hint)}."
             return
@@ -281,7 +281,7 @@ class _MemoWriter:
         if adapters := describe_adapters(scenario, chosen):
             yield f"{adapters}."
         if chosen.at_risk and (doubts := list(self._list_doubts("at risk"))):
-            yield f"The doubt: {_join(doubts)}."
+            yield f"Risk: {_join(doubts)}."
         if self.api and self.api.is_api_cheaper:
             yield "This is the plan for GPUs of your own, the second choice here."
 
@@ -317,7 +317,7 @@ class _MemoWriter:
             total = scenario.workload.num_prompts or 0
             within = total / (scenario.workload.rate or 1.0) / 3600
             yield Tile(
-                "Time for the run",
+                "Time for the job",
                 format_number(hours.mid, 2),
                 "h",
                 f"of {format_number(within)} h allowed",
@@ -491,8 +491,8 @@ class _MemoWriter:
             )
         if self.scenario.offline:
             return (
-                "Run a tenth of the requests on A. As fast as page 2 says: run the rest. Slower: plan"
-                " again with the measured speed."
+                "Run a tenth of the requests on A. If it is as fast as page 2 predicts, run the rest."
+                " If not, plan again with the measured speed."
             )
         best = self.confidence.best_benchmark if self.confidence else None
         measured = best[0] if best else self.chosen
@@ -520,11 +520,9 @@ class _MemoWriter:
             )
             return f"{start} {kept}: keep it, it costs less. If not: plan again with the result.{share}"
         if self.confidence and best and self.confidence.is_cheaper_likely:
-            return (
-                f"{start} Plan again with the result, then sign: something cheaper may do.{share}"
-            )
+            return f"{start} Plan again with the result, then sign: a cheaper plan may be enough.{share}"
         if self.target is None:
-            return f"{start} As fast as page 2 says: sign A."
+            return f"{start} If it is as fast as page 2 predicts, sign A."
         limit = format_limit_seconds(self.target.seconds)
         other = "take B" if self.plan.safer else "plan again with the result"
         return (
@@ -553,7 +551,7 @@ class _MemoWriter:
         missed = [bar.name for bar in bars if bar.state == "missed"]
         risky = [bar.name for bar in bars if bar.state == "at risk"]
         if missed:
-            return f"Missed by the nearest plan: {_join(_lower(missed))}"
+            return f"Missed by the closest plan: {_join(_lower(missed))}"
         if risky:
             return f"At risk: {_join(_lower(risky))}; all other targets are met"
         if self.target is None:
@@ -642,14 +640,14 @@ class _MemoWriter:
         if performance:
             basis = CALIBRATION_BASIS_LABELS[performance.basis]
             replayed = (
-                f"{performance.num_simulated_requests:,} requests replayed through the engine's own"
-                " schedule"
+                f"{performance.num_simulated_requests:,} requests simulated with the engine's scheduler"
                 if performance.num_simulated_requests
-                else "Equations, without a replay"
+                else "Analytical estimate, not simulated"
             )
             yield (
                 "Method",
-                f"{replayed}. Step times are {basis}. An interval holds 4 of 5 measured systems.",
+                f"{replayed}. Step times are {basis}. 80% intervals: 4 of 5 measured systems fall"
+                " inside.",
             )
         if scenario.assumptions:
             yield "Assumed", escape_to_one_line(" ".join(scenario.assumptions))
@@ -772,8 +770,8 @@ def _render_options(memo: Memo) -> str:
         "verdict": [option.verdict for option in memo.options],
         memo.latency_name: [option.latency for option in memo.options],
         "capacity": [option.capacity for option in memo.options],
-        "for it": [option.pro for option in memo.options],
-        "against it": [option.con for option in memo.options],
+        "pro": [option.pro for option in memo.options],
+        "con": [option.con for option in memo.options],
     }
     first, *rest = [[name, *cells] for name, cells in rows.items() if name or cells]
     note = f"<p>{escape_html(memo.capacity_note)}</p>" if memo.capacity_note else ""

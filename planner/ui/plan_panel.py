@@ -187,7 +187,7 @@ def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
 
 
 def _describe_period(scenario: Scenario) -> str:
-    return "for all of it" if scenario.offline else "a month"
+    return "for the job" if scenario.offline else "a month"
 
 
 def _describe_gpus(candidate: Candidate) -> str:
@@ -236,7 +236,7 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
     assert best is not None and performance is not None
     if estimated:
         return [
-            "From formulas. The verdict follows with the simulation; tails are mostly longer there."
+            "Analytical estimate. The simulation gives the verdict; its tails are usually longer."
         ]
     odds, asked = format_odds(best), format_probability(scenario.confidence)
     if overloaded:
@@ -244,8 +244,8 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         most = format_number(capacity.mid) if capacity else EN_DASH
         rate = compute_offered_rps(scenario, best.prediction)
         return [
-            f"{format_number(rate, 3)} requests/s arrive, {most} are served at most.",
-            "Waits grow for as long as that lasts, so that no latency is stated.",
+            f"{format_number(rate, 3)} requests/s arrive; the capacity is {most}.",
+            "The queue grows without bound, so no latencies are shown.",
         ]
     tight = _describe_tightest(plan)
     if plan.chosen is None:
@@ -260,14 +260,15 @@ def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]
         hint = explain_implausible_limits(scenario.slo_targets)
         return [closest, *([f"{hint[0].upper()}{hint[1:]}."] if hint else [])]
     if scenario.found_figure:
-        most = "shortest limit" if scenario.found_figure == "limit" else "most"
-        first = f"The {most} that is met with a probability of {asked} or more; here {odds}."
+        is_limit = scenario.found_figure == "limit"
+        what = "shortest limit that is met" if is_limit else "largest load that meets every target"
+        first = f"The {what} with a probability of {asked} or more; here {odds}."
     elif plan.verdict == "holds":
-        first = f"Meets every target with a probability of {odds} ({asked} asked)."
+        first = f"Meets every target with a probability of {odds} ({asked} required)."
     else:
         first = (
             "Meets every target at the expected speed, but only with a probability of"
-            f" {odds} ({asked} asked)."
+            f" {odds} ({asked} required)."
         )
     if scenario.offline and (hours := estimate_run_hours(scenario, best)):
         first += f" Done in {format_number(hours.mid, 2)} hours ({format_ends(hours, EN_DASH)})."

@@ -189,7 +189,7 @@ class DiagnosisCase:
             ):
                 status = "met"
             else:
-                status = "its limit lies within a bucket, so that nobody can tell"
+                status = "unknown (the limit is inside a histogram bucket)"
             statements.append(f"{target}: {status}")
         return statements
 

@@ -513,8 +513,8 @@ class LaunchCheck:
         ]
         if candidate.is_confident and missed:
             return (
-                f"this server misses {' and '.join(missed)}, which what was measured does not"
-                " explain: planner diagnose, with pages under load, names more",
+                f"this server misses {' and '.join(missed)}, and these measurements do not explain why:"
+                " run planner diagnose with /metrics pages taken under load",
             )
         if candidate.is_confident:
             return (

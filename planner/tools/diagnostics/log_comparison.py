@@ -249,7 +249,7 @@ class LogExplanation:
                 " gpu_memory_utilization?"
             )
         return (
-            f"Furthest off is {name}, by {difference} {unit}. It rests on"
+            f"Largest deviation: {name}, {difference} {unit}. It depends on"
             f" {LOG_PHRASES['rests_on'][self.largest_deviation.term]}."
         )
 

@@ -240,7 +240,7 @@ def lint(
         notes += (
             []
             if version or command.version
-            else [f"no version given: judged for {command.engine} {checked_version}"]
+            else [f"no version given: checked against {command.engine} {checked_version}"]
         )
         command_reports.append(_plan_command(checked, planned_gpu, checked_version, workload))
         upgrade_findings += check_upgrade(checked, to) if to else []
