@@ -593,7 +593,7 @@ def test_one_is_no_plural(tmp_path: Path) -> None:
     page.write_text(
         'vllm:request_success_total{model_name="m"} 1\nvllm:num_requests_running{model_name="m"} 1\n'
     )
-    assert str(diagnose([page])).startswith("1 request (")
+    assert str(diagnose([page])).startswith("1 request answered (")
     told = str(read_stat_lines(
         "Running: 1 reqs, Waiting: 0 reqs, Preemptions: 1, GPU KV cache usage: 3.0%, x\n"
     ))  # fmt: skip

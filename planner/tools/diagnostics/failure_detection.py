@@ -30,6 +30,8 @@ BUSY_FRACTION = 0.9
 """Utilization of a CPU core, of the slots or of the KV cache above which it limits the replica."""
 MIN_PREEMPTIONS_PER_REQUEST = 0.1
 """Above this the KV cache is too small; if it is full and requests wait, above zero."""
+MIN_QUEUE_S = 0.1
+"""Mean seconds in the queue below which nobody notices them."""
 QUEUE_TTFT_FRACTION = 0.25
 """Fraction of the TTFT in the queue above which requests queue for too long."""
 FRONT_END_DELAY_S = 0.2
@@ -204,7 +206,9 @@ class DiagnosisCase:
         if is_met and self.mean_waiting <= max(limits) * (self.measured.arrival_rps or 0.0):
             return False
         queue, ttft = self.measured.get_mean("queue"), self.measured.get_mean("ttft")
-        is_long = bool(queue and ttft and queue > QUEUE_TTFT_FRACTION * ttft and queue > 0.05)
+        is_long = bool(
+            queue and ttft and queue > QUEUE_TTFT_FRACTION * ttft and queue > MIN_QUEUE_S
+        )
         is_known = self.knows_in_flight  # else the mean since the start, idle time included
         return (is_long and (self.mean_waiting >= 1 or not is_known)) or self.measured.gauges.get(
             "waiting", 0.0

@@ -253,10 +253,13 @@ class ReplicaMetrics:
 
     @property
     def arrival_rps(self) -> float | None:
-        """Requests/s that arrive: those answered, and the growth of those in flight."""
-        return (
-            max(self.requests + self.in_flight_grew, 1e-9) / self.seconds if self.seconds else None
-        )
+        """Requests/s that arrive: those answered, and the growth of those in flight; None if unknown."""
+        return self.arrived / self.seconds if self.seconds and self.arrived > 0 else None
+
+    @property
+    def arrived(self) -> float:
+        """Requests that arrived; none while a queue only drains."""
+        return max(self.requests + self.in_flight_grew, 0.0)
 
     def compute_ratio(self, part: str, whole: str) -> float | None:
         """Return one counter over another; None if either is unknown or `whole` is zero."""

@@ -34,12 +34,12 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         )
         measured = metrics.estimate_workload()
         if measured is None:
-            missing = (
-                "lengths of prompts or answers"
-                if metrics.seconds
-                else "the time between the pages: add --seconds"
-            )
-            raise PlannerError(f"{sources[-1]} does not say {missing}")
+            missing = "does not say lengths of prompts or answers"
+            if not metrics.seconds:
+                missing = "does not say the time between the pages: add --seconds"
+            elif not metrics.arrived:
+                missing = "shows a queue that drains: no request arrived between the pages"
+            raise PlannerError(f"{sources[-1]} {missing}")
         load = measured
         how = "two pages" if len(sources) == 2 else "one page, since the server's start"
         text = (
