@@ -52,7 +52,9 @@ SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tp
 MAX_CELL_LENGTH = 200
 MIN_LOSS_FRACTION = 0.2
 """Fraction of the KV cache, the capacity or a latency whose loss is told."""
+FULL_PACE_ROW = "p95 TPOT with all slots taken, ms"
 LOSS_ROWS = {
+    FULL_PACE_ROW: 1,
     "KV cache, tokens": -1,
     "capacity, requests/s": -1,
     **{f"{target.name}, ms": 1 for target in SHOWN_LATENCIES},
@@ -155,13 +157,16 @@ class ServerReview:
         if before and after and self.scenario:
             pair, targets = (before.prediction, after.prediction), self.scenario.slo_targets
         elif old.loads and new.loads:
-            most = [plan.loads[-1] for plan in (old, new)]
-            counts = [Interval.from_value(_count_in_flight(each)) for each in most]
+            full = [_predict_full(plan) for plan in (old, new)]
+            counts = [Interval.from_value(_count_in_flight(each)) for each in full]
             yield UpgradeRow("requests in flight, at most", counts[0], counts[1])
-            rates = [each.performance.output_tps for each in most if each.performance]
-            if len(rates) == 2:
-                yield UpgradeRow("output tokens/s at that load", rates[0], rates[1])
+            paces = [each.performance.get("tpot", "p95") for each in full if each.performance]
+            if counts[0] != counts[1] and len(paces) == 2:
+                yield UpgradeRow(FULL_PACE_ROW, paces[0] * 1e3, paces[1] * 1e3)
             pair, targets = _predict_at_common_load(old, new), SHOWN_LATENCIES
+            rates = [each.performance.output_tps for each in pair if each.performance]
+            if len(rates) == 2:
+                yield UpgradeRow("output tokens/s", rates[0], rates[1])
         else:
             return
         costs = [each.usd_per_hour_interval for each in pair]
@@ -420,6 +425,13 @@ def _subtract_findings(
 
 def _count_in_flight(prediction: Prediction) -> int:
     return (prediction.workload and prediction.workload.concurrency) or 0
+
+
+def _predict_full(plan: CommandPlan) -> Prediction:
+    """Predict a side with as many requests in flight as its memory and its slots take."""
+    fit = min(plan.sequences, plan.deployment.args.max_num_seqs)
+    in_flight = max(fit, 1) * plan.deployment.num_engine_instances
+    return predict(plan.deployment, replace(plan.workload, concurrency=in_flight))
 
 
 def _find_common_load(old: CommandPlan, new: CommandPlan) -> Workload:
