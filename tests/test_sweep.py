@@ -297,13 +297,14 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     """A card for a tenth of a request a second keeps its promises, for ten it breaks them; -1 is no rate."""
     path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
     assert main(command(path, "out.csv", "--workers", "1")[3:]) == 1
-    found, _, header, low, high, wrong = capsys.readouterr().out.splitlines()
+    found, _, header, low, high, wrong, _, files = capsys.readouterr().out.splitlines()
+    assert files.startswith("table: ") and (tmp_path / "out.svg").read_text().startswith("<svg")
     assert found.startswith("3 points: 1 error, 1 meets the targets, 1 misses one.")
     assert "analytical estimates, not simulations" in found and "estimate ▏" in header.replace(
         "|", "▏"
     )
     assert "meets (estimate)" in low
-    assert header.split()[:3] == ["workload.rate", "verdict", "gpu"]
+    assert header.split()[:4] == ["workload.rate", "verdict", "probability", "gpu"]
     limited = [f"{metric} ms {point}" for metric, points in load_sweep_spec(path).fields[
         "service_level"].items() for point in points]  # fmt: skip
     assert limited and all(name in header for name in limited)

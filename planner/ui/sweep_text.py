@@ -1,10 +1,11 @@
 """Format a sweep for the terminal: how many points meet the targets, then the first rows."""
 
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from planner.core.intervals import Interval
-from planner.core.number_format import format_number, format_usd
+from planner.core.number_format import format_number, format_probability, format_usd
 from planner.core.text import format_columns, format_count
 from planner.ui.terminal import TerminalStyle
 
@@ -29,7 +30,8 @@ def format_sweep(
     """
     style = style or TerminalStyle()
     fields = [name for name in map(str, table) if name.startswith("set.")]
-    shown = [name for name in ("gpu", "gpus_rented", "usd_per_hour", *metrics) if name in table]
+    columns = ("probability", "gpu", "gpus_rented", "usd_per_hour", *metrics)
+    shown = [name for name in columns if name in table]
     has_bars = "margin" in table
     points = table.to_dict("records")
     basis = "used" if any(map(_is_simulated, points)) else "estimate"
@@ -38,9 +40,9 @@ def format_sweep(
     heads += [name.replace("_ms_", " ms ").replace("_", " ") for name in shown] + [key] * has_bars
     rows: list[Sequence[str]] = [heads]
     for row in points[:max_rows]:
-        cells = [_format_cell(row[name]) for name in fields]
+        cells = [format_setting(row[name]) for name in fields]
         verdict = f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}"
-        cells += [verdict, *(_format_cell(row[name]) for name in shown)]
+        cells += [verdict, *(_format_figure(name, row[name]) for name in shown)]
         share = row.get("margin")
         if has_bars:
             use = share if isinstance(share, float) and 0 <= share < float("inf") else None
@@ -49,6 +51,21 @@ def format_sweep(
         rows.append(cells)
     more = f"\n... and {len(table) - max_rows:,} more" * (len(table) > max_rows)
     return f"{_summarize(table)}\n\n{format_columns(rows)}{more}"
+
+
+def format_setting(value: object) -> str:
+    """Return a field's value in short: "H100 (up to 32)" for a list of GPUs."""
+    if isinstance(value, str) and value.startswith("["):
+        entries = json.loads(value)
+        if all(isinstance(entry, dict) and {*entry} >= {"gpu", "at_most"} for entry in entries):
+            return ", ".join(f"{entry['gpu']} (up to {entry['at_most']})" for entry in entries)
+    return _format_cell(value)
+
+
+def _format_figure(name: str, value: object) -> str:
+    if name == "probability" and isinstance(value, float) and value == value:
+        return format_probability(value)
+    return _format_cell(value)
 
 
 def _summarize(table: "pd.DataFrame") -> str:
@@ -106,3 +123,21 @@ def _format_cell(value: object) -> str:
             "" if value != value else f"{value:,.0f}" if value >= 99_950 else format_number(value)
         )
     return "" if value is None else f"{value:,}" if type(value) is int else str(value)
+
+
+def draw_sweep(table: "pd.DataFrame", metrics: Sequence[str] = DEFAULT_METRICS) -> str | None:
+    """Return the chart of a sweep as SVG: cost by load, or the first of `metrics` at one cost.
+
+    None where no field is a number, or too many vary.
+    """
+    from planner.ui.charts.base import render_svg
+    from planner.ui.charts.sweep import plot_sweep
+
+    fields = {
+        name.removeprefix("set."): [format_setting(value) for value in table[name]]
+        for name in map(str, table)
+        if name.startswith("set.")
+    }
+    has_costs = "usd_per_hour" in table and table["usd_per_hour"].nunique() > 1
+    chart = plot_sweep(table, fields, "usd_per_hour" if has_costs else next(iter(metrics), ""))
+    return render_svg(chart) if chart else None

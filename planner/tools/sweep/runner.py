@@ -50,7 +50,7 @@ Chunk = list[tuple[str, SweepPoint]]
 POINTS_PER_TASK = {False: 64, True: 4}
 """Points of a task, by whether requests are simulated."""
 CANDIDATE_COLUMNS = (
-    *("status", "verdict", "binding", "figures", "gpu", "gpus", "gpus_rented"),
+    *("status", "verdict", "probability", "binding", "figures", "gpu", "gpus", "gpus_rented"),
     *("tp", "pp", "dp", "ep", "dcp", "replicas", "pools", "quantization", "kv_cache_dtype"),
     *("max_num_seqs", "max_model_len", "misses", "margin"),
 )
@@ -158,9 +158,10 @@ def _build_point_row(scenario: Scenario, candidate: Candidate) -> Answer:
         if candidate.at_risk
         else "holds"
     )
-    values = {
+    values: dict[str, Any] = {
         "status": "ok",
         "verdict": verdict,
+        "probability": candidate.probability,
         "binding": "",
         "figures": "replay" if candidate.is_simulated else "closed form",
         "gpu": deployment.gpu.name,

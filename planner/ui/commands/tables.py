@@ -109,9 +109,10 @@ def add_sweep(commands: "Subparsers") -> None:
 @announce_compilation
 def run_sweep_command(options: argparse.Namespace) -> int:
     """Answer the points of a sweep; 1 if any of them fails."""
+    from planner.core.files import replace_atomically
     from planner.tools.sweep.runner import run_sweep_file
     from planner.tools.sweep.sweep_spec import load_sweep_spec
-    from planner.ui.sweep_text import format_sweep
+    from planner.ui.sweep_text import draw_sweep, format_sweep
     from planner.ui.terminal import detect_style
 
     def show_progress(done: int, total: int, num_stored: int) -> None:
@@ -137,6 +138,11 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
     print(format_sweep(table, metrics, detect_style()))
+    if chart := draw_sweep(table, metrics):
+        picture = options.out.with_suffix(".svg")
+        with replace_atomically(picture) as (part,):
+            part.write_text(chart, encoding="utf-8")
+        print(f"\ntable: {options.out}, chart: {picture} (hollow: at risk or missed)")
     failed = table[table["status"] == "error"]
     if len(failed):
         print_message(
