@@ -221,7 +221,9 @@ def test_a_config_json_lies_beside_the_scenario_and_its_folder_is_served(tmp_pat
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**SMALL, "model": written}))
         found = load_scenario(tmp_path / "mine.yaml")
         assert found.model == str(tmp_path / written)
-        assert get_checkpoint(deploy_on(found.model, "L40S")) == str(tmp_path / "acme")
+        deployment = deploy_on(found.model, "L40S")
+        assert get_checkpoint(deployment) == str(tmp_path / "acme")
+        assert deployment.model.served_name == "acme"
 
 
 def served(**workload: object) -> Workload:

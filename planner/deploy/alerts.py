@@ -163,7 +163,7 @@ def build_series_selector(deployment: Deployment) -> Callable[..., Markup]:
     """Return a function that selects this model's series in PromQL: of("up", le="1.0")."""
 
     def of(metric: str, **labels: str) -> Markup:
-        pairs = {"model_name": deployment.model.name, **labels}
+        pairs = {"model_name": deployment.model.served_name, **labels}
         return Markup(
             f"{metric}{{{','.join(f'{key}={quote_promql(value)}' for key, value in pairs.items())}}}"
         )

@@ -322,7 +322,7 @@ def build_deployment_launch(
     rendered = _render_engine_template(
         engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
         family=_get_model_flags(deployment),
-        name=deployment.model.name, speculative=_build_speculation_values(deployment, facts),
+        name=deployment.model.served_name, speculative=_build_speculation_values(deployment, facts),
         online_quantization=online,
         total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens,
         p99_prompt=p99_prompt,
@@ -483,7 +483,8 @@ def get_checkpoint(deployment: Deployment) -> str:
     """Return the repository or folder that the engine loads; it never looks like an option."""
     text = resolve_repository(deployment.model.name)
     if text.endswith(".json"):
-        text = str(Path(text).parent)
+        folder = Path(text).parent
+        text = str(folder if folder.parts else folder.resolve())
     return f"./{text}" if text.startswith("-") else text
 
 

@@ -52,6 +52,12 @@ class Model:
     dtype: str = "bfloat16"
     warnings: tuple[str, ...] = ()
     is_inferred: bool = False  # architecture and format follow from the name alone
+    local_name: str = ""  # of a checkpoint on this machine: its folder's, or its file's
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients ask for."""
+        return self.local_name or self.name
 
     @cached_property
     def layer_prefixes(self) -> tuple[str, ...]:
@@ -112,6 +118,9 @@ def load_model(
         model = _build_model(
             _read_config_file(path), str(source).removesuffix("/config.json"), location
         )
+        folder = (path.parent if isfile(path) else path).resolve()
+        local_name = folder.name if location == "config.json" else path.stem
+        model = replace(model, local_name=local_name or "model")
     elif str(source).endswith(".json"):
         raise PlannerError(f"model {str(source)!r:.300}: there is no such file")
     elif not str(source).isprintable() or len(str(source)) > 200:
