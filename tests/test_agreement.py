@@ -278,10 +278,19 @@ def test_plan_json_says_what_the_plan_says(
             else [each * 24 * 365.25 / 12 for each in found["usd_per_hour"]]
         )
         assert found["usd_per_month"] == (month and pytest.approx(month))
-        per_token = chosen.usd_per_hour / 3600 / performance.output_tps.mid * 1e6
-        assert found["usd_per_mtok_output"][0] == pytest.approx(per_token)
+        side, tokens_per_s = get_billed_tokens(plan, performance)
+        per_token = chosen.usd_per_hour / 3600 / tokens_per_s * 1e6
+        assert found[f"usd_per_mtok_{side}"][0] == pytest.approx(per_token)
     if plan.scenario.workload.rate is not None:
         assert found["headroom"] >= plan.scenario.headroom - 1e-9
+
+
+def get_billed_tokens(plan: Plan, performance: Performance) -> tuple[str, float]:
+    """The kind of token that is priced, and how many a second: prompts, where there are no answers."""
+    load = plan.scenario.workload
+    if load.output.max_tokens > 1:
+        return "output", performance.output_tps.mid
+    return "prompt", performance.request_tps.mid * load.prompt.mean
 
 
 def test_the_terminal_says_what_the_plan_says(
@@ -308,13 +317,16 @@ def test_the_terminal_says_what_the_plan_says(
             factor = 1e-3 if " ms" in lines[target.name].partition("(")[0] else 1.0
             shown = read_number(lines[target.name]) * factor
             assert shown == pytest.approx(value.mid, rel=0.06)
-    if per_token := chosen.prediction.usd_per_mtok_output:
+    if chosen.usd_per_hour:
+        side, tokens_per_s = get_billed_tokens(plan, performance)
+        per_token = chosen.usd_per_hour / 3600 / tokens_per_s * 1e6
+        assert f"per M {side}" in lines["Cost"]
         amounts = [read_number(each) for each in lines["Cost"].split("$")[1:]]
         hours = estimate_run_hours(plan.scenario, chosen)
         total = chosen.usd_per_hour * (hours.mid if hours else 24 * 365.25 / 12)
         assert amounts[0] == pytest.approx(round(total, 2) if total < 10 else total, rel=6e-3)
         assert amounts[1] == pytest.approx(chosen.usd_per_hour, rel=6e-3)
-        assert amounts[-1] == pytest.approx(per_token.mid, rel=0.02, abs=0.006)
+        assert amounts[-1] == pytest.approx(per_token, rel=0.02, abs=0.006)
     requests = format_number(performance.num_simulated_requests)
     assert f"{requests} simulated requests" in lines["Basis"]
 

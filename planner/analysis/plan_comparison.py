@@ -8,7 +8,7 @@ import pandas as pd
 
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
-from planner.planning.billing import price_output_tokens
+from planner.planning.billing import price_tokens
 from planner.planning.evaluation import (
     compute_free_capacity,
     estimate_run_hours,
@@ -223,8 +223,8 @@ def _collect_costs(plan: Plan) -> dict[str, float]:
         costs |= {"USD a month": month.mid}
     if plan.billing:
         costs |= {f"USD a day, {option}": usd for option, usd in plan.billing.usd.items()}
-    per_mtok = price_output_tokens(plan.scenario, best)
-    return costs | ({"USD per million output tokens": per_mtok.mid} if per_mtok else {})
+    tokens = price_tokens(plan.scenario, best)
+    return costs | ({f"USD per million {tokens[1]} tokens": tokens[0].mid} if tokens else {})
 
 
 def _format_with_difference(usd: float | None, first: float | None) -> str | None:

@@ -16,7 +16,7 @@ from planner.hardware.prices import look_up_gpu_price
 from planner.latency.performance import Performance
 from planner.planning.alternatives import explain_alternatives
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
-from planner.planning.billing import price_output_tokens
+from planner.planning.billing import price_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import NUM_DRAWS, estimate_choice_confidence
 from planner.planning.evaluation import (
@@ -176,8 +176,8 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
                     usd * (sum(sizes) / gpus),
                 )
             ]
-        if per_token := price_output_tokens(plan.scenario, best):
-            rows += [("cost per million output tokens (USD)", per_token)]
+        if tokens := price_tokens(plan.scenario, best):
+            rows += [(f"cost per million {tokens[1]} tokens (USD)", tokens[0])]
         rows += [("price of a GPU", str(price))]
     else:
         rows += [("price", f"none is known for {gpu_name}: set prices in the scenario")]

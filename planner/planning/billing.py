@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -180,10 +181,23 @@ def compare_to_api(
     return ApiComparison(own, api_usd, per_mtok, True, load.trace is None, break_even, usable_rps)
 
 
-def price_output_tokens(scenario: Scenario, candidate: Candidate) -> Interval | None:
-    """Return USD per million output tokens of GPUs that stay on: over the day, where one is given."""
+TokenSide = Literal["output", "prompt"]
+
+
+def price_tokens(scenario: Scenario, candidate: Candidate) -> tuple[Interval, TokenSide] | None:
+    """Return USD per million tokens of GPUs that stay on: over the day, where one is given.
+
+    They are output tokens, or prompt tokens where there are no answers (embeddings).
+    """
     usd, day = candidate.prediction.usd_per_mtok_output, scenario.daily_profile
-    return usd * (day.num_hours / sum(day.hourly_fractions)) if usd and day else usd
+    if usd is None:
+        return None
+    if day:
+        usd = usd * (day.num_hours / sum(day.hourly_fractions))
+    load = scenario.workload
+    if load.output.max_tokens > 1:
+        return usd, "output"
+    return usd * (load.output.mean / load.prompt.mean), "prompt"
 
 
 def price_api_request(api: ApiEntry, workload: Workload) -> float:

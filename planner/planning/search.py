@@ -296,6 +296,8 @@ def _search_unified(scenario: Scenario) -> Plan:
         safe = search.find_cheapest(
             SAFE_PROBABILITY, at_most=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
         )
+        if safe and safe[0].placement_key == recommended[0].placement_key:  # with other arguments
+            recommended = [safe[0], *recommended[1:]]
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 

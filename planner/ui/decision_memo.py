@@ -29,7 +29,7 @@ from planner.core.text import escape_to_one_line
 from planner.deploy import explain_benchmark_lengths, predict_benchmark_ramp
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.performance import Performance
-from planner.planning.billing import BILLING_AUTOSCALED, price_output_tokens
+from planner.planning.billing import BILLING_AUTOSCALED, price_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
 from planner.planning.evaluation import (
@@ -309,10 +309,11 @@ class _MemoWriter:
                 rate = f"scaled by the hour; at most {_format_usd(self._price(best))}"
             yield Tile(whose, format_usd(price), self._period, rate)
         always_on = self._price(best)
-        if (per_token := price_output_tokens(scenario, best)) and price and always_on:
+        if (tokens := price_tokens(scenario, best)) and price and always_on:
+            per_token, side = tokens
             when = "over the day" if scenario.daily_profile else "at the planned load"
             shown = format_usd(per_token.mid * price / always_on)
-            yield Tile("Per million output tokens", shown, "", when)
+            yield Tile(f"Per million {side} tokens", shown, "", when)
         if hours:
             total = scenario.workload.num_prompts or 0
             within = total / (scenario.workload.rate or 1.0) / 3600

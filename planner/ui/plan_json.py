@@ -15,7 +15,7 @@ from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS, Per
 from planner.latency.startup_time import estimate_startup
 from planner.planning.alternatives import explain_alternatives
 from planner.planning.autoscaling import AutoscalingPlan
-from planner.planning.billing import BillingComparison, price_output_tokens
+from planner.planning.billing import BillingComparison, price_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import NUM_DRAWS, estimate_choice_confidence
 from planner.planning.disaggregated import estimate_kv_transfer
@@ -162,6 +162,7 @@ def _serialize_engine_args(args: EngineArgs) -> Fields:
 def serialize_candidate(scenario: Scenario, candidate: Candidate) -> Fields:
     """Return one candidate with its prediction, as in `plan.json`."""
     deployment, prediction = candidate.deployment, candidate.prediction
+    tokens = price_tokens(scenario, candidate)
     args, price = deployment.args, look_up_gpu_price(deployment.gpu, scenario.prices)
     speculation, performance = deployment.speculation, prediction.performance
     startup = estimate_startup(deployment, scenario.storage)
@@ -195,7 +196,12 @@ def serialize_candidate(scenario: Scenario, candidate: Candidate) -> Fields:
         ),
         "price_tier": None if price is None else "own" if price.is_user_given else price.tier,
         "price_source": str(price) if price else None,
-        "usd_per_mtok_output": _serialize_interval(price_output_tokens(scenario, candidate)),
+        **{
+            f"usd_per_mtok_{side}": _serialize_interval(
+                tokens[0] if tokens and tokens[1] == side else None
+            )
+            for side in ("output", "prompt")
+        },
         "power_w": _serialize_interval(prediction.total_power_w),
         "joules_per_output_token": _serialize_interval(prediction.joules_per_output_token),
         "carbon": _serialize_carbon(scenario, prediction),

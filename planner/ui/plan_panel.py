@@ -29,7 +29,7 @@ from planner.core.number_format import (
 from planner.core.units import GIB
 from planner.deploy import build_launches
 from planner.hardware.prices import look_up_gpu_price
-from planner.planning.billing import price_output_tokens
+from planner.planning.billing import price_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import (
     compute_free_capacity,
@@ -144,7 +144,7 @@ def _list_figures(plan: Plan, estimated: bool) -> dict[str, Any]:
     """List the figures behind the words as numbers, under the names of `plan.json`."""
     scenario, best, performance = plan.scenario, plan.best, plan.performance
     assert best is not None and performance is not None
-    month, tokens = best.prediction.usd_per_month, price_output_tokens(scenario, best)
+    month, tokens = best.prediction.usd_per_month, price_tokens(scenario, best)
     capacity = get_capacity_rps(scenario, performance)
     return {
         "verdict": None if estimated else plan.verdict,
@@ -152,7 +152,7 @@ def _list_figures(plan: Plan, estimated: bool) -> dict[str, Any]:
         "deployment": best.description,
         "usd_per_hour": best.usd_per_hour,
         "usd_per_month": month and month.mid,
-        "usd_per_mtok_output": tokens and tokens.mid,
+        f"usd_per_mtok_{tokens[1] if tokens else 'output'}": tokens and tokens[0].mid,
         "capacity_rps": capacity and capacity.mid,
         "options": {
             name: [option.description, option.usd_per_hour, option.probability]
@@ -370,12 +370,12 @@ def _build_tiles(
     assert best is not None and performance is not None
     tiles: list[Answer] = []
     usd, month = best.usd_per_hour, best.prediction.usd_per_month
-    if (tokens := price_output_tokens(scenario, best)) and plan.chosen:
+    if (tokens := price_tokens(scenario, best)) and plan.chosen:
         when = "over the day, always on" if scenario.daily_profile else "if every hour is as busy"
         tiles.append(
             {
-                "name": "Cost per million output tokens",
-                "value": format_usd(tokens.mid),
+                "name": f"Cost per million {tokens[1]} tokens",
+                "value": format_usd(tokens[0].mid),
                 "unit": "",
                 "note": "" if scenario.offline else when,
             }

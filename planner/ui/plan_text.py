@@ -33,7 +33,7 @@ from planner.planning.alternatives import (
     explain_other_engines,
     explain_rank,
 )
-from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, price_output_tokens
+from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, price_tokens
 from planner.planning.candidate import Candidate
 from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
 from planner.planning.disaggregated import estimate_kv_transfer
@@ -121,7 +121,8 @@ def _format_summary(
         "odds": format_probability,
         "likely": format_odds,
         "hourly": _format_hourly_price(best) if best else "",
-        "per_token": best and price_output_tokens(scenario, best),
+        "tokens": best and price_tokens(scenario, best),
+        "is_gamble_cheaper": _is_gamble_cheaper(plan),
         "adapters": describe_adapters(scenario, best) if best else "",
         "day": _describe_day(plan),
         "traffic": describe_traffic(plan),
@@ -157,6 +158,15 @@ def _format_summary(
     for part in parts:
         lines += [*([""] if spaced else []), *part]
     return "\n".join(lines)
+
+
+def _is_gamble_cheaper(plan: Plan) -> bool:
+    """Whether the gamble costs less: a job on fewer GPUs may take as much longer."""
+    gamble, chosen = plan.gamble, plan.chosen
+    if gamble is None or chosen is None or gamble.price_key >= chosen.price_key:
+        return False
+    bills = [compute_bill(plan.scenario, each) for each in (gamble, chosen)]
+    return bills[0] is None or bills[1] is None or bills[0] < 0.99 * bills[1]
 
 
 def _format_blocks(values: dict[str, object], style: TerminalStyle) -> tuple[list[str], list[str]]:
@@ -273,9 +283,9 @@ def _describe_day(plan: Plan) -> str:
     cost = ""
     if (usd := billing.usd.get(BILLING_AUTOSCALED)) and plan.best:
         cost = f", {format_usd(usd * HOURS_PER_MONTH / 24)}/month"
-        if per_token := price_output_tokens(plan.scenario, plan.best):
-            scaled = per_token.mid * usd / billing.usd[BILLING_FIXED]
-            cost += f", {format_usd(scaled)} per M output tokens"
+        if tokens := price_tokens(plan.scenario, plan.best):
+            scaled = tokens[0].mid * usd / billing.usd[BILLING_FIXED]
+            cost += f", {format_usd(scaled)} per M {tokens[1]} tokens"
     return f"{fewest}-{most} replicas by the hour save {day.saved_fraction:.0%}{cost}{missed}"
 
 
