@@ -392,7 +392,7 @@ def describe_day(plan: Plan) -> str:
     text = f"{str(day)[:1].upper()}{str(day)[1:]}."
     if not missed:
         return (
-            f"{text} Every hour meets the targets on each of {NUM_SIMULATED_DAYS} days replayed at"
+            f"{text} Every hour meets the targets on each of {NUM_SIMULATED_DAYS} days simulated at"
             " the expected step cost."
         )
     worst = max(day.hourly_limit_utilization) - 1

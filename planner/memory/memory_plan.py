@@ -261,6 +261,12 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
                 f" ({deployment.args.gpu_memory_utilization}, {memory.budget_bytes / GIB:.2f} GiB)"
             ),
         )
+    if memory.weights.mid > free.mid:
+        return (
+            "does_not_fit",
+            f"CUDA out of memory while loading {memory.weights.mid / GIB:.2f} GiB of weights:"
+            f" {free.mid / GIB:.2f} GiB is free",
+        )
     reserve = 1 if deployment.engine.facts.null_block_reserved else 0
     required = layout.max_blocks_per_request + reserve
     if pools[0].num_blocks < required:

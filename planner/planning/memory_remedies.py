@@ -18,6 +18,7 @@ from planner.memory.memory_plan import (
     MIN_REMEDY_MODEL_LEN,
     MemoryPlan,
     find_max_model_len,
+    find_memory_changes,
     find_safe_memory_utilization,
     plan_memory,
 )
@@ -26,6 +27,11 @@ from planner.parallelism.layouts import explain_illegal_layout
 
 MIN_REMEDY_SEQUENCES = 16
 """Smallest max_num_seqs to propose."""
+SAME_GPU_ARGUMENTS = frozenset((
+    "gpu_free_bytes", "gpu_memory_utilization", "kv_cache_dtype", "max_model_len",
+    "max_num_batched_tokens", "max_num_seqs", "quantization",
+))  # fmt: skip
+"""Changes against too little memory that need no other GPUs."""
 FP8_CACHES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 """Names of an FP8 KV cache, the more accurate first."""
 
@@ -51,6 +57,7 @@ class MemoryRemedies:
     missing_bytes: float  # per GPU, for one request of max_model_len; at most 0 if it fits
     remedies: tuple[MemoryRemedy, ...]
     combination: str  # of changes that is enough; of several if none is enough alone
+    same_gpus: str = ""  # the same without more GPUs; empty if none is, or a single one is
 
     @property
     def enough(self) -> list[MemoryRemedy]:
@@ -61,10 +68,11 @@ class MemoryRemedies:
         """Return a heading and a line per remedy: those that are enough, or what all free."""
         missing = f"{format_number(self.missing_bytes / GIB, 2)} GiB per GPU is missing"
         head = f"{missing} for one request of max_model_len. " if self.missing_bytes > 0 else ""
+        kept = [f"together, on the same GPUs: {self.same_gpus}"] * bool(self.same_gpus)
         if len(self.enough) > 1:
-            return [f"{head}Each of these is enough alone:", *map(str, self.enough)]
+            return [f"{head}Each of these is enough alone:", *map(str, self.enough), *kept]
         if self.enough:
-            return [f"{head}One change is enough:", *map(str, self.enough)]
+            return [f"{head}One change is enough:", *map(str, self.enough), *kept]
         largest = sorted(self.remedies, key=lambda remedy: -remedy.freed_bytes)
         together = f"enough is: {self.combination}"
         return [f"{head}No change is enough alone:", *map(str, largest), together]
@@ -83,6 +91,7 @@ class MemoryRemedies:
                 for remedy in self.remedies
             ],
             "together": self.combination,
+            "together_on_the_same_gpus": self.same_gpus or None,
         }
 
 
@@ -101,7 +110,15 @@ def find_memory_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
                     break
         if found and (found.is_enough or found.freed_bytes > 0):
             remedies.append(found)
-    return MemoryRemedies(missing, tuple(remedies), memory.remedy)
+    kept = find_memory_changes(memory, SAME_GPU_ARGUMENTS)
+    names = load_argument_names(memory.deployment.engine.name).engine_names
+    same_gpus = ", ".join(
+        change.text or f"{names.get(change.argument, change.argument)} {change.value}"
+        for change in kept
+    )
+    return MemoryRemedies(
+        missing, tuple(remedies), memory.remedy, same_gpus if len(kept) > 1 else ""
+    )
 
 
 def shift_kv_available(memory: MemoryPlan, available_bytes: float | None) -> MemoryPlan:

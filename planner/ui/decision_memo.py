@@ -284,6 +284,12 @@ class _MemoWriter:
             yield f"Risk: {_join(doubts)}."
         if self.api and self.api.is_api_cheaper:
             yield "This is the plan for GPUs of your own, the second choice here."
+            stopped = self.api.stopped_usd
+            if stopped is not None and stopped < self.api.api_usd:
+                yield (
+                    f"It is the first, for {format_usd(stopped)} {self._period}, if they may stop in"
+                    " hours without traffic."
+                )
 
     def _list_doubts(self, state: State) -> Iterator[str]:
         """Say of each target in `state` what it reaches, and its limit."""
@@ -348,7 +354,8 @@ class _MemoWriter:
         else:
             traffic = f"{load.concurrency:,} concurrent requests, each followed at once by the next"
         model = escape_to_one_line(scenario.model.rpartition("/")[2])
-        yield "Traffic", f"{model}: {traffic}; {lengths}."
+        volume = f"{scenario.volume}, " if scenario.volume else ""
+        yield "Traffic", f"{model}: {volume}{traffic}; {lengths}."
         targets = [
             f"{_name_target(target)} within {format_limit_seconds(target.seconds)}"
             for target in scenario.slo_targets
@@ -372,10 +379,14 @@ class _MemoWriter:
             return
         base = self._price(first)
         if self.api and self.api.is_api_cheaper:
-            base = self.api.api_usd
+            base, api = self.api.api_usd, self.scenario.billing_alternatives.api
+            assert api is not None
+            price = (
+                f"${api.usd_per_mtok_input:.2f} per M tokens in, ${api.usd_per_mtok_output:.2f} out"
+            )
             yield Option(
                 f"{next(index)} · recommended", "API by the token", format_usd(base), "",
-                "not predicted", "", EN_DASH, EN_DASH, "no servers; you pay only what is used",
+                "not predicted", "", EN_DASH, EN_DASH, f"no servers; {price}",
                 "speed and limits are the provider's",
             )  # fmt: skip
         against = _describe_miss(first)
@@ -391,7 +402,8 @@ class _MemoWriter:
             gamble = None
         if safe := self.plan.safer:
             yield self._describe_option(
-                f"{next(index)} · safer", safe, base, _describe_miss(safe), self._compare_cost(safe, base),
+                f"{next(index)} · safer", safe, base, f"only {_describe_miss(safe)}",
+                self._compare_cost(safe, base),
             )  # fmt: skip
         if gamble:
             yield self._describe_cheaper(next(index), gamble, base)
@@ -744,7 +756,9 @@ def _render_html(memo: Memo) -> str:
         tag("p", verdict, f"border-left: 4px solid {color}; padding: .4em .8em"),
         tag("p", escape_html(memo.deployment)) if memo.deployment else "",
         tag("div", tiles, "display: flex; flex-wrap: wrap; gap: 1em"),
-        tag("p", f"<b>API or own GPUs.</b> {escape_html(memo.api)}") if memo.api else "",
+        tag("p", f"<b>API or own GPUs.</b> {escape_html(memo.api.replace('`', ''))}")
+        if memo.api
+        else "",
         tag("p", f"<b>The day.</b> {escape_html(memo.day)}") if memo.day else "",
         asked,
         _render_options(memo),
