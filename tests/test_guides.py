@@ -298,5 +298,11 @@ def test_a_conversations_cache_is_not_taken_for_the_weights() -> None:
 def test_that_an_option_exists_does_not_make_what_is_said_of_it_right() -> None:
     said = "Raising --gpu-memory-utilization from 0.90 to 0.95 makes every token faster."
     report = check_guide(f"An FP8 KV cache halves what a token takes. {said}")
-    assert [one.text for one in report.findings if one.kind == "option"] == [said]
+    (option,) = [one for one in report.findings if one.kind == "option"]
+    assert option.text == "--gpu-memory-utilization"
+    vague = check_guide(
+        "--tensor-parallel-size makes a model eight times faster. Use a large batch."
+    )
+    assert vague.unread == ("--tensor-parallel-size makes a model eight times faster.",)
+    assert vague.verdict == "at_risk" and vague.num_plain_sentences == 1
     assert said in report.unread

@@ -44,6 +44,11 @@ _COMMAND_PATTERN = re.compile(
     r"trtllm-serve|text-generation-launcher|sglang serve)\b(?:.*\\\n)*.*$",
     re.MULTILINE,
 )
+_CLAIM_PATTERN = re.compile(
+    r"\d|\b(?:twice|doubl\w+|half|halv\w+|times|faster|slower|cheaper|always|never|best|linear\w*)\b",
+    re.I,
+)
+"""A figure or a comparison."""
 _GONE_PATTERN = re.compile(
     r"\b(?:gone|removed|deprecated|no longer|dropped|obsolete)\b", re.IGNORECASE
 )
@@ -68,8 +73,9 @@ class GuideReport:
 
     findings: tuple[GuideFinding, ...]
     version: str
-    unread: tuple[str, ...] = ()  # sentences with figures that no rule knows
+    unread: tuple[str, ...] = ()  # sentences with figures or comparisons that no rule knows
     dropped: tuple[str, ...] = ()  # what was left out of a text that is too long
+    num_plain_sentences: int = 0  # with neither
 
     @property
     def verdict(self) -> ReportVerdict:
@@ -109,8 +115,11 @@ class GuideReport:
                 lines += [_show(f"  instead: {one.remember}")]
         if self.unread:
             count = format_count(len(self.unread), "sentence")
-            lines += ["", _show(f"not read: {count} with figures that no rule knows, first:")]
+            lines += ["", _show(f"not read: {count} with claims that no rule knows, first:")]
             lines += [_show(f"  says: {self.unread[0]}", 160)]
+        if self.num_plain_sentences:
+            count = format_count(self.num_plain_sentences, "sentence")
+            lines += ["", f"not checked: {count} without a figure or a comparison"]
         for what in self.dropped:
             lines += ["", f"not read: {what}"]
         return "\n".join(lines)
@@ -141,11 +150,8 @@ def check_guide(what: str, version: str | None = None) -> GuideReport:
     ranked = sorted(reversed(unique.values()), key=lambda one: ORDER.index(one.verdict))
     # a sentence may go on in a block of code; that an option exists says nothing of its numbers
     read = "\n".join(one.text for one in found if (one.kind, one.verdict) != ("option", "right"))
-    unread = (
-        sentence
-        for sentence in split_sentences(prose)
-        if re.search(r"\d", sentence) and sentence not in read
-    )
+    passed_over = [each for each in split_sentences(prose) if each.strip() and each not in read]
+    unread = dict.fromkeys(each for each in passed_over if _CLAIM_PATTERN.search(each))
     dropped = [
         f"{format_count(total - limit, noun)} after the first {limit}"
         for total, limit, noun in (
@@ -155,8 +161,9 @@ def check_guide(what: str, version: str | None = None) -> GuideReport:
         if total > limit
     ]
     return GuideReport(
-        tuple(ranked), version or newest, tuple(dict.fromkeys(unread)), tuple(dropped)
-    )
+        tuple(ranked), version or newest, tuple(unread), tuple(dropped),
+        len({*passed_over} - {*unread}),
+    )  # fmt: skip
 
 
 def split_commands(text: str) -> tuple[list[str], str]:
@@ -231,7 +238,7 @@ def _check_options(prose: str, version: str) -> Iterator[GuideFinding]:
             yield GuideFinding("option", "outdated", spelling, gone, sentence, advice)
         elif asked in had:
             yield GuideFinding(
-                "option", "right", spelling, f"vllm {version} has {spelling}", sentence
+                "option", "right", spelling, f"vllm {version} has {spelling}", spelling
             )
 
 

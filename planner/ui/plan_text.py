@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -299,7 +300,8 @@ def describe_traffic(plan: Plan) -> str:
         return f"{load.num_prompts:,} requests of {tokens} in {hours} h"
     if load.rate is not None:
         peak = " in the busiest hour" if scenario.daily_profile else ""
-        return f"{format_number(load.rate)} requests/s of {tokens}{peak}"
+        rate = format_number(load.rate)
+        return f"{rate} request{'s' * (rate != '1')}/s of {tokens}{peak}"
     text = f"{load.concurrency:,} concurrent requests of {tokens}"
     capacity = performance and get_capacity_rps(scenario, performance)
     if performance is None or not capacity:
@@ -357,31 +359,36 @@ def list_ways_out(plan: Plan) -> list[str]:
 
     Each follows from a search, or from the prediction of the nearest candidate.
     """
+    found: list[tuple[Scenario, Candidate]] = []
+    asked = plan.scenario
+    proposed = [
+        each
+        for _, each in propose_changes(plan)
+        if (each.workload, each.slo_targets) == (asked.workload, asked.slo_targets)
+    ]
+    others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
+    for scenario in (*proposed[:MAX_CHANGES_TRIED], *others):
+        with suppress(PlannerError):  # such as a format that this model cannot take
+            if chosen := search_deployments(scenario).chosen:
+                found.append((scenario, chosen))
+                if chosen.is_confident:
+                    break
     texts = []
-    for _, scenario in list(propose_changes(plan))[:MAX_CHANGES_TRIED]:
-        try:
-            changed = search_deployments(scenario)
-        except PlannerError:  # such as a format that this model cannot take
-            continue
-        if chosen := changed.chosen:
-            price = format_price(scenario, chosen)
-            odds = f"{format_odds(chosen)} likely"
-            if scenario.workload != plan.scenario.workload:
-                break
-            outside = explain_not_allowed(plan.scenario, chosen)
-            name = f"{describe_candidate(chosen)}{f' ({outside})' * bool(outside)}"
-            texts.append(f"{name}: {price}, {odds}")
-            break
-    rows, others = list_limit_rows(plan), []
+    if found:
+        scenario, chosen = max(found, key=lambda way: (way[1].is_confident, way[1].probability))
+        outside = explain_not_allowed(plan.scenario, chosen)
+        name = f"{describe_candidate(chosen)}{f' ({outside})' * bool(outside)}"
+        texts = [f"{name}: {format_price(scenario, chosen)}, {format_odds(chosen)} likely"]
+    rows, limits_and_loads = list_limit_rows(plan), []
     latencies = {target.name for target in plan.scenario.slo_targets}
     missed = [row for row in rows if row.status != "met"]
     is_bounded = not any(math.isinf(row.use.hi) for row in missed)
     if missed and is_bounded and all(row.short_name in latencies for row in missed):
         limits = " and ".join(f"{row.short_name} of {row.pessimistic}" for row in missed)
-        others.append(f"a limit for {limits}")
+        limits_and_loads.append(f"a limit for {limits}")
     if load := _find_feasible_load(plan):
-        others.append(load)
-    return [*texts, *([", or ".join(others)] if others else [])]
+        limits_and_loads.append(load)
+    return [*texts, *([", or ".join(limits_and_loads)] if limits_and_loads else [])]
 
 
 def _find_feasible_load(plan: Plan) -> str:
