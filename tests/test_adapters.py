@@ -286,7 +286,7 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
     usd = plan.chosen.usd_per_hour
     assert usd
-    each = f"{format_usd(usd * 24 * 365.25 / 12 / 40)}/month per adapter"
+    each = f"{format_usd(usd * 24 * 365.25 / 12 / 40)}/month of the bill for each"
     slots = f"40 LoRA adapters, {args.max_loras} slot"
     text = " ".join(format_plan(plan).split())
     said = build_memo(plan).sentences, build_answer(plan)["say"], [text]

@@ -332,6 +332,8 @@ def test_overrides_reach_fields_and_items_and_write_nothing(
         ("workload.rat", "mine, field workload.rat: unknown field; did you mean rate?"),
         ("gpus.0.at_mots", r"field gpus\.0\.at_mots: unknown field; did you mean at_most?"),
         ("headrom", "mine, field headrom: unknown field; did you mean headroom"),
+        ("rate", "mine, field rate: unknown field; it is workload.rate"),
+        ("workload.headroom", r"workload\.headroom: unknown field; it is headroom, at the top"),
     ],
 )
 def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) -> None:

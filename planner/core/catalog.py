@@ -43,6 +43,10 @@ def compute_build_digest() -> str:
     return digest.hexdigest()
 
 
+MAX_FIELD_PLACES = 2
+"""A field that stands in more places is no hint for one in the wrong place."""
+
+
 class StrictEntry(BaseModel):
     """Base of catalog entries: frozen; no unknown fields, infinite numbers or very long text."""
 
@@ -100,6 +104,8 @@ def _describe_problem(
     if problem["type"] == "extra_forbidden":
         *parents, unknown = problem["loc"]
         hint, listed = _suggest_field(_find_type_at(entry_type, parents), str(unknown))
+        if 0 < len(places := list(_find_fields(entry_type, str(unknown)))) <= MAX_FIELD_PLACES:
+            hint = f"; it is {' or '.join(places)}"
         return f"{location}, field {field}: unknown field{hint}", listed
     value = problem["input"]
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
@@ -176,6 +182,15 @@ def _suggest_field(entry_type: type[StrictEntry], unknown: str) -> tuple[str, st
             return f"; {text}", listed
     close = find_closest(unknown, known, 0.5)
     return f"; did you mean {close}?" if close else "", listed
+
+
+def _find_fields(entry_type: type[StrictEntry], name: str, path: str = "") -> Iterator[str]:
+    """Yield where else fields called `name` stand, by their dotted names."""
+    for field, info in entry_type.model_fields.items():
+        if field == name:
+            yield f"{path}{field}" if path else f"{field}, at the top"
+        elif inner := _find_entry_type(info.annotation):
+            yield from _find_fields(inner, name, f"{path}{field}.")
 
 
 def _find_entry_type(annotation: Any) -> type[StrictEntry] | None:

@@ -769,7 +769,9 @@ def _explain_infeasibility(
         return BindingConstraint(_get_first_violation(near), text)
     if not rejected:
         return BindingConstraint(
-            "engine", "The engine accepts no layout of this model on these GPUs."
+            "engine",
+            "No layout of this model is left on these GPUs: sizes have to divide its heads and layers,"
+            " and tensor parallelism is planned inside one machine only.",
         )
     last = max(rejected, key=lambda rejection: rejection.gpus)
     where = "" if last.gpu in last.description else f" on {last.gpu}"

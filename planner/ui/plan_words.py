@@ -54,7 +54,7 @@ def describe_adapters(scenario: Scenario, candidate: Candidate) -> str:
     text = f"{adapters:,} LoRA adapters, {slots} (max_loras), rank up to {args.max_lora_rank}"
     usd = compute_bill(scenario, candidate)
     period = " for the job" if scenario.offline else "/month"
-    return f"{text}; {format_usd(usd / adapters)}{period} per adapter" if usd else text
+    return f"{text}; {format_usd(usd / adapters)}{period} of the bill for each" if usd else text
 
 
 def explain_not_allowed(scenario: Scenario, candidate: Candidate) -> str:
