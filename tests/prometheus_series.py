@@ -24,7 +24,7 @@ class Traffic:
     def __init__(self, prediction: Prediction, targets: Sequence[SloTarget]) -> None:
         self.prediction, self.targets = prediction, targets
         self.names = get_metric_names(self.prediction.deployment.engine).names
-        self.model = self.prediction.deployment.model.name
+        self.model = self.prediction.deployment.model.served_name
         found = self.prediction.performance
         assert found is not None
         self.rate, self.waiting, self.preempted = found.request_tps.mid, 0.0, found.preemptions

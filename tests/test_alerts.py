@@ -133,7 +133,7 @@ def test_replicas_that_come_and_go_with_the_traffic_are_counted_against_it(tmp_p
     assert scale["spec"]["minReplicaCount"] == 1 and scale["spec"]["maxReplicaCount"] == 2
 
     def at(up: int, busy: float) -> dict[str, Any]:
-        model = prediction.deployment.model.name
+        model = prediction.deployment.model.served_name
         labels = f'{{model_name="{model}", instance="a:1"}}'
         series = [
             f'up{{job="{get_prometheus_job(prediction.deployment)}", instance="a:1"}} {up}x60'

@@ -47,7 +47,7 @@ EXIT_CODES = {
     "verify": {0, 1, 3},
     "upgrade": {0, 1, 3},
     "explain-log": {0, 1},
-    "diagnose": {0, 1},
+    "diagnose": {0, 1, 3},
     "review": {0, 1, 3},
 }
 """What README.md says besides 0, by command."""

@@ -124,5 +124,5 @@ def test_a_recommendation_names_what_is_set_and_where_it_comes_from() -> None:
     tight = get_memory_plan(LLAMA.with_args(gpu_memory_utilization=0.3))
     assert "It does not start" in memory_sweeps.describe_memory_status(
         tight
-    ) and "Way out" in memory_sweeps.describe_memory_status(tight)
+    ) and "Remedy" in memory_sweeps.describe_memory_status(tight)
     assert "nothing to recommend" in memory_sweeps.describe_recommended_limits(tight, CHAT, 0.1)
