@@ -417,7 +417,7 @@ def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
     by_change = {remedy.change.split()[0]: remedy.performance for remedy in told.remedies}
     assert by_change["max_num_seqs"].preemptions < before.preemptions / 2
     assert by_change["kv_cache_dtype"].preemptions < before.preemptions
-    assert "The KV cache is full" in str(told) and "by replay of this traffic" in str(told)
+    assert "The KV cache is full" in str(told) and "in a simulation of this traffic" in str(told)
     assert json.loads(json.dumps(told.to_json(), allow_nan=False))["verdict"][0] == "kv_preemption"
 
 

@@ -123,7 +123,7 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     assert (
         told[True] in risks.describe_headroom(one)
         and told[True] in answered(one, detailed=True)
-        and "closed form" in told[False]
+        and "estimate" in told[False]
     )
     for share, meets in ((0.9, True), (1.2, False)):
         busier = replace(asked, workload=replace(asked.workload, rate=rates[True] * share))
@@ -166,8 +166,8 @@ def test_what_would_pass_passes() -> None:
     assert found.is_feasible and not found.at_risk
     table = summary.build_candidate_table(stuck)
     assert (
-        set(table["figures"]) <= {"replayed", "closed form"}
-        and table["figures"].iloc[0] == "replayed"
+        set(table["figures"]) <= {"simulated", "estimate"}
+        and table["figures"].iloc[0] == "simulated"
     )
     over = found.prediction.performance.ttft["p95"].mid / 0.008
     assert table["what is missing"].iloc[0] == f"p95 TTFT {over:.0f} times the limit"

@@ -86,7 +86,7 @@ class GrowthLimit:
     offered_rps: float
     planned_rps: float  # the capacity less the headroom
     limit: tuple[Interval, str] | None  # the rate up to which all SLOs hold, and what fails beyond
-    method: str  # " (closed form)" where the limit is that of an estimate
+    method: str  # " (estimate)" where the limit is that of an estimate
     confident_rps: (
         float  # up to which all SLOs and the headroom hold with `confidence`; 0 if at risk
     )
@@ -160,7 +160,7 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
         limit = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
         slow_reason = "" if ramp.slow_reason == OVERLOAD_REASON else ramp.slow_reason
     elif not scenario.offline:
-        limit, method = find_max_feasible_rps(scenario, best), " (closed form)"
+        limit, method = find_max_feasible_rps(scenario, best), " (estimate)"
         slow_reason = limit[1] if limit else ""
     if is_replayed:
         admitted = offered / scenario.workload.rate
@@ -263,10 +263,10 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
     text = f"With one of {replicas} replicas down, the same traffic on the other {replicas - 1}"
     if result.is_feasible:
         risk = f", though {'; '.join(result.risks)}" if result.risks else ""
-        return result, f"{text} still meets every target{risk} (replayed)."
+        return result, f"{text} still meets every target{risk} (simulated)."
     return (
         result,
-        f"{text} misses a target (replayed): {'; '.join(result.violations)}.",
+        f"{text} misses a target (simulated): {'; '.join(result.violations)}.",
     )
 
 
@@ -303,7 +303,7 @@ def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidat
         worst[0],
         (
             f"With one {worst[1]} worker down, the same traffic on the others {outcome}"
-            f" (replayed){violations}."
+            f" (simulated){violations}."
         ),
     )
 

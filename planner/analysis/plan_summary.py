@@ -373,7 +373,7 @@ def describe_search_effort(plan: Plan) -> str:
     num_feasible = sum(candidate.is_feasible for candidate in plan.candidates) or "none"
     simulated = sum(candidate.is_simulated for candidate in plan.candidates)
     return (
-        f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {simulated} of"
+        f"Deployments estimated analytically: {len(plan.candidates)}; simulated: {simulated} of"
         f" them; meeting the targets: {num_feasible}{rejected}."
     )
 

@@ -72,7 +72,7 @@ def build_latency_table(
                 or None
             )
         if steady:
-            row["p99 in closed form (ms)"] = (
+            row["p99, estimate (ms)"] = (
                 steady.get(metric, "p99") * 1e3 if metric in LATENCY_METRICS else None
             )
         rows.append(row)
@@ -153,10 +153,10 @@ def sweep_utilization(
         result = simulate_once(deployment, load, 4 * REQUESTS_PER_SWEEP_RUN)
         row: dict[str, object] = {"Utilization (%)": share * 100, "Requests/s": load.rate}
         for point in ("mean", "p99"):
-            row[f"{point}, closed form"] = (
+            row[f"{point}, estimate"] = (
                 steady.get("ttft", point).mid * 1e3 if share < 1 and steady else math.inf
             )
-            row[f"{point}, replayed"] = get_wait_ms(result, point)
+            row[f"{point}, simulated"] = get_wait_ms(result, point)
         rows.append(row)
     return pd.DataFrame(rows)
 

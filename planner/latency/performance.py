@@ -91,15 +91,15 @@ class Performance:
     @property
     def source_label(self) -> str:
         """Source of the figures, as a table cell."""
-        return "replayed" if self.num_simulated_requests else "closed form"
+        return "simulated" if self.num_simulated_requests else "estimate"
 
     @property
     def source_description(self) -> str:
         """Source of the figures, in a few words."""
         return (
-            f"replayed, {self.num_simulated_requests:,} requests an engine"
+            f"simulated, {self.num_simulated_requests:,} requests an engine"
             if self.num_simulated_requests
-            else "in closed form"
+            else "estimated analytically"
         )
 
     def __str__(self) -> str:

@@ -364,7 +364,7 @@ def detect_slow_machine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     if not gap > STEP_SLOWDOWN_FACTOR * expected.hi:
         return
     sentences = [
-        f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {expected * 1e3:.1f} ms"
+        f"gaps take {gap * 1e3:.1f} ms; a simulation of the same traffic {expected * 1e3:.1f} ms"
     ]
     cpu = case.measured.cpu
     if cpu is not None:
@@ -441,7 +441,7 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         has_free_slots and expected and queue and ttft and expected.hi < ttft / STEP_SLOWDOWN_FACTOR
     ):
         sentences.append(
-            f"a replay of the same traffic has {expected.mid * 1e3:,.0f} ms to the first token"
+            f"a simulation of the same traffic has {expected.mid * 1e3:,.0f} ms to the first token"
         )
         yield DiagnosisFinding("other_settings", tuple(sentences))
     elif usage >= BUSY_FRACTION and (slots is None or has_free_slots):

@@ -83,7 +83,7 @@ def announce_compilation(
             def on_start(self, event: "Event") -> None:
                 if not self.announced:
                     print_message(
-                        "compiling the replay, once on this machine: up to a minute or two"
+                        "compiling the simulator, once on this machine: up to a minute or two"
                     )
                 self.announced = True
 

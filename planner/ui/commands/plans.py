@@ -107,7 +107,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
     scenario = load_scenario(options.scenario, parse_overrides(options))
     if scenario.daily_profile and sys.stderr.isatty():
-        print_message("replaying the hours of several days, up to a minute or two")
+        print_message("simulating the hours of several days, up to a minute or two")
     with show_elapsed_time("searching"):
         plan = search_deployments(scenario)
         unlisted = find_unlisted_gpu(plan) if options.all and not options.json else None
