@@ -110,7 +110,7 @@ def test_nothing_cheaper_that_is_shown_is_nearer_than_the_nearest(
 def test_price_and_load_have_the_same_digits_everywhere(plan: Plan, chosen: Candidate) -> None:
     terminal, answer, memo = format_plan(plan, detailed=True), build_answer(plan), build_memo(plan)
     (quotes,) = re.findall(r"\(\$([\d.]+-[\d.]+) by provider\)", terminal)
-    assert f"${quotes} by seller" in answer["hour"].replace("\N{EN DASH}", "-")
+    assert f"${quotes} by provider" in answer["hour"].replace("\N{EN DASH}", "-")
     risk = [size for name, size, _ in memo.risks if name == "The price"]
     assert risk in ([], [f"Providers ask ${quotes.replace('-', ' to $')} an hour"])
     (price,) = re.findall(r"Price +(\$[\d.]+ per GPU-hour.*)", terminal)

@@ -168,7 +168,7 @@ def _is_overloaded(scenario: Scenario, best: Candidate) -> bool:
 
 
 def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
-    """Return the price of a month (of all the work, if that ends), and of an hour by seller."""
+    """Return the price of a month (of all the work, if that ends), and of an hour by provider."""
     usd, bill = candidate.usd_per_hour, compute_bill(scenario, candidate)
     if usd is None or bill is None:
         return "", f"no price of {candidate.deployment.gpu.name} is known"
@@ -182,7 +182,7 @@ def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
         source = price.source
     else:
         quotes = Interval(price.min_usd, price.median_usd, price.max_usd) * (usd / price.median_usd)
-        source = f"${format_ends(quotes, EN_DASH)} by seller"
+        source = f"${format_ends(quotes, EN_DASH)} by provider"
     return format_usd(bill), f"{hourly} \N{MIDDLE DOT} {source}"
 
 

@@ -95,7 +95,7 @@ function render({model, el}) {
       <div class="limits"></div><div class="spare-rows"></div>
       <h3>GPUs and price <small>at most <input class="in small" aria-label="GPUs at most" data-name="at_most"></small></h3>
       <div data-field="gpus"><div class="pick gpus" role="group" aria-label="GPUs"></div></div>
-      <div class="pair"><select class="field" aria-label="Price tier" data-name="tier"></select><select class="field" aria-label="Seller" data-name="seller"></select></div>
+      <div class="pair"><select class="field" aria-label="Price tier" data-name="tier"></select><select class="field" aria-label="Provider" data-name="seller"></select></div>
       <div data-field="tier"></div>
       <div class="row wide" data-field="own_price"><label>Own price</label><input class="in" aria-label="Own price, $ per GPU-hour" data-name="own_price" placeholder="$ per GPU-hour"></div>
       <div class="row wide" data-field="budget"><label>Budget</label><input class="in" aria-label="Budget, $ a month" data-name="budget" placeholder="$ a month"></div>
