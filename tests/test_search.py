@@ -367,3 +367,41 @@ def test_a_budget_that_buys_nothing_is_one_sentence() -> None:
     }  # fmt: skip
     with pytest.raises(PlannerError, match=r"budget: \$1.00 an hour buys no GPU \(H100-SXM \$"):
         parse_scenario(asked, "x")
+
+
+LLAMA_8B, CLOSED = "meta-llama/Llama-3.1-8B-Instruct", {"prompt_tokens": {"mean": 800}}
+FOUND_BY_HAND: dict[str, tuple[float, dict[str, object]]] = {
+    "found among dearer ones that hold, too": (55.1, {
+        "model": "Qwen/Qwen3-32B", "gpus": [{"gpu": "H200-SXM", "at_most": 16}],
+        "quantization": ["checkpoint", "fp8"],
+        "workload": {**CLOSED, "output_tokens": {"mean": 200}, "concurrency": 200},
+        "service_level": {"e2e": {"p95": 10_000}},
+    }),
+    "with other arguments than those of a lower probability": (11.9, {
+        "model": LLAMA_8B, "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
+        "quantization": ["checkpoint", "fp8", "awq"],
+        "adapters": {"count": 10, "ranks": [16], "zipf": 1.5},
+        "workload": {**CLOSED, "output_tokens": {"mean": 200}, "concurrency": 64},
+        "service_level": {"ttft": {"p99": 500}, "tpot": {"mean": 20}},
+    }),
+    "between counts that were tried, with smaller steps": (15.9, {
+        "model": LLAMA_8B, "gpus": [{"gpu": "H100-SXM", "at_most": 16}],
+        "adapters": {"count": 300, "ranks": [16], "zipf": 1.5}, "spare_replicas": 1,
+        "speculation": {"method": "eagle3", "num_speculative_tokens": 5, "acceptance_rate": 0.75},
+        "workload": {**CLOSED, "output_tokens": {"mean": 60}, "concurrency": 64},
+        "service_level": {"ttft": {"p99": 2000}, "tpot": {"p95": 20}},
+    }),
+}  # fmt: skip
+"""Questions to which an expert had found a cheaper answer by hand, with its USD per hour."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", FOUND_BY_HAND)
+def test_what_an_expert_found_by_hand_is_found(what: str) -> None:
+    usd, fields = FOUND_BY_HAND[what]
+    prices = {"H200-SXM": 4.587, "H100-SXM": 3.945}
+    plan = search_deployments(
+        parse_scenario({**fields, "engine_version": "0.20.2", "prices": prices}, "hand")
+    )
+    assert plan.verdict == "holds" and plan.chosen and plan.chosen.usd_per_hour
+    assert plan.chosen.usd_per_hour <= usd + 0.1

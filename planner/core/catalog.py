@@ -103,8 +103,11 @@ def _describe_problem(
         return f"{location}, field {field}: field is missing", ""
     if problem["type"] == "extra_forbidden":
         *parents, unknown = problem["loc"]
-        hint, listed = _suggest_field(_find_type_at(entry_type, parents), str(unknown))
-        if 0 < len(places := list(_find_fields(entry_type, str(unknown)))) <= MAX_FIELD_PLACES:
+        at_hand = _find_type_at(entry_type, parents)
+        hint, listed = _suggest_field(at_hand, str(unknown))
+        places = list(_find_fields(entry_type, str(unknown)))
+        has_own_hint = any(part in str(unknown) for part in at_hand.misspelling_hints)
+        if 0 < len(places) <= MAX_FIELD_PLACES and not has_own_hint:
             hint = f"; it is {' or '.join(places)}"
         return f"{location}, field {field}: unknown field{hint}", listed
     value = problem["input"]

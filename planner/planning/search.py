@@ -42,6 +42,7 @@ from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
     SAFE_ENOUGH_SIGMAS,
+    generate_restarts,
     tune_to_margin,
     tune_to_tolerance,
 )
@@ -69,6 +70,8 @@ HOPELESS_MARGIN = 2.0
 In ten searches tuning mended none of 138 misses by more than 35%; but a hybrid model that misses its
 TTFT by half with the steps that the closed form likes holds with others, on half the GPUs.
 """
+NEAR_MARGIN = 1.1
+"""So little beyond a limit that arguments are tuned from other places before a count is given up."""
 MAX_PROBES = 150
 """Families and replica counts that are replayed for one option at most; a search that ends so says it."""
 MAX_EQUAL_PRICE_PROBES = 8
@@ -296,7 +299,11 @@ def _search_unified(scenario: Scenario) -> Plan:
         safe = search.find_cheapest(
             SAFE_PROBABILITY, at_most=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
         )
-        if safe and safe[0].placement_key == recommended[0].placement_key:  # with other arguments
+        first = recommended[0]
+        if safe and (
+            safe[0].placement_key == first.placement_key  # with other arguments
+            or (safe[0].price_key <= first.price_key and safe[0].rank_key < first.rank_key)
+        ):
             recommended = [safe[0], *recommended[1:]]
     return _build_plan(search, rejected, recommended, gamble, safe)
 
@@ -348,24 +355,30 @@ class _Search:
 
         It comes first; the next that hold with other GPUs or layouts follow, up to `others`.
         """
+        # (price of the fewest replicas that are open, hope, family, replicas to try)
         heap: list[tuple[bool, float, float, int, int]] = []
-        level: list[tuple[Candidate, int]] = []  # what holds in short replays, at one price
-        skipped: list[tuple[int, int]] = []  # at that price, because others hold
+        level: list[tuple[Candidate, int]] = []  # what holds in short replays
+        skipped: list[tuple[int, int]] = []  # at the price of the cheapest of them, as others hold
         holds: dict[int, int] = {}  # family: replicas that are known to be enough
         chosen: list[Candidate] = []
 
         def push(k: int, replicas: int) -> None:
             family = self.families[k]
-            if replicas <= family.max_replicas and family.price(self.scenario, replicas) <= at_most:
+            least = family.get_min_replicas(self._get_z(family.start, probability))
+            price = family.price(self.scenario, least)
+            if least <= family.max_replicas and price <= at_most:
                 hope = -family.estimate.tolerance_sigmas
-                heappush(heap, (*family.price(self.scenario, replicas), hope, k, replicas))
+                heappush(heap, (*price, hope, k, min(replicas, family.max_replicas)))
 
         for k, family in enumerate(self.families):
             push(k, family.get_min_replicas(self._get_z(family.start, probability)))
         tries, equal = MAX_PROBES, MAX_EQUAL_PRICE_PROBES
         while heap or level:
-            if level and (not heap or heap[0][:2] > _add_rounding(level[0][0].price_key)):
-                for candidate, k in sorted(level, key=lambda each: each[0].rank_key):
+            limit = min((candidate.price_key for candidate, _ in level), default=at_most)
+            if level and (not heap or heap[0][:2] > _add_rounding(limit)):
+                cheapest = [one for one in level if one[0].price_key <= _add_rounding(limit)]
+                level = [one for one in level if one[0].price_key > _add_rounding(limit)]
+                for candidate, k in sorted(cheapest, key=lambda each: each[0].rank_key):
                     if candidate.display_key in {each.display_key for each in chosen}:
                         continue
                     family = self.families[k]
@@ -382,25 +395,31 @@ class _Search:
                 else:
                     for k, replicas in skipped:
                         push(k, replicas)
-                level, skipped, equal = [], [], MAX_EQUAL_PRICE_PROBES
+                skipped, equal = [], MAX_EQUAL_PRICE_PROBES
                 continue
-            *_, k, replicas = heappop(heap)
+            unpriced, price, _, k, replicas = heappop(heap)
             family = self.families[k]
-            if (level and not equal) or not tries:
+            is_equal = bool(level) and _add_rounding((unpriced, price)) >= limit
+            if (is_equal and not equal) or not tries:
                 if not tries and not level:
                     self.is_complete = bool(chosen)
                     break
                 skipped.append((k, replicas))
                 continue
-            tries, equal = tries - 1, equal - bool(level)
+            tries, equal = tries - 1, equal - is_equal
             z = self._get_z(family.start, probability)
+            fewest = family.get_min_replicas(z)
+            while replicas > fewest and family.price(self.scenario, replicas) > _add_rounding(
+                limit
+            ):
+                replicas -= 1  # more are dearer than what holds already
             tuned, margin = self._probe(family, replicas, probability)
             if margin > 1:
                 self._refute(tuned, family, probability, margin)
                 if math.isfinite(margin):
                     more = self._count_more_replicas(tuned, family, z)
                     push(k, min(more, holds.get(k, more)))
-            elif (fewest := family.get_min_replicas(z)) < replicas:
+            elif fewest < replicas:
                 holds[k] = replicas  # more were tried at once than it may take
                 push(k, (fewest + replicas) // 2)
             else:
@@ -422,6 +441,13 @@ class _Search:
                 self.store, deployment, self._get_z(deployment, probability)
             )
             margin = self._get_margin(deployment, probability)
+            if 1 < margin <= NEAR_MARGIN:
+                for other in generate_restarts(self.scenario, start):
+                    again = tune_to_margin(self.store, other, self._get_z(other, probability))
+                    if (found := self._get_margin(again, probability)) < margin:
+                        deployment, margin = again, found
+                    if margin <= 1:
+                        break
             self.tuned[start] = deployment
         return deployment, margin
 

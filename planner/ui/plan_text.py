@@ -320,9 +320,11 @@ def _describe_waiting(plan: Plan) -> str:
     wait, end = performance.ttft["mean"].mid, performance.e2e["mean"].mid
     if not min(wait, performance.queue) > end - wait > 0:
         return ""
+    has_limit = any(target.metric in ("ttft", "e2e") for target in plan.scenario.slo_targets)
     return (
         f"the first token takes {format_seconds(wait)} on average, mostly in a queue, and the"
-        f" rest of an answer {format_seconds(end - wait)}; a target for TTFT would limit it"
+        f" rest of an answer {format_seconds(end - wait)}"
+        f"{'' if has_limit else '; a target for TTFT would limit it'}"
     )
 
 
