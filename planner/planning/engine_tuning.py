@@ -141,14 +141,6 @@ def _keep_startable(deployment: Deployment) -> Iterator[Deployment]:
         yield deployment
 
 
-def generate_restarts(scenario: Scenario, start: Deployment) -> Iterator[Deployment]:
-    """Generate other places to tune `start` from: one argument a step does not reach all of them."""
-    yield start
-    if "max_num_batched_tokens" not in scenario.engine_args:
-        for tokens in BATCHED_TOKENS_VALUES[1::2]:
-            yield from _resize_steps(scenario, start, tokens)
-
-
 def tune_to_margin(
     store: EvaluationStore, deployment: Deployment, z: float, goal: float = 1.0
 ) -> Deployment:

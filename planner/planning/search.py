@@ -42,7 +42,6 @@ from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
     SAFE_ENOUGH_SIGMAS,
-    generate_restarts,
     tune_to_margin,
     tune_to_tolerance,
 )
@@ -70,8 +69,6 @@ HOPELESS_MARGIN = 2.0
 In ten searches tuning mended none of 138 misses by more than 35%; but a hybrid model that misses its
 TTFT by half with the steps that the closed form likes holds with others, on half the GPUs.
 """
-NEAR_MARGIN = 1.1
-"""So little beyond a limit that arguments are tuned from other places before a count is given up."""
 MAX_PROBES = 150
 """Families and replica counts that are replayed for one option at most; a search that ends so says it."""
 MAX_EQUAL_PRICE_PROBES = 8
@@ -441,13 +438,6 @@ class _Search:
                 self.store, deployment, self._get_z(deployment, probability)
             )
             margin = self._get_margin(deployment, probability)
-            if 1 < margin <= NEAR_MARGIN:
-                for other in generate_restarts(self.scenario, start):
-                    again = tune_to_margin(self.store, other, self._get_z(other, probability))
-                    if (found := self._get_margin(again, probability)) < margin:
-                        deployment, margin = again, found
-                    if margin <= 1:
-                        break
             self.tuned[start] = deployment
         return deployment, margin
 
