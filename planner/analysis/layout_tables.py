@@ -299,13 +299,13 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
 def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     """Return the best dozen that fit; the closest first if none is feasible.
 
-    What the closed form ranks before the plan is replayed, as the search does.
+    What the estimate ranks before the plan is simulated, as the search does.
     """
     fit = [candidate for candidate in candidates if candidate.prediction.can_start]
-    if plan.best:
+    if plan.chosen:
         fit = [
             each
-            if each.is_simulated or each.rank_key > plan.best.rank_key
+            if each.is_simulated or each.rank_key > plan.chosen.rank_key
             else state_deployment(plan.scenario, each.deployment, each.preference_key)
             for each in fit
         ]

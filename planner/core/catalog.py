@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
@@ -104,11 +104,7 @@ def _describe_problem(
     if problem["type"] == "extra_forbidden":
         *parents, unknown = problem["loc"]
         at_hand = _find_type_at(entry_type, parents)
-        hint, listed = _suggest_field(at_hand, str(unknown))
-        places = list(_find_fields(entry_type, str(unknown)))
-        has_own_hint = any(part in str(unknown) for part in at_hand.misspelling_hints)
-        if 0 < len(places) <= MAX_FIELD_PLACES and not has_own_hint:
-            hint = f"; it is {' or '.join(places)}"
+        hint, listed = _suggest_field(at_hand, str(unknown), _find_fields(entry_type, str(unknown)))
         return f"{location}, field {field}: unknown field{hint}", listed
     value = problem["input"]
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
@@ -176,13 +172,17 @@ def _find_type_at(entry_type: type[StrictEntry], path: Sequence[object]) -> type
     return entry_type
 
 
-def _suggest_field(entry_type: type[StrictEntry], unknown: str) -> tuple[str, str]:
-    """Suggest the known field that `unknown` may mean, and list all of them."""
+def _suggest_field(
+    entry_type: type[StrictEntry], unknown: str, elsewhere: Iterable[str]
+) -> tuple[str, str]:
+    """Suggest the known field that `unknown` may mean, here or `elsewhere`, and list those here."""
     known = sorted(entry_type.model_fields)
     listed = f"; accepted: {', '.join(known)}"
     for part, text in entry_type.misspelling_hints.items():
         if part in unknown:
             return f"; {text}", listed
+    if 0 < len(places := list(elsewhere)) <= MAX_FIELD_PLACES:
+        return f"; it is {' or '.join(places)}", listed
     close = find_closest(unknown, known, 0.5)
     return f"; did you mean {close}?" if close else "", listed
 

@@ -55,7 +55,9 @@ from planner.ui.plan_words import (
     describe_candidate,
     describe_engine,
     explain_not_allowed,
+    find_cheaper_gamble,
     format_odds,
+    is_same_price,
 )
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
@@ -397,9 +399,7 @@ class _MemoWriter:
             if not first.at_risk else "lowest price with a probability of 50% or more",
             against,
         )  # fmt: skip
-        gamble = self.plan.gamble
-        if gamble and gamble.price_key >= first.price_key:
-            gamble = None
+        gamble = find_cheaper_gamble(self.plan)
         if safe := self.plan.safer:
             yield self._describe_option(
                 f"{next(index)} · safer", safe, base, f"only {_describe_miss(safe)}",
@@ -440,7 +440,7 @@ class _MemoWriter:
 
     def _describe_other_gpu(self, letter: str, candidate: Candidate, base: float | None) -> Option:
         usd, performance = self._price(candidate), candidate.prediction.performance
-        is_dearer = usd and base and usd > base and not _is_same_price(usd, base)
+        is_dearer = usd and base and usd > base and not is_same_price(usd, base)
         arguments = [
             (self._compare_cost(candidate, base), not is_dearer),
             (explain_not_allowed(self.scenario, candidate), False),
@@ -458,7 +458,7 @@ class _MemoWriter:
         usd = self._price(candidate)
         if usd is None or base is None:
             return "another price"
-        if _is_same_price(usd, base):
+        if is_same_price(usd, base):
             return "the same price"
         return f"{format_usd(abs(usd - base))} {self._period} {'more' if usd > base else 'less'}"
 
@@ -690,16 +690,12 @@ def _describe_miss(candidate: Candidate) -> str:
     return f"{format_probability(1 - candidate.probability)} risk that a target is missed"
 
 
-def _is_same_price(usd: float, base: float) -> bool:
-    return abs(usd / base - 1) < 0.005
-
-
 def _format_change(usd: float | None, base: float | None) -> str:
     if not usd or not base:
         return EN_DASH
     return (
         "same"
-        if _is_same_price(usd, base)
+        if is_same_price(usd, base)
         else f"{usd / base - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
     )
 

@@ -64,6 +64,7 @@ from planner.ui.plan_words import (
     describe_found_figure,
     describe_gpu_price,
     explain_not_allowed,
+    find_cheaper_gamble,
     format_odds,
 )
 from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
@@ -123,7 +124,7 @@ def _format_summary(
         "likely": format_odds,
         "hourly": _format_hourly_price(best) if best else "",
         "tokens": best and price_tokens(scenario, best),
-        "is_gamble_cheaper": _is_gamble_cheaper(plan),
+        "cheaper": find_cheaper_gamble(plan),
         "adapters": describe_adapters(scenario, best) if best else "",
         "day": _describe_day(plan),
         "traffic": describe_traffic(plan),
@@ -159,15 +160,6 @@ def _format_summary(
     for part in parts:
         lines += [*([""] if spaced else []), *part]
     return "\n".join(lines)
-
-
-def _is_gamble_cheaper(plan: Plan) -> bool:
-    """Whether the gamble costs less: a job on fewer GPUs may take as much longer."""
-    gamble, chosen = plan.gamble, plan.chosen
-    if gamble is None or chosen is None or gamble.price_key >= chosen.price_key:
-        return False
-    bills = [compute_bill(plan.scenario, each) for each in (gamble, chosen)]
-    return bills[0] is None or bills[1] is None or bills[0] < 0.99 * bills[1]
 
 
 def _format_blocks(values: dict[str, object], style: TerminalStyle) -> tuple[list[str], list[str]]:

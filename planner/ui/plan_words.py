@@ -12,6 +12,7 @@ from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.evaluation import estimate_run_hours
 from planner.planning.framework_choice import load_frameworks
 from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
 
 _NAMES = {
     "bfloat16": "BF16", "float16": "FP16", "float32": "FP32", "fp8_block": "FP8", "fp8_channel": "FP8",
@@ -64,6 +65,20 @@ def explain_not_allowed(scenario: Scenario, candidate: Candidate) -> str:
     if gpu not in most:
         return "not on your list"
     return f"more than the {most[gpu]:,} on your list" if num_gpus > most[gpu] else ""
+
+
+def is_same_price(usd: float, base: float) -> bool:
+    """Whether two prices are the same to half a percent."""
+    return abs(usd / base - 1) < 0.005
+
+
+def find_cheaper_gamble(plan: Plan) -> Candidate | None:
+    """Return the gamble if it costs less than the plan: a job on fewer GPUs may take as much longer."""
+    gamble, chosen = plan.gamble, plan.chosen
+    if gamble is None or chosen is None or gamble.price_key >= chosen.price_key:
+        return None
+    usd, base = (compute_bill(plan.scenario, each) for each in (gamble, chosen))
+    return None if usd and base and is_same_price(usd, base) else gamble
 
 
 def compute_bill(scenario: Scenario, candidate: Candidate) -> float | None:

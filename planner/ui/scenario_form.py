@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ COCKPIT_FILE_HEADER = (
     "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
 )
 """The first line of files that the cockpit may overwrite."""
+DAY_FIELDS = ("day", "office_hours", "office_days")
+"""Fields of a workload that say how its traffic rises and falls."""
 STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
 FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
 KV_CACHE_CHOICES = ("auto", "fp8")
@@ -158,12 +160,10 @@ def apply_control(
         _replace_load(workload, name, {name: value})
     elif name in ("rate", "concurrency", "requests", "within_hours"):
         workload[name] = round(value) if name == "concurrency" else value
-        for volume in VOLUME_FIELDS:  # of which a rate was worked out
-            workload.pop(volume, None)
+        _drop_fields(workload, VOLUME_FIELDS)  # of which a rate was worked out
     elif name == "day":
+        _drop_fields(workload, DAY_FIELDS)
         workload[name] = _parse_hours(value.strip()) or None
-        workload.pop("office_hours", None)
-        workload.pop("office_days", None)
     elif name == "adapters":
         control[name] = {**(control.get(name) or {}), "count": value} if value else None
     elif name in ("rank", "zipf"):
@@ -236,21 +236,17 @@ def _matches_preset(preset: WorkloadPreset, workload: Mapping[str, Any]) -> bool
     )
 
 
+def _drop_fields(workload: ScenarioFields, names: Iterable[str]) -> None:
+    for name in names:
+        workload.pop(name, None)
+
+
 def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]) -> None:
     """Change the kind of load in place, to the values of its controls."""
-    for other in (
-        "rate",
-        "concurrency",
-        "requests",
-        "within_hours",
-        *VOLUME_FIELDS,
-        *(("burstiness",) if kind != "rate" else ()),
-    ):
-        workload.pop(other, None)
+    loads = ("rate", "concurrency", "requests", "within_hours", *VOLUME_FIELDS)
+    _drop_fields(workload, loads if kind == "rate" else (*loads, "burstiness"))
     if kind not in ("rate", "trace"):  # a daily profile needs an open loop
-        workload.pop("day", None)
-        workload.pop("office_hours", None)
-        workload.pop("office_days", None)
+        _drop_fields(workload, DAY_FIELDS)
     if kind == "trace":
         if not values["trace"]:
             raise PlannerError("a trace: name its file, CSV or JSON lines")

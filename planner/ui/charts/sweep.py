@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from planner.ui.charts.base import CATEGORY_COLORS, CHART_WIDTH_PX, encode_color
+from planner.ui.charts.base import CHART_WIDTH_PX, encode_color
 
 MAX_SERIES = 8
 """More combinations of the other fields are no chart to read."""
@@ -15,7 +15,8 @@ def plot_sweep(
     """Plot `metric`, a column of `table`, over its numeric field with the most values.
 
     `fields` are the cells of each varied field. The other fields are the colors; points that are at
-    risk or miss a target are hollow, and no line leads to them. None if no field is a number, or for too many colors.
+    risk or miss a target are hollow, and no line leads to them. None if no field is a number, or for
+    too many colors.
     """
     numeric = [
         name
@@ -40,7 +41,7 @@ def plot_sweep(
     base = alt.Chart(data, width=CHART_WIDTH_PX, height=260).encode(
         x=alt.X("x:Q", title=x, scale=alt.Scale(type="log" if spans > 8 else "linear", nice=False)),
         y=alt.Y("y:Q", title=title.replace("_", " "), scale=alt.Scale(zero=True)),
-        color=encode_color("series:N", dict(zip(names, CATEGORY_COLORS * 2, strict=False))),
+        color=encode_color("series:N", names),
     )
     meeting = base.transform_filter("datum.meets")
     failing = base.transform_filter("!datum.meets").mark_point(size=70, filled=False)
