@@ -271,9 +271,12 @@ def cluster(folder: Path) -> Iterator[str]:
                           "--local-directory", str(folder)], **quiet),
     ]  # fmt: skip
     try:
-        while not Path(place).exists() and all(one.poll() is None for one in started):
+        written_at = Path(place)  # it exists before it is written
+        while not (written_at.exists() and written_at.read_text().rstrip().endswith("}")) and all(
+            one.poll() is None for one in started
+        ):
             time.sleep(0.05)
-        yield str(yaml.safe_load(Path(place).read_text())["address"])
+        yield str(yaml.safe_load(written_at.read_text())["address"])
     finally:
         for one in reversed(started):
             one.terminate()
