@@ -3,15 +3,18 @@
 PYTHON ?= python3
 SCENARIO ?= chat-70b
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+# uv takes seconds where pip takes a minute. It does not read pip's configuration, such as a mirror: pip does what it can't.
+install = { $(UV) $(1) || { echo "uv could not install $(1), pip does" >&2; $(PIP) $(1); }; }
 
 .PHONY: report test lab fit pools lessons dev clean
 
 report: .venv/ready
-	$(BIN)/planner report $(SCENARIO)
+	$(BIN)/headroom report $(SCENARIO)
 
 lab: .venv/ready
-	$(BIN)/planner lab notebooks $(LAB_OPTIONS)
+	$(BIN)/headroom lab notebooks $(LAB_OPTIONS)
 
 test: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
@@ -31,15 +34,18 @@ lessons: .venv/ready-dev
 
 dev: .venv/ready-dev
 
-# The replay's kernels compile for a minute: a first plan does that while the rest is installed.
+# The simulator compiles for half a minute, while the rest is installed.
 .venv/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) jinja2 numba pydantic pyyaml
-	@$(BIN)/python -m planner plan edge-8b-24gb >/dev/null 2>&1 & $(INSTALL) --editable . && wait
+	@$(PIP) uv || echo "uv is not to be had here, pip installs alone" >&2
+	$(call install,--editable .)
+	@$(BIN)/python -m planner.simulator & compiling=$$!; \
+	    $(call install,--editable '.[all]'); installed=$$?; \
+	    wait $$compiling && exit $$installed
 	@touch $@
 
 .venv/ready-dev: .venv/ready
-	$(INSTALL) --editable '.[dev]'
+	$(call install,--editable '.[dev]')
 	@touch $@
 
 clean:

@@ -11,15 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.core import files
 from planner.core.errors import PlannerError
+from planner.core.files import find_private_folder, read_pickle, write_pickle
 from planner.tools import answer_store, batch
-from planner.tools.answer_store import (
-    AnswerStore,
-    compute_answer_key,
-    find_private_folder,
-    read_pickle,
-    write_pickle,
-)
+from planner.tools.answer_store import AnswerStore, compute_answer_key
 from planner.ui.cli import main
 
 COLUMNS = {"status", "gpus"}
@@ -237,7 +233,7 @@ def test_without_a_cache_folder_nothing_is_kept_and_nothing_fails(
     """The user has no home, as in a container, or the folder cannot be created."""
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(answer_store, "user_cache_path", lambda _: Path(place.format(tmp_path)))
+    monkeypatch.setattr(files, "user_cache_path", lambda _: Path(place.format(tmp_path)))
     assert find_private_folder() is None
     predict(tmp_path, ROWS[:1], "--resume")
     assert "you have no private cache folder" in capsys.readouterr().err

@@ -21,7 +21,6 @@ from planner.core.readers import read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text, redact_words
 from planner.engines.deployment import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
-from planner.simulator.interruptible import make_interruptible
 from planner.tools.diagnostics import diagnose, metrics_pages
 from planner.tools.diagnostics.log_comparison import explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
@@ -240,27 +239,6 @@ def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code += "    return real(*a, **k)\nbuiltins.__import__ = load\nrun()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "planner: interrupted\n")
-
-
-def test_a_damaged_cache_of_compiled_code_is_discarded(tmp_path: Path) -> None:
-    """In a process of its own, whose numba keeps its files in a folder that the test damages."""
-    (tmp_path / "kernel.py").write_text(
-        "from numba import njit\nfrom planner.simulator.interruptible import make_interruptible\n"
-        "double = make_interruptible(njit(cache=True)(lambda x: 2 * x))\nprint(double(21))\n"
-    )
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
-                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, tmp_path / "kernel.py"], env=environment, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
-        kept = [path for path in (tmp_path / "cache").rglob("*.nb?")]
-        assert kept
-        for path in kept:
-            path.write_bytes(path.read_bytes()[:40])
-    assert make_interruptible(abs)(-1) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,23 @@
-"""Output files, written completely or not at all, and the date of reports."""
+"""Output files, written completely or not at all; private files; and the date of reports."""
 
 import errno
 import os
+import pickle
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import TypeVar
+
+from platformdirs import user_cache_path
 
 from planner.core.errors import PlannerError
+
+ValueT = TypeVar("ValueT")
 
 
 def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None:
@@ -36,7 +43,7 @@ def replace_atomically(
     parts: dict[Path, Path] = {}
     try:
         yield [_make_temp_path(path, parts) for path in paths]
-        with _lock_folder(
+        with lock_folder(
             Path(
                 os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent])
             )
@@ -71,7 +78,7 @@ def _make_temp_path(path: Path, parts: dict[Path, Path]) -> Path:
 
 
 @contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder against other processes; Windows and some network folders lack these."""
     with ExitStack() as stack:
         if sys.platform != "win32":
@@ -106,3 +113,54 @@ def get_report_date() -> date:
         raise PlannerError(
             f"SOURCE_DATE_EPOCH: expected whole seconds since 1970, got {epoch!r:.40}"
         ) from None
+
+
+def find_private_folder() -> Path | None:
+    """Return the planner's folder in the user's cache, closed to others; None where there is none.
+
+    There is none without a home folder, and where it cannot be created or belongs to another user.
+    """
+    folder = user_cache_path("headroom")
+    if not folder.is_absolute():
+        return None
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not explain_distrust(folder.stat(), may_be_written=True):
+            folder.chmod(0o700)
+            return folder
+    return None
+
+
+def explain_distrust(status: os.stat_result, *, may_be_written: bool = False) -> str:
+    """Return why a file cannot be believed: another user owns it or may write it; else nothing."""
+    if sys.platform == "win32":
+        return ""  # there, permissions are no part of a file's mode
+    if status.st_uid != os.geteuid():
+        return "it belongs to another user"
+    return "other users may write it" if status.st_mode & 0o022 and not may_be_written else ""
+
+
+def write_pickle(path: Path, value: object) -> None:
+    """Pickle `value` into a file that only its owner may read; `PlannerError` if that fails."""
+    with replace_atomically(path) as (part,):
+        path.unlink(missing_ok=True)  # the new file would take over its mode
+        part.touch(0o600)
+        part.write_bytes(pickle.dumps(value))
+
+
+def read_pickle(path: Path, kind: type[ValueT]) -> ValueT:
+    """Return the value of type `kind` that `write_pickle` wrote.
+
+    Loading a pickle can run any code, so raise `PlannerError` for a file that another user owns or
+    may write; and `OSError` if it cannot be read.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if reason := explain_distrust(status):
+            raise PlannerError(f"{path} is not opened: {reason}")
+        if not stat.S_ISREG(status.st_mode):
+            raise PlannerError(f"{path} is not opened: it is no regular file")
+        value = pickle.load(file)
+    if not isinstance(value, kind):
+        raise PlannerError(f"{path} is not opened: it holds no {kind.__name__}")
+    return value

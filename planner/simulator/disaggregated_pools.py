@@ -12,10 +12,8 @@ import heapq
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from planner.simulator.compilation import CAN_CACHE_COMPILED_CODE, njit_allocating
-from planner.simulator.interruptible import make_interruptible
+from planner.simulator.compilation import EntryPoint, njit_allocating
 
 EVENT_ARRIVAL, EVENT_PREFILLED, EVENT_JOIN, EVENT_END = 0, 1, 2, 3
 """Kinds of events, about a request (ARRIVAL, JOIN) or a worker (PREFILLED, END)."""
@@ -119,9 +117,7 @@ def _schedule_next_end(
         heapq.heappush(events, (now + max(gap, 0.0), EVENT_END, worker, version[worker]))
 
 
-@make_interruptible
-@njit(cache=CAN_CACHE_COMPILED_CODE, nogil=True, error_model="numpy")
-def simulate_tandem_pools(
+def _simulate_tandem_pools(
     prefill: PrefillWorkerPool,
     decode: DecodeWorkerPool,
     arrival: np.ndarray,
@@ -210,3 +206,12 @@ def simulate_tandem_pools(
             heapq.heappush(running[touched], (passed[touched] + steps[i], i))
             _schedule_next_end(decode, touched, now, running[touched], passed, version, events)
     return PoolTimeline(sent, prefilled, joined, ended, tokens, busy)
+
+
+def _build_example() -> tuple[object, ...]:
+    one = np.ones(1)
+    pools = PrefillWorkerPool(1, 1, one, one, 1.0), DecodeWorkerPool(1, one, 1.0)
+    return *pools, one, 0, one, one, one, one
+
+
+simulate_tandem_pools = EntryPoint(_simulate_tandem_pools, _build_example)

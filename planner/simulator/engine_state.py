@@ -13,7 +13,7 @@ from planner.simulator.block_pool import (
     create_pool,
     create_tables,
 )
-from planner.simulator.compilation import njit_allocating, njit_force_inline
+from planner.simulator.compilation import njit_allocating, njit_compiled, njit_force_inline
 from planner.simulator.kernel_types import (
     NUM_ITL_BINS,
     NUM_KV_USAGE_BINS,
@@ -215,6 +215,13 @@ def tracks_block_contents(rules: EngineRules, requests: RequestBatch) -> bool:
     return rules.enable_prefix_caching and requests.content.size > 0
 
 
+@njit_compiled
+def _close_rings(rings: np.ndarray) -> None:
+    """Make every node a ring of its own; `rings` is [2, nodes]."""
+    for node in range(rings.shape[1]):
+        rings[0, node] = rings[1, node] = node
+
+
 @njit_allocating
 def create_engine_arrays(
     rules: EngineRules, table: StepCostTable, requests: RequestBatch, engines: int
@@ -223,9 +230,9 @@ def create_engine_arrays(
     num_slots, size = min(rules.max_num_seqs, requests.prompt.size), rules.groups[0, 1]
     depth = 2 if overlaps_steps(rules, table) else table.stages
     exit_rings = np.zeros((engines, 2, num_slots + MAX_FAST_PATH_STEPS), np.int64)
-    exit_rings[:] = np.arange(num_slots + MAX_FAST_PATH_STEPS)
     state: Any = np.zeros(engines, ENGINE_STATE_DTYPE)
     for r in range(engines):
+        _close_rings(exit_rings[r])
         state[r].num_free_slots, state[r].steps_since_receive = num_slots, rules.recv_interval
         state[r].stuck, state[r].last_gap_s, state[r].next_visible = -1, -1.0, np.inf
     return EngineArrays(
@@ -279,8 +286,8 @@ def create_engine_instance(
     per_slot, free_slots = np.full((9, num_slots), -1), np.arange(num_slots)
     running_ring = np.zeros((2, num_slots + 1), np.int64)
     block_rings = np.zeros((2, num_slots + groups[0, 1]), np.int64)
-    running_ring[:] = np.arange(num_slots + 1)
-    block_rings[:] = np.arange(num_slots + groups[0, 1])
+    _close_rings(running_ring)
+    _close_rings(block_rings)
     fast_path = FastPathSums(
         per_slot[7],
         per_slot[8],
@@ -294,7 +301,9 @@ def create_engine_instance(
     arriving.clear()
     waiting[0].clear()
     notes.clear()
-    adapters = requests.adapter.max() + 1 if requests.adapter.size else 0
+    adapters = 0
+    for adapter in requests.adapter:
+        adapters = max(adapters, adapter + 1)
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
     return EngineInstance(

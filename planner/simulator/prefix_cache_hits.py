@@ -7,15 +7,11 @@ module serves the analytical estimate, which needs the hit rate of every candida
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
-from planner.simulator.compilation import CAN_CACHE_COMPILED_CODE
-from planner.simulator.interruptible import make_interruptible
+from planner.simulator.compilation import EntryPoint
 from planner.workload.traces import Trace
 
 
-@make_interruptible
-@njit(cache=CAN_CACHE_COMPILED_CODE, nogil=True, error_model="numpy")
 def _simulate_lru(
     ids: np.ndarray,
     begin: np.ndarray,
@@ -62,6 +58,9 @@ def _simulate_lru(
     return hits
 
 
+simulate_lru = EntryPoint(_simulate_lru, lambda: (*[np.zeros(1, np.int64)] * 5, 1, 1))
+
+
 @lru_cache(maxsize=1024)
 def compute_prefix_hit_rate(trace: Trace, engines: int, kv_tokens: int) -> float:
     """Return the fraction of prompt tokens that `engines` with `kv_tokens` each have cached."""
@@ -70,7 +69,7 @@ def compute_prefix_hit_rate(trace: Trace, engines: int, kv_tokens: int) -> float
     hits = tokens = 0
     for engine in range(min(engines, trace.max_sampled_engines)):
         rows = trace.select_rows(engine, engines)
-        cached = _simulate_lru(ids, begin, prompt, output, rows, size, kv_tokens // size)
+        cached = simulate_lru(ids, begin, prompt, output, rows, size, kv_tokens // size)
         counted = rows[rows >= trace.num_uncounted]
         hits += int(cached[counted].sum())
         tokens += int(prompt[counted].sum())

@@ -5,17 +5,13 @@ it would see in operation.
 """
 
 import heapq
-import zlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from planner.latency import shared_prefix_reads
 from planner.simulator import (
     block_pool,
-    compilation,
     decode_fast_path,
     engine_state,
     scheduler,
@@ -23,8 +19,9 @@ from planner.simulator import (
     waiting_queues,
 )
 from planner.simulator import kernel_types as kinds
+from planner.simulator.borrowed import borrow, borrow_item
 from planner.simulator.compilation import (
-    CAN_CACHE_COMPILED_CODE,
+    EntryPoint,
     njit_allocating,
     njit_compiled,
     njit_inline_always,
@@ -40,7 +37,6 @@ from planner.simulator.engine_state import (
     create_request_records,
     tracks_block_contents,
 )
-from planner.simulator.interruptible import make_interruptible
 from planner.simulator.kernel_types import (
     EngineRules,
     RequestBatch,
@@ -48,6 +44,7 @@ from planner.simulator.kernel_types import (
     SimulationOptions,
     SimulationOutcome,
     StepCostTable,
+    to_compiled_types,
 )
 from planner.simulator.scheduler import (
     advance_engine,
@@ -112,10 +109,10 @@ def _score_replicas(
     now: float,
 ) -> np.ndarray:
     """Return [up] scores of replicas: weighted prefix, queue and free KV cache, as in llm-d."""
-    scores, queued = np.zeros(up), np.zeros(up)
+    scores, queued, fewest, most = np.zeros(up), np.zeros(up), np.inf, 0.0
     for r in range(up):
         queued[r] = arrays.state[r].num_waiting + len(engines[r].arriving)
-    fewest, most = queued.min(), queued.max()
+        fewest, most = min(fewest, queued[r]), max(most, queued[r])
     for r in range(up):
         queue_score = (most - queued[r]) / (most - fewest) if most > fewest else 1.0
         free = arrays.free[r, 0] / (rules.num_blocks - 1)
@@ -343,6 +340,13 @@ def _serve_requests(
         i += 1
 
 
+@njit_compiled
+def _add_counts(total: np.ndarray, counts: np.ndarray) -> None:
+    """Add [n] `counts` to `total`; numba's own addition compiles text for its errors."""
+    for k in range(len(total)):
+        total[k] += counts[k]
+
+
 @njit_inline_always
 def _simulate(
     rules: EngineRules,
@@ -361,20 +365,26 @@ def _simulate(
     records = create_request_records(n, requests.concurrency > 0)
     replica = np.zeros(n if routed else 0, np.int32)
     arrays = create_engine_arrays(rules, table, requests, router.replicas)
-    engines = [create_engine_instance(rules, table, requests, arrays, 0, longest, contents)]
+    shared = borrow(arrays)
+    instances = [create_engine_instance(rules, table, requests, shared, 0, longest, contents)]
     for r in range(1, router.replicas):
-        engines.append(create_engine_instance(rules, table, requests, arrays, r, longest, contents))
+        instances.append(
+            create_engine_instance(rules, table, requests, shared, r, longest, contents)
+        )
+    engines = [borrow_item(instances, 0)]
+    for r in range(1, router.replicas):
+        engines.append(borrow_item(instances, r))
     for r in range(router.replicas):
         arrays.state[r].num_due, arrays.state[r].is_routed = 0 if routed else n, routed
     stuck = _serve_requests(
-        rules, table, requests, router, records, engines, arrays, contents, replica, options
+        rules, table, requests, router, borrow(records), engines, shared, contents, replica, options
     )
-    engine, totals = engines[max(stuck, 0)], engines[0].totals
+    engine, totals = instances[max(stuck, 0)], instances[0].totals
     totals[5] = 0 if routed else engine.pool.free[0]
     for r in range(1, router.replicas):
-        engines[0].itl[:] += engines[r].itl
-        engines[0].usage[:] += engines[r].usage
-        totals += engines[r].totals
+        _add_counts(instances[0].itl, instances[r].itl)
+        _add_counts(instances[0].usage, instances[r].usage)
+        _add_counts(totals, instances[r].totals)
     notes = np.empty((len(engine.notes), 6))
     for row in range(len(engine.notes)):
         notes[row, 0], notes[row, 1], notes[row, 2], notes[row, 3], notes[row, 4], notes[row, 5] = (
@@ -388,51 +398,51 @@ def _simulate(
         records.last_token,
         records.preemptions,
         records.cached,
-        engines[0].itl,
-        engines[0].usage,
+        instances[0].itl,
+        instances[0].usage,
         totals,
         notes,
         replica,
     )
 
 
-SimulationFunction = Callable[
-    [EngineRules, StepCostTable, RequestBatch, RouterConfig, SimulationOptions], SimulationOutcome
-]
+def _simulate_all(
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    router: RouterConfig,
+    options: SimulationOptions,
+) -> SimulationOutcome:
+    """Simulate all requests, with arguments of the types that `to_compiled_types` gives them."""
+    return _simulate(
+        borrow(rules), borrow(table), borrow(requests), borrow(router), borrow(options)
+    )
 
 
-def _compile_entry_point(source_checksum: int) -> SimulationFunction:
-    """Return the one function that is kept on disk.
-
-    Numba finds it by the contents of its own file and by `source_checksum`, of all other kernels.
-    """
-
-    @njit(cache=CAN_CACHE_COMPILED_CODE, nogil=True, error_model="numpy")
-    def simulate(
-        rules: EngineRules,
-        table: StepCostTable,
-        requests: RequestBatch,
-        router: RouterConfig,
-        options: SimulationOptions,
-    ) -> SimulationOutcome:
-        """Simulate all requests."""
-        _ = source_checksum
-        return _simulate(rules, table, requests, router, options)
-
-    return make_interruptible(simulate)
+def _build_example() -> tuple[
+    EngineRules, StepCostTable, RequestBatch, RouterConfig, SimulationOptions
+]:
+    rules = EngineRules(1, 16, 4, 16, False, True, 0, False, False, False, np.array([[0, 16]]))
+    return (
+        to_compiled_types(rules),
+        to_compiled_types(StepCostTable(np.ones(1), np.ones(1))),
+        to_compiled_types(RequestBatch(np.zeros(1), np.ones(1), np.ones(1))),
+        to_compiled_types(RouterConfig()),
+        to_compiled_types(SimulationOptions(True, False, 0.0, False, False)),
+    )
 
 
-_COMPILED_MODULES = (
-    block_pool,
-    compilation,
-    decode_fast_path,
-    engine_state,
-    kinds,
-    scheduler,
-    shared_prefix_reads,
-    step_cost_kernels,
-    waiting_queues,
-)
-run_compiled_simulation = _compile_entry_point(
-    zlib.crc32(b"".join(Path(str(module.__file__)).read_bytes() for module in _COMPILED_MODULES))
+run_compiled_simulation = EntryPoint(
+    _simulate_all,
+    _build_example,
+    (
+        block_pool,
+        decode_fast_path,
+        engine_state,
+        kinds,
+        scheduler,
+        shared_prefix_reads,
+        step_cost_kernels,
+        waiting_queues,
+    ),
 )

@@ -161,19 +161,6 @@ def simulate_requests(
     return SimulationResult(outcome, prompt, output, rules.num_blocks)
 
 
-def compile_simulator() -> None:
-    """Compile the simulator and keep it on disk, if possible, so that other processes find it."""
-    from planner.simulator.compilation import CAN_CACHE_COMPILED_CODE
-
-    if CAN_CACHE_COMPILED_CODE:
-        rules = EngineRules(1, 16, 4, 16, False, True, 0, False, False, False, np.array([[0, 16]]))
-        simulate_requests(
-            rules,
-            StepCostTable(np.ones(1), np.ones(1)),
-            RequestBatch(np.zeros(1), np.ones(1), np.ones(1)),
-        )
-
-
 def count_final_blocks(rules: EngineRules, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
     """Return [n] blocks that each request holds at least when its last token is computed."""
     tokens = np.minimum(prompt.astype(np.int64) + output - 1, rules.max_model_len - 1)

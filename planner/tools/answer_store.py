@@ -9,21 +9,15 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import sqlite3
-import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
-
-from platformdirs import user_cache_path
 
 from planner.core.catalog import compute_build_digest
 from planner.core.errors import PlannerError
-from planner.core.files import ensure_folder, replace_atomically
+from planner.core.files import ensure_folder, explain_distrust, find_private_folder
 
 Answer = dict[str, str | int | float | bool | None]
 """The cells of one output row by column; `status` is always among them."""
@@ -32,7 +26,6 @@ ANSWER_STATUSES = ("ok", "does_not_fit", "nothing_meets")
 NOTHING_KEPT = "everything is computed, nothing kept"
 MAX_KEPT_PLANS = 50
 """Pickled plans in the cache; the least recently used are removed."""
-ValueT = TypeVar("ValueT")
 
 
 def compute_answer_key(kind: str, question: object, folder: Path) -> str:
@@ -89,31 +82,6 @@ def hash_file(path: str | Path) -> str:
 def _hash_version(path: str, _mtime_ns: int, _size: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def find_private_folder() -> Path | None:
-    """Return the planner's folder in the user's cache, closed to others; None where there is none.
-
-    There is none without a home folder, and where it cannot be created or belongs to another user.
-    """
-    folder = user_cache_path("headroom")
-    if not folder.is_absolute():
-        return None
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not explain_distrust(folder.stat(), may_be_written=True):
-            folder.chmod(0o700)
-            return folder
-    return None
-
-
-def explain_distrust(status: os.stat_result, *, may_be_written: bool = False) -> str:
-    """Return why a file cannot be believed: another user owns it or may write it; else nothing."""
-    if sys.platform == "win32":
-        return ""  # there, permissions are no part of a file's mode
-    if status.st_uid != os.geteuid():
-        return "it belongs to another user"
-    return "other users may write it" if status.st_mode & 0o022 and not may_be_written else ""
 
 
 class AnswerStore:
@@ -220,32 +188,6 @@ def _parse_answer(text: str, columns: Set[str]) -> Answer | None:
         )
     )
     return answer if is_valid else None
-
-
-def write_pickle(path: Path, value: object) -> None:
-    """Pickle `value` into a file that only its owner may read; `PlannerError` if that fails."""
-    with replace_atomically(path) as (part,):
-        path.unlink(missing_ok=True)  # the new file would take over its mode
-        part.touch(0o600)
-        part.write_bytes(pickle.dumps(value))
-
-
-def read_pickle(path: Path, kind: type[ValueT]) -> ValueT:
-    """Return the value of type `kind` that `write_pickle` wrote.
-
-    Loading a pickle can run any code, so raise `PlannerError` for a file that another user owns or
-    may write; and `OSError` if it cannot be read.
-    """
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        if reason := explain_distrust(status):
-            raise PlannerError(f"{path} is not opened: {reason}")
-        if not stat.S_ISREG(status.st_mode):
-            raise PlannerError(f"{path} is not opened: it is no regular file")
-        value = pickle.load(file)
-    if not isinstance(value, kind):
-        raise PlannerError(f"{path} is not opened: it holds no {kind.__name__}")
-    return value
 
 
 def prune_pickles(folder: Path) -> None:

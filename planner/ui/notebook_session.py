@@ -14,19 +14,17 @@ from typing import Any, TypeVar
 import yaml
 
 from planner.core.errors import PlannerError
-from planner.core.files import replace_atomically
+from planner.core.files import (
+    find_private_folder,
+    read_pickle,
+    replace_atomically,
+    write_pickle,
+)
 from planner.core.readers import read_yaml
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
-from planner.tools.answer_store import (
-    compute_answer_key,
-    find_private_folder,
-    hash_file,
-    prune_pickles,
-    read_pickle,
-    write_pickle,
-)
+from planner.tools.answer_store import compute_answer_key, hash_file, prune_pickles
 from planner.tools.fleet.allocation import FleetPlan
 from planner.tools.fleet.fleet_file import plan_fleet
 

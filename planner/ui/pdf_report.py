@@ -24,13 +24,13 @@ from planner.core.files import (
     ensure_folder,
     get_report_date,
     replace_atomically,
+    write_pickle,
 )
 from planner.core.text import escape_to_one_line
 from planner.hardware.prices import look_up_gpu_price
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import find_scenario_file, load_scenario
 from planner.planning.search import Plan, search_deployments
-from planner.tools.answer_store import write_pickle
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo

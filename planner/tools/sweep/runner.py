@@ -33,7 +33,6 @@ from planner.planning.evaluation import evaluate_candidate, simulate_candidate
 from planner.planning.scenario import CandidateGpu, Scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
 from planner.planning.table_rows import OUTPUT_COLUMNS, build_output_row
-from planner.simulator.simulation import compile_simulator
 from planner.tools.answer_store import (
     Answer,
     AnswerStore,
@@ -210,7 +209,9 @@ def run_sweep(
     progress(num_stored, len(points), num_stored)
     if missing:
         if sweep.replay and not scheduler:
-            compile_simulator()  # once, before the workers start: they load it from disk
+            from planner.simulator.router import run_compiled_simulation
+
+            run_compiled_simulation.prepare()  # once, before the workers start: they load its code
         for chunk in _compute_answers(sweep, missing, scheduler, workers):
             store.add(chunk)
             answers |= chunk

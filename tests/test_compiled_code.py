@@ -1,0 +1,107 @@
+"""Compiled code is kept by what it was compiled from, and found from every place of the sources."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+KERNEL = """
+import sys
+from numba.core.event import Listener, register
+from planner.simulator.compilation import EntryPoint, njit_compiled
+
+@njit_compiled
+def double(x):
+    return 2 * x
+
+def quadruple(x):
+    return double(double(x))
+
+class Counter(Listener):
+    compiled = 0
+    def on_start(self, event): Counter.compiled += 1
+    def on_end(self, event): pass
+
+register("numba:compile", Counter())
+entry_point = EntryPoint(quadruple, lambda: (1,))
+
+def show():
+    print(entry_point(21), entry_point(1.5) if "float" in sys.argv else "", Counter.compiled)
+"""
+
+
+def _start(folder: Path, cache: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a process that calls the kernel in `folder`, with its code in `cache`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "kernel.py").write_text(KERNEL)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", "import kernel; kernel.show()", *arguments], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def _run(folder: Path, cache: Path, *arguments: str) -> list[str]:
+    process = _start(folder, cache, *arguments)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output.split()
+
+
+def test_code_is_compiled_once_and_found_from_every_place(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert _run(tmp_path / "one", cache) == ["84", "2"]
+    assert _run(tmp_path / "one", cache) == ["84", "0"]
+    assert _run(tmp_path / "other", cache) == ["84", "0"]
+    shutil.rmtree(cache)
+    assert _run(tmp_path / "one", cache) == ["84", "2"]
+
+
+def test_other_types_have_their_own_code(tmp_path: Path) -> None:
+    assert _run(tmp_path / "one", tmp_path / "cache", "float") == ["84", "6.0", "4"]
+    assert _run(tmp_path / "one", tmp_path / "cache", "float") == ["84", "6.0", "0"]
+
+
+@pytest.mark.parametrize("damage", [lambda code: code[:40], lambda code: b"", lambda code: b"x"])
+def test_damaged_code_is_compiled_again(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    cache = tmp_path / "cache"
+    _run(tmp_path / "one", cache)
+    for path in cache.rglob("*.bin"):
+        path.write_bytes(damage(path.read_bytes()))
+    assert _run(tmp_path / "one", cache) == ["84", "2"]
+    assert _run(tmp_path / "one", cache) == ["84", "0"]
+
+
+def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
+    processes = [_start(tmp_path / "one", tmp_path / "cache") for _ in range(3)]
+    outputs = sorted(process.communicate(timeout=120)[0] for process in processes)
+    assert outputs == ["84  0\n", "84  0\n", "84  2\n"]
+
+
+def test_without_a_cache_every_process_compiles(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert _run(tmp_path / "one", tmp_path / "file") == ["84", "2"]
+
+
+def test_the_answer_of_a_planner_compiles_nothing_that_was_compiled_ahead(tmp_path: Path) -> None:
+    """numba's own events, in the process that answers."""
+    code = (
+        "import sys\nfrom numba.core.event import Listener, register\n"
+        "class Shown(Listener):\n"
+        "    def on_start(self, event): sys.exit(f'compiles {event.data}')\n"
+        "    def on_end(self, event): pass\n"
+        "subprocess_done = __import__('subprocess').run([sys.executable, '-m', 'planner.simulator'])\n"
+        "assert subprocess_done.returncode == 0\n"
+        "register('numba:compile', Shown())\n"
+        "from planner.ui.cli import main\nsys.exit(main(['plan', 'edge-8b-24gb']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
+    assert "edge-8b-24gb" in done.stdout
