@@ -221,16 +221,16 @@ def run_planner(*words: str, **options: object) -> "subprocess.CompletedProcess[
 def test_a_full_stdout_is_told(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = run_planner("gpus", "H100", stdout=full)
-    assert (done.returncode, done.stderr) == (70, "planner: No space left on device\n")
+    assert (done.returncode, done.stderr) == (70, "headroom: No space left on device\n")
     done = run_planner("gpus", "H100", preexec_fn=lambda: os.close(1))
-    assert done.returncode == 70 and done.stderr.startswith("planner: stdout is closed")
+    assert done.returncode == 70 and done.stderr.startswith("headroom: stdout is closed")
 
 
 def test_any_encoding_and_date_variable_is_taken_or_refused() -> None:
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     assert run_planner("gpus", "H100", env=ascii_only, stdout=subprocess.DEVNULL).returncode == 0
     done = run_planner("gpus", env={**os.environ, "SOURCE_DATE_EPOCH": "x"})
-    assert done.returncode == 2 and done.stderr.startswith("planner: SOURCE_DATE_EPOCH")
+    assert done.returncode == 2 and done.stderr.startswith("headroom: SOURCE_DATE_EPOCH")
 
 
 def test_ctrl_c_while_modules_load_is_one_line() -> None:
@@ -239,7 +239,7 @@ def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code += "def load(*a, **k):\n    if a[0] == 'planner.ui.cli': raise KeyboardInterrupt\n"
     code += "    return real(*a, **k)\nbuiltins.__import__ = load\nrun()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "planner: interrupted\n")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "headroom: interrupted\n")
 
 
 def test_a_damaged_cache_of_compiled_code_is_discarded(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`planner check-guide`: what public guides state wrongly is found, what is right raises no alarm."""
+"""`headroom check-guide`: what public guides state wrongly is found, what is right raises no alarm."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`planner lint`: real commands of guides get their answers, right ones no false alarm, and hostile ones no harm."""
+"""`headroom lint`: real commands of guides get their answers, right ones no false alarm, and hostile ones no harm."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What `planner lint` reads of files, and that it says what it does not read."""
+"""What `headroom lint` reads of files, and that it says what it does not read."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`planner mcp` answers the SDK's own client over stdio with what the commands answer."""
+"""`headroom mcp` answers the SDK's own client over stdio with what the commands answer."""
 
 import json
 import os

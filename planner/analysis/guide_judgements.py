@@ -88,7 +88,7 @@ def find_guide_model(name: str) -> str:
     for candidate in (bare, f"Meta-{bare}", f"{bare}-hf", f"{bare}-Instruct", f"{bare}-v0.3"):
         if candidate in known or (resolve_repository(candidate) in known):
             return resolve_repository(candidate)
-    raise PlannerError(f"{name}: no model of the catalog; `planner models` lists them")
+    raise PlannerError(f"{name}: no model of the catalog; `headroom models` lists them")
 
 
 def _deploy(

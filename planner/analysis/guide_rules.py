@@ -1,6 +1,6 @@
 """Rules of circulating guides (`catalogs/guide_rules.yaml`): recognize them in prose, and judge them.
 
-The lesson and `planner check-guide` read the same entries, so that they never differ.
+The lesson and `headroom check-guide` read the same entries, so that they never differ.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Predict a CSV of deployments row by row, for `planner predict`."""
+"""Predict a CSV of deployments row by row, for `headroom predict`."""
 
 import csv
 import math

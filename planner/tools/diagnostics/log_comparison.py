@@ -291,7 +291,7 @@ class LogExplanation:
                 lines += [f"{'  ' * bool(n)}{line}" for n, line in enumerate(remedies.describe())]
             if lines:
                 lines.append(
-                    "Next: planner lint of its command, with --gpu, proposes one that starts."
+                    "Next: headroom lint of its command, with --gpu, proposes one that starts."
                 )
             return "\n".join(lines)
         as_logged = plan_memory(
@@ -311,7 +311,7 @@ class LogExplanation:
             f" cache, max_num_seqs lets {args.max_num_seqs:,} run;"
             f" {'better:' if changes else 'no other argument serves them better.'}"
         )
-        return "\n".join([text, *changes, "Next: planner diagnose, on its /metrics under load."])
+        return "\n".join([text, *changes, "Next: headroom diagnose, on its /metrics under load."])
 
 
 def infer_deployment(

@@ -1,4 +1,4 @@
-"""Answer thousands of what-ifs of one scenario, for `planner sweep`.
+"""Answer thousands of what-ifs of one scenario, for `headroom sweep`.
 
 Every point is the scenario with some fields set. Answers that the store has are not computed again.
 """

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def add_lab(commands: "Subparsers") -> None:
-    """Declare `planner lab`."""
+    """Declare `headroom lab`."""
     parser = commands.add_parser(
         "lab",
         help="open the cockpit and the notebooks in JupyterLab",
@@ -26,7 +26,7 @@ def add_lab(commands: "Subparsers") -> None:
 
 
 def run_lab(options: argparse.Namespace) -> None:
-    """Open JupyterLab, which gets the options that `planner` does not know."""
+    """Open JupyterLab, which gets the options that this command does not know."""
     from planner.ui.lab_server import DEFAULT_FOLDER, open_lab
 
     words = [

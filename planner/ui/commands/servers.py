@@ -27,7 +27,7 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "plan",
         metavar="PLAN",
-        help="folder that `planner plan --out` wrote, its plan.json, or a scenario",
+        help="folder that `headroom plan --out` wrote, its plan.json, or a scenario",
     )
 
 
@@ -43,7 +43,7 @@ def parse_fraction(text: str) -> float:
 
 
 def add_rehearse(commands: "Subparsers") -> None:
-    """Declare `planner rehearse`."""
+    """Declare `headroom rehearse`."""
     parser = commands.add_parser(
         "rehearse",
         help="imitate a planned replica without a GPU: OpenAI API and /metrics",
@@ -116,7 +116,7 @@ def run_rehearse(options: argparse.Namespace) -> None:
 
 
 def add_verify(commands: "Subparsers") -> None:
-    """Declare `planner verify`."""
+    """Declare `headroom verify`."""
     parser = commands.add_parser(
         "verify",
         help="compare a launched server's measurements with its plan: PASS or FAIL",
@@ -150,7 +150,7 @@ def add_verify(commands: "Subparsers") -> None:
 
 
 VERDICT_CODES = {"PASS": 0, "FAIL": 1, "NOT MEASURED": 3}
-"""Exit codes of `planner verify`."""
+"""Exit codes of `headroom verify`."""
 
 
 @announce_compilation
@@ -188,7 +188,7 @@ def typeset_markdown(text: str) -> bytes:
 
 
 def add_upgrade(commands: "Subparsers") -> None:
-    """Declare `planner upgrade`."""
+    """Declare `headroom upgrade`."""
     parser = commands.add_parser(
         "upgrade",
         help="show what another engine version changes: memory, capacity, cost and options",
@@ -219,7 +219,7 @@ def print_line(line: str) -> None:
 
 
 def add_mcp(commands: "Subparsers") -> None:
-    """Declare `planner mcp`."""
+    """Declare `headroom mcp`."""
     parser = commands.add_parser(
         "mcp",
         help="answer agents over the Model Context Protocol, on stdin and stdout",
@@ -239,8 +239,8 @@ def run_mcp(_options: argparse.Namespace) -> None:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
         raise PlannerError(
-            "planner mcp needs the package mcp: pip install 'headroom-planner[mcp]'"
+            "headroom mcp needs the package mcp: pip install 'headroom-planner[mcp]'"
         ) from None
     if sys.stdin is None or sys.stdout is None:
-        raise PlannerError("planner mcp needs stdin and stdout, over which the client speaks")
+        raise PlannerError("headroom mcp needs stdin and stdout, over which the client speaks")
     build_server().run("stdio")

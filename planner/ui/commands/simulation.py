@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_replay(commands: "Subparsers") -> None:
-    """Declare `planner replay`."""
+    """Declare `headroom replay`."""
     parser = commands.add_parser(
         "replay", help="simulate requests with vLLM's scheduler and print their latencies"
     )
@@ -93,7 +93,7 @@ def run_replay(options: argparse.Namespace) -> None:
 
 
 def add_calibrate(commands: "Subparsers") -> None:
-    """Declare `planner calibrate`."""
+    """Declare `headroom calibrate`."""
     parser = commands.add_parser(
         "calibrate", help="fit step costs to your own benchmarks, for narrower intervals"
     )
@@ -103,7 +103,7 @@ def add_calibrate(commands: "Subparsers") -> None:
         type=Path,
         metavar="RESULTS",
         help="benchmark results: JSON of `vllm bench serve --save-result --save-detailed`, SGLang's "
-        "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `planner "
+        "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `headroom "
         "predict` with measured_ttft_ms and measured_tpot_ms",
     )
     parser.add_argument(

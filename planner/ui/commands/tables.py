@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_predict(commands: "Subparsers") -> None:
-    """Declare `planner predict`."""
+    """Declare `headroom predict`."""
     parser = commands.add_parser(
         "predict",
         help="predict memory, latencies and cost of deployments, one per CSV row",
@@ -39,7 +39,7 @@ def add_predict(commands: "Subparsers") -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="your own step costs, as `planner calibrate --out` writes them",
+        help="your own step costs, as `headroom calibrate --out` writes them",
     )
     parser.add_argument(
         "--resume", action="store_true", help="reuse the answers of an interrupted run"
@@ -66,7 +66,7 @@ def run_predict(options: argparse.Namespace) -> int:
 
 
 def add_sweep(commands: "Subparsers") -> None:
-    """Declare `planner sweep`."""
+    """Declare `headroom sweep`."""
     parser = commands.add_parser(
         "sweep",
         help="plan or predict a scenario at thousands of points, on all cores or on Dask",
@@ -76,7 +76,7 @@ def add_sweep(commands: "Subparsers") -> None:
         type=Path,
         metavar="SWEEP.yaml",
         help="sweep file with a scenario and a grid or sample of its fields; "
-        "`planner init --kind sweep` writes one",
+        "`headroom init --kind sweep` writes one",
     )
     parser.add_argument(
         "--out",
