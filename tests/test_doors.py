@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from planner.core import http
 from planner.core.errors import PlannerError
 from planner.core.readers import read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text, redact_words
 from planner.engines.deployment import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
 from planner.simulator.interruptible import make_interruptible
-from planner.tools.diagnostics import diagnose, metrics_pages
+from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.lint.report import lint
@@ -130,7 +131,7 @@ def test_a_broken_answer_is_refused_in_a_line(payload: bytes, told: str) -> None
 
 
 def test_a_drip_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_pages, "FETCH_DEADLINE_S", 0.5)
+    monkeypatch.setattr(http, "FETCH_DEADLINE_S", 0.5)
     with pytest.raises(PlannerError, match=r"no whole answer within 0\.5 s"):
         read_metrics_page(serve_bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", 0.05))
 

@@ -11,7 +11,7 @@ from planner.tools.lint.report import LintReport, lint
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
 
 
 def to_fix(report: LintReport) -> dict[str, str]:
