@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from planner import __version__
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, require_extra
 from planner.core.files import get_report_date
 from planner.core.text import get_program_name
 from planner.ui.commands import catalogs, diagnostics, lab, plans, servers, simulation, tables
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # a search makes many small objects and few cycles; the default costs a tenth of its time
         gc.set_threshold(200_000, 20, 50)
         get_report_date()  # libraries read its variable too, and end with a traceback
-        code = int(options.run(options) or 0)
+        with require_extra(options.extra, options.command):
+            code = int(options.run(options) or 0)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -119,8 +120,8 @@ def build_parser() -> argparse.ArgumentParser:
         " --help` lists the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"{name} {__version__}")
-    parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False, extra="")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for add_command in COMMANDS:
         add_command(commands)
     return parser

@@ -22,7 +22,7 @@ def add_lab(commands: "Subparsers") -> None:
         "headroom-notebooks). Further options go to JupyterLab and take an equals sign: "
         "--no-browser --port=8899",
     )
-    parser.set_defaults(run=run_lab, takes_rest=lambda _: True)
+    parser.set_defaults(run=run_lab, takes_rest=lambda _: True, extra="lab")
 
 
 def run_lab(options: argparse.Namespace) -> None:

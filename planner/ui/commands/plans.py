@@ -147,7 +147,7 @@ def add_report(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
     )
-    parser.set_defaults(run=run_report)
+    parser.set_defaults(run=run_report, extra="report")
 
 
 @announce_compilation
@@ -185,7 +185,7 @@ def add_fleet(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/FLEET)"
     )
-    parser.set_defaults(run=run_fleet)
+    parser.set_defaults(run=run_fleet, extra="report")
 
 
 @announce_compilation
