@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
-from planner.core.files import check_not_overwriting, get_report_date, replace_atomically
+from planner.core.files import (
+    check_not_overwriting,
+    get_report_date,
+    replace_atomically,
+    write_csv,
+)
 from planner.core.number_format import format_number
 from planner.ui.commands.options import announce_compilation
 
@@ -73,7 +78,7 @@ def run_replay(options: argparse.Namespace) -> None:
     from planner.planning.evaluation import get_candidate_workload
     from planner.planning.scenario import load_scenario
     from planner.planning.search import get_reference_deployment, search_deployments
-    from planner.planning.simulation_runs import run_simulation
+    from planner.planning.simulation_runs import list_requests, run_simulation
 
     scenario = load_scenario(options.scenario)
     check_not_overwriting(scenario.files, written)
@@ -89,7 +94,7 @@ def run_replay(options: argparse.Namespace) -> None:
         )
     if options.requests is not None:
         with replace_atomically(options.requests) as (part,):
-            result.to_frame().to_csv(part, index=False)
+            write_csv(part, list_requests(result))
 
 
 def add_calibrate(commands: "Subparsers") -> None:
