@@ -1,4 +1,4 @@
-"""`python -m planner` is the command `planner`."""
+"""`python -m planner` is the command `headroom`."""
 
 import os
 
@@ -10,7 +10,9 @@ def run() -> int:
 
         return main()
     except KeyboardInterrupt:
-        os.write(2, b"planner: interrupted\n")
+        from planner.core.text import get_program_name
+
+        os.write(2, f"{get_program_name()}: interrupted\n".encode())
         os._exit(130)
 
 

@@ -378,7 +378,7 @@ def command(rng: random.Random, folder: Path) -> Any:
         for name, text in before.items():
             assert (folder / name).read_bytes() == text, f"{line} changed {name}"
     if status == 2:
-        raise PlannerError(said.getvalue().removeprefix("planner: ").rstrip("\n"))
+        raise PlannerError(said.getvalue().removeprefix("headroom: ").rstrip("\n"))
     assert status in DOCUMENTED_EXITS, f"{line} ended with {status}: {said.getvalue()!r:.300}"
     told.seek(0)
     return told.read()

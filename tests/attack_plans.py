@@ -321,7 +321,7 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
         found.append(
-            f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}"
+            f"headroom predict says {answer['status']} of the plan's own row: {answer.get('error')}"
         )
     other = (
         asked.prices != PriceSelection()
@@ -330,7 +330,7 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     unpriced = {
         name: value for name, value in told.items() if not (other and name.startswith("usd"))
     }
-    return found + _unlike("planner predict", unpriced, answer) + _texts(asked, plan.chosen, told)
+    return found + _unlike("headroom predict", unpriced, answer) + _texts(asked, plan.chosen, told)
 
 
 CONFIG = "trtllm.yaml"
@@ -370,7 +370,7 @@ def _texts(asked: Scenario, chosen: Candidate, told: Mapping[str, float]) -> lis
 
 
 def check_plan_json(plan: Plan, path: Path) -> list[str]:
-    """`planner plan FILE --json` says what the plan says, where the command exists already."""
+    """`headroom plan FILE --json` says what the plan says, where the command exists already."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -379,7 +379,7 @@ def check_plan_json(plan: Plan, path: Path) -> list[str]:
             return (
                 []
                 if "invalid choice" in err.getvalue()
-                else [f"planner plan: {err.getvalue().strip()}"]
+                else [f"headroom plan: {err.getvalue().strip()}"]
             )
     answer = json.loads(out.getvalue())
     wanted = (

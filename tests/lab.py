@@ -37,7 +37,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def jupyterlab(folder: Path) -> Iterator[str]:
-    """A server over `folder` as `planner lab` starts it, with settings of its own; its address."""
+    """A server over `folder` as `headroom lab` starts it, with settings of its own; its address."""
     with serving([sys.executable, "-m", "planner", "lab", str(folder)], ROOT) as address:
         yield address
 

@@ -123,7 +123,7 @@ def planned(deployment: Deployment) -> dict[str, Any]:
 
 
 def arrived(launch: LaunchSpec) -> dict[str, Any]:
-    """What `planner lint` reads in the command, over the engine's own defaults of what is left out."""
+    """What `headroom lint` reads in the command, over the engine's own defaults of what is left out."""
     deployment = launch.deployment
     engine = deployment.engine
     parsed = get_cli_options(engine.name, engine.version).parse(

@@ -22,6 +22,7 @@ from planner.analysis import layout_tables as layout_study
 from planner.analysis import plan_risks as risks
 from planner.analysis import plan_summary as summary
 from planner.analysis import tail_latency
+from planner.analysis.latency_rows import build_tail_row
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability
 from planner.core.units import GIB
@@ -240,7 +241,7 @@ def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
         found.num_requests == performance.num_simulated_requests
         and found.preemptions == performance.preemptions
     )
-    assert same(tail_latency.build_tail_row(found)["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
+    assert same(build_tail_row(found)["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
 
 
 def test_plan_json_says_what_the_plan_says(

@@ -47,7 +47,7 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def predict(
     folder: Path, rows: Sequence[Sequence[str]], *options: str, header: Sequence[str] = HEADER
 ) -> list[dict[str, str]]:
-    """Run `planner predict` on rows and return those of its output."""
+    """Run `headroom predict` on rows and return those of its output."""
     source, out = folder / "rows.csv", folder / "out.csv"
     with source.open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])

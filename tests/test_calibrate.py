@@ -245,7 +245,7 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
         ("llama",),
         (DEPLOYMENT.engine.version,),
     )
-    assert entry.source == "planner calibrate on closed.json" and entry.date == "2026-11-21"
+    assert entry.source == "headroom calibrate on closed.json" and entry.date == "2026-11-21"
 
 
 def test_a_release_with_an_entry_of_its_own_is_replaced_by_the_owners():

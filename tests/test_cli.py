@@ -71,7 +71,7 @@ def test_a_wrong_scenario_ends_with_one_sentence(wrong, says, tmp_path, capsys, 
 )
 def test_wrong_arguments_end_with_one_sentence(arguments, capsys):
     assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith("planner: ")
+    assert capsys.readouterr().err.startswith("headroom: ")
 
 
 def test_a_log_is_explained_and_gives_a_fragment_to_paste(capsys):
@@ -147,7 +147,7 @@ def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(
     assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
     assert "scenario.yaml exists" in capsys.readouterr().err
     assert main(["init", "$(id) my.yaml"]) == 0
-    assert capsys.readouterr().out.endswith("next: planner check '$(id) my.yaml'\n"), (
+    assert capsys.readouterr().out.endswith("next: headroom check '$(id) my.yaml'\n"), (
         "a line to be pasted"
     )
 
@@ -159,7 +159,7 @@ def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, m
         == main(["init", "fleet.yaml", "--kind", "fleet"])
         == 0
     )
-    assert "planner fleet fleet.yaml" in capsys.readouterr().out
+    assert "headroom fleet fleet.yaml" in capsys.readouterr().out
     text = Path("sweep.yaml").read_text()
     assert len(load_sweep_spec(Path("sweep.yaml")).points) == 14
     grid, sample = text.split("grid:")[0], re.sub(r"(?m)^# ", "", text[text.index("# sample:") :])
@@ -263,7 +263,7 @@ def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(ca
     assert main(["models", "qwn3"]) == main(["models", "foo"]) == 2
     near, far = capsys.readouterr().err.splitlines()
     assert "did you mean Qwen3, " in near
-    assert far == "planner: unknown model 'foo'; nothing like it is known"
+    assert far == "headroom: unknown model 'foo'; nothing like it is known"
 
 
 def test_a_day_is_said_to_take_a_while_on_a_terminal(capsys, monkeypatch):
@@ -278,7 +278,7 @@ def test_a_day_is_said_to_take_a_while_on_a_terminal(capsys, monkeypatch):
         == 2
     )
     shown = capsys.readouterr().err.replace(CLEAR_LINE, "").splitlines()
-    assert shown[1:] == ["planner: stopped"] * 2
+    assert shown[1:] == ["headroom: stopped"] * 2
 
 
 def test_the_bare_command_prints_its_help(capsys):

@@ -365,26 +365,25 @@ def test_an_answer_is_kept_for_the_same_question_alone(folder, monkeypatch):
 def test_costs_of_other_loads_agree_with_the_search():
     asked = load_scenario("chat-70b")
     plan = search_analytically(asked)
-    data = sweep_cost_over_load(plan)
-    load, usd = data.columns[:2]
-    assert data[usd].is_monotonic_increasing
+    unit, rows = sweep_cost_over_load(plan)
+    costs = [usd for _, usd, _ in rows]
+    assert unit == "USD per hour" and costs == sorted(costs)
     for factor in (0.5, 1.0, 2.0):
         rate = asked.workload.rate * factor
         wanted = search_analytically(
             replace(asked, workload=asked.workload.with_rate(rate))
         ).chosen.usd_per_hour
-        near = data.iloc[(data[load] - rate).abs().argmin()]
-        assert near[usd] == pytest.approx(wanted, rel=0.01), factor
+        _, near, _ = min(rows, key=lambda row: abs(row[0] - rate))
+        assert near == pytest.approx(wanted, rel=0.01), factor
 
 
 def test_a_step_of_the_cost_has_its_name_where_no_line_crosses_it():
     """Ending with its step, above it: costs only rise, so that left of there all lines are lower, the plan's too."""
-    data = sweep_cost_over_load(search_analytically(load_scenario("chat-70b")))
-    load, usd, what = data.columns
-    _, names, *_ = charts_cockpit.plot_cost_over_load(data, 5.53, 15.78, 480)["layer"]
+    unit, rows = sweep_cost_over_load(search_analytically(load_scenario("chat-70b")))
+    _, names, *_ = charts_cockpit.plot_cost_over_load(unit, rows, 5.53, 15.78, 480)["layer"]
     for name in names["data"]["values"]:
-        step = data[data[what] == name["what"]]
-        assert name["x"] == step[load].max() and name["cost"] == step[usd].max()
+        loads, costs, _ = zip(*(row for row in rows if row[2] == name["what"]), strict=True)
+        assert name["x"] == max(loads) and name["cost"] == max(costs)
     assert names["mark"]["align"] == "right"
 
 

@@ -41,9 +41,9 @@ def house(folder: Path, recipe: str) -> dict[str, Path]:
 
 
 def run(folder: Path, command: list[str]) -> str:
-    """What a `planner` command says in that copy."""
+    """What a `headroom` command says in that copy."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
-    call = [sys.executable, "-m", *command]
+    call = [sys.executable, "-m", "planner", *command[1:]]
     done = subprocess.run(
         call, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -70,7 +70,7 @@ def test_the_commands_of_a_recipe_show_its_entry(
     looks = [
         c
         for c in COMMANDS
-        if c[:2] in (["planner", "gpus"], ["planner", "models"], ["planner", "check"])
+        if c[:2] in (["headroom", "gpus"], ["headroom", "models"], ["headroom", "check"])
     ]
     before = [c for c in looks if shlex.join(c) in RECIPES[recipe]]
     house(tmp_path, recipe)
@@ -88,16 +88,16 @@ def test_the_commands_of_a_recipe_show_its_entry(
             GPU,
             "gpus.yaml",
             "  tflops: {fp32: 91.6, fp16: 362, bf16: 362, fp8: 733}\n",
-            "planner gpus TEST-GPU",
+            "headroom gpus TEST-GPU",
         ),
-        (MODEL, "models.yaml", "hidden_size: 4096, ", "planner models acme"),
+        (MODEL, "models.yaml", "hidden_size: 4096, ", "headroom models acme"),
         (
             VERSION,
             "engines.yaml",
             '    upto: "0.99.0"\n',
-            "planner check chat-70b --set engine_version=0.99.0",
+            "headroom check chat-70b --set engine_version=0.99.0",
         ),
-        (VERSION, "engines.yaml", '  source: "vLLM 0.99.0 ', "planner check chat-70b"),
+        (VERSION, "engines.yaml", '  source: "vLLM 0.99.0 ', "headroom check chat-70b"),
     ],
 )
 def test_what_is_missing_is_said_in_the_recipes_words(
@@ -158,7 +158,7 @@ def test_every_command_that_is_named_exists() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     known = {
         "make": targets,
-        "planner": re.findall(r"^ +([a-z-]+)\b", run(ROOT, ["planner", "--help"]), re.MULTILINE),
+        "headroom": re.findall(r"^ +([a-z-]+)\b", run(ROOT, ["headroom", "--help"]), re.MULTILINE),
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     tools = " ".join(project["optional-dependencies"]["dev"]).replace(

@@ -1,4 +1,4 @@
-"""`planner diagnose` names what is wrong with servers that the replay plays, and finds nothing on healthy ones."""
+"""`headroom diagnose` names what is wrong with servers that the replay plays, and finds nothing on healthy ones."""
 
 import json
 import re

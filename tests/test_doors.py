@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from planner.core import http
 from planner.core.errors import PlannerError
 from planner.core.readers import read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text, redact_words
 from planner.engines.deployment import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
-from planner.tools.diagnostics import diagnose, metrics_pages
+from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.lint.report import lint
@@ -129,7 +130,7 @@ def test_a_broken_answer_is_refused_in_a_line(payload: bytes, told: str) -> None
 
 
 def test_a_drip_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_pages, "FETCH_DEADLINE_S", 0.5)
+    monkeypatch.setattr(http, "FETCH_DEADLINE_S", 0.5)
     with pytest.raises(PlannerError, match=r"no whole answer within 0\.5 s"):
         read_metrics_page(serve_bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", 0.05))
 
@@ -220,16 +221,16 @@ def run_planner(*words: str, **options: object) -> "subprocess.CompletedProcess[
 def test_a_full_stdout_is_told(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = run_planner("gpus", "H100", stdout=full)
-    assert (done.returncode, done.stderr) == (70, "planner: No space left on device\n")
+    assert (done.returncode, done.stderr) == (70, "headroom: No space left on device\n")
     done = run_planner("gpus", "H100", preexec_fn=lambda: os.close(1))
-    assert done.returncode == 70 and done.stderr.startswith("planner: stdout is closed")
+    assert done.returncode == 70 and done.stderr.startswith("headroom: stdout is closed")
 
 
 def test_any_encoding_and_date_variable_is_taken_or_refused() -> None:
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     assert run_planner("gpus", "H100", env=ascii_only, stdout=subprocess.DEVNULL).returncode == 0
     done = run_planner("gpus", env={**os.environ, "SOURCE_DATE_EPOCH": "x"})
-    assert done.returncode == 2 and done.stderr.startswith("planner: SOURCE_DATE_EPOCH")
+    assert done.returncode == 2 and done.stderr.startswith("headroom: SOURCE_DATE_EPOCH")
 
 
 def test_ctrl_c_while_modules_load_is_one_line() -> None:
@@ -238,7 +239,7 @@ def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code += "def load(*a, **k):\n    if a[0] == 'planner.ui.cli': raise KeyboardInterrupt\n"
     code += "    return real(*a, **k)\nbuiltins.__import__ = load\nrun()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "planner: interrupted\n")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "headroom: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,10 @@ def test_every_fact_has_a_source_and_reaches_the_table() -> None:
     assert all(
         rule.source and rule.date for known in load_frameworks().values() for rule in known.rules
     )
-    frame = choose_framework(WorkloadTraits(), [get_gpu(H100)]).to_frame()
-    assert set(frame["framework"]) == {known.title for known in load_frameworks().values()}
+    facts = choose_framework(WorkloadTraits(), [get_gpu(H100)]).list_facts()
+    assert {fact["framework"] for fact in facts} == {
+        known.title for known in load_frameworks().values()
+    }
 
 
 def test_no_gpu_is_one_clear_sentence() -> None:

@@ -1,4 +1,4 @@
-"""`planner check-guide`: what public guides state wrongly is found, what is right raises no alarm."""
+"""`headroom check-guide`: what public guides state wrongly is found, what is right raises no alarm."""
 
 import json
 import re
@@ -22,7 +22,7 @@ VERSION = "0.20.2"
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
 
 
 def name_guide(guide: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (lines of logs)
-"""`planner diagnose` on what people post: the true cause first, and nothing on what is healthy.
+"""`headroom diagnose` on what people post: the true cause first, and nothing on what is healthy.
 
 Inputs are synthetic, in the forms of public reports: periodic lines, a few lines of a page, a page,
 two pages, a piece of a log.

@@ -1,4 +1,4 @@
-"""`planner lab` copies notebooks without overwriting anything, and tells the extension what their code is."""
+"""`headroom lab` copies notebooks without overwriting anything, and tells the extension what their code is."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_other_options_reach_jupyterlab(words, folder, options, monkeypatch, tmp
     assert given[0] == f"--ServerApp.root_dir={tmp_path / folder}"
     assert given[3:] == options
     assert (tmp_path / folder / "start.ipynb").is_file()
-    assert capsys.readouterr().out == f"planner: notebooks in {folder}\n"
+    assert capsys.readouterr().out == f"headroom: notebooks in {folder}\n"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`planner verify` passes a server that is the planned one, and names what a rehearsed fault changed."""
+"""`headroom verify` passes a server that is the planned one, and names what a rehearsed fault changed."""
 
 import json
 from collections.abc import Mapping
@@ -241,7 +241,7 @@ def test_a_slow_server_within_wide_intervals_passes_with_a_remark(
     (tmp_path / "plan.json").write_text(json.dumps(fields))
     files = launches["30% slower"].folder
     check = check_launch(tmp_path, [files / "bench.json"], log=files / "vllm.log")
-    assert "times the expected time" in check.remarks[0] and "planner calibrate" in str(check)
+    assert "times the expected time" in check.remarks[0] and "headroom calibrate" in str(check)
     assert not launches["as planned"].check().remarks
 
 

@@ -1,4 +1,4 @@
-"""`planner lint`: real commands of guides get their answers, right ones no false alarm, and hostile ones no harm."""
+"""`headroom lint`: real commands of guides get their answers, right ones no false alarm, and hostile ones no harm."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
 
 
 def verdicts(text: str, version: str | None = None, **asked: Any) -> dict[str, str]:

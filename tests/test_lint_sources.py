@@ -1,4 +1,4 @@
-"""What `planner lint` reads of files, and that it says what it does not read."""
+"""What `headroom lint` reads of files, and that it says what it does not read."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from planner.tools.lint.report import LintReport, lint
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
 
 
 def to_fix(report: LintReport) -> dict[str, str]:

@@ -9,7 +9,7 @@ from planner.tools.lint.report import CommandReport, lint
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
 
 
 def check(options: str, version: str, gpu: str | None = None) -> CommandReport:

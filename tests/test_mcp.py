@@ -1,8 +1,7 @@
-"""`planner mcp` answers the SDK's own client over stdio with what the commands answer."""
+"""`headroom mcp` answers the SDK's own client over stdio with what the commands answer."""
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,14 +123,6 @@ def test_every_tool_is_declared_as_reading_only() -> None:
         "plan", "predict", "lint", "diagnose", "explain_log", "list_models", "list_gpus",
     }  # fmt: skip
     assert all(tool.annotations.read_only_hint and tool.description for tool in tools)
-
-
-def test_without_the_extra_the_command_says_how_to_install_it() -> None:
-    code = "import sys; sys.modules['mcp'] = None; from planner.ui.cli import main; main(['mcp'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert "pip install 'headroom-planner[mcp]'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_lists_name_what_the_catalogs_know() -> None:

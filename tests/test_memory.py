@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.analysis.memory_sweeps import build_sequence_table, estimate_memory_gains
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import resolve_engine_args
 from planner.memory.concurrency_limits import (
-    build_sequence_table,
-    estimate_memory_gains,
     estimate_preemption_risk,
     find_safe_max_num_seqs,
 )

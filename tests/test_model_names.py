@@ -119,7 +119,7 @@ def test_what_a_name_alone_says_is_said_to_be_inferred() -> None:
 def test_another_model_with_a_similar_name_is_not_given_a_shape(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
     with pytest.raises(PlannerError, match="unknown model"):
         load_model(name)
 

@@ -130,7 +130,7 @@ def test_variants_resolve_to_base_and_format(name: str, base: str, method: str) 
 
 
 def test_unknown_names_say_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
     with pytest.raises(PlannerError, match=r"did you mean .*Llama-3\.1-8B"):
         load_model("meta-lama/Llama-3.1-9B")
 

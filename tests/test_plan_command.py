@@ -1,4 +1,4 @@
-"""`planner plan`: its exit code, its JSON, the files that it writes, and that it leaves the user's own alone."""
+"""`headroom plan`: its exit code, its JSON, the files that it writes, and that it leaves the user's own alone."""
 
 import hashlib
 import json
@@ -191,7 +191,7 @@ def test_bad_input_ends_with_2_and_one_sentence(
     )
     printed = capsys.readouterr()
     assert (
-        printed.out == "" and printed.err.startswith("planner: ") and printed.err.count("\n") == 1
+        printed.out == "" and printed.err.startswith("headroom: ") and printed.err.count("\n") == 1
     )
 
 
@@ -199,7 +199,7 @@ def test_a_person_gets_a_dozen_lines(mine: Path, capsys: pytest.CaptureFixture[s
     assert main(["plan", str(mine)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert 8 <= len(lines) <= 14
-    assert all(len(line) <= 80 for line in lines if "planner plan" not in line)
+    assert all(len(line) <= 80 for line in lines if "headroom plan" not in line)
     _, found = asked(capsys, mine)
     assert f"{found['probability']:.0%} likely" in lines[0] or "over 99% likely" in lines[0]
     told = {line.split()[0]: line for line in lines if line.strip()}
@@ -217,7 +217,7 @@ def test_the_next_command_asks_the_same_question_and_works(
     question = ["plan", str(mine), "--set", "workload={prompt_tokens: {exactly: 500}, "
                 "output_tokens: {exactly: 100}, rate: 3}"]  # fmt: skip
     assert main(question) == 0
-    rows = dict(re.findall(r"(?m)^  (Next|Details) +(planner .*)$", capsys.readouterr().out))
+    rows = dict(re.findall(r"(?m)^  (Next|Details) +(headroom .*)$", capsys.readouterr().out))
     command = shlex.split(rows["Next"], comments=True)
     assert command[1:5] == question and main(command[1:]) == 0
     assert (tmp_path / "plan" / "plan.json").is_file()
@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     assert main(["plan", str(mine), "--out", str(tmp_path / "taken")]) == 2
-    assert capsys.readouterr().err.startswith("planner: ")
+    assert capsys.readouterr().err.startswith("headroom: ")
 
 
 def test_what_is_set_leaves_the_file_as_it_was(mine: Path, tmp_path: Path, capsys) -> None:

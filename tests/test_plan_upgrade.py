@@ -1,4 +1,4 @@
-"""`planner upgrade` states a plan at another version as a plan of that version does."""
+"""`headroom upgrade` states a plan at another version as a plan of that version does."""
 
 import json
 from pathlib import Path

@@ -111,7 +111,8 @@ def test_the_attacks_find_what_is_planted() -> None:
     assert any("peak FLOP/s" in text for text in attacks.check_figures(asked, _with(plan, **fast)))
     slow = {at: value * 20 for at, value in performance.ttft.items()}
     assert any(
-        "planner predict" in text for text in attacks.check_agreement(asked, _with(plan, ttft=slow))
+        "headroom predict" in text
+        for text in attacks.check_agreement(asked, _with(plan, ttft=slow))
     )
     assert any(
         "TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow))

@@ -39,7 +39,7 @@ COMMANDS = [
     for line in block.splitlines()
     for command in re.sub(r"\s+#\s.*", "", line).split(";")
 ]
-PLANNER = [command for command in COMMANDS if command.startswith("planner ")]
+HEADROOM = [command for command in COMMANDS if command.startswith("headroom ")]
 EXIT_CODES = {
     "plan": {0, 3, 4},
     "lint": {0, 3, 1},
@@ -60,7 +60,7 @@ LAB, REHEARSE, MCP = "lab", "rehearse", "mcp"
 """The commands that go on until they are stopped."""
 COMMAND_TIMEOUT_S = 300
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
-"""The model of the scenario that `planner init` writes."""
+"""The model of the scenario that `headroom init` writes."""
 
 COMPOSE = """services:
   llm:
@@ -111,7 +111,7 @@ def write_plan(path: Path) -> None:
 
 
 def write_fleet(path: Path) -> None:
-    """Write what `planner init --kind fleet` writes, with one kind of GPU, as each is a search for every scenario."""
+    """Write what `headroom init --kind fleet` writes, with one kind of GPU, as each is a search for every scenario."""
     text = (TEMPLATE_DIR / "fleet.yaml").read_text(encoding="utf-8")
     path.write_text(re.sub(r"(?m)^stock: .*$", "stock: {L40S: 16}", text), encoding="utf-8")
 
@@ -167,10 +167,10 @@ def make_files(command: str, folder: Path) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """What a person's shell has: `planner` of this checkout, and files of one's own elsewhere than here."""
-    shim = tmp_path / "bin" / "planner"
+    """What a person's shell has: `headroom` of this checkout, and files of one's own elsewhere than here."""
+    shim = tmp_path / "bin" / "headroom"
     shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m planner "$@"\n')
+    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m headroom_planner "$@"\n')
     shim.chmod(0o755)
     found = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
     return {
@@ -190,8 +190,8 @@ def test_each_command_is_one_that_is_run() -> None:
                 f"{command}: not in .ci/run"
             )
         else:
-            assert words[0] == "planner" and words[1] in known, f"{command}: nobody runs it"
-    assert {shlex.split(command)[1] for command in PLANNER} == known
+            assert words[0] == "headroom" and words[1] in known, f"{command}: nobody runs it"
+    assert {shlex.split(command)[1] for command in HEADROOM} == known
 
 
 def test_the_wheel_is_installed_as_it_is_written() -> None:
@@ -213,7 +213,7 @@ def test_the_exit_codes_are_those_that_are_documented() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in PLANNER if one.split()[1] in RUN_AS_THEY_ARE])
+@pytest.mark.parametrize("command", [one for one in HEADROOM if one.split()[1] in RUN_AS_THEY_ARE])
 def test_a_command_runs_as_it_is_written(
     command: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_command_runs_as_it_is_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in PLANNER if one.split()[1] == LAB])
+@pytest.mark.parametrize("command", [one for one in HEADROOM if one.split()[1] == LAB])
 def test_jupyterlab_opens_as_it_is_written(
     command: str, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_jupyterlab_opens_as_it_is_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in PLANNER if one.split()[1] == REHEARSE])
+@pytest.mark.parametrize("command", [one for one in HEADROOM if one.split()[1] == REHEARSE])
 def test_the_planned_server_is_played_as_it_is_written(
     command: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -263,7 +263,7 @@ def test_the_planned_server_is_played_as_it_is_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in PLANNER if one.split()[1] == MCP])
+@pytest.mark.parametrize("command", [one for one in HEADROOM if one.split()[1] == MCP])
 def test_an_agent_reaches_the_tools_as_it_is_written(
     command: str, environment: dict[str, str]
 ) -> None:

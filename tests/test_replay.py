@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.errors import PlannerError
+from planner.planning.simulation_runs import list_requests
 from planner.simulator.kernel_types import (
     NOTE_ENTRY,
     ROUTE_LEAST_LOADED,
@@ -353,7 +354,7 @@ def test_gauges_follow_the_load() -> None:
     assert gauges.loc[0.5, ["running", "waiting"]].tolist() == [2, 1]
     assert gauges.loc[5.0].sum() == 0, "idle"
     assert gauges.loc[9.1, "kv_usage"] == pytest.approx(-(-64 // 16) / 3000, rel=0.5)
-    assert "requests/s" in str(result) and len(result.to_frame()) == 4
+    assert "requests/s" in str(result) and len(list_requests(result)) == 4
 
 
 def case(request: dict | None = None, **config: object) -> dict:

@@ -1,4 +1,4 @@
-"""`planner review` comments on what a pull request does to a server."""
+"""`headroom review` comments on what a pull request does to a server."""
 
 import re
 import shlex
@@ -157,7 +157,7 @@ def test_the_workflow_that_init_writes_calls_the_command(
     )
     steps = yaml.safe_load(path.read_text())["jobs"]["review"]["steps"]
     scripts = [step["run"] for step in steps if "run" in step]
-    (line,) = re.findall(r"planner (review .*) > review\.md", "\n".join(scripts))
+    (line,) = re.findall(r"headroom (review .*) > review\.md", "\n".join(scripts))
     for side in ("old", "new"):
         (tmp_path / side).mkdir()
         (tmp_path / side / "compose.yaml").write_text(COMPOSE.format("--max-model-len 4096"))

@@ -5,6 +5,7 @@ import pytest
 from planner.analysis import rules_of_thumb
 from planner.analysis.tail_latency import sweep_utilization
 from planner.engines.deployment import deploy_on
+from planner.memory.weights import compute_bytes_per_parameter
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -12,15 +13,11 @@ LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-70B"
 
 
 def test_a_bf16_parameter_takes_two_bytes_and_an_int4_one_more_than_half_a_byte():
-    assert rules_of_thumb.compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100")) == pytest.approx(
-        2, rel=5e-3
-    )
+    assert compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100")) == pytest.approx(2, rel=5e-3)
     # groups of 128 with a scale of 2 bytes and a zero point of half a byte; embedding and head in
     # BF16
     plain = 2 * 128_256 * 4096 / 8.03e9
-    stored = rules_of_thumb.compute_bytes_per_parameter(
-        deploy_on(LLAMA_8B, "H100", quantization="awq")
-    )
+    stored = compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100", quantization="awq"))
     assert stored == pytest.approx((1 - plain) * (0.5 + 2.5 / 128) + plain * 2, rel=0.01)
 
 

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.analysis import memory_sweeps
+from planner.analysis.memory_sweeps import build_sequence_table, estimate_memory_gains
 from planner.core.units import GIB
 from planner.engines.deployment import deploy_on
-from planner.memory.concurrency_limits import build_sequence_table, estimate_memory_gains
 from planner.memory.memory_plan import find_max_model_len, get_memory_plan, plan_memory
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.analysis.speculation_tables import build_draft_table
+from planner.analysis.speculation_tables import build_draft_table, sweep_speedup
 from planner.calibration.speculation_fit import (
     evaluate_speculation_holdout,
     fit_host_costs,
@@ -35,7 +35,6 @@ from planner.latency.speculative_decoding import (
     find_break_even_batch,
     find_profitable_batches,
     infer_acceptance_rate,
-    sweep_speedup,
 )
 from planner.memory.memory_plan import plan_memory
 from planner.models.registry import load_model

@@ -11,6 +11,7 @@ from shipped import plan_of
 
 from planner.analysis import load_ramp as ramp_test
 from planner.analysis import tail_latency
+from planner.analysis.latency_rows import MIN_SERVED_FRACTION, REQUESTS_PER_SWEEP_RUN
 from planner.analysis.layout_tables import estimate_max_rps
 from planner.analysis.load_sweeps import saturate_workload
 from planner.core.errors import PlannerError
@@ -117,19 +118,15 @@ def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
 
 
 def test_no_more_is_served_than_is_offered(ramp):
-    assert all(
-        row["Requests/s served"].hi <= row["Requests/s offered"] for _, row in ramp.data.iterrows()
-    )
-    assert (
-        ramp.data["Requests/s served"].iloc[-1].mid
-        < tail_latency.MIN_SERVED_FRACTION * ramp.data["Requests/s offered"].iloc[-1]
-    )
+    assert all(row["Requests/s served"].hi <= row["Requests/s offered"] for row in ramp.rows)
+    last = ramp.rows[-1]
+    assert last["Requests/s served"].mid < MIN_SERVED_FRACTION * last["Requests/s offered"]
 
 
 def test_tails_grow_with_the_load_up_to_the_ceiling(ramp):
-    within = ramp.data[ramp.data["Requests/s offered"] <= 2 * ramp.ceiling.mid]
+    within = [row for row in ramp.rows if row["Requests/s offered"] <= 2 * ramp.ceiling.mid]
     for column in ("p99 TTFT (ms)", "p95 TPOT (ms)", "p99 ITL (ms)"):
-        assert all(np.diff([value.mid for value in within[column]]) > 0)
+        assert all(np.diff([row[column].mid for row in within]) > 0)
 
 
 def test_the_plan_serves_its_own_traffic_but_not_much_more_than_the_closed_form_says(plan, ramp):
@@ -157,7 +154,7 @@ def test_a_promise_that_nothing_keeps_has_no_ceiling(plan):
 
 def test_more_in_flight_never_serve_less(plan):
     found = ramp_test.run_load_ramp(plan, replace(saturate_workload(plan, LOAD), concurrency=1))
-    rates = [value.mid for value in found.data["Requests/s served"]]
+    rates = [row["Requests/s served"].mid for row in found.rows]
     assert all(b > 0.97 * a for a, b in pairwise(rates))
     assert 1 < found.ceiling.mid <= 2 * (plan.args.max_num_seqs or 0)
 
@@ -241,12 +238,12 @@ def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan,
 
 
 def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(plan):
-    watched = ramp_test.sweep_autoscaler_signals(plan, LOAD, (0.2, 0.5, 1.3))
+    watched = tail_latency.sweep_autoscaler_signals(plan, LOAD, (0.2, 0.5, 1.3))
     most = estimate_capacity(plan, LOAD).mid / plan.num_engine_instances
     inside = simulate_once(
         plan,
         LOAD.with_rate(0.5 * estimate_capacity(plan, LOAD).mid),
-        2 * tail_latency.REQUESTS_PER_SWEEP_RUN,
+        2 * REQUESTS_PER_SWEEP_RUN,
     )
     stay = inside.summarize("e2e")["mean"] - inside.summarize("queue")["mean"]
     assert watched["Requests running"][1] == pytest.approx(0.5 * most * stay, rel=0.1)

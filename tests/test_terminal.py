@@ -88,7 +88,7 @@ def test_the_dot_is_beyond_the_limit_exactly_if_the_value_is(mid: float, columns
 def test_the_answer_fits_the_terminal(name: str, width: int) -> None:
     plan = overloaded() if name == "overloaded" else plan_of(name)
     style = TerminalStyle(width, has_unicode=False, wraps=True)
-    lines = format_plan(plan, style, command=f"planner plan {name}").splitlines()
+    lines = format_plan(plan, style, command=f"headroom plan {name}").splitlines()
     assert max(map(len, lines)) <= width
     assert all(line.isascii() for line in lines)
     if width >= 80:

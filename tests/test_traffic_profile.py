@@ -1,4 +1,4 @@
-"""`planner profile` prints what production sends as a workload that a scenario takes."""
+"""`headroom profile` prints what production sends as a workload that a scenario takes."""
 
 from pathlib import Path
 

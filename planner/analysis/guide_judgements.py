@@ -6,11 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from planner.analysis.load_sweeps import PREFIX_CACHE_OVERHEAD_FRACTION
-from planner.analysis.rules_of_thumb import (
-    build_communication_table,
-    compute_bytes_per_parameter,
-)
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
 from planner.core.text import format_count
@@ -27,8 +22,9 @@ from planner.hardware.gpus import get_gpu, list_gpus
 from planner.latency.speculative_decoding import build_step_model, find_break_even_acceptance
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.memory_plan import MemoryPlan, get_memory_plan, plan_memory
+from planner.memory.weights import compute_bytes_per_parameter
 from planner.models.registry import list_model_names, load_model, resolve_repository
-from planner.planning.capacity import compute_rejected_fraction
+from planner.planning.capacity import PREFIX_CACHE_OVERHEAD_FRACTION, compute_rejected_fraction
 from planner.planning.deployment_builder import choose_max_model_len
 from planner.planning.evaluation import saturate_workload
 from planner.planning.prediction import evaluate, evaluate_batch
@@ -88,7 +84,7 @@ def find_guide_model(name: str) -> str:
     for candidate in (bare, f"Meta-{bare}", f"{bare}-hf", f"{bare}-Instruct", f"{bare}-v0.3"):
         if candidate in known or (resolve_repository(candidate) in known):
             return resolve_repository(candidate)
-    raise PlannerError(f"{name}: no model of the catalog; `planner models` lists them")
+    raise PlannerError(f"{name}: no model of the catalog; `headroom models` lists them")
 
 
 def _deploy(
@@ -620,12 +616,10 @@ def judge_tp_microseconds(stated: Stated, version: str | None) -> Judgement:
     times = []
     for gpu in ("H100", "L40S"):
         for tp in (2, 8):
-            cases = {gpu: _deploy(LLAMA_70B, gpu, tp, version, quantization="fp8")}
-            times.append(
-                build_communication_table(cases, 64, 8192, CONTEXT_TOKENS)[
-                    "decode (µs per layer)"
-                ].item()
-            )
+            deployment = _deploy(LLAMA_70B, gpu, tp, version, quantization="fp8")
+            cost = build_step_model(deployment).estimate_step([], [CONTEXT_TOKENS] * 64)
+            num_layers = len(deployment.model.architecture.layers)
+            times.append(cost.seconds_by_part["collectives"] / num_layers * 1e6)
     return Judgement(
         "not checkable",
         f"64 sequences of a 70B: {_format_span(times)} µs per layer, by link and number of GPUs",

@@ -1,6 +1,6 @@
 """Rules of circulating guides (`catalogs/guide_rules.yaml`): recognize them in prose, and judge them.
 
-The lesson and `planner check-guide` read the same entries, so that they never differ.
+The lesson and `headroom check-guide` read the same entries, so that they never differ.
 """
 
 import re
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-import pandas as pd
 from pydantic import Field, field_validator
 
 from planner.analysis.guide_judgements import JUDGES, Judgement
@@ -103,16 +102,6 @@ def judge_rule(name: str, stated: Stated | None = None, version: str | None = No
     """Judge a rule, or what a text states of it, for a version of vLLM (None: the newest known)."""
     rule = load_guide_rules()[name]
     return JUDGES[rule.judge]({**rule.states, **(stated or {})}, version)
-
-
-def build_rule_table(topic: str, version: str | None = None) -> pd.DataFrame:
-    """Judge the rules of a topic as they usually are stated."""
-    rows = []
-    for name, rule in load_guide_rules().items():
-        if rule.topic == topic:
-            found = judge_rule(name, version=version)
-            rows.append((rule.claim, found.verdict, found.finding, rule.remember))
-    return pd.DataFrame(rows, columns=["claim", "verdict", "computed", "remember"])
 
 
 def split_sentences(text: str) -> list[str]:

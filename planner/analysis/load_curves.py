@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
 from planner.core.intervals import Interval
+from planner.latency.performance import Performance
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.evaluation import check_against_slos, get_candidate_workload
@@ -46,15 +46,15 @@ def with_load(workload: Workload, load: float) -> Workload:
     return replace(workload, concurrency=max(round(load), 1))
 
 
-def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
-    """Return each latency with an SLO (ms), one row per load up to the capacity of `candidate`.
+def sweep_performance(scenario: Scenario, candidate: Candidate) -> list[tuple[float, Performance]]:
+    """Return loads up to the capacity of `candidate`, each with its analytical performance.
 
-    Offline, the frame is empty: all slots are taken at any load.
+    Offline, there is none: all slots are taken at any load.
     """
     workload, performance = scenario.workload, candidate.prediction.performance
-    name, offered = get_load(workload)
+    _, offered = get_load(workload)
     if scenario.offline or performance is None:
-        return pd.DataFrame()
+        return []
     max_load = (
         performance.capacity.mid * 0.98
         if workload.rate and performance.capacity
@@ -70,63 +70,65 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
         predictions = [evaluate_disaggregated(prefill, decode, load) for load in workloads]
     else:
         predictions = evaluate_batch([(decode, load) for load in workloads])
-    rows = []
-    for load, prediction in zip(ordered, predictions, strict=True):
-        if (at_load := prediction.performance) and not at_load.saturated:
-            latencies = {
-                f"{t.name} (ms)": at_load.get(t.metric, t.percentile) * 1e3
-                for t in scenario.slo_targets
-            }
-            rows.append({name: load, **latencies})
-    return pd.DataFrame(rows)
+    return [
+        (load, at_load)
+        for load, prediction in zip(ordered, predictions, strict=True)
+        if (at_load := prediction.performance) and not at_load.saturated
+    ]
 
 
 def sweep_stated_latency(
     scenario: Scenario, candidate: Candidate, target: SloTarget
-) -> pd.DataFrame:
-    """Return the latency of `target` (s) over the load, through the candidate's own prediction.
+) -> list[tuple[float, float, float, float]]:
+    """Return (load, lo, mid, hi) of the latency of `target` (s), through the candidate's own.
 
-    The columns are the load, "lo", "mid" and "hi". The closed form gives the shape; each end is
-    scaled to what the candidate is predicted to do at the offered load.
+    The closed form gives the shape; each end is scaled to what the candidate is predicted to do at
+    the offered load.
     """
-    curves = sweep_latency_over_load(scenario, candidate)
-    if curves.empty or candidate.prediction.performance is None:
-        return pd.DataFrame()
-    name, _ = get_load(scenario.workload)
-    return pd.DataFrame({name: curves[name], **_scale_curve(scenario, candidate, target, curves)})
+    points = sweep_performance(scenario, candidate)
+    if not points:
+        return []
+    ends = _scale_curve(scenario, candidate, target, points)
+    return list(zip((load for load, _ in points), *ends, strict=True))
 
 
 def _scale_curve(
-    scenario: Scenario, candidate: Candidate, target: SloTarget, curves: pd.DataFrame
-) -> dict[str, np.ndarray]:
-    """Scale each end of a curve (s) to the candidate's own prediction at the offered load."""
-    performance, (name, offered) = candidate.prediction.performance, get_load(scenario.workload)
+    scenario: Scenario,
+    candidate: Candidate,
+    target: SloTarget,
+    points: Sequence[tuple[float, Performance]],
+) -> tuple[list[float], list[float], list[float]]:
+    """Return lo, mid and hi of a curve (s), scaled to the candidate's own at the offered load."""
+    performance, (_, offered) = candidate.prediction.performance, get_load(scenario.workload)
     assert performance is not None
     own = performance.get(target.metric, target.percentile)
-    nearest = int((curves[name] - offered).abs().to_numpy().argmin())
-    scaled = {}
-    for end in ("lo", "mid", "hi"):
-        values = np.array([getattr(value, end) for value in curves[f"{target.name} (ms)"]])
+    curve = [at_load.get(target.metric, target.percentile) for _, at_load in points]
+    nearest = int(np.abs(np.array([load for load, _ in points]) - offered).argmin())
+
+    def scale(end: str) -> list[float]:
+        values = np.array([getattr(value, end) for value in curve])
         with np.errstate(all="ignore"):
-            scaled[end] = values / values[nearest] * getattr(own, end)
-    return scaled
+            scaled = values / values[nearest] * getattr(own, end)
+        return [float(value) for value in scaled]
+
+    return scale("lo"), scale("mid"), scale("hi")
 
 
 def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Interval, str] | None:
     """Find the largest requests/s within all SLOs, and what is violated beyond.
 
-    Returns None if only the capacity limits it. It follows `sweep_latency_over_load`, with each
-    curve scaled to the candidate's own prediction at the offered load.
+    Returns None if only the capacity limits it. It follows `sweep_performance`, with each curve
+    scaled to the candidate's own prediction at the offered load.
     """
     performance, offered, lowest = candidate.prediction.performance, scenario.workload.rate, None
-    curves = sweep_latency_over_load(scenario, candidate) if offered else pd.DataFrame()
-    if performance is None or offered is None or performance.capacity is None or curves.empty:
+    points = sweep_performance(scenario, candidate) if offered else []
+    if performance is None or offered is None or performance.capacity is None or not points:
         return None
-    loads, capacity = curves.iloc[:, 0].to_numpy(), performance.capacity
+    loads, capacity = np.array([load for load, _ in points]), performance.capacity
     for target in scenario.slo_targets:
-        curve, rates = _scale_curve(scenario, candidate, target, curves), []
-        for end, limit in (("hi", capacity.lo), ("mid", capacity.mid), ("lo", capacity.hi)):
-            values = curve[end] / target.seconds
+        (lo, mid, hi), rates = _scale_curve(scenario, candidate, target, points), []
+        for curve, limit in ((hi, capacity.lo), (mid, capacity.mid), (lo, capacity.hi)):
+            values = np.array(curve) / target.seconds
             index = int(np.argmax(values > 1))  # 0 if it never is, or is from the start
             if index:
                 neighbors = slice(index - 1, index + 1)
@@ -140,14 +142,14 @@ def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Int
     return lowest
 
 
-def sweep_cost_over_load(plan: Plan) -> pd.DataFrame:
-    """Return the cheapest deployment for each load: "USD per hour", or "GPUs" without prices.
+def sweep_cost_over_load(plan: Plan) -> tuple[str, list[tuple[float, float, str]]]:
+    """Return "USD per hour", or "GPUs" without prices, and loads with their least cost and GPUs.
 
-    It is one of the first `MAX_LAYOUTS_PRICED` layouts for the offered load, with any number of
-    replicas.
+    That is the cheapest of the first `MAX_LAYOUTS_PRICED` layouts for the offered load, with any
+    number of replicas.
     """
     scenario = plan.scenario
-    name, offered = get_load(scenario.workload)
+    _, offered = get_load(scenario.workload)
     candidates = plan.without_disaggregation.candidates[:MAX_LAYOUTS_PRICED]
     layouts = {
         candidate.identity_key: candidate
@@ -179,11 +181,8 @@ def sweep_cost_over_load(plan: Plan) -> pd.DataFrame:
                     )
                 )
         if offers:
-            cost, description = min(offers)
-            rows.append(
-                {name: load, "USD per hour" if priced else "GPUs": cost, "Deployment": description}
-            )
-    return pd.DataFrame(rows)
+            rows.append((load, *min(offers)))
+    return "USD per hour" if priced else "GPUs", rows
 
 
 def find_max_loads(scenario: Scenario, candidates: Sequence[Candidate]) -> list[float]:

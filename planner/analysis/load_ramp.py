@@ -5,22 +5,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from planner.analysis.tail_latency import (
+from planner.analysis.latency_rows import (
     MIN_SERVED_FRACTION,
     REQUESTS_PER_SWEEP_RUN,
     build_tail_row,
-    get_wait_ms,
 )
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
-from planner.planning.capacity import estimate_capacity
 from planner.planning.simulation_runs import (
     SimulationRun,
     compute_served_fraction,
@@ -32,6 +30,9 @@ from planner.simulator.results import SimulationResult
 from planner.workload.request_generator import sample_ramp_arrivals
 from planner.workload.traces import Trace
 from planner.workload.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CEILING_PRECISION_OCTAVES = 0.1
 """Precision of a ceiling by bisection, as a power of two."""
@@ -45,8 +46,8 @@ TIMELINE_REQUESTS, TIMELINE_SAMPLES = 300, 120
 class LoadRamp:
     """Latencies of a deployment under increasing loads, and the largest feasible load."""
 
-    data: pd.DataFrame  # a row per load: the load, "Requests/s served", then `build_tail_row`
-    load_label: str  # the first column: "Requests/s offered" or "Requests in flight"
+    rows: list[dict[str, Any]]  # one per load: it, "Requests/s served", then `build_tail_row`
+    load_label: str  # the first key: "Requests/s offered" or "Requests in flight"
     ceiling: Interval  # 0 if even the smallest load is too much
     reason: str  # what is violated beyond it
     slow_reason: str = ""  # what is violated beyond its low end, with the slowest steps
@@ -54,7 +55,7 @@ class LoadRamp:
     def __str__(self) -> str:
         unit = self.load_label.lower().removesuffix(" offered")
         if not self.ceiling.mid:
-            least = self.data[self.load_label].iloc[0]
+            least = self.rows[0][self.load_label]
             load_text = (
                 "1 request/s is" if (least, unit) == (1, "requests/s") else f"{least:g} {unit} are"
             )
@@ -108,12 +109,12 @@ def run_load_ramp(
     limits = [
         _bisect(loads, partial(explain_violation, factor)) for factor in (1 / slow, 1.0, slow)
     ]
-    data = _build_ramp_frame(
+    rows = _build_ramp_rows(
         "Requests/s offered",
         ((2.0**n, simulate(n), simulate(n).served_fraction * 2.0**n) for n in loads),
     )
     return LoadRamp(
-        data, "Requests/s offered", Interval(*sorted(limit for limit, _ in limits)), limits[1][1],
+        rows, "Requests/s offered", Interval(*sorted(limit for limit, _ in limits)), limits[1][1],
         limits[2][1],
     )  # fmt: skip
 
@@ -149,28 +150,26 @@ def _ramp_concurrency(
     rates = {n: simulate(n).mid.request_tps * engines for n in loads}
     end = next(2.0**n for n in loads if rates[n] >= MIN_SERVED_FRACTION * rates[max_power])
     sigma = build_step_model(deployment).sigma_tpot
-    data = _build_ramp_frame(
+    rows = _build_ramp_rows(
         "Requests in flight",
         ((2.0**n, simulate(n), Interval.from_lognormal(rates[n], sigma)) for n in loads),
     )
     return LoadRamp(
-        data,
+        rows,
         "Requests in flight",
         Interval.from_value(end),
         "more of them hardly raise the throughput",
     )
 
 
-def _build_ramp_frame(
+def _build_ramp_rows(
     load: str, cases: Iterable[tuple[float, SimulationRun, Interval]]
-) -> pd.DataFrame:
+) -> list[dict[str, Any]]:
     """Return one row per load: the load, requests/s served, and the tail latencies."""
-    return pd.DataFrame(
-        [
-            {load: value, "Requests/s served": served, **build_tail_row(run)}
-            for value, run, served in cases
-        ]
-    )
+    return [
+        {load: value, "Requests/s served": served, **build_tail_row(run)}
+        for value, run, served in cases
+    ]
 
 
 def build_surge_workload(workload: Workload, factor: float, seconds: float) -> Workload:
@@ -189,7 +188,7 @@ def build_surge_workload(workload: Workload, factor: float, seconds: float) -> W
 
 def simulate_timeline(
     deployment: Deployment, workload: Workload, seconds: float
-) -> tuple[str, pd.DataFrame]:
+) -> "tuple[str, pd.DataFrame]":
     """Simulate one engine for `seconds`: its tail in words, and running and waiting requests."""
     share = math.ceil((workload.rate or 0) * seconds / deployment.num_engine_instances)
     run = simulate_once(deployment, workload, max(share, 2), gauge_s=seconds / TIMELINE_SAMPLES)
@@ -215,37 +214,3 @@ def choose_timeline_s(deployment: Deployment, workload: Workload) -> float:
         )
         * 30.0
     )
-
-
-def sweep_autoscaler_signals(
-    deployment: Deployment, workload: Workload, shares: Sequence[float]
-) -> pd.DataFrame:
-    """Return possible autoscaler signals of one engine, and user latencies, over its load.
-
-    Gauges are means from the first arrival to the last of `2 * REQUESTS_PER_SWEEP_RUN` simulated
-    requests.
-    """
-    capacity, rows = estimate_capacity(deployment, workload).mid, []
-    for share in shares:
-        load = workload.with_rate(share * capacity)
-        run = simulate_once(
-            deployment,
-            load,
-            2 * REQUESTS_PER_SWEEP_RUN,
-            gauge_s=2
-            * REQUESTS_PER_SWEEP_RUN
-            * deployment.num_engine_instances
-            / (share * capacity)
-            / TIMELINE_SAMPLES,
-        )
-        gauges = run.gauges[run.gauges.seconds <= run.sent[-1]]
-        steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.clock_scale
-        rows.append({
-            "Load (%)": share * 100, "A step is running (% of the time)": busy / run.duration * 100,
-            "Steps/s": steps / run.duration, "Requests running": gauges.running.mean(),
-            "Requests waiting": gauges.waiting.mean(),
-            "KV cache in use (%)": gauges.kv_usage.mean() * 100,
-            "mean TPOT (ms)": get_statistic(run, "tpot", "mean") * 1e3,
-            "p99 TTFT (ms)": get_wait_ms(run, "p99"),
-        })  # fmt: skip
-    return pd.DataFrame(rows)

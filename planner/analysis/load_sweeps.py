@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from planner.analysis.latency_rows import build_latency_row
 from planner.analysis.layout_tables import estimate_max_rps
-from planner.analysis.tail_latency import build_latency_row
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
@@ -19,14 +19,11 @@ from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
+from planner.planning.capacity import PREFIX_CACHE_OVERHEAD_FRACTION
 from planner.planning.evaluation import saturate_workload
 from planner.planning.prediction import evaluate, evaluate_batch
 from planner.planning.scenario import Scenario
 from planner.workload.workload import Workload
-
-PREFIX_CACHE_OVERHEAD_FRACTION = 0.01
-"""Throughput lost to prefix caching without any reuse: under 1% (vLLM blog, V1 alpha, January
-2025)."""
 
 
 def isolate_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, Workload]:

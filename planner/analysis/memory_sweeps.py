@@ -1,5 +1,6 @@
 """Tables of the VRAM chapter: memory terms, sweeps over one argument, weight formats, advice."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,9 @@ from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.latency.step_model import build_target_step_model
-from planner.memory.concurrency_limits import find_safe_max_num_seqs
+from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
+from planner.memory.kv_cache import resolve_kv_cache_dtype
+from planner.memory.layer_caches import get_kv_element_bytes
 from planner.memory.memory_plan import (
     MEMORY_TERM_LABELS,
     MemoryPlan,
@@ -19,6 +22,7 @@ from planner.memory.memory_plan import (
     plan_memory,
 )
 from planner.memory.weights import compute_stage_bytes
+from planner.models.quantization import parse_quantization
 from planner.models.registry import load_model
 from planner.workload.workload import Workload
 
@@ -157,3 +161,43 @@ def describe_memory_status(memory: MemoryPlan) -> str:
         return ""
     verdict = "It may run out of memory." if memory.status == "at_risk" else "It does not start."
     return f"{verdict} {memory.reason}. Remedy: {memory.remedy}."
+
+
+def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame:
+    """Tabulate sequences that fit and their preemption risk at p50, p95 and max_model_len."""
+    max_model_len, rows = memory.layout.max_model_len, []
+    lengths = {
+        "p50": workload.compute_total_tokens_quantile(0.5),
+        "p95": workload.compute_total_tokens_quantile(0.95),
+        "max_model_len": max_model_len,
+    }
+    for name, tokens in lengths.items():
+        sequences = memory.pool.count_sequences(min(round(tokens), max_model_len))
+        risk = estimate_preemption_risk(memory, workload, sequences) if sequences else 1.0
+        rows.append((name, round(tokens), sequences, risk))
+    return pd.DataFrame(rows, columns=["length", "tokens", "sequences", "preemption risk"])
+
+
+def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
+    """Estimate the gain of 1 GiB, an FP8 KV cache and narrower weights in sequences of `tokens`."""
+    deployment = memory.deployment
+    gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
+    larger = replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)
+    changes = {"one more GiB": larger}
+    if get_kv_element_bytes(resolve_kv_cache_dtype(deployment)) > 1:
+        changes["FP8 KV cache"] = deployment.with_args(kv_cache_dtype="fp8")
+    for name, scheme in (
+        ("FP8 weights", parse_quantization("fp8")),
+        ("4-bit weights (AWQ)", parse_quantization("awq")),
+    ):
+        if scheme.weight_bits < deployment.model.quantization.weight_bits:
+            changes[name] = replace(
+                deployment, model=replace(deployment.model, quantization=scheme)
+            )
+    rows = []
+    for name, changed in changes.items():
+        plan = plan_memory(changed)
+        sequences = plan.pool.count_sequences(tokens)
+        gain = sequences - memory.pool.count_sequences(tokens)
+        rows.append((name, max(0.0, plan.kv_available.mid / GIB), sequences, gain))
+    return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

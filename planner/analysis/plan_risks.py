@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
 from planner.analysis.load_curves import find_max_feasible_rps
 from planner.analysis.load_ramp import OVERLOAD_REASON, run_load_ramp
 from planner.analysis.phrases import ANALYSIS_PHRASES, CALIBRATION_BASIS_LABELS
@@ -308,12 +306,11 @@ def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidat
     )
 
 
-def list_largest_risks(plan: Plan) -> pd.DataFrame:
-    """Return the three largest risks of the plan, each with what to measure first."""
+def list_largest_risks(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return the three largest risks of the plan: the risk, how large, what to measure first."""
     risks = sorted(_generate_risks(plan), key=lambda risk: -risk[0])[:3]
     phrases = ANALYSIS_PHRASES["risks"]
-    rows = [(phrases[name]["risk"], size, phrases[name]["measure"]) for _, name, size in risks]
-    return pd.DataFrame(rows, columns=["risk", "how large", "measure first"])
+    return [(phrases[name]["risk"], size, phrases[name]["measure"]) for _, name, size in risks]
 
 
 def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:

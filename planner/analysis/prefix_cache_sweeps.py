@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from planner.analysis.tail_latency import get_wait_ms
+from planner.analysis.latency_rows import get_wait_ms
 from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.kv_cache import KvCachePool

@@ -9,7 +9,11 @@ from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, SpeculationConfig
 from planner.engines.speculation_methods import explain_unsupported_method, load_draft_methods
-from planner.latency.speculative_decoding import evaluate_speculation, find_break_even_acceptance
+from planner.latency.speculative_decoding import (
+    compute_expected_tokens,
+    evaluate_speculation,
+    find_break_even_acceptance,
+)
 from planner.memory.memory_plan import MemoryPlan
 
 EXAMPLE_DRAFT = SpeculationConfig("eagle3", 3, 0.62)
@@ -39,6 +43,27 @@ def sweep_break_even(
             (k, batch, find_break_even_acceptance(changed, batch, context)) for batch in batches
         ]
     return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate"]).dropna()
+
+
+def sweep_speedup(
+    deployment: Deployment,
+    batches: Sequence[float],
+    rates: Sequence[float],
+    ks: Sequence[int],
+    context: float,
+) -> pd.DataFrame:
+    """Return the speed-up for every combination: columns k, batch, acceptance_rate, speedup."""
+    rows = []
+    for k in ks:
+        changed = deployment.speculation and replace(
+            deployment.speculation, num_speculative_tokens=k
+        )
+        for batch in batches:
+            speedup = evaluate_speculation(replace(deployment, speculation=changed), batch, context)
+            for rate in rates:
+                at_rate = replace(speedup, tokens_per_step=compute_expected_tokens(rate, k))
+                rows.append((k, batch, rate, at_rate.speedup.mid))
+    return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate", "speedup"])
 
 
 def build_draft_table(

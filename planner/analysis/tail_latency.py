@@ -11,8 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from planner.analysis.latency_rows import (
+    MIN_SERVED_FRACTION,
+    REQUESTS_PER_SWEEP_RUN,
+    build_tail_row,
+    get_wait_ms,
+)
+from planner.analysis.load_ramp import TIMELINE_SAMPLES
 from planner.core.errors import PlannerError
-from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
     LATENCY_METRICS,
@@ -21,24 +27,19 @@ from planner.latency.performance import (
     Performance,
 )
 from planner.memory.memory_plan import get_memory_plan
+from planner.planning.capacity import estimate_capacity
 from planner.planning.prediction import evaluate
 from planner.planning.simulation_runs import (
     SimulationRun,
-    compute_served_fraction,
     get_statistic,
     run_short_simulation,
     simulate_once,
 )
 from planner.planning.slo import SloTarget, get_slo_status
-from planner.simulator.results import SimulationResult
 from planner.workload.workload import Workload
 
-REQUESTS_PER_SWEEP_RUN = 1500
-"""Requests of each run of a sweep."""
 OVERLOAD_RPS = 1e4
 """Requests/s that no deployment serves: what it then serves is its capacity."""
-MIN_SERVED_FRACTION = 0.95
-"""Served fraction of arrivals from which a deployment keeps up."""
 
 
 def build_latency_table(
@@ -79,15 +80,6 @@ def build_latency_table(
     return pd.DataFrame(rows)
 
 
-def build_latency_row(measured: Performance | SimulationRun) -> dict[str, Interval | float]:
-    """Return every latency at every statistic in ms, as part of a row."""
-    return {
-        f"{statistic} {metric.upper()} (ms)": measured.get(metric, statistic) * 1e3
-        for metric in LATENCY_METRICS
-        for statistic in LATENCY_STATISTICS
-    }
-
-
 def build_tail_curve(
     run: SimulationRun, metric: str, steady: Performance | None = None
 ) -> pd.DataFrame:
@@ -109,15 +101,6 @@ def build_tail_curve(
         analytical = steady.get(metric, name).mid * 1e3 if name and steady else None
         rows.append((share, value.lo, value.mid, value.hi, name, analytical))
     return pd.DataFrame(rows, columns=["slower", "lo", "mid", "hi", "name", "closed form"])
-
-
-def build_tail_row(run: SimulationRun) -> dict[str, Interval | float]:
-    """Return all latencies in ms, preemptions, and the served percentage in one row."""
-    row = build_latency_row(run) | {
-        "Longest ITL (ms)": run.compute_quantile("itl", 1.0) * 1e3,
-        "Served (%)": run.served_fraction * 100,
-    }
-    return row | {"Preemptions (per 100)": 100 * run.preemptions}
 
 
 def sweep_engine_arg(
@@ -161,18 +144,6 @@ def sweep_utilization(
     return pd.DataFrame(rows)
 
 
-def get_wait_ms(result: SimulationResult, point: str, metric: str = "ttft") -> float:
-    """Return a latency in ms; infinite if the deployment does not keep up.
-
-    The simulated value would then depend on the length of the run.
-    """
-    return (
-        get_statistic(result, metric, point) * 1e3
-        if compute_served_fraction(result) >= MIN_SERVED_FRACTION
-        else math.inf
-    )
-
-
 def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
     """Simulate seven KV pool sizes around what the traffic needs.
 
@@ -211,3 +182,37 @@ def select_stable_rows(swept: pd.DataFrame) -> pd.DataFrame:
     """Select the rows of a sweep in which the deployment keeps up; all if it never does."""
     stable = swept[[value.mid >= 100 * MIN_SERVED_FRACTION for value in swept["Served (%)"]]]
     return stable if len(stable) > 1 else swept
+
+
+def sweep_autoscaler_signals(
+    deployment: Deployment, workload: Workload, shares: Sequence[float]
+) -> pd.DataFrame:
+    """Return possible autoscaler signals of one engine, and user latencies, over its load.
+
+    Gauges are means from the first arrival to the last of `2 * REQUESTS_PER_SWEEP_RUN` simulated
+    requests.
+    """
+    capacity, rows = estimate_capacity(deployment, workload).mid, []
+    for share in shares:
+        load = workload.with_rate(share * capacity)
+        run = simulate_once(
+            deployment,
+            load,
+            2 * REQUESTS_PER_SWEEP_RUN,
+            gauge_s=2
+            * REQUESTS_PER_SWEEP_RUN
+            * deployment.num_engine_instances
+            / (share * capacity)
+            / TIMELINE_SAMPLES,
+        )
+        gauges = run.gauges[run.gauges.seconds <= run.sent[-1]]
+        steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.clock_scale
+        rows.append({
+            "Load (%)": share * 100, "A step is running (% of the time)": busy / run.duration * 100,
+            "Steps/s": steps / run.duration, "Requests running": gauges.running.mean(),
+            "Requests waiting": gauges.waiting.mean(),
+            "KV cache in use (%)": gauges.kv_usage.mean() * 100,
+            "mean TPOT (ms)": get_statistic(run, "tpot", "mean") * 1e3,
+            "p99 TTFT (ms)": get_wait_ms(run, "p99"),
+        })  # fmt: skip
+    return pd.DataFrame(rows)

@@ -126,7 +126,7 @@ class MeasuredPoolRun:
 def load_pool_runs() -> list[MeasuredPoolRun]:
     """Load the public runs.
 
-    Columns are those of `planner predict`, with `measured_ttft_ms`, `measured_tpot_ms`, `curve` and
+    Columns are those of `headroom predict`, with `measured_ttft_ms`, `measured_tpot_ms`, `curve` and
     `source`.
     """
     pool_runs, folder = [], POOL_RUNS_FILE.parent

@@ -167,7 +167,7 @@ class MeasuredRun:
 def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
     """Load the runs of a CSV file, and the timed ones.
 
-    Columns are those of `planner predict`, `MEASURED_COLUMN_NAMES`, `curve` and `source`.
+    Columns are those of `headroom predict`, `MEASURED_COLUMN_NAMES`, `curve` and `source`.
     """
     measured_runs = []
     for number, row in enumerate(

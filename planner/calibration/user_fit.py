@@ -137,7 +137,7 @@ class CalibrationFit:
             versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
             residuals=f"median after the fit: {medians}",
             engine=self.engine,
-            source=f"planner calibrate on {', '.join(sources[:3])}{others}",
+            source=f"headroom calibrate on {', '.join(sources[:3])}{others}",
             date=date,
         )
 

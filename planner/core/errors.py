@@ -43,6 +43,19 @@ def add_error_context(location: str) -> Iterator[None]:
         raise PlannerError(f"{location}: {error}", problems) from None
 
 
+@contextmanager
+def require_extra(extra: str, subject: str) -> Iterator[None]:
+    """Report a package that the block lacks as the `extra` of this distribution that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not extra or (error.name or "planner").partition(".")[0] == "planner":
+            raise
+        raise PlannerError(
+            f"{subject} needs the extra \"{extra}\": pip install 'headroom-planner[{extra}]'"
+        ) from None
+
+
 def find_closest(name: str, known_names: Iterable[str], min_similarity: float) -> str:
     """Return the nearest known name of at least this similarity (0 to 1), or an empty string."""
     return next(iter(difflib.get_close_matches(name, known_names, n=1, cutoff=min_similarity)), "")

@@ -1,13 +1,15 @@
 """Output files, written completely or not at all; private files; and the date of reports."""
 
+import csv
 import errno
+import math
 import os
 import pickle
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -89,6 +91,26 @@ def lock_folder(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def format_cell(value: object) -> str:
+    """Return a cell: integers in full, others to seven digits, empty if unknown or infinite."""
+    if isinstance(value, float):
+        return f"{value:.7g}" if math.isfinite(value) else ""
+    return "" if value is None else str(value)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as CSV; cells that a row lacks are empty."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list_columns(rows), restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: format_cell(v) for name, v in row.items()} for row in rows)
+
+
+def list_columns(rows: Iterable[Mapping[str, object]]) -> list[str]:
+    """List the names in rows, in the order in which they first occur."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def ensure_folder(path: Path) -> Path:

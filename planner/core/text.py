@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from unicodedata import category
+
+
+def get_program_name() -> str:
+    """Return the command's name as the user called it: `planner`, or by default `headroom`."""
+    called = os.path.basename(sys.argv[0]).partition(".")[0]
+    return "planner" if called == "planner" else "headroom"
 
 
 def escape_to_one_line(text: object) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from markupsafe import Markup
@@ -23,9 +23,6 @@ from planner.engines.metric_names import get_metric_names
 from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.planning.prediction import Prediction
 from planner.planning.slo import SloTarget
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MONITORING_FILES = ("alerts.yml", "prometheus.yml", "grafana.json", "runbook.md")
 """Files that monitor a plan; they need the names of the engine's metrics."""
@@ -140,23 +137,19 @@ def compute_alert_thresholds(
     )
 
 
-def list_alert_rules(rules: str) -> pd.DataFrame:
+def list_alert_rules(rules: str) -> list[dict[str, str]]:
     """Return one row per alert of Prometheus `rules`: name, severity, delay and meaning."""
-    import pandas as pd
-
-    groups = yaml.safe_load(rules)["groups"]
-    rows = [
-        (
-            rule["alert"],
-            rule["labels"]["severity"],
-            rule.get("for", "0m"),
-            rule["annotations"]["summary"],
-        )
-        for group in groups
+    return [
+        {
+            "alert": rule["alert"],
+            "severity": rule["labels"]["severity"],
+            "after": rule.get("for", "0m"),
+            "means": rule["annotations"]["summary"],
+        }
+        for group in yaml.safe_load(rules)["groups"]
         for rule in group["rules"]
         if "alert" in rule
     ]
-    return pd.DataFrame(rows, columns=["alert", "severity", "after", "means"])
 
 
 def build_series_selector(deployment: Deployment) -> Callable[..., Markup]:

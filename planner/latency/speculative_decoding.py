@@ -12,10 +12,8 @@ whatever the model, so a small model gains least.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,9 +31,6 @@ from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import StepModel, build_target_step_model
 from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.memory.weights import compute_draft_bytes
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SPEEDUP_SIGMA = 0.06
 """Standard deviation of ln(measured / predicted) speed-up, without host and added step cost."""
@@ -102,25 +97,21 @@ class SpeculationSpeedup:
             "pays" if self.speedup.lo > 1 else "does not pay" if self.speedup.hi < 1 else "may pay"
         )
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row, with the speed-up as an `Interval`."""
-        import pandas as pd
-
+    def to_row(self) -> dict[str, object]:
+        """Return a row by readable names, with the speed-up as an `Interval`."""
         times = {
             f"{name} (ms)": getattr(self, f"{name}_s") * 1e3
             for name in ("plain", "verify", "draft")
         }
-        row = {
+        return {
             "batch": self.batch,
             "tokens per step": self.tokens_per_step,
             **times,
             "speed-up": self.speedup,
-        }
-        memory = {
             "draft (GiB per GPU)": self.draft_bytes / GIB,
             "sequences lost": self.num_sequences_lost,
+            "verdict": self.verdict,
         }
-        return pd.DataFrame([{**row, **memory, "verdict": self.verdict}])
 
     def __str__(self) -> str:
         plain, verify, draft = (
@@ -334,29 +325,6 @@ def find_break_even_batch(
     return max(
         (last for _, last in find_profitable_batches(deployment, context, largest)), default=0
     )
-
-
-def sweep_speedup(
-    deployment: Deployment,
-    batches: Sequence[float],
-    rates: Sequence[float],
-    ks: Sequence[int],
-    context: float,
-) -> pd.DataFrame:
-    """Return the speed-up for every combination: columns k, batch, acceptance_rate, speedup."""
-    import pandas as pd
-
-    rows = []
-    for k in ks:
-        changed = deployment.speculation and replace(
-            deployment.speculation, num_speculative_tokens=k
-        )
-        for batch in batches:
-            speedup = evaluate_speculation(replace(deployment, speculation=changed), batch, context)
-            for rate in rates:
-                at_rate = replace(speedup, tokens_per_step=compute_expected_tokens(rate, k))
-                rows.append((k, batch, rate, at_rate.speedup.mid))
-    return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate", "speedup"])
 
 
 def compute_planned_acceptance(deployment: Deployment) -> float | None:

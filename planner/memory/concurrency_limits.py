@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.core.units import GIB
-from planner.memory.kv_cache import KvCacheLayout, resolve_kv_cache_dtype
-from planner.memory.layer_caches import get_kv_element_bytes
-from planner.memory.memory_plan import MemoryPlan, plan_memory
-from planner.models.quantization import parse_quantization
+from planner.memory.kv_cache import KvCacheLayout
+from planner.memory.memory_plan import MemoryPlan
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NUM_CONTEXT_KNOTS = 33
 """Context lengths at which blocks are counted; others are interpolated."""
@@ -76,47 +68,3 @@ def _sample_contexts(
     contexts = np.clip(sampled_prompts + _QUASI_RANDOM_POINTS[2] * sampled_outputs, 1, max_context)
     knots = np.quantile(contexts, np.linspace(0, 1, NUM_CONTEXT_KNOTS))
     return contexts, np.unique(knots.astype(int))
-
-
-def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame:
-    """Tabulate sequences that fit and their preemption risk at p50, p95 and max_model_len."""
-    import pandas as pd
-
-    max_model_len, rows = memory.layout.max_model_len, []
-    lengths = {
-        "p50": workload.compute_total_tokens_quantile(0.5),
-        "p95": workload.compute_total_tokens_quantile(0.95),
-        "max_model_len": max_model_len,
-    }
-    for name, tokens in lengths.items():
-        sequences = memory.pool.count_sequences(min(round(tokens), max_model_len))
-        risk = estimate_preemption_risk(memory, workload, sequences) if sequences else 1.0
-        rows.append((name, round(tokens), sequences, risk))
-    return pd.DataFrame(rows, columns=["length", "tokens", "sequences", "preemption risk"])
-
-
-def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
-    """Estimate the gain of 1 GiB, an FP8 KV cache and narrower weights in sequences of `tokens`."""
-    import pandas as pd
-
-    deployment = memory.deployment
-    gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
-    larger = replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)
-    changes = {"one more GiB": larger}
-    if get_kv_element_bytes(resolve_kv_cache_dtype(deployment)) > 1:
-        changes["FP8 KV cache"] = deployment.with_args(kv_cache_dtype="fp8")
-    for name, scheme in (
-        ("FP8 weights", parse_quantization("fp8")),
-        ("4-bit weights (AWQ)", parse_quantization("awq")),
-    ):
-        if scheme.weight_bits < deployment.model.quantization.weight_bits:
-            changes[name] = replace(
-                deployment, model=replace(deployment.model, quantization=scheme)
-            )
-    rows = []
-    for name, changed in changes.items():
-        plan = plan_memory(changed)
-        sequences = plan.pool.count_sequences(tokens)
-        gain = sequences - memory.pool.count_sequences(tokens)
-        rows.append((name, max(0.0, plan.kv_available.mid / GIB), sequences, gain))
-    return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

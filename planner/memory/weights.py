@@ -118,6 +118,16 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
     return tuple(stages)
 
 
+def compute_bytes_per_parameter(deployment: Deployment) -> float:
+    """Compute the bytes per model parameter on all GPUs of a replica.
+
+    Scales and unquantized layers are included.
+    """
+    layout = deployment.layout
+    ranks = layout.tp * layout.dp
+    return sum(compute_stage_bytes(deployment)) * ranks / deployment.model.architecture.params_total
+
+
 @lru_cache(maxsize=4096)
 def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]:
     """Sum weight bytes per stage; `lean`: one rotary table, and towers on the first stage only."""

@@ -1,18 +1,13 @@
 """Models by name, path or configuration: architecture, weight formats and assumptions."""
 
-import os
 import re
-import socket
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
-from glob import escape
 from os.path import isfile  # False for names that no file can have
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -323,14 +318,16 @@ def _look_up_model(name: str) -> Model:
         if name == known:
             return model
         return replace(model, name=name, warnings=(*model.warnings, *notes))
-    if (config := _read_hub_cache(name)) is not None:
-        return _build_model(config, name)
+    from planner.models import hub  # what speaks HTTP loads slowly
+
+    if path := hub.find_hub_config(name):
+        return _build_model(_read_config_file(path), name)
     if (variant := _find_variant(name)) is not None:
         return variant
-    if (config := _download_config(name)) is not None:
-        return _build_model(config, name)
+    if path := hub.download_hub_config(name):
+        return _build_model(_read_config_file(path), name)
     error = make_unknown_name_error(name, list_model_names(), "model")
-    network = "" if _check_hub_reachable() else ", or a network to ask the Hub for it"
+    network = "" if hub.check_hub_reachable() else ", or a network to ask the Hub for it"
     raise PlannerError(f"{error}; the path of its config.json would do as well{network}")
 
 
@@ -417,41 +414,3 @@ def _find_variant(name: str) -> Model | None:
         note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
     warnings = (*base.warnings, note)
     return replace(base, name=name, quantization=quantization, warnings=warnings, is_inferred=True)
-
-
-def _read_hub_cache(name: str) -> dict[str, Any] | None:
-    """Read the newest `config.json` of a repository in the local Hub cache."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache_dir = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    folder = escape(f"models--{name.replace('/', '--')}")
-    paths = sorted(cache_dir.glob(f"{folder}/snapshots/*/config.json"), key=os.path.getmtime)
-    return _read_config_file(paths[-1]) if paths else None
-
-
-@cache
-def _check_hub_reachable() -> bool:
-    """Return whether the Hub answers; cached, so that only the first unknown name waits."""
-    from huggingface_hub import constants
-
-    try:
-        socket.create_connection(
-            (urlsplit(constants.ENDPOINT).hostname or "", 443), timeout=2
-        ).close()
-    except OSError:
-        return False
-    return not constants.HF_HUB_OFFLINE
-
-
-def _download_config(name: str) -> dict[str, Any] | None:
-    """Download `config.json` from the Hub; None without network or repository."""
-    if name.count("/") != 1 or not _check_hub_reachable():
-        return None
-    from huggingface_hub import hf_hub_download
-
-    try:
-        path = Path(hf_hub_download(name, "config.json", etag_timeout=3))
-    except Exception:
-        return None
-    with suppress(Exception):  # most checkpoints have none
-        hf_hub_download(name, "hf_quant_config.json", etag_timeout=3)
-    return _read_config_file(path)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from pydantic import field_validator
 
 from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.hardware.gpus import Gpu
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -94,10 +90,8 @@ class FrameworkChoice:
             rule.fact for rule in sorted(self.chosen.reasons, key=lambda rule: -rule.points)
         )
 
-    def to_frame(self) -> pd.DataFrame:
-        """Tabulate one row per deciding fact: framework, total, points, fact, source, date."""
-        import pandas as pd
-
+    def list_facts(self) -> list[dict[str, str]]:
+        """List a row per deciding fact: framework, total, points, fact, source, date."""
         rows: list[tuple[str, ...]] = []
         for score in self.ranked:
             total = "ruled out" if score.ruled_out else str(score.points)
@@ -106,9 +100,8 @@ class FrameworkChoice:
                 for r in score.reasons
             )
             rows += [(score.title, total, "+0", score.ruled_out, "", "")] if score.ruled_out else []
-        return pd.DataFrame(
-            rows, columns=["framework", "total", "points", "fact", "source", "date"]
-        )
+        columns = ("framework", "total", "points", "fact", "source", "date")
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def __str__(self) -> str:
         totals = ", ".join(

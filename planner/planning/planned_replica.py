@@ -1,4 +1,4 @@
-"""Load a planned replica: of a scenario, or of the plan.json that `planner plan --out` writes."""
+"""Load a planned replica: of a scenario, or of the plan.json that `headroom plan --out` writes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PlannedReplica:
 
 
 def load_planned_replica(location: str | Path, *, unified: bool = False) -> PlannedReplica:
-    """Plan a scenario (a name or a YAML file), or read what `planner plan --out` wrote.
+    """Plan a scenario (a name or a YAML file), or read what `headroom plan --out` wrote.
 
     That is a folder, or its plan.json. Raises `PlannerError` for anything else, and for a plan of
     prefill and decode pools if it has to be `unified`.

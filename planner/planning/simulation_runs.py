@@ -193,6 +193,25 @@ class SimulationRun:
         return float(self.mid.preemptions.mean())
 
 
+def list_requests(result: SimulationResult) -> list[dict[str, float]]:
+    """List the lengths (tokens), times and preemptions of each request, by readable names."""
+    tpot = np.full(len(result.output), np.nan)
+    tpot[result.output > 1] = result.tpot
+    columns = {
+        "sent_s": result.sent,
+        "prompt_tokens": result.prompt,
+        "output_tokens": result.output,
+        "queue_ms": result.queue * 1e3,
+        "ttft_ms": result.ttft * 1e3,
+        "tpot_ms": tpot * 1e3,
+        "e2e_ms": result.e2e * 1e3,
+        "cached_tokens": result.outcome.cached,
+        "preemptions": result.preemptions,
+    }
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
 def get_statistic(run: SimulationResult, metric: str, point: str) -> float:
     """Return the seconds of `metric` at one of `LATENCY_STATISTICS`."""
     return run.summarize(metric)[point]

@@ -1,7 +1,6 @@
-"""Predict a CSV of deployments row by row, for `planner predict`."""
+"""Predict a CSV of deployments row by row, for `headroom predict`."""
 
 import csv
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from planner.core.errors import PlannerError
-from planner.core.files import check_not_overwriting, replace_atomically
+from planner.core.files import check_not_overwriting, format_cell, replace_atomically
 from planner.core.readers import read_csv_lines
 from planner.core.units import MIB
 from planner.engines.coefficients import UserCalibration
@@ -91,7 +90,7 @@ def predict_file(
                 answer = store.fetch([key], ANSWER_COLUMNS).get(key) if resume else None
                 if answer is None:
                     values = predict_row(row, source.parent, surplus, user_calibrations)
-                    answer = {name: _format_cell(v) for name, v in values.items() if name != "id"}
+                    answer = {name: format_cell(v) for name, v in values.items() if name != "id"}
                     unsaved[key] = answer
                     errors += [answer["error"]] if answer["status"] == "error" else []
                 if time.monotonic() > saved_at + SAVE_INTERVAL_S:
@@ -164,10 +163,3 @@ def predict_row(
             "error": f"this row cannot be planned ({type(error).__name__}: {error})",
         }
     return answer | build_output_row(prediction, notes)
-
-
-def _format_cell(value: object) -> str:
-    """Return a cell: integers in full, others to seven digits, empty if unknown or infinite."""
-    if isinstance(value, float):
-        return f"{value:.7g}" if math.isfinite(value) else ""
-    return "" if value is None else str(value)

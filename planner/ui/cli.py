@@ -1,4 +1,4 @@
-"""The `planner` command."""
+"""The command line: `headroom`, also called `planner`."""
 
 import argparse
 import gc
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from planner import __version__
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, require_extra
 from planner.core.files import get_report_date
+from planner.core.text import get_program_name
 from planner.ui.commands import catalogs, diagnostics, lab, plans, servers, simulation, tables
 from planner.ui.commands.options import print_message
 
@@ -40,7 +41,7 @@ COMMANDS = (
     catalogs.add_models,
     catalogs.add_gpus,
 )
-"""What declares each command, in the order of `planner --help`."""
+"""What declares each command, in the order of `headroom --help`."""
 
 
 EXIT_FAILURE = 70
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # a search makes many small objects and few cycles; the default costs a tenth of its time
         gc.set_threshold(200_000, 20, 50)
         get_report_date()  # libraries read its variable too, and end with a traceback
-        code = int(options.run(options) or 0)
+        with require_extra(options.extra, options.command):
+            code = int(options.run(options) or 0)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -110,15 +112,16 @@ def _discard_stdout() -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, which stores each one's function as `run`."""
+    name = get_program_name()
     parser = argparse.ArgumentParser(
-        prog="planner",
+        prog=name,
         description="Capacity planning for LLM serving.",
-        epilog="Start with `planner init`, then `planner plan scenario.yaml`. `planner COMMAND"
+        epilog=f"Start with `{name} init`, then `{name} plan scenario.yaml`. `{name} COMMAND"
         " --help` lists the options of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"planner {__version__}")
-    parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"{name} {__version__}")
+    parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False, extra="")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for add_command in COMMANDS:
         add_command(commands)
     return parser

@@ -489,7 +489,7 @@ class _MemoWriter:
     def _list_risks(self) -> Iterator[tuple[str, str, str]]:
         if self.chosen is None:
             return
-        for _, name, size, settle in list_largest_risks(self.plan).itertuples():
+        for name, size, settle in list_largest_risks(self.plan):
             yield _capitalize(name), _capitalize(self._say_in_words(size)), _capitalize(settle)
 
     def _write_next_step(self) -> str:

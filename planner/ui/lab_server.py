@@ -1,6 +1,6 @@
 """Open JupyterLab on the package's notebooks, with the extension that runs them.
 
-`planner lab` and `make lab` both start here, and so do the browser tests.
+`headroom lab` and `make lab` both start here, and so do the browser tests.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.core.files import ensure_folder, replace_atomically
 from planner.core.readers import read_text
+from planner.core.text import get_program_name
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 
 DEFAULT_FOLDER = Path("headroom-notebooks")
@@ -57,14 +58,15 @@ def open_lab(place: Path, options: Sequence[str] = ()) -> None:
             headers = {"Content-Security-Policy": CONTENT_POLICY}
             return super().make_serverapp(tornado_settings={"headers": headers}, **settings)
 
+    program = get_program_name()
     if kept := copy_notebooks(place):
         more = f" and {len(kept) - LISTED_FILES_MAX} more" if len(kept) > LISTED_FILES_MAX else ""
         names = ", ".join(map(str, kept[:LISTED_FILES_MAX]))
         print(
-            f"planner: {place}: kept your own {names}{more}; notebooks among them do not run when"
+            f"{program}: {place}: kept your own {names}{more}; notebooks among them do not run when"
             " they are opened"
         )
-    print(f"planner: notebooks in {place}", flush=True)
+    print(f"{program}: notebooks in {place}", flush=True)
     with tempfile.TemporaryDirectory(
         prefix="headroom-lab-", ignore_cleanup_errors=True
     ) as extensions:

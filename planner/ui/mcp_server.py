@@ -123,7 +123,7 @@ def answer_plan(scenario: str, set: dict[str, Any] | None = None) -> JsonObject:
 def answer_predict(row: dict[str, Cell]) -> JsonObject:
     """Predict memory, capacity and latency of one deployment.
 
-    Args: row has the columns of `planner predict`: model and gpu; optional engine, engine_version,
+    Args: row has the columns of `headroom predict`: model and gpu; optional engine, engine_version,
     quantization, tp, pp, replicas and engine arguments; for latencies isl and osl (mean tokens of
     prompt and answer) with request_rate (per second) or concurrency.
     """

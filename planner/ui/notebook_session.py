@@ -56,7 +56,7 @@ def open_plans(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
 def open_fleet_plan(fleet: str | Path, kept: str | Path = "") -> FleetPlan:
     """Return the plan in the pickle `kept`; without one that of the file `fleet`.
 
-    Without either it is that of `planner init --kind fleet`.
+    Without either it is that of `headroom init --kind fleet`.
     """
     path = Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml"
     return read_pickle(Path(kept), FleetPlan) if kept else plan_fleet(path)

@@ -60,8 +60,11 @@ def show_figure(chart: alt.TopLevelMixin | dict[str, Any], caption: str) -> Html
     return HtmlOutput(f'<figure style="margin: 0.5em 0">{render_svg(chart)}{figcaption}</figure>')
 
 
-def show_table(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
+def show_table(
+    rows: pd.DataFrame | Sequence[Mapping[str, object]], caption: str = ""
+) -> HtmlOutput:
     """Return a table with its numbers right-aligned, at three significant digits."""
+    frame = pd.DataFrame(rows)
     if frame.index.name or not isinstance(frame.index, pd.RangeIndex):
         frame = frame.reset_index(names=frame.index.name or "")
     head, body = "", [""] * len(frame)
@@ -82,7 +85,7 @@ def show_table(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
                 else "; min-width: 7em" * (align == "left")
             )
             body[row] += f'<td style="{style}{width}">{_format_cell(text)}</td>'
-    rows = "".join(f"<tr>{cells}</tr>" for cells in body)
+    cells = "".join(f"<tr>{row}</tr>" for row in body)
     style = "caption-side: bottom; text-align: left; opacity: 0.75"
     # a caption may be wider than a narrow table, without widening it
     span_style = "display: inline-block; max-width: 52em; margin-right: -52em"
@@ -90,7 +93,7 @@ def show_table(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
     caption_html = f'<caption style="{style}">{span}</caption>' if caption else ""
     return HtmlOutput(
         '<table style="line-height:'
-        f' 1.4">{caption_html}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        f' 1.4">{caption_html}<thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>'
     )
 
 

@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import pandas as pd
-
 from planner.analysis import load_curves
 from planner.analysis import plan_summary as summary
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
@@ -592,13 +590,12 @@ def _draw_latency(plan: Plan, best: Candidate, target_key: str, width: int) -> A
 
 def _draw_cost(plan: Plan, best: Candidate, width: int) -> Answer | None:
     """Draw the least cost of other loads."""
-    costs = load_curves.sweep_cost_over_load(plan) if plan.chosen else pd.DataFrame()
+    unit, costs = load_curves.sweep_cost_over_load(plan) if plan.chosen else ("", [])
     if len(costs) < 3:
         return None
     load, offered = load_curves.get_load(plan.scenario.workload)
-    unit = str(costs.columns[1])
     paid = best.usd_per_hour if unit.startswith("USD") else best.deployment.layout.num_gpus
-    chart = charts_cockpit.plot_cost_over_load(costs, offered, paid, width)
+    chart = charts_cockpit.plot_cost_over_load(unit, costs, offered, paid, width)
     return {
         "title": "Cost against load",
         "svg": charts.render_svg(chart),

@@ -70,7 +70,7 @@ from planner.ui.plan_words import (
 from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
-"""Exit codes of `planner plan` by verdict."""
+"""Exit codes of `headroom plan` by verdict."""
 MAX_SUMMARY_LINES = 14
 MAX_BAR_COLUMNS = 26
 MIN_BAR_COLUMNS = 12

@@ -1,16 +1,14 @@
 """Format a sweep for the terminal: how many points meet the targets, then the first rows."""
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from planner.core.errors import require_extra
+from planner.core.files import list_columns
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability, format_usd
 from planner.core.text import format_columns, format_count
 from planner.ui.terminal import TerminalStyle
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 VERDICT_WORDS = {"holds": "meets", "at_risk": "at risk", "nothing_meets": "misses"}
 DEFAULT_METRICS = ("ttft_ms_p95", "tpot_ms_p95")
@@ -18,7 +16,7 @@ BAR_COLUMNS = 16
 
 
 def format_sweep(
-    table: "pd.DataFrame",
+    points: Sequence[Mapping[str, object]],
     metrics: Sequence[str] = DEFAULT_METRICS,
     style: TerminalStyle | None = None,
     max_rows: int = 20,
@@ -29,28 +27,28 @@ def format_sweep(
     tightest limit a point uses.
     """
     style = style or TerminalStyle()
-    fields = [name for name in map(str, table) if name.startswith("set.")]
+    known = list_columns(points)
+    fields = [name for name in known if name.startswith("set.")]
     columns = ("probability", "gpu", "gpus_rented", "usd_per_hour", *metrics)
-    shown = [name for name in columns if name in table]
-    has_bars = "margin" in table
-    points = table.to_dict("records")
+    shown = [name for name in columns if name in known]
+    has_bars = "margin" in known
     basis = "used" if any(map(_is_simulated, points)) else "estimate"
     key = style.choose(f"● {basis} ▏ limit", f"o {basis} | limit")
     heads = [*(name.removeprefix("set.") for name in fields), "verdict"]
     heads += [name.replace("_ms_", " ms ").replace("_", " ") for name in shown] + [key] * has_bars
     rows: list[Sequence[str]] = [heads]
     for row in points[:max_rows]:
-        cells = [format_setting(row[name]) for name in fields]
+        cells = [format_setting(row.get(name)) for name in fields]
         verdict = f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}"
-        cells += [verdict, *(_format_figure(name, row[name]) for name in shown)]
+        cells += [verdict, *(_format_figure(name, row.get(name)) for name in shown)]
         share = row.get("margin")
         if has_bars:
             use = share if isinstance(share, float) and 0 <= share < float("inf") else None
             bar = "" if use is None else style.draw_bar(Interval.from_value(use), BAR_COLUMNS)
             cells.append(bar)
         rows.append(cells)
-    more = f"\n... and {len(table) - max_rows:,} more" * (len(table) > max_rows)
-    return f"{_summarize(table)}\n\n{format_columns(rows)}{more}"
+    more = f"\n... and {len(points) - max_rows:,} more" * (len(points) > max_rows)
+    return f"{_summarize(points)}\n\n{format_columns(rows)}{more}"
 
 
 def format_setting(value: object) -> str:
@@ -68,9 +66,8 @@ def _format_figure(name: str, value: object) -> str:
     return _format_cell(value)
 
 
-def _summarize(table: "pd.DataFrame") -> str:
+def _summarize(points: Sequence[Mapping[str, object]]) -> str:
     """Count the points by verdict, and name the cheapest that meets the targets."""
-    points = table.to_dict("records")
     words = [_describe_verdict(row) for row in points]
     forms = {
         "meets": ("meets the targets", "meet the targets"),
@@ -88,21 +85,21 @@ def _summarize(table: "pd.DataFrame") -> str:
         if word == "meets" and isinstance(price := row.get("usd_per_hour"), float) and price >= 0
     ]
     loads = {"set.workload.rate", "set.workload.concurrency"}
-    if not prices or not loads.isdisjoint(map(str, table)):  # the least load is the cheapest
+    if not prices or not loads.isdisjoint(list_columns(points)):  # the least load is the cheapest
         return text
     return f"{text} The cheapest that meets the targets costs {format_usd(min(prices))}/h."
 
 
-def _is_simulated(row: Mapping[Hashable, object]) -> bool:
+def _is_simulated(row: Mapping[str, object]) -> bool:
     return row.get("figures") == "replay"
 
 
-def _is_estimate(row: Mapping[Hashable, object]) -> bool:
+def _is_estimate(row: Mapping[str, object]) -> bool:
     """Return whether the figures of a point are analytical, not simulated."""
     return row.get("figures") == "closed form" and row.get("status") != "does_not_fit"
 
 
-def _describe_estimates(points: Sequence[Mapping[Hashable, object]]) -> str:
+def _describe_estimates(points: Sequence[Mapping[str, object]]) -> str:
     """Describe how many points are analytical estimates; empty if none is."""
     num_estimates = sum(map(_is_estimate, points))
     if not num_estimates:
@@ -112,7 +109,7 @@ def _describe_estimates(points: Sequence[Mapping[Hashable, object]]) -> str:
     return f" Analytical estimates, not simulations: {num_estimates:,}."
 
 
-def _describe_verdict(row: Mapping[Hashable, object]) -> str:
+def _describe_verdict(row: Mapping[str, object]) -> str:
     verdict = row.get("verdict")
     return VERDICT_WORDS.get(verdict, verdict) if isinstance(verdict, str) else str(row["status"])
 
@@ -125,19 +122,22 @@ def _format_cell(value: object) -> str:
     return "" if value is None else f"{value:,}" if type(value) is int else str(value)
 
 
-def draw_sweep(table: "pd.DataFrame", metrics: Sequence[str] = DEFAULT_METRICS) -> str | None:
+def draw_sweep(
+    points: Sequence[Mapping[str, object]], metrics: Sequence[str] = DEFAULT_METRICS
+) -> str | None:
     """Return the chart of a sweep as SVG: cost by load, or the first of `metrics` at one cost.
 
     None where no field is a number, or too many vary.
     """
-    from planner.ui.charts.base import render_svg
-    from planner.ui.charts.sweep import plot_sweep
+    with require_extra("report", "the chart"):
+        from planner.ui.charts.base import render_svg
+        from planner.ui.charts.sweep import plot_sweep
 
     fields = {
-        name.removeprefix("set."): [format_setting(value) for value in table[name]]
-        for name in map(str, table)
+        name.removeprefix("set."): [format_setting(row.get(name)) for row in points]
+        for name in list_columns(points)
         if name.startswith("set.")
     }
-    has_costs = "usd_per_hour" in table and table["usd_per_hour"].nunique() > 1
-    chart = plot_sweep(table, fields, "usd_per_hour" if has_costs else next(iter(metrics), ""))
+    has_costs = len({row.get("usd_per_hour") for row in points} - {None}) > 1
+    chart = plot_sweep(points, fields, "usd_per_hour" if has_costs else next(iter(metrics), ""))
     return render_svg(chart) if chart else None

@@ -9,9 +9,12 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self, TextIO
+from typing import IO, Any, Self, TextIO
 
 import numpy as np
 
@@ -19,9 +22,6 @@ from planner.core.errors import PlannerError
 from planner.core.readers import open_bounded, parse_json
 from planner.core.text import format_count
 from planner.core.units import MIB
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 """Columns of the Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset).
@@ -229,8 +229,6 @@ def _open_text(path: Path) -> TextIO:
 
 def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
     """Read a CSV trace whose first line is `head`."""
-    import pandas as pd
-
     names, separator = max(
         (
             ([name.strip() for name in next(csv.reader([head], delimiter=sep), [])], sep)
@@ -244,28 +242,24 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
             f"{path.name}, line 1: Mooncake's times are ms, most other files' are seconds: call the"
             f" column timestamp_ms or timestamp_s instead of {fields[0]}"
         )
-    columns = {name: names.index(name) for name in fields}
-    try:
-        frame = pd.read_csv(
-            file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False,
-            usecols=[*columns.values()],
-            nrows=MAX_TRACE_REQUESTS + 1,
-        )  # fmt: skip
-    except ValueError as error:
-        raise PlannerError(f"{path.name} is not a CSV: {' '.join(str(error).split())}") from None
-    frame.columns = pd.Index(sorted(columns, key=lambda name: columns[name]))
-    _check_trace_size(path, len(frame))
-    filled = np.flatnonzero(frame.notna().any(axis=1))
-    frame = frame.iloc[: filled[-1] + 1 if len(filled) else 0]
+    pick, missing = itemgetter(*(names.index(name) for name in fields)), [""] * len(names)
+    cells: list[tuple[str, ...]] = []
+    lines: list[int] = []
+    reader = csv.reader(file, delimiter=separator)
+    next(reader)
+    for row in islice(reader, MAX_TRACE_REQUESTS + 1):
+        cells.append(pick(row if len(row) >= len(names) else row + missing))
+        lines.append(reader.line_num)
+    _check_trace_size(path, len(cells))
+    while cells and not any(cells[-1]):
+        cells.pop()
     if separator == ";":  # then the comma is the decimal point
-        frame = frame.apply(lambda column: column.str.replace(",", "."))
-    return _build_trace(path, fields, frame, np.arange(2, len(frame) + 2), 1.0)
+        cells = [tuple(cell.replace(",", ".") for cell in row) for row in cells]
+    return _build_trace(path, fields, cells, lines, 1.0)
 
 
 def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
     """Read a trace of JSON lines."""
-    import pandas as pd
-
     fields: tuple[str, ...] = ()
     cells: list[list[object]] = []
     lines: list[int] = []
@@ -299,11 +293,10 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
             raise PlannerError(
                 f"{where}, field hash_ids: expected whole numbers below 2^63, got {ids!r:.60}"
             )
-    frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
     mooncake = fields == MOONCAKE_FIELDS and not any(isinstance(ids, dict) for ids in hashes)
     block_ids = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
     hash_ids = block_ids if mooncake and any(block_ids) else None
-    return _build_trace(path, fields, frame, np.array(lines), 1e-3 if mooncake else 1.0, hash_ids)
+    return _build_trace(path, fields, cells, lines, 1e-3 if mooncake else 1.0, hash_ids)
 
 
 def _check_trace_size(path: Path, requests: int, blocks: int = 0) -> None:
@@ -344,27 +337,24 @@ def _normalize_field_name(name: str) -> str:
 
 
 def _build_trace(
-    path: Path, fields: Sequence[str], cells: pd.DataFrame, lines: np.ndarray, unit: float,
+    path: Path, fields: Sequence[str], cells: Sequence[Sequence[object]], lines: Sequence[int], unit: float,
     hash_ids: tuple[tuple[int, ...], ...] | None = None,
 ) -> Trace:  # fmt: skip
-    """Build a `Trace` from the columns `fields` of `cells`; raise `PlannerError` for a bad cell.
+    """Build a `Trace` from rows of the `fields`; raise `PlannerError` for a bad cell.
 
-    `lines` are the lines of the file. `unit` is the seconds per unit of time if neither the field's
-    name nor the size of the figures says it.
+    `lines` are the rows' lines of the file. `unit` is the seconds per unit of time if neither the
+    field's name nor the size of the figures says it.
     """
-    import pandas as pd
-
     time, prompt, output = (
-        pd.to_numeric(cells[name], errors="coerce").to_numpy(dtype=float) for name in fields
+        np.array([_parse_number(row[k]) for row in cells], float) for k in range(3)
     )
     if np.count_nonzero(np.isnan(time)) * 2 > len(time):
-        stamps = pd.to_datetime(cells[fields[0]], format="ISO8601", errors="coerce", utc=True)
-        time = (stamps - stamps.min()).dt.total_seconds().to_numpy()
+        time = _parse_dates([row[0] for row in cells])
     elif len(time):
         time = time * _detect_time_unit(fields[0], float(np.nanmin(time)), unit)
     indices = np.flatnonzero(output != 0)
     num_dropped = len(output) - len(indices)
-    time, prompt, output, lines = time[indices], prompt[indices], output[indices], lines[indices]
+    time, prompt, output = time[indices], prompt[indices], output[indices]
     time = np.where(np.abs(time) < 1e12, time, np.nan)
     if len(time) < 2:
         verb = "has" if num_dropped == 1 else "have"
@@ -372,31 +362,33 @@ def _build_trace(
         raise PlannerError(
             f"{path.name} has {format_count(len(time), 'request')}{dropped}; a trace needs at least two"
         )
-    for field, bad, problem in (
+    for column, bad, problem in (
         (
-            fields[0],
+            0,
             np.isnan(time),
             "is not a time; expected all numbers, or all ISO dates (2026-03-29T12:00:00)",
         ),
-        (fields[1], ~np.isfinite(prompt), "is not a number"),
-        (fields[2], ~np.isfinite(output), "is not a number"),
-        (fields[0], time < 0, "must not be negative"),
+        (1, ~np.isfinite(prompt), "is not a number"),
+        (2, ~np.isfinite(output), "is not a number"),
+        (0, time < 0, "must not be negative"),
         (
-            fields[0],
+            0,
             np.diff(time, prepend=time[:1]) < 0,
             "comes before the line above; sort the trace by time",
         ),
-        (fields[1], prompt < 1, "must be at least one token"),
-        (fields[2], output < 1, "must be at least one token"),
-        (fields[1], prompt >= 2**31, "is more than any model takes"),
-        (fields[2], output >= 2**31, "is more than any model gives"),
-        (fields[1], prompt != np.floor(prompt), "is not a whole number of tokens"),
-        (fields[2], output != np.floor(output), "is not a whole number of tokens"),
+        (1, prompt < 1, "must be at least one token"),
+        (2, output < 1, "must be at least one token"),
+        (1, prompt >= 2**31, "is more than any model takes"),
+        (2, output >= 2**31, "is more than any model gives"),
+        (1, prompt != np.floor(prompt), "is not a whole number of tokens"),
+        (2, output != np.floor(output), "is not a whole number of tokens"),
     ):
         if bad.any():
-            row = int(np.argmax(bad))
-            where = f"{path.name}, line {lines[row]}, field {field}"
-            raise PlannerError(f"{where}: {cells[field].iloc[indices[row]]} {problem}")
+            row = indices[np.argmax(bad)]
+            cell = cells[row][column]
+            shown = "an empty cell" if cell == "" else cell
+            where = f"{path.name}, line {lines[row]}, field {fields[column]}"
+            raise PlannerError(f"{where}: {shown} {problem}")
     hashes = None if hash_ids is None else tuple(hash_ids[row] for row in indices)
     counts = prompt.astype(np.int64), output.astype(np.int64)
     trace = Trace(path.resolve(), time - time[0], *counts, hashes, num_dropped)
@@ -406,6 +398,29 @@ def _build_trace(
             " rate"
         )
     return trace
+
+
+def _parse_number(cell: Any) -> float:
+    """Return a cell as a number; NaN if it is none."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _parse_dates(cells: Sequence[object]) -> np.ndarray:
+    """Return the seconds of ISO dates since the first of them, [n]; NaN for what is none."""
+    stamps: list[datetime | None] = []
+    for cell in cells:
+        try:
+            stamp = datetime.fromisoformat(str(cell).strip())
+            stamps.append(stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC))
+        except ValueError:
+            stamps.append(None)
+    first = min(filter(None, stamps), default=datetime.min)
+    return np.array(
+        [(stamp - first).total_seconds() if stamp else np.nan for stamp in stamps], float
+    )
 
 
 def _detect_time_unit(field: str, first: float, unit: float) -> float:

@@ -116,7 +116,7 @@ class Diagnosis:
             )
         if self.planned is None and has_memory_error(self.errors):
             asked.append(
-                "which change frees enough memory: --plan, or planner explain-log with --gpu"
+                "which change frees enough memory: --plan, or headroom explain-log with --gpu"
             )
         if self.planned is None and self.findings:
             asked.append("what each remedy would change: --plan, a scenario or plan.json")

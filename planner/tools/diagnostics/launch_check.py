@@ -379,7 +379,9 @@ class LaunchCheck:
                 for finding in find_failure_modes(self.live)
             ]
         if not found and by_name:
-            found.append("the cause is not in these files: planner diagnose, with pages under load")
+            found.append(
+                "the cause is not in these files: headroom diagnose, with pages under load"
+            )
         return tuple(found)
 
     @property
@@ -514,7 +516,7 @@ class LaunchCheck:
         if candidate.is_confident and missed:
             return (
                 f"this server misses {' and '.join(missed)}, and these measurements do not explain why:"
-                " run planner diagnose with /metrics pages taken under load",
+                " run headroom diagnose with /metrics pages taken under load",
             )
         if candidate.is_confident:
             return (
@@ -544,7 +546,7 @@ class LaunchCheck:
             return self.notes
         pace = (
             f"tokens take {median(ratios):.2f} times the expected time, which the intervals allow:"
-            " planner calibrate on these benchmarks, and plan again"
+            " headroom calibrate on these benchmarks, and plan again"
         )
         return (*self.notes, pace)
 
@@ -607,7 +609,7 @@ def check_launch(
     seconds: float | None = None,
     replicas: int = 1,
 ) -> LaunchCheck:
-    """Check a launched server against the `plan` that `planner plan --out` wrote.
+    """Check a launched server against the `plan` that `headroom plan --out` wrote.
 
     `benchmarks` are results of load generators against `replicas` of it, `pages` one or two
     /metrics pages of one replica, `seconds` apart, `log` its start-up log. Raises `PlannerError`

@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -175,12 +173,13 @@ class LogExplanation:
         shifts = ", ".join(f"{term}: {size:g}" for term, size in rounded.items() if size)
         return f"memory_calibration: {{{shifts}}}" if shifts else ""
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return the lines as a table, for a notebook."""
-        columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
-        return pd.DataFrame(
-            [(*line.cells, line.is_within_interval) for line in self.lines], columns=columns
-        )
+    def to_rows(self) -> list[dict[str, object]]:
+        """Return the lines as rows by readable names."""
+        columns = ("figure", "unit", "planned", "logged", "logged - planned", "in its interval")
+        return [
+            dict(zip(columns, (*line.cells, line.is_within_interval), strict=True))
+            for line in self.lines
+        ]
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as JSON: sizes in bytes, plans as [expected, low, high] of 80%."""
@@ -291,7 +290,7 @@ class LogExplanation:
                 lines += [f"{'  ' * bool(n)}{line}" for n, line in enumerate(remedies.describe())]
             if lines:
                 lines.append(
-                    "Next: planner lint of its command, with --gpu, proposes one that starts."
+                    "Next: headroom lint of its command, with --gpu, proposes one that starts."
                 )
             return "\n".join(lines)
         as_logged = plan_memory(
@@ -311,7 +310,7 @@ class LogExplanation:
             f" cache, max_num_seqs lets {args.max_num_seqs:,} run;"
             f" {'better:' if changes else 'no other argument serves them better.'}"
         )
-        return "\n".join([text, *changes, "Next: planner diagnose, on its /metrics under load."])
+        return "\n".join([text, *changes, "Next: headroom diagnose, on its /metrics under load."])
 
 
 def infer_deployment(

@@ -4,18 +4,15 @@ One page covers the time since the server's start, two pages the time in between
 """
 
 import math
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from time import time
 
 import numpy as np
 
 from planner.core.errors import PlannerError
+from planner.core.http import fetch_bytes
 from planner.core.readers import read_text
 from planner.core.units import MIB
 from planner.engines.metric_names import EngineMetricNames, match_metric_names
@@ -32,20 +29,6 @@ LENGTH_METRICS: Mapping[RequestSide, tuple[str, str]] = {
 """The histogram of tokens per request, and the counter of all tokens."""
 METRIC_PREFIXES = {"vllm:": "vllm", "sglang:": "sglang"}
 """Engines by the prefix of their metrics."""
-
-
-FETCH_DEADLINE_S = 30
-"""For a whole page, redirects included."""
-_HTTP_HANDLERS = (
-    urllib.request.ProxyHandler,
-    urllib.request.UnknownHandler,
-    urllib.request.HTTPHandler,
-    urllib.request.HTTPSHandler,
-    urllib.request.HTTPDefaultErrorHandler,
-    urllib.request.HTTPRedirectHandler,
-    urllib.request.HTTPErrorProcessor,
-)
-"""The usual ones, without those for files, FTP and data in the address."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +74,8 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
     from prometheus_client.parser import text_string_to_metric_families
 
     if str(location).startswith(("http://", "https://")):
-        text, taken_at_s = _fetch_page(str(location))
+        text = fetch_bytes(str(location), MAX_PAGE_BYTES).decode("utf-8", "replace")
+        taken_at_s = time()
     else:
         text = read_text(Path(location), MAX_PAGE_BYTES, errors="replace")
         taken_at_s = Path(location).stat().st_mtime
@@ -114,44 +98,6 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
             f"{location} is not a /metrics page: {problem[:120] or 'a line has no value'}"
         ) from None
     return MetricsPage(samples, taken_at_s, str(location))
-
-
-def _fetch_page(address: str) -> tuple[str, float]:
-    """Fetch a whole page within `FETCH_DEADLINE_S`; return its text, and the time."""
-    results: SimpleQueue[bytes | Exception] = SimpleQueue()
-
-    def fetch() -> None:
-        try:
-            results.put(_fetch_bytes(address))
-        except Exception as error:
-            results.put(error)
-
-    # a server that sends a byte now and then never runs into a socket's own limit
-    Thread(target=fetch, daemon=True).start()
-    try:
-        page = results.get(timeout=FETCH_DEADLINE_S)
-        if isinstance(page, Exception):
-            raise page
-        return page.decode("utf-8", "replace"), time()
-    except Empty:
-        problem = f"no whole answer within {FETCH_DEADLINE_S} s"
-    except (OSError, ValueError, HTTPException) as error:
-        problem = str(error) or type(error).__name__
-    raise PlannerError(f"cannot read {address}: {problem}")
-
-
-def _fetch_bytes(address: str) -> bytes:
-    """Return the body of an HTTP answer, also after redirects, which lead to HTTP only."""
-    opener = urllib.request.OpenerDirector()
-    for handler in _HTTP_HANDLERS:
-        opener.add_handler(handler())
-    with opener.open(address, timeout=FETCH_DEADLINE_S / 3) as response:
-        body: bytes = response.read(MAX_PAGE_BYTES + 1)
-        if len(body) > MAX_PAGE_BYTES:
-            raise ValueError(f"the page has more than {MAX_PAGE_BYTES // MIB} MiB")
-        if response.length:
-            raise ValueError(f"the answer is cut short, {response.length:,} bytes are missing")
-        return body
 
 
 @dataclass(frozen=True)

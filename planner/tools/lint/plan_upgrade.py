@@ -213,7 +213,7 @@ class PlanUpgrade:
 
 
 def compare_plan_versions(plan: str | Path, to: str) -> PlanUpgrade:
-    """Compare the `plan` that `planner plan --out` wrote with itself at engine version `to`.
+    """Compare the `plan` that `headroom plan --out` wrote with itself at engine version `to`.
 
     The command stays as it is, so that what it leaves out gets the defaults of `to`. Raises
     `PlannerError` if the version is not known.

@@ -57,7 +57,7 @@ __all__ = ["CommandReport", "LintFinding", "LintReport", "ReportVerdict", "lint"
 
 ReportVerdict = Literal["ok", "at_risk", "mend"]
 LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
-"""Exit codes of `planner lint`, `check-guide` and `review`."""
+"""Exit codes of `headroom lint`, `check-guide` and `review`."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
     command, parsed = checked.command, checked.as_meant
     if command.unread:
         why = "it was not read: what it starts, and with which options, is not known here"
-        instead = "planner lint of the script, or of the command that it runs"
+        instead = "headroom lint of the script, or of the command that it runs"
         script = " ".join(map(quote_word, command.unread))
         yield LintFinding("word", "script", script[:300], "unread", why, instead)
     why = "what it stands for is known only where it runs"

@@ -121,7 +121,7 @@ def _add_limit(command: ServerCommand, what: str, parts: str) -> ServerCommand:
     """Add to the last command that is read that others behind it are not."""
     limit = f"more than {MAX_COMMANDS_PER_FILE} {parts}"
     why = f"the {what} has {limit}, and the others were not read"
-    found = LintFinding("word", parts, limit, "unread", why, "planner lint of each of them")
+    found = LintFinding("word", parts, limit, "unread", why, "headroom lint of each of them")
     return replace(command, findings=(*command.findings, found))
 
 

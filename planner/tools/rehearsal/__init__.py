@@ -1,1 +1,1 @@
-"""`planner rehearse`: play the server of a plan before anything is rented."""
+"""`headroom rehearse`: play the server of a plan before anything is rented."""

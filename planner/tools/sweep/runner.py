@@ -1,4 +1,4 @@
-"""Answer thousands of what-ifs of one scenario, for `planner sweep`.
+"""Answer thousands of what-ifs of one scenario, for `headroom sweep`.
 
 Every point is the scenario with some fields set. Answers that the store has are not computed again.
 """
@@ -13,15 +13,20 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.core.catalog import compute_build_digest, validate_entry
-from planner.core.errors import PlannerError
-from planner.core.files import check_not_overwriting, ensure_folder, replace_atomically
+from planner.core.errors import PlannerError, require_extra
+from planner.core.files import (
+    check_not_overwriting,
+    ensure_folder,
+    list_columns,
+    replace_atomically,
+    write_csv,
+)
 from planner.core.text import escape_to_one_line
 from planner.engines.deployment import ParallelLayout
 from planner.hardware.gpus import get_gpu
@@ -40,9 +45,6 @@ from planner.tools.answer_store import (
     open_default_store,
 )
 from planner.tools.sweep.sweep_spec import DeploymentEntry, SweepPoint, SweepSpec, load_sweep_spec
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Chunk = list[tuple[str, SweepPoint]]
 """The (key, point) pairs of one task."""
@@ -182,13 +184,25 @@ def _build_point_row(scenario: Scenario, candidate: Candidate) -> Answer:
     }
 
 
-def unify_column_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
+def unify_column_type(column: Sequence[object]) -> list[object]:
     """Return a column for Parquet: text if its values have several types, such as 8 and "auto"."""
-    if column.dtype != object or len({type(value) for value in column.dropna()}) < 2:
-        return column
-    return column.map(
-        lambda value: value if isinstance(value, str) else json.dumps(value), na_action="ignore"
-    )
+    types = {type(value) for value in column if value is not None}
+    if len(types) < 2 or types == {int, float}:
+        return list(column)
+    return [v if v is None or isinstance(v, str) else json.dumps(v) for v in column]
+
+
+def load_parquet_writer() -> Callable[[Path, Sequence[Answer]], None]:
+    """Return the function that writes rows as Parquet."""
+    with require_extra("parquet", "a .parquet file"):
+        import pyarrow
+        import pyarrow.parquet
+
+    def write_parquet(path: Path, rows: Sequence[Answer]) -> None:
+        columns = {n: unify_column_type([row.get(n) for row in rows]) for n in list_columns(rows)}
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+    return write_parquet
 
 
 def run_sweep(
@@ -202,6 +216,9 @@ def run_sweep(
     each distinct point counted once. Raises `PlannerError` if the scheduler cannot be reached or
     its workers have another planner.
     """
+    if scheduler:
+        with require_extra("dask", "--scheduler"):
+            import distributed  # noqa: F401
     keys = [compute_point_key(sweep, sweep.build_scenario_fields(point)) for point in sweep.points]
     answers = store.fetch(keys, POINT_COLUMNS)
     num_stored, points = len(answers), dict(zip(keys, sweep.points, strict=True))
@@ -299,41 +316,30 @@ def run_sweep_file(
     workers: int | None = None,
     progress: Callable[[int, int, int], object] = lambda done, total, stored: None,
     report_message: Callable[[str], object] = lambda text: None,
-) -> "pd.DataFrame":  # fmt: skip
-    """Run the sweep in the file `path`; write its table to `out` (CSV or Parquet) and return it.
+) -> list[Answer]:  # fmt: skip
+    """Run the sweep in the file `path`; write its rows to `out` (CSV or Parquet) and return them.
 
     Answers are kept in the file `store`, or in the user's own.
     """
-    import pandas as pd
-
     if out.suffix not in (".csv", ".parquet"):
         raise PlannerError(f"--out takes a .csv or a .parquet file, got {out}")
-    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise PlannerError(
-            "Parquet is written by pyarrow, which is not installed: "
-            "pip install 'headroom-planner[parquet]', or name a .csv"
-        )
+    write = load_parquet_writer() if out.suffix == ".parquet" else write_csv
     sweep = load_sweep_spec(path)
     check_not_overwriting(sweep.files, [out, *([store] if store else [])])
     ensure_folder(out.parent)
     kept = AnswerStore(store, report_message) if store else open_default_store(report_message)
     answers = run_sweep(sweep, kept, scheduler, workers, progress)
-    table = pd.DataFrame(
-        [
-            {
-                "point": k,
-                **{
-                    f"set.{name}": json.dumps(value) if isinstance(value, dict | list) else value
-                    for name, value in point.items()
-                },
-                **answer,
-            }
-            for k, (point, answer) in enumerate(zip(sweep.points, answers, strict=True))
-        ]
-    )
+    rows: list[Answer] = [
+        {
+            "point": k,
+            **{
+                f"set.{name}": json.dumps(value) if isinstance(value, dict | list) else value
+                for name, value in point.items()
+            },
+            **answer,
+        }
+        for k, (point, answer) in enumerate(zip(sweep.points, answers, strict=True))
+    ]
     with replace_atomically(out) as (part,):
-        if out.suffix == ".csv":
-            table.to_csv(part, index=False, float_format="%.7g")
-        else:
-            table.apply(unify_column_type).to_parquet(part, index=False)
-    return table
+        write(part, rows)
+    return rows

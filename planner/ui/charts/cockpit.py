@@ -3,6 +3,7 @@
 Their colours are the page's CSS variables, so that one drawing serves light and dark.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -30,15 +31,19 @@ _DOT: VegaSpec = {
 
 
 def plot_latency_over_load(
-    curve: pd.DataFrame, offered: float, limit: float, value: Interval, width: int
+    curve: Sequence[tuple[float, float, float, float]],
+    offered: float,
+    limit: float,
+    value: Interval,
+    width: int,
 ) -> VegaSpec:
     """Plot a latency over the load, and its `value` at `offered`; `limit` and `value` are in ms.
 
-    `curve` has the load and "lo", "mid", "hi" in seconds. The limit is a line; above it the band is
+    `curve` has rows of load, lo, mid and hi in seconds. The limit is a line; above it the band is
     amber. What lies beyond `MAX_DRAWN_LIMIT_FACTOR` times the limit is cut off.
     """
     top = max(MAX_DRAWN_LIMIT_FACTOR * limit, min(1.1 * value.mid, 10 * limit))
-    data = curve.set_axis(["x", "lo", "mid", "hi"], axis=1)
+    data = pd.DataFrame(curve, columns=["x", "lo", "mid", "hi"])
     data[["lo", "mid", "hi"]] *= 1e3
     data["hi"] = data["hi"].clip(upper=top)
     data["low"], data["under"] = data["lo"].clip(upper=limit), data["hi"].clip(upper=limit)
@@ -96,11 +101,10 @@ def plot_latency_over_load(
 
 
 def plot_cost_over_load(
-    costs: pd.DataFrame, offered: float, paid: float | None, width: int
-) -> VegaSpec:
+    unit: str, costs: Sequence[tuple[float, float, str]], offered: float, paid: float | None, width: int
+) -> VegaSpec:  # fmt: skip
     """Plot the least cost over the load, in steps named by their GPUs, and the cost of the plan."""
-    load, unit, what = costs.columns
-    flat = pd.DataFrame({"x": costs[load], "cost": costs[unit], "what": costs[what]})
+    flat = pd.DataFrame(costs, columns=["x", "cost", "what"])
     last, left = flat[flat["what"] != flat["what"].shift(-1)], flat["x"].iloc[0]
     right = max(float(flat["x"].max()), offered)
     # a name ends at the end of its step, where the space above and to the left is free

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from planner.analysis.load_curves import sweep_cost_over_load
+from planner.analysis.load_curves import get_load, sweep_cost_over_load
 from planner.analysis.plan_comparison import build_plan_titles
 from planner.core.number_format import format_probability
 from planner.planning.search import Plan
@@ -49,14 +49,16 @@ def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
     """Plot the least cost over the load of each scenario; None if loads or units differ."""
     names = build_plan_titles(plans)
     drawn = [sweep_cost_over_load(plan) for plan in plans]
-    heads = {tuple(data.columns[:2]) for data in drawn}
-    if len(heads) != 1 or not (head := next(iter(heads))):
+    (load, unit), *others = {
+        (get_load(plan.scenario.workload)[0], unit)
+        for plan, (unit, _) in zip(plans, drawn, strict=True)
+    }
+    if others or not all(rows for _, rows in drawn):
         return None
-    load, unit = head
-    frame = pd.concat([
-        pd.DataFrame({"load": data[load], "cost": data[unit], "scenario": name})
-        for name, data in zip(names, drawn, strict=True)
-    ])  # fmt: skip
+    frame = pd.DataFrame(
+        [(*row[:2], name) for name, (_, rows) in zip(names, drawn, strict=True) for row in rows],
+        columns=["load", "cost", "scenario"],
+    )
     dash = alt.Scale(domain=names, range=[[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]][: len(names)])
     return (
         alt.Chart(frame, width=CHART_WIDTH_PX, height=180)

@@ -1,6 +1,7 @@
 """Charts of simulations: tails of latencies, a load ramp with its capacity, gauges over time."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -75,7 +76,7 @@ def plot_tails(
 
 
 def plot_load_ramp(
-    data: pd.DataFrame,
+    rows: Sequence[Mapping[str, Any]],
     x: str,
     limits: Mapping[str, float | None],
     ceiling: Interval,
@@ -85,6 +86,7 @@ def plot_load_ramp(
 
     Every panel shows the capacity, `ceiling`, with its interval, and `here`, the load of the plan.
     """
+    data = pd.DataFrame(rows)
     scale = alt.Scale(
         type="log", base=2, nice=False, domain=[float(data[x].min()), float(data[x].max())]
     )

@@ -1,6 +1,7 @@
 """Charts of a plan: its SLOs, the costs of candidates, and the scores of frameworks."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -67,15 +68,19 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
 
 
 def plot_load_curve(
-    curve: pd.DataFrame, load: str, here: float, own: Interval, limit: float
+    curve: Sequence[tuple[float, float, float, float]],
+    load: str,
+    here: float,
+    own: Interval,
+    limit: float,
 ) -> alt.TopLevelMixin:
     """Plot a latency over the load with its limit, and the plan with its interval.
 
-    `curve` has the load and "lo", "mid", "hi" in seconds, as `own` and `limit` are.
+    `curve` has rows of load, lo, mid and hi in seconds, as `own` and `limit` are.
     """
     scale, (width, height) = 1e3 if limit < 1 else 1.0, LOAD_CURVE_SIZE_PX
     top = MAX_CURVE_SHARE * max(limit, own.mid) * scale
-    data = curve.set_axis(["load", "lo", "mid", "hi"], axis=1)
+    data = pd.DataFrame(curve, columns=["load", "lo", "mid", "hi"])
     data[["lo", "mid", "hi"]] *= scale
     data = data[data["lo"] <= top]
     last, blue = data.iloc[-1], CATEGORY_COLORS[0]

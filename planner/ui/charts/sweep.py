@@ -1,5 +1,7 @@
 """The chart of a sweep: its cost, or a latency, over the field that varies most."""
 
+from collections.abc import Mapping, Sequence
+
 import altair as alt
 import pandas as pd
 
@@ -10,14 +12,15 @@ MAX_SERIES = 8
 
 
 def plot_sweep(
-    table: pd.DataFrame, fields: dict[str, list[str]], metric: str
+    points: Sequence[Mapping[str, object]], fields: dict[str, list[str]], metric: str
 ) -> alt.LayerChart | None:
-    """Plot `metric`, a column of `table`, over its numeric field with the most values.
+    """Plot `metric` of `points` over their numeric field with the most values.
 
     `fields` are the cells of each varied field. The other fields are the colors; points that are at
     risk or miss a target are hollow, and no line leads to them. None if no field is a number, or for
     too many colors.
     """
+    table = pd.DataFrame(points)
     numeric = [
         name
         for name in fields

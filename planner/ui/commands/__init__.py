@@ -1,4 +1,4 @@
-"""Declare the arguments of every `planner` command beside the function that runs it.
+"""Declare the arguments of every command beside the function that runs it.
 
-Modules import what a command needs inside that function, so that `planner --help` stays fast.
+Modules import what a command needs inside that function, so that `headroom --help` stays fast.
 """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_scenarios(commands: "Subparsers") -> None:
-    """Declare `planner scenarios`."""
+    """Declare `headroom scenarios`."""
     parser = commands.add_parser(
         "scenarios", help="list the shipped scenarios, with their questions"
     )
@@ -30,7 +30,7 @@ def run_scenarios(_options: argparse.Namespace) -> None:
 
 
 def add_models(commands: "Subparsers") -> None:
-    """Declare `planner models`."""
+    """Declare `headroom models`."""
     parser = commands.add_parser(
         "models", help="list the models of the catalog, with size and context"
     )
@@ -39,7 +39,7 @@ def add_models(commands: "Subparsers") -> None:
 
 
 def add_gpus(commands: "Subparsers") -> None:
-    """Declare `planner gpus`."""
+    """Declare `headroom gpus`."""
     parser = commands.add_parser(
         "gpus", help="list the GPUs of the catalog, with memory, bandwidth and price"
     )

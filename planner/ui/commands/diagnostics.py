@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_explain_log(commands: "Subparsers") -> None:
-    """Declare `planner explain-log`."""
+    """Declare `headroom explain-log`."""
     parser = commands.add_parser(
         "explain-log",
         help="compare a vLLM startup log with the plan, and show what could be gained",
@@ -68,7 +68,7 @@ def run_explain_log(options: argparse.Namespace) -> int:
 
 
 def add_diagnose(commands: "Subparsers") -> None:
-    """Declare `planner diagnose`."""
+    """Declare `headroom diagnose`."""
     parser = commands.add_parser(
         "diagnose",
         help="find what is wrong with a running server from its /metrics and log, and how to fix it",
@@ -108,7 +108,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
 
 def add_profile(commands: "Subparsers") -> None:
-    """Declare `planner profile`."""
+    """Declare `headroom profile`."""
     parser = commands.add_parser(
         "profile", help="print a scenario's workload from an access log or /metrics pages"
     )
@@ -130,7 +130,7 @@ def run_profile(options: argparse.Namespace) -> None:
 
 
 def add_lint(commands: "Subparsers") -> None:
-    """Declare `planner lint`."""
+    """Declare `headroom lint`."""
     parser = commands.add_parser(
         "lint", help="check a launch command, systemd unit, compose file or manifest"
     )
@@ -186,7 +186,7 @@ def run_lint(options: argparse.Namespace) -> int:
 
 
 def add_review(commands: "Subparsers") -> None:
-    """Declare `planner review`."""
+    """Declare `headroom review`."""
     parser = commands.add_parser(
         "review",
         help="compare two commands, compose files, manifests or Helm values, for a pull request",
@@ -238,7 +238,7 @@ def run_review(options: argparse.Namespace) -> int:
 
 
 def add_check_guide(commands: "Subparsers") -> None:
-    """Declare `planner check-guide`."""
+    """Declare `headroom check-guide`."""
     parser = commands.add_parser(
         "check-guide",
         help="check a guide's commands, options and rules: right, outdated, wrong, not checkable",

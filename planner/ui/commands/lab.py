@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def add_lab(commands: "Subparsers") -> None:
-    """Declare `planner lab`."""
+    """Declare `headroom lab`."""
     parser = commands.add_parser(
         "lab",
         help="open the cockpit and the notebooks in JupyterLab",
@@ -22,11 +22,11 @@ def add_lab(commands: "Subparsers") -> None:
         "headroom-notebooks). Further options go to JupyterLab and take an equals sign: "
         "--no-browser --port=8899",
     )
-    parser.set_defaults(run=run_lab, takes_rest=lambda _: True)
+    parser.set_defaults(run=run_lab, takes_rest=lambda _: True, extra="lab")
 
 
 def run_lab(options: argparse.Namespace) -> None:
-    """Open JupyterLab, which gets the options that `planner` does not know."""
+    """Open JupyterLab, which gets the options that this command does not know."""
     from planner.ui.lab_server import DEFAULT_FOLDER, open_lab
 
     words = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from planner.core.errors import PlannerError
 from planner.core.redaction import redact_text
-from planner.core.text import escape_to_one_line
+from planner.core.text import escape_to_one_line, get_program_name
 
 if TYPE_CHECKING:
     from numba.core.event import Event
@@ -29,7 +29,7 @@ CLEAR_LINE = "\r\033[K"
 def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a scenario and the fields to set in it."""
     parser.add_argument(
-        "scenario", help="YAML file, or name of a shipped scenario (`planner scenarios`)"
+        "scenario", help="YAML file, or name of a shipped scenario (`headroom scenarios`)"
     )
     add_set_option(parser)
 
@@ -100,7 +100,7 @@ def print_message(message: str) -> None:
     """Print a line on stderr, if it can be written."""
     if sys.stderr is not None:
         with suppress(OSError):
-            text = f"planner: {redact_text(escape_to_one_line(message))}"
+            text = f"{get_program_name()}: {redact_text(escape_to_one_line(message))}"
             print(f"{CLEAR_LINE * sys.stderr.isatty()}{text}", file=sys.stderr, flush=True)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
+from planner.core.text import get_program_name
 from planner.ui.commands.options import (
     TEMPLATE_DIR,
     add_scenario_arguments,
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
 
 NEXT_COMMANDS = {"scenario": "check", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
-"""The command for a file that `planner init` wrote, by its kind."""
+"""The command for a file that `headroom init` wrote, by its kind."""
 KINDS = (*NEXT_COMMANDS, "review")
-"""What `planner init` writes."""
+"""What `headroom init` writes."""
 
 
 def add_init(commands: "Subparsers") -> None:
-    """Declare `planner init`."""
+    """Declare `headroom init`."""
     parser = commands.add_parser(
         "init",
         help="write a commented scenario, sweep, fleet, or workflow that reviews pull requests",
@@ -60,11 +61,13 @@ def run_init(options: argparse.Namespace) -> None:
     if kind not in NEXT_COMMANDS:
         print(f"wrote {path}; next: set what stands under env, and commit it")
         return
-    print(f"wrote {path}; next: planner {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}")
+    print(
+        f"wrote {path}; next: {get_program_name()} {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}"
+    )
 
 
 def add_check(commands: "Subparsers") -> None:
-    """Declare `planner check`."""
+    """Declare `headroom check`."""
     parser = commands.add_parser("check", help="print how a scenario is read, without planning it")
     add_scenario_arguments(parser)
     parser.set_defaults(run=run_check)
@@ -79,7 +82,7 @@ def run_check(options: argparse.Namespace) -> None:
 
 
 def add_plan(commands: "Subparsers") -> None:
-    """Declare `planner plan`."""
+    """Declare `headroom plan`."""
     parser = commands.add_parser(
         "plan",
         help="find what to rent for a scenario, with cost and latencies",
@@ -115,7 +118,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.json:
         print(format_json(serialize_plan(plan)))
         return EXIT_CODES[plan.verdict]
-    words = ["planner", "plan", options.scenario]
+    words = [get_program_name(), "plan", options.scenario]
     words += [word for text in options.set for word in ("--set", text)]
     out = shlex.quote(str(options.out)) if options.out else ""
     command = shlex.join(words)
@@ -129,7 +132,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def add_report(commands: "Subparsers") -> None:
-    """Declare `planner report`."""
+    """Declare `headroom report`."""
     parser = commands.add_parser(
         "report",
         help="write a PDF about a scenario, or about several side by side",
@@ -138,13 +141,13 @@ def add_report(commands: "Subparsers") -> None:
         "scenarios",
         nargs="+",
         metavar="SCENARIO",
-        help="YAML file, or name of a shipped scenario (`planner scenarios`); 2 to 4 are compared",
+        help="YAML file, or name of a shipped scenario (`headroom scenarios`); 2 to 4 are compared",
     )
     add_set_option(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
     )
-    parser.set_defaults(run=run_report)
+    parser.set_defaults(run=run_report, extra="report")
 
 
 @announce_compilation
@@ -167,7 +170,7 @@ def _show_step(text: str) -> None:
 
 
 def add_fleet(commands: "Subparsers") -> None:
-    """Declare `planner fleet`."""
+    """Declare `headroom fleet`."""
     parser = commands.add_parser(
         "fleet",
         help="share a stock of GPUs among several scenarios at least cost, as a PDF",
@@ -176,13 +179,13 @@ def add_fleet(commands: "Subparsers") -> None:
         "fleet",
         type=Path,
         metavar="FLEET.yaml",
-        help="fleet file with scenarios, stock (GPUs by kind) and limits; `planner init --kind fleet` "
+        help="fleet file with scenarios, stock (GPUs by kind) and limits; `headroom init --kind fleet` "
         "writes one",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/FLEET)"
     )
-    parser.set_defaults(run=run_fleet)
+    parser.set_defaults(run=run_fleet, extra="report")
 
 
 @announce_compilation

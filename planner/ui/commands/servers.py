@@ -3,10 +3,11 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, require_extra
 from planner.core.files import check_not_overwriting, replace_atomically
 from planner.ui.commands.options import (
     announce_compilation,
@@ -27,7 +28,7 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "plan",
         metavar="PLAN",
-        help="folder that `planner plan --out` wrote, its plan.json, or a scenario",
+        help="folder that `headroom plan --out` wrote, its plan.json, or a scenario",
     )
 
 
@@ -43,7 +44,7 @@ def parse_fraction(text: str) -> float:
 
 
 def add_rehearse(commands: "Subparsers") -> None:
-    """Declare `planner rehearse`."""
+    """Declare `headroom rehearse`."""
     parser = commands.add_parser(
         "rehearse",
         help="imitate a planned replica without a GPU: OpenAI API and /metrics",
@@ -76,7 +77,7 @@ def add_rehearse(commands: "Subparsers") -> None:
         "--prefix-hits", type=parse_fraction, default=1.0, metavar="X",
         help="fault to imitate: only this fraction of requests finds its prefix cached",
     )  # fmt: skip
-    parser.set_defaults(run=run_rehearse)
+    parser.set_defaults(run=run_rehearse, extra="rehearse")
 
 
 def run_rehearse(options: argparse.Namespace) -> None:
@@ -116,7 +117,7 @@ def run_rehearse(options: argparse.Namespace) -> None:
 
 
 def add_verify(commands: "Subparsers") -> None:
-    """Declare `planner verify`."""
+    """Declare `headroom verify`."""
     parser = commands.add_parser(
         "verify",
         help="compare a launched server's measurements with its plan: PASS or FAIL",
@@ -150,7 +151,7 @@ def add_verify(commands: "Subparsers") -> None:
 
 
 VERDICT_CODES = {"PASS": 0, "FAIL": 1, "NOT MEASURED": 3}
-"""Exit codes of `planner verify`."""
+"""Exit codes of `headroom verify`."""
 
 
 @announce_compilation
@@ -163,32 +164,34 @@ def run_verify(options: argparse.Namespace) -> int:
         check_not_overwriting([*options.bench, *([options.log] if options.log else [])], [out])
         if out.suffix not in (".md", ".pdf"):
             raise PlannerError(f"--out names a .md or .pdf file, got {out}")
+    typeset = load_typesetter() if out is not None and out.suffix == ".pdf" else str.encode
     check = check_launch(
         options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas
     )
     print(format_json(check.to_json()) if options.json else check)
     if out is not None:
         with replace_atomically(out) as (part,):
-            if out.suffix == ".md":
-                part.write_text(check.to_markdown(), encoding="utf-8")
-            else:
-                part.write_bytes(typeset_markdown(check.to_markdown()))
+            part.write_bytes(typeset(check.to_markdown()))
     return VERDICT_CODES[check.verdict]
 
 
-def typeset_markdown(text: str) -> bytes:
-    """Return a page of Markdown as PDF."""
-    import pypandoc
-    import typst
+def load_typesetter() -> Callable[[str], bytes]:
+    """Return the function that makes a PDF of a page of Markdown."""
+    with require_extra("report", "a PDF"):
+        import pypandoc
+        import typst
 
-    style = "#set page(margin: 1.5cm)\n#set text(size: 9pt)\n#set table(stroke: 0.3pt)\n"
-    style += "#let horizontalrule = line(length: 100%)\n"
-    body = pypandoc.convert_text(text, "typst", format="gfm")
-    return bytes(typst.compile((style + body).encode(), ignore_system_fonts=True))
+    def typeset(text: str) -> bytes:
+        style = "#set page(margin: 1.5cm)\n#set text(size: 9pt)\n#set table(stroke: 0.3pt)\n"
+        style += "#let horizontalrule = line(length: 100%)\n"
+        body = pypandoc.convert_text(text, "typst", format="gfm")
+        return bytes(typst.compile((style + body).encode(), ignore_system_fonts=True))
+
+    return typeset
 
 
 def add_upgrade(commands: "Subparsers") -> None:
-    """Declare `planner upgrade`."""
+    """Declare `headroom upgrade`."""
     parser = commands.add_parser(
         "upgrade",
         help="show what another engine version changes: memory, capacity, cost and options",
@@ -219,7 +222,7 @@ def print_line(line: str) -> None:
 
 
 def add_mcp(commands: "Subparsers") -> None:
-    """Declare `planner mcp`."""
+    """Declare `headroom mcp`."""
     parser = commands.add_parser(
         "mcp",
         help="answer agents over the Model Context Protocol, on stdin and stdout",
@@ -227,20 +230,14 @@ def add_mcp(commands: "Subparsers") -> None:
         " to an agent, on stdin and stdout until it closes them. Nothing is read besides the files"
         " and addresses that the agent passes. Needs the extra `mcp`.",
     )
-    parser.set_defaults(run=run_mcp)
+    parser.set_defaults(run=run_mcp, extra="mcp")
 
 
 @announce_compilation
 def run_mcp(_options: argparse.Namespace) -> None:
     """Serve until stdin is closed."""
-    try:
-        from planner.ui.mcp_server import build_server
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
-            raise
-        raise PlannerError(
-            "planner mcp needs the package mcp: pip install 'headroom-planner[mcp]'"
-        ) from None
+    from planner.ui.mcp_server import build_server
+
     if sys.stdin is None or sys.stdout is None:
-        raise PlannerError("planner mcp needs stdin and stdout, over which the client speaks")
+        raise PlannerError("headroom mcp needs stdin and stdout, over which the client speaks")
     build_server().run("stdio")

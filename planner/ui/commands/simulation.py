@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
-from planner.core.files import check_not_overwriting, get_report_date, replace_atomically
+from planner.core.files import (
+    check_not_overwriting,
+    get_report_date,
+    replace_atomically,
+    write_csv,
+)
 from planner.core.number_format import format_number
 from planner.ui.commands.options import announce_compilation
 
@@ -14,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_replay(commands: "Subparsers") -> None:
-    """Declare `planner replay`."""
+    """Declare `headroom replay`."""
     parser = commands.add_parser(
         "replay", help="simulate requests with vLLM's scheduler and print their latencies"
     )
@@ -73,7 +78,7 @@ def run_replay(options: argparse.Namespace) -> None:
     from planner.planning.evaluation import get_candidate_workload
     from planner.planning.scenario import load_scenario
     from planner.planning.search import get_reference_deployment, search_deployments
-    from planner.planning.simulation_runs import run_simulation
+    from planner.planning.simulation_runs import list_requests, run_simulation
 
     scenario = load_scenario(options.scenario)
     check_not_overwriting(scenario.files, written)
@@ -89,11 +94,11 @@ def run_replay(options: argparse.Namespace) -> None:
         )
     if options.requests is not None:
         with replace_atomically(options.requests) as (part,):
-            result.to_frame().to_csv(part, index=False)
+            write_csv(part, list_requests(result))
 
 
 def add_calibrate(commands: "Subparsers") -> None:
-    """Declare `planner calibrate`."""
+    """Declare `headroom calibrate`."""
     parser = commands.add_parser(
         "calibrate", help="fit step costs to your own benchmarks, for narrower intervals"
     )
@@ -103,7 +108,7 @@ def add_calibrate(commands: "Subparsers") -> None:
         type=Path,
         metavar="RESULTS",
         help="benchmark results: JSON of `vllm bench serve --save-result --save-detailed`, SGLang's "
-        "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `planner "
+        "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `headroom "
         "predict` with measured_ttft_ms and measured_tpot_ms",
     )
     parser.add_argument(

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.core.errors import PlannerError
 from planner.core.text import format_count
 from planner.ui.commands.options import (
     announce_compilation,
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_predict(commands: "Subparsers") -> None:
-    """Declare `planner predict`."""
+    """Declare `headroom predict`."""
     parser = commands.add_parser(
         "predict",
         help="predict memory, latencies and cost of deployments, one per CSV row",
@@ -39,7 +40,7 @@ def add_predict(commands: "Subparsers") -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="your own step costs, as `planner calibrate --out` writes them",
+        help="your own step costs, as `headroom calibrate --out` writes them",
     )
     parser.add_argument(
         "--resume", action="store_true", help="reuse the answers of an interrupted run"
@@ -66,7 +67,7 @@ def run_predict(options: argparse.Namespace) -> int:
 
 
 def add_sweep(commands: "Subparsers") -> None:
-    """Declare `planner sweep`."""
+    """Declare `headroom sweep`."""
     parser = commands.add_parser(
         "sweep",
         help="plan or predict a scenario at thousands of points, on all cores or on Dask",
@@ -76,7 +77,7 @@ def add_sweep(commands: "Subparsers") -> None:
         type=Path,
         metavar="SWEEP.yaml",
         help="sweep file with a scenario and a grid or sample of its fields; "
-        "`planner init --kind sweep` writes one",
+        "`headroom init --kind sweep` writes one",
     )
     parser.add_argument(
         "--out",
@@ -126,7 +127,7 @@ def run_sweep_command(options: argparse.Namespace) -> int:
         elif sys.stderr.isatty():
             print_progress(done, total, unit)
 
-    table = run_sweep_file(
+    rows = run_sweep_file(
         options.sweep,
         options.out,
         options.store,
@@ -137,15 +138,18 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     )
     limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
-    print(format_sweep(table, metrics, detect_style()))
-    if chart := draw_sweep(table, metrics):
+    print(format_sweep(rows, metrics, detect_style()))
+    chart = None
+    try:
+        chart = draw_sweep(rows, metrics)
+    except PlannerError as error:  # the table is there
+        print_message(str(error))
+    if chart:
         picture = options.out.with_suffix(".svg")
         with replace_atomically(picture) as (part,):
             part.write_text(chart, encoding="utf-8")
         print(f"\ntable: {options.out}, chart: {picture} (hollow: at risk or missed)")
-    failed = table[table["status"] == "error"]
-    if len(failed):
-        print_message(
-            f"{format_count(len(failed), 'point')} failed, the first: {failed['error'].iloc[0]}"
-        )
-    return int(len(failed) > 0)
+    failed = [row["error"] for row in rows if row["status"] == "error"]
+    if failed:
+        print_message(f"{format_count(len(failed), 'point')} failed, the first: {failed[0]}")
+    return int(bool(failed))

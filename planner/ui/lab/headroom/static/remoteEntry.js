@@ -6,7 +6,7 @@
 // show who wrote the code.
 (() => {
   const SHIPPED = [];
-  // `planner lab` replaces the line above by {runsWhenOpened, code: [source of each code cell]} for
+  // `headroom lab` replaces the line above by {runsWhenOpened, code: [source of each code cell]} for
   // each shipped notebook. Their code imports installed modules, never those in their own folder.
   const IMPORT_INSTALLED = `import os, sys
 sys.path[:] = [place for place in sys.path if place and place != os.getcwd()]

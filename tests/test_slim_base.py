@@ -1,0 +1,260 @@
+"""What the distribution's own requirements are enough for, without extras: almost every command.
+
+The commands run in processes that find nothing else: a folder of links to the required distributions takes the
+place of site-packages, also for the workers that they start. What is required is what pyproject.toml says and what
+the installed distributions' metadata say of each other.
+"""
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from metrics_pages import Server
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from test_readme import COMPOSE, write_benchmark, write_requests
+
+from planner.engines.deployment import deploy_on
+from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
+from planner.ui.cli import build_parser
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+MAX_PACKAGES = 20
+"""Of an installation without extras, this one included."""
+HEAVY = {
+    "altair", "dask", "distributed", "ipykernel", "ipywidgets", "jupyterlab", "mcp", "pandas",
+    "papermill", "pyarrow", "tornado", "typst",
+}  # fmt: skip
+EXTRA_COMMANDS = {
+    "report edge-8b-24gb": ("report", "report"),
+    "fleet fleet.yaml": ("fleet", "report"),
+    "lab": ("lab", "lab"),
+    "rehearse edge-8b-24gb": ("rehearse", "rehearse"),
+    "mcp": ("mcp", "mcp"),
+    "verify edge-8b-24gb --bench bench-1.json --out check.pdf": ("a PDF", "report"),
+    "sweep sweep.yaml --out sweep.parquet": ("a .parquet file", "parquet"),
+    "sweep sweep.yaml --out sweep.csv --store answers --scheduler tcp://127.0.0.1:9": (
+        "--scheduler",
+        "dask",
+    ),
+}
+"""What needs an extra: how the message calls it, and the extra."""
+SWEEP = """\
+answer: predict
+scenario: edge-8b-24gb
+grid: {workload.rate: [0.1, 0.5]}
+"""
+BASE_COMMANDS = {
+    "scenarios": {0},
+    "models qwen3": {0},
+    "gpus l40": {0},
+    "init scenario.yaml": {0},
+    "check edge-8b-24gb": {0},
+    "plan edge-8b-24gb --all --out out": {0},
+    "plan edge-8b-24gb --set workload={trace:\N{NO-BREAK SPACE}requests.csv}": {0, 3, 4},
+    "predict rows.csv --out predictions.csv": {0},
+    "sweep sweep.yaml --out sweep.csv --store answers --workers 1": {0},
+    "upgrade edge-8b-24gb --to 0.33.0": {0, 1, 3},
+    "verify edge-8b-24gb --bench bench-1.json --out check.md": {0, 1, 3},
+    "explain-log vllm.log --gpu H100": {0},
+    "diagnose before.txt after.txt --plan edge-8b-24gb": {0, 1},
+    "profile requests.csv": {0},
+    "lint compose.yaml --gpu H100": {0, 3},
+    "review compose.yaml compose.yaml --gpu H100": {0},
+    "check-guide guide.md": {0, 1, 3},
+    "replay --scenario edge-8b-24gb --requests times.csv": {0},
+    "calibrate bench-1.json bench-2.json --scenario edge-8b-24gb --out mine.yaml": {0},
+}
+"""What runs without extras, with its exit codes; no-break spaces stand for spaces within a word."""
+
+
+def list_requirements(extra: str = "") -> set[str]:
+    """List the distributions that an installation with an extra has besides this one."""
+    found: set[str] = set()
+    waiting = [*PROJECT["dependencies"], *EXTRAS.get(extra, ())]
+    while waiting:
+        wanted = Requirement(waiting.pop())
+        name = canonicalize_name(wanted.name)
+        if name == canonicalize_name(PROJECT["name"]):
+            waiting += [line for each in wanted.extras for line in EXTRAS[each]]
+        elif f"{name}{sorted(wanted.extras)}" not in found:
+            found.add(f"{name}{sorted(wanted.extras)}")
+            environments = [{"extra": each} for each in ("", *wanted.extras)]
+            for line in distribution(name).requires or ():
+                marker = Requirement(line).marker
+                if marker is None or any(map(marker.evaluate, environments)):
+                    waiting.append(line)
+    return {name.partition("[")[0] for name in found}
+
+
+def link_distributions(names: Iterable[str], folder: Path) -> Path:
+    """Make a folder from which nothing but these distributions can be imported."""
+    folder.mkdir()
+    for name in names:
+        found = distribution(name)
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(found.locate_file(top))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return link_distributions(list_requirements(), tmp_path_factory.mktemp("base") / "site")
+
+
+def run(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder with the distributions of `site` and this package."""
+    environment = {
+        **os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "HF_HUB_OFFLINE": "1",
+        "PLANNER_TRACEBACK": "1",
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-S", *words], cwd=folder, env=environment, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def write_pages(folder: Path) -> None:
+    """Write two /metrics pages of a replica."""
+    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "RTX-3090", max_model_len=8192)
+    lengths = (LengthDistribution.from_lognormal(mean, 3 * mean) for mean in (220, 120))
+    pages, _ = Server(served, Workload(*lengths, rate=0.5), requests=200).pages(folder)
+    for page, name in zip(pages, ("before.txt", "after.txt"), strict=True):
+        page.rename(folder / name)
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "sweep.yaml": lambda path: path.write_text(SWEEP),
+    "fleet.yaml": lambda path: path.write_text("stock: {L4: 2}\nscenarios: [edge-8b-24gb]\n"),
+    "rows.csv": lambda path: path.write_text(
+        "model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L40S,500,100,4\n"
+    ),
+    "requests.csv": lambda path: write_requests(path, "time,prompt_tokens,completion_tokens"),
+    "bench-1.json": lambda path: write_benchmark(path, 1),
+    "bench-2.json": lambda path: write_benchmark(path, 16),
+    "vllm.log": lambda path: path.write_text(EXAMPLE_LOG.read_text()),
+    "compose.yaml": lambda path: path.write_text(COMPOSE.format(64)),
+    "guide.md": lambda path: path.write_text("A 70B model takes 140 GB in FP16.\n"),
+    "before.txt": lambda path: write_pages(path.parent),
+}
+"""What makes the files that commands read."""
+
+
+def run_command(site: Path, folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as `run` does, with the files that it reads."""
+    for name, make in FILES.items():
+        if name in command:
+            make(folder / name)
+    words = [word.replace("\N{NO-BREAK SPACE}", " ") for word in command.split(" ")]
+    return run(site, folder, "-m", "planner", *words)
+
+
+def test_the_base_is_slim_and_all_is_everything() -> None:
+    names = list_requirements()
+    assert len(names) < MAX_PACKAGES and not names & HEAVY
+    assert f"the base, {len(names) + 1} packages" in (ROOT / "README.md").read_text("utf-8")
+    assert list_requirements("all") >= HEAVY
+    assert all(
+        list_requirements(extra) <= list_requirements("all") for extra in EXTRAS if extra != "dev"
+    )
+    assert list_requirements("dev") > list_requirements("all")
+
+
+def test_what_the_package_imports_is_required() -> None:
+    """Anything that a module or function imports comes with the base or an extra."""
+    imported = set()
+    for path in (ROOT / "planner").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    brought_by, required = packages_distributions(), list_requirements("all")
+    strangers = imported - sys.stdlib_module_names - {"planner"}
+    assert len(strangers) > 20
+    assert [
+        name
+        for name in strangers
+        if not {canonicalize_name(one) for one in brought_by.get(name, ())} & required
+    ] == []
+
+
+def test_numba_is_the_tested_one() -> None:
+    """A wheel carries code that it compiled, which no other version loads."""
+    (numba,) = (line for line in PROJECT["dependencies"] if line.startswith("numba"))
+    assert numba in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_every_command_is_tried() -> None:
+    (action,) = (
+        action
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    tried = {command.split()[0] for command in BASE_COMMANDS}
+    needing = {name: extra for name, extra in EXTRA_COMMANDS.values() if name in action.choices}
+    assert {name: p.get_default("extra") for name, p in action.choices.items()} == {
+        **dict.fromkeys(tried), **needing
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "codes"), BASE_COMMANDS.items())
+def test_a_command_runs_without_extras(
+    command: str, codes: set[int], base: Path, tmp_path: Path
+) -> None:
+    done = run_command(base, tmp_path, command)
+    assert done.returncode in codes, done.stdout + done.stderr
+    assert "Error" not in done.stderr
+    words = command.split()
+    for option in {"--out", "--requests"} & {*words}:
+        assert (tmp_path / words[words.index(option) + 1]).exists()
+    if words[0] == "sweep":
+        assert done.stderr.splitlines()[-1] == (
+            "headroom: the chart needs the extra \"report\": pip install 'headroom-planner[report]'"
+        )
+
+
+@pytest.mark.parametrize(
+    ("command", "subject", "extra"), [(c, *v) for c, v in EXTRA_COMMANDS.items()]
+)
+def test_what_needs_an_extra_names_it_in_one_line(
+    command: str, subject: str, extra: str, base: Path, tmp_path: Path
+) -> None:
+    done = run_command(base, tmp_path, command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"headroom: {subject} needs the extra \"{extra}\": pip install 'headroom-planner[{extra}]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "modules"),
+    [
+        ("dask", "dask.distributed, distributed.client"),
+        ("lab", "planner.ui.cockpit, planner.ui.lab_server, jupyterlab.labapp"),
+        ("mcp", "planner.ui.mcp_server"),
+        ("parquet", "pyarrow.parquet"),
+        ("rehearse", "planner.tools.rehearsal.server, tornado.httpserver"),
+        (
+            "report",
+            "planner.ui.pdf_report, planner.ui.notebook_runner, planner.ui.sweep_text, nbconvert, pypandoc, typst",
+        ),
+    ],
+)
+def test_an_extra_brings_what_its_commands_import(extra: str, modules: str, tmp_path: Path) -> None:
+    site = link_distributions(list_requirements(extra), tmp_path / "site")
+    done = run(site, tmp_path, "-c", f"import {modules}")
+    assert done.returncode == 0, done.stderr
