@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# The wheel, installed as README.md says, where nothing else is: its first answer compiles nothing, and
-# `headroom lab` opens the cockpit in a folder of its user's.
+# The wheel, built and installed by the lines of README.md, where nothing else is: its first answer compiles
+# nothing, and with its extra `headroom lab` opens the cockpit in a folder of its user's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD
+mapfile -t lines < <(grep -oE '`(pip wheel|pipx runpip)[^`]*`' README.md | tr -d '`')
+build_and_install=${lines[0]} add_extra=${lines[1]/\[report\]/[lab]}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-uv=("$root/.venv/bin/python" -m uv)
+trap 'rm -rf "$work" dist' EXIT
+rm -rf dist
+export PIPX_HOME=$work/pipx PIPX_BIN_DIR=$work/bin PATH=$work/env/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
+python3 -m venv "$work/env"
+"$work/env/bin/pip" install --quiet pipx
 
-.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/dist" .
-wheel=$(echo "$work"/dist/headroom_planner-*.whl)
-"${uv[@]}" venv --quiet --python .venv/bin/python "$work/env"
-"${uv[@]}" pip install --quiet --python "$work/env/bin/python" --constraint constraints.txt "$wheel"
-packages=$("${uv[@]}" pip list --quiet --python "$work/env/bin/python" --format freeze | wc -l)
+mkdir "$work/compiled"
+eval "$build_and_install"
+packages=$(pipx runpip headroom-planner list --format freeze | grep -cv "^pip=")
 echo "$packages packages"
 ((packages <= 20))
-
-cd "$work"
-mkdir compiled
-NUMBA_CACHE_DIR=$work/compiled env/bin/headroom plan edge-8b-24gb
-if [[ -n $(ls -A compiled) ]]; then
-    echo "the wheel's first answer compiled: $(find compiled -type f)"
+(cd "$work" && NUMBA_CACHE_DIR=$work/compiled bin/headroom plan edge-8b-24gb)
+if [[ -n $(ls -A "$work/compiled") ]]; then
+    echo "the wheel's first answer compiled: $(find "$work/compiled" -type f)"
     exit 1
 fi
 
-"${uv[@]}" pip install --quiet --python "$work/env/bin/python" --constraint "$root/constraints.txt" "$wheel[all]"
-python3 "$root/tests/lab_answers.py" "$work/env/bin/headroom" lab notebooks
+eval "$add_extra"
+cd "$work"
+python3 "$OLDPWD/tests/lab_answers.py" "$work/bin/headroom" lab notebooks

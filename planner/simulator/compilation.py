@@ -161,9 +161,11 @@ class _MachineCode:
     def find(self, signature: object) -> bytes | None:
         """Return the stored code for `signature`; None if there is none that can be trusted."""
         cpus, features = [_get_target_cpu()], binding.get_host_cpu_features()
-        for cpu, needed in SHIPPED_CPU_FEATURES.items():
-            if all(features.get(name) for name in needed):
-                cpus.append((cpu, ""))
+        cpus += [
+            (level, "")
+            for level, needed in SHIPPED_CPU_FEATURES.items()
+            if all(features.get(name) for name in needed)
+        ]
         for cpu in cpus:
             with suppress(Exception):  # unpickling a damaged file raises anything
                 if folder := _find_code_folder():
