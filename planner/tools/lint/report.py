@@ -57,7 +57,7 @@ __all__ = ["CommandReport", "LintFinding", "LintReport", "ReportVerdict", "lint"
 
 ReportVerdict = Literal["ok", "at_risk", "mend"]
 LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
-"""Exit codes of `planner lint`, `check-guide` and `review`."""
+"""Exit codes of `planner lint` and `review`."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class LintReport:
     target_version: str | None
     upgrade_findings: tuple[LintFinding, ...]
     programs: tuple[LintFinding, ...] = ()
+    unread: tuple[LintFinding, ...] = ()  # texts beside the commands that were not judged
 
     @property
     def findings(self) -> list[LintFinding]:
@@ -124,6 +125,7 @@ class LintReport:
             *(finding for report in self.commands for finding in report.checked.findings),
             *self.metrics,
             *self.programs,
+            *self.unread,
         ]
 
     @property
@@ -183,6 +185,7 @@ class LintReport:
             ],
             "metrics": [vars(finding) for finding in self.metrics],
             "programs": [vars(finding) for finding in self.programs],
+            "unread": [vars(finding) for finding in self.unread],
             "to": self.target_version, "drift": [vars(finding) for finding in self.upgrade_findings],
             "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
         }  # fmt: skip
@@ -194,6 +197,7 @@ class LintReport:
             "lint",
             report=self,
             table=_format_findings_table,
+            told=_format_finding,
             public=_format_without_secrets,
         ).strip("\n")
 
@@ -260,6 +264,7 @@ def lint(
         to,
         tuple(dict.fromkeys(upgrade_findings)),
         tuple(_check_programs(source.programs, checked_commands, version)),
+        source.unread,
     )
 
 
