@@ -49,7 +49,6 @@ NO_SERVER = "no server starts in"
         ("{{" * 100_000, NO_SERVER),
         ("{{" + " " * 10**6 + "a", NO_SERVER),
         ("A=" + " " * 10**6 + "a", NO_SERVER),
-        ('task "a" {\n' + "args = [\n" * 10**5, NO_SERVER),
         ("<<a " * 40_000, NO_SERVER),
         ("".join(f"cat >{n} <<E\n" for n in range(60_000)) + "E", NO_SERVER),
         ("".join(f"export A{n}=\na\n" for n in range(60_000)), "more than 500 variables"),

@@ -8,6 +8,7 @@ import yaml
 
 from planner.core.errors import PlannerError
 from planner.tools.lint.report import LintReport, lint
+from planner.tools.lint.review import review_change
 from planner.ui.cli import main
 
 
@@ -403,3 +404,30 @@ def test_what_of_a_guide_is_not_judged_is_told(
         assert main(["lint", *options, secret]) == 3
     shown = capsys.readouterr().out
     assert "hf_abcdef" not in shown and "sk-1234567890" not in shown
+
+
+NOT_READ = {
+    "supervisord": "[program:x]\ncommand=vllm serve Qwen/Qwen3-8B\n",
+    "Nomad": 'job "a" {\n task "b" {\n  config {\n   image = "vllm/vllm-openai:v0.20.2"\n  }\n }\n}\n',
+    "PowerShell": "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B",
+    "cmd": "docker run --gpus all ^\r\n  vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B",
+    "many arguments": 'task "a" {\n' + "args = [\n" * 10**5,
+}
+
+
+@pytest.mark.parametrize("text", NOT_READ.values(), ids=NOT_READ)
+def test_a_format_that_is_not_read_is_told(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.txt"
+    path.write_text(text)
+    assert main(["lint", str(path)]) == 3
+    assert capsys.readouterr().out.startswith("Not judged: a ")
+    review = review_change(str(path), str(path))
+    assert review.verdict == "at_risk" and "is not read" in review.to_markdown()
+
+
+def test_of_slurms_image_no_version_is_read() -> None:
+    line = "srun -N1 --container-image=vllm/vllm-openai:v0.20.2 vllm serve Qwen/Qwen3-8B"
+    assert to_fix(lint(line)) == {"--container-image": "unread"}
+    assert not to_fix(lint(line, "0.20.2"))

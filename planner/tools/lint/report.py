@@ -46,7 +46,7 @@ from planner.tools.lint.findings import (
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
 from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
-from planner.tools.lint.server_commands import ServerCommand, quote_word
+from planner.tools.lint.server_commands import IMAGE_OPTION, ServerCommand, quote_word
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
@@ -227,11 +227,10 @@ def lint(
             version or command.version or str(load_flag_lists(command.engine).versions[-1])
         )
         checked = _check_command(command, checked_version)
+        written = (one for one in command.findings if version is None or one.name != IMAGE_OPTION)
         checked = replace(
             checked,
-            findings=_merge_findings(
-                (*checked.findings, *command.findings), _list_unread_parts(checked)
-            ),
+            findings=_merge_findings((*checked.findings, *written), _list_unread_parts(checked)),
         )
         notes += filter(None, (checked.options.note, command.note))
         pool = (

@@ -1,7 +1,7 @@
 """Find the server commands of a text in any supported format, and the metrics that it names.
 
 Supported are command lines, shell scripts, systemd units, Dockerfiles, compose files, manifests,
-charts' values, supervisord and Nomad files, and guides.
+charts' values and guides.
 """
 
 import json
@@ -42,6 +42,12 @@ MAX_COMMANDS_PER_FILE = 20
 """Maximum number of commands that are checked per file."""
 MAX_WORDS = 21_000
 """Maximum number of words in the commands of a text."""
+_UNREAD_FORMATS = {
+    "supervisord file": r"^\[program:",
+    "Nomad job": r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{',
+    "PowerShell or cmd command of several lines": r"^.*[ \t][`^][ \t]*$\n",
+}
+"""What no command is read from, and by which line it is known."""
 _READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
 _METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 
@@ -113,8 +119,9 @@ def _read_guide(guide: "_NearbyFiles", engine: str | None) -> ParsedSource:
 
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     """Read a text of one format."""
-    # PowerShell continues a line with a backquote, and cmd with a caret.
-    text = re.sub(r"(?<=[ \t])[`^][ \t]*\n", "\\\\\n", nearby.text)
+    text = nearby.text
+    if unread := _find_unread_format(text):
+        return ParsedSource((), (), (), (unread,))
     found = _find_commands_in_text(text, nearby, engine)
     server_commands = [
         followed
@@ -155,6 +162,14 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         if re.search(rf"(?<![\w-]){re.escape(name)}\b", text)
     )
     return ParsedSource(commands, metrics, programs)
+
+
+def _find_unread_format(text: str) -> LintFinding | None:
+    """Return a finding about a text in a format that is not read; None for any other."""
+    for name, pattern in _UNREAD_FORMATS.items():
+        if match := re.search(pattern, text, re.MULTILINE):
+            return _make_unread(match[0].strip(), f"a {name} is not read")
+    return None
 
 
 def _make_unread(written: str, why: str) -> LintFinding:
@@ -298,13 +313,8 @@ def _find_commands_in_text(
     text: str, nearby: _NearbyFiles, engine: str | None
 ) -> Iterator[ServerCommand]:
     """Yield the commands of a text of any format."""
-    if re.search(r"^\[program:", text, re.MULTILINE):  # supervisord
-        for line in re.findall(r"^command[ \t]*=[ \t]*(.+)$", text, re.MULTILINE):
-            yield from find_commands(line, "command", engine)
-    elif re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
+    if re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
         yield from _parse_systemd_unit(text, nearby, engine)
-    elif re.search(r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{', text, re.MULTILINE):
-        yield from _parse_nomad_job(text)
     elif all(
         re.search(rf"^[ \t]*{line}", text, re.MULTILINE)
         for line in (r"FROM[ \t]+\S+", r"(CMD|ENTRYPOINT|RUN)\b")
@@ -323,28 +333,6 @@ def _find_commands_in_text(
             yield from find_commands(items, "", engine)
     else:
         yield from find_commands(text, "", engine)
-
-
-def _parse_nomad_job(text: str) -> Iterator[ServerCommand]:
-    """Yield the commands that the tasks of a Nomad job start in containers."""
-    for task in re.split(r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{', text, flags=re.MULTILINE)[1:]:
-        pairs = dict(
-            re.findall(
-                r'^[ \t]*"?(\w+)"?[ \t]*=[ \t]*"((?:[^"\\\n]|\\.)*+)"[ \t]*$', task, re.MULTILINE
-            )
-        )
-        lists = dict(
-            re.findall(r"^[ \t]*(args|entrypoint)[ \t]*=[ \t]*(\[[^\]]*\]?)", task, re.MULTILINE)
-        )
-        words = {
-            key: _parse_json_list(re.sub(r",\s*\]", "]", value)) for key, value in lists.items()
-        }
-        command = [pairs["command"]] if "command" in pairs else []
-        command_words = [*words.get("entrypoint", []), *command, *words.get("args", [])]
-        environment = {name: value for name, value in pairs.items() if name.isupper()}
-        yield from parse_container(
-            pairs.get("image", ""), command_words, environment, "task", "entrypoint" in lists
-        )
 
 
 def _parse_systemd_unit(
