@@ -332,14 +332,6 @@ def test_files_of_every_kind_say_the_same(name: str, text: str, tmp_path: Path) 
 
 
 WRITTEN = {
-    "PowerShell": (
-        "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B"
-        " --swap-space 4"
-    ),
-    "cmd": (
-        "docker run --gpus all ^\r\n  vllm/vllm-openai:v0.20.2 ^\r\n  --model Qwen/Qwen3-8B"
-        " --swap-space 4"
-    ),
     "tmux": "tmux new-session -d -s x 'vllm serve Qwen/Qwen3-8B --swap-space 4'",
     "ssh": "ssh gpu1 \"vllm serve 'Qwen/Qwen3-8B' --swap-space 4\"",
     "uv": "uv run --with vllm==0.20.2 vllm serve Qwen/Qwen3-8B --swap-space 4",
@@ -348,13 +340,6 @@ WRITTEN = {
         " --swap-space=4"
     ),
     "argument": 'M="${1:-Qwen/Qwen3-8B}"\nvllm serve "$M" --swap-space 4',
-    "supervisord": (
-        "[program:x]\ncommand=/opt/v/bin/vllm serve Qwen/Qwen3-8B --swap-space 4\nautostart=true\n"
-    ),
-    "srun": (
-        "srun -N1 --container-image=vllm/vllm-openai:v0.20.2 --container-mounts=/a:/b vllm serve"
-        " Qwen/Qwen3-8B --swap-space 4"
-    ),
     "dynamo": (
         "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --disaggregation-mode prefill "
         "--dyn-tool-call-parser hermes --swap-space 4"
@@ -366,11 +351,6 @@ WRITTEN = {
     "kserve": (
         "kind: InferenceService\nspec: {predictor: {model: {modelFormat: {name: huggingface}, args:"
         " [--model_name=q, --model_id=Qwen/Qwen3-8B, --backend=vllm, --swap-space=4]}}}\n"
-    ),
-    "nomad": (
-        'job "a" {\n task "b" {\n  env {\n   HF_HOME = "/c"\n  }\n  config {\n   image ='
-        ' "vllm/vllm-openai:v0.20.2"\n   args = ["--model", "Qwen/Qwen3-8B",\n    "--swap-space",'
-        ' "4",\n   ]\n  }\n }\n}\n'
     ),
     "production-stack": (
         "servingEngineSpec:\n  modelSpec:\n  - {modelURL: Qwen/Qwen3-8B, repository:"
@@ -396,19 +376,9 @@ def test_programs_around_an_engine_keep_what_is_theirs() -> None:
     )
     assert worker.fixed.command.line == line
     assert str(lint(WRITTEN["dynamo's image"]).commands[0].checked.version) == "0.20.1"
-    assert str(lint(WRITTEN["srun"]).commands[0].checked.version) == "0.20.2"
-    assert lint(WRITTEN["nomad"]).commands[0].checked.command.environment == {"HF_HOME": "/c"}
     assert "left to KServe: --model_name, --model_id, --backend" in lint(WRITTEN["kserve"]).notes
     with pytest.raises(PlannerError, match="no server starts"):
         lint(WRITTEN["kserve"].replace("--backend=vllm", "--backend=huggingface"))
-    slurm = (
-        "srun --container-image nvcr.io#nvidia/tensorrt-llm/release:1.2.0 trtllm-serve"
-        " Qwen/Qwen3-8B"
-    )
-    (served,) = lint(slurm).commands  # which shares its host's network
-    assert str(served.checked.version) == "1.2.0" and not [
-        one for one in served.checked.findings if one.needs_fix
-    ]
 
 
 def test_words_that_only_the_machine_fills_in_are_no_unknown_options() -> None:

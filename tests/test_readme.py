@@ -43,7 +43,6 @@ HEADROOM = [command for command in COMMANDS if command.startswith("headroom ")]
 EXIT_CODES = {
     "plan": {0, 3, 4},
     "lint": {0, 3, 1},
-    "check-guide": {0, 3, 1},
     "verify": {0, 1, 3},
     "upgrade": {0, 1, 3},
     "explain-log": {0, 1},
@@ -54,7 +53,7 @@ EXIT_CODES = {
 RUN_AS_THEY_ARE = {
     "init", "check", "plan", "report", "models", "gpus", "scenarios", "predict", "sweep", "fleet",
     "calibrate",
-    "verify", "upgrade", "explain-log", "diagnose", "profile", "lint", "check-guide", "review", "replay",
+    "verify", "upgrade", "explain-log", "diagnose", "profile", "lint", "review", "replay",
 }  # fmt: skip
 LAB, REHEARSE, MCP = "lab", "rehearse", "mcp"
 """The commands that go on until they are stopped."""

@@ -1,12 +1,12 @@
-"""A rehearsed server schedules as vLLM does, is as fast as the simulation says, and speaks OpenAI's API."""
+"""A rehearsed server is as fast as the simulation says, and speaks OpenAI's API."""
 
-import csv
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from rehearsal import rehearse, run_in_virtual_time, send, serving
@@ -15,8 +15,8 @@ from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
 from planner.planning.planned_replica import PlannedReplica
 from planner.planning.simulation_runs import simulate_once
-from planner.simulator.schedule_cases import read_schedule_case
-from planner.tools.rehearsal.engine import LiveBlockPool, LiveEngine, LiveRequest
+from planner.simulator.kernel_types import EngineRules
+from planner.tools.rehearsal.engine import LiveEngine, LiveRequest
 from planner.tools.rehearsal.server import RehearsalFaults, RehearsedServer
 from planner.ui.cli import main
 from planner.workload.length_distribution import LengthDistribution
@@ -38,32 +38,27 @@ def deployed(**fields: Any) -> Deployment:
     return deploy_on(MODEL, "L40S", **args)
 
 
-@pytest.mark.parametrize("version", ["0.20.2", "0.33.0"])
-@pytest.mark.parametrize(
-    "name", ["long_prompt_threshold", "preemption_prefix_caching", "prefix_turns"]
-)
-def test_steps_are_those_of_vllms_own_scheduler(name: str, version: str) -> None:
-    folder = DATA / "schedules"
-    config, requests = read_schedule_case(folder / f"{name}.json")
-    rules = config.build_rules()._replace(uses_v033_scheduler=version == "0.33.0")
-    size = config.block_size
-    pool = LiveBlockPool(rules.num_blocks - 1, lambda tokens: -(-tokens // size), size)
-    engine, names, steps = LiveEngine(rules, pool), dict[LiveRequest, str](), []
-    for number in range(1000):
-        for given in requests:
-            if given.arrival_step == number:
-                tokens = [hash((name, k)) for name, n in given.segments for k in range(n)]
-                request = LiveRequest(tokens, given.output_len)
-                names[request] = given.id
-                engine.waiting.append(request)
-        if step := engine.schedule():
-            row = ";".join(f"{names[request]}:{count}" for request, count in step.rows)
-            steps.append((str(number), row, ";".join(names[each] for each in step.preempted)))
-            for request, _ in engine.finish(step):
-                request.tokens[-1] = hash((f"out:{names[request]}", request.num_output - 1))
-    with (folder / f"{name}.vllm-{version}.csv").open() as file:
-        recorded = list(csv.DictReader(file))
-    assert steps == [(row["step"], row["scheduled"], row["preempted"]) for row in recorded]
+def test_a_request_starts_when_a_slot_and_its_cache_are_free() -> None:
+    """10 blocks of 16 tokens, 3 slots, steps of 64 tokens: two answers of 80 tokens take 5 blocks each."""
+    rules = EngineRules(3, 64, 11, 160, True, True, 0, False, False, True, np.array([[0, 16]]))
+    engine = LiveEngine(rules, lambda tokens: -(-tokens // 16))
+    with pytest.raises(PlannerError, match="do not fit"):
+        engine.check(LiveRequest([1] * 100, 61))
+    first, second, third = (LiveRequest([10 * k + n for n in range(70)], 10) for k in range(3))
+    engine.waiting.extend((first, second, third))
+    steps = []
+    while step := engine.schedule():
+        steps.append([(request, count) for request, count in step.rows])
+        assert sum(count for _, count in step.rows) <= 64 and engine.usage <= 1
+        engine.finish(step)
+    assert steps[0] == [(first, 64)] and steps[1] == [(first, 6), (second, 58)]
+    started = next(k for k, rows in enumerate(steps) if third in [each for each, _ in rows])
+    assert first not in [each for each, _ in steps[started]] and not engine.waiting
+    # a longer prompt with the same start finds four whole blocks
+    again = LiveRequest([*third.tokens[:70], 1], 1)
+    assert engine.count_cached(again.tokens) == 64
+    engine.waiting.append(again)
+    assert engine.schedule().rows == ((again, 7),) and again.num_cached == 64
 
 
 @pytest.mark.parametrize("fields", [{}, {"async_scheduling": False}, {"max_num_seqs": 2}])
@@ -144,10 +139,10 @@ def test_a_client_that_leaves_frees_its_blocks() -> None:
             )
             await reader.readline()
             (engine,) = server.engines
-            assert engine.running and engine.pool.used
+            assert engine.running and engine.usage
             writer.close()
             await asyncio.sleep(5)
-            assert not engine.running and not engine.pool.used
+            assert not engine.running and not engine.usage
 
     run_in_virtual_time(work())
 

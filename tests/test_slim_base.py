@@ -72,7 +72,6 @@ BASE_COMMANDS = {
     "profile requests.csv": {0},
     "lint compose.yaml --gpu H100": {0, 3},
     "review compose.yaml compose.yaml --gpu H100": {0},
-    "check-guide guide.md": {0, 1, 3},
     "replay --scenario edge-8b-24gb --requests times.csv": {0},
     "calibrate bench-1.json bench-2.json --scenario edge-8b-24gb --out mine.yaml": {0},
 }
@@ -146,7 +145,6 @@ FILES: dict[str, Callable[[Path], object]] = {
     "bench-2.json": lambda path: write_benchmark(path, 16),
     "vllm.log": lambda path: path.write_text(EXAMPLE_LOG.read_text()),
     "compose.yaml": lambda path: path.write_text(COMPOSE.format(64)),
-    "guide.md": lambda path: path.write_text("A 70B model takes 140 GB in FP16.\n"),
     "before.txt": lambda path: write_pages(path.parent),
 }
 """What makes the files that commands read."""

@@ -5,13 +5,23 @@ from dataclasses import replace
 
 import pandas as pd
 
-from planner.analysis.guide_rules import judge_rule, load_guide_rules
 from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.memory_plan import get_memory_plan
+from planner.memory.weights import compute_stage_bytes
 from planner.planning.prediction import evaluate_batch
 from planner.workload.workload import Workload
+
+
+def compute_bytes_per_parameter(deployment: Deployment) -> float:
+    """Return bytes per model parameter on all GPUs of a replica.
+
+    Scales and unquantized layers are included.
+    """
+    layout = deployment.layout
+    ranks = layout.tp * layout.dp
+    return sum(compute_stage_bytes(deployment)) * ranks / deployment.model.architecture.params_total
 
 
 def build_sequence_capacity_table(
@@ -84,13 +94,3 @@ def sweep_throughput(
     rows = [speeds[k : k + len(loads)] for k in range(0, len(speeds), len(loads))]
     columns = [f"{n} in flight" for n in concurrencies]
     return pd.DataFrame(rows, columns=columns, index=pd.Index(cases, name="layout"))
-
-
-def build_rule_table(topic: str, version: str | None = None) -> pd.DataFrame:
-    """Judge the rules of a topic as they usually are stated."""
-    rows = []
-    for name, rule in load_guide_rules().items():
-        if rule.topic == topic:
-            found = judge_rule(name, version=version)
-            rows.append((rule.claim, found.verdict, found.finding, rule.remember))
-    return pd.DataFrame(rows, columns=["claim", "verdict", "computed", "remember"])

@@ -203,26 +203,6 @@ class SimulationResult:
             summaries[metric] = dict(zip(LATENCY_STATISTICS, values.tolist(), strict=True))
         return summaries
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row per request."""
-        import pandas as pd
-
-        tpot = np.full(len(self.output), np.nan)
-        tpot[self.output > 1] = self.tpot
-        return pd.DataFrame(
-            {
-                "sent_s": self.sent,
-                "prompt_tokens": self.prompt,
-                "output_tokens": self.output,
-                "queue_ms": self.queue * 1e3,
-                "ttft_ms": self.ttft * 1e3,
-                "tpot_ms": tpot * 1e3,
-                "e2e_ms": self.e2e * 1e3,
-                "cached_tokens": self.outcome.cached,
-                "preemptions": self.preemptions,
-            }
-        )
-
     def __repr__(self) -> str:
         lines = [
             (

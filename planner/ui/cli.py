@@ -33,7 +33,6 @@ COMMANDS = (
     diagnostics.add_profile,
     diagnostics.add_lint,
     diagnostics.add_review,
-    diagnostics.add_check_guide,
     simulation.add_replay,
     simulation.add_calibrate,
     lab.add_lab,

@@ -46,7 +46,7 @@ from planner.tools.lint.findings import (
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
 from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
-from planner.tools.lint.server_commands import ServerCommand, quote_word
+from planner.tools.lint.server_commands import IMAGE_OPTION, ServerCommand, quote_word
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
@@ -57,7 +57,7 @@ __all__ = ["CommandReport", "LintFinding", "LintReport", "ReportVerdict", "lint"
 
 ReportVerdict = Literal["ok", "at_risk", "mend"]
 LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
-"""Exit codes of `headroom lint`, `check-guide` and `review`."""
+"""Exit codes of `headroom lint` and `review`."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class LintReport:
     target_version: str | None
     upgrade_findings: tuple[LintFinding, ...]
     programs: tuple[LintFinding, ...] = ()
+    unread: tuple[LintFinding, ...] = ()  # texts beside the commands that were not judged
 
     @property
     def findings(self) -> list[LintFinding]:
@@ -124,6 +125,7 @@ class LintReport:
             *(finding for report in self.commands for finding in report.checked.findings),
             *self.metrics,
             *self.programs,
+            *self.unread,
         ]
 
     @property
@@ -183,6 +185,7 @@ class LintReport:
             ],
             "metrics": [vars(finding) for finding in self.metrics],
             "programs": [vars(finding) for finding in self.programs],
+            "unread": [vars(finding) for finding in self.unread],
             "to": self.target_version, "drift": [vars(finding) for finding in self.upgrade_findings],
             "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
         }  # fmt: skip
@@ -194,6 +197,7 @@ class LintReport:
             "lint",
             report=self,
             table=_format_findings_table,
+            told=_format_finding,
             public=_format_without_secrets,
         ).strip("\n")
 
@@ -223,11 +227,10 @@ def lint(
             version or command.version or str(load_flag_lists(command.engine).versions[-1])
         )
         checked = _check_command(command, checked_version)
+        written = (one for one in command.findings if version is None or one.name != IMAGE_OPTION)
         checked = replace(
             checked,
-            findings=_merge_findings(
-                (*checked.findings, *command.findings), _list_unread_parts(checked)
-            ),
+            findings=_merge_findings((*checked.findings, *written), _list_unread_parts(checked)),
         )
         notes += filter(None, (checked.options.note, command.note))
         pool = (
@@ -260,6 +263,7 @@ def lint(
         to,
         tuple(dict.fromkeys(upgrade_findings)),
         tuple(_check_programs(source.programs, checked_commands, version)),
+        source.unread,
     )
 
 

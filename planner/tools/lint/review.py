@@ -260,7 +260,7 @@ class ChangeReview:
     """What a change of a deployment's files does."""
 
     servers: tuple[ServerReview, ...]
-    new_metrics: tuple[LintFinding, ...]  # and scripts, beside the servers
+    new_metrics: tuple[LintFinding, ...]  # and scripts and texts that were not judged
     gone_metrics: tuple[LintFinding, ...]
     notes: tuple[str, ...]
     gpu: str | None
@@ -345,7 +345,7 @@ def review_change(
             ServerReview(first, second, scenario if gpu else None)
             for first, second in _pair_commands(reports[0].commands, reports[1].commands)
         ),
-        tuple(finding for key, finding in after.items() if key not in before),
+        (*(finding for key, finding in after.items() if key not in before), *reports[1].unread),
         tuple(finding for key, finding in before.items() if key not in after),
         tuple(dict.fromkeys(note for report in reports for note in report.notes)),
         gpu,

@@ -34,6 +34,8 @@ _VALUELESS_DOCKER_OPTIONS = {
     "--publish-all",
 }
 """Options of `docker run` that take no value."""
+IMAGE_OPTION = "--container-image"
+"""Slurm's option (`srun` with pyxis) for the image in which a command runs."""
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
     r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server"
@@ -132,6 +134,13 @@ def find_commands(
     """Yield the server commands of shell text; with an `engine` also a bare list of its options."""
     shell_statements = _rejoin_options(parse_statements(text, environment))
     for number, (statement, findings) in enumerate(shell_statements, start=1):
+        images = [word for word in statement.words if word.startswith(IMAGE_OPTION)]
+        if images:
+            why = "not judged: the image that Slurm starts, and so its version"
+            found = LintFinding(
+                "word", IMAGE_OPTION, images[0][:300], "unread", why, "--engine-version V"
+            )
+            findings = (*findings, found)
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
         for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None
@@ -201,9 +210,6 @@ def _parse_statement(
             None,
         )
         version = pinned[1] if pinned else ""
-        image = parse_image_name(_find_pyxis_image(words[:start]))
-        if image and image.engine == name:
-            version = image.version
         command = ServerCommand(
             location,
             name,
@@ -264,18 +270,6 @@ def fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
 
     pattern = r"\"?\$(?:\{([@*]|\d\d?)\}|([@*]|\d))\"?"
     return re.sub(pattern, fill_in, script)
-
-
-def _find_pyxis_image(words: Sequence[str]) -> str:
-    """Return the image of Slurm's `srun --container-image`; empty without one.
-
-    Pyxis writes it as "nvcr.io#nvidia/..." or with slashes only.
-    """
-    indices = [at for at, word in enumerate(words) if word.partition("=")[0] == "--container-image"]
-    if not indices:
-        return ""
-    _, equals, name = words[indices[0]].partition("=")
-    return (name if equals else " ".join(words[indices[0] + 1 : indices[0] + 2])).replace("#", "/")
 
 
 def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:

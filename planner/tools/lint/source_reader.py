@@ -1,7 +1,7 @@
 """Find the server commands of a text in any supported format, and the metrics that it names.
 
 Supported are command lines, shell scripts, systemd units, Dockerfiles, compose files, manifests,
-supervisord and Nomad files.
+charts' values and guides.
 """
 
 import json
@@ -18,6 +18,7 @@ from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
 from planner.tools.lint.findings import LintFinding, load_engine_changes
+from planner.tools.lint.guide_reader import is_guide, split_guide
 from planner.tools.lint.manifest_reader import (
     find_commands_in_documents,
     format_config_as_words,
@@ -27,6 +28,7 @@ from planner.tools.lint.manifest_reader import (
     replace_expressions,
 )
 from planner.tools.lint.server_commands import (
+    SERVER_MENTION_PATTERN,
     ServerCommand,
     fill_in_parameters,
     find_commands,
@@ -40,6 +42,12 @@ MAX_COMMANDS_PER_FILE = 20
 """Maximum number of commands that are checked per file."""
 MAX_WORDS = 21_000
 """Maximum number of words in the commands of a text."""
+_UNREAD_FORMATS = {
+    "supervisord file": r"^\[program:",
+    "Nomad job": r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{',
+    "PowerShell or cmd command of several lines": r"^.*[ \t][`^][ \t]*$\n",
+}
+"""What no command is read from, and by which line it is known."""
 _READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
 _METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 
@@ -51,23 +59,69 @@ class ParsedSource:
     commands: tuple[ServerCommand, ...]
     metrics: tuple[str, ...]
     programs: tuple[str, ...] = ()  # scripts beside the servers whose changes are recorded
+    unread: tuple[LintFinding, ...] = ()  # what may start a server, and was not judged
 
 
 def read_source(what: str, engine: str | None = None, *, is_confined: bool = False) -> ParsedSource:
-    """Return the servers and metrics of the file `what`, or of the command line `what`.
+    """Return the servers and metrics of the file or guide `what`, or of the command line `what`.
 
     If `is_confined`, a file cannot have others outside its folder read. Raises `PlannerError` if
     there are none.
     """
     path = _find_file(what)
     text, name = (read_text(path, MAX_FILE_BYTES), path.name) if path else (what, "")
-    nearby = _NearbyFiles(text, name, path.parent if path else Path(), is_confined)
-    # PowerShell continues a line with a backquote, and cmd with a caret.
-    text = re.sub(r"(?<=[ \t])[`^][ \t]*\n", "\\\\\n", text.replace("\r\n", "\n"))
     if len(text) > MAX_FILE_BYTES:
         raise PlannerError(
             f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
         )
+    nearby = _NearbyFiles(
+        text.replace("\r\n", "\n"), name, path.parent if path else Path(), is_confined
+    )
+    source = (_read_guide if is_guide(nearby.text, name) else _read_text)(nearby, engine)
+    if not (source.commands or source.metrics or source.programs or source.unread):
+        location = path.name if path else f"{what!r:.60}"
+        hint = "" if engine else "; --engine says whose options they are"
+        raise PlannerError(
+            f"no server starts in {location}: expected `vllm serve`, `python -m sglang.launch_server`,"
+            f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
+        )
+    return source
+
+
+def _read_guide(guide: "_NearbyFiles", engine: str | None) -> ParsedSource:
+    """Read the commands of a guide, and nothing else of it."""
+    commands, metrics, programs = list[ServerCommand](), dict[str, None](), dict[str, None]()
+    unread, known = list[LintFinding](), set[str]()
+    for line, code in split_guide(guide.text):
+        if code in known:
+            continue
+        known.add(code)
+        try:
+            source = _read_text(replace(guide, text=code), engine)
+        except PlannerError as error:
+            if SERVER_MENTION_PATTERN.search(code):
+                unread.append(_make_unread(code, f"line {line}: {error}"))
+            continue
+        if len(commands) + len(source.commands) > MAX_COMMANDS_PER_FILE:
+            unread.append(
+                _make_unread(code, f"line {line}: more than {MAX_COMMANDS_PER_FILE} commands")
+            )
+            break
+        commands += [
+            replace(command, where=f"line {line}{', ' * bool(command.where)}{command.where}")
+            for command in source.commands
+        ]
+        metrics |= dict.fromkeys(source.metrics)
+        programs |= dict.fromkeys(source.programs)
+        unread += source.unread
+    return ParsedSource(tuple(commands), tuple(metrics), tuple(programs), tuple(unread))
+
+
+def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
+    """Read a text of one format."""
+    text = nearby.text
+    if unread := _find_unread_format(text):
+        return ParsedSource((), (), (), (unread,))
     found = _find_commands_in_text(text, nearby, engine)
     server_commands = [
         followed
@@ -107,14 +161,21 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
         for name in load_engine_changes("vllm").programs
         if re.search(rf"(?<![\w-]){re.escape(name)}\b", text)
     )
-    if not (commands or metrics or programs):
-        location = path.name if path else f"{what!r:.60}"
-        hint = "" if engine else "; --engine says whose options they are"
-        raise PlannerError(
-            f"no server starts in {location}: expected `vllm serve`, `python -m sglang.launch_server`,"
-            f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
-        )
     return ParsedSource(commands, metrics, programs)
+
+
+def _find_unread_format(text: str) -> LintFinding | None:
+    """Return a finding about a text in a format that is not read; None for any other."""
+    for name, pattern in _UNREAD_FORMATS.items():
+        if match := re.search(pattern, text, re.MULTILINE):
+            return _make_unread(match[0].strip(), f"a {name} is not read")
+    return None
+
+
+def _make_unread(written: str, why: str) -> LintFinding:
+    """Return a finding about what may start a server and was not judged."""
+    instead = "headroom lint of the command that it runs"
+    return LintFinding("word", "text", written[:300], "unread", why, instead)
 
 
 def _add_limit(command: ServerCommand, what: str, parts: str) -> ServerCommand:
@@ -243,7 +304,7 @@ def _find_file(what: str) -> Path | None:
     with suppress(OSError, ValueError):
         if 0 < len(what) < 4096 and "\n" not in what and Path(what).exists():
             return Path(what)
-    if re.fullmatch(r"[\w./~-]+\.(service|ya?ml|json|sh|txt|env|conf)", what):
+    if re.fullmatch(r"[\w./~-]+\.(service|ya?ml|json|sh|txt|env|conf|md)", what):
         raise PlannerError(f"cannot read {what}: no such file")
     return None
 
@@ -252,13 +313,8 @@ def _find_commands_in_text(
     text: str, nearby: _NearbyFiles, engine: str | None
 ) -> Iterator[ServerCommand]:
     """Yield the commands of a text of any format."""
-    if re.search(r"^\[program:", text, re.MULTILINE):  # supervisord
-        for line in re.findall(r"^command[ \t]*=[ \t]*(.+)$", text, re.MULTILINE):
-            yield from find_commands(line, "command", engine)
-    elif re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
+    if re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
         yield from _parse_systemd_unit(text, nearby, engine)
-    elif re.search(r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{', text, re.MULTILINE):
-        yield from _parse_nomad_job(text)
     elif all(
         re.search(rf"^[ \t]*{line}", text, re.MULTILINE)
         for line in (r"FROM[ \t]+\S+", r"(CMD|ENTRYPOINT|RUN)\b")
@@ -277,28 +333,6 @@ def _find_commands_in_text(
             yield from find_commands(items, "", engine)
     else:
         yield from find_commands(text, "", engine)
-
-
-def _parse_nomad_job(text: str) -> Iterator[ServerCommand]:
-    """Yield the commands that the tasks of a Nomad job start in containers."""
-    for task in re.split(r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{', text, flags=re.MULTILINE)[1:]:
-        pairs = dict(
-            re.findall(
-                r'^[ \t]*"?(\w+)"?[ \t]*=[ \t]*"((?:[^"\\\n]|\\.)*+)"[ \t]*$', task, re.MULTILINE
-            )
-        )
-        lists = dict(
-            re.findall(r"^[ \t]*(args|entrypoint)[ \t]*=[ \t]*(\[[^\]]*\]?)", task, re.MULTILINE)
-        )
-        words = {
-            key: _parse_json_list(re.sub(r",\s*\]", "]", value)) for key, value in lists.items()
-        }
-        command = [pairs["command"]] if "command" in pairs else []
-        command_words = [*words.get("entrypoint", []), *command, *words.get("args", [])]
-        environment = {name: value for name, value in pairs.items() if name.isupper()}
-        yield from parse_container(
-            pairs.get("image", ""), command_words, environment, "task", "entrypoint" in lists
-        )
 
 
 def _parse_systemd_unit(

@@ -81,7 +81,6 @@ class RehearsalMetrics:
         yields = engine.finish(step, now_s)
         self._add("drafted", engine.drafted - drafted)
         self._add("accepted", engine.accepted - accepted)
-        self._add("preemptions", len(step.preempted))
         self._observe("step_tokens", sum(count for _, count in step.rows))
         for request, new in yields:
             self.generation_tokens += new
@@ -101,7 +100,6 @@ class RehearsalMetrics:
             self._add("success", 1, finished_reason="abort")
 
     def _count_first_token(self, request: LiveRequest, now_s: float) -> None:
-        scheduled_s = request.scheduled_s or now_s
         self.prompt_tokens += request.num_prompt
         self._queries += request.num_prompt
         self._hits += request.num_cached
@@ -109,8 +107,8 @@ class RehearsalMetrics:
             self._add(role, request.num_prompt)
         self._add("prefix_hits", request.num_cached)
         self._observe("ttft", now_s - request.arrived_s)
-        self._observe("queue", scheduled_s - request.queued_s)
-        self._observe("prefill", now_s - scheduled_s)
+        self._observe("queue", request.scheduled_s - request.queued_s)
+        self._observe("prefill", now_s - request.scheduled_s)
 
     def _count_answer(self, request: LiveRequest) -> None:
         first_s, last_s = request.first_token_s or 0.0, request.last_token_s or 0.0
@@ -140,7 +138,7 @@ class RehearsalMetrics:
         reads = {
             "running": lambda: sum(len(engine.running) for engine in engines),
             "waiting": lambda: sum(len(engine.waiting) for engine in engines),
-            "kv_usage": lambda: mean(engine.pool.usage for engine in engines),
+            "kv_usage": lambda: mean(engine.usage for engine in engines),
         }
         for role, read in reads.items():
             if role in self._metrics:

@@ -23,7 +23,7 @@ from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.planned_replica import PlannedReplica
 from planner.simulator.simulation import build_engine_rules
-from planner.tools.rehearsal.engine import LiveBlockPool, LiveEngine, LiveRequest
+from planner.tools.rehearsal.engine import LiveEngine, LiveRequest
 from planner.tools.rehearsal.metrics import RehearsalMetrics
 
 CHARACTERS_PER_TOKEN = 4
@@ -95,16 +95,14 @@ class RehearsedServer:
         rules = build_engine_rules(self.deployment, self.pool)
         rules = rules._replace(
             max_num_seqs=faults.max_num_seqs or rules.max_num_seqs,
-            # blocks of several groups are only counted
+            # a prefix of several groups is not one list of blocks
             enable_prefix_caching=rules.enable_prefix_caching and len(layout.groups) == 1,
         )
         self.rules = rules
         self.engines = [
             LiveEngine(
                 rules,
-                LiveBlockPool(
-                    rules.num_blocks - 1, layout.count_request_blocks, int(rules.groups[0, 1])
-                ),
+                layout.count_request_blocks,
                 faults.prefix_hit_fraction,
                 lambda: self._random.choice(list(WORD_OF_TOKEN)),
             )
@@ -213,7 +211,7 @@ class RehearsedServer:
                         f"Engine {rank:03}: Avg prompt throughput: {rates[0]:.1f} tokens/s, Avg"
                         f" generation throughput: {rates[1]:.1f} tokens/s, Running:"
                         f" {len(engine.running)} reqs, Waiting: {len(engine.waiting)} reqs, GPU KV"
-                        f" cache usage: {engine.pool.usage:.1%}, Prefix cache hit rate:"
+                        f" cache usage: {engine.usage:.1%}, Prefix cache hit rate:"
                         f" {self.metrics.hit_rate:.1%}"
                     )
 

@@ -132,7 +132,8 @@ def run_profile(options: argparse.Namespace) -> None:
 def add_lint(commands: "Subparsers") -> None:
     """Declare `headroom lint`."""
     parser = commands.add_parser(
-        "lint", help="check a launch command, systemd unit, compose file or manifest"
+        "lint",
+        help="check a launch command, systemd unit, compose file, manifest, or the commands of a guide",
     )
     parser.add_argument(
         "what",
@@ -235,27 +236,3 @@ def run_review(options: argparse.Namespace) -> int:
     )
     print(review.to_markdown(), end="")
     return review.get_exit_code(options.fail_on)
-
-
-def add_check_guide(commands: "Subparsers") -> None:
-    """Declare `headroom check-guide`."""
-    parser = commands.add_parser(
-        "check-guide",
-        help="check a guide's commands, options and rules: right, outdated, wrong, not checkable",
-    )
-    parser.add_argument("what", metavar="WHAT", help="a file, or the text in quotes")
-    parser.add_argument(
-        "--engine-version", metavar="V", help="vLLM's version to check for (default: newest known)"
-    )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=run_check_guide)
-
-
-def run_check_guide(options: argparse.Namespace) -> int:
-    """Check a guide; the exit code is the verdict's, as of lint."""
-    from planner.tools.guide_check import check_guide
-    from planner.tools.lint.report import LINT_EXIT_CODES
-
-    report = check_guide(options.what, options.engine_version)
-    print(format_json(report.to_json()) if options.json else report)
-    return LINT_EXIT_CODES[report.verdict]

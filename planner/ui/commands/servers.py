@@ -50,7 +50,7 @@ def add_rehearse(commands: "Subparsers") -> None:
         help="imitate a planned replica without a GPU: OpenAI API and /metrics",
         description="Imitate one replica of a plan without a GPU, until Ctrl-C: /v1/completions,"
         " /v1/chat/completions, /v1/models, /health and /metrics. Timing follows the plan's step"
-        " costs and vLLM's scheduler. A token is 4 characters of text.",
+        " costs; no request is preempted. A token is 4 characters of text.",
     )
     add_plan_argument(parser)
     parser.add_argument(
