@@ -1,4 +1,5 @@
 # make report: the capacity report of one scenario as a PDF.   make test: the tests.   make lab: the cockpit and the notebooks, live.
+# make test-all: with every scenario, attack, lesson and browser test.
 # LAB_OPTIONS: for JupyterLab, such as LAB_OPTIONS='--no-browser --port=8899'.
 PYTHON ?= python3
 SCENARIO ?= chat-70b
@@ -8,7 +9,7 @@ UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python --constrain
 # uv takes seconds where pip takes a minute. It does not read pip's configuration, such as a mirror: pip does what it can't.
 install = { $(UV) $(1) || { echo "uv could not install $(1), pip does" >&2; $(PIP) $(1); }; }
 
-.PHONY: report test lab fit pools lessons dev clean
+.PHONY: report test test-all lab fit pools lessons dev clean
 
 report: .venv/ready
 	$(BIN)/headroom report $(SCENARIO)
@@ -18,6 +19,10 @@ lab: .venv/ready
 
 test: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+
+# Whatever `make test` takes a sample of, in full: before an issue is resolved.
+test-all: .venv/ready-dev
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m ''
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready

@@ -1,5 +1,6 @@
 """How the suite runs: the same cases every time, kernels compiled and plans kept once, and the longest files first."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from planner.simulator.compilation import find_code_folder
+
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
@@ -17,9 +20,11 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 """Where the dev requirements put shellcheck, check-jsonschema and docker-compose."""
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 """A grammar that jsonschema builds in seconds when it is imported, for a check that nobody asks for."""
-COMPILED = pytest.StashKey[subprocess.Popen[bytes]]()
+gc.set_threshold(200_000, 20, 50)
+"""As `planner` sets it for its searches: a worker holds many objects that never go."""
+COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
 """What compiles the replay's kernels while workers collect their tests, so that not each of them does."""
-KEPT = pytest.StashKey[str]()
+KEPT = pytest.StashKey[Path]()
 """Where the run keeps plans, for its workers and kernels together."""
 LONGEST = (
     "readme", "knobs", "agreement", "browser", "real_tools", "report", "random_scenarios", "notebooks", "search",
@@ -28,24 +33,38 @@ LONGEST = (
 """The files of tests that take the most time, longest first."""
 
 
+def _use_shared_kernel_cache() -> None:
+    """Let the run find the simulator that the user has compiled, though its plans are in a folder of its own."""
+    if folder := find_code_folder():
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        os.environ["XDG_CACHE_HOME"] = config.stash[KEPT] = tempfile.mkdtemp()
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        plan = [sys.executable, "-m", "planner", "plan", "edge-8b-24gb"]
-        config.stash[COMPILED] = subprocess.Popen(
-            plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+    if hasattr(config, "workerinput"):
+        return
+    _use_shared_kernel_cache()
+    kept = config.stash[KEPT] = Path(tempfile.mkdtemp())
+    os.environ["XDG_CACHE_HOME"] = str(kept)
+    if getattr(config.option, "numprocesses", None):
+        with (kept / "compilation.log").open("wb") as log:
+            config.stash[COMPILING] = subprocess.Popen(
+                [sys.executable, "-m", "planner.simulator"], stdout=log, stderr=log
+            )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    shutil.rmtree(config.stash.get(KEPT, ""), ignore_errors=True)
+    if compiling := config.stash.get(COMPILING, None):
+        compiling.kill()  # it has ended, unless the run did before its tests began
+        compiling.wait()
+    if kept := config.stash.get(KEPT, None):
+        shutil.rmtree(kept)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node) -> None:
-    if compiling := node.config.stash.get(COMPILED, None):
-        compiling.wait()
+    if (compiling := node.config.stash.get(COMPILING, None)) and (code := compiling.wait()):
+        said = (node.config.stash[KEPT] / "compilation.log").read_text(encoding="utf-8")
+        pytest.exit(f"`python -m planner.simulator` ended with {code}:\n{said}", returncode=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

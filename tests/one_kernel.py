@@ -1,7 +1,11 @@
 """For nbval: notebooks one after the other in one kernel, which imports everything once; each begins without names."""
 
-import nbval.plugin
-from nbval.kernel import RunningKernel
+import sys
+
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as in conftest.py
+
+import nbval.plugin  # noqa: E402
+from nbval.kernel import RunningKernel  # noqa: E402
 
 
 class Kept(RunningKernel):  # type: ignore[misc]

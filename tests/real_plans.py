@@ -15,10 +15,11 @@ from planner.core.errors import PlannerError
 from planner.deploy import LaunchSpec, build_launch
 from planner.deploy.manifests import MANIFEST_FILES, render_manifests
 from planner.models.registry import _merge_entry_config
-from planner.planning.prediction import Prediction, evaluate
+from planner.planning.evaluation import get_candidate_workload
+from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import parse_scenario
 from planner.planning.scenario_schema import DEFAULT_ARTIFACTS
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import Plan, search_analytically
 from planner.ui.plan_files import write_plan_files
 
 LLAMA, LARGE = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
@@ -114,6 +115,12 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "an odd name in trtllm": {"model": ODD[2], "engine": "trtllm", "question": 'x"; touch ran #\n{{ 7 * 7 }}'},
     "an odd name in tgi": {"model": ODD[3], "engine": "tgi"},
 }  # fmt: skip
+SAMPLE = [
+    "as it comes", "vllm 0.10.0", "replicas", "converted to fp8", "two nodes", "adapters", "a head", "offline",
+    "sglang on two nodes", "sglang with a head", "trtllm on two nodes", "tgi",
+    "an odd name", "an odd name in sglang", "an odd name in trtllm", "an odd name in tgi",
+]  # fmt: skip
+"""Those that have every engine, several machines, drafts, adapters and all odd names among them."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +151,13 @@ def written(name: str) -> Written:
             json.dumps(_merge_entry_config("meta-llama/Llama-3.1-8B"))
         )
         asked["model"] = str(model)
-    plan = search_deployments(parse_scenario(asked, name))
+    plan = search_analytically(parse_scenario(asked, name))  # any deployment will do
     assert plan.chosen, plan
-    if plan.scenario.speculation:  # whether or not it pays here
-        served = replace(plan.chosen.deployment, speculation=plan.scenario.speculation.to_config())
-        prediction = evaluate(served, plan.scenario.workload, plan.scenario.prices)
-        plan = replace(plan, chosen=replace(plan.chosen, deployment=served, prediction=prediction))
-    assert plan.chosen
-    prediction = plan.chosen.prediction
+    served, scenario = plan.chosen.deployment, plan.scenario
+    if scenario.speculation:  # whether or not it pays here
+        served = replace(served, speculation=scenario.speculation.to_config())
+    prediction = predict(served, get_candidate_workload(scenario, served), scenario.prices)
+    plan = replace(plan, chosen=replace(plan.chosen, deployment=served, prediction=prediction))
     started = build_launch(prediction)
     wanted = list(DEFAULT_ARTIFACTS)
     for kind in MANIFEST_FILES:

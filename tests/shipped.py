@@ -1,21 +1,91 @@
-"""The plans of the shipped scenarios, each searched for once in a test run; and what a chart draws."""
+"""Plans that many tests look at, each searched for once in a test run; samples; and what a chart draws."""
 
+import fcntl
+import os
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
+from _pytest.mark.structures import ParameterSet
 from altair import TopLevelMixin
 
 from planner.latency.performance import Performance
-from planner.planning.scenario import load_scenario
+from planner.planning.scenario import Scenario, apply_overrides, load_scenario, parse_scenario
 from planner.planning.search import Plan
 from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
-from planner.ui.notebook_session import search_cached
+from planner.tools import answer_store
+from planner.ui.notebook_session import _compute_plan_key, search_cached
+
+KEPT = Path(os.environ["XDG_CACHE_HOME"])
+"""The folder of the run, as `conftest.py` makes it, before a test has a cache of its own."""
+SMALL: dict[str, Any] = {
+    "question": "?",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpus": [{"gpu": "L40S", "at_most": 4}],
+    "workload": {
+        "prompt_tokens": {"mean": 900, "p95": 2200},
+        "output_tokens": {"mean": 150, "p95": 400},
+        "rate": 9,
+    },
+    "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
+}
+"""A scenario that is searched in a fraction of a second, for tests that need any."""
+_PLANS: dict[tuple[str, str, str], Plan] = {}
+
+
+def small_fields(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`SMALL` with other fields, by dotted names; None leaves one out."""
+    return apply_overrides(SMALL, changes or {}, "small")
+
+
+def small_scenario(changes: Mapping[str, Any] | None = None, folder: Path = Path()) -> Scenario:
+    """The scenario of `small_fields`."""
+    return parse_scenario(small_fields(changes), "small", folder)
+
+
+def small_plan(changes: Mapping[str, Any] | None = None) -> Plan:
+    """The plan of `small_scenario`, searched for once."""
+    return plan_once(small_scenario(changes))
 
 
 @cache
 def plan_of(name: str) -> Plan:
     """The plan of a shipped scenario."""
-    return search_cached(load_scenario(name))
+    return plan_once(load_scenario(name))
+
+
+def plan_once(scenario: Scenario) -> Plan:
+    """The plan of `scenario`: one worker of the run searches for it, and notebooks find it as well.
+
+    Not for tests that patch what the search rests on: who asks next would get their plan.
+    """
+    key = _compute_plan_key(scenario)
+    asked = (key, scenario.name, scenario.question)
+    if asked not in _PLANS:
+        with (
+            (KEPT / f"{key}.lock").open("w") as lock,
+            pytest.MonkeyPatch.context() as patched,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            patched.setenv("XDG_CACHE_HOME", str(KEPT))
+            patched.setattr(answer_store, "MAX_KEPT_PLANS", 10_000)
+            _PLANS[asked] = search_cached(scenario)
+    return _PLANS[asked]
+
+
+def sampled(values: Iterable[Any], sample: Collection[Any]) -> list[ParameterSet]:
+    """`values` as a test's parameters, tuples as several; those not in `sample` are for `make test-all`."""
+    values = list(values)
+    assert all(value in values for value in sample)
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if value in sample else pytest.mark.exhaustive,
+        )
+        for value in values
+    ]
 
 
 def drawn_rows(chart: TopLevelMixin, key: str) -> dict[Any, dict[str, Any]]:

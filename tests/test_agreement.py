@@ -16,7 +16,7 @@ from typing import Any
 import attack_plans as attacks
 import numpy as np
 import pytest
-from shipped import drawn_rows, plan_of
+from shipped import drawn_rows, plan_of, plan_once, sampled, small_scenario
 
 from planner.analysis import layout_tables as layout_study
 from planner.analysis import plan_risks as risks
@@ -41,8 +41,8 @@ from planner.planning.evaluation import (
     estimate_run_hours,
     get_capacity_rps,
 )
-from planner.planning.scenario import list_scenarios, parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.scenario import list_scenarios
+from planner.planning.search import Plan
 from planner.planning.simulation_runs import run_simulation
 from planner.planning.slo import get_slo_status, list_benchmark_targets
 from planner.tools.batch import predict_row
@@ -55,18 +55,12 @@ from planner.workload.sessions import SessionTrace
 pytestmark = pytest.mark.slow
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
-SMALL: dict[str, Any] = {
-    "question": "?",
-    "model": "meta-llama/Llama-3.1-8B-Instruct",
-    "gpus": [{"gpu": "L40S", "at_most": 2}, {"gpu": "H100-SXM", "at_most": 1}],
-    "workload": {
-        "prompt_tokens": {"mean": 900, "p95": 2200},
-        "output_tokens": {"mean": 150, "p95": 400},
-        "rate": 2,
-    },
-    "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
-}
 LENGTHS = {"prompt_tokens": {"mean": 900}, "output_tokens": {"mean": 150}}
+BASE: dict[str, Any] = {
+    "gpus": [{"gpu": "L40S", "at_most": 2}, {"gpu": "H100-SXM", "at_most": 1}],
+    "workload.rate": 2,
+}
+"""What changes in the small scenario, for all of the following."""
 OTHERS: dict[str, dict[str, Any]] = {
     "trace": {"workload": {"trace": "trace.csv"}},
     "trace at another rate": {"workload": {"trace": "trace.csv", "rate": 3.0}},
@@ -77,13 +71,21 @@ OTHERS: dict[str, dict[str, Any]] = {
     "users": {"workload": {**LENGTHS, "concurrency": 24}},
     "by tomorrow": {"workload": {**LENGTHS, "requests": 20_000, "within_hours": 4}, "service_level": {}},
     "one token": {"workload": {**LENGTHS, "output_tokens": {"exactly": 1}, "rate": 3}},
-    "prefix": {"workload": {**SMALL["workload"], "shared_prefix": {"tokens": 500, "hit_rate": 0.9}}},
-    "bursts": {"workload": {**SMALL["workload"], "burstiness": 0.3}},
+    "prefix": {"workload.shared_prefix": {"tokens": 500, "hit_rate": 0.9}},
+    "bursts": {"workload.burstiness": 0.3},
     "other tenants": {"other_tenants_gib": 3, "gpus": [{"gpu": "L40S", "at_most": 2, "interconnect": "pcie4"}]},
     "a few refused": {"engine_args": {"max_model_len": 3072}, "refused_at_most": 0.05},
     "sglang": {"engine": "sglang"},
     "arguments": {"engine_args": {"async_scheduling": False, "long_prefill_token_threshold": 1024}},
 }  # fmt: skip
+SAMPLE = (
+    "edge-8b-24gb",
+    "coding-agents",
+    "trace by tomorrow",
+    "users",
+    "one token",
+    "a few refused",
+)
 
 
 @cache
@@ -100,13 +102,13 @@ def traced(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[*list_scenarios(), *OTHERS])
+@pytest.fixture(scope="module", params=sampled([*list_scenarios(), *OTHERS], SAMPLE))
 def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plan:
     name = request.param
     if name not in OTHERS:
         return plan_of(name)
     folder = traced(tmp_path_factory.getbasetemp())
-    return search_deployments(parse_scenario({**SMALL, **OTHERS[name]}, name, folder))
+    return plan_once(small_scenario({**BASE, **OTHERS[name]}, folder))
 
 
 @pytest.fixture

@@ -155,7 +155,9 @@ def test_every_file_and_test_that_is_named_exists() -> None:
 
 
 def test_every_command_that_is_named_exists() -> None:
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(
+        r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     known = {
         "make": targets,
         "headroom": re.findall(r"^ +([a-z-]+)\b", run(ROOT, ["headroom", "--help"]), re.MULTILINE),

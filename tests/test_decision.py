@@ -6,27 +6,25 @@ from typing import Any
 import attack_decision as attacks
 import numpy as np
 import pytest
-from shipped import plan_of
+from shipped import plan_of, sampled, small_plan
 
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.engine_tuning import generate_neighbours
-from planner.planning.scenario import parse_scenario
-from planner.planning.search import Plan, search_deployments, state_deployment
+from planner.planning.search import Plan, state_deployment
 from planner.planning.tolerance import EvaluationStore
 
 NAMES = ("chat-70b", "edge-8b-24gb", "chatbot-throughput")
 CHAT: dict[str, Any] = {
-    "question": "?", "model": "meta-llama/Llama-3.1-8B-Instruct", "quantization": ["checkpoint", "fp8"],
+    "quantization": ["checkpoint", "fp8"],
     "gpus": [{"gpu": "L40S", "at_most": 6}, {"gpu": "L4", "at_most": 6}],
-    "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400},
-                 "rate": 9},
-    "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 60}},
-}  # fmt: skip
+    "service_level.tpot.p95": 60,
+}
+"""What changes in the small scenario."""
 
 
-def plan_chat(**changes: Any) -> Plan:
-    return search_deployments(parse_scenario({**CHAT, **changes}, "chat"))
+def plan_chat(changes: dict[str, Any] | None = None) -> Plan:
+    return small_plan({**CHAT, **(changes or {})})
 
 
 @pytest.mark.slow
@@ -70,18 +68,18 @@ def test_the_options_cost_more_the_safer_they_are(name: str) -> None:
 def test_who_asks_for_more_certainty_pays_no_less() -> None:
     bills = [
         (plan.chosen.cost_key if plan.verdict == "holds" and plan.chosen else (True, math.inf))
-        for plan in (plan_chat(confidence=confidence) for confidence in (0.55, 0.8, 0.95))
+        for plan in (plan_chat({"confidence": confidence}) for confidence in (0.55, 0.8, 0.95))
     ]
     assert bills == sorted(bills)
 
 
 def test_the_search_finds_what_brute_force_finds() -> None:
     """Every format and number of replicas of one GPU on one kind of machine, each stated in full."""
-    plan = plan_chat(
-        gpus=[{"gpu": "L40S", "at_most": 6}],
-        layout={"tp": 1, "pp": 1},
-        workload={**CHAT["workload"], "rate": 25},
-    )
+    plan = plan_chat({
+        "gpus": [{"gpu": "L40S", "at_most": 6}],
+        "layout": {"tp": 1, "pp": 1},
+        "workload.rate": 25,
+    })  # fmt: skip
     assert plan.chosen is not None and plan.verdict == "holds"
     starts = {c.preference_key[:-1]: c.deployment for c in plan.candidates}
     for start in starts.values():
@@ -112,7 +110,7 @@ def test_a_slower_step_takes_a_larger_share_of_every_limit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", (1, 5, 7, 48, 54, 68, 99))
+@pytest.mark.parametrize("seed", sampled((1, 5, 7, 48, 54, 68, 99), (48, 68)))
 def test_a_random_question_finds_no_guarantee_broken(seed: int) -> None:
     """Seven of the hundred of `tests/attack_decision.py`, all that it checks."""
     assert attacks.attack(seed)[2] == []
@@ -120,21 +118,21 @@ def test_a_random_question_finds_no_guarantee_broken(seed: int) -> None:
 
 def test_a_pace_is_not_kept_by_letting_most_users_wait() -> None:
     """vLLM with `--max-num-seqs 3` answers 3 of 64 users fast; the other 61 wait for minutes."""
-    users = {key: value for key, value in CHAT["workload"].items() if key != "rate"}
+    asked = {"gpus": CHAT["gpus"][:1], "workload.rate": None, "workload.concurrency": 64}
     pace: dict[str, Any] = {"tpot": {"p95": 25}}
-    asked = {"gpus": CHAT["gpus"][:1], "workload": {**users, "concurrency": 64}}
-    plan = plan_chat(**asked, service_level=pace)
+    plan = plan_chat({**asked, "service_level": pace})
     assert plan.chosen
     layout, args = plan.chosen.deployment.layout, plan.chosen.deployment.args
     assert layout.replicas * layout.dp * args.max_num_seqs >= 64
     assert plan.performance and plan.performance.ttft["p95"].mid < plan.performance.e2e["mean"].mid
-    patient = plan_chat(**asked, service_level={**pace, "ttft": {"p95": 600_000}})
+    patient = plan_chat({**asked, "service_level": {**pace, "ttft": {"p95": 600_000}}})
     assert patient.chosen and patient.chosen.cost_key <= plan.chosen.cost_key
 
 
 def test_the_most_users_with_a_pace_are_served_at_once() -> None:
-    users = {key: value for key, value in CHAT["workload"].items() if key != "rate"}
-    asked = {"gpus": [{"gpu": "L40S", "at_most": 1}], "workload": {**users, "concurrency": "max"}}
-    plan = plan_chat(**asked, service_level={"tpot": {"p95": 25}})
+    plan = plan_chat({
+        "gpus": [{"gpu": "L40S", "at_most": 1}], "workload.rate": None,
+        "workload.concurrency": "max", "service_level": {"tpot": {"p95": 25}},
+    })  # fmt: skip
     assert plan.chosen and plan.scenario.workload.concurrency
     assert 1 < plan.scenario.workload.concurrency <= plan.chosen.deployment.args.max_num_seqs

@@ -1,7 +1,7 @@
 """What engine arguments, attention data parallelism and other engines are worth: acceptance figures of the search."""
 
 import pytest
-from shipped import plan_of
+from shipped import plan_of, sampled
 
 from planner.analysis.sensitivity import sweep_knob_pair
 from planner.planning.evaluation import simulate_candidate
@@ -10,13 +10,13 @@ from planner.planning.search import Plan, search_deployments
 
 
 def asked(
-    model: str, level: dict[str, dict[str, float]], gpu: str = "H200", **fields: object
-) -> Scenario:
-    """16 requests/s of 1,000/1,000 tokens, p95 twice that, on up to 64 GPUs, all of whose capacity may be used."""
+    model: str, level: dict[str, dict[str, float]], gpu: str = "H200", at_most: int = 64, **fields: object
+) -> Scenario:  # fmt: skip
+    """16 requests/s of 1,000/1,000 tokens, p95 twice that, on GPUs all of whose capacity may be used."""
     lengths = {"mean": 1000, "p95": 2000}
     return parse_scenario(
         {
-            "question": "?", "model": model, "gpus": [{"gpu": gpu, "at_most": 64}], "headroom": 0.0,
+            "question": "?", "model": model, "gpus": [{"gpu": gpu, "at_most": at_most}], "headroom": 0.0,
             "workload": {"prompt_tokens": lengths, "output_tokens": lengths, "rate": 16},
             "service_level": level,
             **fields,
@@ -31,24 +31,31 @@ def gpus(plan: Plan) -> int:
     return plan.chosen.deployment.layout.num_gpus
 
 
+@pytest.mark.parametrize("at_most", sampled((16, 64), [16]))
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_attention_data_parallelism_serves_a_large_expert_model_on_half_the_gpus(
-    engine: str,
+    engine: str, at_most: int
 ) -> None:
     """At even odds: DeepSeek-V3 takes 32 H200 without it: each tensor parallel rank holds all of its KV cache."""
     limits = {"ttft": {"p95": 5000.0}, "tpot": {"p95": 100.0}}
     plan = search_deployments(
-        asked("deepseek-ai/DeepSeek-V3", limits, engine=engine, confidence=0.5)
+        asked("deepseek-ai/DeepSeek-V3", limits, engine=engine, confidence=0.5, at_most=at_most)
     )
     assert gpus(plan) <= 16
     assert plan.chosen is not None and plan.chosen.deployment.layout.dp > 1
 
 
+@pytest.mark.parametrize("any_layout", sampled((False, True), [False]))
 @pytest.mark.parametrize(("confidence", "most"), [(0.5, 16), (0.75, 24)])
-def test_qwen_235b_holds_fewer_gpus_less_surely(confidence: float, most: int) -> None:
+def test_qwen_235b_holds_fewer_gpus_less_surely(
+    confidence: float, most: int, any_layout: bool
+) -> None:
     """Ranks that share experts wait for the one that reads a prompt, and exchange tokens in many calls."""
     limits = {"ttft": {"p95": 5000.0}, "tpot": {"p95": 60.0}}
-    question = asked("Qwen/Qwen3-235B-A22B", limits, quantization=["fp8"], confidence=confidence)
+    fields = {} if any_layout else {"at_most": most, "layout": {"tp": 4, "pp": 1}}
+    question = asked(
+        "Qwen/Qwen3-235B-A22B", limits, quantization=["fp8"], confidence=confidence, **fields
+    )
     assert gpus(search_deployments(question)) <= most
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import attack_plans as attacks
 import pytest
 from scenario_generator import generate
+from shipped import plan_once, sampled, small_scenario
 
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
@@ -15,40 +16,31 @@ from planner.planning.search import Plan, search_analytically, search_deployment
 
 pytestmark = pytest.mark.slow
 
-CHAT = {
-    "question": "?",
-    "model": "meta-llama/Llama-3.1-8B-Instruct",
-    "gpus": [{"gpu": "L40S", "at_most": 4}],
-    "workload": {
-        "prompt_tokens": {"mean": 800, "p95": 2000},
-        "output_tokens": {"mean": 200, "p95": 500},
-        "rate": 4,
-    },
-    "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 60}},
-}
+CHAT = small_scenario({"workload.rate": 4, "service_level.tpot.p95": 60})
 
 
-@pytest.mark.parametrize("seed", (8, 14, 15, 33, 36, 42))
+@pytest.mark.parametrize("seed", sampled((8, 14, 15, 33, 36, 42), (15, 42)))
 def test_a_random_scenario_withstands_every_attack_on_its_figures(
     seed: int, tmp_path: Path
 ) -> None:
     assert attacks.attack(seed, tmp_path, ("figures", "agreement", "promises"))[2] == []
 
 
-@pytest.mark.parametrize("seed", (0, 7))
+@pytest.mark.parametrize("seed", sampled((0, 7), [7]))
 def test_brute_force_over_all_knobs_finds_nothing_cheaper(seed: int, tmp_path: Path) -> None:
     """Both take short chunks, half as many GPUs as the closed form expects of any."""
     _, _, found = attacks.attack(seed, tmp_path, ("brute",))
     assert found == []
 
 
-@pytest.mark.parametrize(
-    ("seed", "rate"),
-    [
-        (9019, None),  # the closed form liked steps of 512 tokens better, which took more GPUs
-        (21031, 0.827),  # it took two GPUs where one does with an FP8 cache and short steps
-    ],
+SHORT_STEPS = (
+    (9019, None),  # the closed form liked steps of 512 tokens better, which took more GPUs
+    (21031, 0.827),  # it took two GPUs where one does with an FP8 cache and short steps
 )
+"""Seeds, and rates instead of their own."""
+
+
+@pytest.mark.parametrize(("seed", "rate"), sampled(SHORT_STEPS, SHORT_STEPS[1:]))
 def test_steps_that_the_closed_form_likes_less_are_replayed(
     seed: int, rate: float | None, tmp_path: Path
 ) -> None:
@@ -64,22 +56,18 @@ def test_steps_that_the_closed_form_likes_less_are_replayed(
 
 
 def test_nothing_cheaper_holds_and_nothing_harder_costs_less() -> None:
-    asked = parse_scenario(CHAT, "chat")
-    plan = search_deployments(asked)
-    assert attacks.check_nothing_cheaper(asked, plan) + attacks.check_metamorphic(asked, plan) == []
+    plan = plan_once(CHAT)
+    assert attacks.check_nothing_cheaper(CHAT, plan) + attacks.check_metamorphic(CHAT, plan) == []
 
 
 @pytest.mark.parametrize("tokens", (1, 3))
 def test_the_referee_fills_the_slots_that_short_answers_leave(tokens: int) -> None:
     """As many users as slots leave some of eight empty, a fifth of the time; traffic that comes by itself does not."""
     lengths = {"prompt_tokens": {"exactly": 60}, "output_tokens": {"exactly": tokens}}
-    card = deploy_on(CHAT["model"], "L40S", max_model_len=2048, max_num_seqs=8)
-    most = estimate_capacity(
-        card, parse_scenario({**CHAT, "workload": {**lengths, "rate": 1}}, "short").workload
-    ).mid
-    asked = parse_scenario(
-        {**CHAT, "workload": {**lengths, "rate": 0.9 * most}, "headroom": 0}, "short"
-    )
+    card = deploy_on(CHAT.model, "L40S", max_model_len=2048, max_num_seqs=8)
+    one = small_scenario({"workload": {**lengths, "rate": 1}, "headroom": 0})
+    most = estimate_capacity(card, one.workload).mid
+    asked = replace(one, workload=one.workload.with_rate(0.9 * most))
     assert attacks.referee(asked, card)["rate"] == pytest.approx(0.9, rel=0.03)
 
 
@@ -101,8 +89,7 @@ def _with(plan: Plan, **figures: object) -> Plan:
 
 
 def test_the_attacks_find_what_is_planted() -> None:
-    asked = parse_scenario(CHAT, "chat")
-    plan = search_deployments(asked)
+    asked, plan = CHAT, plan_once(CHAT)
     assert plan.chosen and plan.chosen.prediction.performance
     deployment, performance = plan.chosen.deployment, plan.chosen.prediction.performance
     late = dict.fromkeys(performance.tpot, Interval.from_value(-0.01))

@@ -1,6 +1,7 @@
 """Every command in README.md's `sh` blocks runs as it is written, with files of the names that it gives.
 
-`.ci/run` runs the `make` targets, in the repository itself.
+All of them run in this process, with few searches and chapters; `make test-all` also has a shell run
+each as it is. `.ci/run` runs the `make` targets, in the repository itself.
 """
 
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -20,13 +22,17 @@ import pytest
 from lab_answers import check_start, serving
 from mcp import Client, StdioServerParameters
 from metrics_pages import Server
+from shipped import plan_once, sampled
 
 from planner.engines.deployment import deploy_on
-from planner.planning.scenario import load_scenario
-from planner.planning.search import search_deployments
+from planner.planning.scenario import Scenario, load_scenario
+from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
-from planner.ui.cli import EXIT_FAILURE
+from planner.ui import pdf_report
+from planner.ui.cli import EXIT_FAILURE, main
 from planner.ui.commands.options import TEMPLATE_DIR
+from planner.ui.notebook_files import list_chapter_notebooks
+from planner.ui.notebook_session import search_cached
 from planner.ui.plan_json import serialize_plan
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -55,6 +61,13 @@ RUN_AS_THEY_ARE = {
     "calibrate",
     "verify", "upgrade", "explain-log", "diagnose", "profile", "lint", "review", "replay",
 }  # fmt: skip
+FINITE = [command for command in HEADROOM if command.split()[1] in RUN_AS_THEY_ARE]
+IN_SHELL = [
+    command
+    for command in FINITE
+    if command.split()[1] in ("init", "gpus", "predict", "lint", "explain-log")
+]
+"""A sample of cheap ones, with options, several words in quotes and files."""
 LAB, REHEARSE, MCP = "lab", "rehearse", "mcp"
 """The commands that go on until they are stopped."""
 COMMAND_TIMEOUT_S = 300
@@ -105,7 +118,7 @@ def write_pages(folder: Path) -> None:
 
 def write_plan(path: Path) -> None:
     """Write the plan of that scenario."""
-    plan = search_deployments(load_scenario(TEMPLATE_DIR / "scenario.yaml"))
+    plan = plan_once(load_scenario(TEMPLATE_DIR / "scenario.yaml"))
     path.write_text(json.dumps(serialize_plan(plan)), encoding="utf-8")
 
 
@@ -211,8 +224,49 @@ def test_the_exit_codes_are_those_that_are_documented() -> None:
     assert f"{EXIT_FAILURE} a failure of the planner" in TEXT
 
 
+def check_end(command: str, folder: Path, code: int, out: str, err: str) -> None:
+    """The command ended as README.md says, said something, and wrote what it was asked to."""
+    words = shlex.split(command)
+    assert code in EXIT_CODES.get(words[1], {0}), out + err
+    assert "Traceback" not in err and (out or "--out" in words)
+    if "--out" in words:
+        assert (folder / words[words.index("--out") + 1]).exists()
+
+
+def plan_quickly(scenario: Scenario) -> Plan:
+    """Search for the scenario of `planner init`, once; plan the others in closed form."""
+    init = load_scenario(TEMPLATE_DIR / "scenario.yaml")
+    is_init = replace(scenario, name=init.name, files=init.files) == init
+    return plan_once(scenario) if is_init else search_analytically(scenario)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands search once for the scenario that most of them read, and reports have one chapter."""
+    for name, module in list(sys.modules.items()):
+        ours = name.startswith("planner.") and name != search_cached.__module__
+        if ours and getattr(module, "search_deployments", None) is search_deployments:
+            monkeypatch.setattr(module, "search_deployments", plan_quickly)
+    monkeypatch.setattr(pdf_report, "select_chapters", lambda _: list_chapter_notebooks()[1:2])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in HEADROOM if one.split()[1] in RUN_AS_THEY_ARE])
+@pytest.mark.parametrize("command", FINITE)
+def test_a_command_does_what_is_written(
+    command: str, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    make_files(command, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = shlex.split(command)[1:]
+    globbed = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in words]
+    code = main([word for each in globbed for word in each])
+    check_end(command, tmp_path, code, *capsys.readouterr())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sampled(FINITE, IN_SHELL))
 def test_a_command_runs_as_it_is_written(
     command: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -223,11 +277,7 @@ def test_a_command_runs_as_it_is_written(
         ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True,
         timeout=COMMAND_TIMEOUT_S, check=False,
     )  # fmt: skip
-    words = shlex.split(command)
-    assert done.returncode in EXIT_CODES.get(words[1], {0}), done.stdout + done.stderr
-    assert "Traceback" not in done.stderr and (done.stdout or "--out" in words)
-    if "--out" in words:
-        assert (folder / words[words.index("--out") + 1]).exists()
+    check_end(command, folder, done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.slow

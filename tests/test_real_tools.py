@@ -15,14 +15,16 @@ import jsonschema
 import pytest
 import yaml
 from prometheus_series import rule_tests
-from real_plans import ODD, QUESTIONS, Written, written
+from real_plans import ODD, QUESTIONS, SAMPLE, Written, written
+from shipped import sampled
 from test_manifests import IN_GROUP, KNOWN, SCHEMAS, given, in_pod, parsed, stubs
 
 from planner.core.text import escape_to_one_line
 from planner.deploy.artifacts import INSTALL_DIR
 
 pytestmark = pytest.mark.slow
-every_plan = pytest.mark.parametrize("name", QUESTIONS)
+every_plan = pytest.mark.parametrize("name", sampled(QUESTIONS, SAMPLE))
+all_plans = pytest.mark.parametrize("names", sampled([SAMPLE, [*QUESTIONS]], [SAMPLE]), ids=len)
 SYSTEMD = "/lib/systemd/systemd"
 NOBODY = 65534
 
@@ -40,13 +42,16 @@ def accepted(*command: str | Path, **how: Any) -> str:
     return done.stdout
 
 
-def test_the_plans_are_varied() -> None:
-    plans = [written(name) for name in QUESTIONS]
-    assert len(plans) == 40
+@all_plans
+def test_the_plans_are_varied(names: list[str]) -> None:
+    plans = [written(name) for name in names]
     engines = [plan.prediction.deployment.engine.name for plan in plans]
     assert all(engines.count(name) >= 2 for name in ("vllm", "sglang", "trtllm", "tgi"))
-    assert sum(plan.launch.nodes > 1 for plan in plans) >= 4
-    assert sum(plan.prediction.deployment.num_draft_tokens > 0 for plan in plans) >= 7
+    assert sum(plan.launch.nodes > 1 for plan in plans) >= 0.1 * len(plans)
+    drafting = sum(plan.prediction.deployment.num_draft_tokens > 0 for plan in plans)
+    assert drafting >= 0.17 * len(plans)
+    models = [plan.prediction.deployment.model.name for plan in plans]
+    assert sum(model.endswith(odd) for model in models for odd in ODD) == len(ODD)
 
 
 @every_plan
@@ -97,7 +102,7 @@ def test_systemd_takes_the_unit(name: str) -> None:
     reason="no systemd, or no root to run it as nobody",
 )
 @pytest.mark.parametrize(
-    "name", ["as it comes", "two nodes", *[name for name in QUESTIONS if "odd" in name]]
+    "name", ["as it comes", "two nodes", *[name for name in SAMPLE if "odd" in name]]
 )
 def test_systemd_reads_the_command_and_the_description_as_they_are_meant(name: str) -> None:
     plan = written(name)
@@ -135,16 +140,13 @@ def test_prometheus_takes_rules_and_configuration_and_each_alert_fires_when_it_s
     accepted("promtool", "test", "rules", "test.yml", cwd=tmp_path)
 
 
-def composed() -> list[Written]:
-    found = [plan for plan in map(written, QUESTIONS) if (plan.folder / "compose.yaml").exists()]
-    assert len(found) >= 30
-    return found
-
-
+@all_plans
 @needs("check-jsonschema", "check-jsonschema")
-def test_compose_files_follow_the_schema_of_compose() -> None:
-    files = [plan.folder / "compose.yaml" for plan in composed()]
-    accepted("check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
+def test_compose_files_follow_the_schema_of_compose(names: list[str]) -> None:
+    files = [plan.folder / "compose.yaml" for plan in map(written, names)]
+    composed = [file for file in files if file.exists()]
+    assert len(composed) >= 0.75 * len(files)
+    accepted("check-jsonschema", "--builtin-schema", "vendor.compose-spec", *composed)
 
 
 @every_plan
@@ -209,7 +211,8 @@ def test_kubernetes_takes_its_own_kinds_and_pods_start_what_is_planned(name: str
             assert ran == given(plan.launch, **KNOWN, ADAPTERS="a=b") + extra
 
 
-def test_custom_resources_values_and_the_dashboard_follow_their_schemas() -> None:
+@all_plans
+def test_custom_resources_values_and_the_dashboard_follow_their_schemas(names: list[str]) -> None:
     if not SCHEMAS.is_dir():
         pytest.skip("the schemas of custom resources are not beside this checkout")
     read = {path: json.loads(path.read_text()) for path in SCHEMAS.rglob("*.json")}
@@ -218,7 +221,7 @@ def test_custom_resources_values_and_the_dashboard_follow_their_schemas() -> Non
     files = {"grafana.json": "grafana-dashboard", "production-stack.yaml": "production-stack.values.strict",
              "sky.yaml": "skypilot-task"}  # fmt: skip
     seen: dict[str, int] = {}
-    for plan in map(written, QUESTIONS):
+    for plan in map(written, names):
         for text in plan.texts(
             "k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml", "kserve.yaml", "dynamo.yaml"
         ):
@@ -245,14 +248,3 @@ def test_the_environment_of_runpod_is_of_names_that_its_worker_reads(name: str) 
     for text in written(name).texts("runpod.env"):
         names = {line.partition("=")[0] for line in text.splitlines() if line and line[0] != "#"}
         assert names and names <= known, names - known
-
-
-def test_odd_names_are_in_the_plans() -> None:
-    assert (
-        sum(
-            written(name).prediction.deployment.model.name.endswith(odd)
-            for name in QUESTIONS
-            for odd in ODD
-        )
-        == 4
-    )

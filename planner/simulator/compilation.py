@@ -128,7 +128,7 @@ class EntryPoint(Generic[ParamsT, ResultT]):
     def _compile(self, arguments: Sequence[object]) -> None:
         signature = tuple(map(numba.typeof, arguments))
         with ExitStack() as stack:
-            if self._code.find(signature) is None and (folder := _find_code_folder()):
+            if self._code.find(signature) is None and (folder := find_code_folder()):
                 with suppress(PlannerError):  # of processes, one compiles, and the others wait
                     stack.enter_context(lock_folder(ensure_folder(folder)))
             stack.enter_context(_link_kernels(self._compiled))
@@ -168,7 +168,7 @@ class _MachineCode:
         ]
         for cpu in cpus:
             with suppress(Exception):  # unpickling a damaged file raises anything
-                if folder := _find_code_folder():
+                if folder := find_code_folder():
                     return read_pickle(self._get_path(folder, signature, cpu), bytes)
             with suppress(Exception):
                 shipped = self._get_path(SHIPPED_CODE_DIR, signature, cpu).read_bytes()
@@ -183,7 +183,7 @@ class _MachineCode:
 
     def save_overload(self, signature: object, result: CompileResult) -> None:
         """Keep what numba, which calls this, has compiled; without a private cache nothing is."""
-        if folder := _find_code_folder():
+        if folder := find_code_folder():
             path = self._get_path(folder, signature, _get_target_cpu())
             with suppress(PlannerError, OSError):  # such as a full disk: it is compiled again
                 write_pickle(ensure_folder(path.parent) / path.name, dumps(result._reduce()))
@@ -196,7 +196,7 @@ def _get_target_cpu() -> tuple[str, str]:
     return name, features
 
 
-def _find_code_folder() -> Path | None:
+def find_code_folder() -> Path | None:
     """Return the folder of compiled code in the user's cache; None if there is none."""
     if folder := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(folder)
