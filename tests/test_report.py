@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -240,12 +239,13 @@ def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(
 
     import papermill
 
-    ended = threading.Event()
+    ended, waited = threading.Event(), []
     monkeypatch.setattr(papermill, "inspect_notebook", lambda _: {})
-    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: ended.wait(20))
+    monkeypatch.setattr(
+        papermill, "execute_notebook", lambda *_, **__: waited.append(ended.wait(60))
+    )
     monkeypatch.setattr(headless, "as_completed", interrupted)
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         headless.execute_notebooks([tmp_path / "a.ipynb"], {}, tmp_path, print)
-    assert time.monotonic() - began < 10
+    assert waited == []
     ended.set()
