@@ -63,6 +63,7 @@ def _find_elsewhere(requests: list[str], address: str) -> list[str]:
     return [url for url in requests if not url.startswith(ours)]
 
 
+@pytest.mark.exhaustive
 @IN_NOTEBOOK_7
 def test_the_notebooks_run_in_notebook_7(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
@@ -78,6 +79,7 @@ def test_the_notebooks_run_in_notebook_7(tmp_path, monkeypatch):
         assert _find_elsewhere(requests, address) == []
 
 
+@pytest.mark.exhaustive
 def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
     """Model, GPU, load, target and price change the figures to those of a fresh computation."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
@@ -153,6 +155,7 @@ def _wait_for(page: Page, selector: str, text: str) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_chapter_opens_at_its_top_without_code(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     shutil.copy(NOTEBOOK_DIR / "2-vram.ipynb", tmp_path)
@@ -218,6 +221,7 @@ def _stranger(cells: list[dict], marker: Path) -> dict:
     }
 
 
+@pytest.mark.exhaustive
 @EITHER
 def test_a_strangers_notebook_does_not_run_by_itself(application, tmp_path):
     """Neither under a name of ours, nor with our code beside its own, nor by a click on what it shows."""
@@ -242,6 +246,7 @@ def test_a_strangers_notebook_does_not_run_by_itself(application, tmp_path):
         run_notebook(page, address, "1-framework.ipynb")  # a genuine one beside them runs
 
 
+@pytest.mark.exhaustive
 @EITHER
 def test_what_a_strangers_notebook_shows_runs_and_fetches_nothing(application, tmp_path):
     """Neither its prose nor its outputs, without a click or by one on a link."""
@@ -278,6 +283,7 @@ ALIVE = """() => [...document.querySelectorAll('.jp-OutputArea *')].filter(it =>
 """What is there of a text that was taken so. Headroom's own outputs have none of it."""
 
 
+@pytest.mark.exhaustive
 @EITHER
 def test_texts_of_the_users_files_are_shown_as_text(application, tmp_path, monkeypatch):
     """In the cockpit and the chapters: names of files and models, questions, versions, lines of a log."""
@@ -314,6 +320,7 @@ def test_texts_of_the_users_files_are_shown_as_text(application, tmp_path, monke
     assert fetched == []
 
 
+@pytest.mark.exhaustive
 def test_the_cockpit_imports_no_module_of_the_notebooks_folder(tmp_path, monkeypatch):
     """Neither its kernel nor the process that replays."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -422,17 +421,21 @@ def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(load_catalog("startup_errors.yaml", ErrorPhrase)))
-def test_every_phrase_matches_the_line_that_it_is_for_and_in_no_time(key: str) -> None:
+def test_every_phrase_matches_the_line_that_it_is_for(key: str) -> None:
     phrase = load_catalog("startup_errors.yaml", ErrorPhrase)[key]
     errors = find_startup_errors(f"INFO starting\n(EngineCore pid=7) ERROR {phrase.like}\n")
     assert [error.key for error in errors] == [key]
     assert "{" not in errors[0].remedy
     assert phrase.mode is None or phrase.mode in load_catalog("failure_modes.yaml", FailureMode)
-    start = time.perf_counter()
-    find_startup_errors(
-        "\n".join(part * 400 for part in (phrase.like[:40], "(1", "max seq len (", " ", "GiB "))
-    )
-    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize("key", sorted(load_catalog("startup_errors.yaml", ErrorPhrase)))
+def test_no_phrase_is_looked_for_over_and_over_in_a_long_line(key: str) -> None:
+    """Where a pattern tried every part of such a line with every other, this would take days."""
+    phrase = load_catalog("startup_errors.yaml", ErrorPhrase)[key]
+    parts = (phrase.like[:40], "(1", "max seq len (", " ", "GiB ")
+    errors = find_startup_errors("\n".join(part * 20_000 for part in parts))
+    assert len(errors) <= 1
 
 
 def test_a_log_says_what_would_start(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from IPython.display import Markdown
 from markdown_it import MarkdownIt
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pypdf import PdfReader
+from shipped import sampled
 
 from planner.core.errors import PlannerError
 from planner.core.text import escape_markdown
@@ -22,6 +23,7 @@ from planner.engines.engine import get_engine
 from planner.planning.prediction import predict
 from planner.tools.lint.report import lint
 from planner.ui import cli, pdf_report
+from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.notebook_widgets import escape_html
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -129,10 +131,17 @@ def test_a_report_fetches_nothing_and_links_only_to_the_web(tmp_path: Path) -> N
     assert "swordfish" not in typst and "#raw(lang: html" not in typst
 
 
+TWO_CHAPTERS = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("0-summary", "6-deploy")]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "chapters", sampled([TWO_CHAPTERS, list_chapter_notebooks()], [TWO_CHAPTERS]), ids=len
+)
 def test_a_report_shows_the_texts_of_a_users_files_as_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pdf_report, "select_chapters", lambda _: chapters)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     with listen() as (stranger, fetched):

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shipped import plan_once, small_fields
 
 from planner.core.errors import PlannerError
 from planner.engines.deployment import choose_machines, deploy_on
@@ -21,16 +22,14 @@ from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.ui.plan_json import serialize_plan
 
-SMALL = {
-    "question": "?",
-    "model": "meta-llama/Llama-3.1-8B",
+SMALL = small_fields({
     "gpus": [{"gpu": "L40S", "at_most": 16}],
     "quantization": ["checkpoint", "fp8"],
     "engine_version": "0.20.2",
     "workload": {"prompt_tokens": {"exactly": 800}, "output_tokens": {"exactly": 200}, "rate": 20},
     "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 60}},
-}
-QUICK = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+})  # fmt: skip
+QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 RATES = st.sampled_from([2.0, 11.0, 20.0, 33.0])
 UNITS = st.sampled_from([[1, 2, 4, 8], [1], [2], [4, 8], [8], [1, 8]])
 
@@ -167,8 +166,8 @@ def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
     }
     few |= {"workload": {**SMALL["workload"], "rate": 6}}
     plain, spared = (
-        search_deployments(parse_scenario(few, "s")).chosen,
-        search_deployments(parse_scenario({**few, "spare_replicas": 1}, "s")),
+        plan_once(parse_scenario(few, "s")).chosen,
+        plan_once(parse_scenario({**few, "spare_replicas": 1}, "s")),
     )
     assert plain and spared.chosen
     assert spared.chosen.usd_per_hour > plain.usd_per_hour
@@ -296,7 +295,7 @@ def test_the_api_beside_a_day_says_what_the_days_bills_say() -> None:
 def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None:
     """What is left must do all of the work; a spare takes the place of what is gone."""
     tier = {"price_tier": "spot", "prices": {"L40S": 0.5}}
-    plan = search_deployments(small(rate=20, sold_in=[1], **tier))
+    plan = plan_once(small(rate=20, sold_in=[1], **tier))
     assert plan.chosen and plan.interruption
     count, found = plan.chosen.deployment.layout.replicas, plan.interruption
     assert count > 1 and found.replicas == count and found.replicas_per_machine == 1
@@ -318,7 +317,7 @@ def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None
 
 
 def test_the_only_replica_is_missed_until_another_starts() -> None:
-    plan = search_deployments(small(rate=1, price_tier="spot", prices={"L40S": 0.5}))
+    plan = plan_once(small(rate=1, price_tier="spot", prices={"L40S": 0.5}))
     assert plan.interruption and plan.interruption.replicas == 1
     assert plan.interruption.probability == 0 and plan.interruption.spares_to_add == 1
     assert (

@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pypdf import PageObject, PdfReader
+from shipped import sampled
 
 from planner.core.errors import PlannerError
 from planner.planning.scenario import find_scenario_file
@@ -197,18 +197,23 @@ def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
 
 def test_a_model_that_fits_nowhere_gets_a_report_that_says_so(tmp_path):
     overrides = {"gpus": [{"gpu": "L4", "at_most": 1}]}
-    pages = PdfReader(write_report("chat-70b", tmp_path, overrides, progress=str)).pages
-    assert "fits nowhere" in " ".join(pages[0].extract_text().split())
-    assert "GiB" in "".join(page.extract_text() for page in pages)
+    first, *rest = PdfReader(write_report("chat-70b", tmp_path, overrides, progress=str)).pages
+    assert "fits nowhere" in " ".join(first.extract_text().split())
+    assert any("GiB" in page.extract_text() for page in rest)
 
 
-def test_the_default_walk(tmp_path):
+WALKS = (("edge-8b-24gb", "Rent 1"), ("chat-70b", "Rent 4"))
+
+
+@pytest.mark.parametrize(("name", "rent"), sampled(WALKS, WALKS[:1]))
+def test_a_walk_through_all_chapters(name, rent, tmp_path):
     said: list[str] = []
-    pdf = write_report("chat-70b", tmp_path, progress=said.append)
+    pdf = write_report(name, tmp_path, progress=said.append)
     assert len(said) == len(list_chapter_notebooks()) == 8
     pages = PdfReader(pdf).pages
     assert len(pages) >= 9
-    text = " ".join(page.extract_text() for page in pages)
+    texts = [" ".join(page.extract_text().split()) for page in pages]
+    text = " ".join(texts)
     for title in (
         "Summary",
         "Figures of the plan",
@@ -223,8 +228,8 @@ def test_the_default_walk(tmp_path):
         assert title in text
     assert "Traceback" not in text and "object at 0x" not in text
     assert "ExecStart" not in text and "- alert:" not in text  # they are files of the plan
-    memo, why = (" ".join(page.extract_text().split()) for page in pages[:2])
-    for part in ("Rent 4", "a month", "Three options", "Risks, and what settles each", "Next step"):
+    memo, why = texts[:2]
+    for part in (rent, "a month", "Three options", "Risks, and what settles each", "Next step"):
         assert part in memo
     for part in ("What would change the answer", "What this rests on", "Appendix."):
         assert part in why and part not in memo
@@ -240,12 +245,13 @@ def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(
 
     import papermill
 
-    ended = threading.Event()
+    ended, waited = threading.Event(), []
     monkeypatch.setattr(papermill, "inspect_notebook", lambda _: {})
-    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: ended.wait(20))
+    monkeypatch.setattr(
+        papermill, "execute_notebook", lambda *_, **__: waited.append(ended.wait(60))
+    )
     monkeypatch.setattr(headless, "as_completed", interrupted)
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         headless.execute_notebooks([tmp_path / "a.ipynb"], {}, tmp_path, print)
-    assert time.monotonic() - began < 10
+    assert waited == []
     ended.set()

@@ -234,14 +234,19 @@ def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypa
     load_calibration_catalog.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def measured_runs() -> list[MeasuredRun]:
+    """All of them: it takes seconds to read thousands."""
+    return load_measured_runs()
+
+
 @pytest.mark.slow
-def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
+def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind(measured_runs: list[MeasuredRun]) -> None:
     """Runs of L4 as the catalog predicts them, of L20 20% slower: the pool tells them apart."""
-    measured = load_measured_runs()
     runs = [
         run
         for name in ("L4", "L20")
-        for run in measured
+        for run in measured_runs
         if run.deployment.gpu.name == name and run.workload.rate is None
     ]
     runs = runs[:20] + runs[-20:]
@@ -272,9 +277,11 @@ def test_every_measured_run_says_what_was_sent() -> None:
 
 
 @pytest.mark.slow
-def test_no_measured_step_is_shorter_than_reading_its_weights() -> None:
+def test_no_measured_step_is_shorter_than_reading_its_weights(
+    measured_runs: list[MeasuredRun],
+) -> None:
     """What is, ran on another GPU: 7B in 16 bit on an L4, 15 GB at 300 GB/s, did not take 9.5 ms a token."""
-    for run in load_measured_runs():
+    for run in measured_runs:
         counted = count_step_work(run.deployment)
         size = counted.head.bytes + sum(linears.bytes for linears in counted.matmuls)
         tpot = np.exp(run.measured[FIT_METRICS.index("tpot")])

@@ -7,15 +7,17 @@ from functools import cache
 from typing import Any
 
 import pytest
+from shipped import small_plan, small_scenario
 
 from planner.analysis import plan_risks as risks
 from planner.analysis import plan_summary as summary
 from planner.core.number_format import format_number, format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
+from planner.planning import autoscaling
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.evaluation import check_against_slos, simulate_candidate
-from planner.planning.scenario import CandidateGpu, parse_scenario
+from planner.planning.scenario import CandidateGpu
 from planner.planning.scenario_schema import ApiEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.what_if import find_unlisted_gpu, limit_to_budget, run_what_ifs
@@ -26,34 +28,18 @@ from planner.ui.plan_text import format_plan as answered
 from planner.ui.plan_text import format_scenario
 from planner.ui.plan_words import explain_not_allowed
 
-CHAT: dict[str, Any] = {
-    "question": "?",
-    "model": "meta-llama/Llama-3.1-8B-Instruct",
-    "gpus": [{"gpu": "L40S", "at_most": 4}],
-    "workload": {
-        "prompt_tokens": {"mean": 900, "p95": 2200},
-        "output_tokens": {"mean": 150, "p95": 400},
-        "rate": 9,
-    },
-    "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
-}
 
-
-@cache
 def plan(ttft: float = 2000, rate: float = 9) -> Plan:
-    level = {**CHAT["service_level"], "ttft": {"p95": ttft}}
-    return search_deployments(
-        parse_scenario(
-            {**CHAT, "service_level": level, "workload": {**CHAT["workload"], "rate": rate}}, "s"
-        )
-    )
+    return small_plan({"service_level.ttft.p95": ttft, "workload.rate": rate})
 
 
 @cache
 def find_plan_at_risk() -> Plan:
     """Between the limits that hold and those that nothing meets."""
-    found = (plan(ttft=round(600 * 0.93**k)) for k in range(30))
-    return next(each for each in found if each.verdict == "at_risk")
+    missed, held = 60.0, 600.0
+    while (found := plan(limit := math.sqrt(missed * held))).verdict != "at_risk":
+        missed, held = (missed, limit) if found.verdict == "holds" else (limit, held)
+    return found
 
 
 def test_machines_hold_whole_replicas() -> None:
@@ -101,11 +87,8 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     None
 ):
     """A tight E2E is used up by steps that grow with the batch, at half the capacity; both ways to say where agree."""
-    level, load = {"e2e": {"p95": 12_000}, "ttft": {"p95": 9000}}, {**CHAT["workload"], "rate": 2}
-    gpus = [{"gpu": "L40S", "at_most": 1}]
-    one = search_deployments(
-        parse_scenario({**CHAT, "gpus": gpus, "workload": load, "service_level": level}, "s")
-    )
+    level = {"e2e": {"p95": 12_000}, "ttft": {"p95": 9000}}
+    one = small_plan({"gpus.0.at_most": 1, "workload.rate": 2, "service_level": level})
     told = {
         stated: risks.describe_growth_limit(found)
         for stated, found in ((True, one), (False, search_analytically(one.scenario)))
@@ -214,16 +197,17 @@ def test_the_memo_says_what_plan_json_says() -> None:
     assert all(len(row) == len(memo.ramp_heads) + 2 for row in memo.ramp)
 
 
+BY_TOMORROW = {
+    "workload.rate": None, "workload.requests": 20_000, "workload.within_hours": 4,
+    "service_level": {},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "load",
-    [{}, {"requests": 20_000, "within_hours": 4, "rate": None}, {"rate": None, "concurrency": 24}],
+    "load", [{}, BY_TOMORROW, {"workload.rate": None, "workload.concurrency": 24}], ids=len
 )
 def test_the_capacity_is_the_same_number_on_every_screen(load: dict[str, Any]) -> None:
-    level = {} if "requests" in load else CHAT["service_level"]
-    workload = {**CHAT["workload"], **load}
-    found = search_deployments(
-        parse_scenario({**CHAT, "workload": workload, "service_level": level}, "s")
-    )
+    found = small_plan(load)
     capacity = serialize_plan(found)["capacity_rps"][0]
     shown = format_number(capacity)
     tiles = {tile["name"]: tile["value"] for tile in build_answer(found)["tiles"]}
@@ -231,7 +215,7 @@ def test_the_capacity_is_the_same_number_on_every_screen(load: dict[str, Any]) -
     assert build_memo(found).options[0].capacity == f"{shown} requests/s"
     line = next(row for row in answered(found, detailed=True).splitlines() if "  Capacity " in row)
     assert line.split()[1] == shown
-    assert f"apacity is {shown} (" in risks.describe_headroom(found) or "requests" in load
+    assert f"apacity is {shown} (" in risks.describe_headroom(found) or load is BY_TOMORROW
 
 
 def test_no_sentence_of_the_memo_stands_twice_and_none_is_long() -> None:
@@ -305,10 +289,11 @@ def test_a_gpu_that_is_not_on_the_list_is_named_so() -> None:
     assert "L40S" in re.search(r"Other GPU +(.*) \(not on your list\): \$", text)[1]  # type: ignore[index]
 
 
-def test_the_day_does_not_contradict_the_verdict() -> None:
+def test_the_day_does_not_contradict_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quiet hour's tail rests on few requests: an unusual day may miss it, which no list of hours says."""
-    spiky = {**CHAT["workload"], "day": [1, 1, 2, 3, 5, 8, 9, 9, 9, 8, 5, 4] * 2}
-    asked = search_deployments(parse_scenario({**CHAT, "workload": spiky}, "s"))
+    monkeypatch.setattr(autoscaling, "MAX_REQUESTS_PER_DAY", 30_000)
+    spiky = {"workload.day": [1, 1, 2, 3, 5, 8, 9, 9, 9, 8, 5, 4] * 2}
+    asked = search_deployments(small_scenario(spiky))
     said, day = summary.describe_day(asked), asked.autoscaling
     assert day and "may be missed" not in said
     missed = len(day.violated_hours)
