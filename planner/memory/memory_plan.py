@@ -172,13 +172,16 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     )
     stages = []
     weights = compute_stage_bytes(deployment)
-    for stage, size in enumerate(weights):
+    non_torch = runtime_overhead.estimate_non_torch(deployment)
+    activations = [runtime_overhead.estimate_activation(deployment)]  # of the last stage
+    if len(weights) > 1:  # those before it are alike
+        inner = runtime_overhead.estimate_activation(deployment, last_stage=False)
+        activations = [inner] * (len(weights) - 1) + activations
+    for size, activation in zip(weights, activations, strict=True):
         terms = {
             "weights": Interval.from_lognormal(size, WEIGHTS_RELATIVE_SIGMA),
-            "activation": runtime_overhead.estimate_activation(
-                deployment, last_stage=stage == len(weights) - 1
-            ),
-            "non_torch": runtime_overhead.estimate_non_torch(deployment),
+            "activation": activation,
+            "non_torch": non_torch,
             "cudagraph": graphs,
         }
         terms = {
@@ -219,7 +222,8 @@ def get_memory_plan(deployment: Deployment) -> MemoryPlan:
     return memory if deployment.layout.replicas == 1 else replace(memory, deployment=deployment)
 
 
-_plan_memory_cached = lru_cache(maxsize=4096)(plan_memory)
+# a search plans thousands, and its what-ifs the same again
+_plan_memory_cached = lru_cache(maxsize=16_384)(plan_memory)
 
 
 def _select_budgeted_terms(deployment: Deployment) -> tuple[MemoryTerm, ...]:
