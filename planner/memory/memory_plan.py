@@ -173,14 +173,13 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     stages = []
     weights = compute_stage_bytes(deployment)
     non_torch = runtime_overhead.estimate_non_torch(deployment)
-    activations = [runtime_overhead.estimate_activation(deployment)]  # of the last stage
-    if len(weights) > 1:  # those before it are alike
+    inner = last = runtime_overhead.estimate_activation(deployment)
+    if len(weights) > 1:
         inner = runtime_overhead.estimate_activation(deployment, last_stage=False)
-        activations = [inner] * (len(weights) - 1) + activations
-    for size, activation in zip(weights, activations, strict=True):
+    for stage, size in enumerate(weights):
         terms = {
             "weights": Interval.from_lognormal(size, WEIGHTS_RELATIVE_SIGMA),
-            "activation": activation,
+            "activation": last if stage == len(weights) - 1 else inner,
             "non_torch": non_torch,
             "cudagraph": graphs,
         }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from planner.core.errors import PlannerError
 from planner.core.files import check_not_overwriting, get_report_date, replace_atomically
 from planner.core.number_format import format_number
-from planner.ui.commands.options import announce_compilation
+from planner.ui.commands.options import watch_command
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
@@ -52,7 +52,7 @@ def add_replay(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_replay)
 
 
-@announce_compilation
+@watch_command
 def run_replay(options: argparse.Namespace) -> None:
     """Simulate the requests of a case, or one engine of a scenario's plan."""
     from planner.simulator.schedule_cases import run_schedule_case
