@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from planner.core.catalog import CATALOG_DIR, validate_entry
-from planner.core.errors import PlannerError
 from planner.hardware.gpus import get_gpu
 from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.search import search_deployments
@@ -18,7 +17,7 @@ from planner.tools.fleet.fleet_file import FleetEntry
 from planner.tools.sweep.runner import answer_point
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui.cli import main
-from planner.ui.commands.options import CLEAR_LINE, TEMPLATE_DIR
+from planner.ui.commands.options import TEMPLATE_DIR
 
 GOOD = """\
 question: How many?
@@ -264,21 +263,6 @@ def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(ca
     near, far = capsys.readouterr().err.splitlines()
     assert "did you mean Qwen3, " in near
     assert far == "headroom: unknown model 'foo'; nothing like it is known"
-
-
-def test_a_day_is_said_to_take_a_while_on_a_terminal(capsys, monkeypatch):
-    def stopped(_: object) -> None:
-        raise PlannerError("stopped")
-
-    monkeypatch.setattr("planner.planning.search.search_deployments", stopped)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert (
-        main(["plan", "chat-70b", "--set", "workload.day=campus-rag"])
-        == main(["plan", "chat-70b"])
-        == 2
-    )
-    shown = capsys.readouterr().err.replace(CLEAR_LINE, "").splitlines()
-    assert shown[1:] == ["headroom: stopped"] * 2
 
 
 def test_the_bare_command_prints_its_help(capsys):

@@ -89,7 +89,7 @@ def test_of_equal_prices_the_safe_one_is_named(plans):
 
 @pytest.mark.slow
 def test_a_pdf_holds_them_side_by_side(tmp_path):
-    pdf = write_comparison_report([SMALL, "chat-70b"], tmp_path, progress=str)
+    pdf = write_comparison_report([SMALL, "chat-70b"], tmp_path)
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
     for said in (
         f"{SMALL} against chat-70b",

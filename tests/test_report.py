@@ -17,7 +17,6 @@ from planner.core.errors import PlannerError
 from planner.planning.scenario import find_scenario_file
 from planner.ui import notebook_runner as headless
 from planner.ui import pdf_report as report_module
-from planner.ui.notebook_session import search_cached
 from planner.ui.pdf_report import list_chapter_notebooks, write_report
 
 pytestmark = pytest.mark.slow
@@ -39,11 +38,6 @@ display(show_table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}),
 display(show_note("A note."), show_code("vllm serve " + "--option value " * 40),
         Markdown("The product is $6 \\\\times 7$."))
 """
-
-
-@pytest.fixture(autouse=True)
-def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_module, "search_deployments", search_cached)
 
 
 def made(folder: Path, source: str) -> Path:
@@ -90,7 +84,7 @@ class Written:
             overrides={"question": HOSTILE},
             notebooks=[made(folder, CONTENT + shown)],
         )
-        self.pdf = self.again(folder / "a", show_answer=self.said.append, progress=self.said.append)
+        self.pdf = self.again(folder / "a", show_answer=self.said.append)
         self.pages, self.name = PdfReader(self.pdf).pages, path.stem
         self.text = " ".join(" ".join(page.extract_text() for page in self.pages).split())
 
@@ -99,7 +93,6 @@ class Written:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SOURCE_DATE_EPOCH", "86400")
-        patched.setattr(report_module, "search_deployments", search_cached)
         yield Written(tmp_path_factory.mktemp("written"))
 
 
@@ -120,11 +113,7 @@ def test_every_kind_of_content_reaches_the_page(written):
     assert (
         "import altair" not in written.text and "VBox" not in written.text
     )  # neither code nor a widget's name
-    assert (
-        len(written.said) == 2
-        and "MEETS TARGETS" in written.said[0]
-        and "1-made" in written.said[1]
-    )
+    assert len(written.said) == 1 and "MEETS TARGETS" in written.said[0]
 
 
 def test_a_chart_is_drawn_with_the_names_that_svg_has(
@@ -158,7 +147,7 @@ def _text_starts(page: PageObject) -> list[float]:
 
 
 def test_the_same_scenario_gives_the_same_pages(written, tmp_path):
-    assert written.pdf.read_bytes() == written.again(tmp_path, progress=str).read_bytes()
+    assert written.pdf.read_bytes() == written.again(tmp_path).read_bytes()
 
 
 def test_a_users_text_reaches_the_page_as_it_is(written):
@@ -171,20 +160,20 @@ def test_a_users_text_reaches_the_page_as_it_is(written):
 def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):
     made = notebook("from planner.hardware.gpus import get_gpu\nget_gpu('H1000')")
     with pytest.raises(PlannerError, match=r"^unknown GPU 'H1000'"):
-        write_report(NAME, tmp_path, notebooks=[made], progress=str)
+        write_report(NAME, tmp_path, notebooks=[made])
 
 
 def test_any_other_error_names_the_notebook(notebook, tmp_path):
     with pytest.raises(
         PlannerError, match=r"^notebook 1-made failed: ZeroDivisionError: division by zero$"
     ):
-        write_report(NAME, tmp_path, notebooks=[notebook("1 / 0")], progress=str)
+        write_report(NAME, tmp_path, notebooks=[notebook("1 / 0")])
 
 
 def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
     before = find_scenario_file(NAME).read_bytes()
     overrides = {"workload.rate": 0.25, "prices": {"RTX-3090": 0.01}}
-    write_report(NAME, tmp_path, overrides, [notebook("scenario")], progress=str)
+    write_report(NAME, tmp_path, overrides, [notebook("scenario")])
     found = json.loads((tmp_path / "plan.json").read_text())
     assert (found["planned_rps"], found["gpu"], found["usd_per_hour"][0]) == (
         0.25,
@@ -197,7 +186,7 @@ def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
 
 def test_a_model_that_fits_nowhere_gets_a_report_that_says_so(tmp_path):
     overrides = {"gpus": [{"gpu": "L4", "at_most": 1}]}
-    first, *rest = PdfReader(write_report("chat-70b", tmp_path, overrides, progress=str)).pages
+    first, *rest = PdfReader(write_report("chat-70b", tmp_path, overrides)).pages
     assert "fits nowhere" in " ".join(first.extract_text().split())
     assert any("GiB" in page.extract_text() for page in rest)
 
@@ -207,9 +196,8 @@ WALKS = (("edge-8b-24gb", "Rent 1"), ("chat-70b", "Rent 4"))
 
 @pytest.mark.parametrize(("name", "rent"), sampled(WALKS, WALKS[:1]))
 def test_a_walk_through_all_chapters(name, rent, tmp_path):
-    said: list[str] = []
-    pdf = write_report(name, tmp_path, progress=said.append)
-    assert len(said) == len(list_chapter_notebooks()) == 8
+    assert len(list_chapter_notebooks()) == 8
+    pdf = write_report(name, tmp_path)
     pages = PdfReader(pdf).pages
     assert len(pages) >= 9
     texts = [" ".join(page.extract_text().split()) for page in pages]
@@ -252,6 +240,6 @@ def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(
     )
     monkeypatch.setattr(headless, "as_completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        headless.execute_notebooks([tmp_path / "a.ipynb"], {}, tmp_path, print)
+        headless.execute_notebooks([tmp_path / "a.ipynb"], {}, tmp_path)
     assert waited == []
     ended.set()

@@ -25,8 +25,9 @@ from planner.ui.decision_memo import build_memo
 from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_panel import build_answer
 from planner.ui.plan_text import format_plan as answered
-from planner.ui.plan_text import format_scenario
+from planner.ui.plan_text import format_scenario, generate_answer
 from planner.ui.plan_words import explain_not_allowed
+from planner.ui.terminal import TerminalStyle
 
 
 def plan(ttft: float = 2000, rate: float = 9) -> Plan:
@@ -283,9 +284,8 @@ def test_a_gpu_that_is_not_on_the_list_is_named_so() -> None:
     assert found is None or found.deployment.gpu.name != "L40S"
     h100 = replace(plan_on_list.scenario, gpus=(CandidateGpu(get_gpu("H100-SXM"), 4),))
     assert explain_not_allowed(h100, plan_on_list.chosen) == "not on your list"
-    text = answered(
-        replace(plan_on_list, scenario=h100), detailed=True, unlisted=plan_on_list.chosen
-    )
+    asked = replace(plan_on_list, scenario=h100)
+    text = "\n".join(generate_answer(asked, TerminalStyle(), "", "", lambda _: plan_on_list.chosen))
     assert "L40S" in re.search(r"Other GPU +(.*) \(not on your list\): \$", text)[1]  # type: ignore[index]
 
 

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-import time
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -23,7 +22,6 @@ from planner.core.number_format import (
 from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.search import Plan
 from planner.planning.slo import get_limit_status, get_range_at
-from planner.ui.commands.options import CLEAR_LINE, show_elapsed_time
 from planner.ui.limit_rows import list_limit_rows
 from planner.ui.plan_text import format_plan
 from planner.ui.terminal import TerminalStyle, detect_style
@@ -171,18 +169,6 @@ def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> No
     assert int(shown.replace(",", "")) == pytest.approx(api, rel=0.01)
     (turn,) = re.findall(r"(?:above|below) ([\d.]+) requests/s", text)
     assert float(turn) == pytest.approx(5.53 * 15.78 * 730.5 / api, rel=0.01)
-
-
-@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
-def test_progress_is_shown_on_a_terminal_only_and_leaves_no_line(
-    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr", stream)
-    with show_elapsed_time("searching"):
-        time.sleep(1.2)
-    shown = stream.getvalue()
-    assert ("searching, 1 s" in shown) == stream.isatty()
-    assert not shown or shown.endswith(CLEAR_LINE)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from planner.core.errors import PlannerError
+from planner.core.progress import show_step
 from planner.core.units import GB, GIB
 from planner.engines.deployment import Deployment, ParallelLayout
 from planner.hardware.gpus import get_gpu, load_links
@@ -296,6 +297,7 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     )
 
 
+@show_step("simulating layouts")
 def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     """Return the best dozen that fit; the closest first if none is feasible.
 

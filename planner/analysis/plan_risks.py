@@ -15,6 +15,7 @@ from planner.core.number_format import (
     format_probability,
     format_range,
 )
+from planner.core.progress import show_step
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated_search import evaluate_pools
 from planner.planning.evaluation import (
@@ -135,6 +136,7 @@ class GrowthLimit:
         return f"{met}. {CAPACITY_MEANING}."
 
 
+@show_step("load ramp")
 def find_growth_limit(plan: Plan) -> GrowthLimit | None:
     """Find how far traffic may grow; None in a closed loop or without a prediction.
 

@@ -14,6 +14,7 @@ from itertools import product
 import pandas as pd
 
 from planner.core.errors import PlannerError
+from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
 from planner.models.registry import load_model
@@ -62,6 +63,7 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@show_step("simulating engine arguments")
 def sweep_knob_pair(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     """Return how likely every target is met, replayed, by max_num_seqs and max_num_batched_tokens.
 

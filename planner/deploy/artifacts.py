@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
+from planner.core.progress import show_step
 from planner.core.templates import render_template
 from planner.deploy import alerts, manifests
 from planner.deploy.arguments import format_for_script
@@ -207,6 +208,7 @@ def build_goodput_limits(targets: Sequence[SloTarget]) -> dict[str, float]:
     }
 
 
+@show_step("steps of the benchmark")
 def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     """Predict the steps of `bench.sh` by rate, for one replica, or for both pools.
 

@@ -212,7 +212,7 @@ def build_step_model(
     return _build_step_model_cached(deployment.with_replicas(1), coefficients)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=16_384)  # a search builds thousands, and its what-ifs the same again
 def _build_step_model_cached(
     deployment: Deployment, coefficients: StepCoefficients | None
 ) -> StepModel:

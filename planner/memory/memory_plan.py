@@ -172,13 +172,15 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     )
     stages = []
     weights = compute_stage_bytes(deployment)
+    non_torch = runtime_overhead.estimate_non_torch(deployment)
+    inner = last = runtime_overhead.estimate_activation(deployment)
+    if len(weights) > 1:
+        inner = runtime_overhead.estimate_activation(deployment, last_stage=False)
     for stage, size in enumerate(weights):
         terms = {
             "weights": Interval.from_lognormal(size, WEIGHTS_RELATIVE_SIGMA),
-            "activation": runtime_overhead.estimate_activation(
-                deployment, last_stage=stage == len(weights) - 1
-            ),
-            "non_torch": runtime_overhead.estimate_non_torch(deployment),
+            "activation": last if stage == len(weights) - 1 else inner,
+            "non_torch": non_torch,
             "cudagraph": graphs,
         }
         terms = {
@@ -219,7 +221,8 @@ def get_memory_plan(deployment: Deployment) -> MemoryPlan:
     return memory if deployment.layout.replicas == 1 else replace(memory, deployment=deployment)
 
 
-_plan_memory_cached = lru_cache(maxsize=4096)(plan_memory)
+# a search plans thousands, and its what-ifs the same again
+_plan_memory_cached = lru_cache(maxsize=16_384)(plan_memory)
 
 
 def _select_budgeted_terms(deployment: Deployment) -> tuple[MemoryTerm, ...]:

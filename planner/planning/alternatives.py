@@ -1,10 +1,11 @@
 """Why not another GPU, engine or format: what each that the scenario allows comes to at the price of the plan."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
+from planner.core.progress import get_progress_watch, try_each
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidates, get_capacity_rps
 from planner.planning.scenario import Scenario
@@ -38,22 +39,29 @@ class Alternative:
         return f"{self.option}: {self.reason}"
 
 
-def explain_alternatives(plan: Plan) -> tuple[Alternative, ...]:
-    """Every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead."""
+def explain_alternatives(
+    plan: Plan, among: Collection[str] | None = None
+) -> tuple[Alternative, ...]:
+    """Every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead.
+
+    Only those `among` some options, if they are given.
+    """
     if (chosen := plan.chosen) is None:
         return ()
+    kinds = _list_alternatives(plan, chosen)
+    asked = {kind[0]: kind for kind in kinds if among is None or kind[0] in among}
+    tried = try_each(lambda kind: _explain_alternative(plan, chosen, *kind), asked, "alternatives")
+    watch = get_progress_watch()
     return tuple(
-        _explain_alternative(plan, chosen, *kind) for kind in _list_alternatives(plan, chosen)
+        found or Alternative(option, None, f"not tried: {watch.stop_reason}")
+        for option, found in tried
     )
 
 
 def explain_other_engines(plan: Plan) -> tuple[Alternative, ...]:
     """Every other engine that the scenario allows, at no more money, or the least with it that starts."""
-    if (chosen := plan.chosen) is None:
-        return ()
     names = [engine.name for engine in (plan.scenario.engine, *plan.scenario.other_engines)]
-    kinds = _list_alternatives(plan, chosen) if len(names) > 1 else ()
-    return tuple(_explain_alternative(plan, chosen, *kind) for kind in kinds if kind[0] in names)
+    return explain_alternatives(plan, names) if len(names) > 1 else ()
 
 
 def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candidate]]]:

@@ -13,6 +13,7 @@ from operator import attrgetter, itemgetter
 
 import numpy as np
 
+from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.hardware.prices import look_up_gpu_price
 from planner.latency.speculative_decoding import build_step_model
@@ -173,6 +174,7 @@ def compute_stabilization_s(start_s: float) -> float:
     return min(max(start_s, STABILIZATION_BOUNDS_S[0]), STABILIZATION_BOUNDS_S[1])
 
 
+@show_step("simulating the hours of several days")
 def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPlan | None:
     """Plan the replicas of `candidate` by hour; None without a daily profile or a prediction."""
     performance = candidate.prediction.performance

@@ -15,6 +15,7 @@ from itertools import product
 from operator import attrgetter
 
 from planner.core.errors import PlannerError
+from planner.core.progress import advance, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
 from planner.engines.engine import explain_unsupported_gpu
 from planner.memory.memory_plan import get_memory_plan
@@ -55,6 +56,7 @@ def explain_skipped_pools(scenario: Scenario) -> str:
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
+@show_step("simulating pools")
 def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candidate]:
     """Search pools, from best to worst, that cost up to `max_price` USD per hour (or GPUs)."""
     if explain_skipped_pools(scenario):
@@ -64,6 +66,9 @@ def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candid
     )
     screened: list[tuple[Candidate, CandidateGpu]] = []
     for candidate_gpu, prefill, decode, preference in _generate_worker_shapes(scenario):
+        advance()
+        if is_out_of_time():
+            break
         if not _is_hopeless(scenario, prefill, decode) and (
             candidate := _add_workers_until_feasible(
                 scenario, candidate_gpu, prefill, decode, preference, screening, max_price,

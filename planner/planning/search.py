@@ -25,6 +25,7 @@ from typing import Literal
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
+from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment, ParallelLayout
 from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
@@ -109,6 +110,7 @@ class Plan:
     rejected: tuple[RejectedOption, ...]
     notes: tuple[str, ...]
     without_pools: "Plan | None" = None  # where pools are allowed
+    left_out: tuple[str, ...] = ()  # by a time limit
     store: EvaluationStore | None = field(default=None, compare=False, repr=False)
     # of the chosen candidate, if the choice rests on it
     simulated_day: AutoscalingPlan | None = field(default=None, repr=False)
@@ -236,15 +238,25 @@ class Plan:
         return f"{self.scenario.name}: {self.chosen}. {self.binding_constraint}{after}"
 
 
+@show_step("searching")
 def search_deployments(scenario: Scenario) -> Plan:
     """Search every legal deployment of `scenario` and choose by the rule above.
 
-    If the load is the question, the plan is that of the largest that holds.
+    If the load is the question, the plan is that of the largest that holds. A time limit ends the
+    search once there is a plan, or nothing meets the targets.
     """
-    if scenario.open_figure:
+    early = []
+    if kind := scenario.open_figure:
         scenario = settle_open_figure(scenario, is_simulated=True)
+        harder = "a shorter limit" if kind == "limit" else f"a larger {kind}"
+        early += [harder] * is_out_of_time()
     plan = _search_unified(scenario)
-    return _add_pool_candidates(plan) if scenario.allow_disaggregation else plan
+    if scenario.allow_disaggregation:
+        plan = _add_pool_candidates(plan)
+        early += ["all pools"] * is_out_of_time()
+    reason = get_progress_watch().stop_reason
+    early = [f"{reason}; not tried: {what}" for what in early]
+    return replace(plan, left_out=(*early, *plan.left_out))
 
 
 def _add_pool_candidates(whole: Plan) -> Plan:
@@ -343,7 +355,10 @@ class _Search:
     tuned: dict[Deployment, Deployment] = field(default_factory=dict)  # by a family's start
     nearest: list[tuple[float, Deployment, Family]] = field(default_factory=list)  # that failed
     is_complete: bool = True
+    is_cut: bool = False  # by a time limit
+    probed: set[Deployment] = field(default_factory=set)  # starts of families
 
+    @show_step("simulating layouts")
     def find_cheapest(
         self, probability: float, *, others: int = 0,
         at_most: tuple[bool, float] = (True, math.inf),
@@ -396,10 +411,12 @@ class _Search:
                 continue
             unpriced, price, _, k, replicas = heappop(heap)
             family = self.families[k]
+            if probability > GAMBLE_PROBABILITY and is_out_of_time():
+                tries, self.is_cut = 0, True
             is_equal = bool(level) and _add_rounding((unpriced, price)) >= limit
             if (is_equal and not equal) or not tries:
                 if not tries and not level:
-                    self.is_complete = bool(chosen)
+                    self.is_complete = bool(chosen) or self.is_cut
                     break
                 skipped.append((k, replicas))
                 continue
@@ -430,6 +447,8 @@ class _Search:
 
     def _probe(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
         """Replay a family for `probability`, with other engine arguments where its own fail."""
+        advance()
+        self.probed.add(family.start)
         start = family.start.with_replicas(replicas)
         deployment = self.tuned.get(start, start)
         margin = self._get_margin(deployment, probability)
@@ -485,6 +504,20 @@ class _Search:
             )
             self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
         return self.stated[deployment]
+
+    def describe_cut(self) -> str:
+        """Say which layouts the time limit kept from being simulated, cheapest first."""
+        untried = [family.estimate for family in self.families if family.start not in self.probed]
+        untried.sort(key=attrgetter("rank_key"))
+        names = [
+            *(estimate.description for estimate in untried[:3]),
+            "a safer option",
+            "a runner-up",
+        ]
+        return (
+            f"{get_progress_watch().stop_reason} with {len(self.probed)} of {len(self.families)}"
+            f" layouts simulated; not tried: {'; '.join(names)}"
+        )
 
 
 def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
@@ -571,7 +604,8 @@ def _build_plan(
     return Plan(
         scenario, chosen, next(iter(holding[1:]), None), next(iter(gamble), None),
         next(iter(safe), None), binding, ordered, tuple(rejected),
-        (*notes, *chosen.prediction.warnings), store=search.store, simulated_day=day,
+        (*notes, *chosen.prediction.warnings), left_out=(search.describe_cut(),) * search.is_cut,
+        store=search.store, simulated_day=day,
     )  # fmt: skip
 
 
@@ -670,12 +704,12 @@ def _find_hardest(
 
     low = high = start
     if check(start):
-        while high < MAX_HARDNESS and check(high := low * step):
+        while high < MAX_HARDNESS and not is_out_of_time() and check(high := low * step):
             low = high
     else:
-        while low > MIN_HARDNESS and not check(low := high / step):
+        while low > MIN_HARDNESS and not is_out_of_time() and not check(low := high / step):
             high = low
-    while high > low * OPEN_FIGURE_PRECISION:
+    while high > low * OPEN_FIGURE_PRECISION and not is_out_of_time():
         middle = math.sqrt(low * high)
         low, high = (middle, high) if check(middle) else (low, middle)
     return low

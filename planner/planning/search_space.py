@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 
 from planner.core.errors import PlannerError
+from planner.core.progress import show_step
 from planner.engines.deployment import Deployment, ParallelLayout
 from planner.engines.engine import explain_unsupported_gpu
 from planner.engines.speculation_methods import explain_unsupported_pipeline
@@ -69,6 +70,7 @@ class Family:
         return (price is None, float(gpus) if price is None else price.median_usd * gpus)
 
 
+@show_step("estimating layouts")
 def build_families(
     scenario: Scenario, layout_filter: LayoutFilter
 ) -> tuple[list[Family], list[RejectedOption]]:

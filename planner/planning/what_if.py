@@ -1,11 +1,12 @@
 """What-ifs: the same search with one thing changed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_limit_seconds
+from planner.core.progress import try_each
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
@@ -50,15 +51,29 @@ class WhatIf:
         return f"{self.change}: {self.answer}"
 
 
-def run_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
-    """Search with every proposed change; if no plan was feasible, return only those that help."""
-    rows = []
-    for change, scenario in propose_changes(plan):
-        try:
-            rows.append(WhatIf(change, search_deployments(scenario)))
-        except PlannerError:  # such as a format that this model cannot take
-            continue
+def run_what_ifs(
+    plan: Plan, search: Callable[[Scenario], Plan] = search_deployments
+) -> tuple[WhatIf, ...]:
+    """Search with every proposed change; if no plan was feasible, return only those that help.
+
+    Changes that time or an interruption leaves out are missing. `search` may be another way to a
+    plan, such as a cached search.
+    """
+    changes = dict(propose_changes(plan))
+    tried = try_each(lambda scenario: search_to_end(scenario, search), changes, "what-ifs")
+    rows = [WhatIf(change, found) for change, plans in tried for found in plans or ()]
     return tuple(what_if for what_if in rows if plan.chosen or what_if.plan.chosen)
+
+
+def search_to_end(
+    scenario: Scenario, search: Callable[[Scenario], Plan] = search_deployments
+) -> tuple[Plan, ...] | None:
+    """Search to the end: the plan, none if the model cannot take a format; None if time ends first."""
+    try:
+        plan = search(scenario)
+    except PlannerError:
+        return ()
+    return None if plan.left_out else (plan,)
 
 
 def find_unlisted_gpu(plan: Plan) -> Candidate | None:
@@ -66,8 +81,8 @@ def find_unlisted_gpu(plan: Plan) -> Candidate | None:
     chosen = plan.chosen
     if chosen is None or (other := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
         return None
-    with suppress(PlannerError):  # such as a format that this model cannot take
-        found = search_deployments(other).chosen
+    tried = try_each(search_to_end, {_describe_gpus(other): other}, "other GPUs")
+    for found in (found.chosen for _, plans in tried for found in plans or ()):
         if found and (found.cost_key < chosen.cost_key or found.probability > chosen.probability):
             return found
     return None

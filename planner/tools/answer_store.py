@@ -24,7 +24,7 @@ Answer = dict[str, str | int | float | bool | None]
 ANSWER_STATUSES = ("ok", "does_not_fit", "nothing_meets")
 """Statuses of answers that are kept; an error may have passed by the next run."""
 NOTHING_KEPT = "everything is computed, nothing kept"
-MAX_KEPT_PLANS = 50
+MAX_KEPT_PLANS = 200
 """Pickled plans in the cache; the least recently used are removed."""
 
 

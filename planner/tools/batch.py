@@ -9,6 +9,7 @@ from pathlib import Path
 
 from planner.core.errors import PlannerError
 from planner.core.files import check_not_overwriting, format_cell, replace_atomically
+from planner.core.progress import show_step
 from planner.core.readers import read_csv_lines
 from planner.core.units import MIB
 from planner.engines.coefficients import UserCalibration
@@ -42,17 +43,15 @@ def predict_file(
     calibration: Path | None = None,
     *,
     resume: bool = False,
-    progress: Callable[[int, int], None] | None = None,
     report_message: Callable[[str], object] = lambda text: None,
 ) -> int:
     """Predict every row of `rows_csv` into `out_csv`; return 0 if all succeed, 1 if any fails.
 
     Answers are kept in the user's store every second. With `resume`, rows that have an answer there
     take it: the same cells, files, calibration, catalogs and planner, whatever their id and place.
-    `progress` gets the numbers of answered and of all rows; `report_message` the columns that are
-    ignored, and why the first row failed if all did. `calibration` is a file that takes precedence
-    over the catalog. Raises `PlannerError` (exit code 2) if a file cannot be read or written, or
-    has no usable header.
+    `report_message` gets the columns that are ignored, and why the first row failed if all did.
+    `calibration` is a file that takes precedence over the catalog. Raises `PlannerError` (exit code
+    2) if a file cannot be read or written, or has no usable header.
     """
     source, out = Path(rows_csv), Path(out_csv)
     check_not_overwriting([source, *([calibration] if calibration else [])], [out])
@@ -76,12 +75,16 @@ def predict_file(
     errors: list[object] = []
     unsaved: dict[str, Answer] = {}
     saved_at = time.monotonic()
-    with replace_atomically(out) as (part,), part.open("w", newline="", encoding="utf-8") as file:
+    with (
+        replace_atomically(out) as (part,),
+        part.open("w", newline="", encoding="utf-8") as file,
+        show_step("rows", count) as step,
+    ):
         writer = csv.DictWriter(file, OUTPUT_COLUMNS, restval="")
         writer.writeheader()
         try:
             rows = islice(read_csv_lines(source, MAX_BATCH_FILE_BYTES), 1, None)
-            for k, (_, cells) in enumerate(rows, 1):
+            for _, cells in rows:
                 row, surplus = dict(zip(header, cells, strict=False)), len(cells) - len(header)
                 question = {name: cell for name, cell in row.items() if name != "id"}
                 key = compute_answer_key(
@@ -97,8 +100,7 @@ def predict_file(
                     store.add(unsaved)
                     unsaved, saved_at = {}, time.monotonic()
                 writer.writerow({"id": row.get("id", ""), **answer})
-                if progress:
-                    progress(k, count)
+                step.done += 1
         finally:
             store.add(unsaved)
     if errors:

@@ -22,6 +22,7 @@ import traitlets
 from planner.analysis.phrases import METRIC_NAMES
 from planner.analysis.plan_comparison import MAX_COMPARED_PLANS, build_plan_comparison
 from planner.core.errors import PlannerError, find_near_names
+from planner.core.progress import watch_progress
 from planner.engines.engine import list_engines
 from planner.engines.engine_args import LORA_RANKS
 from planner.hardware.gpus import get_gpu, list_gpus
@@ -47,6 +48,7 @@ from planner.ui.plan_panel import (
     build_charts,
     build_other_row,
 )
+from planner.ui.progress_line import draw_steps
 from planner.ui.quantity_parser import COUNT_UNITS, SECOND_UNITS, parse_quantity
 from planner.workload.daily_profile import load_daily_profiles
 
@@ -487,22 +489,13 @@ class Cockpit(anywidget.AnyWidget):
         threading.Thread(target=self._write_report, args=[path], daemon=True).start()
 
     def _write_report(self, path: Path) -> None:
-        num_steps, step = len(list_chapter_notebooks()) + 2, 0
 
-        def show_progress(line: str) -> None:
-            nonlocal step
-            step += 1
-            text = f"Report: {line.splitlines()[-1]}"
-            self.message = {"text": text, "progress": min(step / num_steps, 1.0)}
+        def show(text: str) -> None:
+            self.message = {"text": f"Report: {text}"}
 
         try:
-            show_progress("searching")
-            report = write_report(
-                path,
-                Path("reports") / path.stem,
-                show_answer=show_progress,
-                progress=show_progress,
-            )
+            with watch_progress(draw=lambda steps: draw_steps(steps, show)):
+                report = write_report(path, Path("reports") / path.stem, show_answer=str)
             where = Path("reports") / path.stem / report.name
             self.message = {"text": "Report:", "files": [[f"../../files/{where}", str(where)]]}
         except PlannerError as error:

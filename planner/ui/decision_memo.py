@@ -155,14 +155,15 @@ class Memo:
         return {MEMO_MIME_TYPE: asdict(self), "text/html": _render_html(self)}
 
 
-def build_memo(plan: Plan, changes: Sequence[WhatIf] = ()) -> Memo:
-    """Build the memo of `plan`; `changes` are its what-ifs."""
-    return _MemoWriter(plan, tuple(changes)).write()
+def build_memo(plan: Plan, changes: Sequence[WhatIf] = (), left_out: str = "") -> Memo:
+    """Build the memo of `plan`; `changes` are its what-ifs, and `left_out` says which are missing."""
+    return _MemoWriter(plan, tuple(changes), left_out).write()
 
 
 class _MemoWriter:
-    def __init__(self, plan: Plan, changes: tuple[WhatIf, ...]) -> None:
+    def __init__(self, plan: Plan, changes: tuple[WhatIf, ...], left_out: str = "") -> None:
         self.plan, self.scenario, self.changes = plan, plan.scenario, changes
+        self.left_out = [*plan.left_out, *([left_out] if left_out else [])]
         self.best, self.chosen, self.performance = plan.best, plan.chosen, plan.performance
         self.api = plan.api_comparison
         self.confidence: ChoiceConfidence | None = estimate_choice_confidence(plan)
@@ -662,6 +663,8 @@ class _MemoWriter:
                 f"{replayed}. Step times are {basis}. 80% intervals: 4 of 5 measured systems fall"
                 " inside.",
             )
+        if self.left_out:
+            yield "Left out", f"{_capitalize(escape_to_one_line('; '.join(self.left_out)))}."
         if scenario.assumptions:
             yield "Assumed", escape_to_one_line(" ".join(scenario.assumptions))
         yield (

@@ -1,8 +1,7 @@
 """Run notebooks without a browser: in parallel with Papermill, in a few kernels that are reused."""
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,6 +13,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 
 from planner.core.errors import PlannerError
+from planner.core.progress import advance, show_step
 
 
 class _SharedKernel(AsyncKernelManager):
@@ -26,17 +26,17 @@ class _SharedKernel(AsyncKernelManager):
         return self.last
 
 
+@show_step("chapters")
 def execute_notebooks(
     notebooks: Sequence[Path],
-    parameters: Mapping[str, str],
+    parameters: Mapping[str, Any],
     work: Path,
-    progress: Callable[[str], object],
 ) -> list[Path]:
     """Run copies of `notebooks` in the folder `work`, with the `parameters` that each has.
 
     Returns the copies; raises `PlannerError` if one fails.
     """
-    start, idle = time.monotonic(), SimpleQueue[_SharedKernel]()
+    idle = SimpleQueue[_SharedKernel]()
     kernels = [
         _create_kernel(work / str(k)) for k in range(min(len(notebooks), os.cpu_count() or 1, 4))
     ]
@@ -48,7 +48,7 @@ def execute_notebooks(
         for notebook in notebooks
     }
     try:
-        for done, future in enumerate(as_completed(running), 1):
+        for future in as_completed(running):
             notebook = running[future]
             try:
                 future.result()
@@ -60,11 +60,7 @@ def execute_notebooks(
             except RuntimeError as error:  # the kernel died or never answered
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
             now = [path.stem for other, path in running.items() if other.running()]
-            at_work = f"; at work: {', '.join(now)}" if now else "; now the PDF"
-            progress(
-                f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f}"
-                f" s){at_work}"
-            )
+            advance(f"of {len(running)}; at work: {', '.join(now)}")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for kernel in kernels:
@@ -81,7 +77,7 @@ def _create_kernel(sockets: Path) -> _SharedKernel:
 
 
 def _run_notebook(
-    notebook: Path, parameters: Mapping[str, str], work: Path, idle: SimpleQueue[_SharedKernel]
+    notebook: Path, parameters: Mapping[str, Any], work: Path, idle: SimpleQueue[_SharedKernel]
 ) -> None:
     known, kernel = papermill.inspect_notebook(str(notebook)), idle.get()
     try:

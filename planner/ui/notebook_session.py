@@ -4,6 +4,7 @@ The scenario is `current.yaml` beside the notebooks, which the cockpit saves. Fi
 changed are in `changes.yaml`.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,13 +21,16 @@ from planner.core.files import (
     replace_atomically,
     write_pickle,
 )
+from planner.core.progress import UNWATCHED, watch_progress
 from planner.core.readers import read_yaml
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.planning.what_if import WhatIf, run_what_ifs
 from planner.tools.answer_store import compute_answer_key, hash_file, prune_pickles
 from planner.tools.fleet.allocation import FleetPlan
 from planner.tools.fleet.fleet_file import plan_fleet
+from planner.ui.progress_line import draw_in_notebook
 
 CURRENT_SCENARIO = "current"
 """What notebooks open by default: the scenario that the cockpit saved."""
@@ -36,30 +40,52 @@ CURRENT_SCENARIO_FILE, CHANGES_FILE = Path("current.yaml"), Path("changes.yaml")
 FieldT = TypeVar("FieldT")
 
 
-def open_plan(scenario: str | Path, kept: str | Path = "") -> Plan:
+def open_plan(scenario: str | Path, kept: str | Path = "", time_limit_s: float = math.inf) -> Plan:
     """Return the plan in the pickle `kept`; without one that of `scenario`.
 
-    `scenario` is "current", the name of a shipped one, or a YAML file.
+    `scenario` is "current", the name of a shipped one, or a YAML file. A search ends after
+    `time_limit_s`. From here on the notebook shows the progress of its cells.
     """
-    return read_pickle(Path(kept), Plan) if kept else search_cached(load_current_scenario(scenario))
+    if kept:
+        return read_pickle(Path(kept), Plan)
+    UNWATCHED.draw = draw_in_notebook
+    with watch_progress(time_limit_s):
+        return search_cached(load_current_scenario(scenario))
 
 
-def open_plans(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
+def open_plans(
+    scenarios: str, kept: str | Path = "", time_limit_s: float = math.inf
+) -> tuple[Plan, ...]:
     """Return the plans in the pickle `kept`; without one those of comma-separated `scenarios`."""
     if kept:
         return tuple(read_pickle(Path(kept), list))
     return tuple(
-        search_cached(load_current_scenario(name.strip())) for name in scenarios.split(",")
+        open_plan(name.strip(), time_limit_s=time_limit_s) for name in scenarios.split(",")
     )
 
 
-def open_fleet_plan(fleet: str | Path, kept: str | Path = "") -> FleetPlan:
+def open_fleet_plan(
+    fleet: str | Path, kept: str | Path = "", time_limit_s: float = math.inf
+) -> FleetPlan:
     """Return the plan in the pickle `kept`; without one that of the file `fleet`.
 
     Without either it is that of `headroom init --kind fleet`.
     """
     path = Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml"
-    return read_pickle(Path(kept), FleetPlan) if kept else plan_fleet(path)
+    if kept:
+        return read_pickle(Path(kept), FleetPlan)
+    with watch_progress(time_limit_s, draw_in_notebook):
+        return plan_fleet(path)
+
+
+def try_changes(plan: Plan, time_limit_s: float = math.inf) -> tuple[tuple[WhatIf, ...], str]:
+    """Search the what-ifs of `plan` for up to `time_limit_s`; return them and what was left out.
+
+    An interruption of the kernel ends the search too. What was found is kept, so that the same
+    cell goes on from there when it runs again.
+    """
+    with watch_progress(time_limit_s) as watch:
+        return run_what_ifs(plan, search_cached), watch.describe_left_out()
 
 
 def load_current_scenario(
@@ -107,7 +133,7 @@ def search_cached(scenario: Scenario) -> Plan:
             return replace(plan, scenario=replace(plan.scenario, **named))
     plan = search_deployments(scenario)
     plan = replace(plan, simulated_day=plan.autoscaling)
-    if path:
+    if path and not plan.left_out:
         with suppress(PlannerError, OSError):
             write_pickle(path, plan)
             prune_pickles(path.parent)

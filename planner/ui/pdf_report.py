@@ -26,15 +26,17 @@ from planner.core.files import (
     replace_atomically,
     write_pickle,
 )
+from planner.core.progress import get_progress_watch
 from planner.core.text import escape_to_one_line
 from planner.hardware.prices import look_up_gpu_price
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import find_scenario_file, load_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import Plan
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
+from planner.ui.notebook_session import search_cached
 from planner.ui.plan_files import write_plan_files
 from planner.ui.plan_text import format_plan, render_rows
 
@@ -83,17 +85,16 @@ def select_chapters(plan: Plan) -> list[Path]:
 def write_report(
     name: str | Path, out: Path | None = None, overrides: Mapping[str, Any] | None = None,
     notebooks: Sequence[Path] | None = None, show_answer: Callable[[str], object] = print,
-    progress: Callable[[str], object] = str,
 ) -> Path:  # fmt: skip
     """Write the capacity report of a scenario (a shipped one, or a YAML file) to the folder `out`.
 
     `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. The PDF,
-    `plan.json` and the plan's files are all written, or none of them. `show_answer` gets the answer,
-    before `progress` gets a line for each chapter. Returns the path of the PDF.
+    `plan.json` and the plan's files are all written, or none of them. `show_answer` gets the answer
+    before the chapters are written. Returns the path of the PDF.
     """
     path = find_scenario_file(name)
     out = (out or Path("reports") / path.stem).resolve()
-    plan = search_deployments(load_scenario(name, overrides))
+    plan = search_cached(load_scenario(name, overrides))
     ensure_folder(out)
     show_answer(format_plan(plan))
     shown = select_chapters(plan) if notebooks is None else notebooks
@@ -105,8 +106,10 @@ def write_report(
         "day": plan.autoscaling,
     }
     left_out = [tag for tag, applies in tags.items() if not applies]
-    parameters = {"scenario": str(path.resolve())}
-    with _typeset_notebooks(plan, parameters, shown, left_out, None, progress) as report:
+    watch = get_progress_watch()
+    left_s = watch.limit_s - (watch.clock() - watch.started)
+    parameters = {"scenario": str(path.resolve()), "time_limit_s": left_s}
+    with _typeset_notebooks(plan, parameters, shown, left_out, None) as report:
         write_plan_files(plan, out, report)
     return out / "report.pdf"
 
@@ -114,7 +117,7 @@ def write_report(
 def write_comparison_report(
     names: Sequence[str | Path], out: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
-    show_answer: Callable[[str], object] = print, progress: Callable[[str], object] = str,
+    show_answer: Callable[[str], object] = print,
 ) -> Path:  # fmt: skip
     """Write a PDF that compares 2 to `MAX_COMPARED_PLANS` scenarios to the folder `out`.
 
@@ -128,7 +131,7 @@ def write_comparison_report(
     check_not_overwriting(
         [path for scenario in scenarios for path in scenario.files], [out / "report.pdf"]
     )
-    plans = [search_deployments(scenario) for scenario in scenarios]
+    plans = [search_cached(scenario) for scenario in scenarios]
     ensure_folder(out)
     for plan in plans:
         show_answer(format_plan(plan))
@@ -144,28 +147,29 @@ def write_comparison_report(
     }
     title |= {"verdict": describe_cheapest_plan(plans), "spare": ""}
     return _write_single_notebook_report(
-        plans, NOTEBOOK_DIR / "compare.ipynb", _build_page(title, facts), out, progress
+        plans, NOTEBOOK_DIR / "compare.ipynb", _build_page(title, facts), out
     )
 
 
 def write_fleet_report(
     path: Path, out: Path | None = None, show_answer: Callable[[str], object] = print,
-    progress: Callable[[str], object] = str,
-    search_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Path:  # fmt: skip
     """Write a PDF about the fleet file at `path` to the folder `out`; return its path."""
     out = (out or Path("reports") / path.stem).resolve()
-    plan = fleet_file.plan_fleet(path, search_progress)
+    plan = fleet_file.plan_fleet(path)
     check_not_overwriting(
         [path, *(file for scenario in plan.scenarios.values() for file in scenario.files)],
         [out / "report.pdf"],
     )
     ensure_folder(out)
     show_answer(fleet_file.format_fleet_plan(plan))
+    if get_progress_watch().is_interrupted:
+        raise KeyboardInterrupt
     stock = ", ".join(f"{count} x {kind}" for kind, count in plan.fleet.stock.items())
     limits = {"USD per hour, at most": plan.fleet.budget, "W, at most": plan.fleet.power}
     facts = [("Scenarios", ", ".join(plan.scenarios)), ("Stock", stock)]
     facts += [(name, f"{limit:,.10g}") for name, limit in limits.items() if math.isfinite(limit)]
+    facts += [("Left out", plan.left_out)] * bool(plan.left_out)
     facts += [
         ("Date", f"{get_report_date():%-d %B %Y}"),
         ("Planned with", f"Headroom {__version__}"),
@@ -176,7 +180,7 @@ def write_fleet_report(
         "spare": fleet_tables.describe_growth(plan),
     }
     return _write_single_notebook_report(
-        plan, NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts), out, progress
+        plan, NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts), out
     )
 
 
@@ -185,11 +189,10 @@ def _write_single_notebook_report(
     notebook: Path,
     title: Mapping[str, Any],
     out: Path,
-    progress: Callable[[str], object],
 ) -> Path:
     """Write a PDF of one notebook about the plans `kept` to the folder `out`; return its path."""
     with (
-        _typeset_notebooks(kept, {}, [notebook], ["live"], title, progress) as path,
+        _typeset_notebooks(kept, {}, [notebook], ["live"], title) as path,
         replace_atomically(out / "report.pdf") as (part,),
     ):
         shutil.copyfile(path, part)
@@ -198,8 +201,8 @@ def _write_single_notebook_report(
 
 @contextmanager
 def _typeset_notebooks(
-    kept: object, parameters: Mapping[str, str], notebooks: Sequence[Path], left_out: Sequence[str],
-    title: Mapping[str, Any] | None, progress: Callable[[str], object],
+    kept: object, parameters: Mapping[str, Any], notebooks: Sequence[Path], left_out: Sequence[str],
+    title: Mapping[str, Any] | None,
 ) -> Iterator[Path]:  # fmt: skip
     """Typeset the outputs of `notebooks` about the plans `kept`, after a title page.
 
@@ -215,7 +218,7 @@ def _typeset_notebooks(
         work = Path(folder)
         write_pickle(work / "plan.pickle", kept)
         executed = execute_notebooks(
-            notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work, progress
+            notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work
         )
         if title is None:
             title = _write_memo(_read_memo(executed, cast(Plan, kept)), work)

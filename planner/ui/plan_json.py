@@ -97,7 +97,7 @@ def serialize_plan(plan: Plan) -> Fields:
             else None
         ),
         "assumptions": list(scenario.assumptions),
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *plan.left_out],
         "command": launches[0].command if len(launches) == 1 else None,
         "commands": (
             {launch.role: launch.command for launch in launches} if len(launches) > 1 else None

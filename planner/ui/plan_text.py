@@ -1,14 +1,12 @@
 """Format a plan or a scenario for the terminal: the answer first, everything else on request."""
 
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
 from planner.analysis.plan_risks import describe_growth_limit, describe_rejected
-from planner.core.errors import PlannerError
 from planner.core.number_format import (
     format_ends,
     format_limit_seconds,
@@ -20,6 +18,7 @@ from planner.core.number_format import (
     format_shares,
     format_usd,
 )
+from planner.core.progress import try_each
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns, format_count
 from planner.deploy import build_launches
@@ -47,14 +46,14 @@ from planner.planning.evaluation import (
     get_capacity_rps,
 )
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan, search_deployments, settle_open_figure
+from planner.planning.search import Plan, settle_open_figure
 from planner.planning.slo import (
     LatencyMetric,
     LimitStatus,
     SloTarget,
     explain_implausible_limits,
 )
-from planner.planning.what_if import propose_changes
+from planner.planning.what_if import propose_changes, search_to_end
 from planner.ui.limit_rows import LimitRow, list_limit_rows, list_violated_limits
 from planner.ui.plan_words import (
     compute_bill,
@@ -88,20 +87,28 @@ def format_plan(
     style: TerminalStyle | None = None,
     *,
     command: str = "",
-    out: str = "",
     detailed: bool = False,
-    unlisted: Candidate | None = None,
 ) -> str:
     """Return the answer in at most 14 lines of 80 columns, `detailed` with everything else below.
 
-    `command` is the one that asks this question again, for the next step; `out` is the folder where
-    the files are. `unlisted` is a better plan on GPUs that the scenario does not list, for the details.
+    `command` is the one that asks this question again, for the next step.
     """
-    style = style or TerminalStyle()
-    summary = _format_summary(plan, style, command, out, detailed=detailed)
-    if not detailed:
-        return summary
-    return "\n".join([summary, "", *style.format_rows(_list_details(plan, unlisted))])
+    find_unlisted = (lambda plan: None) if detailed else None
+    return "\n".join(generate_answer(plan, style or TerminalStyle(), command, "", find_unlisted))
+
+
+def generate_answer(
+    plan: Plan, style: TerminalStyle, command: str, out: str,
+    find_unlisted: Callable[[Plan], Candidate | None] | None,
+) -> Iterator[str]:  # fmt: skip
+    """Yield the answer, and everything else below if it is asked for, as soon as each is known.
+
+    `out` is the folder where the files will be. `find_unlisted` searches a better plan on GPUs that
+    the scenario does not list, for everything else.
+    """
+    yield _format_summary(plan, style, command, out, detailed=find_unlisted is not None)
+    if find_unlisted:
+        yield "\n".join(["", *style.format_rows(_list_details(plan, find_unlisted(plan)))])
 
 
 def _format_summary(
@@ -356,17 +363,17 @@ def list_ways_out(plan: Plan) -> list[str]:
     found: list[tuple[Scenario, Candidate]] = []
     asked = plan.scenario
     proposed = [
-        each
-        for _, each in propose_changes(plan)
+        (change, each)
+        for change, each in propose_changes(plan)
         if (each.workload, each.slo_targets) == (asked.workload, asked.slo_targets)
     ]
     others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
-    for scenario in (*proposed[:MAX_CHANGES_TRIED], *others):
-        with suppress(PlannerError):  # such as a format that this model cannot take
-            if chosen := search_deployments(scenario).chosen:
-                found.append((scenario, chosen))
-                if chosen.is_confident:
-                    break
+    for _, plans in try_each(
+        search_to_end, dict((*proposed[:MAX_CHANGES_TRIED], *others)), "ways out"
+    ):
+        found += [(other.scenario, other.chosen) for other in plans or () if other.chosen]
+        if found and found[-1][1].is_confident:
+            break
     texts = []
     if found:
         scenario, chosen = max(found, key=lambda way: (way[1].is_confident, way[1].probability))
@@ -380,8 +387,8 @@ def list_ways_out(plan: Plan) -> list[str]:
     if missed and is_bounded and all(row.short_name in latencies for row in missed):
         limits = " and ".join(f"{row.short_name} of {row.pessimistic}" for row in missed)
         limits_and_loads.append(f"a limit for {limits}")
-    if load := _find_feasible_load(plan):
-        limits_and_loads.append(load)
+    for _, load in try_each(_find_feasible_load, {"less load": plan}, "ways out"):
+        limits_and_loads += [load] if load else []
     return [*texts, *([", or ".join(limits_and_loads)] if limits_and_loads else [])]
 
 

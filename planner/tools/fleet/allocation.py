@@ -264,6 +264,7 @@ class FleetPlan:
     scenarios: Mapping[str, Scenario]
     fleet: Fleet
     growth: float
+    left_out: str = ""  # searches for which there was no time
 
     @cached_property
     def current_allocation(self) -> Allocation | None:

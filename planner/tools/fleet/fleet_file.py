@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
+from planner.core.progress import get_progress_watch, is_out_of_time, try_each
 from planner.core.readers import read_yaml
 from planner.core.text import format_columns
 from planner.hardware.gpus import get_gpu
@@ -41,14 +42,12 @@ class FleetEntry(StrictEntry):
     growth: Annotated[float, Field(gt=1, le=100)] = 1.3
 
 
-def plan_fleet(
-    path: Path, progress: Callable[[int, int], object] = lambda done, total: None
-) -> FleetPlan:
+def plan_fleet(path: Path) -> FleetPlan:
     """Plan the fleet in a YAML file, to which the paths of scenarios are relative.
 
     Candidates are searched for today's load and for the grown one; a replica then serves the larger
-    of both loads. `progress` gets the numbers of finished and of all searches. Raises
-    `PlannerError` for a file that cannot be used.
+    of both loads. Those for which there is no time are left out. Raises `PlannerError` for a file
+    that cannot be used.
     """
     entry = validate_entry(FleetEntry, read_yaml(path), path.name)
     scenarios: dict[str, Scenario] = {}
@@ -70,17 +69,23 @@ def plan_fleet(
     options: dict[str, dict[str, FleetOption]] = {name: {} for name in scenarios}
     # (load fraction, W) of every option, by scenario and description
     load_watts: dict[tuple[str, str], set[tuple[float, float]]] = defaultdict(set)
-    searches = [
-        (name, kind, factor)
+    searches = {
+        f"{name} on {kind}, {factor:g} times the load": (name, kind, factor)
         for name in scenarios
         for kind in stock
         for factor in (1.0, entry.growth)
-    ]
-    for done, (name, kind, factor) in enumerate(searches):
-        progress(done, len(searches))
+    }
+
+    def search(case: tuple[str, str, float]) -> list[FleetOption] | None:
+        name, kind, factor = case
         scenario = scenarios[name]
         scaled = replace(scenario, workload=scenario.workload.scale(factor))
-        for option in generate_fleet_options(scaled, kind, known_names=[*options[name]]):
+        found = generate_fleet_options(scaled, kind, known_names=[*options[name]])
+        return None if is_out_of_time() else found
+
+    for title, found in try_each(search, searches, "searches"):
+        name, _, factor = searches[title]
+        for option in found or ():
             option = replace(option, load_fraction=option.load_fraction * factor)
             load_watts[name, option.description].add((option.load_fraction, option.watts))
             best = options[name].get(option.description)
@@ -89,7 +94,6 @@ def plan_fleet(
                 -option.load_fraction,
             ):
                 options[name][option.description] = option
-    progress(len(searches), len(searches))
     fleet = Fleet(
         {
             name: [
@@ -102,7 +106,8 @@ def plan_fleet(
         entry.usd_per_hour_at_most or math.inf,
         entry.power_at_most or math.inf,
     )
-    return FleetPlan(path.stem, scenarios, fleet, entry.growth)
+    left_out = get_progress_watch().describe_left_out()
+    return FleetPlan(path.stem, scenarios, fleet, entry.growth, left_out)
 
 
 def generate_fleet_options(
@@ -196,5 +201,6 @@ def format_fleet_plan(plan: FleetPlan) -> str:
         "\n".join(
             filter(None, [tables.describe_growth(plan), tables.describe_shadow_prices(plan)])
         ),
+        f"Left out: {plan.left_out}." if plan.left_out else "",
     ]
     return "\n\n".join(filter(None, parts))

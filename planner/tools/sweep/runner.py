@@ -27,6 +27,7 @@ from planner.core.files import (
     replace_atomically,
     write_csv,
 )
+from planner.core.progress import show_step
 from planner.core.text import escape_to_one_line
 from planner.engines.deployment import ParallelLayout
 from planner.hardware.gpus import get_gpu
@@ -207,14 +208,14 @@ def load_parquet_writer() -> Callable[[Path, Sequence[Answer]], None]:
 
 def run_sweep(
     sweep: SweepSpec, store: AnswerStore, scheduler: str | None = None, workers: int | None = None,
-    progress: Callable[[int, int, int], object] = lambda done, total, stored: None,
+    report_message: Callable[[str], object] = lambda text: None,
 ) -> list[Answer]:  # fmt: skip
     """Return the answers to all points in order; compute those that `store` lacks, and keep them.
 
     They run on the Dask `scheduler` at an address, or in `workers` processes of this machine (by
-    default one per core). `progress` gets the numbers of answered, of all and of stored points,
-    each distinct point counted once. Raises `PlannerError` if the scheduler cannot be reached or
-    its workers have another planner.
+    default one per core). `report_message` gets the numbers of points, each distinct one counted
+    once. Raises `PlannerError` if the scheduler cannot be reached or its workers have another
+    planner.
     """
     if scheduler:
         with require_extra("dask", "--scheduler"):
@@ -223,16 +224,19 @@ def run_sweep(
     answers = store.fetch(keys, POINT_COLUMNS)
     num_stored, points = len(answers), dict(zip(keys, sweep.points, strict=True))
     missing = [(key, point) for key, point in points.items() if key not in answers]
-    progress(num_stored, len(points), num_stored)
     if missing:
+        report_message("workers start; on a new machine they compile first, up to a minute or two")
         if sweep.replay and not scheduler:
             from planner.simulator.router import run_compiled_simulation
 
             run_compiled_simulation.prepare()  # once, before the workers start: they load its code
-        for chunk in _compute_answers(sweep, missing, scheduler, workers):
-            store.add(chunk)
-            answers |= chunk
-            progress(len(answers), len(points), num_stored)
+        with show_step("points", len(points)) as step:
+            for chunk in _compute_answers(sweep, missing, scheduler, workers):
+                store.add(chunk)
+                answers |= chunk
+                step.done = len(answers)
+    total = len(points)
+    report_message(f"{total:,} of {total:,} points, {num_stored:,} from the store")
     return [answers[key] for key in keys]
 
 
@@ -314,7 +318,6 @@ def _run_on_dask(
 def run_sweep_file(
     path: Path, out: Path, store: Path | None = None, scheduler: str | None = None,
     workers: int | None = None,
-    progress: Callable[[int, int, int], object] = lambda done, total, stored: None,
     report_message: Callable[[str], object] = lambda text: None,
 ) -> list[Answer]:  # fmt: skip
     """Run the sweep in the file `path`; write its rows to `out` (CSV or Parquet) and return them.
@@ -328,7 +331,7 @@ def run_sweep_file(
     check_not_overwriting(sweep.files, [out, *([store] if store else [])])
     ensure_folder(out.parent)
     kept = AnswerStore(store, report_message) if store else open_default_store(report_message)
-    answers = run_sweep(sweep, kept, scheduler, workers, progress)
+    answers = run_sweep(sweep, kept, scheduler, workers, report_message)
     rows: list[Answer] = [
         {
             "point": k,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
-from planner.ui.commands.options import announce_compilation, format_json
+from planner.ui.commands.options import format_json, watch_command
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
@@ -40,7 +40,7 @@ def add_explain_log(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_explain_log)
 
 
-@announce_compilation
+@watch_command
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
     from planner.ui.log_explanation import explain_log
@@ -97,7 +97,7 @@ def _add_seconds_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@announce_compilation
+@watch_command
 def run_diagnose(options: argparse.Namespace) -> int:
     """Print what is wrong with a server; the exit code is the diagnosis's."""
     from planner.tools.diagnostics import diagnose
@@ -167,7 +167,7 @@ def add_lint(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_lint, takes_rest=lambda options: len(options.what) > 1)
 
 
-@announce_compilation
+@watch_command
 def run_lint(options: argparse.Namespace) -> int:
     """Check a command or file; the exit code is the verdict's."""
     from planner.planning.scenario import load_scenario
@@ -218,7 +218,7 @@ def add_review(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_review)
 
 
-@announce_compilation
+@watch_command
 def run_review(options: argparse.Namespace) -> int:
     """Print what a change does, as Markdown; the exit code is that of the policy."""
     from planner.planning.scenario import load_scenario

@@ -2,18 +2,19 @@
 
 import argparse
 import json
+import math
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
+from planner.core.progress import watch_progress
 from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line, get_program_name
+from planner.ui.progress_line import CLEAR_LINE, draw_on_terminal
 
 if TYPE_CHECKING:
     from numba.core.event import Event
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 TEMPLATE_DIR = Path(__file__).parents[1] / "templates"
-ResultT = TypeVar("ResultT")
-CLEAR_LINE = "\r\033[K"
-"""Ends a line of progress on a terminal."""
+TIME_LIMIT_S = 600.0
+"""Seconds that a command takes by default before it answers with what it has."""
 
 
 def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,13 +68,29 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def announce_compilation(
-    run: Callable[[argparse.Namespace], ResultT],
-) -> Callable[[argparse.Namespace], ResultT]:
-    """Make a command that simulates say once on stderr that it compiles, which takes a while."""
+def add_time_limit(parser: argparse.ArgumentParser, default_s: float = TIME_LIMIT_S) -> None:
+    """Add --time-limit, which `watch_command` reads."""
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=default_s,
+        metavar="SECONDS",
+        help="answer with what is found after so many seconds, and say what was left out "
+        f"(default: {default_s:g})",
+    )
+
+
+def watch_command(
+    run: Callable[[argparse.Namespace], int | None],
+) -> Callable[[argparse.Namespace], int | None]:
+    """Make a command show its progress on a terminal, and answer within its --time-limit.
+
+    It says once on stderr that it compiles, and the limit counts from then. A command that answered
+    although it was interrupted ends as one that did not.
+    """
 
     @wraps(run)
-    def run_announced(options: argparse.Namespace) -> ResultT:
+    def run_watched(options: argparse.Namespace) -> int | None:
         from numba.core.event import Listener, install_listener
 
         class CompilationListener(Listener):
@@ -88,12 +104,20 @@ def announce_compilation(
                 self.announced = True
 
             def on_end(self, event: "Event") -> None:
-                pass
+                watch.started = watch.clock()
 
-        with install_listener("numba:compile", CompilationListener()):
-            return run(options)
+        limit_s = getattr(options, "time_limit", math.inf)
+        with (
+            watch_progress(limit_s, draw_on_terminal) as watch,
+            install_listener("numba:compile", CompilationListener()),
+        ):
+            code = run(options)
+        if watch.is_interrupted:
+            sys.stdout.flush()
+            raise KeyboardInterrupt
+        return code
 
-    return run_announced
+    return run_watched
 
 
 def print_message(message: str) -> None:
@@ -102,36 +126,6 @@ def print_message(message: str) -> None:
         with suppress(OSError):
             text = f"{get_program_name()}: {redact_text(escape_to_one_line(message))}"
             print(f"{CLEAR_LINE * sys.stderr.isatty()}{text}", file=sys.stderr, flush=True)
-
-
-def print_progress(done: int, total: int, unit: str) -> None:
-    """Print a line on stderr that the next one overwrites until all is done."""
-    end = "\n" if done == total else ""
-    print(f"\r{done:,} of {total:,} {unit}", end=end, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def show_elapsed_time(what: str) -> Iterator[None]:
-    """Show on a terminal's stderr for how long `what` has run, on a line that is gone at its end."""
-    done = threading.Event()
-
-    def show() -> None:
-        start = time.monotonic()
-        while not done.wait(1.0):
-            elapsed = f"{what}, {time.monotonic() - start:.0f} s"
-            print(f"{CLEAR_LINE}{elapsed}", end="", file=sys.stderr, flush=True)
-
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield
-        return
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def format_json(data: Mapping[str, object]) -> str:

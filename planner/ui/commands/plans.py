@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,11 @@ from planner.ui.commands.options import (
     TEMPLATE_DIR,
     add_scenario_arguments,
     add_set_option,
-    announce_compilation,
+    add_time_limit,
     format_json,
     parse_overrides,
     print_message,
-    print_progress,
-    show_elapsed_time,
+    watch_command,
 )
 
 if TYPE_CHECKING:
@@ -93,41 +91,43 @@ def add_plan(commands: "Subparsers") -> None:
     )
     parser.add_argument("--all", action="store_true", help="print all details below the answer")
     parser.add_argument("--json", action="store_true", help="print plan.json instead of the answer")
+    add_time_limit(parser)
     parser.set_defaults(run=run_plan)
 
 
-@announce_compilation
+@watch_command
 def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
+    from planner.core.progress import get_progress_watch
     from planner.deploy.artifacts import explain_unsupported_artifacts
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
     from planner.planning.what_if import find_unlisted_gpu
     from planner.ui.plan_files import write_plan_files
     from planner.ui.plan_json import serialize_plan
-    from planner.ui.plan_text import EXIT_CODES, format_plan
+    from planner.ui.plan_text import EXIT_CODES, generate_answer
     from planner.ui.terminal import detect_style
 
     scenario = load_scenario(options.scenario, parse_overrides(options))
-    if scenario.daily_profile and sys.stderr.isatty():
-        print_message("simulating the hours of several days, up to a minute or two")
-    with show_elapsed_time("searching"):
-        plan = search_deployments(scenario)
-        unlisted = find_unlisted_gpu(plan) if options.all and not options.json else None
-    names = write_plan_files(plan, options.out) if options.out else ()
+    plan = search_deployments(scenario)
     if options.json:
+        if options.out:
+            write_plan_files(plan, options.out)
         print(format_json(serialize_plan(plan)))
         return EXIT_CODES[plan.verdict]
     words = [get_program_name(), "plan", options.scenario]
     words += [word for text in options.set for word in ("--set", text)]
     out = shlex.quote(str(options.out)) if options.out else ""
-    command = shlex.join(words)
-    style, detailed = detect_style(), options.all
-    print(format_plan(plan, style, command=command, out=out, detailed=detailed, unlisted=unlisted))
-    if names:
+    style, find_unlisted = detect_style(), find_unlisted_gpu if options.all else None
+    for part in generate_answer(plan, style, shlex.join(words), out, find_unlisted):
+        print(part, flush=True)  # an interruption of what follows leaves it
+    if options.out:
+        names = write_plan_files(plan, options.out)
         print(f"  Written   {', '.join(names)} in {options.out}")
         for reason in explain_unsupported_artifacts(plan):
             print(f"  Files     {reason}")
+    if left_out := get_progress_watch().describe_left_out():
+        print(*style.format_rows([("Left out", left_out)]), sep="\n")
     return EXIT_CODES[plan.verdict]
 
 
@@ -147,26 +147,26 @@ def add_report(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
     )
+    add_time_limit(parser)
     parser.set_defaults(run=run_report, extra="report")
 
 
-@announce_compilation
+@watch_command
 def run_report(options: argparse.Namespace) -> None:
     """Write a PDF about one scenario, or one that compares several."""
     from planner.ui.pdf_report import write_comparison_report, write_report
 
     names, overrides = options.scenarios, parse_overrides(options)
-    path = (
-        write_report(names[0], options.out, overrides, progress=_show_step)
-        if len(names) == 1
-        else write_comparison_report(names, options.out, overrides, progress=_show_step)
-    )
+    try:
+        path = (
+            write_report(names[0], options.out, overrides)
+            if len(names) == 1
+            else write_comparison_report(names, options.out, overrides)
+        )
+    except KeyboardInterrupt:
+        print_message("no report is written; what was searched is kept for the next run")
+        raise
     print(f"report: {path}")
-
-
-def _show_step(text: str) -> None:
-    if sys.stderr.isatty():
-        print_message(text)
 
 
 def add_fleet(commands: "Subparsers") -> None:
@@ -185,19 +185,14 @@ def add_fleet(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/FLEET)"
     )
+    add_time_limit(parser, default_s=3600.0)  # it searches for each scenario and kind of GPU
     parser.set_defaults(run=run_fleet, extra="report")
 
 
-@announce_compilation
+@watch_command
 def run_fleet(options: argparse.Namespace) -> None:
     """Write a PDF about the allocation of a fleet."""
     from planner.ui.pdf_report import write_fleet_report
 
-    def show_searches(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print_progress(done, total, "searches")
-
-    path = write_fleet_report(
-        options.fleet, options.out, progress=_show_step, search_progress=show_searches
-    )
+    path = write_fleet_report(options.fleet, options.out)
     print(f"report: {path}")

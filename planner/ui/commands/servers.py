@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import check_not_overwriting, replace_atomically
 from planner.ui.commands.options import (
-    announce_compilation,
     format_json,
     parse_count,
     print_message,
+    watch_command,
 )
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ VERDICT_CODES = {"PASS": 0, "FAIL": 1, "NOT MEASURED": 3}
 """Exit codes of `headroom verify`."""
 
 
-@announce_compilation
+@watch_command
 def run_verify(options: argparse.Namespace) -> int:
     """Print what was measured beside what was planned; the exit code is the verdict's."""
     from planner.tools.diagnostics.launch_check import check_launch
@@ -206,7 +206,7 @@ def add_upgrade(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_upgrade)
 
 
-@announce_compilation
+@watch_command
 def run_upgrade(options: argparse.Namespace) -> int:
     """Print a plan at two versions of its engine; the exit code says whether something is to do."""
     from planner.tools.lint.plan_upgrade import compare_plan_versions
@@ -233,7 +233,7 @@ def add_mcp(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_mcp, extra="mcp")
 
 
-@announce_compilation
+@watch_command
 def run_mcp(_options: argparse.Namespace) -> None:
     """Serve until stdin is closed."""
     from planner.ui.mcp_server import build_server

@@ -12,7 +12,7 @@ from planner.core.files import (
     write_csv,
 )
 from planner.core.number_format import format_number
-from planner.ui.commands.options import announce_compilation
+from planner.ui.commands.options import watch_command
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
@@ -57,7 +57,7 @@ def add_replay(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_replay)
 
 
-@announce_compilation
+@watch_command
 def run_replay(options: argparse.Namespace) -> None:
     """Simulate the requests of a case, or one engine of a scenario's plan."""
     from planner.simulator.schedule_cases import run_schedule_case

@@ -1,17 +1,15 @@
 """Commands that fill tables: predict and sweep."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
 from planner.core.text import format_count
 from planner.ui.commands.options import (
-    announce_compilation,
     parse_count,
     print_message,
-    print_progress,
+    watch_command,
 )
 
 if TYPE_CHECKING:
@@ -48,20 +46,16 @@ def add_predict(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_predict)
 
 
-@announce_compilation
+@watch_command
 def run_predict(options: argparse.Namespace) -> int:
     """Predict rows; 1 if any of them fails."""
     from planner.tools.batch import predict_file
-
-    def show_progress(done: int, total: int) -> None:
-        print_progress(done, total, "rows")
 
     return predict_file(
         options.rows,
         options.out,
         options.calibration,
         resume=options.resume,
-        progress=show_progress if sys.stderr.isatty() else None,
         report_message=print_message,
     )
 
@@ -107,7 +101,7 @@ def add_sweep(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_sweep_command)
 
 
-@announce_compilation
+@watch_command
 def run_sweep_command(options: argparse.Namespace) -> int:
     """Answer the points of a sweep; 1 if any of them fails."""
     from planner.core.files import replace_atomically
@@ -116,24 +110,12 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     from planner.ui.sweep_text import draw_sweep, format_sweep
     from planner.ui.terminal import detect_style
 
-    def show_progress(done: int, total: int, num_stored: int) -> None:
-        unit = f"points, {num_stored:,} from the store"
-        if done == total:
-            print_message(f"{done:,} of {total:,} {unit}")
-        elif done == num_stored:
-            print_message(
-                "workers start; on a new machine they compile first, up to a minute or two"
-            )
-        elif sys.stderr.isatty():
-            print_progress(done, total, unit)
-
     rows = run_sweep_file(
         options.sweep,
         options.out,
         options.store,
         options.scheduler,
         options.workers,
-        show_progress,
         print_message,
     )
     limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}

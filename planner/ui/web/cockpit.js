@@ -347,7 +347,7 @@ function render({model, el}) {
     const m = get('message');
     $('.said').hidden = !m.text;
     if (m.links) $('.save').hidden = true;
-    $('.said').innerHTML = `${esc(m.text)} ${(m.links || []).map(([href, text]) => `<a href="${esc(href)}">${esc(text)}</a>`).join(' ')}${(m.files || []).map(([href, text]) => `<a href="${esc(href)}" target="_blank">${esc(text)}</a>`).join(' ')}${m.progress ? `<progress max="1" value="${m.progress}"></progress>` : ''}`;
+    $('.said').innerHTML = `${esc(m.text)} ${(m.links || []).map(([href, text]) => `<a href="${esc(href)}">${esc(text)}</a>`).join(' ')}${(m.files || []).map(([href, text]) => `<a href="${esc(href)}" target="_blank">${esc(text)}</a>`).join(' ')}`;
   };
   on('choices', choices)();
   on('controls', controls)();
