@@ -24,12 +24,12 @@ from planner.planning.evaluation import (
     compute_offered_rps,
     estimate_run_hours,
     get_capacity_rps,
-    simulate_candidate,
 )
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, find_max_rate
 from planner.planning.slo import compute_tolerance, get_pessimistic_value
+from planner.planning.tolerance import simulate_candidate
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""

@@ -20,11 +20,12 @@ from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import derive_effective_workload
-from planner.planning.evaluation import simulate_candidate
-from planner.planning.prediction import Prediction
+from planner.planning.evaluation import get_candidate_workload
+from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import run_in_parallel
-from planner.planning.slo import SloTarget
+from planner.planning.slo import SloTarget, compute_asked_tolerance
+from planner.planning.tolerance import EvaluationStore
 from planner.simulator.kernel_types import RouterConfig
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
@@ -277,26 +278,23 @@ def find_max_replica_load(scenario: Scenario, candidate: Candidate) -> Predictio
     rate, replicas = scenario.workload.rate, candidate.deployment.layout.replicas
     performance = candidate.prediction.performance
     assert performance is not None and performance.capacity is not None and rate is not None
-    single = replace(candidate, deployment=candidate.deployment.with_replicas(1))
+    single = candidate.deployment.with_replicas(1)
+    p_memory = candidate.p_memory
+    z = 0.0 if candidate.at_risk else compute_asked_tolerance(scenario.confidence, p_memory)
 
-    def simulate_at(rate: float) -> Candidate:
-        return simulate_candidate(
-            replace(scenario, workload=scenario.workload.with_rate(rate), power_at_most=None),
-            single,
-        )
+    def load_with(rate: float) -> Scenario:
+        return replace(scenario, workload=scenario.workload.with_rate(rate))
 
     low, high = rate / replicas, performance.capacity.mid * (1 - scenario.headroom) / replicas
-    best = simulate_at(low)
     for k in range(MAX_BISECTIONS if high > low * 1.02 else 0):
         tried = high * 0.999 if not k else (low + high) / 2
-        loaded = simulate_at(tried)
-        if loaded.is_feasible and (candidate.at_risk or not loaded.at_risk):
-            low, best = tried, loaded
+        if EvaluationStore(load_with(tried), quick=False).is_met(single, z):
+            low = tried
         else:
             high = tried
         if high - low < 0.02 * low:
             break
-    return best.prediction
+    return predict(single, get_candidate_workload(load_with(low), single), scenario.prices)
 
 
 def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:
