@@ -30,6 +30,7 @@ from planner.latency.performance import (
     STATISTIC_SIGMA_FACTORS,
 )
 from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import StepModel
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import (
@@ -55,6 +56,7 @@ from planner.planning.simulation_runs import estimate_statistics_at
 from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,
     LimitOdds,
+    SloTarget,
     compute_asked_tolerance,
     rate_limit,
 )
@@ -249,11 +251,8 @@ class EvaluationStore:
             return {"memory": math.inf}
         for target in scenario.slo_targets:
             value = statistics[target.metric, target.percentile]
-            sigma = step.sigma_ttft if target.metric == "ttft" else step.sigma_tpot
-            factor = float(STATISTIC_SIGMA_FACTORS[LATENCY_STATISTICS.index(target.percentile)])
-            rest = max(sigma * factor - step.sigma_tpot, 0.0)  # beyond what slower steps explain
             if not math.isnan(value):
-                uses[target.name] = value * math.exp(rest * z) / target.seconds
+                uses[target.name] = value * compute_error_factor(step, target, z) / target.seconds
         return uses
 
     def get_least_load_share(self, deployment: Deployment, z: float) -> float:
@@ -288,6 +287,13 @@ class EvaluationStore:
             performance = predict(deployment, load, quick=self.quick).performance
             return compute_share(performance.request_tps if performance else None)
         return compute_share(estimate_capacity(deployment, load))
+
+
+def compute_error_factor(step: StepModel, target: SloTarget, z: float) -> float:
+    """Compute by how much a statistic is further off at `z` than slower steps explain: errors of TTFT, and tails."""
+    sigma = step.sigma_ttft if target.metric == "ttft" else step.sigma_tpot
+    factor = float(STATISTIC_SIGMA_FACTORS[LATENCY_STATISTICS.index(target.percentile)])
+    return math.exp(max(sigma * factor - step.sigma_tpot, 0.0) * z)
 
 
 def _get_rising_logs(uses: dict[float, float]) -> np.ndarray:
