@@ -569,6 +569,8 @@ def _describe_others(
         )
         if chosen and math.isfinite(margin) and _add_rounding(price) < limit and key not in found:
             found[key] = search.describe(deployment, family)
+            if found[key].probability >= GAMBLE_PROBABILITY:  # somebody may take it
+                found[key] = search.state(deployment, family.preference_key)
     families = {candidate.family_key for candidate in found.values()}
     for estimate in sorted((f.estimate for f in search.families), key=attrgetter("rank_key")):
         if estimate.family_key not in families:
