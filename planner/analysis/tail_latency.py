@@ -29,7 +29,7 @@ from planner.planning.simulation_runs import (
     run_short_simulation,
     simulate_once,
 )
-from planner.planning.slo import SloTarget, get_slo_status
+from planner.planning.slo import SloTarget, compute_tolerance, get_limit_status
 from planner.simulator.results import SimulationResult
 from planner.workload.workload import Workload
 
@@ -61,7 +61,13 @@ def build_latency_table(
         }
         if service_level:
             limits = [
-                (t, get_slo_status(t, measured.get_for_display(metric, t.percentile)))
+                (
+                    t,
+                    get_limit_status(
+                        measured.get_for_display(metric, t.percentile) / t.seconds,
+                        compute_tolerance(t.confidence),
+                    ),
+                )
                 for t in service_level
                 if t.metric == metric
             ]

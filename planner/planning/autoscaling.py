@@ -24,8 +24,8 @@ from planner.planning.evaluation import get_candidate_workload
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import run_in_parallel
-from planner.planning.slo import SloTarget, compute_asked_tolerance
-from planner.planning.tolerance import EvaluationStore
+from planner.planning.slo import SloTarget
+from planner.planning.tolerance import find_max_rate
 from planner.simulator.kernel_types import RouterConfig
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
@@ -45,8 +45,6 @@ MAX_SCALING_ROUNDS = 6
 """Rounds of adding replicas; in the last one an hour that is still short gets the whole fleet."""
 MAX_DAYS_COMPARED, MAX_BILL_RATIO = 3, 0.98
 """Plans whose day is compared with the first one's; the fraction of its cost that wins."""
-MAX_BISECTIONS = 5
-"""Bisections of a replica's largest load, between its load in the plan and its capacity."""
 STABILIZATION_BOUNDS_S = (300.0, 3600.0)
 """Bounds of the stabilization window before a replica is stopped: Kubernetes' default and maximum
 (scaleDown.stabilizationWindowSeconds, kubernetes.io, Horizontal Pod Autoscaling)."""
@@ -279,22 +277,11 @@ def find_max_replica_load(scenario: Scenario, candidate: Candidate) -> Predictio
     performance = candidate.prediction.performance
     assert performance is not None and performance.capacity is not None and rate is not None
     single = candidate.deployment.with_replicas(1)
-    p_memory = candidate.p_memory
-    z = 0.0 if candidate.at_risk else compute_asked_tolerance(scenario.confidence, p_memory)
-
-    def load_with(rate: float) -> Scenario:
-        return replace(scenario, workload=scenario.workload.with_rate(rate))
-
-    low, high = rate / replicas, performance.capacity.mid * (1 - scenario.headroom) / replicas
-    for k in range(MAX_BISECTIONS if high > low * 1.02 else 0):
-        tried = high * 0.999 if not k else (low + high) / 2
-        if EvaluationStore(load_with(tried), quick=False).is_met(single, z):
-            low = tried
-        else:
-            high = tried
-        if high - low < 0.02 * low:
-            break
-    return predict(single, get_candidate_workload(load_with(low), single), scenario.prices)
+    own = replace(scenario, workload=scenario.workload.with_rate(rate / replicas))
+    most = 0.999 * performance.capacity.mid * (1 - scenario.headroom) / replicas
+    found = find_max_rate(own, replace(candidate, deployment=single), most)
+    load = get_candidate_workload(scenario, single).with_rate(found)
+    return predict(single, load, scenario.prices)
 
 
 def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:

@@ -116,7 +116,13 @@ def check_against_slos(
         )  # fmt: skip
     limits = estimate_limits(scenario, prediction) if limits is None else limits
     capacity = _compute_capacity_utilization(scenario, prediction)
-    utilization = max([capacity, *_list_latency_shares(scenario, prediction.performance)])
+    known = {limit.name for limit in limits}
+    latencies = {
+        t: prediction.performance.get(t.metric, t.percentile) for t in scenario.slo_targets
+    }
+    utilization = max(
+        [capacity, *(latencies[t].mid / t.seconds for t in latencies if t.name in known)]
+    )
     texts = {target.name: partial(_describe_latency, target) for target in scenario.slo_targets}
     describe_load = partial(_describe_load, scenario, prediction)
     violations, risks = list[tuple[str, str]](), list[str]()
@@ -151,12 +157,6 @@ def check_against_slos(
         deployment, prediction, sentences, tuple(risks), constraints, utilization, capacity,
         preference, limits, p_memory, confidence,
     )  # fmt: skip
-
-
-def _list_latency_shares(scenario: Scenario, performance: Performance) -> list[float]:
-    """List the share of each target's limit that is taken; of a queue that grows as far as it was simulated."""
-    shares = [performance.get(t.metric, t.percentile).mid / t.seconds for t in scenario.slo_targets]
-    return [share for share in shares if not math.isnan(share)]
 
 
 def rate_start(confidence: float) -> LimitOdds:

@@ -50,7 +50,7 @@ from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
 from planner.planning.slo import compute_asked_tolerance, format_latency
-from planner.planning.tolerance import EvaluationStore, state_deployment
+from planner.planning.tolerance import EvaluationStore, bisect_largest, state_deployment
 
 MAX_POOL_COST_FACTOR = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
@@ -70,8 +70,6 @@ MAX_EQUAL_PRICE_PROBES = 8
 """Families that are looked at, at the price of the first that holds, for a safer one."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
-OPEN_FIGURE_PRECISION = 1.03
-"""The largest load and the shortest limit are found to 3%, about as well as short replays know the capacity."""
 MIN_HARDNESS, MAX_HARDNESS = 1e-3, 1e6
 """Requests/s, users, or the inverse of a limit in seconds, between which they are searched."""
 MAX_RUNNER_UP_PROBES = 8
@@ -653,33 +651,7 @@ def _find_hardest(
     else:
         while low > MIN_HARDNESS and not check(low := high / step):
             high = low
-    while high > low * OPEN_FIGURE_PRECISION:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if check(middle) else (low, middle)
-    return low
-
-
-def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> float:
-    """Find the largest requests/s that `candidate` keeps with the asked probability, up to `at_most`.
-
-    It is at least the offered rate if the candidate is confident, else 0; to `OPEN_FIGURE_PRECISION`.
-    """
-    offered = scenario.workload.rate
-    if offered is None or not candidate.is_confident:
-        return 0.0
-    z = compute_asked_tolerance(scenario.confidence, candidate.p_memory)
-
-    def check(rate: float) -> bool:
-        loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
-        return EvaluationStore(loaded, quick=False).is_met(candidate.deployment, z)
-
-    low, high = offered, max(at_most, offered)
-    if check(high):
-        return high
-    while high > low * OPEN_FIGURE_PRECISION:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if check(middle) else (low, middle)
-    return low
+    return bisect_largest(low, high, check)
 
 
 def search_analytically(scenario: Scenario) -> Plan:

@@ -71,8 +71,6 @@ def estimate_tolerance_from_interval(value: Interval, limit: float) -> float:
 
     Between the middle and the pessimistic end the interval is interpolated; beyond, extrapolated.
     """
-    if math.isnan(value.mid):  # answers of one token have no pace
-        return MAX_TOLERANCE_SIGMAS
     lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
     room, reach = -math.log(mid), math.log(hi / mid) if mid <= 1 else math.log(mid / lo)
     if reach <= 0:
@@ -131,14 +129,6 @@ class ResourceLimit:
 
     def __str__(self) -> str:
         return f"{self.value:,.10g} {self.unit}"
-
-
-def get_slo_status(target: SloTarget, value: Interval) -> LimitStatus:
-    """Return the status of a target at its predicted `value`.
-
-    Answers of one token have no TPOT, and meet every target for it.
-    """
-    return get_limit_status(value / target.seconds, compute_tolerance(target.confidence))
 
 
 def get_limit_status(use: Interval, z: float) -> LimitStatus:

@@ -14,7 +14,7 @@ tolerance of all limits together with a handful of replays; that of each is inte
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -66,6 +66,8 @@ TOLERANCE_STEP_SIGMAS = 0.05
 """Bisection ends here: two points of probability at most."""
 MAX_USE = 1e3
 """More of a limit is not told apart, such as a wait that grows without bound."""
+OPEN_FIGURE_PRECISION = 1.03
+"""The largest load and the shortest limit are found to 3%, about as well as short replays know the capacity."""
 MIN_DOMINANCE, EQUAL = 1.05, 0.999
 """A deployment is clearly better than another from 5% on, if it is worse in nothing; a thousandth is equal."""
 
@@ -142,10 +144,6 @@ class EvaluationStore:
         """Get the most requests that ran at once in an engine; infinite where nothing was replayed."""
         return self._running.get(deployment, math.inf)
 
-    def get_refuted_tolerance(self, deployment: Deployment) -> float:
-        """Get the least z at which replay has seen a promise break; infinite where it has not."""
-        return self._bounds.get(deployment, (-math.inf, math.inf))[1]
-
     def find_tolerance(
         self, deployment: Deployment, at_most: float = MAX_TOLERANCE_SIGMAS
     ) -> float:
@@ -161,27 +159,10 @@ class EvaluationStore:
             high = min(high, 0.0)
         holds, broken = self._bounds[deployment]
         low, high = max(low, holds), min(high, broken)
-        nudge, width = 0.4 * TOLERANCE_STEP_SIGMAS, math.inf
-        while (open_width := high - low) > TOLERANCE_STEP_SIGMAS:
+        while high - low > TOLERANCE_STEP_SIGMAS:
             middle = (low + high) / 2
-            if open_width <= width / 2:  # as long as guesses do no worse than halving
-                guess = self._guess_tolerance(deployment)
-                guess += math.copysign(nudge, middle - guess)  # to end beyond it
-                middle = min(max(guess, low + nudge), high - nudge)
-            width = open_width
             low, high = (middle, high) if self.is_met(deployment, middle) else (low, middle)
         return low
-
-    def _guess_tolerance(self, deployment: Deployment) -> float:
-        """Guess the tolerance of all limits from the replays so far."""
-        points = sorted(self._uses[deployment].items())
-        margins = {z: max(uses.values(), default=0.0) for z, uses in points}
-        return self._interpolate_tolerance(deployment, margins)
-
-    def _interpolate_tolerance(self, deployment: Deployment, uses: dict[float, float]) -> float:
-        """Interpolate the z at which `uses`, of a limit by z, reach 1: their logarithms never fall."""
-        slope = max(min(build_step_model(deployment).sigma_tpot, get_rate_sigma(deployment)), 1e-6)
-        return _interpolate(0.0, _get_rising_logs(uses), np.array(list(uses)), 1 / slope)
 
     def find_limits(
         self, prediction: Prediction, at_most: float = MAX_TOLERANCE_SIGMAS
@@ -200,13 +181,16 @@ class EvaluationStore:
             self.get_margin(deployment, asked)
         self.find_tolerance(deployment, at_most)
         points, limits = sorted(self._uses[deployment].items()), []
+        slope = max(min(build_step_model(deployment).sigma_tpot, get_rate_sigma(deployment)), 1e-6)
         for limit in estimates:
             if known := {z: uses[limit.name] for z, uses in points if limit.name in uses}:
-                tolerance = self._interpolate_tolerance(deployment, known)
+                z, shares = np.array(list(known)), np.clip(list(known.values()), 1e-9, MAX_USE)
+                logs = np.maximum.accumulate(np.log(shares))  # slower steps never lower a share
+                beyond = (min(-logs[0], 0.0) + max(-logs[-1], 0.0)) / slope
+                tolerance = float(np.interp(0.0, logs, z)) + beyond
                 tolerance = min(max(tolerance, -MAX_TOLERANCE_SIGMAS), at_most)
                 use, reach = (
-                    known.get(z, math.exp(np.interp(z, list(known), _get_rising_logs(known))))
-                    for z in (0.0, asked)
+                    known.get(at, math.exp(np.interp(at, z, logs))) for at in (0.0, asked)
                 )
                 limit = rate_limit(limit.name, use, reach, tolerance, p_memory, confidence)
             limits.append(limit)
@@ -296,17 +280,6 @@ def compute_error_factor(step: StepModel, target: SloTarget, z: float) -> float:
     return math.exp(max(sigma * factor - step.sigma_tpot, 0.0) * z)
 
 
-def _get_rising_logs(uses: dict[float, float]) -> np.ndarray:
-    """Logarithms of `uses` by rising z, which slower steps never lower."""
-    return np.maximum.accumulate(np.log(np.clip(list(uses.values()), 1e-9, MAX_USE)))
-
-
-def _interpolate(x: float, xs: np.ndarray, ys: np.ndarray, slope: float) -> float:
-    """Interpolate y at `x`, beyond the ends of rising `xs` along `slope`."""
-    below, above = min(x - xs[0], 0.0), max(x - xs[-1], 0.0)
-    return float(np.interp(x, xs, ys) + slope * (below + above))
-
-
 def simulate_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
     """Replay `candidate` in full: `state_deployment`, or the intervals of prefill and decode pools."""
     deployment, prefill = candidate.deployment, candidate.prediction.prefill
@@ -334,3 +307,28 @@ def state_deployment(
     limits = store.find_limits(prediction) if prediction.can_start else None
     stated = check_against_slos(scenario, prediction, preference, limits)
     return stated if stated.at_risk else replace(stated, risks=())
+
+
+def bisect_largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """Bisect for the largest value that `holds`, to `OPEN_FIGURE_PRECISION`: `low` does, `high` does not."""
+    while high > low * OPEN_FIGURE_PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> float:
+    """Find the largest requests/s that `candidate` keeps with the asked probability, up to `at_most`.
+
+    Of one at risk it is what holds at the predicted step cost. It is at least the offered rate.
+    """
+    asked = compute_asked_tolerance(scenario.confidence, candidate.p_memory)
+    offered, z = scenario.workload.rate, 0.0 if candidate.at_risk else asked
+    assert offered is not None
+
+    def holds(rate: float) -> bool:
+        loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
+        return EvaluationStore(loaded, quick=False).is_met(candidate.deployment, z)
+
+    most = max(at_most, offered)
+    return most if holds(most) else bisect_largest(offered, most, holds)
