@@ -62,8 +62,8 @@ from planner.planning.slo import (
 )
 from planner.workload.workload import Workload
 
-TOLERANCE_STEP_SIGMAS = 0.05
-"""Bisection ends here: two points of probability at most."""
+TOLERANCE_STEP_SIGMAS, SHORT_STEP_SIGMAS = 0.05, 0.2
+"""Bisection ends here, two points of probability at most; that of short replays, if what follows interpolates."""
 MAX_USE = 1e3
 """More of a limit is not told apart, such as a wait that grows without bound."""
 OPEN_FIGURE_PRECISION = 1.03
@@ -145,9 +145,10 @@ class EvaluationStore:
         return self._running.get(deployment, math.inf)
 
     def find_tolerance(
-        self, deployment: Deployment, at_most: float = MAX_TOLERANCE_SIGMAS
-    ) -> float:
-        """Find the largest z, up to `at_most`, at which every promise holds."""
+        self, deployment: Deployment, at_most: float = MAX_TOLERANCE_SIGMAS,
+        step: float = TOLERANCE_STEP_SIGMAS,
+    ) -> float:  # fmt: skip
+        """Find the largest z, up to `at_most`, at which every promise holds, to a `step` below it."""
         if self.is_met(deployment, at_most):
             return at_most
         low, high = -MAX_TOLERANCE_SIGMAS, at_most
@@ -159,7 +160,7 @@ class EvaluationStore:
             high = min(high, 0.0)
         holds, broken = self._bounds[deployment]
         low, high = max(low, holds), min(high, broken)
-        while high - low > TOLERANCE_STEP_SIGMAS:
+        while high - low > step:
             middle = (low + high) / 2
             low, high = (middle, high) if self.is_met(deployment, middle) else (low, middle)
         return low
@@ -179,7 +180,8 @@ class EvaluationStore:
         if not self.quick:
             self._keep(deployment, 0.0, {limit.name: limit.use for limit in estimates})
             self.get_margin(deployment, asked)
-        self.find_tolerance(deployment, at_most)
+        step = SHORT_STEP_SIGMAS if self.quick else TOLERANCE_STEP_SIGMAS
+        self.find_tolerance(deployment, at_most, step)
         points, limits = sorted(self._uses[deployment].items()), []
         slope = max(min(build_step_model(deployment).sigma_tpot, get_rate_sigma(deployment)), 1e-6)
         for limit in estimates:
