@@ -15,11 +15,7 @@ from planner.planning import simulation_runs
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import MAX_OUTPUT_TOKENS_PER_RUN, estimate_capacity
 from planner.planning.engine_tuning import tune_to_margin
-from planner.planning.evaluation import (
-    check_against_slos,
-    evaluate_candidate,
-    simulate_candidate,
-)
+from planner.planning.evaluation import check_against_slos, evaluate_candidate
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import search_deployments, tune_candidate
@@ -30,7 +26,7 @@ from planner.planning.simulation_runs import (
     simulate_once,
 )
 from planner.planning.slo import format_latency
-from planner.planning.tolerance import EvaluationStore
+from planner.planning.tolerance import EvaluationStore, simulate_candidate
 
 CHAT: dict[str, Any] = {
     "question": "?",
@@ -201,7 +197,7 @@ def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     loose = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}})
     pace = {
         size: simulate_candidate(
-            loose, evaluate_candidate(loose, CARD.with_args(max_num_seqs=size), 1), quick=True
+            loose, evaluate_candidate(loose, CARD.with_args(max_num_seqs=size), 1)
         ).prediction.performance.tpot["p95"]
         for size in (48, 128)
     }
@@ -245,10 +241,10 @@ def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are
 ) -> None:
     """A search of large MoE models replays more deployments than schedules are kept, and then most of them again."""
     asking = at(2)
-    first = simulate_candidate(asking, evaluate_candidate(asking, CARD, 1), quick=True)
+    first = simulate_candidate(asking, evaluate_candidate(asking, CARD, 1))
     simulation_runs.run_simulation.cache_clear()
     monkeypatch.setattr(simulation_runs, "simulate_workload", None)
-    assert simulate_candidate(asking, evaluate_candidate(asking, CARD, 1), quick=True) == first
+    assert simulate_candidate(asking, evaluate_candidate(asking, CARD, 1)) == first
 
 
 def test_candidates_with_other_arguments_are_others() -> None:

@@ -18,11 +18,12 @@ from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import PriceSelection
 from planner.planning import search
 from planner.planning.candidate import describe_deployment
-from planner.planning.evaluation import evaluate_candidate, simulate_candidate
+from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.search import Plan, search_deployments
 from planner.planning.simulation_runs import run_simulation
 from planner.planning.slo import SloTarget
+from planner.planning.tolerance import simulate_candidate
 from planner.planning.what_if import WhatIf
 from planner.ui.charts import base as charts
 from planner.ui.charts import latency as charts_latency

@@ -82,7 +82,8 @@ def test_two_to_four_are_compared(plans):
 def test_of_equal_prices_the_safe_one_is_named(plans):
     holds = next(plan for plan in plans if plan.verdict == "holds")
     first = replace(holds.scenario, name="a-first")
-    risky = replace(holds, scenario=first, chosen=replace(holds.chosen, tolerance_sigmas=0.5))
+    likely = tuple(replace(limit, probability=0.7) for limit in holds.chosen.limits)
+    risky = replace(holds, scenario=first, chosen=replace(holds.chosen, limits=likely))
     assert describe_cheapest_plan([risky, holds]).startswith(f"{holds.scenario.name} costs least: ")
     assert describe_cheapest_plan([risky, holds]).endswith("as much as a-first (at risk).")
 

@@ -11,8 +11,8 @@ from shipped import plan_of, sampled, small_plan
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.engine_tuning import generate_neighbours
-from planner.planning.search import Plan, state_deployment
-from planner.planning.tolerance import EvaluationStore
+from planner.planning.search import Plan
+from planner.planning.tolerance import EvaluationStore, state_deployment
 
 NAMES = ("chat-70b", "edge-8b-24gb", "chatbot-throughput")
 CHAT: dict[str, Any] = {

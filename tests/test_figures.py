@@ -15,7 +15,8 @@ from planner.core.number_format import (
 )
 from planner.deploy import explain_benchmark_lengths, render_artifacts
 from planner.planning.candidate import Candidate
-from planner.planning.search import Plan, state_deployment
+from planner.planning.search import Plan
+from planner.planning.tolerance import state_deployment
 from planner.ui.decision_memo import build_memo
 from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_panel import build_answer

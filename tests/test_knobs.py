@@ -4,9 +4,9 @@ import pytest
 from shipped import plan_of, sampled
 
 from planner.analysis.sensitivity import sweep_knob_pair
-from planner.planning.evaluation import simulate_candidate
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.planning.tolerance import simulate_candidate
 
 
 def asked(

@@ -5,9 +5,9 @@ from shipped import plan_of
 
 from planner.analysis import plan_summary as summary
 from planner.planning.alternatives import explain_alternatives
-from planner.planning.evaluation import simulate_candidate
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import search_deployments
+from planner.planning.tolerance import simulate_candidate
 from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_text import format_plan
 

@@ -19,11 +19,12 @@ from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.candidate import Candidate, describe_deployment
 from planner.planning.deployment_builder import build_deployment, choose_max_model_len
-from planner.planning.evaluation import evaluate_candidate, evaluate_candidates, simulate_candidate
+from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
 from planner.planning.prediction import estimate_hourly_cost
 from planner.planning.scenario import Scenario, list_scenarios, load_scenario, parse_scenario
-from planner.planning.search import Plan, search_deployments, state_deployment
+from planner.planning.search import Plan, search_deployments
 from planner.planning.simulation_runs import simulate_once
+from planner.planning.tolerance import simulate_candidate, state_deployment
 
 CHAT_8B = small_fields({
     "gpus": [{"gpu": "L40S", "at_most": 8}, {"gpu": "H100-SXM", "at_most": 4}],

@@ -16,10 +16,11 @@ from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
 from planner.planning import autoscaling
 from planner.planning.confidence import estimate_choice_confidence
-from planner.planning.evaluation import check_against_slos, simulate_candidate
+from planner.planning.evaluation import check_against_slos
 from planner.planning.scenario import CandidateGpu
 from planner.planning.scenario_schema import ApiEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.tolerance import simulate_candidate
 from planner.planning.what_if import find_unlisted_gpu, limit_to_budget, run_what_ifs
 from planner.ui.decision_memo import build_memo
 from planner.ui.plan_json import serialize_plan

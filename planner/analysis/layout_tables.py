@@ -22,10 +22,15 @@ from planner.parallelism.layouts import explain_illegal_layout, list_legal_layou
 from planner.parallelism.pipeline import compute_pipeline_bubble
 from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.deployment_builder import build_deployment
-from planner.planning.evaluation import compute_offered_rps, evaluate_candidate, get_capacity_rps
+from planner.planning.evaluation import (
+    compute_offered_rps,
+    evaluate_candidate,
+    get_capacity_rps,
+    get_load_limit_name,
+)
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan, search_deployments, state_deployment
-from planner.planning.slo import get_slo_status
+from planner.planning.search import Plan, search_deployments
+from planner.planning.tolerance import state_deployment
 from planner.planning.what_if import SUGGESTED_GPUS, run_what_ifs
 
 CAPACITY_PRECISION_OCTAVES = 0.02
@@ -273,7 +278,7 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
                 value * 1e3,
                 limit * 1e3,
                 value / limit * 100,
-                get_slo_status(target, value),
+                limit_odds.status if (limit_odds := candidate.get_limit(target.name)) else "met",
             )
         )
     if (
@@ -281,14 +286,9 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
         and (capacity := get_capacity_rps(scenario, performance))
         and scenario.workload.rate
     ):
-        offered, usable = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
-        status = (
-            "missed"
-            if offered > capacity.mid * usable
-            else "at risk"
-            if offered > capacity.lo
-            else "met"
-        )
+        offered = compute_offered_rps(scenario, candidate.prediction)
+        load = candidate.get_limit(get_load_limit_name(scenario))
+        status = load.status if load else "met"
         utilization = capacity.map_monotone(lambda rate: offered / rate * 100)
         suffix = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
         rows.append((f"Requests/s at most{suffix}", capacity, offered, utilization, status))

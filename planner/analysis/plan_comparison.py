@@ -16,7 +16,7 @@ from planner.planning.evaluation import (
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
-from planner.planning.slo import format_latency, get_slo_status
+from planner.planning.slo import format_latency
 
 MAX_COMPARED_PLANS = 4
 """Most plans in a comparison."""
@@ -199,15 +199,13 @@ def _collect_plan_facts(plan: Plan) -> dict[str, object]:
 
 def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
     """Format the prediction and the status of each SLO."""
-    performance = plan.performance
-    values = {
-        t: performance.get_for_display(t.metric, t.percentile) if performance else None
-        for t in plan.scenario.slo_targets
-    }
-    return {
-        f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}"
-        for t, v in values.items()
-    }
+    best, statuses = plan.best, dict[str, str | None]()
+    for target in plan.scenario.slo_targets:
+        limit = best.get_limit(target.name) if best else None
+        statuses[f"{target.name} (ms)"] = (
+            f"{limit.use * target.seconds * 1e3:,.0f}: {limit.status}" if limit else None
+        )
+    return statuses
 
 
 def _collect_costs(plan: Plan) -> dict[str, float]:

@@ -23,12 +23,12 @@ from planner.planning.evaluation import (
     compute_offered_rps,
     estimate_run_hours,
     get_capacity_rps,
-    simulate_candidate,
 )
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan, find_max_rate
+from planner.planning.search import Plan
 from planner.planning.slo import compute_tolerance, get_pessimistic_value
+from planner.planning.tolerance import find_max_rate, simulate_candidate
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
@@ -164,7 +164,8 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
         slow_reason = limit[1] if limit else ""
     if is_replayed:
         admitted = offered / scenario.workload.rate
-        confident = admitted * find_max_rate(scenario, best, planned / admitted)
+        most = find_max_rate(scenario, best, planned / admitted) if best.is_confident else 0.0
+        confident = admitted * most
     else:
         z = compute_tolerance(scenario.confidence)
         ends = [capacity * (1 - scenario.headroom), *([limit[0]] if limit else [])]

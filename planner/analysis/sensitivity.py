@@ -20,9 +20,10 @@ from planner.engines.engine_args import resolve_engine_args
 from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
-from planner.planning.evaluation import evaluate_candidate, evaluate_candidates, simulate_candidate
+from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, search_deployments
+from planner.planning.tolerance import simulate_candidate
 from planner.workload.length_distribution import LengthDistribution
 
 MEASURE_DIRECTIONS = {"TTFT": -1, "ITL": -1, "throughput": 1, "KV cache": 1, "cost": -1}

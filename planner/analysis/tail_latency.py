@@ -35,7 +35,7 @@ from planner.planning.simulation_runs import (
     run_short_simulation,
     simulate_once,
 )
-from planner.planning.slo import SloTarget, get_slo_status
+from planner.planning.slo import SloTarget, compute_tolerance, get_limit_status
 from planner.workload.workload import Workload
 
 OVERLOAD_RPS = 1e4
@@ -62,7 +62,13 @@ def build_latency_table(
         }
         if service_level:
             limits = [
-                (t, get_slo_status(t, measured.get_for_display(metric, t.percentile)))
+                (
+                    t,
+                    get_limit_status(
+                        measured.get_for_display(metric, t.percentile) / t.seconds,
+                        compute_tolerance(t.confidence),
+                    ),
+                )
                 for t in service_level
                 if t.metric == metric
             ]

@@ -21,11 +21,12 @@ from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import derive_effective_workload
-from planner.planning.evaluation import simulate_candidate
-from planner.planning.prediction import Prediction
+from planner.planning.evaluation import get_candidate_workload
+from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import run_in_parallel
 from planner.planning.slo import SloTarget
+from planner.planning.tolerance import find_max_rate
 from planner.simulator.kernel_types import RouterConfig
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
@@ -45,8 +46,6 @@ MAX_SCALING_ROUNDS = 6
 """Rounds of adding replicas; in the last one an hour that is still short gets the whole fleet."""
 MAX_DAYS_COMPARED, MAX_BILL_RATIO = 3, 0.98
 """Plans whose day is compared with the first one's; the fraction of its cost that wins."""
-MAX_BISECTIONS = 5
-"""Bisections of a replica's largest load, between its load in the plan and its capacity."""
 STABILIZATION_BOUNDS_S = (300.0, 3600.0)
 """Bounds of the stabilization window before a replica is stopped: Kubernetes' default and maximum
 (scaleDown.stabilizationWindowSeconds, kubernetes.io, Horizontal Pod Autoscaling)."""
@@ -279,26 +278,12 @@ def find_max_replica_load(scenario: Scenario, candidate: Candidate) -> Predictio
     rate, replicas = scenario.workload.rate, candidate.deployment.layout.replicas
     performance = candidate.prediction.performance
     assert performance is not None and performance.capacity is not None and rate is not None
-    single = replace(candidate, deployment=candidate.deployment.with_replicas(1))
-
-    def simulate_at(rate: float) -> Candidate:
-        return simulate_candidate(
-            replace(scenario, workload=scenario.workload.with_rate(rate), power_at_most=None),
-            single,
-        )
-
-    low, high = rate / replicas, performance.capacity.mid * (1 - scenario.headroom) / replicas
-    best = simulate_at(low)
-    for k in range(MAX_BISECTIONS if high > low * 1.02 else 0):
-        tried = high * 0.999 if not k else (low + high) / 2
-        loaded = simulate_at(tried)
-        if loaded.is_feasible and (candidate.at_risk or not loaded.at_risk):
-            low, best = tried, loaded
-        else:
-            high = tried
-        if high - low < 0.02 * low:
-            break
-    return best.prediction
+    single = candidate.deployment.with_replicas(1)
+    own = replace(scenario, workload=scenario.workload.with_rate(rate / replicas))
+    most = 0.999 * performance.capacity.mid * (1 - scenario.headroom) / replicas
+    found = find_max_rate(own, replace(candidate, deployment=single), most)
+    load = get_candidate_workload(scenario, single).with_rate(found)
+    return predict(single, load, scenario.prices)
 
 
 def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:

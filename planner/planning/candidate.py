@@ -7,7 +7,7 @@ from planner.core.number_format import format_probability
 from planner.engines.deployment import Deployment
 from planner.memory.memory_plan import get_default_memory_utilization
 from planner.planning.prediction import Prediction
-from planner.planning.slo import MAX_TOLERANCE_SIGMAS, compute_probability
+from planner.planning.slo import MAX_TOLERANCE_SIGMAS, LimitOdds
 
 PROBABILITY_TIE = 0.02
 """Probabilities that differ by less are a tie, which the format nearest to the checkpoint wins."""
@@ -29,8 +29,7 @@ class Candidate:
     preference_key: tuple[
         int, ...
     ]  # positions of formats, speculation and engine in the scenario's lists, and 1 if tuned
-    # standard deviations by which every step may be slower than predicted while all promises hold
-    tolerance_sigmas: float = MAX_TOLERANCE_SIGMAS
+    limits: tuple[LimitOdds, ...] = ()  # the load and every target, each with its own probability
     p_memory: float = 1.0  # that it starts and does not run out of memory
     confidence: float = 0.8  # the probability that the scenario asks for
     # share of its price that the scenario's day takes, scaled by the hour, where plans differ in it
@@ -49,9 +48,18 @@ class Candidate:
         return not self.violations
 
     @property
+    def tolerance_sigmas(self) -> float:
+        """Standard deviations by which every step may be slower than predicted while all limits hold."""
+        return min((limit.tolerance_sigmas for limit in self.limits), default=MAX_TOLERANCE_SIGMAS)
+
+    @property
     def probability(self) -> float:
-        """That it starts and meets every target, 0 to 1."""
-        return self.p_memory * compute_probability(self.tolerance_sigmas)
+        """That it starts and meets every target, 0 to 1: slower steps break the weakest limit first."""
+        return min((limit.probability for limit in self.limits), default=self.p_memory)
+
+    def get_limit(self, name: str) -> LimitOdds | None:
+        """Get a limit by its name, such as "p95 TTFT"; None for one that cannot be missed."""
+        return next((limit for limit in self.limits if limit.name == name), None)
 
     @property
     def at_risk(self) -> bool:

@@ -122,7 +122,7 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         [sum(math.sqrt(share) * errors[name] for name, share in each.items()) for each in shares]
     )
     winners, own = rivals.choose(z), candidates.index(chosen)
-    bills = [(c.price_key[0], round(c.price_key[1], 6)) for c in candidates]
+    bills = [(c.cost_key[0], round(c.cost_key[1], 6)) for c in candidates]
     more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
     won = Counter(winners.tolist())
     instead = [
@@ -152,7 +152,7 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     kept: dict[object, Candidate] = {chosen.placement_key: chosen}
     drawn = {*(target.name for target in plan.scenario.slo_targets), "capacity", "rate"}
     dearer = 0
-    for candidate in sorted(plan.candidates, key=attrgetter("price_key")):
+    for candidate in sorted(plan.candidates, key=attrgetter("cost_key")):
         if dearer >= MAX_COSTLIER_CANDIDATES:
             break
         if candidate.placement_key in kept or not drawn.issuperset(candidate.violated_constraints):
@@ -160,11 +160,11 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
         if candidate.tolerance_sigmas < -MAX_DRAW_SIGMA:
             continue
         kept[candidate.placement_key] = candidate
-        dearer += candidate.price_key > chosen.price_key
+        dearer += candidate.cost_key > chosen.cost_key
         if dearer and candidate.tolerance_sigmas >= MAX_DRAW_SIGMA:
             break
     ordered = sorted(
-        kept.values(), key=lambda each: (each.price_key, each is not chosen, each.rank_key)
+        kept.values(), key=lambda each: (each.cost_key, each is not chosen, each.rank_key)
     )
     tolerances = [
         math.inf if each.tolerance_sigmas >= MAX_TOLERANCE_SIGMAS else each.tolerance_sigmas

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from planner.core.intervals import Interval
 from planner.core.number_format import format_distinct, format_number
@@ -12,16 +13,18 @@ from planner.latency.performance import Performance
 from planner.latency.startup_time import estimate_startup
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
-from planner.planning.disaggregated import evaluate_disaggregated
-from planner.planning.prediction import Prediction, evaluate_batch, predict
+from planner.planning.prediction import Prediction, evaluate_batch
 from planner.planning.scenario import Scenario
 from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,
+    LimitOdds,
     ResourceLimit,
-    compute_tolerance,
+    SloTarget,
+    compute_asked_tolerance,
     estimate_tolerance_from_interval,
     format_latency,
     get_pessimistic_value,
+    rate_limit,
 )
 from planner.workload.workload import Workload
 
@@ -55,19 +58,6 @@ def evaluate_candidates(
         check_against_slos(scenario, prediction, preference)
         for prediction, (_, _, preference) in zip(predictions, cases, strict=True)
     ]
-
-
-def simulate_candidate(
-    scenario: Scenario, candidate: Candidate, *, quick: bool = False
-) -> Candidate:
-    """Evaluate `candidate` by simulating its workload; `quick` is a screening."""
-    deployment, prefill = candidate.deployment, candidate.prediction.prefill
-    load = get_candidate_workload(scenario, deployment)
-    if prefill:
-        prediction = evaluate_disaggregated(prefill, deployment, load, scenario.prices)
-    else:
-        prediction = predict(deployment, load, scenario.prices, quick=quick)
-    return check_against_slos(scenario, prediction, candidate.preference_key)
 
 
 REPLICA_LIMITS = {"start-up", "max_model_len"}
@@ -110,32 +100,37 @@ def saturate_workload(deployment: Deployment, workload: Workload) -> Workload:
 
 
 def check_against_slos(
-    scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = ()
-) -> Candidate:
-    """Check a prediction against the SLOs and the limits of the scenario."""
-    deployment, performance = prediction.deployment, prediction.performance
-    if performance is None:
-        reason = prediction.memory.reason
+    scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = (),
+    limits: tuple[LimitOdds, ...] | None = None,
+) -> Candidate:  # fmt: skip
+    """Check a prediction against the SLOs and the limits of the scenario.
+
+    `limits` are what replays say of the targets and of the load; without them the intervals do.
+    """
+    deployment, confidence = prediction.deployment, scenario.confidence
+    if prediction.performance is None:
+        limits = (rate_start(confidence),)
         return Candidate(
-            deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference,
-            -MAX_TOLERANCE_SIGMAS, 0.0, scenario.confidence,
+            deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, math.inf,
+            preference, limits, 0.0, confidence,
         )  # fmt: skip
-    violations, risks, capacity = _check_capacity(scenario, prediction, performance)
-    utilization, z = capacity, compute_tolerance(scenario.confidence)
-    tolerance = _estimate_load_tolerance(scenario, prediction, performance)
-    for target in scenario.slo_targets:
-        interval = performance.get(target.metric, target.percentile)
-        shown = performance.get_for_display(target.metric, target.percentile)
-        if math.isnan(interval.mid):  # answers of one token have no TPOT
-            continue
-        utilization = max(utilization, interval.mid / target.seconds)
-        tolerance = min(tolerance, estimate_tolerance_from_interval(interval, target.seconds))
-        if shown.mid > target.seconds:
-            text = _format_violation("is", "grows", shown.mid, target.seconds)
-            violations.append((target.name, f"{target.name} {text}"))
-        elif (reach := get_pessimistic_value(shown, z)) > target.seconds:
-            text = _format_violation("reach", "grow", reach, target.seconds)
-            risks.append(f"{target.name} may {text}")
+    limits = estimate_limits(scenario, prediction) if limits is None else limits
+    capacity = _compute_capacity_utilization(scenario, prediction)
+    known = {limit.name for limit in limits}
+    latencies = {
+        t: prediction.performance.get(t.metric, t.percentile) for t in scenario.slo_targets
+    }
+    utilization = max(
+        [capacity, *(latencies[t].mid / t.seconds for t in latencies if t.name in known)]
+    )
+    texts = {target.name: partial(_describe_latency, target) for target in scenario.slo_targets}
+    describe_load = partial(_describe_load, scenario, prediction)
+    violations, risks = list[tuple[str, str]](), list[str]()
+    for limit in limits:
+        if limit.status == "missed":
+            violations.append((limit.name, texts.get(limit.name, describe_load)(limit)))
+        elif limit.status == "at risk" and limit.pessimistic_use > 1:
+            risks.append(texts.get(limit.name, describe_load)(limit))
     if prediction.rejected_fraction > scenario.refused_at_most:
         text = (
             f"{prediction.rejected_fraction:.1%} of the requests are rejected, above"
@@ -144,37 +139,80 @@ def check_against_slos(
         refused = prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6)
         violations.append(("max_model_len", text))
         utilization = max(utilization, refused)
-    for name, text, value, limit in list_resource_limits(scenario, prediction):
+    for name, text, value, bound in list_resource_limits(scenario, prediction):
         if value is None:
-            risks.append(f"{text} is not known, and {limit} is the limit")
+            risks.append(f"{text} is not known, and {bound} is the limit")
             continue
-        utilization = max(utilization, value.mid / limit.value)
-        if value.mid > limit.value:
-            violations.append((name, f"{text} is {limit.format_amount(value.mid)}, above {limit}"))
-        elif value.hi > limit.value:
-            risks.append(f"{text} may reach {limit.format_amount(value.hi)}, above {limit}")
+        utilization = max(utilization, value.mid / bound.value)
+        if value.mid > bound.value:
+            violations.append((name, f"{text} is {bound.format_amount(value.mid)}, above {bound}"))
+        elif value.hi > bound.value:
+            risks.append(f"{text} may reach {bound.format_amount(value.hi)}, above {bound}")
     p_memory = compute_memory_probability(prediction)
-    if p_memory < scenario.confidence:
+    if p_memory < confidence:
         risks.append(prediction.memory.reason or "it may run out of memory")
     violations.sort(key=lambda violation: violation[0] not in REPLICA_LIMITS)
     constraints, sentences = zip(*violations, strict=True) if violations else ((), ())
     return Candidate(
         deployment, prediction, sentences, tuple(risks), constraints, utilization, capacity,
-        preference, tolerance, p_memory, scenario.confidence,
+        preference, limits, p_memory, confidence,
     )  # fmt: skip
 
 
-def _estimate_load_tolerance(
-    scenario: Scenario, prediction: Prediction, performance: Performance
-) -> float:
-    """Estimate how much slower the steps may be until the load leaves less free than planned."""
-    most = get_capacity_rps(scenario, performance)
-    if scenario.workload.rate is None or most is None:
-        return MAX_TOLERANCE_SIGMAS
+def rate_start(confidence: float) -> LimitOdds:
+    """Rate an engine that does not start."""
+    return rate_limit("memory", math.inf, math.inf, -MAX_TOLERANCE_SIGMAS, 0.0, confidence)
+
+
+def get_load_limit_name(scenario: Scenario) -> str:
+    """Get what the limit of the load is called: it is met by requests/s, by a deadline, or by slots."""
+    if scenario.workload.rate is None:
+        return "users"
+    return "rate" if scenario.offline else "capacity"
+
+
+def estimate_limits(scenario: Scenario, prediction: Prediction) -> tuple[LimitOdds, ...]:
+    """Estimate how probably the load and each target are kept, from the intervals of a prediction.
+
+    Answers of one token have no TPOT, and no limit of it.
+    """
+    performance, p_memory = prediction.performance, compute_memory_probability(prediction)
+    assert performance is not None
+    asked = min(compute_asked_tolerance(scenario.confidence, p_memory), MAX_TOLERANCE_SIGMAS)
+    limits = []
+
+    def add(name: str, use: Interval, shown: float, at_most: float = math.inf) -> float:
+        tolerance = min(estimate_tolerance_from_interval(use, 1.0), at_most)
+        reach = max(get_pessimistic_value(use, asked), shown)
+        limits.append(rate_limit(name, shown, reach, tolerance, p_memory, scenario.confidence))
+        return tolerance
+
+    load, load_tolerance = estimate_load_share(scenario, prediction), math.inf
+    if load:
+        load_tolerance = add(get_load_limit_name(scenario), load, load.mid)
+    for target in scenario.slo_targets:
+        value = performance.get(target.metric, target.percentile)
+        shown = performance.get_for_display(target.metric, target.percentile).mid
+        if not math.isnan(value.mid):
+            most = load_tolerance if math.isinf(shown) else math.inf  # a queue that grows
+            add(target.name, value / target.seconds, shown / target.seconds, most)
+    return tuple(limits)
+
+
+def estimate_load_share(scenario: Scenario, prediction: Prediction) -> Interval | None:
+    """Estimate the load as a share of what may be used; None where nothing limits it.
+
+    That is the capacity less the headroom, and the slots where every user needs one.
+    """
+    performance = prediction.performance
+    if scenario.workload.rate is None:  # slower steps change no slot
+        share = compute_slot_share(scenario, prediction.deployment)
+        return Interval.from_value(share) if share else None
+    most = get_capacity_rps(scenario, performance) if performance else None
+    if most is None:
+        return None
     asked = compute_offered_rps(scenario, prediction)
-    return estimate_tolerance_from_interval(
-        most.map_monotone(lambda rate: asked / max(rate, 1e-9)), 1 - scenario.headroom
-    )
+    return (most * (1 - scenario.headroom)).map_monotone(lambda rate: asked / max(rate, 1e-9))
 
 
 def compute_memory_probability(prediction: Prediction) -> float:
@@ -182,10 +220,16 @@ def compute_memory_probability(prediction: Prediction) -> float:
     return min(get_memory_plan(pool).p_fits for pool in prediction.pools)
 
 
-def _format_violation(is_: str, grows: str, seconds: float, limit: float) -> str:
+def _describe_latency(target: SloTarget, limit: LimitOdds) -> str:
+    """Describe that a latency is above its limit, or may be."""
+    missed = limit.status == "missed"
+    seconds = target.seconds * (limit.use if missed else limit.pessimistic_use)
+    may = "" if missed else " may"
     if math.isinf(seconds):
-        return f"{grows} without bound"
-    return f"{is_} {format_latency(seconds, limit)}, above {format_latency(limit)}"
+        return f"{target.name}{may} {'grows' if missed else 'grow'} without bound"
+    reach = format_latency(seconds, target.seconds)
+    verb = "is" if missed else "reach"
+    return f"{target.name}{may} {verb} {reach}, above {format_latency(target.seconds)}"
 
 
 def list_resource_limits(
@@ -211,43 +255,37 @@ def list_resource_limits(
         )
 
 
-def _check_capacity(
-    scenario: Scenario, prediction: Prediction, performance: Performance
-) -> tuple[list[tuple[str, str]], list[str], float]:
-    """Return violations with their names, risks, and the capacity utilization."""
-    offered = compute_offered_rps(scenario, prediction)
+def _compute_capacity_utilization(scenario: Scenario, prediction: Prediction) -> float:
+    """Compute the load as a share of what may be used of the capacity, or of the slots."""
     free = compute_free_capacity(scenario, prediction)
-    capacity = get_capacity_rps(scenario, performance)
-    assert free is not None and capacity is not None
-    used, planned = 1 - free, 1 - scenario.headroom
+    assert free is not None
     if scenario.workload.rate is None:  # the queue of a closed loop is bounded
-        share = compute_slot_share(scenario, prediction.deployment)
+        return max(min(1 - free, 1.0), compute_slot_share(scenario, prediction.deployment))
+    return (1 - free) / (1 - scenario.headroom)
+
+
+def _describe_load(scenario: Scenario, prediction: Prediction, limit: LimitOdds) -> str:
+    """Describe that the load is beyond what may be used, or may be."""
+    planned, offered = 1 - scenario.headroom, compute_offered_rps(scenario, prediction)
+    if limit.name == "users":
         users = scenario.workload.concurrency or 0
-        text = f"{users:,} concurrent requests need more than the {prediction.deployment.num_slots:,} slots"
-        return [("users", text)] * (share > 1), [], max(min(used, 1.0), share)
-    utilization = used / planned
-    if utilization > 1 and scenario.offline:
-        spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
-        served = format_number(capacity.mid)
-        text = f"it serves {served} of {format_number(offered)} requests/s{spare}"
-        return [("rate", text)], [], utilization
-    if utilization > 1:
-        beyond = (
-            f"above the planned {planned:.0%}" if used <= 1 else "so the queue grows without bound"
-        )
-        percent = format_distinct(used * 100, (planned if used <= 1 else 1.0) * 100, digits=3)
-        times = f"{used:.3g} times" if used >= 2 else f"{percent}% of"
-        most = f"the capacity of {format_number(capacity.mid)}"
-        text = f"{format_number(offered)} requests/s are {times} {most}, {beyond}"
-        return [("capacity", text)], [], utilization
-    slow = capacity.map_monotone(lambda rate: 1 / max(rate, 1e-9))
-    low = 1 / get_pessimistic_value(slow, compute_tolerance(scenario.confidence))
-    digits = 3 if low * planned < 0.99 * offered else 5
-    risk = f"it may serve only {low:.{digits}g} of {offered:.{digits}g} requests/s"
-    if offered <= low:
+        return f"{users:,} concurrent requests need more than the {prediction.deployment.num_slots:,} slots"
+    if limit.status != "missed":
+        low = offered / (limit.pessimistic_use * planned)
+        digits = 3 if low * planned < 0.99 * offered else 5
+        if offered > low:
+            return f"it may serve only {low:.{digits}g} of {offered:.{digits}g} requests/s"
         spare = f"{scenario.headroom:.0%} should stay free"
-        risk = f"it may serve only {low:.{digits}g} requests/s, of which {spare}"
-    return [], [risk] * (offered > low * planned), utilization
+        return f"it may serve only {low:.{digits}g} requests/s, of which {spare}"
+    used = limit.use * planned
+    served = format_number(offered / used)
+    if scenario.offline:
+        spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
+        return f"it serves {served} of {format_number(offered)} requests/s{spare}"
+    beyond = f"above the planned {planned:.0%}" if used <= 1 else "so the queue grows without bound"
+    percent = format_distinct(used * 100, (planned if used <= 1 else 1.0) * 100, digits=3)
+    times = f"{used:.3g} times" if used >= 2 else f"{percent}% of"
+    return f"{format_number(offered)} requests/s are {times} the capacity of {served}, {beyond}"
 
 
 def compute_slot_share(scenario: Scenario, deployment: Deployment) -> float:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from planner.core.number_format import format_probability, format_seconds_range
 from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.planning.candidate import Candidate
-from planner.planning.evaluation import simulate_candidate
 from planner.planning.scenario import Scenario
+from planner.planning.tolerance import simulate_candidate
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
-from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment, ParallelLayout
@@ -46,17 +45,13 @@ from planner.planning.engine_tuning import (
     tune_to_margin,
     tune_to_tolerance,
 )
-from planner.planning.evaluation import (
-    check_against_slos,
-    evaluate_candidate,
-    get_candidate_workload,
-)
+from planner.planning.evaluation import check_against_slos, get_candidate_workload
 from planner.planning.interruption import Interruption, estimate_interruption
-from planner.planning.prediction import predict
+from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
-from planner.planning.slo import compute_tolerance, format_latency
-from planner.planning.tolerance import EvaluationStore
+from planner.planning.slo import compute_asked_tolerance, format_latency
+from planner.planning.tolerance import EvaluationStore, bisect_largest, state_deployment
 
 MAX_POOL_COST_FACTOR = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
@@ -76,8 +71,6 @@ MAX_EQUAL_PRICE_PROBES = 8
 """Families that are looked at, at the price of the first that holds, for a safer one."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
-OPEN_FIGURE_PRECISION = 1.03
-"""The largest load and the shortest limit are found to 3%, about as well as short replays know the capacity."""
 MIN_HARDNESS, MAX_HARDNESS = 1e-3, 1e6
 """Requests/s, users, or the inverse of a limit in seconds, between which they are searched."""
 MAX_RUNNER_UP_PROBES = 8
@@ -437,13 +430,12 @@ class _Search:
                 holds[k] = replicas  # more were tried at once than it may take
                 push(k, (fewest + replicas) // 2)
             else:
-                level.append((self._describe(tuned, family), k))
+                level.append((self.describe(tuned, family), k))
         return chosen
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
-        fits = get_memory_plan(deployment).p_fits
-        return compute_tolerance(probability / fits) if fits > probability else math.inf
+        return compute_asked_tolerance(probability, get_memory_plan(deployment).p_fits)
 
     def _probe(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
         """Replay a family for `probability`, with other engine arguments where its own fail."""
@@ -483,13 +475,20 @@ class _Search:
         doubled = min(replicas + 2 ** max(failures - 1, 0), family.max_replicas)
         return max(by_load, int(doubled), replicas + 1)
 
-    def _describe(self, deployment: Deployment, family: Family) -> Candidate:
+    def describe(self, deployment: Deployment, family: Family) -> Candidate:
         """What short replays say of `deployment`, with the closed form's figures."""
-        estimate = evaluate_candidate(
-            self.scenario, deployment, deployment.layout.replicas, family.preference_key
+        scenario = self.scenario
+        prediction = evaluate(
+            deployment, get_candidate_workload(scenario, deployment), scenario.prices
         )
-        tolerance = self.store.find_tolerance(deployment, SAFE_ENOUGH_SIGMAS)
-        return replace(estimate, tolerance_sigmas=tolerance, violations=())
+        limits = self.store.find_limits(prediction, SAFE_ENOUGH_SIGMAS)
+        return check_against_slos(scenario, prediction, family.preference_key, limits)
+
+    def state(self, deployment: Deployment, preference: tuple[int, ...]) -> Candidate:
+        """What full replays say of `deployment`, once for each."""
+        if deployment not in self.stated:
+            self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
+        return self.stated[deployment]
 
     def _settle(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
         """Tune what was found, and state it from full replays."""
@@ -497,13 +496,9 @@ class _Search:
         if tune:
             deployment = tune_to_tolerance(self.store, deployment)
             self.tuned[family.start.with_replicas(deployment.layout.replicas)] = deployment
-        if deployment not in self.stated:
-            preference = family.preference_key
-            preference = (
-                preference if deployment.args == family.start.args else mark_as_tuned(preference)
-            )
-            self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
-        return self.stated[deployment]
+        preference = family.preference_key
+        is_usual = deployment.args == family.start.args
+        return self.state(deployment, preference if is_usual else mark_as_tuned(preference))
 
     def describe_cut(self) -> str:
         """Say which layouts the time limit kept from being simulated, cheapest first."""
@@ -522,29 +517,6 @@ class _Search:
 
 def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
     return price[0], price[1] * (1 + 1e-6)
-
-
-def state_deployment(
-    scenario: Scenario, deployment: Deployment, preference: tuple[int, ...] = ()
-) -> Candidate:
-    """State what `deployment` does: its traffic replayed in full, its tolerance by long runs."""
-    load = get_candidate_workload(scenario, deployment)
-    try:
-        prediction = predict(deployment, load, scenario.prices)
-        stated = check_against_slos(scenario, prediction, preference)
-    except PlannerError as error:
-        failed = evaluate_candidate(scenario, deployment, deployment.layout.replicas, preference)
-        return replace(
-            failed, violations=(str(error),), violated_constraints=("memory",),
-            limit_utilization=math.inf, tolerance_sigmas=-math.inf,
-        )  # fmt: skip
-    if not prediction.can_start:
-        return stated
-    store = EvaluationStore(scenario, quick=False)
-    stated = replace(stated, tolerance_sigmas=store.find_tolerance(deployment))
-    if not stated.at_risk:
-        return replace(stated, risks=())
-    return replace(stated, risks=stated.risks or (stated.shortfall,))
 
 
 def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
@@ -571,12 +543,12 @@ def _build_plan(
     failed = [] if holding else _state_nearest(search)
     if failed and failed[0].is_feasible and failed[0].probability >= GAMBLE_PROBABILITY:
         holding = gamble = failed[:1]  # a short replay stood on the limit; the full one counts
-    estimates = _describe_others(search, holding[0] if holding else None)
-    known = {candidate.family_key for candidate in (*holding, *failed)}
-    rest = [candidate for candidate in estimates if candidate.family_key not in known]
+    binding = _find_binding_constraint(search, holding[0], gamble, rejected) if holding else None
+    rest = _describe_others(
+        search, [*holding, *failed], cheaper_than=holding[0] if holding else None
+    )
     if holding:
-        others = sorted((*holding[1:], *rest), key=attrgetter("rank_key"))
-        ordered = (holding[0], *others)
+        ordered = (holding[0], *sorted((*holding[1:], *rest), key=attrgetter("rank_key")))
     else:
         ordered = (*failed, *sorted(rest, key=attrgetter("limit_utilization")))
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
@@ -590,17 +562,13 @@ def _build_plan(
             f"the search stopped after simulating {MAX_PROBES} candidates: a cheaper plan may meet"
             " the targets"
         )
-    if not holding:
+    if binding is None:
         binding = _explain_infeasibility(list(ordered), rejected)
         return Plan(
             scenario, None, None, None, None, binding, ordered, tuple(rejected), (),
             store=search.store,
         )  # fmt: skip
     chosen = holding[0]
-    binding = _find_binding_constraint(search, chosen, gamble, rejected)
-    if (near := binding.candidate) and near.family_key not in known:
-        rest = [near if each.family_key == near.family_key else each for each in rest]
-        ordered = (chosen, *sorted((*holding[1:], *rest), key=attrgetter("rank_key")))
     return Plan(
         scenario, chosen, next(iter(holding[1:]), None), next(iter(gamble), None),
         next(iter(safe), None), binding, ordered, tuple(rejected),
@@ -609,28 +577,38 @@ def _build_plan(
     )  # fmt: skip
 
 
-def _describe_others(search: _Search, chosen: Candidate | None) -> list[Candidate]:
-    """Every family in closed form; those that replay has refuted for less money as it says.
+def _describe_others(
+    search: _Search, told: list[Candidate], cheaper_than: Candidate | None
+) -> list[Candidate]:
+    """Every other deployment once: as it was stated, else as short replays refuted it for less money.
 
-    Where nothing holds with the asked probability, replay has refuted more than what is cheaper.
+    Families of which neither is known follow in closed form. Where nothing holds with the asked
+    probability, replay has refuted more than what is cheaper.
     """
+    chosen = cheaper_than
     limit = chosen.price_key if chosen and not chosen.at_risk else (True, math.inf)
-    refuted: dict[object, Candidate] = {}
-    for margin, deployment, family in sorted(search.nearest, key=lambda each: -each[0]):
-        price = family.price(search.scenario, deployment.layout.replicas)
-        if chosen and math.isfinite(margin) and _add_rounding(price) < limit:
-            said = search.stated.get(deployment)
-            if not said:
-                estimate = evaluate_candidate(
-                    search.scenario, deployment, deployment.layout.replicas, family.preference_key
-                )
-                least = search.store.get_refuted_tolerance(deployment)
-                said = replace(estimate, tolerance_sigmas=min(estimate.tolerance_sigmas, least))
-            refuted[said.family_key] = said
-    estimates: dict[object, Candidate] = {}
+
+    def get_key(candidate: Candidate, deployment: Deployment) -> tuple[object, int]:
+        return candidate.family_key, deployment.layout.replicas
+
+    found = {get_key(each, each.deployment): each for each in told}
+    for candidate in sorted(search.stated.values(), key=attrgetter("rank_key")):
+        found.setdefault(get_key(candidate, candidate.deployment), candidate)
+    for margin, deployment, family in sorted(search.nearest, key=lambda each: each[0]):
+        price, key = (
+            family.price(search.scenario, deployment.layout.replicas),
+            get_key(family.estimate, deployment),
+        )
+        if chosen and math.isfinite(margin) and _add_rounding(price) < limit and key not in found:
+            found[key] = search.describe(deployment, family)
+            if found[key].probability >= GAMBLE_PROBABILITY:  # somebody may take it
+                found[key] = search.state(deployment, family.preference_key)
+    families = {candidate.family_key for candidate in found.values()}
     for estimate in sorted((f.estimate for f in search.families), key=attrgetter("rank_key")):
-        estimates.setdefault(estimate.family_key, estimate)
-    return list((estimates | refuted).values())
+        if estimate.family_key not in families:
+            families.add(estimate.family_key)
+            found[get_key(estimate, estimate.deployment)] = estimate
+    return list(found.values())[len(told) :]
 
 
 def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
@@ -638,17 +616,15 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
     places: dict[object, Candidate] = {}
     for _, deployment, family in sorted(search.nearest, key=lambda each: each[0]):
         if len(places) < most and family.start not in places:
-            places[family.start] = state_deployment(
-                search.scenario, deployment, family.preference_key
-            )
+            places[family.start] = search.state(deployment, family.preference_key)
     if not places:  # the closed form is so far beyond the limits that nothing was replayed
         estimates = sorted(
             (family.estimate for family in search.families), key=attrgetter("limit_utilization")
         )
         for estimate in estimates[:most]:
             if estimate.prediction.can_start:
-                places[estimate.deployment] = state_deployment(
-                    search.scenario, estimate.deployment, estimate.preference_key
+                places[estimate.deployment] = search.state(
+                    estimate.deployment, estimate.preference_key
                 )
     return sorted(places.values(), key=attrgetter("limit_utilization", "cost_key"))
 
@@ -709,33 +685,7 @@ def _find_hardest(
     else:
         while low > MIN_HARDNESS and not is_out_of_time() and not check(low := high / step):
             high = low
-    while high > low * OPEN_FIGURE_PRECISION and not is_out_of_time():
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if check(middle) else (low, middle)
-    return low
-
-
-def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> float:
-    """Find the largest requests/s that `candidate` keeps with the asked probability, up to `at_most`.
-
-    It is at least the offered rate if the candidate is confident, else 0; to `OPEN_FIGURE_PRECISION`.
-    """
-    offered = scenario.workload.rate
-    if offered is None or not candidate.is_confident:
-        return 0.0
-    z = compute_tolerance(min(scenario.confidence / candidate.p_memory, 1.0))
-
-    def check(rate: float) -> bool:
-        loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
-        return EvaluationStore(loaded, quick=False).is_met(candidate.deployment, z)
-
-    low, high = offered, max(at_most, offered)
-    if check(high):
-        return high
-    while high > low * OPEN_FIGURE_PRECISION:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if check(middle) else (low, middle)
-    return low
+    return bisect_largest(low, high, check)
 
 
 def search_analytically(scenario: Scenario) -> Plan:
@@ -781,7 +731,7 @@ def _find_binding_constraint(
         cheaper = [(1.0, each.deployment, each.preference_key) for each in nearest]
     if cheaper:
         _, deployment, preference = min(cheaper, key=lambda each: each[0])
-        return _explain_nearest(state_deployment(search.scenario, deployment, preference))
+        return _explain_nearest(search.state(deployment, preference))
     small = [
         rejection for rejection in rejected
         if rejection.bottleneck == "memory" and rejection.gpus < chosen.deployment.layout.num_gpus

@@ -36,13 +36,41 @@ def compute_tolerance(probability: float) -> float:
     return STANDARD_NORMAL.inv_cdf(probability) if probability > 0 else -math.inf
 
 
+@dataclass(frozen=True)
+class LimitOdds:
+    """How probably one limit is kept: that of a target, or the load that leaves the headroom free."""
+
+    name: str  # "p95 TTFT", "capacity", "rate", "users", "memory"
+    use: float  # expected share of the limit, 1 at the limit
+    pessimistic_use: float  # the share that is exceeded only as improbably as was asked for
+    tolerance_sigmas: float  # by which every step may be slower than predicted while it is kept
+    probability: float  # that the engine starts and keeps it, 0 to 1
+    status: LimitStatus
+
+
+def compute_asked_tolerance(confidence: float, p_memory: float) -> float:
+    """Compute the tolerance that `confidence` asks for, beside what memory risks; infinite if out of reach."""
+    return compute_tolerance(confidence / p_memory) if p_memory > confidence else math.inf
+
+
+def rate_limit(
+    name: str, use: float, pessimistic_use: float, tolerance_sigmas: float, p_memory: float,
+    confidence: float,
+) -> LimitOdds:  # fmt: skip
+    """Rate a limit by its tolerance and by the probability that memory suffices."""
+    probability = p_memory * compute_probability(tolerance_sigmas)
+    status: LimitStatus = "at risk" if probability < confidence else "met"
+    return LimitOdds(
+        name, use, pessimistic_use, tolerance_sigmas, probability,
+        "missed" if tolerance_sigmas < 0 else status,
+    )  # fmt: skip
+
+
 def estimate_tolerance_from_interval(value: Interval, limit: float) -> float:
     """Estimate the tolerance of one figure from its 80% interval, as if its logarithm were normal.
 
     Between the middle and the pessimistic end the interval is interpolated; beyond, extrapolated.
     """
-    if math.isnan(value.mid):  # answers of one token have no pace
-        return MAX_TOLERANCE_SIGMAS
     lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
     room, reach = -math.log(mid), math.log(hi / mid) if mid <= 1 else math.log(mid / lo)
     if reach <= 0:
@@ -101,14 +129,6 @@ class ResourceLimit:
 
     def __str__(self) -> str:
         return f"{self.value:,.10g} {self.unit}"
-
-
-def get_slo_status(target: SloTarget, value: Interval) -> LimitStatus:
-    """Return the status of a target at its predicted `value`.
-
-    Answers of one token have no TPOT, and meet every target for it.
-    """
-    return get_limit_status(value / target.seconds, compute_tolerance(target.confidence))
 
 
 def get_limit_status(use: Interval, z: float) -> LimitStatus:

@@ -2,46 +2,73 @@
 
 Every step of a deployment may take `exp(sigma z)` times what the model predicts, where `sigma` is
 the calibration's width and `z` a standard normal error. Slower steps never improve an SLO, so there
-is one largest `z` at which every promise and the headroom still hold: the tolerance. The
-probability that the deployment keeps everything is `Phi(tolerance)`, times the probability that it
-starts and does not run out of memory.
+is one largest `z` at which a limit still holds: its tolerance. The probability that a limit is kept
+is `Phi(tolerance)`, times the probability that the engine starts and does not run out of memory;
+that of all limits is the lowest of them, since one `z` moves all. `find_limits` is the only place
+where both come from replays, and `evaluation.estimate_limits` where only intervals are known.
 
-A replay at a given `z` answers whether the promises hold there. All replays of a deployment use the
-same random numbers, so answers at other `z` follow by monotonicity, and bisection finds the
-tolerance with a handful of replays.
+A replay at a given `z` says which share of each limit is used there. All replays of a deployment use
+the same random numbers, so answers at other `z` follow by monotonicity, and a bisection finds the
+tolerance of all limits together with a handful of replays; that of each is interpolated between them.
 """
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
+from planner.core.progress import is_out_of_time
 from planner.engines.deployment import Deployment
-from planner.latency.performance import LATENCY_STATISTICS, STATISTIC_SIGMA_FACTORS
+from planner.latency.performance import (
+    LATENCY_STATISTICS,
+    QUEUE_SENSITIVE_METRICS,
+    STATISTIC_SIGMA_FACTORS,
+)
 from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import StepModel
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.candidate import Candidate
 from planner.planning.capacity import (
     compute_admitted_rps,
     estimate_capacity,
     get_rate_sigma,
 )
+from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.evaluation import (
     MAX_CAPACITY_ERROR_FACTOR,
+    check_against_slos,
     compute_slot_share,
+    estimate_limits,
+    evaluate_candidate,
     get_candidate_workload,
     get_capacity_rps,
+    get_load_limit_name,
+    rate_start,
 )
-from planner.planning.prediction import evaluate, predict
+from planner.planning.prediction import Prediction, evaluate, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import estimate_statistics_at
-from planner.planning.slo import MAX_TOLERANCE_SIGMAS
+from planner.planning.slo import (
+    MAX_TOLERANCE_SIGMAS,
+    LimitOdds,
+    SloTarget,
+    compute_asked_tolerance,
+    rate_limit,
+)
 from planner.workload.workload import Workload
 
-TOLERANCE_STEP_SIGMAS = 0.05
-"""Bisection ends here: two points of probability at most."""
+TOLERANCE_STEP_SIGMAS, SHORT_STEP_SIGMAS = 0.05, 0.2
+"""Bisection ends here, two points of probability at most; that of short replays, if what follows interpolates."""
+MAX_USE = 1e3
+"""More of a limit is not told apart, such as a wait that grows without bound."""
+OPEN_FIGURE_PRECISION = 1.03
+"""The largest load and the shortest limit are found to 3%, about as well as short replays know the capacity."""
 MIN_DOMINANCE, EQUAL = 1.05, 0.999
 """A deployment is clearly better than another from 5% on, if it is worse in nothing; a thousandth is equal."""
 
@@ -61,7 +88,8 @@ class EvaluationStore:
 
     scenario: Scenario
     quick: bool = True  # short replays
-    _margins: dict[tuple[Deployment, float], float] = field(default_factory=dict)
+    # shares of the limits by z, of those that were computed there
+    _uses: dict[Deployment, dict[float, dict[str, float]]] = field(default_factory=dict)
     _bounds: dict[Deployment, tuple[float, float]] = field(default_factory=dict)
     _running: dict[Deployment, int] = field(default_factory=dict)
     _figures: dict[Deployment, tuple[float, float, float]] = field(default_factory=dict)
@@ -71,16 +99,22 @@ class EvaluationStore:
 
         1 is at the limit; infinite where it does not start or refuses the traffic.
         """
-        key = deployment, round(z, 3)
-        if key not in self._margins:
-            margin, is_replayed = self._simulate_margin(deployment, z)
-            self._margins[key] = margin
-            holds, broken = self._bounds.get(deployment, (-math.inf, math.inf))
-            limit = z - self._divide_by_sigma(deployment, margin)
-            if is_replayed or margin <= 1:  # else its latencies may be further beyond than its load
-                holds = max(holds, min(z, limit))
-            self._bounds[deployment] = holds, min(broken, max(z, limit))
-        return self._margins[key]
+        key, known = round(z, 3), self._uses.setdefault(deployment, {})
+        if key not in known:
+            self._keep(deployment, z, self._simulate_uses(deployment, z))
+        return max(known[key].values(), default=0.0)
+
+    def _keep(self, deployment: Deployment, z: float, uses: dict[str, float]) -> None:
+        """Keep the shares at `z`, and what they say of other step costs."""
+        self._uses.setdefault(deployment, {})[round(z, 3)] = uses
+        margin = max(uses.values(), default=0.0)
+        holds, broken = self._bounds.get(deployment, (-math.inf, math.inf))
+        limit = z - self._divide_by_sigma(deployment, margin)
+        targets = self.scenario.slo_targets
+        is_replayed = not targets or any(target.name in uses for target in targets)
+        if is_replayed or margin <= 1:  # else its latencies may be further beyond than its load
+            holds = max(holds, min(z, limit))
+        self._bounds[deployment] = holds, min(broken, max(z, limit))
 
     def _divide_by_sigma(self, deployment: Deployment, margin: float) -> float:
         """Convert a margin to the z by which the steps may at most be slower, or must be faster.
@@ -111,14 +145,11 @@ class EvaluationStore:
         """Get the most requests that ran at once in an engine; infinite where nothing was replayed."""
         return self._running.get(deployment, math.inf)
 
-    def get_refuted_tolerance(self, deployment: Deployment) -> float:
-        """Get the least z at which replay has seen a promise break; infinite where it has not."""
-        return self._bounds.get(deployment, (-math.inf, math.inf))[1]
-
     def find_tolerance(
-        self, deployment: Deployment, at_most: float = MAX_TOLERANCE_SIGMAS
-    ) -> float:
-        """Find the largest z, up to `at_most`, at which every promise holds."""
+        self, deployment: Deployment, at_most: float = MAX_TOLERANCE_SIGMAS,
+        step: float = TOLERANCE_STEP_SIGMAS,
+    ) -> float:  # fmt: skip
+        """Find the largest z, up to `at_most`, at which every promise holds, to a `step` below it."""
         if self.is_met(deployment, at_most):
             return at_most
         low, high = -MAX_TOLERANCE_SIGMAS, at_most
@@ -130,10 +161,43 @@ class EvaluationStore:
             high = min(high, 0.0)
         holds, broken = self._bounds[deployment]
         low, high = max(low, holds), min(high, broken)
-        while high - low > TOLERANCE_STEP_SIGMAS:
+        while high - low > step:
             middle = (low + high) / 2
             low, high = (middle, high) if self.is_met(deployment, middle) else (low, middle)
         return low
+
+    def find_limits(
+        self, prediction: Prediction, at_most: float = MAX_TOLERANCE_SIGMAS
+    ) -> tuple[LimitOdds, ...]:
+        """Find how probably the load and each target are kept by what was predicted.
+
+        The tolerance of what holds at `at_most` is not looked for beyond. Full replays take the
+        prediction for what is at the predicted step cost.
+        """
+        deployment, confidence = prediction.deployment, self.scenario.confidence
+        estimates = estimate_limits(self.scenario, prediction)
+        p_memory = get_memory_plan(deployment).p_fits
+        asked = round(min(compute_asked_tolerance(confidence, p_memory), MAX_TOLERANCE_SIGMAS), 3)
+        if not self.quick:
+            self._keep(deployment, 0.0, {limit.name: limit.use for limit in estimates})
+            self.get_margin(deployment, asked)
+        step = SHORT_STEP_SIGMAS if self.quick else TOLERANCE_STEP_SIGMAS
+        self.find_tolerance(deployment, at_most, step)
+        points, limits = sorted(self._uses[deployment].items()), []
+        slope = max(min(build_step_model(deployment).sigma_tpot, get_rate_sigma(deployment)), 1e-6)
+        for limit in estimates:
+            if known := {z: uses[limit.name] for z, uses in points if limit.name in uses}:
+                z, shares = np.array(list(known)), np.clip(list(known.values()), 1e-9, MAX_USE)
+                logs = np.maximum.accumulate(np.log(shares))  # slower steps never lower a share
+                beyond = (min(-logs[0], 0.0) + max(-logs[-1], 0.0)) / slope
+                tolerance = float(np.interp(0.0, logs, z)) + beyond
+                tolerance = min(max(tolerance, -MAX_TOLERANCE_SIGMAS), at_most)
+                use, reach = (
+                    known.get(at, math.exp(np.interp(at, z, logs))) for at in (0.0, asked)
+                )
+                limit = rate_limit(limit.name, use, reach, tolerance, p_memory, confidence)
+            limits.append(limit)
+        return tuple(limits)
 
     def dominates(self, one: Deployment, other: Deployment) -> bool:
         """Tell whether `one` is at least as good in p95 TTFT, p95 TPOT and capacity, and 5% better in one."""
@@ -152,33 +216,31 @@ class EvaluationStore:
             self._figures[deployment] = ttft, tpot, 1 / max(served, 1e-12)
         return self._figures[deployment]
 
-    def _simulate_margin(self, deployment: Deployment, z: float) -> tuple[float, bool]:
-        """The largest share of a limit at `z`: promises by a short replay, load by the capacity.
+    def _simulate_uses(self, deployment: Deployment, z: float) -> dict[str, float]:
+        """Shares of the limits at `z`, by name: targets by a replay, load by the capacity.
 
-        What is overloaded is not replayed; the flag tells.
+        What is overloaded is not replayed: short runs say only so, in full ones its waits grow.
         """
         scenario, load = self.scenario, get_candidate_workload(self.scenario, deployment)
         try:
             step = build_step_model(deployment)
-            margin = self._estimate_load_margin(deployment, load, z)
-            if margin > 1:
-                return margin, False  # its queue grows, or leaves too little free
-            if not scenario.slo_targets:
-                return margin, True
+            share = self._estimate_load_margin(deployment, load, z)
+            uses = {get_load_limit_name(scenario): share} if share else {}
+            if not scenario.slo_targets or (share > 1 and self.quick):
+                return uses  # its queue grows, or leaves too little free
+            if share * (1 - scenario.headroom) > 1:
+                waits = (t for t in scenario.slo_targets if t.metric in QUEUE_SENSITIVE_METRICS)
+                return uses | {target.name: math.inf for target in waits}
             slower = math.exp(step.sigma_tpot * z)
             statistics, running = estimate_statistics_at(deployment, load, slower, quick=self.quick)
             self._running[deployment] = max(running, self._running.get(deployment, 0))
         except PlannerError:
-            return math.inf, False
+            return {"memory": math.inf}
         for target in scenario.slo_targets:
             value = statistics[target.metric, target.percentile]
-            if math.isnan(value):
-                continue
-            sigma = step.sigma_ttft if target.metric == "ttft" else step.sigma_tpot
-            factor = float(STATISTIC_SIGMA_FACTORS[LATENCY_STATISTICS.index(target.percentile)])
-            rest = max(sigma * factor - step.sigma_tpot, 0.0)  # beyond what slower steps explain
-            margin = max(margin, value * math.exp(rest * z) / target.seconds)
-        return margin, True
+            if not math.isnan(value):
+                uses[target.name] = value * compute_error_factor(step, target, z) / target.seconds
+        return uses
 
     def get_least_load_share(self, deployment: Deployment, z: float) -> float:
         """Get the least that the load can be as a share of the usable capacity, at `z`."""
@@ -212,3 +274,67 @@ class EvaluationStore:
             performance = predict(deployment, load, quick=self.quick).performance
             return compute_share(performance.request_tps if performance else None)
         return compute_share(estimate_capacity(deployment, load))
+
+
+def compute_error_factor(step: StepModel, target: SloTarget, z: float) -> float:
+    """Compute by how much a statistic is further off at `z` than slower steps explain: errors of TTFT, and tails."""
+    sigma = step.sigma_ttft if target.metric == "ttft" else step.sigma_tpot
+    factor = float(STATISTIC_SIGMA_FACTORS[LATENCY_STATISTICS.index(target.percentile)])
+    return math.exp(max(sigma * factor - step.sigma_tpot, 0.0) * z)
+
+
+def simulate_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
+    """Replay `candidate` in full: `state_deployment`, or the intervals of prefill and decode pools."""
+    deployment, prefill = candidate.deployment, candidate.prediction.prefill
+    if prefill is None:
+        return state_deployment(scenario, deployment, candidate.preference_key)
+    load = get_candidate_workload(scenario, deployment)
+    prediction = evaluate_disaggregated(prefill, deployment, load, scenario.prices)
+    return check_against_slos(scenario, prediction, candidate.preference_key)
+
+
+def state_deployment(
+    scenario: Scenario, deployment: Deployment, preference: tuple[int, ...] = ()
+) -> Candidate:
+    """State what `deployment` does: its traffic replayed in full, its limits by long runs."""
+    load = get_candidate_workload(scenario, deployment)
+    try:
+        prediction = predict(deployment, load, scenario.prices)
+    except PlannerError as error:
+        failed = evaluate_candidate(scenario, deployment, deployment.layout.replicas, preference)
+        return replace(
+            failed, violations=(str(error),), violated_constraints=("memory",),
+            limit_utilization=math.inf, limits=(rate_start(scenario.confidence),),
+        )  # fmt: skip
+    store = EvaluationStore(scenario, quick=False)
+    limits = store.find_limits(prediction) if prediction.can_start else None
+    stated = check_against_slos(scenario, prediction, preference, limits)
+    return stated if stated.at_risk else replace(stated, risks=())
+
+
+def bisect_largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """Bisect for the largest value that `holds`, to `OPEN_FIGURE_PRECISION`: `low` does, `high` does not.
+
+    Out of time, return the largest that was found to hold.
+    """
+    while high > low * OPEN_FIGURE_PRECISION and not is_out_of_time():
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> float:
+    """Find the largest requests/s that `candidate` keeps with the asked probability, up to `at_most`.
+
+    Of one at risk it is what holds at the predicted step cost. It is at least the offered rate.
+    """
+    asked = compute_asked_tolerance(scenario.confidence, candidate.p_memory)
+    offered, z = scenario.workload.rate, 0.0 if candidate.at_risk else asked
+    assert offered is not None
+
+    def holds(rate: float) -> bool:
+        loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
+        return EvaluationStore(loaded, quick=False).is_met(candidate.deployment, z)
+
+    most = max(at_most, offered)
+    return most if holds(most) else bisect_largest(offered, most, holds)

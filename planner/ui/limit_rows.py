@@ -15,21 +15,21 @@ from planner.core.number_format import (
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import (
     compute_offered_rps,
-    compute_slot_share,
     estimate_run_hours,
     get_capacity_rps,
+    get_load_limit_name,
     list_resource_limits,
 )
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.slo import (
+    LimitOdds,
     LimitStatus,
     SloTarget,
     compute_tolerance,
     get_limit_status,
     get_pessimistic_value,
     get_range_at,
-    get_slo_status,
 )
 
 
@@ -51,29 +51,10 @@ class LimitRow:
 
 
 def list_limit_rows(plan: Plan) -> list[LimitRow]:
-    """List the limits of a plan's best candidate: latencies, then the load, then others.
-
-    A plan that meets its targets with the asked probability meets each of them. One at risk has the
-    risk at one row at least, unless memory is the risk.
-    """
+    """List the limits of a plan's best candidate: latencies, then the load, then others."""
     if plan.best is None or plan.performance is None:
         return []
-    rows = list(_generate_rows(plan.scenario, plan.best))
-    if plan.verdict == "holds":
-        return [_set_status(row, "met") for row in rows]
-    if plan.verdict == "at_risk" and rows and all(row.status == "met" for row in rows):
-        at_memory = plan.best.p_memory < plan.scenario.confidence
-        tightest = max(rows, key=lambda row: row.use.hi)
-        return rows if at_memory else [
-            _set_status(row, "at risk") if row is tightest else row for row in rows
-        ]  # fmt: skip
-    return rows
-
-
-def _set_status(row: LimitRow, status: LimitStatus) -> LimitRow:
-    """Set the status that the plan's own probability says, and end the bar on its side of the limit."""
-    hi = max(row.use.hi, math.nextafter(1, 2)) if status == "at risk" else min(row.use.hi, 1.0)
-    return replace(row, status=status, use=replace(row.use, hi=max(hi, row.use.mid)))
+    return list(_generate_rows(plan.scenario, plan.best))
 
 
 def find_tightest_target(plan: Plan) -> SloTarget | None:
@@ -103,19 +84,18 @@ def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRo
     assert performance is not None
     z = compute_tolerance(scenario.confidence)
     for target in scenario.slo_targets:
-        value = performance.get_for_display(target.metric, target.percentile)
-        if math.isnan(value.mid):
+        if not (odds := candidate.get_limit(target.name)):
             continue  # answers of one token have no time per token
-        slow = get_pessimistic_value(value, z)
+        value = performance.get_for_display(target.metric, target.percentile)
         yield LimitRow(
             f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}) {target.percentile}",
             target.name,
             format_seconds(value.mid, target.seconds),
             format_limit_seconds(target.seconds),
-            get_range_at(value / target.seconds, z),
-            get_slo_status(target, value),
-            format_seconds(slow, target.seconds),
-            slow / target.seconds,
+            _get_range(value / target.seconds, odds, z),
+            odds.status,
+            format_seconds(odds.pessimistic_use * target.seconds, target.seconds),
+            odds.pessimistic_use,
             target,
         )
     if load := _build_load_row(scenario, candidate, z):
@@ -139,6 +119,11 @@ def _generate_rows(scenario: Scenario, candidate: Candidate) -> Iterator[LimitRo
         yield LimitRow("Rejected requests", "rejected", amount_text, limit_text, use, "missed")
 
 
+def _get_range(use: Interval, limit: LimitOdds, z: float) -> Interval:
+    """Get the bar of a limit: it ends where the asked probability does, and begins as far below."""
+    return replace(get_range_at(use, z), hi=max(limit.pessimistic_use, use.mid))
+
+
 def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> LimitRow | None:
     """Build the row of the offered load, or of the hours of a job.
 
@@ -146,24 +131,25 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
     """
     performance, load = candidate.prediction.performance, scenario.workload
     capacity = performance and get_capacity_rps(scenario, performance)
-    if share := compute_slot_share(scenario, candidate.deployment):
-        use, users = Interval.from_value(share), load.concurrency or 0
-        return LimitRow(
-            "Concurrent requests", "concurrency", f"{users:,}", f"{round(users / share):,}", use,
-            get_limit_status(use, z),
-        )  # fmt: skip
-    if not capacity or load.rate is None:
+    limit = candidate.get_limit(get_load_limit_name(scenario))
+    if not capacity or limit is None:
         return None
+    if load.rate is None:
+        users = load.concurrency or 0
+        return LimitRow(
+            "Concurrent requests", "concurrency", f"{users:,}", f"{round(users / limit.use):,}",
+            Interval.from_value(limit.use), limit.status,
+        )  # fmt: skip
     admitted = compute_offered_rps(scenario, candidate.prediction)
     usable = capacity * (1 - scenario.headroom)
     use = usable.map_monotone(lambda rate: admitted / max(rate, 1e-9))
-    status, slow_use = get_limit_status(use, z), get_pessimistic_value(use, z)
+    slow_use = limit.pessimistic_use
     if hours := estimate_run_hours(scenario, candidate):
         limit_h = hours.mid / use.mid
-        slow_h = get_pessimistic_value(hours, z)
+        slow_h = format_distinct(limit_h * slow_use, limit_h)
         return LimitRow(
             f"Job time, {scenario.headroom:.0%} headroom", "job time", f"{format_distinct(hours.mid, limit_h)} h",
-            f"{format_number(limit_h)} h", get_range_at(use, z), status, f"{format_distinct(slow_h, limit_h)} h",
+            f"{format_number(limit_h)} h", _get_range(use, limit, z), limit.status, f"{slow_h} h",
             slow_use, is_load=True, load=use,
         )  # fmt: skip
     offered = load.rate
@@ -174,6 +160,6 @@ def _build_load_row(scenario: Scenario, candidate: Candidate, z: float) -> Limit
     slow = usable.mid * use.mid / slow_use
     return LimitRow(
         f"{name} (req/s){allowed}", name.lower(), format_distinct(offered, usable.mid, 3),
-        format_number(usable.mid), get_range_at(use, z), status, format_number(slow), slow_use,
+        format_number(usable.mid), _get_range(use, limit, z), limit.status, format_number(slow), slow_use,
         is_load=True, load=use,
     )  # fmt: skip

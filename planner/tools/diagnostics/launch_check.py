@@ -45,7 +45,8 @@ from planner.planning.planned_replica import (
 )
 from planner.planning.prediction import predict
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan, search_deployments, state_deployment
+from planner.planning.search import Plan, search_deployments
+from planner.planning.tolerance import state_deployment
 from planner.tools.diagnostics.diagnosis import MAX_LOG_BYTES
 from planner.tools.diagnostics.failure_detection import (
     MIN_PREEMPTIONS_PER_REQUEST,

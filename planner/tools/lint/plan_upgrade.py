@@ -22,8 +22,9 @@ from planner.memory.memory_plan import MemoryPlan, get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.planning.prediction import Prediction
-from planner.planning.search import Plan, search_deployments, state_deployment
+from planner.planning.search import Plan, search_deployments
 from planner.planning.slo import SloTarget
+from planner.planning.tolerance import state_deployment
 from planner.tools.lint.deployment_reader import build_command_deployment
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.option_checks import check_command

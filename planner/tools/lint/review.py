@@ -20,8 +20,8 @@ from planner.planning.argument_advice import DEFAULT_OUTPUT_TOKENS, DEFAULT_PROM
 from planner.planning.candidate import Candidate
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
-from planner.planning.search import state_deployment
 from planner.planning.slo import SloTarget
+from planner.planning.tolerance import state_deployment
 from planner.tools.lint.command_plan import CommandPlan
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.plan_upgrade import (

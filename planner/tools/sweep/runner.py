@@ -35,10 +35,11 @@ from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import build_deployment
-from planner.planning.evaluation import evaluate_candidate, simulate_candidate
+from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import CandidateGpu, Scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
 from planner.planning.table_rows import OUTPUT_COLUMNS, build_output_row
+from planner.planning.tolerance import simulate_candidate
 from planner.tools.answer_store import (
     Answer,
     AnswerStore,

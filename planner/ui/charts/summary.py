@@ -1,6 +1,5 @@
 """Charts of a plan: its SLOs, the costs of candidates, and the scores of frameworks."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import FrameworkChoice
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
-from planner.planning.slo import get_slo_status
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
@@ -43,14 +41,8 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
             if performance
             else UNBOUNDED
         )
-        if performance and not math.isnan(interval.mid):
-            rows.append(
-                (
-                    str(target),
-                    interval / target.seconds,
-                    get_slo_status(target, interval),
-                )
-            )
+        if limit := candidate.get_limit(target.name):
+            rows.append((str(target), interval / target.seconds, limit.status))
     names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
     data = cap_utilization(parts).assign(target=names, state=states)
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
