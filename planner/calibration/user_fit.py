@@ -22,6 +22,7 @@ from planner.calibration.robust_fit import estimate_slopes, fit_student_t, remem
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.files import replace_atomically
 from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.core.progress import show_step
 from planner.core.readers import read_yaml
 from planner.core.text import format_count
 from planner.engines.coefficients import StepCoefficients, UserCalibration, list_coefficient_names
@@ -284,6 +285,7 @@ MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]
 """Mean TTFT and TPOT in seconds of a run with these coefficients."""
 
 
+@show_step("fitting step costs")
 def fit_calibration(
     points: Sequence[BenchmarkPoint],
     max_evaluations: int = 20,

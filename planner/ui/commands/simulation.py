@@ -12,6 +12,7 @@ from planner.core.files import (
     write_csv,
 )
 from planner.core.number_format import format_number
+from planner.core.progress import show_step
 from planner.ui.commands.options import watch_command
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def run_replay(options: argparse.Namespace) -> None:
     scenario = load_scenario(options.scenario)
     check_not_overwriting(scenario.files, written)
     deployment = get_reference_deployment(search_deployments(scenario))
-    run = run_simulation(deployment, get_candidate_workload(scenario, deployment))
+    with show_step("simulating one engine"):
+        run = run_simulation(deployment, get_candidate_workload(scenario, deployment))
     result = run.mid
     print(f"{deployment}\n{result}")
     if len(run.seeds) > 1 and run.arrival_rps:
@@ -122,6 +124,7 @@ def add_calibrate(commands: "Subparsers") -> None:
     parser.set_defaults(run=run_calibrate)
 
 
+@watch_command
 def run_calibrate(options: argparse.Namespace) -> None:
     """Fit a calibration to benchmark results, print its errors, and save it."""
     from planner.calibration.benchmark_results import (
