@@ -283,7 +283,7 @@ def test_ctrl_c_after_the_search_leaves_the_answer(
     monkeypatch.setattr(os, "_exit", codes.append)
     main(["plan", "chat-70b", "--all"])
     shown = capsys.readouterr()
-    assert codes == [130] and shown.err.endswith("planner: interrupted\n")
+    assert codes == [130] and shown.err.endswith("headroom: interrupted\n")
     assert "MEETS TARGETS" in shown.out and "Power  " in shown.out
     assert f"Left out  interrupted; not tried: {step} (" in shown.out
 

@@ -199,12 +199,13 @@ def _collect_plan_facts(plan: Plan) -> dict[str, object]:
 
 def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
     """Format the prediction and the status of each SLO."""
-    best, statuses = plan.best, dict[str, str | None]()
+    best, performance, statuses = plan.best, plan.performance, dict[str, str | None]()
     for target in plan.scenario.slo_targets:
-        limit = best.get_limit(target.name) if best else None
-        statuses[f"{target.name} (ms)"] = (
-            f"{limit.use * target.seconds * 1e3:,.0f}: {limit.status}" if limit else None
-        )
+        limit = best.get_limit(target.name) if best and performance else None
+        statuses[f"{target.name} (ms)"] = None
+        if limit and performance:
+            latency = performance.get_for_display(target.metric, target.percentile)
+            statuses[f"{target.name} (ms)"] = f"{latency * 1e3:,.0f}: {limit.status}"
     return statuses
 
 

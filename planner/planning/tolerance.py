@@ -334,6 +334,8 @@ def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> f
 
     def holds(rate: float) -> bool:
         loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
+        if z <= 0:  # what is said of the predicted step cost, as of the plan's
+            return state_deployment(loaded, candidate.deployment).is_feasible
         return EvaluationStore(loaded, quick=False).is_met(candidate.deployment, z)
 
     most = max(at_most, offered)
