@@ -116,8 +116,8 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "an odd name in tgi": {"model": ODD[3], "engine": "tgi"},
 }  # fmt: skip
 SAMPLE = [
-    "as it comes", "vllm 0.10.0", "replicas", "converted to fp8", "two nodes", "adapters", "a head", "offline",
-    "sglang on two nodes", "sglang with a head", "trtllm on two nodes", "tgi",
+    "as it comes", "replicas", "two nodes", "adapters", "a head", "offline", "sglang with a head",
+    "trtllm on two nodes", "tgi",
     "an odd name", "an odd name in sglang", "an odd name in trtllm", "an odd name in tgi",
 ]  # fmt: skip
 """Those that have every engine, several machines, drafts, adapters and all odd names among them."""

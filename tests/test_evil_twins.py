@@ -1,5 +1,6 @@
 """What a user's text looks like is what it shows: nothing in it runs, links or is fetched, wherever it is rendered."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,7 @@ def test_a_report_shows_the_texts_of_a_users_files_as_text(
     chapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pdf_report, "select_chapters", lambda _: chapters)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one kernel: other tests have the other cores
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     with listen() as (stranger, fetched):

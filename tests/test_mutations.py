@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from shipped import sampled
 
 from planner.analysis.kv_cache_tables import build_kv_table, derive_kv_equation
 from planner.core.errors import PlannerError
@@ -108,14 +109,15 @@ def test_a_mutated_configuration_is_planned_or_refused() -> None:
     assert planned > 20
 
 
-def test_a_mutated_scenario_is_answered_or_refused() -> None:
+@pytest.mark.parametrize("times", sampled((20, 100), [20]))
+def test_a_mutated_scenario_is_answered_or_refused(times: int) -> None:
     rng, answered = random.Random(2), 0
     extras = {
         "memory_calibration": {"weights": 0.1},
         "engine_args": {"max_num_seqs": 64},
         "other_tenants_gib": 1,
     }
-    for _ in range(60):
+    for _ in range(times):
         data = {**extras, **read_yaml(find_scenario_file("edge-8b-24gb"))}
         data["gpus"] = data["gpus"][:1]
         data = copy.deepcopy(data)
@@ -128,4 +130,4 @@ def test_a_mutated_scenario_is_answered_or_refused() -> None:
             answered += 1
             finite(plan_memory(get_reference_deployment(found)))
             assert not re.search(r"\bnan\b", str(found))
-    assert answered > 10
+    assert answered > times / 6

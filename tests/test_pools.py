@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shipped import sampled
 
 from planner.analysis import disaggregation_tables as pool_tables
 from planner.core.errors import PlannerError
@@ -25,7 +26,7 @@ from planner.ui.plan_files import write_plan_files
 from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_text import format_plan
 
-CHEAPER = ((6000, 150, 6, 4000, 25), (3000, 200, 12, 3000, 16), (5000, 150, 7, 4000, 22))
+CHEAPER = [[6000, 150, 6, 4000, 25], [3000, 200, 12, 3000, 16], [5000, 150, 7, 4000, 22]]
 """Prompt, output, rate, ms of p95 TTFT and p99 ITL: long prompts beside a strict gap between tokens."""
 DEARER = ((500, 200, 10), (1000, 300, 4), (200, 500, 6))
 EASY = {"ttft": {"p95": 1500}, "tpot": {"p95": 50}}
@@ -48,9 +49,9 @@ def plan_of(prompt: int, output: int, rate: float, ttft: float, itl: float) -> P
     )
 
 
-@pytest.mark.parametrize("case", CHEAPER)
+@pytest.mark.parametrize("case", sampled(CHEAPER, CHEAPER[:1]), ids=str)
 def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(
-    case: tuple[int, ...],
+    case: list[int],
 ) -> None:
     """Both replayed: the pools keep every promise at the pessimistic end, and the best without them costs more."""
     plan = plan_of(*case)

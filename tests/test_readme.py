@@ -1,6 +1,6 @@
 """Every command in README.md's `sh` blocks runs as it is written, with files of the names that it gives.
 
-All of them run in this process, with few searches and chapters; `make test-all` also has a shell run
+All of them run in this process, with few searches and no notebook; `make test-all` also has a shell run
 each as it is. `.ci/run` runs the `make` targets, in the repository itself.
 """
 
@@ -28,10 +28,9 @@ from planner.engines.deployment import deploy_on
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
-from planner.ui import pdf_report
+from planner.ui import notebook_runner
 from planner.ui.cli import EXIT_FAILURE, main
 from planner.ui.commands.options import TEMPLATE_DIR
-from planner.ui.notebook_files import list_chapter_notebooks
 from planner.ui.notebook_session import search_cached
 from planner.ui.plan_json import serialize_plan
 from planner.workload.length_distribution import LengthDistribution
@@ -243,12 +242,12 @@ def plan_quickly(scenario: Scenario) -> Plan:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands search once for the scenario that most of them read, and reports have one chapter."""
+    """Commands search once for the scenario that most of them read, and reports run no chapter."""
     for name, module in list(sys.modules.items()):
         ours = name.startswith("planner.") and name != search_cached.__module__
         if ours and getattr(module, "search_deployments", None) is search_deployments:
             monkeypatch.setattr(module, "search_deployments", plan_quickly)
-    monkeypatch.setattr(pdf_report, "select_chapters", lambda _: list_chapter_notebooks()[1:2])
+    monkeypatch.setattr(notebook_runner, "execute_notebooks", lambda notebooks, *_: notebooks)
 
 
 @pytest.mark.slow

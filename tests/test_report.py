@@ -1,6 +1,7 @@
 """The report of a scenario is a PDF that holds what the notebooks show, and nothing that a reader should not see."""
 
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -195,7 +196,8 @@ WALKS = (("edge-8b-24gb", "Rent 1"), ("chat-70b", "Rent 4"))
 
 
 @pytest.mark.parametrize(("name", "rent"), sampled(WALKS, WALKS[:1]))
-def test_a_walk_through_all_chapters(name, rent, tmp_path):
+def test_a_walk_through_all_chapters(name, rent, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one kernel: other tests have the other cores
     assert len(list_chapter_notebooks()) == 8
     pdf = write_report(name, tmp_path)
     pages = PdfReader(pdf).pages

@@ -238,7 +238,7 @@ INFO Available KV cache memory: 19.42 GiB
 """
     asked = parse_scenario({
         "question": "?", "model": "Qwen3-32B", "quantization": ["fp8"],
-        "gpus": [{"gpu": gpu, "at_most": 4} for gpu in ("H200", "L40S")],
+        "gpus": [{"gpu": gpu, "at_most": 2} for gpu in ("H200", "L40S")],
         "workload": {"prompt_tokens": {"mean": 1500}, "output_tokens": {"mean": 300}, "rate": 1},
         "service_level": {"ttft": {"p95": 2000}},
     }, "mine")  # fmt: skip
