@@ -5,9 +5,12 @@ PYTHON ?= python3
 SCENARIO ?= chat-70b
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
-# uv takes seconds where pip takes a minute. It does not read pip's configuration, such as a mirror: pip does what it can't.
-install = { $(UV) $(1) || { echo "uv could not install $(1), pip does" >&2; $(PIP) $(1); }; }
+# uv installs in seconds what takes pip a minute. It is kept for other clones, and without it, or where it can't reach
+# what pip's configuration names, such as a mirror, pip installs.
+UV_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/headroom/uv
+UV := $(UV_HOME)/bin/uv
+install = { $(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) \
+    || { echo "uv could not install $(1), pip does" >&2; $(PIP) $(1); }; }
 
 .PHONY: report test test-all lab fit pools lessons dev clean
 
@@ -39,18 +42,21 @@ lessons: .venv/ready-dev
 
 dev: .venv/ready-dev
 
+$(UV):
+	@{ $(PYTHON) -m venv $(UV_HOME) && $(UV_HOME)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints.txt uv; } || echo "uv is not to be had here" >&2
+
 # The simulator compiles for half a minute, while the rest is installed.
-.venv/ready: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) uv || echo "uv is not to be had here, pip installs alone" >&2
-	$(call install,--editable .)
+.venv/ready: pyproject.toml constraints.txt | $(UV)
+	@test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) .venv || $(PYTHON) -m venv .venv
+	@$(call install,--editable .)
 	@$(BIN)/python -m planner.simulator & compiling=$$!; \
 	    $(call install,--editable '.[all]'); installed=$$?; \
 	    wait $$compiling && exit $$installed
 	@touch $@
 
 .venv/ready-dev: .venv/ready
-	$(call install,--editable '.[dev]')
+	@$(call install,--editable '.[dev]')
 	@touch $@
 
 clean:

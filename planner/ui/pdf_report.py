@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -225,20 +227,21 @@ def _typeset_notebooks(
         else:
             (work / "memo.json").write_text("{}")
         (work / "title.json").write_text(json.dumps(title))
-        body = "\n\n".join(_convert_to_typst(notebook, work, left_out) for notebook in executed)
-        (work / "body.typ").write_text(body, encoding="utf-8")
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            chapters = pool.map(lambda path: _convert_to_typst(path, work, left_out), executed)
+            (work / "body.typ").write_text("\n\n".join(chapters), encoding="utf-8")
         for template in (TYPST_TEMPLATE, MEMO_TEMPLATE):
             shutil.copy(template, work)
         page, floating, remaining = str(work / TYPST_TEMPLATE.name), list[str](), [""]
-        # figures that start a page because the one before had no room for them float; one at a
-        # time, as each of them moves those that follow
+        # figures that start a page because the one before had no room for them float; one of a
+        # chapter at a time, as each of them moves those that follow
         while remaining:
             (work / "floating.json").write_text(json.dumps(floating))
             on_top = json.loads(
                 typst.query(page, "<on-top>", field="value", one=True, ignore_system_fonts=True)
             )
             remaining = [name for name in on_top if name not in floating]
-            floating += remaining[:1]
+            floating += {name.rpartition("-")[0]: name for name in reversed(remaining)}.values()
         # with Typst's own fonts, so that the PDF is the same on every machine
         typst.compile(page, output=str(work / "report.pdf"), ignore_system_fonts=True)
         yield work / "report.pdf"
