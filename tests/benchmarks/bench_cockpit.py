@@ -53,6 +53,15 @@ def test_cold_open(benchmark: BenchmarkFixture, cockpit) -> None:
     benchmark.pedantic(answered, args=cockpit, rounds=1)
 
 
+def test_open_again(benchmark: BenchmarkFixture, cockpit, tmp_path: Path) -> None:
+    """From another server, as on the next day: the plan is kept."""
+    answered(*cockpit)
+    page, _ = cockpit
+    with jupyterlab(tmp_path) as address:
+        opened = (page, f"{address}/tree/start.ipynb?reset")
+        benchmark.pedantic(answered, args=opened, rounds=1)
+
+
 def test_slider_to_picture(benchmark: BenchmarkFixture, cockpit) -> None:
     page, address = cockpit
     answered(page, address)
