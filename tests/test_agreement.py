@@ -80,7 +80,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SAMPLE = (
     "edge-8b-24gb",
-    "coding-agents",
     "trace by tomorrow",
     "users",
     "one token",

