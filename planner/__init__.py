@@ -24,7 +24,7 @@ _PLACES = {
     "load_scenario": "planning.scenario:load_scenario",
     "Plan": "planning.search:Plan",
     "plan": "planning.search:search_deployments",
-    "answer": "ui.plan_json:serialize_plan",
+    "answer": "answers.serialization:answer_plan",
 }
 _FORMER_NAMES = {
     "Lengths": "LengthDistribution",

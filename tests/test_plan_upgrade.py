@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shipped import answer_of
 
+from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.memory.memory_plan import get_memory_plan
@@ -13,14 +15,13 @@ from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
 from planner.tools.lint.plan_upgrade import compare_plan_versions
 from planner.ui.cli import main
-from planner.ui.plan_json import serialize_plan
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The written plan of a shipped scenario, on vLLM 0.20.2."""
     folder = tmp_path_factory.mktemp("plan")
-    fields = serialize_plan(search_deployments(load_scenario("edge-8b-24gb")))
+    fields = serialize_answer(answer_of(search_deployments(load_scenario("edge-8b-24gb"))))
     assert fields["engine_version"] == "0.20.2"
     (folder / "plan.json").write_text(json.dumps(fields))
     return folder

@@ -126,6 +126,14 @@ def show_note(message: object, color: str = NOTE_COLOR) -> HtmlOutput:
     )
 
 
+def show_text(*paragraphs: str) -> HtmlOutput:
+    """Return paragraphs of text; names of files stand between backticks."""
+    shown = (
+        re.sub(r"`([^`]*)`", r"<code>\1</code>", escape_html(text)) for text in paragraphs if text
+    )
+    return HtmlOutput("".join(f"<p>{text}</p>" for text in shown))
+
+
 def show_code(script: str, language: str = "bash") -> HtmlOutput:
     """Return a script to copy."""
     # by default JupyterLab breaks within words

@@ -11,16 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from planner import __version__
-from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
-from planner.analysis.plan_comparison import (
-    build_plan_titles,
-    check_plan_count,
-    describe_cheapest_plan,
-)
-from planner.analysis.plan_summary import describe_scenario, summarize_plan
+from planner.answers import FILE_PARTS, MEMO_PARTS, SUMMARY_PARTS, Answer, build_answer
+from planner.answers.wording import BASIS_LABELS
 from planner.core.files import (
     check_not_overwriting,
     ensure_folder,
@@ -30,17 +25,21 @@ from planner.core.files import (
 )
 from planner.core.progress import get_progress_watch
 from planner.core.text import escape_to_one_line
-from planner.hardware.prices import look_up_gpu_price
-from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import find_scenario_file, load_scenario
 from planner.planning.search import Plan
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
-from planner.ui.notebook_session import search_cached
+from planner.ui.notebook_session import KEPT_ANSWER, search_cached
+from planner.ui.plan_comparison import (
+    build_plan_titles,
+    check_plan_count,
+    describe_cheapest_plan,
+)
 from planner.ui.plan_files import write_plan_files
-from planner.ui.plan_text import format_plan, render_rows
+from planner.ui.plan_tables import describe_draws, describe_scenario, summarize_plan
+from planner.ui.plan_text import format_answer, render_rows
 
 TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 MEMO_TEMPLATE = TYPST_TEMPLATE.with_name("memo.typ")
@@ -98,7 +97,9 @@ def write_report(
     out = (out or Path("reports") / path.stem).resolve()
     plan = search_cached(load_scenario(name, overrides))
     ensure_folder(out)
-    show_answer(format_plan(plan))
+    answer = build_answer(plan, SUMMARY_PARTS)
+    show_answer(format_answer(answer))
+    answer = build_answer(plan, (*FILE_PARTS, *MEMO_PARTS), known=answer)
     shown = select_chapters(plan) if notebooks is None else notebooks
     tags = {
         "live": False,  # interactive cells, and content that stands elsewhere in the PDF
@@ -111,8 +112,8 @@ def write_report(
     watch = get_progress_watch()
     left_s = watch.limit_s - (watch.clock() - watch.started)
     parameters = {"scenario": str(path.resolve()), "time_limit_s": left_s}
-    with _typeset_notebooks(plan, parameters, shown, left_out, None) as report:
-        write_plan_files(plan, out, report)
+    with _typeset_notebooks(plan, parameters, shown, left_out, answer) as report:
+        write_plan_files(answer, out, report)
     return out / "report.pdf"
 
 
@@ -135,19 +136,18 @@ def write_comparison_report(
     )
     plans = [search_cached(scenario) for scenario in scenarios]
     ensure_folder(out)
-    for plan in plans:
-        show_answer(format_plan(plan))
-    first, *others = map(_list_title_facts, plans)
-    facts = [
-        [name, summarize_plan(plan)]
-        for name, plan in zip(build_plan_titles(plans), plans, strict=True)
-    ]
+    answers = [build_answer(plan, (*SUMMARY_PARTS, "choice")) for plan in plans]
+    for answer in answers:
+        show_answer(format_answer(answer))
+    first, *others = map(_list_title_facts, answers)
+    titles = build_plan_titles(answers)
+    facts = [[name, summarize_plan(answer)] for name, answer in zip(titles, answers, strict=True)]
     facts += [fact for fact in first if all(fact in other for other in others)]
     title = {
-        "name": " against ".join(build_plan_titles(plans)),
+        "name": " against ".join(titles),
         "question": "Several questions, answered side by side.",
     }
-    title |= {"verdict": describe_cheapest_plan(plans), "spare": ""}
+    title |= {"verdict": describe_cheapest_plan(answers), "spare": ""}
     return _write_single_notebook_report(
         plans, NOTEBOOK_DIR / "compare.ipynb", _build_page(title, facts), out
     )
@@ -204,11 +204,11 @@ def _write_single_notebook_report(
 @contextmanager
 def _typeset_notebooks(
     kept: object, parameters: Mapping[str, Any], notebooks: Sequence[Path], left_out: Sequence[str],
-    title: Mapping[str, Any] | None,
+    title: Mapping[str, Any] | Answer,
 ) -> Iterator[Path]:  # fmt: skip
     """Typeset the outputs of `notebooks` about the plans `kept`, after a title page.
 
-    Without a `title`, the first pages are the memo of the plan `kept`.
+    For an answer the first pages are its memo.
 
     Yields the path of a PDF that exists until the block ends.
     """
@@ -219,11 +219,13 @@ def _typeset_notebooks(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         write_pickle(work / "plan.pickle", kept)
+        if isinstance(title, Answer):
+            write_pickle(work / KEPT_ANSWER, title)
         executed = execute_notebooks(
             notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work
         )
-        if title is None:
-            title = _write_memo(_read_memo(executed, cast(Plan, kept)), work)
+        if isinstance(title, Answer):
+            title = _write_memo(_read_memo(executed, title), work)
         else:
             (work / "memo.json").write_text("{}")
         (work / "title.json").write_text(json.dumps(title))
@@ -247,14 +249,14 @@ def _typeset_notebooks(
         yield work / "report.pdf"
 
 
-def _read_memo(notebooks: Sequence[Path], plan: Plan) -> Mapping[str, Any]:
-    """Return the memo that an executed notebook shows; without one, that of the plan alone."""
+def _read_memo(notebooks: Sequence[Path], answer: Answer) -> Mapping[str, Any]:
+    """Return the memo that an executed notebook shows; without one, that of the answer alone."""
     for notebook in notebooks:
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
             for output in cell.get("outputs", ()):
                 if memo := output.get("data", {}).get(MEMO_MIME_TYPE):
                     return dict(memo)
-    return asdict(build_memo(plan))
+    return asdict(build_memo(answer))
 
 
 def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
@@ -271,19 +273,19 @@ def _build_page(title: Mapping[str, str], facts: Sequence[Sequence[str]]) -> dic
     return {**{part: escape_to_one_line(text) for part, text in title.items()}, "facts": facts}
 
 
-def _list_title_facts(plan: Plan) -> list[list[str]]:
+def _list_title_facts(answer: Answer) -> list[list[str]]:
     """Return (label, text) of the scenario, and of the basis of the plan."""
-    scenario, best = plan.scenario, plan.best
+    scenario, best = answer.scenario, answer.best
     return render_rows(
         "title",
         scenario=scenario,
         traffic=describe_scenario(scenario).partition("; ")[2],
         date=f"{get_report_date():%-d %B %Y}",
         version=__version__,
-        performance=best and best.prediction.performance,
-        confidence=estimate_choice_confidence(plan),
-        basis_labels=CALIBRATION_BASIS_LABELS,
-        price=best and look_up_gpu_price(best.deployment.gpu, scenario.prices),
+        performance=answer.performance,
+        confidence=describe_draws(answer),
+        basis_labels=BASIS_LABELS,
+        price=best and best.price,
     )
 
 
