@@ -8,6 +8,7 @@ from planner.answers.answer import (
     Alternative,
     Answer,
     Bill,
+    Choice,
     Limit,
     Offer,
     ReplicaLoss,
@@ -22,6 +23,7 @@ from planner.core.number_format import (
     format_probability,
     format_range,
     format_seconds,
+    format_shares,
     format_usd,
 )
 from planner.core.text import capitalize, format_count
@@ -150,6 +152,19 @@ def format_price(offer: Offer) -> str:
     return f"{format_usd(offer.bills[0].usd)}{period}"
 
 
+def format_hourly_price(offer: Offer, dash: str = "-") -> str:
+    """Format the price of an hour, and where it comes from: "$5.80/h ($4.1-12 by provider)"."""
+    usd, price = offer.usd_per_hour, offer.price
+    if usd is None or price is None:
+        return f"no price of {offer.gpu} is known"
+    source = f"${format_ends(usd, dash)} by provider"
+    if price.is_user_given:
+        source = "your price"
+    elif len(price.quotes) == 1:
+        source = price.source
+    return f"{format_usd(usd.mid)}/h ({source})"
+
+
 def list_other_bills(answer: Answer) -> list[str]:
     """List what the plan costs on other bases than its headline, each with its basis."""
     offer, day = answer.best, answer.day
@@ -273,23 +288,29 @@ def format_pessimistic(limit: Limit) -> str:
     )
 
 
-def list_missed_limits(offer: Offer) -> list[str]:
-    """List the limits that a deployment exceeds: "p95 TTFT 1.1 s > 1 s"."""
-    if offer.performance is None:
-        return [offer.memory.reason]
-    missed = [limit for limit in offer.limits if limit.status == "missed"]
-    if any(limit.is_load for limit in missed):  # then waits grow without bound, which is no news
-        missed = [limit for limit in missed if not math.isinf(limit.use.mid)]
-    return [
-        f"{limit.name} {format_amount(limit)} > {format_bound(limit)}"
-        f"{' requests/s' if limit.kind == 'load' else ''}"
-        for limit in missed
-    ]
+def explain_limit(limit: Limit) -> str:
+    """Explain what of a limit is missed, or may be: "p95 TPOT may reach 54 ms, limit 50 ms"."""
+    unit = " requests/s" if limit.kind == "load" else ""
+    if limit.status == "missed":
+        return f"{limit.name} is {format_amount(limit)}, limit {format_bound(limit)}{unit}"
+    if limit.kind == "load":
+        return (
+            f"usable capacity may be {format_pessimistic(limit)}, load {format_amount(limit)}{unit}"
+        )
+    return f"{limit.name} may reach {format_pessimistic(limit)}, limit {format_bound(limit)}"
+
+
+def list_doubts(offer: Offer, status: LimitStatus) -> list[str]:
+    """List the limits that a deployment misses, or may miss."""
+    found = [limit for limit in offer.limits if limit.status == status]
+    if any(limit.is_load for limit in found):  # then waits grow without bound, which is no news
+        found = [limit for limit in found if not math.isinf(limit.use.mid)]
+    return list(map(explain_limit, found))
 
 
 def explain_shortfall(offer: Offer) -> str:
     """Explain what a deployment lacks: the limits it exceeds, else its probability."""
-    missed = "; ".join(list_missed_limits(offer))
+    missed = "; ".join(list_doubts(offer, "missed")) if offer.performance else offer.memory.reason
     return missed or f"only {format_odds(offer)} likely to meet every target"
 
 
@@ -338,6 +359,20 @@ def explain_binding(answer: Answer) -> str:
         return answer.binding.sentence
     misses = ", misses" * (not near.meets)
     return f"{describe_offer(near)}, {format_price(near)}{misses}: {explain_shortfall(near)}"
+
+
+def describe_draws(choice: Choice) -> str:
+    """Describe what would be chosen if step costs were known exactly: "this plan 97%, a cheaper one 3%"."""
+    shares = {
+        "this plan": choice.p_unchanged,
+        "another at its price": choice.p_equal_cost,
+        "a more expensive one": choice.p_costlier,
+        "a cheaper one": choice.p_cheaper,
+    }
+    texts = zip(shares, format_shares(list(shares.values())), strict=True)
+    text = ", ".join(f"{what} {share}" for what, share in texts if share != "0%")
+    unlikely = "; no single cheaper plan is likely enough to meet the targets"
+    return text + unlikely * choice.is_cheaper_likely
 
 
 def describe_rejected(answer: Answer) -> str:

@@ -26,10 +26,12 @@ from planner.answers.wording import (
     describe_risk,
     explain_open_figure,
     explain_outside,
+    explain_shortfall,
     format_amount,
     format_bound,
     format_odds,
     format_pessimistic,
+    list_doubts,
     list_other_bills,
     name_target,
 )
@@ -43,6 +45,7 @@ from planner.core.number_format import (
     format_seconds_range,
     format_usd,
 )
+from planner.core.templates import render_template
 from planner.core.text import capitalize, escape_to_one_line
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.slo import (
@@ -90,6 +93,11 @@ class Option:
     capacity: str
     pro: str
     con: str
+
+    @property
+    def whole_cost(self) -> str:
+        """The cost and its change."""
+        return f"{self.cost} {self.change}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -258,8 +266,8 @@ class _MemoWriter:
             yield f"{capitalize('; '.join(bills)).replace('`', '')}."
         if adapters := describe_adapters(answer):
             yield f"{adapters}."
-        if answer.verdict == "at_risk" and (doubts := list(self._list_doubts("at risk"))):
-            yield f"Risk: {_join(doubts)}."
+        if answer.verdict == "at_risk" and (doubts := list_doubts(chosen, "at risk")):
+            yield f"Risk: {self._say_in_words(_join(doubts))}."
         if self.api and self.prefers_api:
             yield "This is the plan for GPUs of your own, the second choice here."
             stopped = self.api.stopped_usd
@@ -273,17 +281,10 @@ class _MemoWriter:
         if self.best is None:
             yield self.answer.binding.sentence
             return
-        doubts = list(self._list_doubts("missed")) or list(self.best.violations.values())
-        yield f"The closest plan is {_count_gpus(self.best)}. It misses: {_join(doubts)}."
+        shortfall = self._say_in_words(explain_shortfall(self.best))
+        yield f"The closest plan is {_count_gpus(self.best)}. It misses: {shortfall}."
         if hint := explain_implausible_limits(self.scenario.slo_targets):
             yield f"{capitalize(hint)}."
-
-    def _list_doubts(self, state: State) -> Iterator[str]:
-        """Say of each target in `state` what it reaches, and its limit."""
-        for bar in self._list_bars():
-            if bar.state == state:
-                reached = f"may reach {bar.worst}" if state == "at risk" else f"is {bar.value}"
-                yield f"{_uncapitalize(bar.name)} {reached}, the limit is {bar.limit}"
 
     def _list_tiles(self) -> Iterator[Tile]:
         best, scenario = self.best, self.scenario
@@ -710,76 +711,6 @@ _STATE_COLORS = {**SLO_STATUS_COLORS, "": MUTED_COLOR}
 
 def _render_html(memo: Memo) -> str:
     """Render page 1 for a notebook."""
-
-    def tag(name: str, text: str, style: str = "") -> str:
-        return f"<{name}{f' style={chr(34)}{style}{chr(34)}' if style else ''}>{text}</{name}>"
-
-    color = _STATE_COLORS[memo.state]
-    said = " ".join(memo.sentences)
-    verdict = tag("b", escape_html(memo.verdict), f"color: {color}") + f" {escape_html(said)}"
-    tiles = "".join(
-        tag(
-            "div",
-            f"{escape_html(tile.name)}<br><b style='font-size: 1.4em'>{escape_html(tile.value)}</b>"
-            f" {escape_html(tile.unit)}<br>{escape_html(tile.note)}",
-            "border-top: 1px solid #8a8f98; padding: .4em 1.2em .4em 0; min-width: 9em",
-        )
-        for tile in memo.tiles
-    )
-    asked = "".join(f"<p><b>{escape_html(k)}.</b> {escape_html(v)}</p>" for k, v in memo.asked)
-    parts = [
-        tag("h2", escape_html(memo.title)),
-        tag("p", escape_html(memo.question)),
-        tag("p", verdict, f"border-left: 4px solid {color}; padding: .4em .8em"),
-        tag("p", escape_html(memo.deployment)) if memo.deployment else "",
-        tag("div", tiles, "display: flex; flex-wrap: wrap; gap: 1em"),
-        tag("p", f"<b>API or own GPUs.</b> {escape_html(memo.api.replace('`', ''))}")
-        if memo.api
-        else "",
-        tag("p", f"<b>The day.</b> {escape_html(memo.day)}") if memo.day else "",
-        asked,
-        _render_options(memo),
-        _render_rows(
-            "Risks, and what settles each", ("risk", "size", "what settles it"), memo.risks
-        ),
-        tag("p", f"<b>Next step.</b> {escape_html(memo.next_step.replace('`', ''))}"),
-        _render_rows(
-            "What would change the answer",
-            ("if", "then rent", "cost", "change", "verdict"),
-            [row[:5] for row in memo.changes],
-        ),
-    ]
-    return "".join(parts)
-
-
-def _render_options(memo: Memo) -> str:
-    if not memo.options:
-        return ""
-    rows: dict[str, list[str]] = {
-        "": [option.title for option in memo.options],
-        "rent": [option.name for option in memo.options],
-        memo.cost_name.lower(): [f"{option.cost} {option.change}" for option in memo.options],
-        "verdict": [option.verdict for option in memo.options],
-        memo.latency_name: [option.latency for option in memo.options],
-        "capacity": [option.capacity for option in memo.options],
-        "pro": [option.pro for option in memo.options],
-        "con": [option.con for option in memo.options],
-    }
-    first, *rest = [[name, *cells] for name, cells in rows.items() if name or cells]
-    note = f"<p>{escape_html(memo.capacity_note)}</p>" if memo.capacity_note else ""
-    return _render_rows("Options", first, [row for row in rest if row[0]]) + note
-
-
-def _render_rows(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-
-    def line(cells: Sequence[str], name: str) -> str:
-        style = "text-align: left; vertical-align: top"
-        return "".join(f'<{name} style="{style}">{escape_html(cell)}</{name}>' for cell in cells)
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return (
-        f"<h3>{escape_html(title)}</h3><table><thead><tr>{line(head, 'th')}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
+    return render_template(
+        "ui", "memo.html", memo=memo, color=_STATE_COLORS[memo.state], escape=escape_html
     )

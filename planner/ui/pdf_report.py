@@ -38,7 +38,7 @@ from planner.ui.plan_comparison import (
     describe_cheapest_plan,
 )
 from planner.ui.plan_files import write_plan_files
-from planner.ui.plan_tables import describe_draws, describe_scenario, summarize_plan
+from planner.ui.plan_tables import describe_confidence, describe_scenario, summarize_plan
 from planner.ui.plan_text import format_answer, render_rows
 
 TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
@@ -283,7 +283,7 @@ def _list_title_facts(answer: Answer) -> list[list[str]]:
         date=f"{get_report_date():%-d %B %Y}",
         version=__version__,
         performance=answer.performance,
-        confidence=describe_draws(answer),
+        confidence=describe_confidence(answer),
         basis_labels=BASIS_LABELS,
         price=best and best.price,
     )

@@ -20,8 +20,10 @@ from planner.answers.wording import (
     describe_gpus,
     describe_offer,
     describe_open_figure,
+    explain_shortfall,
     format_amount,
     format_bound,
+    format_hourly_price,
     format_odds,
     list_other_bills,
 )
@@ -143,18 +145,7 @@ def _list_figures(answer: Answer, best: Offer) -> dict[str, Any]:
 
 def _format_price(offer: Offer) -> tuple[str, str]:
     """Return the headline bill, and the price of an hour by provider."""
-    usd, price = offer.usd_per_hour, offer.price
-    if usd is None or offer.bill is None:
-        return "", f"no price of {offer.gpu} is known"
-    hourly = f"{format_usd(usd.mid)}/h"
-    if price is None:
-        return "", hourly
-    source = f"${format_ends(usd, EN_DASH)} by provider"
-    if price.is_user_given:
-        source = "your price"
-    elif len(price.quotes) == 1:
-        source = price.source
-    return format_usd(offer.bill), f"{hourly} \N{MIDDLE DOT} {source}"
+    return format_usd(offer.bill) if offer.bill else "", format_hourly_price(offer, EN_DASH)
 
 
 def _describe_period(answer: Answer) -> str:
@@ -250,15 +241,7 @@ def _state_probability(answer: Answer, best: Offer) -> str:
 
 def _explain_closest(answer: Answer, best: Offer) -> list[str]:
     """Explain what the closest deployment misses."""
-    reasons = []
-    for limit in best.limits:
-        if limit.status == "missed" and limit.target:
-            reasons.append(_describe_value(limit.target, best))
-        elif limit.status == "missed" and limit.load:
-            load, _, most = _format_load(answer.scenario, limit.load)
-            reasons.append(f"load {load} of its capacity, limit {most}")
-    reasons = reasons or list(best.violations.values())
-    closest = f"The closest, {describe_gpus(best)}: {'; '.join(reasons[:3])}."
+    closest = f"The closest, {describe_gpus(best)}: {explain_shortfall(best)}."
     hint = explain_implausible_limits(answer.scenario.slo_targets)
     return [closest, *([f"{capitalize(hint)}."] if hint else [])]
 

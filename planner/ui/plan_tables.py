@@ -9,6 +9,7 @@ from planner.answers import Answer, Offer, Performance
 from planner.answers.answer import Relaxation
 from planner.answers.wording import (
     RANK_REASONS,
+    describe_draws,
     explain_alternative,
     explain_binding,
     explain_open_figure,
@@ -164,7 +165,7 @@ def describe_confidence(answer: Answer) -> str:
     choice = answer.choice
     if choice is None:
         return ""
-    text = f"{describe_draws(answer)}. It meets every target in {1 - choice.p_infeasible:.0%}."
+    text = f"With exact step costs the choice would be {describe_draws(choice)}."
     benchmark = choice.benchmark
     if benchmark is None:
         return f"{text} No benchmark of one deployment would change the choice."
@@ -175,29 +176,6 @@ def describe_confidence(answer: Answer) -> str:
         f"{text} Benchmark {target} first, {extent}{f' ({files})' * bool(files)}: the result changes"
         f" the choice in {benchmark.changes_choice:.0%} of cases."
     )
-
-
-def describe_draws(answer: Answer) -> str:
-    """Describe how often the plan stays the cheapest that meets the targets, and what is chosen else."""
-    choice = answer.choice
-    if choice is None:
-        return ""
-    near, draws = choice.likeliest_cheaper, choice.num_draws
-    cheaper = "a cheaper one does"
-    if near:
-        cheaper += f" (most often {near.description}, whose own probability is {format_odds(near)})"
-    others = {
-        cheaper: choice.p_cheaper,
-        "another at the same price is better": choice.p_equal_cost,
-        "only a more expensive one does": choice.p_costlier,
-    }
-    counts = [(round(share * draws), what) for what, share in others.items()]
-    instead = ", ".join(f"in {count} {what}" for count, what in counts if count)
-    kept = (
-        f"In {choice.p_unchanged * draws:,.0f} of {draws:,} draws from the intervals the plan stays"
-        " the cheapest that meets the targets"
-    )
-    return "; ".join(filter(None, [kept, instead]))
 
 
 def build_choice_table(answer: Answer) -> pd.DataFrame:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.answers.answer import Answer, Choice, Limit, Offer, Relaxation, WaysOut
+from planner.answers.answer import Answer, Limit, Offer, Relaxation, WaysOut
 from planner.answers.wording import (
     BASIS_LABELS,
     describe_adapters,
+    describe_draws,
     describe_engine,
     describe_gpu_price,
     describe_offer,
@@ -19,21 +20,20 @@ from planner.answers.wording import (
     explain_outside,
     format_amount,
     format_bound,
+    format_hourly_price,
     format_odds,
-    format_pessimistic,
     format_price,
+    list_doubts,
     list_other_bills,
     name_limit,
 )
 from planner.core.number_format import (
-    format_ends,
     format_limit_seconds,
     format_number,
     format_probability,
     format_range,
     format_seconds,
     format_seconds_range,
-    format_shares,
     format_usd,
 )
 from planner.core.templates import render_template
@@ -89,7 +89,7 @@ def format_summary(
         "usd": format_usd,
         "number": format_number,
         "likely": format_odds,
-        "hourly": _format_hourly_price(best) if best else "",
+        "hourly": format_hourly_price(best) if best else "",
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
         "traffic": describe_traffic(answer),
@@ -194,14 +194,6 @@ def _format_limits(rows: Sequence[Limit], style: TerminalStyle, scenario: Scenar
     return lines
 
 
-def _format_hourly_price(offer: Offer) -> str:
-    usd = offer.usd_per_hour
-    if usd is None:
-        return ""
-    ends = f" (${format_ends(usd)} by provider)" * (usd.lo < usd.hi)
-    return f"{format_usd(usd.mid)}/h{ends}"
-
-
 def _describe_day(answer: Answer) -> str:
     """Describe what the replicas by hour of a day cost and save."""
     day, best = answer.day, answer.best
@@ -266,13 +258,7 @@ def _describe_risk(answer: Answer) -> str:
     if best.performance and best.p_memory < scenario.confidence:
         return best.memory.reason or "GPU memory may not suffice"
     if answer.verdict == "at_risk":
-        return "; ".join(
-            f"usable capacity may be {format_pessimistic(row)}, load {format_amount(row)}"
-            if row.kind == "load"
-            else f"{row.name} may reach {format_pessimistic(row)}, limit {format_bound(row)}"
-            for row in best.limits
-            if row.status == "at risk"
-        )
+        return "; ".join(list_doubts(best, "at risk"))
     if best.is_overloaded and best.capacity_rps and scenario.workload.rate:
         return (
             f"overloaded: {format_number(best.planned_rps)} requests/s, capacity"
@@ -370,7 +356,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
             "gpu_price": best.price and describe_gpu_price(best.price),
             "power": [f"{format_range(value)} {unit}" for unit, value in best.energy],
             "latencies": _list_latencies(scenario, best),
-            "choice": _describe_choice(choice) if choice else (),
+            "choice": describe_draws(choice) if choice else "",
             "benchmark": answer.benchmark,
             "explain": lambda other: explain_alternative(answer, other),
             "limited_by": explain_binding(answer),
@@ -411,18 +397,6 @@ def _list_latencies(scenario: Scenario, best: Offer) -> list[tuple[str, str]]:
             text = format_seconds_range(value)
         rows.append((target.name, f"{text}, {f'limit {limit}' if limit else 'no target'}"))
     return rows
-
-
-def _describe_choice(choice: Choice) -> list[str]:
-    """Describe how often the plan stays the choice under calibration error, and what is chosen else."""
-    shares = {
-        "this plan": choice.p_unchanged,
-        "another at its price": choice.p_equal_cost,
-        "a more expensive one": choice.p_costlier,
-        "a cheaper one": choice.p_cheaper,
-    }
-    texts = zip(shares, format_shares(list(shares.values())), strict=True)
-    return [f"{what} {share}" for what, share in texts if share != "0%"]
 
 
 def format_scenario(scenario: Scenario) -> str:
