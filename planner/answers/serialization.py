@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 from planner.answers.answer import FILE_PARTS, Answer, Bill, Choice, Limit, Offer
@@ -107,7 +107,7 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, Interval):
         return value.as_json_list
     if is_dataclass(value) and not isinstance(value, type):
-        return _to_json(asdict(value))
+        return _to_json(vars(value))
     if isinstance(value, Mapping):
         return {name: _to_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
