@@ -383,8 +383,9 @@ class _MemoWriter:
         for change in self.changes:
             if change.offer and change.is_other_gpu:
                 yield "another GPU", change.offer
-        if not answer.cheaper and choice and choice.likeliest_cheaper:
-            yield "cheaper", choice.likeliest_cheaper
+        likeliest = choice.likeliest_cheaper if choice else None
+        if not answer.cheaper and likeliest and likeliest.status != "missed":
+            yield "cheaper", likeliest
         for offer in answer.candidates:
             if offer.meets:
                 yield "next best", offer

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,30 +39,7 @@ from planner.ui.plan_comparison import (
 from planner.ui.plan_files import write_plan_files
 from planner.ui.plan_tables import describe_confidence, describe_scenario, summarize_plan
 from planner.ui.plan_text import format_answer, render_rows
-
-TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
-MEMO_TEMPLATE = TYPST_TEMPLATE.with_name("memo.typ")
-PANDOC_OPTIONS = (
-    "--wrap=none",
-    "--sandbox",
-    f"--lua-filter={Path(__file__).with_name('templates') / 'report.lua'}",
-)
-"""Nothing is fetched; the filter drops raw content, and links that are not of the web."""
-TEXT_WIDTH_PX = 640
-"""Width of the page's text in pixels of a chart, whose type is a little smaller than the page's."""
-SVG_BOTTOM_MARGIN_PX = 8
-"""Added below a chart, whose font is taller than the one that it was laid out in."""
-SVG_CASE_SENSITIVE_NAMES = ("viewBox", "clipPath", "linearGradient")
-"""Names in an SVG that nbconvert writes in lower case, as HTML allows."""
-OUTPUT_MIME_TYPES = [
-    "text/html",
-    "image/svg+xml",
-    "image/png",
-    "text/markdown",
-    "text/latex",
-    "text/plain",
-]
-"""Outputs by preference; without widgets, so that their plain HTML is used."""
+from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
 
 DISAGGREGATION_NOTEBOOK = NOTEBOOK_DIR / "pools.ipynb"
 """The chapter for scenarios that allow disaggregated serving."""
@@ -212,8 +188,6 @@ def _typeset_notebooks(
 
     Yields the path of a PDF that exists until the block ends.
     """
-    import typst
-
     from planner.ui.notebook_runner import execute_notebooks
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -230,23 +204,9 @@ def _typeset_notebooks(
             (work / "memo.json").write_text("{}")
         (work / "title.json").write_text(json.dumps(title))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            chapters = pool.map(lambda path: _convert_to_typst(path, work, left_out), executed)
+            chapters = pool.map(lambda path: convert_notebook(path, work, left_out), executed)
             (work / "body.typ").write_text("\n\n".join(chapters), encoding="utf-8")
-        for template in (TYPST_TEMPLATE, MEMO_TEMPLATE):
-            shutil.copy(template, work)
-        page, floating, remaining = str(work / TYPST_TEMPLATE.name), list[str](), [""]
-        # figures that start a page because the one before had no room for them float; one of a
-        # chapter at a time, as each of them moves those that follow
-        while remaining:
-            (work / "floating.json").write_text(json.dumps(floating))
-            on_top = json.loads(
-                typst.query(page, "<on-top>", field="value", one=True, ignore_system_fonts=True)
-            )
-            remaining = [name for name in on_top if name not in floating]
-            floating += {name.rpartition("-")[0]: name for name in reversed(remaining)}.values()
-        # with Typst's own fonts, so that the PDF is the same on every machine
-        typst.compile(page, output=str(work / "report.pdf"), ignore_system_fonts=True)
-        yield work / "report.pdf"
+        yield typeset_pages(work)
 
 
 def _read_memo(notebooks: Sequence[Path], answer: Answer) -> Mapping[str, Any]:
@@ -262,7 +222,7 @@ def _read_memo(notebooks: Sequence[Path], answer: Answer) -> Mapping[str, Any]:
 def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """Write the memo's facts and its chart to the folder `work`; return the page's title."""
     if memo["chart"]:
-        (work / "memo-chart.pdf").write_bytes(_convert_svg_to_pdf(memo["chart"]))
+        (work / "memo-chart.pdf").write_bytes(convert_svg_to_pdf(memo["chart"]))
     shown = {**memo, "chart": "memo-chart.pdf" if memo["chart"] else ""}
     (work / "memo.json").write_text(json.dumps(shown), encoding="utf-8")
     made = f"Headroom {memo['version']} · {memo['name']} · {memo['date']}"
@@ -286,62 +246,4 @@ def _list_title_facts(answer: Answer) -> list[list[str]]:
         confidence=describe_confidence(answer),
         basis_labels=BASIS_LABELS,
         price=best and best.price,
-    )
-
-
-def _convert_svg_to_pdf(svg: str) -> bytes:
-    """Convert a chart to PDF, with room for letters that reach below its lower edge."""
-    import vl_convert
-
-    size = r'height="([\d.]+)" viewBox="([-\d.]+) ([-\d.]+) ([\d.]+) [\d.]+"'
-
-    def extend(match: re.Match[str]) -> str:
-        height = f"{float(match[1]) + SVG_BOTTOM_MARGIN_PX:g}"
-        return f'height="{height}" viewBox="{match[2]} {match[3]} {match[4]} {height}"'
-
-    return bytes(vl_convert.svg_to_pdf(re.sub(size, extend, svg, count=1)))
-
-
-def _convert_to_typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
-    """Return an executed notebook as Typst, without cells tagged `left_out`; charts become PDFs."""
-    import pypandoc
-    from nbconvert import HTMLExporter
-    from traitlets.config import Config
-
-    def convert_svg(match: re.Match[str]) -> str:
-        file, svg = f"{notebook.stem}-{match.start()}.pdf", match[0]
-        for name in SVG_CASE_SENSITIVE_NAMES:
-            svg = svg.replace(name.lower(), name)
-        (work / file).write_bytes(_convert_svg_to_pdf(svg))
-        percent = min(100, round(float(match[1]) / TEXT_WIDTH_PX * 100))
-        return f'<img src="{file}" width="{percent}%">'
-
-    def get_alternative_text(image: re.Match[str]) -> str:
-        alternative = re.search(r"""\balt=("[^"]*"|'[^']*')""", image[0])
-        return alternative[1][1:-1] if alternative else ""
-
-    tags = {"enabled": True, "remove_cell_tags": list(left_out)}
-    config = Config(
-        {
-            "NbConvertBase": {"display_data_priority": OUTPUT_MIME_TYPES},
-            "TagRemovePreprocessor": tags,
-        }
-    )
-    hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
-    html, _ = HTMLExporter(template_name="basic", config=config, **hidden).from_filename(
-        str(notebook)
-    )
-    # images are from a user's text: charts come as SVG
-    html = re.sub(r"<img\b[^>]*>", get_alternative_text, html)
-    html = re.sub(
-        r"<(?:figure|table)\b", lambda tag: f'{tag[0]} id="{notebook.stem}-{tag.start()}"', html
-    )
-    html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', convert_svg, html, flags=re.DOTALL)
-    dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
-    typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=PANDOC_OPTIONS))
-    typst = re.sub(
-        r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", typst
-    )
-    return typst.replace("align(center)[#table(", "align(left)[#table(").replace(
-        "\n- ☐ ", "\n/ ☐: "
     )
