@@ -22,10 +22,14 @@ from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
 from planner.planning.slo import SloTarget
 from planner.planning.tolerance import state_deployment
+from planner.tools.comparison import (
+    ComparisonRow,
+    build_change_columns,
+    format_table,
+)
 from planner.tools.lint.command_plan import CommandPlan
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.plan_upgrade import (
-    UpgradeRow,
     compare_memory,
     compare_predictions,
     describe_load,
@@ -52,18 +56,10 @@ SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tp
 MAX_CELL_LENGTH = 200
 MIN_LOSS_FRACTION = 0.2
 """Fraction of the KV cache, the capacity or a latency whose loss is told."""
-FULL_PACE_ROW = "p95 TPOT with all slots taken, ms"
-LOSS_ROWS = {
-    FULL_PACE_ROW: 1,
-    "KV cache, tokens": -1,
-    "capacity, requests/s": -1,
-    **{f"{target.name}, ms": 1 for target in SHOWN_LATENCIES},
-}
-"""Rows whose change is a loss, and the sign of that change."""
 
 
 @dataclass(frozen=True)
-class OptionChange:
+class SettingChange:
     """One option, variable or default before and after; None where it is not set."""
 
     name: str
@@ -87,13 +83,13 @@ class ServerReview:
         return f"{command.where}, {command.engine}" if command.where else command.engine
 
     @cached_property
-    def options(self) -> tuple[OptionChange, ...]:
+    def options(self) -> tuple[SettingChange, ...]:
         """Written options that differ, and then arguments whose defaults do."""
         before, after = (_list_settings(report) for report in (self.before, self.after))
         effective = self._list_effective_arguments()
         unset = (None, None)
         written = [
-            OptionChange(
+            SettingChange(
                 name,
                 _mask(name, before.get(name)),
                 _mask(name, after.get(name)),
@@ -104,7 +100,7 @@ class ServerReview:
         ]
         names = {change.name for change in written}
         defaults = (
-            OptionChange(f"{name} (default)", *values)
+            SettingChange(f"{name} (default)", *values)
             for name, values in effective.items()
             if name not in names and values[0] != values[1]
         )
@@ -144,14 +140,14 @@ class ServerReview:
         return state_deployment(scenario, deployment)
 
     @cached_property
-    def rows(self) -> list[UpgradeRow]:
+    def rows(self) -> list[ComparisonRow]:
         """Memory of a GPU, then capacity, latencies and cost; empty if a side is not planned."""
         if self.plans is None:
             return []
         old, new = self.plans
         return [*compare_memory(old.deployment, new.deployment), *self._list_performance(old, new)]
 
-    def _list_performance(self, old: CommandPlan, new: CommandPlan) -> Iterator[UpgradeRow]:
+    def _list_performance(self, old: CommandPlan, new: CommandPlan) -> Iterator[ComparisonRow]:
         """Yield figures under the scenario, or else at the load of full slots of either side."""
         before, after = self.candidates
         if before and after and self.scenario:
@@ -159,20 +155,30 @@ class ServerReview:
         elif old.loads and new.loads:
             full = [_predict_full(plan) for plan in (old, new)]
             counts = [Interval.from_value(_count_in_flight(each)) for each in full]
-            yield UpgradeRow("requests in flight, at most", counts[0], counts[1])
+            yield ComparisonRow(
+                "requests in flight, at most", "", counts[0], counts[1], worse="neither"
+            )
             paces = [each.performance.get("tpot", "p95") for each in full if each.performance]
             if counts[0] != counts[1] and len(paces) == 2:
-                yield UpgradeRow(FULL_PACE_ROW, paces[0] * 1e3, paces[1] * 1e3)
+                times = [pace * 1e3 for pace in paces]
+                yield ComparisonRow("p95 TPOT with all slots taken", "ms", times[0], times[1])
             pair, targets = _predict_at_common_load(old, new), SHOWN_LATENCIES
             rates = [each.performance.output_tps for each in pair if each.performance]
             if len(rates) == 2:
-                yield UpgradeRow("output tokens/s", rates[0], rates[1])
+                yield ComparisonRow("output tokens/s", "", rates[0], rates[1], worse="neither")
         else:
             return
         costs = [each.usd_per_hour_interval for each in pair]
         if costs[0] and costs[1]:
-            yield UpgradeRow("GPUs, $/h", costs[0], costs[1])
+            yield ComparisonRow("GPUs", "$/h", costs[0], costs[1], worse="neither")
         yield from compare_predictions(*pair, targets)
+
+    @property
+    def table(self) -> list[Markup]:
+        """The rows as lines of Markdown."""
+        return format_table(
+            self.rows, build_change_columns("before", "after", ">"), is_markdown=True
+        )
 
     @property
     def load(self) -> str:
@@ -188,12 +194,10 @@ class ServerReview:
     def losses(self) -> list[str]:
         """What the change takes of the KV cache and the capacity, or adds to latencies, if it is much."""
         return [
-            f"{row.name.partition(',')[0]} {'rises' if growth > 0 else 'falls'} by {abs(growth):.0%},"
-            f" from {row.before.short} to {row.after.short} {row.name.partition(', ')[2]}"
+            f"{row.name} {'rises' if row.ratio > 1 else 'falls'} by {row.loss:.0%},"
+            f" from {row.format_value(row.expected)} to {row.format_value(row.measured)} {row.unit}"
             for row in self.rows
-            if row.before.mid > 0
-            and (growth := row.after.mid / row.before.mid - 1) * LOSS_ROWS.get(row.name, 0)
-            > MIN_LOSS_FRACTION
+            if row.loss > MIN_LOSS_FRACTION
         ]
 
     @property
