@@ -8,8 +8,8 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.performance import Performance
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
+from planner.memory.deployment_changes import MAX_REMEDY_UTILIZATION, MEMORY_BENEFITS
 from planner.memory.memory_plan import (
-    MAX_REMEDY_UTILIZATION,
     MemoryPlan,
     find_memory_changes,
     find_safe_memory_utilization,
@@ -21,14 +21,6 @@ from planner.workload.workload import Workload
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = 1000, 200
 """Tokens of a request, on average, where nobody says what the traffic is."""
-_MEMORY_BENEFITS = {
-    "gpu_memory_utilization": "the share that is safe",
-    "max_num_seqs": "less memory for sampling and graphs",
-    "max_num_batched_tokens": "smaller activations",
-    "kv_cache_dtype": "half the memory of a token",
-    "max_model_len": "the longest that fits",
-}
-"""What a change does for memory, by the planner's argument."""
 MIN_SUGGESTED_GAIN = 0.02
 """A change is worth proposing from this share on."""
 
@@ -98,25 +90,13 @@ def limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
 def _find_starting_changes(memory: MemoryPlan) -> tuple[list[Suggestion], Deployment]:
     """Find the cheapest changes after which it surely starts, on one machine; none if none help."""
     deployment = memory.deployment
-    names = load_argument_names(deployment.engine.name).engine_names
-    wide = {"tgi": "num_shard"}.get(deployment.engine.name, "tensor_parallel_size")
-    changes = find_memory_changes(memory, {*names, "layout"}, deployment.gpus_per_node)
+    arguments = {*load_argument_names(deployment.engine.name).engine_names, "layout"}
     steps = list[Suggestion]()
-    for change in changes:
-        if change.argument == "layout":
-            sizes = {wide: change.value.tp, "pipeline_parallel_size": change.value.pp}
-            old = {wide: deployment.layout.tp, "pipeline_parallel_size": deployment.layout.pp}
-            steps += [
-                Suggestion(name, size, "more GPUs share the weights")
-                for name, size in sizes.items()
-                if size != old[name]
-            ]
-            deployment = replace(deployment, layout=change.value)
-        else:
-            steps.append(
-                Suggestion(names[change.argument], change.value, _MEMORY_BENEFITS[change.argument])
-            )
-            deployment = deployment.with_args(**{change.argument: change.value})
+    for change in find_memory_changes(memory, arguments, deployment.gpus_per_node):
+        settings = change.list_settings(deployment).items()
+        benefit = MEMORY_BENEFITS[change.argument]
+        steps += [Suggestion(name, value, benefit) for name, value in settings]
+        deployment = change.apply(deployment)
     if steps:
         tokens = plan_memory(deployment).pool.reported_tokens
         steps[-1] = replace(steps[-1], benefit=f"it starts: {tokens:,} tokens of KV cache")

@@ -7,11 +7,8 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
-from planner.memory.memory_plan import (
-    MAX_REMEDY_UTILIZATION,
-    find_safe_memory_utilization,
-    get_memory_plan,
-)
+from planner.memory.deployment_changes import MAX_REMEDY_UTILIZATION, list_smaller_caches
+from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.planning.prediction import predict
 from planner.tools.diagnostics.failure_detection import DiagnosisCase
 from planner.workload.workload import Workload
@@ -84,11 +81,8 @@ def _list_settings(deployment: Deployment, load: Workload, mode: str) -> list[di
     settings = list[dict[str, Any]]()
     if mode == "kv_preemption" and num_sequences < args.max_num_seqs:
         settings.append({"max_num_seqs": num_sequences})
-    if mode in ("kv_preemption", "kv_full", "oom_admission") and args.kv_cache_dtype in (
-        None,
-        "auto",
-    ):
-        settings.append({"kv_cache_dtype": "fp8"})
+    if mode in ("kv_preemption", "kv_full", "oom_admission"):
+        settings += [{"kv_cache_dtype": name} for name in list_smaller_caches(deployment)]
     if mode == "oversubscribed" and num_sequences > args.max_num_seqs:
         more = min(2 * args.max_num_seqs, num_sequences, args.max_num_batched_tokens)
         settings.append({"max_num_seqs": more})
