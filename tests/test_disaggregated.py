@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibration.pool_cost_fit import (
+from fits.pool_cost_fit import (
     DECODE_PRIOR_SIGMAS,
     POOL_NOISE_TPOT,
     MeasuredPoolRun,

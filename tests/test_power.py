@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibration.power_fit import evaluate_power_holdout, load_power_runs
+from fits.power_fit import evaluate_power_holdout, load_power_runs
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.calibration.pooled_fit import (
+from fits.pooled_fit import (
     EFFECT_LEVELS,
     FIT_METRICS,
     MEASURED_RUNS_FILE,

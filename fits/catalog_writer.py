@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from planner.calibration.pooled_fit import (
+from fits.pooled_fit import (
     ATTENTION_DP,
     COMMON_PRIORS,
     INTERVAL_METRICS,
