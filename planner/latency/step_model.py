@@ -230,6 +230,11 @@ def count_attention_pairs(
     """Count (query, key) pairs of a causal chunk after `context` tokens.
 
     Each query sees at most `window` keys.
+
+    >>> int(count_attention_pairs(3)), int(count_attention_pairs(3, 10))  # 1 + 2 + 3, 11 + 12 + 13
+    (6, 36)
+    >>> int(count_attention_pairs(3, window=2))  # 1 + 2 + 2
+    5
     """
     n, c = np.asarray(tokens, float), np.asarray(context, float)
     full = n * c + n * (n + 1) / 2
