@@ -6,7 +6,7 @@ import pytest
 
 from planner.core.intervals import Interval
 from planner.tools.comparison import ComparisonRow, ComparisonStatus, WorseSide, format_table
-from planner.tools.diagnostics.launch_check import COLUMNS
+from planner.tools.diagnostics.launch_check import CHECK_COLUMNS
 
 EXPECTED = Interval(80.0, 100.0, 125.0)
 
@@ -39,7 +39,9 @@ def test_repeats_and_rounding_widen_what_is_accepted() -> None:
 
 def test_the_table_is_the_same_as_text_and_as_markdown() -> None:
     rows = [ComparisonRow("mean TTFT", "ms", EXPECTED, 150.0), ComparisonRow("a|b", "", None)]
-    text, markdown = (format_table(rows, COLUMNS, is_markdown=is_md) for is_md in (False, True))
+    text, markdown = (
+        format_table(rows, CHECK_COLUMNS, is_markdown=is_md) for is_md in (False, True)
+    )
     assert text[1].split() == ["mean", "TTFT,", "ms", "100", "(80-125)", "150", "1.50", "FAIL"]
     assert markdown[2] == "| mean TTFT, ms | 100 (80-125) | 150 | 1.50 | FAIL |"
     assert markdown[3] == r"| a\|b |  |  |  | NOT MEASURED |"

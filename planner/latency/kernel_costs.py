@@ -1,7 +1,7 @@
 """Price the kernels of a step: matrix products, experts and attention on a GPU under an engine.
 
-Roofline: Williams et al. 2009. A kernel's time is a norm of its memory and its compute time, so that
-both matter near the ridge. A mixture of E experts, k of which serve a token, reads
+Roofline: Williams et al. 2009. A kernel's time is a norm of its memory and its compute time, so
+that both matter near the ridge. A mixture of E experts, k of which serve a token, reads
 E (1 - (1 - k/E)^T) experts for T tokens.
 """
 

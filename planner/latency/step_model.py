@@ -1,7 +1,7 @@
 """The step model: what a step of an engine costs, by part, with a dozen calibrated coefficients.
 
-`latency.step_work` counts what a step moves and computes, `latency.kernel_costs` prices it for a GPU
-and engine. With speculation a step drafts tokens and verifies them.
+`latency.step_work` counts what a step moves and computes, `latency.kernel_costs` prices it for a
+GPU and engine. With speculation a step drafts tokens and verifies them.
 """
 
 import math
@@ -73,8 +73,8 @@ class StepModel:
     sequences] + fixed_s + decode_context_s x (context tokens of decoding sequences) +
     prefill_pair_s x (query, key) pairs, the windows' shares of both, + state_s x sequences, and
     prefill_step_s if it has prompt tokens. With `stages` > 1 that is the time through all pipeline
-    stages, which work on as many steps at once. With speculation a decoding sequence has 1 + `num_draft_tokens`
-    tokens and rows, and sequences_s[sequences] is added.
+    stages, which work on as many steps at once. With speculation a decoding sequence has
+    1 + `num_draft_tokens` tokens and rows, and sequences_s[sequences] is added.
     """
 
     grid: np.ndarray  # token counts at which `parts` were priced

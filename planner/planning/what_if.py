@@ -97,7 +97,7 @@ def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
 
 
 def list_scenario_changes(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
-    """Yield the changes of a scenario: their kind, what they are called, and the changed scenario."""
+    """Yield the changes of a scenario: kind, what it is called, and the changed scenario."""
     for kind, factor in (("twice", 2.0), ("half", 0.5)):
         scaled = replace(scenario, workload=scenario.workload.scale(factor))
         yield kind, f"{kind} the traffic", scaled

@@ -16,7 +16,7 @@ WorseSide = Literal["higher", "lower", "both", "neither"]
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity in its unit: what is expected of it, and what was measured, logged or follows."""
+    """One quantity in its unit: what is expected of it, and what was measured or follows."""
 
     name: str
     unit: str
@@ -131,7 +131,7 @@ def build_change_columns(before: str, after: str, spec: str) -> tuple[Column, ..
 def format_table(
     rows: Iterable[ComparisonRow], columns: Sequence[Column], *, is_markdown: bool = False
 ) -> list[Markup]:
-    """Return the lines of a table, its head first; text aligns columns, and has no title for names."""
+    """Return the lines of a table, its head first; text has no title for names."""
     cells = [[column.read(row) for column in columns] for row in rows]
     titles = [column.title for column in columns]
     if is_markdown:

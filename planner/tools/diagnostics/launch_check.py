@@ -73,7 +73,7 @@ MIN_HIT_FRACTION = 0.8
 NOTABLE_RATIO = 0.1
 """Distance of measured from expected TPOT, relative, from which on a pace that passes is told."""
 LAYOUT_NAMES = ("tp", "pp", "dp", "dcp")
-COLUMNS = (
+CHECK_COLUMNS = (
     Column("quantity", lambda row: row.title, "<44"),
     Column("predicted, 80% interval", lambda row: _format_predicted(row), "<30"),
     Column("measured", lambda row: row.format_value(row.measured), ">9"),
@@ -503,14 +503,14 @@ class LaunchCheck:
         return (*self.notes, pace)
 
     def __str__(self) -> str:
-        table = format_table(self.checks, COLUMNS)
+        table = format_table(self.checks, CHECK_COLUMNS)
         return render_template("tools/diagnostics", "launch_check", check=self, table=table).strip(
             "\n"
         )
 
     def to_markdown(self) -> str:
         """Return the page in Markdown."""
-        table = format_table(self.checks, COLUMNS, is_markdown=True)
+        table = format_table(self.checks, CHECK_COLUMNS, is_markdown=True)
         return render_template("tools/diagnostics", "launch_check.md", check=self, table=table)
 
     def to_json(self) -> dict[str, object]:

@@ -79,7 +79,7 @@ def _describe_deviation(row: ComparisonRow) -> str:
     return "   as planned" if row.status == "PASS" else f"   off by {row.difference_text}"
 
 
-COLUMNS = (
+LOG_COLUMNS = (
     Column("figure", lambda row: row.name, "<22"),
     Column(
         "planned, 80% interval", lambda row: f"{row.format_value(row.expected)} {row.unit}", "<42"
@@ -268,7 +268,7 @@ class LogExplanation:
         )
 
     def __str__(self) -> str:
-        head = format_table(self.lines, COLUMNS) if self.lines else []
+        head = format_table(self.lines, LOG_COLUMNS) if self.lines else []
         text = (
             f"The plan says: {self.plan.reason or self.plan.status}; weights take"
             f" {self.plan.weights / GIB:.1f} of"
