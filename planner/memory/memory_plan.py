@@ -33,6 +33,8 @@ from planner.memory.weights import compute_stage_bytes
 from planner.models.registry import Model
 
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
+MEMORY_STATUSES: tuple[MemoryStatus, ...] = get_args(MemoryStatus)
+"""From the best to the worst."""
 MemoryTerm = Literal["weights", "activation", "non_torch", "cudagraph"]
 MEMORY_TERMS: tuple[MemoryTerm, ...] = get_args(MemoryTerm)
 """Terms beside the KV cache in the order of the engine; a memory calibration shifts them."""

@@ -27,7 +27,7 @@ from planner.planning.slo import SloTarget
 from planner.planning.tolerance import state_deployment
 from planner.tools.comparison import ComparisonRow, WorseSide, build_change_columns, format_table
 from planner.tools.lint.deployment_reader import build_command_deployment
-from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.findings import LINT_EXIT_CODES, LintFinding, judge_findings
 from planner.tools.lint.option_checks import check_command
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
@@ -172,12 +172,13 @@ class PlanUpgrade:
     @property
     def exit_code(self) -> int:
         """0: nothing to do; 3: something is risky or at risk; 1: something must change."""
-        verdicts = {finding.verdict for finding in self.findings if finding.needs_fix}
+        verdict = judge_findings(self.findings)
         after = self.candidates[1] if self.candidates else None
-        starts = get_memory_plan(self.after).can_start
-        if verdicts - {"risky", "unread"} or not starts or (after and not after.is_feasible):
-            return 1
-        return 3 if verdicts or (after and not after.is_confident) else 0
+        if not get_memory_plan(self.after).can_start or (after and not after.is_feasible):
+            verdict = "mend"
+        elif verdict == "ok" and after and not after.is_confident:
+            verdict = "at_risk"
+        return LINT_EXIT_CODES[verdict]
 
     def __str__(self) -> str:
         columns = build_change_columns(self.before.engine.version, self.after.engine.version, "<28")
@@ -225,11 +226,7 @@ def compare_plan_versions(plan: str | Path, to: str) -> PlanUpgrade:
             build_command_deployment(check_command(command, version), before.gpu.name, version).args
             for version in (current, to)
         )
-        changes = {
-            name: getattr(new, name)
-            for name in EngineArgs.__dataclass_fields__
-            if getattr(old, name) != getattr(new, name)
-        }
+        changes = {name: value for name, (_, value) in compare_engine_args(old, new).items()}
     except PlannerError:  # the findings say what the new version rejects
         pass
     after = replace(before, engine=engine).with_args(**changes)

@@ -16,6 +16,7 @@ from planner.core.redaction import MASK, is_secret_name, redact_environment, red
 from planner.core.templates import render_template
 from planner.core.text import escape_markdown, escape_to_one_line, format_count
 from planner.engines.argument_names import load_argument_names
+from planner.memory.memory_plan import MEMORY_STATUSES
 from planner.planning.argument_advice import DEFAULT_OUTPUT_TOKENS, DEFAULT_PROMPT_TOKENS
 from planner.planning.candidate import Candidate
 from planner.planning.prediction import Prediction, predict
@@ -28,19 +29,19 @@ from planner.tools.comparison import (
     format_table,
 )
 from planner.tools.lint.command_plan import CommandPlan
-from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.findings import (
+    LINT_EXIT_CODES,
+    LintFinding,
+    ReportVerdict,
+    judge_findings,
+    select_new_findings,
+)
 from planner.tools.lint.plan_upgrade import (
     compare_memory,
     compare_predictions,
     describe_load,
 )
-from planner.tools.lint.report import (
-    LINT_EXIT_CODES,
-    CommandReport,
-    LintReport,
-    ReportVerdict,
-    lint,
-)
+from planner.tools.lint.report import CommandReport, LintReport, lint
 from planner.workload.workload import Workload
 
 FailPolicy = Literal["fix", "risky", "never"]
@@ -50,7 +51,6 @@ FAILING_VERDICTS: dict[FailPolicy, tuple[ReportVerdict, ...]] = {
     "never": (),
 }
 """Verdicts that fail a check, by policy."""
-MEMORY_RANKS = ("ok", "at_risk", "does_not_fit")
 SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tpot"))
 """Latencies that are compared if no scenario sets limits."""
 MAX_CELL_LENGTH = 200
@@ -201,22 +201,22 @@ class ServerReview:
         ]
 
     @property
-    def new_findings(self) -> list[LintFinding]:
+    def new_findings(self) -> tuple[LintFinding, ...]:
         """What has to be looked at now and did not before."""
-        return _subtract_findings(self.after, self.before)
+        return select_new_findings(*map(_list_findings, (self.after, self.before)))
 
     @property
-    def gone_findings(self) -> list[LintFinding]:
+    def gone_findings(self) -> tuple[LintFinding, ...]:
         """What no longer has to be looked at."""
-        return _subtract_findings(self.before, self.after)
+        return select_new_findings(*map(_list_findings, (self.before, self.after)))
 
     @property
     def risks(self) -> list[tuple[ReportVerdict, str]]:
         """What the change makes worse besides the findings: startup and targets."""
         risks = list[tuple[ReportVerdict, str]]()
         old, new = _get_plan(self.before), _get_plan(self.after)
-        rank = MEMORY_RANKS.index(new.memory.status) if new else 0
-        if new and rank > (MEMORY_RANKS.index(old.memory.status) if old else 0):
+        rank = MEMORY_STATUSES.index(new.memory.status) if new else 0
+        if new and rank > (MEMORY_STATUSES.index(old.memory.status) if old else 0):
             state = "may not start" if rank == 1 else "does not start"
             enough = [remedy.change for remedy in new.remedies.enough] if new.remedies else []
             advice = f"; enough alone: {', '.join(enough)}" if enough else ""
@@ -278,9 +278,9 @@ class ChangeReview:
     @property
     def verdict(self) -> ReportVerdict:
         """What the change makes worse: `mend` has to be fixed, `at_risk` is risky."""
-        findings = [*self.new_metrics, *(f for one in self.servers for f in one.new_findings)]
+        findings = [*self.new_metrics, *(f for server in self.servers for f in server.new_findings)]
         verdicts = {verdict for server in self.servers for verdict, _ in server.risks}
-        verdicts |= {"at_risk" if f.verdict in ("risky", "unread") else "mend" for f in findings}
+        verdicts |= {judge_findings(findings)} - {"ok"}
         return "mend" if "mend" in verdicts else "at_risk" if verdicts else "ok"
 
     @property
@@ -340,17 +340,14 @@ def review_change(
         )
         for what in (old, new)
     ]
-    before, after = (
-        {(f.kind, f.name, f.verdict): f for f in (*report.metrics, *report.programs) if f.needs_fix}
-        for report in reports
-    )
+    before, after = ((*report.metrics, *report.programs) for report in reports)
     return ChangeReview(
         tuple(
             ServerReview(first, second, scenario if gpu else None)
             for first, second in _pair_commands(reports[0].commands, reports[1].commands)
         ),
-        (*(finding for key, finding in after.items() if key not in before), *reports[1].unread),
-        tuple(finding for key, finding in before.items() if key not in after),
+        (*select_new_findings(after, before), *reports[1].unread),
+        select_new_findings(before, after),
         tuple(dict.fromkeys(note for report in reports for note in report.notes)),
         gpu,
         scenario if gpu else None,
@@ -412,19 +409,8 @@ def _mask(name: str, value: str | None) -> str | None:
     return redact_environment({name[:-1]: value})[name[:-1]]
 
 
-def _subtract_findings(
-    report: CommandReport | None, other: CommandReport | None
-) -> list[LintFinding]:
-    """Return the findings to fix of a report that the other does not have."""
-    known = {
-        (finding.kind, finding.name, finding.verdict)
-        for finding in (other.checked.findings if other else ())
-    }
-    return [
-        finding
-        for finding in (report.checked.findings if report else ())
-        if finding.needs_fix and (finding.kind, finding.name, finding.verdict) not in known
-    ]
+def _list_findings(report: CommandReport | None) -> tuple[LintFinding, ...]:
+    return report.checked.findings if report else ()
 
 
 def _count_in_flight(prediction: Prediction) -> int:
