@@ -52,11 +52,11 @@ class MemoryRemedies:
         """Return a heading and a line per remedy: those that are enough, or what all free."""
         missing = f"{format_number(self.missing_bytes / GIB, 2)} GiB per GPU is missing"
         head = f"{missing} for one request of max_model_len. " if self.missing_bytes > 0 else ""
-        kept = [f"together, on the same GPUs: {self.same_gpus}"] * bool(self.same_gpus)
+        on_same_gpus = [f"together, on the same GPUs: {self.same_gpus}"] * bool(self.same_gpus)
         if len(self.enough) > 1:
-            return [f"{head}Each of these is enough alone:", *map(str, self.enough), *kept]
+            return [f"{head}Each of these is enough alone:", *map(str, self.enough), *on_same_gpus]
         if self.enough:
-            return [f"{head}One change is enough:", *map(str, self.enough), *kept]
+            return [f"{head}One change is enough:", *map(str, self.enough), *on_same_gpus]
         largest = sorted(self.remedies, key=lambda remedy: -remedy.freed_bytes)
         together = f"enough is: {self.combination}"
         return [f"{head}No change is enough alone:", *map(str, largest), together]

@@ -61,7 +61,7 @@ def run_what_ifs(
     """
     changes = dict(propose_changes(plan))
     tried = try_each(lambda scenario: search_to_end(scenario, search), changes, "what-ifs")
-    rows = [WhatIf(change, found) for change, plans in tried for found in plans or ()]
+    rows = [WhatIf(change, answer) for change, plans in tried for answer in plans or ()]
     return tuple(what_if for what_if in rows if plan.chosen or what_if.plan.chosen)
 
 
@@ -82,9 +82,12 @@ def find_unlisted_gpu(plan: Plan) -> Candidate | None:
     if chosen is None or (other := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
         return None
     tried = try_each(search_to_end, {_describe_gpus(other): other}, "other GPUs")
-    for found in (found.chosen for _, plans in tried for found in plans or ()):
-        if found and (found.cost_key < chosen.cost_key or found.probability > chosen.probability):
-            return found
+    for other_plan in (other_plan for _, plans in tried for other_plan in plans or ()):
+        better = other_plan.chosen
+        if better and (
+            better.cost_key < chosen.cost_key or better.probability > chosen.probability
+        ):
+            return better
     return None
 
 

@@ -1,6 +1,6 @@
-"""Check a launched server against its plan: every stated quantity, predicted and measured.
+"""Check a launched server against its plan: every predicted quantity, and what was measured of it.
 
-What fails is named, the plan is stated again with what was measured, and, if it no longer meets its
+What fails is named, the plan is evaluated again with what was measured, and, if it no longer meets its
 targets, searched again.
 """
 
@@ -71,7 +71,7 @@ TARGET_RATE_TOLERANCE = 0.15
 MIN_HIT_FRACTION = 0.8
 """Of the planned prefix cache hits, below which the cache is colder than planned."""
 NOTABLE_RATIO = 0.1
-"""Distance of measured from expected TPOT, relative, from which on a pace that passes is told."""
+"""Distance of measured from expected TPOT, relative, from which on a pace that passes is reported."""
 LAYOUT_NAMES = ("tp", "pp", "dp", "dcp")
 CHECK_COLUMNS = (
     Column("quantity", lambda row: row.title, "<44"),
@@ -146,7 +146,7 @@ class LaunchCheck:
 
     @cached_property
     def checks(self) -> tuple[ComparisonRow, ...]:
-        """All stated quantities: memory, caches, and each benchmark."""
+        """All compared quantities: memory, caches, and each benchmark."""
         return (*self._list_memory_checks(), *self._list_cache_checks(), *self._list_load_checks())
 
     @property
@@ -550,7 +550,7 @@ _TIMESTAMP = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
 
 
 def measure_startup(text: str) -> float | None:
-    """Return the seconds from the first line of a log to the end of the start; None if not told."""
+    """Return the seconds from the first line of a log to the end of the start; None if it does not show them."""
     done = re.search(r"Application startup complete|The server is fired up", text)
     times = _TIMESTAMP.findall(text[: done.end()]) if done else []
     if len(times) < 2:

@@ -557,9 +557,9 @@ def explain_log_file(
     inferred = ""
     if not is_stated and (utilization := _infer_memory_utilization(explanation)):
         arguments = {**log.arguments, "gpu_memory_utilization": utilization}
-        stated = replace(log, arguments=arguments)
+        completed = replace(log, arguments=arguments)
         explanation = compare_log_to_plan(
-            stated, plan_memory(infer_deployment(stated, gpu, planned))
+            completed, plan_memory(infer_deployment(completed, gpu, planned))
         )
         inferred = (
             f"Inferred: gpu_memory_utilization {utilization:g}. The log does not state it, and the"

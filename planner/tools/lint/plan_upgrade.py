@@ -156,7 +156,7 @@ class PlanUpgrade:
 
     @property
     def verdict(self) -> str:
-        """Whether the plan holds at the new version, in a sentence."""
+        """Whether the plan still meets its targets at the new version, in a sentence."""
         memory = get_memory_plan(self.after)
         if not memory.can_start:
             return f"the plan does not start: {memory.reason}"

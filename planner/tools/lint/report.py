@@ -188,7 +188,7 @@ class LintReport:
             "lint",
             report=self,
             table=_format_findings_table,
-            told=_format_finding,
+            explain=_format_finding,
             public=_format_without_secrets,
         ).strip("\n")
 

@@ -55,7 +55,7 @@ SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tp
 """Latencies that are compared if no scenario sets limits."""
 MAX_CELL_LENGTH = 200
 MIN_LOSS_FRACTION = 0.2
-"""Fraction of the KV cache, the capacity or a latency whose loss is told."""
+"""Fraction of the KV cache, the capacity or a latency whose loss is reported."""
 
 
 @dataclass(frozen=True)
