@@ -43,7 +43,7 @@ from planner.engines.deployment import Deployment, ParallelLayout, choose_machin
 from planner.engines.engine import explain_unsupported_gpu
 from planner.engines.engine_args import resolve_engine_args
 from planner.hardware.prices import PriceSelection, look_up_gpu_price
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.models.registry import list_models, load_model

@@ -19,7 +19,7 @@ from planner.latency.lora_adapters import (
     compute_adapter_costs,
     estimate_distinct_adapters,
 )
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import parse_scenario

@@ -18,7 +18,7 @@ from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.failure_modes import FailureMode
 from planner.engines.metric_names import get_metric_names
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import estimate_capacity
 from planner.planning.planned_replica import PlannedReplica, load_planned_replica

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from fits.power_fit import evaluate_power_holdout, load_power_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.answers.build import build_offer
 from planner.answers.serialization import serialize_offer
-from planner.calibration.power_fit import evaluate_power_holdout, load_power_runs
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on

@@ -10,7 +10,7 @@ import pytest
 
 from planner.answers.build import build_offer
 from planner.engines.deployment import Deployment, deploy_on
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning import evaluation, tolerance
 from planner.planning.confidence import estimate_choice_confidence

@@ -5,10 +5,9 @@ that change them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -17,6 +16,7 @@ from planner.core.errors import PlannerError
 from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
+from planner.memory.deployment_changes import DeploymentChange
 from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
@@ -107,51 +107,44 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, obj
 def _generate_knob_settings(
     scenario: Scenario, plan: Deployment
 ) -> Iterator[tuple[str, str, Deployment]]:
-    """Yield (knob, setting, the deployment with it) for each possible setting."""
-    args, layout = plan.args, plan.layout
-    steps: list[tuple[str, Sequence[object]]] = [
-        ("max_num_seqs", (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs)),
-        (
-            "max_num_batched_tokens",
-            (max(args.max_num_batched_tokens // 4, 512), 2 * args.max_num_batched_tokens),
-        ),
-        ("gpu_memory_utilization", (0.8, 0.95)),
-        ("max_model_len", (2 * args.max_model_len,)),
-        ("kv_cache_dtype", ("fp8",) if args.kv_cache_dtype in (None, "auto") else ("auto",)),
-        ("enforce_eager", (not args.enforce_eager,)),
-    ]
-    for name, values in steps:
-        for value in values:
-            if value != getattr(args, name):
-                yield from _try_setting(name, value, partial(plan.with_args, **{name: value}))
-    method = plan.model.quantization.method
+    """Yield (knob, setting, the deployment with it) for each setting that the engine accepts."""
+    for knob, setting, change in _list_knob_changes(scenario, plan):
+        text = f"{setting:,}" if type(setting) is int else str(setting)
+        with suppress(PlannerError):
+            yield knob, text, change.apply(plan)
+
+
+def _list_knob_changes(
+    scenario: Scenario, plan: Deployment
+) -> Iterator[tuple[str, object, DeploymentChange]]:
+    """Yield (knob, setting, change) for each possible setting."""
+    args, layout, tokens = plan.args, plan.layout, plan.args.max_num_batched_tokens
+    values: dict[str, tuple[object, ...]] = {
+        "max_num_seqs": (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs),
+        "max_num_batched_tokens": (max(tokens // 4, 512), 2 * tokens),
+        "gpu_memory_utilization": (0.8, 0.95),
+        "max_model_len": (2 * args.max_model_len,),
+        "kv_cache_dtype": ("fp8",) if args.kv_cache_dtype in (None, "auto") else ("auto",),
+        "enforce_eager": (not args.enforce_eager,),
+    }
+    for name, value in ((name, value) for name, each in values.items() for value in each):
+        if value != getattr(args, name):
+            yield name, value, DeploymentChange(name, value)
     for quantization in (None, "fp8", "awq"):
         with suppress(PlannerError):
             model = load_model(scenario.model, quantization=quantization)
-            if model.quantization.method != method:
-                yield from _try_setting(
-                    "weights", quantization or "checkpoint", partial(replace, plan, model=model)
-                )
+            if model.quantization.method != plan.model.quantization.method:
+                yield "weights", quantization or "checkpoint", DeploymentChange("model", model)
     for tp in filter(None, (layout.tp // 2, layout.tp * 2)):
-        shape = replace(layout, tp=tp, ep=tp * layout.dp if layout.ep > 1 else 1)
+        shape = layout.with_tp(tp)
         if explain_illegal_layout(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
-            yield from _try_setting("tensor parallel", tp, partial(replace, plan, layout=shape))
-    for count in (layout.replicas - 1, layout.replicas + 1):
-        if count:
-            yield from _try_setting("replicas", count, partial(plan.with_replicas, count))
+            yield "tensor parallel", tp, DeploymentChange("layout", shape)
+    for count in filter(None, (layout.replicas - 1, layout.replicas + 1)):
+        yield "replicas", count, DeploymentChange("layout", replace(layout, replicas=count))
     if scenario.speculation:
         drafting = None if plan.speculation else scenario.speculation.to_config()
         setting = drafting.method if drafting else "off"
-        yield from _try_setting("speculation", setting, lambda: replace(plan, speculation=drafting))
-
-
-def _try_setting(
-    name: str, setting: object, make: Callable[[], Deployment]
-) -> Iterator[tuple[str, str, Deployment]]:
-    """Yield the setting, unless the engine rejects it."""
-    text = f"{setting:,}" if type(setting) is int else str(setting)
-    with suppress(PlannerError):
-        yield name, text, make()
+        yield "speculation", setting, DeploymentChange("speculation", drafting)
 
 
 def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
