@@ -110,6 +110,4 @@ def test_a_refused_layout_is_told_in_the_engines_words(plan):
         PlannerError,
         match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)",
     ):
-        layout_study.relayout_candidate(
-            plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3)
-        )
+        layout_study.relayout_candidate(plan, plan.scenario.gpus[0], ParallelLayout(tp=3))

@@ -6,6 +6,7 @@ import pytest
 from shipped import plan_of
 
 from planner.analysis import load_sweeps
+from planner.analysis.sweep import space_logarithmically
 from planner.core.errors import PlannerError
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import load_scenario
@@ -30,7 +31,7 @@ def rises(values) -> bool:
 
 
 def test_more_requests_in_flight_mean_more_throughput_and_slower_tokens(alone):
-    load = load_sweeps.sweep_concurrency(*alone, load_sweeps.space_logarithmically(1, 128))
+    load = load_sweeps.sweep_concurrency(*alone, space_logarithmically(1, 128))
     assert rises([value.mid for value in load["Output tokens/s"]])
     assert rises([value.mid for value in load["p95 TPOT (ms)"]])
 

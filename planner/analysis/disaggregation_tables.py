@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from planner.analysis.layout_tables import get_slo_label
+from planner.analysis.sweep import Row, sweep
+from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
 from planner.core.units import GB, GIB
 from planner.memory.memory_plan import get_memory_plan
@@ -54,32 +56,22 @@ def compare_pools(plan: Plan) -> pd.DataFrame:
 def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
     """Vary the number of workers: GPUs, limit utilization and SLO status, one row per size."""
     prefill, decode = best.prediction.pools
-    rows = []
-    for n in range(
-        max(prefill.layout.replicas - GRID_RADIUS_WORKERS, 1),
-        prefill.layout.replicas + GRID_RADIUS_WORKERS + 1,
-    ):
-        for m in range(
-            max(decode.layout.replicas - GRID_RADIUS_WORKERS, 1),
-            decode.layout.replicas + GRID_RADIUS_WORKERS + 1,
-        ):
-            candidate = evaluate_pools(
-                plan.scenario,
-                prefill.with_replicas(n),
-                decode.with_replicas(m),
-                plan.scenario.workload,
-            )
-            if candidate is None:
-                continue
-            rows.append({
-                "prefill workers": n, "decode workers": m,
-                "GPUs": candidate.prediction.num_gpus_billed,
-                "share of the tightest limit": candidate.limit_utilization,
-                "targets": get_slo_label(candidate),
-                "what is missing": "; ".join(candidate.violations or candidate.risks) or "nothing",
-                "chosen": (n, m) == (prefill.layout.replicas, decode.layout.replicas),
-            })  # fmt: skip
-    return pd.DataFrame(rows)
+    planned = prefill.layout.replicas, decode.layout.replicas
+
+    def read(n: int, m: int) -> Row:
+        pools, load = (prefill.with_replicas(n), decode.with_replicas(m)), plan.scenario.workload
+        if (candidate := evaluate_pools(plan.scenario, *pools, load)) is None:
+            raise PlannerError("no such pools can be rented")
+        return {
+            "GPUs": candidate.prediction.num_gpus_billed,
+            "share of the tightest limit": candidate.limit_utilization,
+            "targets": get_slo_label(candidate),
+            "what is missing": "; ".join(candidate.violations or candidate.risks) or "nothing",
+            "chosen": (n, m) == planned,
+        }
+
+    spans = (range(max(n - GRID_RADIUS_WORKERS, 1), n + GRID_RADIUS_WORKERS + 1) for n in planned)
+    return sweep(dict(zip(("prefill workers", "decode workers"), spans, strict=True)), read)
 
 
 def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
@@ -88,18 +80,18 @@ def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
     prompt, performance = plan.scenario.workload.prompt, best.prediction.performance
     assert performance is not None
     ttft = performance.get("ttft", "mean").mid
-    rows = []
-    for name, speed in {
-        f"planned: {format_number(bandwidth / GB)} GB/s": bandwidth,
-        **LINK_BANDWIDTHS,
-    }.items():
-        seconds = s_per_token * bandwidth / speed * prompt.mean
-        rows.append({
-            "link": name, "mean prompt (ms)": seconds * 1e3,
-            "p95 prompt (ms)": s_per_token * bandwidth / speed * prompt.p95 * 1e3,
+    links = {f"planned: {format_number(bandwidth / GB)} GB/s": bandwidth, **LINK_BANDWIDTHS}
+
+    def read(name: str) -> Row:
+        slowdown = bandwidth / links[name]
+        seconds = s_per_token * slowdown * prompt.mean
+        return {
+            "mean prompt (ms)": seconds * 1e3,
+            "p95 prompt (ms)": s_per_token * slowdown * prompt.p95 * 1e3,
             "of the mean TTFT": f"{seconds / (ttft - s_per_token * prompt.mean + seconds):.1%}",
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+        }
+
+    return sweep({"link": links}, read)
 
 
 def describe_kv_transfer(plan: Plan, best: Candidate) -> str:

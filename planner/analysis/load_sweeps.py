@@ -1,17 +1,14 @@
-"""Sweep one variable of a deployment: load, batch limits, a long prompt, prefix reuse.
-
-Columns have readable names with units; predictions are intervals.
-"""
+"""Sweep the load of a deployment, a long prompt and prefix reuse, by `analysis.sweep`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from planner.analysis.latency_rows import build_latency_row
 from planner.analysis.layout_tables import estimate_max_rps
+from planner.analysis.sweep import Row, read_estimate, sweep
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
@@ -21,7 +18,7 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import PREFIX_CACHE_OVERHEAD_FRACTION
 from planner.planning.evaluation import saturate_workload
-from planner.planning.prediction import evaluate, evaluate_batch
+from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario
 from planner.workload.workload import Workload
 
@@ -43,26 +40,16 @@ def get_slo_column(scenario: Scenario, metric: str) -> tuple[str, float | None]:
     )
 
 
-def space_logarithmically(low: float, high: float, points: int = 24) -> list[int]:
-    """Return integers from `low` to `high`, evenly spaced on a logarithmic axis."""
-    return sorted(
-        {round(value) for value in np.geomspace(max(low, 1), max(high, low + 1, 2), points)}
-    )
-
-
 def sweep_concurrency(
-    deployment: Deployment, workload: Workload, values: Sequence[int]
+    deployment: Deployment, workload: Workload, values: Iterable[int]
 ) -> pd.DataFrame:
     """Return latencies and throughput of closed loops by requests in flight, if they fit."""
-    loads = [replace(workload, rate=None, concurrency=n, num_prompts=None) for n in values]
-    predictions = zip(values, evaluate_batch((deployment, load) for load in loads), strict=True)
-    rows = [(n, prediction.performance) for n, prediction in predictions if prediction.performance]
-    return pd.DataFrame(
-        [
-            {"Requests in flight": n, **build_latency_row(p), "Output tokens/s": p.output_tps}
-            for n, p in rows
-        ]
-    )
+
+    def read(requests: int) -> Row:
+        load = replace(workload, rate=None, concurrency=requests, num_prompts=None)
+        return read_estimate(deployment, load)
+
+    return sweep({"Requests in flight": values}, read)
 
 
 def simulate_prefill_gaps(
@@ -100,21 +87,24 @@ def sweep_long_prompt(
     deployment: Deployment, workload: Workload, sequences: int, prompt: int, budgets: Sequence[int]
 ) -> pd.DataFrame:
     """Return the effect of a long prompt on others and its own wait by max_num_batched_tokens."""
-    rows, whole = [], max(deployment.args.max_model_len, prompt + sequences)
-    for budget, chunked in [*((budget, True) for budget in budgets), (whole, False)]:
+    sizes = {f"{budget:,}": budget for budget in budgets}
+    sizes["whole prompt"] = max(deployment.args.max_model_len, prompt + sequences)
+
+    def read(name: str) -> Row:
+        chunked = name != "whole prompt"
         changed = deployment.with_args(
-            max_num_batched_tokens=budget, enable_chunked_prefill=chunked
+            max_num_batched_tokens=sizes[name], enable_chunked_prefill=chunked
         )
         data = simulate_prefill_gaps(changed, workload, sequences, prompt, chunked)
         disturbed = data[data["Prompt in it"]]
-        rows.append({
-            "max_num_batched_tokens": f"{budget:,}" if chunked else "whole prompt",
+        return {
             "Steps": len(disturbed),
             "Longest gap (ms)": max(disturbed["Gap (ms)"], key=lambda gap: gap.mid),
             "Disturbed for (ms)": float(disturbed["ms"].max()),
             "Activations (GiB per GPU)": get_memory_plan(changed).activation / GIB,
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+        }
+
+    return sweep({"max_num_batched_tokens": sizes}, read)
 
 
 def sweep_prefix_reuse(
@@ -122,23 +112,19 @@ def sweep_prefix_reuse(
 ) -> pd.DataFrame:
     """Return TTFT, saturated throughput and replicas by the fraction of cached prompt tokens."""
     deployment = candidate.deployment.with_args(enable_prefix_caching=True)
-    rows = []
-    for share in shares:
-        workload = replace(scenario.workload, prefix_tokens=0, prefix_hit_rate=share)
-        saturated, loaded = (
-            evaluate(deployment, w).performance
-            for w in (saturate_workload(deployment, workload), workload)
-        )
-        max_rps = estimate_max_rps(
-            replace(scenario, workload=workload), deployment.with_replicas(1)
-        )
-        needed = math.ceil((workload.rate or 0) / max_rps) if max_rps else math.nan
-        rows.append({
-            "Prompt tokens found in the cache (%)": share * 100, "Replicas needed": needed,
-            "Requests/s, all slots taken": saturated and saturated.request_tps,
-            **(build_latency_row(loaded) if loaded else {}),
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+
+    def read(percent: float) -> Row:
+        load = replace(scenario.workload, prefix_tokens=0, prefix_hit_rate=percent / 100)
+        full = evaluate(deployment, saturate_workload(deployment, load)).performance
+        max_rps = estimate_max_rps(replace(scenario, workload=load), deployment.with_replicas(1))
+        needed = math.ceil((load.rate or 0) / max_rps) if max_rps else math.nan
+        served = {
+            "Replicas needed": needed,
+            "Requests/s, all slots taken": full and full.request_tps,
+        }
+        return served | read_estimate(deployment, load)
+
+    return sweep({"Prompt tokens found in the cache (%)": [s * 100 for s in shares]}, read)
 
 
 def find_break_even_reuse(reuse: pd.DataFrame) -> float | None:
