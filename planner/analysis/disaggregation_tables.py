@@ -12,7 +12,7 @@ from planner.core.units import GB, GIB
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated import estimate_kv_transfer
-from planner.planning.disaggregated_search import evaluate_pools
+from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
 from planner.planning.evaluation import get_capacity_rps
 from planner.planning.search import Plan
 
@@ -111,3 +111,28 @@ def describe_kv_transfer(plan: Plan, best: Candidate) -> str:
         return text
     traffic = rate * kv_bytes * prompt / GB
     return f"{text} At {format_number(rate)} requests/s the busiest link carries {format_number(traffic)} GB/s."
+
+
+def find_best_pools(plan: Plan) -> Candidate | None:
+    """Find the pools that a plan consists of, else the best that were looked at."""
+    return plan.chosen if plan.is_disaggregated else plan.best_disaggregated
+
+
+def describe_pools(answered: Plan, plan: Plan) -> str:
+    """Describe the best pools of `plan`, and whether they are what was `answered`."""
+    best, unified = find_best_pools(plan), plan.without_disaggregation.best
+    text = (
+        ""
+        if answered.scenario.allow_disaggregation
+        else ("The scenario does not allow pools (pools: true does); this is what they would be. ")
+    )
+    text += f"The plan without pools: {unified}. " if unified else ""
+    if best is None:
+        expensive = "none serve this traffic for less than twice the price of the plan without them"
+        why = explain_skipped_pools(plan.scenario) or expensive
+        return f"{text}There are no pools to look at: {why}."
+    status = "They are the plan" if plan.is_disaggregated else "They are not the plan"
+    return (
+        f"{text}The best pools: {best}. {status}: pools are chosen where they cost less and meet"
+        " every target at the pessimistic end too, as their intervals are wide."
+    )

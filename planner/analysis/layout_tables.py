@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import compress, product
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -73,9 +74,10 @@ def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
 
 
 def explain_unified_deployment(plan: Plan) -> str:
-    """Explain which unified deployment a chapter studies, if the plan is disaggregated."""
+    """Explain which unified deployment a chapter studies; empty if the plan is one."""
     pooled, unified = plan.chosen, plan.without_disaggregation.best
-    assert pooled is not None
+    if pooled is None or not pooled.is_disaggregated:
+        return ""
     return (
         f"The plan is in pools: {pooled.description}. This chapter looks at the best without them:"
         f" {unified.description if unified else 'none'}."
@@ -381,7 +383,22 @@ def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     return data.drop(columns=hidden)
 
 
-def has_enough_points(data: pd.DataFrame, column: str) -> bool:
+def list_pareto_fronts(plan: Plan, data: pd.DataFrame) -> list[dict[str, Any]]:
+    """List what layouts are drawn by over their cost, with its limit, if enough of them keep up.
+
+    That is each latency with a target, or the throughput without one.
+    """
+    fronts: list[dict[str, Any]] = [
+        {"y": f"{target.name} (ms)", "limit": target.seconds * 1e3}
+        for target in {t.metric: t for t in plan.scenario.slo_targets}.values()
+    ]
+    if not fronts:
+        rate = plan.scenario.workload.rate
+        return [{"y": "Requests/s", "limit": rate, "more_is_better": True}]
+    return [front for front in fronts if _has_enough_points(data, front["y"])]
+
+
+def _has_enough_points(data: pd.DataFrame, column: str) -> bool:
     """Return whether enough layouts keep up for a Pareto front of `column` to be visible."""
     rows = data[data[column].notna() & ~data["Saturated"]]
     return len(set(rows["USD per hour"].where(rows["USD per hour"].notna(), rows["GPUs"]))) > 2

@@ -52,6 +52,14 @@ def sweep_concurrency(
     return sweep({"Requests in flight": values}, read)
 
 
+def select_telling_loads(load: pd.DataFrame, tpot: str, limit: float | None) -> pd.DataFrame:
+    """Select the rows of `sweep_concurrency` for one request, the most within `limit`, and all."""
+    within = load[[limit is None or pace.mid <= limit for pace in load[tpot]]]
+    ends = sorted({load.index[0], *within.index[-1:], load.index[-1]})
+    columns = ["Requests in flight", tpot, "Output tokens/s"]
+    return load.loc[ends, columns].reset_index(drop=True)
+
+
 def simulate_prefill_gaps(
     deployment: Deployment, workload: Workload, sequences: int, prompt: int, chunked: bool = True
 ) -> pd.DataFrame:
@@ -138,4 +146,23 @@ def find_break_even_reuse(reuse: pd.DataFrame) -> float | None:
         float(np.interp(PREFIX_CACHE_OVERHEAD_FRACTION, gain, reuse.iloc[:, 0]))
         if gain[-1] > PREFIX_CACHE_OVERHEAD_FRACTION
         else None
+    )
+
+
+def describe_prefix_reuse(candidate: Candidate, workload: Workload, reuse: pd.DataFrame) -> str:
+    """Describe from where on prefix caching pays, and what the KV cache has room for."""
+    performance, pool = candidate.prediction.performance, candidate.prediction.memory.pool
+    if performance is None or (pays := find_break_even_reuse(reuse)) is None:
+        return (
+            "Prompts are so small a part of this work that finding them again saves less than"
+            " looking for them costs."
+        )
+    kept = pool.reported_tokens * (1 - performance.kv_usage)
+    most, fewest = (reuse["Replicas needed"].iloc[at] for at in (0, -1))
+    needed = f"; replicas needed: {most:.0f} without, {fewest:.0f} with the most drawn"
+    return (
+        f"Prefix caching pays off above **{pays:.1f}%** of prompt tokens found again"
+        f"{needed * bool(most == most and fewest == fewest)}. What is kept must fit: running requests"
+        f" leave about {kept:,.0f} of the {pool.reported_tokens:,} tokens in one replica's KV pool,"
+        f" room for {kept / workload.prompt.mean:,.0f} prompts."
     )

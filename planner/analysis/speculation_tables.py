@@ -10,9 +10,11 @@ from planner.core.units import GIB
 from planner.engines.deployment import Deployment, SpeculationConfig
 from planner.engines.speculation_methods import explain_unsupported_method, load_draft_methods
 from planner.latency.speculative_decoding import (
+    SpeculationSpeedup,
     compute_expected_tokens,
     evaluate_speculation,
     find_break_even_acceptance,
+    find_profitable_batches,
 )
 from planner.memory.memory_plan import MemoryPlan
 
@@ -27,6 +29,17 @@ def list_available_methods(deployment: Deployment) -> tuple[str, ...]:
     missing = {"model"} if deployment.model.architecture.mtp_layers else {"model", "mtp"}
     names = (name for name, method in load_draft_methods().items() if method.draft not in missing)
     return tuple(name for name in names if not explain_unsupported_method(name, deployment.engine))
+
+
+def list_step_parts(speedup: SpeculationSpeedup) -> pd.DataFrame:
+    """List the milliseconds per token and sequence by part, with and without speculation."""
+    per = 1e3 / speedup.tokens_per_step
+    rows = [
+        ("without", "target", speedup.plain_s * 1e3),
+        ("with", "target", speedup.verify_s * per),
+        ("with", "draft", speedup.draft_s * per),
+    ]
+    return pd.DataFrame(rows, columns=["way", "part", "ms per token"])
 
 
 def draft_tokens(deployment: Deployment, k: int) -> Deployment:
@@ -95,3 +108,18 @@ def build_draft_table(
         }  # fmt: skip
 
     return sweep({"method": dict.fromkeys((config.method, *list_available_methods(drafted)))}, read)
+
+
+def describe_break_even(drafted: Deployment, batch: int, context: float) -> str:
+    """Describe at which batches drafts pay, and from which acceptance rate on at this one."""
+    ranges = " and ".join(
+        f"{first:,} to {last:,}" if first < last else f"{first:,}"
+        for first, last in find_profitable_batches(drafted, context)
+    )
+    needed = find_break_even_acceptance(drafted, batch, context)
+    at_least = "at no acceptance" if needed is None else f"from {needed:.0%} acceptance on"
+    return (
+        f"At this acceptance it pays at {ranges or 'no number of'} sequences at once, of"
+        f" {drafted.args.max_num_seqs:,} slots (max_num_seqs); at the {batch:,} of the plan"
+        f" {at_least}."
+    )

@@ -5,7 +5,7 @@ intervals grow if a slower engine would queue. Columns have readable names with 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -85,6 +85,21 @@ def build_latency_table(
             )
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def build_tail_curves(run: SimulationRun, steady: Performance | None) -> dict[str, pd.DataFrame]:
+    """Return `build_tail_curve` of TTFT and ITL."""
+    return {name: build_tail_curve(run, name.lower(), steady) for name in ("TTFT", "ITL")}
+
+
+def list_tail_limits(targets: Iterable[SloTarget]) -> dict[str, list[tuple[str, float]]]:
+    """List the percentile and the limit in ms of each target, by latency."""
+    limits: dict[str, list[tuple[str, float]]] = {}
+    for target in targets:
+        limits.setdefault(target.metric.upper(), []).append(
+            (target.percentile, target.seconds * 1e3)
+        )
+    return limits
 
 
 def build_tail_curve(
