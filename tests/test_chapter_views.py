@@ -11,7 +11,8 @@ from shipped import plan_of, plan_once, sampled, small_plan
 
 import planner
 from planner.analysis import layout_tables
-from planner.analysis.study import Study
+from planner.analysis.speculation_tables import compare_draft, propose_drafts
+from planner.analysis.study import Study, begin_study
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import Plan
@@ -60,7 +61,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def studied() -> Callable[[str], Study]:
     """What chapters study of a plan, by its name."""
-    return lambda name: Study.begin(PLANS[name](), fits=True)
+    return lambda name: begin_study(PLANS[name](), fits=True)
 
 
 @pytest.mark.parametrize("name", sampled(PLANS, SAMPLE))
@@ -69,11 +70,11 @@ def test_every_view_starts_at_the_plans_own_deployment(name, studied):
     best = study.answered.without_disaggregation.best
     own, replica = best.deployment, best.deployment.with_replicas(1)
     assert study.deployment == own
-    for explore in (views.explore_memory, views.explore_batch, views.explore_pressure):
+    for explore in (views.try_memory, views.try_batch, views.try_pressure):
         assert explore(study).subject == own
-    assert views.explore_layouts(study).subject is best
-    assert views.explore_long_prompt(study).subject[0] == replica
-    drafted, batch = views.explore_drafts(study).subject
+    assert views.try_layouts(study).subject is best
+    assert views.try_long_prompt(study).subject[0] == replica
+    drafted, batch = views.try_drafts(study, propose_drafts(study.scenario, own)).subject
     assert replace(drafted, speculation=own.speculation) == own
     assert drafted == own or not own.speculation
     assert batch == max(1, round(best.prediction.performance.decode_batch))
@@ -83,8 +84,8 @@ def test_every_view_starts_at_the_plans_own_deployment(name, studied):
 def test_every_control_starts_at_the_plans_own_value(name, studied):
     study = studied(name)
     opened: list[InteractiveView] = [
-        views.explore_memory(study), views.explore_layouts(study), views.explore_pressure(study),
-        views.explore_long_prompt(study),
+        views.try_memory(study), views.try_layouts(study), views.try_pressure(study),
+        views.try_long_prompt(study),
     ]  # fmt: skip
     planned = {**vars(study.deployment.args), **vars(study.deployment.layout)}
     for view in opened:
@@ -95,14 +96,12 @@ def test_every_control_starts_at_the_plans_own_value(name, studied):
 @pytest.mark.parametrize("name", sampled(PLANS, SAMPLE))
 def test_views_show_the_plans_figures(name, studied):
     study = studied(name)
-    best = study.best
-    memory = get_memory_plan(views.explore_memory(study).subject)
+    best = study.plan.best
+    memory = get_memory_plan(views.try_memory(study).subject)
     assert memory.pool.reported_tokens == best.prediction.memory.pool.reported_tokens
-    tried = study.try_layout(best.deployment.gpu.name, study.deployment.layout.tp,
-                             study.deployment.layout.pp, study.deployment.layout.replicas)  # fmt: skip
-    assert (tried.violations, tried.probability) == (best.violations, best.probability)
     if best.prediction.speedup:
-        shown = study.compare_draft(batch=best.prediction.performance.decode_batch).speedup
+        batch = best.prediction.performance.decode_batch
+        shown = compare_draft(best.deployment, batch, study.context).speedup
         assert shown.mid == pytest.approx(best.prediction.speedup.mid, rel=0.02)
 
 
@@ -110,7 +109,7 @@ def test_views_show_the_plans_figures(name, studied):
 def test_layouts_are_compared_with_arguments_that_suit_them(name, studied):
     """The plan stands among them as it is, and none that is cheaper is said to do without a simulation."""
     study = studied(name)
-    plan, best = study.plan, study.best
+    plan, best = study.plan, study.plan.best
     every = layout_tables.list_layout_candidates(plan)
     assert sum(candidate is best for candidate in every) == 1
     cheaper = [one for one in every if plan.chosen and one.cost_key < plan.chosen.cost_key]
@@ -134,11 +133,10 @@ def test_small_steps_serve_other_layouts_too(studied):
 def test_a_layout_with_more_replicas_is_the_plan_in_all_else(studied):
     for name in ("expert parallelism", "small steps and drafts"):
         study = studied(name)
-        layout = study.deployment.layout
-        more = layout_tables.resize_layout(layout, layout.tp, layout.pp, layout.replicas + 1)
-        gpu = study.scenario.gpus[0]
-        tried = layout_tables.relayout_candidate(study.plan, gpu, more)
-        assert tried.deployment == study.deployment.with_replicas(layout.replicas + 1)
+        own = study.deployment
+        sizes = own.layout.tp, own.layout.pp, own.layout.replicas + 1
+        tried = layout_tables.relayout_candidate(study.plan, own.gpu.name, *sizes)
+        assert tried.deployment == own.with_replicas(own.layout.replicas + 1)
 
 
 def test_the_notebooks_of_the_walk_import_only_the_package():
@@ -150,5 +148,5 @@ def test_the_notebooks_of_the_walk_import_only_the_package():
         assert re.findall(r"^(?:import|from) .*", code, re.MULTILINE) == ["import planner"]
         used = re.findall(r"\bplanner\.(\w+)", code)
         assert all(getattr(planner, name) is not None for name in used)
-        explored |= {name for name in used if name.startswith("explore_")}
-    assert explored == {name for name in PLACES if name.startswith("explore_")}
+        explored |= {name for name in used if name.startswith("try_")}
+    assert explored == {name for name in PLACES if name.startswith("try_")}

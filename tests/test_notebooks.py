@@ -35,9 +35,7 @@ TWO_LESSONS = [
     for name in ("1-kv-equation", "3-batching-and-preemption")
 ]
 EXPLORED = [
-    path
-    for path in list_chapter_notebooks()
-    if "planner.explore_" in path.read_text(encoding="utf-8")
+    path for path in list_chapter_notebooks() if "planner.try_" in path.read_text(encoding="utf-8")
 ]
 """Chapters with controls; the test that moves them opens the chapter."""
 ASIDE = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("start", "compare", "fleet", "decisions")]

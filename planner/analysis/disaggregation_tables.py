@@ -58,7 +58,7 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
     prefill, decode = best.prediction.pools
     planned = prefill.layout.replicas, decode.layout.replicas
 
-    def read(n: int, m: int) -> Row:
+    def _read(n: int, m: int) -> Row:
         pools, load = (prefill.with_replicas(n), decode.with_replicas(m)), plan.scenario.workload
         if (candidate := evaluate_pools(plan.scenario, *pools, load)) is None:
             raise PlannerError("no such pools can be rented")
@@ -71,7 +71,7 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
         }
 
     spans = (range(max(n - GRID_RADIUS_WORKERS, 1), n + GRID_RADIUS_WORKERS + 1) for n in planned)
-    return sweep(dict(zip(("prefill workers", "decode workers"), spans, strict=True)), read)
+    return sweep(dict(zip(("prefill workers", "decode workers"), spans, strict=True)), _read)
 
 
 def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
@@ -82,7 +82,7 @@ def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
     ttft = performance.get("ttft", "mean").mid
     links = {f"planned: {format_number(bandwidth / GB)} GB/s": bandwidth, **LINK_BANDWIDTHS}
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         slowdown = bandwidth / links[name]
         seconds = s_per_token * slowdown * prompt.mean
         return {
@@ -91,7 +91,7 @@ def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
             "of the mean TTFT": f"{seconds / (ttft - s_per_token * prompt.mean + seconds):.1%}",
         }
 
-    return sweep({"link": links}, read)
+    return sweep({"link": links}, _read)
 
 
 def describe_kv_transfer(plan: Plan, best: Candidate) -> str:

@@ -134,21 +134,23 @@ def _list_in_shape(plan: Plan, like: Candidate, layout: ParallelLayout) -> list[
     return list(dict.fromkeys(known)) or [moved]
 
 
-def relayout_candidate(
-    plan: Plan, candidate_gpu: CandidateGpu, layout: ParallelLayout
-) -> Candidate:
+def relayout_candidate(plan: Plan, gpu: str, tp: int, pp: int, replicas: int) -> Candidate:
     """Simulate the plan in another layout: itself in its own, else the best that is known of it.
 
-    Raises `PlannerError` if the engine rejects the layout.
+    Raises `PlannerError` if the model does not fit there, or the engine rejects the layout.
     """
-    like = _find_best_on(plan, candidate_gpu)
-    if like is None:
-        raise PlannerError(f"the model does not fit on {candidate_gpu.gpu.name}")
+    best = plan.candidates[0]
+    layout = resize_layout(best.deployment.layout, tp, pp, replicas)
+    gpus = [candidate for candidate in plan.scenario.gpus if candidate.gpu.name == gpu]
+    likes = [(like, one) for one in gpus if (like := _find_best_on(plan, one))]
+    if not likes:
+        raise PlannerError(f"the model does not fit on {gpu}")
+    like, candidate_gpu = min(likes, key=lambda pair: plan.candidates.index(pair[0]))
     model, engine = like.deployment.model, like.deployment.engine
     if reason := explain_illegal_layout(model, layout, candidate_gpu.max_machine_gpus, engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
     cases = [
-        (deployment, layout.replicas, like.preference_key)
+        (deployment, replicas, like.preference_key)
         for deployment in _list_in_shape(plan, like, layout)
     ]
     placed = min(evaluate_candidates(plan.scenario, cases), key=attrgetter("rank_key"))

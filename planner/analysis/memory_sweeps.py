@@ -83,7 +83,7 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
         formats = {name: entry for name, entry in formats.items() if name != "mxfp4"}
     largest = max(compute_stage_bytes(replace(deployment, model=base)))
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         entry, model = formats[name], base
         if name != "checkpoint":
             model = load_model(deployment.model.name, quantization=name)
@@ -103,13 +103,13 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
             "source": entry.source,
         }  # fmt: skip
 
-    return sweep({"format": formats}, read)
+    return sweep({"format": formats}, _read)
 
 
 def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
     """Return the largest safe utilization, and its KV cache, beside other processes on the GPU."""
 
-    def read(gib: float) -> Row:
+    def _read(gib: float) -> Row:
         shared = replace(deployment, other_tenants_bytes=round(gib * GIB))
         safe = find_safe_memory_utilization(shared)
         row = {"KV cache (GiB)": Interval.from_value(0), "status": "does not fit"}
@@ -117,7 +117,7 @@ def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) ->
             row = read_memory(shared.with_args(gpu_memory_utilization=safe))
         return {"gpu_memory_utilization": safe, **{k: row[k] for k in ("KV cache (GiB)", "status")}}
 
-    return sweep({"other tenants (GiB)": tenants_gib}, read)
+    return sweep({"other tenants (GiB)": tenants_gib}, _read)
 
 
 def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: float) -> str:
@@ -151,13 +151,13 @@ def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame
         "max_model_len": max_model_len,
     }
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         tokens = round(lengths[name])
         sequences = memory.pool.count_sequences(min(tokens, max_model_len))
         risk = estimate_preemption_risk(memory, workload, sequences) if sequences else 1.0
         return {"tokens": tokens, "sequences": sequences, "preemption risk": risk}
 
-    return sweep({"length": lengths}, read)
+    return sweep({"length": lengths}, _read)
 
 
 def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
@@ -177,11 +177,11 @@ def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
                 deployment, model=replace(deployment.model, quantization=scheme)
             )
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         plan = plan_memory(changes[name])
         sequences = plan.pool.count_sequences(tokens)
         gain = sequences - memory.pool.count_sequences(tokens)
         size = cap_at_zero(plan.kv_available).mid
         return {"KV cache (GiB)": size, "sequences": sequences, "more than now": gain}
 
-    return sweep({"change": changes}, read)
+    return sweep({"change": changes}, _read)

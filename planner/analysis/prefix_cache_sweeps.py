@@ -93,12 +93,12 @@ def sweep_pool_size(
     smaller = [replace(pool, num_blocks=int(pool.num_blocks * share)) for share in shares]
     pools = {each.reported_tokens: each for each in smaller}
 
-    def read(tokens: int) -> Row:
+    def _read(tokens: int) -> Row:
         run = simulate_routed(deployment, workload, pool=pools[tokens])
         lru_hits = compute_prefix_hit_rate(trace, 1, tokens) * 100
         return {"found (%)": 0.0, "a plain LRU would find (%)": lru_hits, **_read_hits(run)}
 
-    return sweep({"KV pool (tokens)": pools}, read)
+    return sweep({"KV pool (tokens)": pools}, _read)
 
 
 def sweep_host_memory(
@@ -106,11 +106,11 @@ def sweep_host_memory(
 ) -> pd.DataFrame:
     """Return hits, TTFT and throughput of one replica with this `pool` by host memory behind it."""
 
-    def read(size: float) -> Row:
+    def _read(size: float) -> Row:
         run = simulate_routed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
         return _read_hits(run) | {"output tokens/s": run.output_tps}
 
-    return sweep({"GiB": gib}, read)
+    return sweep({"GiB": gib}, _read)
 
 
 def sweep_routing(
@@ -124,7 +124,7 @@ def sweep_routing(
     `workload` is the traffic per replica.
     """
 
-    def read(count: int, policy: str) -> Row:
+    def _read(count: int, policy: str) -> Row:
         load = workload.with_rate((workload.rate or 0.0) * count)
         run = simulate_routed(deployment.with_replicas(count), load, policy)
         counts = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
@@ -132,4 +132,4 @@ def sweep_routing(
         busiest = counts.max() / counts.mean()
         return _read_hits(run) | {"p50 TTFT (ms)": median, "busiest, of the mean": busiest}
 
-    return sweep({"replicas": replicas, "requests go": policies}, read)
+    return sweep({"replicas": replicas, "requests go": policies}, _read)

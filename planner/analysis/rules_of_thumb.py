@@ -19,7 +19,7 @@ def build_sequence_capacity_table(
 ) -> pd.DataFrame:
     """Return each deployment's max_num_seqs at 5% preemption risk; 0 if it does not start."""
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         memory = get_memory_plan(cases[name])
         limits = {
             traffic: find_safe_max_num_seqs(memory, load) if memory.can_start else 0
@@ -27,7 +27,7 @@ def build_sequence_capacity_table(
         }
         return {"engine's default": cases[name].args.max_num_seqs, **limits}
 
-    return sweep({"deployment": cases}, read)
+    return sweep({"deployment": cases}, _read)
 
 
 def build_communication_table(
@@ -39,7 +39,7 @@ def build_communication_table(
     `prompt` tokens alone.
     """
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         step, layers = build_step_model(cases[name]), len(cases[name].model.architecture.layers)
         row = {}
         for phase, cost in (
@@ -51,7 +51,7 @@ def build_communication_table(
             row[f"{phase} (% of the step)"] = link / cost.seconds * 100
         return row
 
-    return sweep({"GPUs": cases}, read)
+    return sweep({"GPUs": cases}, _read)
 
 
 def compare_step_speed(
@@ -59,7 +59,7 @@ def compare_step_speed(
 ) -> pd.DataFrame:
     """Return each case's speed relative to the first, for decode steps and a prompt."""
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         step = build_step_model(cases[name])
         row = {
             f"decode, batch {batch}": step.estimate_step([], [context] * batch).seconds
@@ -67,7 +67,7 @@ def compare_step_speed(
         }
         return row | {f"prompt of {prompt:,}": step.estimate_prompt(prompt).seconds}
 
-    seconds = sweep({"weights": cases}, read).set_index("weights")
+    seconds = sweep({"weights": cases}, _read).set_index("weights")
     return (seconds.iloc[0] / seconds).reset_index()
 
 
@@ -76,9 +76,9 @@ def sweep_throughput(
 ) -> pd.DataFrame:
     """Return analytical output tokens/s by requests in flight; empty if a case does not start."""
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         loads = {n: replace(workload, rate=None, concurrency=n) for n in concurrencies}
         served = {n: evaluate(cases[name], load).performance for n, load in loads.items()}
         return {f"{n} in flight": each and each.output_tps.mid for n, each in served.items()}
 
-    return sweep({"layout": cases}, read).set_index("layout")
+    return sweep({"layout": cases}, _read).set_index("layout")

@@ -75,7 +75,7 @@ def sweep_knob_pair(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     assert performance is not None
     running = max(1, round(performance.decode_batch))
 
-    def read(deployment: Deployment) -> Row:
+    def _read(deployment: Deployment) -> Row:
         tried = evaluate_candidate(scenario, deployment, deployment.layout.replicas)
         if not tried.prediction.can_start:
             raise PlannerError(tried.prediction.memory.reason)
@@ -85,7 +85,7 @@ def sweep_knob_pair(scenario: Scenario, best: Candidate) -> pd.DataFrame:
         "max_num_seqs": [m * running for m in PAIR_SLOTS],
         "max_num_batched_tokens": PAIR_BUDGETS_TOKENS,
     }
-    return sweep_args(best.deployment, pairs, read)
+    return sweep_args(best.deployment, pairs, _read)
 
 
 def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, object]:

@@ -16,7 +16,8 @@ from planner.latency.speculative_decoding import (
     find_break_even_acceptance,
     find_profitable_batches,
 )
-from planner.memory.memory_plan import MemoryPlan
+from planner.memory.memory_plan import plan_memory
+from planner.planning.scenario import Scenario
 
 EXAMPLE_DRAFT = SpeculationConfig("eagle3", 3, 0.62)
 """Used if a scenario names no draft: chat-70b's source for an EAGLE-3 head."""
@@ -29,6 +30,19 @@ def list_available_methods(deployment: Deployment) -> tuple[str, ...]:
     missing = {"model"} if deployment.model.architecture.mtp_layers else {"model", "mtp"}
     names = (name for name, method in load_draft_methods().items() if method.draft not in missing)
     return tuple(name for name in names if not explain_unsupported_method(name, deployment.engine))
+
+
+def propose_drafts(scenario: Scenario, deployment: Deployment) -> Deployment:
+    """Return `deployment` with its own drafts, else the scenario's, else an example's."""
+    entry = scenario.speculation
+    config = deployment.speculation or (entry.to_config() if entry else EXAMPLE_DRAFT)
+    return replace(deployment, speculation=config)
+
+
+def compare_draft(drafted: Deployment, batch: float, context: float) -> SpeculationSpeedup:
+    """Compare decoding with drafts to decoding without."""
+    memory = plan_memory(replace(drafted, speculation=None))
+    return evaluate_speculation(drafted, batch, context, memory)
 
 
 def list_step_parts(speedup: SpeculationSpeedup) -> pd.DataFrame:
@@ -54,11 +68,11 @@ def sweep_break_even(
 ) -> pd.DataFrame:
     """Return the break-even acceptance rate for each k and batch that has one."""
 
-    def read(k: int, batch: float) -> Row:
+    def _read(k: int, batch: float) -> Row:
         rate = find_break_even_acceptance(draft_tokens(deployment, k), batch, context)
         return {"acceptance_rate": rate}
 
-    return sweep({"k": ks, "batch": batches}, read).dropna()
+    return sweep({"k": ks, "batch": batches}, _read).dropna()
 
 
 def sweep_speedup(
@@ -75,16 +89,14 @@ def sweep_speedup(
         for batch in batches
     }
 
-    def read(k: int, batch: float, rate: float) -> Row:
+    def _read(k: int, batch: float, rate: float) -> Row:
         tokens = compute_expected_tokens(rate, k)
         return {"speedup": replace(speedups[k, batch], tokens_per_step=tokens).speedup.mid}
 
-    return sweep({"k": ks, "batch": batches, "acceptance_rate": rates}, read)
+    return sweep({"k": ks, "batch": batches, "acceptance_rate": rates}, _read)
 
 
-def build_draft_table(
-    drafted: Deployment, memory: MemoryPlan, batch: float, context: float
-) -> pd.DataFrame:
+def build_draft_table(drafted: Deployment, batch: float, context: float) -> pd.DataFrame:
     """Return GiB per GPU, lost sequences, speed-up at `batch` and the fastest k of each method.
 
     Methods that the model has no layers for, such as MTP, are left out.
@@ -92,9 +104,9 @@ def build_draft_table(
     config = drafted.speculation
     assert config is not None
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         tried = replace(drafted, speculation=replace(config, method=name))
-        found = evaluate_speculation(tried, batch, context, memory)
+        found = compare_draft(tried, batch, context)
         speedups = {
             k: evaluate_speculation(draft_tokens(tried, k), batch, context).speedup.mid
             for k in DRAFT_TOKEN_COUNTS
@@ -107,7 +119,9 @@ def build_draft_table(
             fastest: max(speedups, key=speedups.__getitem__),
         }  # fmt: skip
 
-    return sweep({"method": dict.fromkeys((config.method, *list_available_methods(drafted)))}, read)
+    return sweep(
+        {"method": dict.fromkeys((config.method, *list_available_methods(drafted)))}, _read
+    )
 
 
 def describe_break_even(drafted: Deployment, batch: int, context: float) -> str:

@@ -64,11 +64,17 @@ def read_estimate(deployment: Deployment, workload: Workload) -> Row:
     return {**build_latency_row(performance), "Output tokens/s": performance.output_tps}
 
 
-def read_tail(deployment: Deployment, workload: Workload) -> Row:
-    """Return the KV cache pool, and latencies, preemptions and the served share, simulated."""
-    pool = get_memory_plan(deployment).pool
-    run = run_short_simulation(deployment, workload, REQUESTS_PER_SWEEP_RUN)
-    return {"KV pool (tokens)": pool.reported_tokens, **build_tail_row(run)}
+def sweep_tails(
+    deployment: Deployment, workload: Workload, name: str, values: Iterable[int]
+) -> pd.DataFrame:
+    """Sweep an engine argument: KV cache pool, latencies, preemptions and served share, simulated."""
+
+    def _read(changed: Deployment) -> Row:
+        pool = get_memory_plan(changed).pool
+        run = run_short_simulation(changed, workload, REQUESTS_PER_SWEEP_RUN)
+        return {"KV pool (tokens)": pool.reported_tokens, **build_tail_row(run)}
+
+    return sweep_args(deployment, {name: values}, _read)
 
 
 def read_memory(deployment: Deployment) -> Row:

@@ -136,7 +136,7 @@ def sweep_utilization(
     if saturated is None:
         raise PlannerError(f"{deployment} does not start")
 
-    def read(percent: float) -> Row:
+    def _read(percent: float) -> Row:
         load = workload.with_rate(percent / 100 * saturated.request_tps.mid)
         steady = evaluate(deployment, load).performance
         result = simulate_once(deployment, load, 4 * REQUESTS_PER_SWEEP_RUN)
@@ -148,7 +148,7 @@ def sweep_utilization(
             row[f"{point}, simulated"] = get_wait_ms(result, point)
         return row
 
-    return sweep({"Utilization (%)": [share * 100 for share in shares]}, read)
+    return sweep({"Utilization (%)": [share * 100 for share in shares]}, _read)
 
 
 def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
@@ -169,7 +169,7 @@ def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
     smaller = [replace(plan, num_blocks=int(blocks)) for blocks in sizes[::-1]]
     pools = {pool.reported_tokens: pool for pool in smaller}
 
-    def read(tokens: int) -> Row:
+    def _read(tokens: int) -> Row:
         given_up = (plan.num_blocks - pools[tokens].num_blocks) * plan.bytes_per_block
         run = run_short_simulation(
             deployment, workload, REQUESTS_PER_SWEEP_RUN, with_interval=False, pool=pools[tokens]
@@ -179,7 +179,7 @@ def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
             **build_tail_row(run), "p99 E2E (ms)": get_wait_ms(run.mid, "p99", "e2e"),
         }  # fmt: skip
 
-    return sweep({"KV pool (tokens)": pools}, read)
+    return sweep({"KV pool (tokens)": pools}, _read)
 
 
 def select_stable_rows(swept: pd.DataFrame) -> pd.DataFrame:
@@ -198,7 +198,7 @@ def sweep_autoscaler_signals(
     """
     capacity, requests = estimate_capacity(deployment, workload).mid, 2 * REQUESTS_PER_SWEEP_RUN
 
-    def read(percent: float) -> Row:
+    def _read(percent: float) -> Row:
         rate = percent / 100 * capacity
         gauge_s = requests * deployment.num_engine_instances / rate / TIMELINE_SAMPLES
         run = simulate_once(deployment, workload.with_rate(rate), requests, gauge_s=gauge_s)
@@ -213,4 +213,4 @@ def sweep_autoscaler_signals(
             "p99 TTFT (ms)": get_wait_ms(run, "p99"),
         }  # fmt: skip
 
-    return sweep({"Load (%)": [share * 100 for share in shares]}, read)
+    return sweep({"Load (%)": [share * 100 for share in shares]}, _read)

@@ -1,21 +1,32 @@
 """The interactive views of the chapters: each starts at the plan's own deployment and changes it.
 
-What a view draws is computed by its `Study`, or by the tables of `analysis`.
+What a view draws is computed by the tables of `analysis`.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from functools import partial
 
 import pandas as pd
 
-from planner.analysis.layout_tables import build_slo_table
+from planner.analysis.batching_tables import (
+    count_requests_in_flight,
+    simulate_bursts,
+    simulate_cases,
+    simulate_long_prompt,
+    split_workload,
+    sweep_concurrency,
+)
+from planner.analysis.layout_tables import build_slo_table, relayout_candidate
 from planner.analysis.memory_sweeps import (
     build_budget_table,
     describe_memory_status,
     sweep_other_tenants,
 )
-from planner.analysis.speculation_tables import list_available_methods, list_step_parts
+from planner.analysis.speculation_tables import (
+    compare_draft,
+    list_available_methods,
+    list_step_parts,
+)
 from planner.analysis.study import Study
 from planner.calibration.serving_validation import load_serving_curves
 from planner.core.units import GIB
@@ -49,18 +60,18 @@ SERVING_LATENCIES = {"TPOT (ms)": "Mean TPOT", "TTFT (ms)": "Mean TTFT"}
 """The latencies of measured curves, and their titles."""
 
 
-def explore_frameworks(study: Study) -> InteractiveView:
+def try_frameworks(study: Study) -> InteractiveView:
     """Let the reader change what the choice of a framework rests on."""
     own = list(dict.fromkeys(candidate.gpu for candidate in study.scenario.gpus))
     gpus = {", ".join(gpu.name for gpu in own): own}
     gpus |= {gpu.name: [gpu] for gpu in list_gpus()}
 
-    def draw(gpu: str, **traits: bool) -> Outputs:
+    def _draw(gpu: str, **traits: bool) -> Outputs:
         choice = choose_framework(WorkloadTraits(**traits), gpus[gpu])
         return show_note(choice), show_figure(plot_framework_scores(choice), f"Points on {gpu}.")
 
     return InteractiveView(
-        draw,
+        _draw,
         gpu=build_choice(list(gpus), label="GPU"),
         **{
             trait: build_choice([("no", False), ("yes", True)], held, trait.replace("_", " "))
@@ -69,12 +80,12 @@ def explore_frameworks(study: Study) -> InteractiveView:
     )
 
 
-def explore_memory(study: Study) -> InteractiveView:
+def try_memory(study: Study) -> InteractiveView:
     """Let the reader change the engine arguments that memory depends on."""
     args = study.deployment.args
     longest = max(study.deployment.model.architecture.max_position, 2048)
 
-    def draw(deployment: Deployment) -> Outputs:
+    def _draw(deployment: Deployment) -> Outputs:
         memory = plan_memory(deployment)
         state, total = memory.status.replace("_", " "), memory.total_bytes / GIB
         text = (
@@ -98,7 +109,7 @@ def explore_memory(study: Study) -> InteractiveView:
         "kv_cache_dtype": "kv_cache_dtype",
     }
     return InteractiveView(
-        draw,
+        _draw,
         fields if study.is_current else {},
         study.deployment.with_args,
         gpu_memory_utilization=build_slider(0.5, 0.99, args.gpu_memory_utilization, step=0.01),
@@ -107,11 +118,11 @@ def explore_memory(study: Study) -> InteractiveView:
     )
 
 
-def explore_batch(study: Study) -> InteractiveView:
+def try_batch(study: Study) -> InteractiveView:
     """Let the reader change how many requests run at once, and see the preemption risk."""
     memory, workload = study.memory, study.scenario.workload
 
-    def draw(deployment: Deployment) -> HtmlOutput:
+    def _draw(deployment: Deployment) -> HtmlOutput:
         count = deployment.args.max_num_seqs
         risk = estimate_preemption_risk(memory, workload, count)
         often = f"overflows in {risk:.1%} of moments"
@@ -122,29 +133,29 @@ def explore_batch(study: Study) -> InteractiveView:
         )
 
     return InteractiveView(
-        draw,
+        _draw,
         {"engine_args.max_num_seqs": "max_num_seqs"} if study.is_current else {},
         study.deployment.with_args,
         max_num_seqs=build_slider(1, 2048, study.deployment.args.max_num_seqs),
     )
 
 
-def explore_tenants(study: Study) -> InteractiveView:
+def try_tenants(study: Study) -> InteractiveView:
     """Let the reader put other processes on the GPU."""
     held, total = study.deployment.other_tenants_bytes / GIB, study.memory.total_bytes / GIB
 
-    def draw(gib: float) -> HtmlOutput:
+    def _draw(gib: float) -> HtmlOutput:
         swept = sweep_other_tenants(study.deployment, sorted({0.0, held, gib}))
         return show_table(swept, "The largest safe share beside other processes.")
 
     label = "other processes (GiB)"
-    return InteractiveView(draw, gib=build_slider(0.0, round(total), held or 8.0, 0.5, label))
+    return InteractiveView(_draw, gib=build_slider(0.0, round(total), held or 8.0, 0.5, label))
 
 
-def explore_log(study: Study, log: str) -> InteractiveView:
+def try_log(study: Study, log: str) -> InteractiveView:
     """Let the reader compare a start-up log with the plan; a public one if there is none."""
 
-    def draw(path: str) -> Outputs:
+    def _draw(path: str) -> Outputs:
         explanation = (
             explain_log_file(path, planned=study.deployment)
             if path
@@ -155,15 +166,15 @@ def explore_log(study: Study, log: str) -> InteractiveView:
         text = f"{explanation.verdict} As a line of the scenario: {explanation.scenario_line}"
         return show_table(explanation.to_rows(), caption), show_note(text)
 
-    return InteractiveView(draw, path=build_text_field(log, "start-up log", "path of a log file"))
+    return InteractiveView(_draw, path=build_text_field(log, "start-up log", "path of a log file"))
 
 
-def explore_layouts(study: Study) -> InteractiveView:
+def try_layouts(study: Study) -> InteractiveView:
     """Let the reader change GPU and layout of the plan; each is simulated."""
     layout = study.deployment.layout
     gpus = list(dict.fromkeys(candidate.gpu.name for candidate in study.scenario.gpus))
 
-    def draw(candidate: Candidate) -> Outputs:
+    def _draw(candidate: Candidate) -> Outputs:
         targets, args = build_slo_table(study.scenario, candidate), candidate.deployment.args
         performance = candidate.prediction.performance
         basis = performance.source_label if performance else ""
@@ -182,9 +193,9 @@ def explore_layouts(study: Study) -> InteractiveView:
         )
 
     return InteractiveView(
-        draw,
+        _draw,
         {"layout": ("tp", "pp")} if study.is_current else {},
-        study.try_layout,
+        partial(relayout_candidate, study.plan),
         gpu=build_choice(gpus, study.deployment.gpu.name, label="GPU"),
         tp=build_choice(sorted({1, 2, 4, 8, layout.tp}), layout.tp, label="tensor parallel"),
         pp=build_slider(1, 8, layout.pp, label="pipeline stages"),
@@ -192,13 +203,15 @@ def explore_layouts(study: Study) -> InteractiveView:
     )
 
 
-def explore_concurrency(
-    study: Study, load: pd.DataFrame, tpot: str, limit: float | None
+def try_concurrency(
+    study: Study, candidate: Candidate, load: pd.DataFrame, tpot: str, limit: float | None
 ) -> InteractiveView:
     """Let the reader change the requests always in flight on one replica; `load` is the curve."""
+    replica = candidate.deployment.with_replicas(1)
+    traffic = split_workload(study.scenario, replica)
 
-    def draw(requests_in_flight: int) -> Outputs:
-        here = study.sweep_concurrency([requests_in_flight])
+    def _draw(requests_in_flight: int) -> Outputs:
+        here = sweep_concurrency(replica, traffic, [requests_in_flight])
         made, pace = here["Output tokens/s"].iloc[0], here[tpot].iloc[0]
         drawn = plot_pace_throughput(load, here, tpot, limit)
         text = f"{made:,.0f} output tokens/s, {tpot[:-5]} {pace:,.1f} ms."
@@ -207,28 +220,24 @@ def explore_concurrency(
             show_note(f"{requests_in_flight:,} in flight: {text}"),
         )
 
-    slots = study.replica.num_slots
-    count = build_slider(1, 2 * slots, study.requests_in_flight, label="requests in flight")
-    return InteractiveView(draw, requests_in_flight=count)
+    usual, most = count_requests_in_flight(candidate), 2 * replica.num_slots
+    slider = build_slider(1, most, usual, label="requests in flight")
+    return InteractiveView(_draw, requests_in_flight=slider)
 
 
-def explore_pressure(study: Study) -> InteractiveView:
+def try_pressure(study: Study) -> InteractiveView:
     """Let the reader change the KV cache pool of an engine, and the guard before it."""
-    args = study.deployment.args
+    args, seconds = study.deployment.args, study.timeline_s
 
-    def draw(deployment: Deployment) -> HtmlOutput:
+    def _draw(deployment: Deployment) -> HtmlOutput:
         changed = deployment.args
-        name = (
-            f"gpu_memory_utilization {changed.gpu_memory_utilization:g}, max_num_seqs"
-            f" {changed.max_num_seqs:,}"
-        )
-        return show_figure(
-            plot_timelines(study.simulate_timelines({name: deployment})),
-            "Running and waiting requests of one engine, simulated.",
-        )
+        share, seqs = f"{changed.gpu_memory_utilization:g}", f"{changed.max_num_seqs:,}"
+        name = f"gpu_memory_utilization {share}, max_num_seqs {seqs}"
+        drawn = plot_timelines(simulate_cases({name: (deployment, study.workload)}, seconds))
+        return show_figure(drawn, "Running and waiting requests of one engine, simulated.")
 
     return InteractiveView(
-        draw,
+        _draw,
         {"engine_args.max_num_seqs": "max_num_seqs"} if study.is_current else {},
         study.deployment.with_args,
         gpu_memory_utilization=build_slider(0.1, 0.98, args.gpu_memory_utilization, step=0.01),
@@ -236,95 +245,97 @@ def explore_pressure(study: Study) -> InteractiveView:
     )
 
 
-def explore_bursts(study: Study) -> InteractiveView:
+def try_bursts(study: Study) -> InteractiveView:
     """Let the reader make the plan's traffic burst and surge."""
+    seconds = study.timeline_s
 
-    def draw(burstiness: float, surge: float) -> HtmlOutput:
+    def _draw(burstiness: float, surge: float) -> HtmlOutput:
         if not study.workload.rate:
             return show_note("All of this work is there at the start: nothing arrives in bursts.")
+        case = study.deployment, study.workload
         return show_figure(
-            plot_timelines(study.simulate_timelines(study.build_bursts(burstiness, surge))),
-            f"Running and waiting requests of one engine in {study.timeline_s:,.0f} s of traffic,"
+            plot_timelines(simulate_bursts(*case, burstiness, surge, seconds)),
+            f"Running and waiting requests of one engine in {seconds:,.0f} s of traffic,"
             " and their own tail, simulated.",
         )
 
     return InteractiveView(
-        draw,
+        _draw,
         burstiness=build_slider(0.1, 2.0, 0.25, step=0.05),
         surge=build_slider(1.0, 4.0, 2.0, step=0.25, label="surge (times the rate)"),
     )
 
 
-def explore_long_prompt(study: Study) -> InteractiveView:
+def try_long_prompt(study: Study) -> InteractiveView:
     """Let the reader send a long prompt into a decode batch, and change the tokens of a step."""
-    args, batch = study.replica.args, study.decode_batch
+    replica, batch = study.deployment.with_replicas(1), study.decode_batch
+    args, traffic = replica.args, split_workload(study.scenario, study.deployment)
 
-    def change(max_num_batched_tokens: int, **prompt: int) -> tuple[Deployment, Mapping[str, int]]:
-        return study.replica.with_args(max_num_batched_tokens=max_num_batched_tokens), prompt
-
-    def draw(subject: tuple[Deployment, Mapping[str, int]]) -> Outputs:
-        deployment, prompt = subject
-        gaps, swept = study.simulate_long_prompt(deployment, **prompt)
-        tokens, others = f"{prompt['prompt']:,} tokens", f"{prompt['sequences']:,}"
+    def _draw(deployment: Deployment, prompt: int, sequences: int) -> Outputs:
+        gaps, swept = simulate_long_prompt(deployment, traffic, sequences, prompt)
         refused = f" The plan's own max_model_len of {args.max_model_len:,} would refuse it."
         return (
             show_figure(
                 plot_token_gaps(gaps),
-                f"Tokens of a decode batch of {others} while a prompt of {tokens} is computed."
-                " Pale: 80% interval of the gap.",
+                f"Tokens of a decode batch of {sequences:,} while a prompt of {prompt:,} tokens is"
+                " computed. Pale: 80% interval of the gap.",
             ),
             show_table(
                 swept,
-                f"A prompt of {tokens} beside {others} that decode, by max_num_batched_tokens."
-                + refused * (args.max_model_len < prompt["prompt"]),
+                f"A prompt of {prompt:,} tokens beside {sequences:,} that decode, by"
+                " max_num_batched_tokens." + refused * (args.max_model_len < prompt),
             ),
         )
 
     name = "max_num_batched_tokens"
     sizes = [2**power for power in range(8, 15)]
     return InteractiveView(
-        draw,
+        lambda subject: _draw(*subject),
         {f"engine_args.{name}": name} if study.is_current else {},
-        change,
+        lambda max_num_batched_tokens, **prompt: (
+            replica.with_args(max_num_batched_tokens=max_num_batched_tokens), *prompt.values(),
+        ),
         prompt=build_slider(1000, 40000, 10000, step=1000, label="prompt tokens"),
         max_num_batched_tokens=build_ladder(sizes, args.max_num_batched_tokens),
         sequences=build_slider(1, max(256, batch), batch, label="decode batch"),
-    )
+    )  # fmt: skip
 
 
-def explore_drafts(study: Study) -> InteractiveView:
+def try_drafts(study: Study, drafted: Deployment) -> InteractiveView:
     """Let the reader change how tokens are drafted, and for how many sequences at once."""
-    config = study.drafted.speculation
+    config = drafted.speculation
     assert config is not None
 
-    def change(sequences: int, **draft: Any) -> tuple[Deployment, int]:
-        return study.try_draft(**draft), sequences
+    def _change(method: str, k: int, acceptance: float, sequences: int) -> tuple[Deployment, int]:
+        changed = replace(
+            config, method=method, num_speculative_tokens=k, acceptance_rate=acceptance
+        )
+        return replace(drafted, speculation=changed), sequences
 
-    def draw(subject: tuple[Deployment, int]) -> Outputs:
-        speedup = study.compare_draft(*subject)
+    def _draw(subject: tuple[Deployment, int]) -> Outputs:
+        speedup = compare_draft(*subject, study.context)
         drawn = plot_step_parts(list_step_parts(speedup))
         return (
             show_note(f"Speculation {speedup}."),
             show_figure(drawn, "Milliseconds per token and sequence."),
         )
 
-    methods = list_available_methods(study.plain)
     return InteractiveView(
-        draw,
-        change=change,
-        method=build_choice(methods, config.method),
+        _draw,
+        change=_change,
+        method=build_choice(list_available_methods(study.deployment), config.method),
         k=build_slider(1, 8, config.num_speculative_tokens, label="drafted tokens k"),
         acceptance=build_slider(0.1, 0.98, config.acceptance_rate, 0.02, "acceptance rate"),
         sequences=build_slider(1, 256, study.decode_batch, label="sequences at once"),
     )
 
 
-def explore_serving_curves(points: pd.DataFrame, curve: str) -> InteractiveView:
+def try_serving_curves(points: pd.DataFrame, curve: str) -> InteractiveView:
     """Let the reader choose a measured curve; `points` are all of them, predicted."""
 
-    def draw(curve: str) -> HtmlOutput:
+    def _draw(curve: str) -> HtmlOutput:
         own = points[points["curve"] == curve]
         drawn = plot_serving_curve(own, SERVING_LATENCIES)
         return show_figure(drawn, "Band: predicted, 80%; dots: measured.")
 
-    return InteractiveView(draw, curve=build_choice(list(load_serving_curves()), curve))
+    return InteractiveView(_draw, curve=build_choice(list(load_serving_curves()), curve))

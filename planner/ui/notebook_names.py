@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 
-_NAMES: Mapping[str, str] = {
+_BY_MODULE: Mapping[str, str] = {
     "analysis.adapter_tables": "compare_adapter_endpoints describe_adapter_endpoints",
+    "analysis.batching_tables": (
+        "count_requests_in_flight describe_prefix_reuse get_slo_column "
+        "select_telling_loads split_workload sweep_concurrency sweep_prefix_reuse"
+    ),
     "analysis.disaggregation_tables": (
         "compare_pools describe_kv_transfer describe_pools find_best_pools sweep_kv_links "
         "sweep_pool_sizes"
@@ -17,9 +21,6 @@ _NAMES: Mapping[str, str] = {
         "list_pareto_fronts list_shortlist select_comparable select_fewest_replicas"
     ),
     "analysis.load_ramp": "run_load_ramp",
-    "analysis.load_sweeps": (
-        "describe_prefix_reuse get_slo_column select_telling_loads sweep_prefix_reuse"
-    ),
     "analysis.memory_sweeps": (
         "build_format_table build_sequence_table describe_memory_status "
         "describe_recommended_limits estimate_memory_gains sweep_max_model_len "
@@ -30,9 +31,10 @@ _NAMES: Mapping[str, str] = {
         "build_decision_table compute_knob_effects fix_lengths sweep_knob_pair sweep_knobs"
     ),
     "analysis.speculation_tables": (
-        "build_draft_table describe_break_even list_step_parts sweep_break_even sweep_speedup"
+        "build_draft_table compare_draft describe_break_even list_step_parts "
+        "propose_drafts sweep_break_even sweep_speedup"
     ),
-    "analysis.sweep": "space_logarithmically",
+    "analysis.sweep": "space_logarithmically sweep_tails",
     "analysis.tail_latency": (
         "build_latency_table build_tail_curves list_tail_limits select_stable_rows sweep_kv_pool"
     ),
@@ -56,10 +58,9 @@ _NAMES: Mapping[str, str] = {
     "planning.simulation_runs": "run_simulation",
     "tools.diagnostics.log_comparison": "EXAMPLE_LOG explain_log_file",
     "ui.chapter_views": (
-        "SERVING_LATENCIES explore_batch explore_bursts explore_concurrency "
-        "explore_drafts explore_frameworks explore_layouts explore_log "
-        "explore_long_prompt explore_memory explore_pressure explore_serving_curves "
-        "explore_tenants"
+        "SERVING_LATENCIES try_batch try_bursts try_concurrency try_drafts try_frameworks "
+        "try_layouts try_log try_long_prompt try_memory try_pressure try_serving_curves "
+        "try_tenants"
     ),
     "ui.charts.autoscaling": "plot_day",
     "ui.charts.base": "plot_lines",
@@ -79,5 +80,7 @@ _NAMES: Mapping[str, str] = {
         "render_changes show_code show_figure show_markdown show_note show_table"
     ),
 }
-PLACES = {name: f"{module}:{name}" for module, names in _NAMES.items() for name in names.split()}
+PLACES = {
+    name: f"{module}:{name}" for module, names in _BY_MODULE.items() for name in names.split()
+}
 """The module and the attribute of each name."""

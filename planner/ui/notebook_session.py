@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from planner.analysis.study import Study
+from planner.analysis.study import Study, begin_study
 from planner.core.errors import PlannerError
 from planner.core.files import (
     find_private_folder,
@@ -64,7 +64,7 @@ def open_study(
     With `fits`, where nothing fits it is the plan after the first change with which something does.
     """
     answered = open_plan(scenario, kept, time_limit_s)
-    return Study.begin(answered, scenario == CURRENT_SCENARIO, fits=fits)
+    return begin_study(answered, scenario == CURRENT_SCENARIO, fits=fits)
 
 
 def allow_pools(plan: Plan) -> Plan:

@@ -160,15 +160,12 @@ def show_code(script: str | None, language: str = "bash") -> HtmlOutput:
     )
 
 
-def join_outputs(*parts: HtmlOutput) -> HtmlOutput:
-    """Return several outputs as one."""
-    return HtmlOutput("".join(part.html for part in parts))
-
-
 def fold_content(*parts: HtmlOutput, title: str = "Answer") -> HtmlOutput:
     """Return content that is folded until it is clicked, such as the answer to a problem."""
-    summary = f"<summary>{escape_html(title)}</summary>{join_outputs(*parts).html}"
-    return HtmlOutput(f'<details style="margin: 0.6em 0">{summary}</details>')
+    inner = "".join(part.html for part in parts)
+    return HtmlOutput(
+        f'<details style="margin: 0.6em 0"><summary>{escape_html(title)}</summary>{inner}</details>'
+    )
 
 
 def format_value(value: object) -> str:

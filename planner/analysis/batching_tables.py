@@ -1,13 +1,14 @@
-"""Sweep the load of a deployment, a long prompt and prefix reuse, by `analysis.sweep`."""
+"""Tables of the batching chapter: load, bursts, a long prompt and prefix reuse."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from planner.analysis.layout_tables import estimate_max_rps
+from planner.analysis.load_ramp import build_surge_workload, simulate_timeline
 from planner.analysis.sweep import Row, read_estimate, sweep
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -23,11 +24,20 @@ from planner.planning.scenario import Scenario
 from planner.workload.workload import Workload
 
 
-def isolate_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, Workload]:
-    """Return one replica of `candidate`, and its part of the traffic (offline: a full batch)."""
-    workload = scenario.workload.split(candidate.deployment.layout.replicas)
-    replica = candidate.deployment.with_replicas(1)
-    return replica, saturate_workload(replica, workload) if scenario.offline else workload
+def split_workload(scenario: Scenario, deployment: Deployment) -> Workload:
+    """Return the part of the traffic that one replica gets (offline: a full batch)."""
+    workload, replica = (
+        scenario.workload.split(deployment.layout.replicas), deployment.with_replicas(1),
+    )  # fmt: skip
+    return saturate_workload(replica, workload) if scenario.offline else workload
+
+
+def count_requests_in_flight(candidate: Candidate) -> int:
+    """Count the requests at once on one replica, by Little's law."""
+    performance = candidate.prediction.performance
+    assert performance is not None
+    inside = performance.request_tps.mid * performance.e2e["mean"].mid
+    return max(1, round(inside / candidate.deployment.layout.replicas))
 
 
 def get_slo_column(scenario: Scenario, metric: str) -> tuple[str, float | None]:
@@ -45,11 +55,11 @@ def sweep_concurrency(
 ) -> pd.DataFrame:
     """Return latencies and throughput of closed loops by requests in flight, if they fit."""
 
-    def read(requests: int) -> Row:
+    def _read(requests: int) -> Row:
         load = replace(workload, rate=None, concurrency=requests, num_prompts=None)
         return read_estimate(deployment, load)
 
-    return sweep({"Requests in flight": values}, read)
+    return sweep({"Requests in flight": values}, _read)
 
 
 def select_telling_loads(load: pd.DataFrame, tpot: str, limit: float | None) -> pd.DataFrame:
@@ -98,7 +108,7 @@ def sweep_long_prompt(
     sizes = {f"{budget:,}": budget for budget in budgets}
     sizes["whole prompt"] = max(deployment.args.max_model_len, prompt + sequences)
 
-    def read(name: str) -> Row:
+    def _read(name: str) -> Row:
         chunked = name != "whole prompt"
         changed = deployment.with_args(
             max_num_batched_tokens=sizes[name], enable_chunked_prefill=chunked
@@ -112,7 +122,48 @@ def sweep_long_prompt(
             "Activations (GiB per GPU)": get_memory_plan(changed).activation / GIB,
         }
 
-    return sweep({"max_num_batched_tokens": sizes}, read)
+    return sweep({"max_num_batched_tokens": sizes}, _read)
+
+
+def simulate_long_prompt(
+    deployment: Deployment, workload: Workload, sequences: int, prompt: int
+) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Simulate a long prompt beside decoding `sequences`: gaps by case, and other budgets."""
+    own = deployment.args.max_num_batched_tokens
+    gaps = {
+        f"with chunked prefill, {budget:,} tokens a step": simulate_prefill_gaps(
+            deployment.with_args(max_num_batched_tokens=budget), workload, sequences, prompt
+        )
+        for budget in sorted({2048, own})
+    }
+    gaps["without: the whole prompt in one step"] = simulate_prefill_gaps(
+        deployment, workload, sequences, prompt, chunked=False
+    )
+    ladder = {size for size in (512, 1024, 2048, 4096, 8192) if size >= 2 * sequences}
+    sizes = sorted({own, *ladder})
+    return gaps, sweep_long_prompt(deployment, workload, sequences, prompt, sizes)
+
+
+def simulate_cases(
+    cases: Mapping[str, tuple[Deployment, Workload]], seconds: float
+) -> dict[str, pd.DataFrame]:
+    """Simulate one engine in each case: gauges over time by its name and its tail in words."""
+    told = {name: simulate_timeline(*case, seconds) for name, case in cases.items()}
+    return {f"{name}: {text}": gauges for name, (text, gauges) in told.items()}
+
+
+def simulate_bursts(
+    deployment: Deployment, workload: Workload, burstiness: float, surge: float, seconds: float
+) -> dict[str, pd.DataFrame]:
+    """Simulate one engine as planned, in bursts, and with a surge in the middle."""
+    loads = {
+        "as planned": workload,
+        f"burstiness {burstiness:g}": replace(workload, trace=None, burstiness=burstiness),
+        f"{surge:g} times the rate in the second third": build_surge_workload(
+            workload, surge, seconds
+        ),
+    }
+    return simulate_cases({name: (deployment, load) for name, load in loads.items()}, seconds)
 
 
 def sweep_prefix_reuse(
@@ -121,7 +172,7 @@ def sweep_prefix_reuse(
     """Return TTFT, saturated throughput and replicas by the fraction of cached prompt tokens."""
     deployment = candidate.deployment.with_args(enable_prefix_caching=True)
 
-    def read(percent: float) -> Row:
+    def _read(percent: float) -> Row:
         load = replace(scenario.workload, prefix_tokens=0, prefix_hit_rate=percent / 100)
         full = evaluate(deployment, saturate_workload(deployment, load)).performance
         max_rps = estimate_max_rps(replace(scenario, workload=load), deployment.with_replicas(1))
@@ -132,7 +183,7 @@ def sweep_prefix_reuse(
         }
         return served | read_estimate(deployment, load)
 
-    return sweep({"Prompt tokens found in the cache (%)": [s * 100 for s in shares]}, read)
+    return sweep({"Prompt tokens found in the cache (%)": [s * 100 for s in shares]}, _read)
 
 
 def find_break_even_reuse(reuse: pd.DataFrame) -> float | None:
