@@ -1,7 +1,7 @@
 """Headroom: what to run to serve a model, to this traffic, at this latency, and what it costs.
 
 The names below are what a script needs; each is loaded when it is first asked for, so that
-importing stays quick.
+importing stays quick. Notebooks have more, those of `ui.notebook_names`.
 """
 
 from importlib import import_module
@@ -35,10 +35,12 @@ __all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
-    name = _FORMER_NAMES.get(name, name)
-    if name not in _PLACES:
+    name, places = _FORMER_NAMES.get(name, name), _PLACES
+    if name not in places and not name.startswith("_"):
+        places = import_module(f"{__name__}.ui.notebook_names").PLACES
+    if name not in places:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _PLACES[name].partition(":")
+    module, _, attribute = places[name].partition(":")
     value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
     return value
 

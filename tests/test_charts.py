@@ -10,6 +10,7 @@ from shipped import answer_of, drawn_rows, plan_of
 
 from planner.analysis import layout_tables as layout_study
 from planner.analysis import tail_latency
+from planner.analysis.latency_rows import list_mean_latencies
 from planner.core.intervals import Interval
 from planner.core.number_format import format_usd
 from planner.core.units import GIB
@@ -240,7 +241,7 @@ def test_a_sweep_marks_what_does_not_fit() -> None:
 
 def test_one_requests_life_is_its_mean_times(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
-    text = charts_latency.plot_request_timeline(found, 120).to_json()
+    text = charts_latency.plot_request_timeline(*list_mean_latencies(found), 120).to_json()
     for words in (f"TTFT {found.ttft['mean'].mid * 1e3:,.0f} ms", f"ITL {found.itl['mean'].mid * 1e3:,.1f} ms",
                   f"E2E {found.e2e['mean'].mid:,.2f} s"):  # fmt: skip
         assert words in text

@@ -23,12 +23,13 @@ from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
 from planner.ui import notebook_session as chapter
+from planner.ui.chapter_views import try_layouts
 from planner.ui.charts import cockpit as charts_cockpit
 from planner.ui.cockpit import Cockpit
 from planner.ui.notebook_widgets import (
+    InteractiveView,
     build_choice,
     build_slider,
-    explore,
     render_changes,
     show_note,
 )
@@ -428,11 +429,9 @@ def test_two_questions_stand_side_by_side(quick_simulation):
 
 
 def test_a_choice_in_a_chapter_is_carried_on(folder):
-    drawn = explore(
+    drawn = InteractiveView(
         lambda tp, size: show_note(f"TP{tp}, {size}"),
-        carry=chapter.filter_carried_fields(
-            "current", {"layout": ("tp",), "engine_args.max_num_seqs": "size"}
-        ),
+        carry={"layout": ("tp",), "engine_args.max_num_seqs": "size"},
         tp=build_choice([1, 2], 1),
         size=build_slider(1, 100, 64),
     )
@@ -451,10 +450,10 @@ def test_a_choice_in_a_chapter_is_carried_on(folder):
     assert "8 x H100-SXM" in said and "before, 4 x H100-SXM" in said
     render_changes("current", plan).children[1].click()  # back to the plan
     assert chapter.load_changes() == {} and render_changes("current", plan) is None
-    assert (
-        render_changes("chat-70b", plan) is None
-        and chapter.filter_carried_fields("chat-70b", {"layout": "tp"}) == {}
-    )
+    assert render_changes("chat-70b", plan) is None
+    for scenario in ("current", "chat-70b"):
+        study = chapter.open_study(scenario)
+        assert bool(try_layouts(study)._carry) == (scenario == "current")
 
 
 def test_parallel_sizes_that_are_settled_are_kept():

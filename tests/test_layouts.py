@@ -11,7 +11,7 @@ from shipped import plan_of
 from planner.analysis import layout_tables as layout_study
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
-from planner.engines.deployment import ParallelLayout, deploy_on
+from planner.engines.deployment import deploy_on
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import parse_scenario
 from planner.planning.search import Plan, search_deployments
@@ -110,6 +110,4 @@ def test_a_refused_layout_is_told_in_the_engines_words(plan):
         PlannerError,
         match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)",
     ):
-        layout_study.relayout_candidate(
-            plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3)
-        )
+        layout_study.relayout_candidate(plan, "H100-SXM", 3, 1, 1)

@@ -35,7 +35,7 @@ TWO_LESSONS = [
     for name in ("1-kv-equation", "3-batching-and-preemption")
 ]
 EXPLORED = [
-    path for path in list_chapter_notebooks() if "explore(" in path.read_text(encoding="utf-8")
+    path for path in list_chapter_notebooks() if "planner.try_" in path.read_text(encoding="utf-8")
 ]
 """Chapters with controls; the test that moves them opens the chapter."""
 ASIDE = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("start", "compare", "fleet", "decisions")]
@@ -86,7 +86,7 @@ def values(control: ipywidgets.Widget) -> list[Any]:
     """A few that a chapter's control can be moved to, and back."""
     if isinstance(control, ipywidgets.Text):
         return ["no-such.log", str(EXAMPLE_LOG), control.value]
-    if isinstance(control, ipywidgets.Dropdown):
+    if hasattr(control, "_options_full"):
         return [
             *[value for _, value in control._options_full if value != control.value][:3],
             control.value,
@@ -115,7 +115,7 @@ def test_after_each_control_a_chapter_shows_a_fresh_computation(
         list(run(notebook, tmp_path))
         return list(made)
 
-    monkeypatch.setattr("planner.ui.notebook_widgets.explore", explore)
+    monkeypatch.setattr("planner.ui.chapter_views.InteractiveView", explore)
     seen, idle = [], []
     for place, moved in enumerate(opened()):
         for name, control in moved._controls.items():

@@ -28,13 +28,13 @@ CONTENT = """
 import altair as alt, pandas as pd
 from IPython.display import Markdown, display
 from planner.core.intervals import Interval
-from planner.ui.notebook_widgets import build_choice, build_slider, explore
+from planner.ui.notebook_widgets import InteractiveView, build_choice, build_slider
 from planner.ui.notebook_widgets import show_code, show_figure, show_note, show_table
 frame = pd.DataFrame({"Concurrency": [1, 2, 3], "TPOT (ms)": [4, 5, 6]})
 def draw(scale, mark):
     chart = alt.Chart(frame.assign(y=frame["TPOT (ms)"] * scale)).mark_line().encode(x="Concurrency", y="y")
     return show_figure(chart, f"Scaled by {scale}.")
-display(explore(draw, scale=build_slider(1, 9, 2), mark=build_choice(["line"])))
+display(InteractiveView(draw, scale=build_slider(1, 9, 2), mark=build_choice(["line"])))
 display(show_table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}), "Costs $3 or $4."))
 display(show_note("A note."), show_code("vllm serve " + "--option value " * 40),
         Markdown("The product is $6 \\\\times 7$."))

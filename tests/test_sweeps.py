@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from shipped import plan_of
 
-from planner.analysis import load_sweeps
+from planner.analysis import batching_tables
+from planner.analysis.sweep import space_logarithmically, sweep_args
 from planner.core.errors import PlannerError
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import load_scenario
@@ -20,7 +21,8 @@ def best():
 
 @pytest.fixture(scope="module")
 def alone(best):
-    return load_sweeps.isolate_replica(CHAT, best)
+    deployment = best.deployment
+    return deployment.with_replicas(1), batching_tables.split_workload(CHAT, deployment)
 
 
 def rises(values) -> bool:
@@ -29,21 +31,34 @@ def rises(values) -> bool:
     )
 
 
+def test_a_sweep_has_a_row_for_each_combination_that_the_engine_takes(alone):
+    def read(deployment):
+        if deployment.args.max_num_seqs > deployment.args.max_num_batched_tokens:
+            raise PlannerError("no engine starts so")
+        return {"both": (deployment.args.max_num_seqs, deployment.args.max_num_batched_tokens)}
+
+    axes = {"max_num_seqs": [64, 512], "max_num_batched_tokens": [256, 1024]}
+    swept = sweep_args(alone[0], axes, read)
+    assert list(swept.columns) == ["max_num_seqs", "max_num_batched_tokens", "both"]
+    assert list(swept["both"]) == [(64, 256), (64, 1024), (512, 1024)]
+    assert list(swept["max_num_seqs"]) == [64, 64, 512]
+
+
 def test_more_requests_in_flight_mean_more_throughput_and_slower_tokens(alone):
-    load = load_sweeps.sweep_concurrency(*alone, load_sweeps.space_logarithmically(1, 128))
+    load = batching_tables.sweep_concurrency(*alone, space_logarithmically(1, 128))
     assert rises([value.mid for value in load["Output tokens/s"]])
     assert rises([value.mid for value in load["p95 TPOT (ms)"]])
 
 
 def test_throughput_grows_almost_in_proportion_while_weights_dominate_a_step(alone):
     """Decode reads all weights whatever the batch: eight requests cost far less than eight times one."""
-    load = load_sweeps.sweep_concurrency(*alone, [1, 8]).set_index("Requests in flight")
+    load = batching_tables.sweep_concurrency(*alone, [1, 8]).set_index("Requests in flight")
     assert load.loc[8, "Output tokens/s"].mid > 4 * load.loc[1, "Output tokens/s"].mid
 
 
 def test_chunks_bound_the_gap_and_cost_the_prompt_time(alone):
     """Sarathi-Serve (OSDI 2024): chunked prefill bounds the stall of decodes and slows the prompt a little."""
-    found = load_sweeps.sweep_long_prompt(
+    found = batching_tables.sweep_long_prompt(
         *alone, sequences=16, prompt=10_000, budgets=[512, 2048, 8192]
     )
     assert rises([gap.mid for gap in found["Longest gap (ms)"]])
@@ -52,7 +67,7 @@ def test_chunks_bound_the_gap_and_cost_the_prompt_time(alone):
 
 
 def test_gaps_begin_and_end_undisturbed(alone):
-    data = load_sweeps.simulate_prefill_gaps(*alone, sequences=16, prompt=10_000)
+    data = batching_tables.simulate_prefill_gaps(*alone, sequences=16, prompt=10_000)
     assert not data["Prompt in it"].iloc[[0, 1, 2, -3, -2, -1]].any()
     assert data["Gap (ms)"].iloc[0] == data["Gap (ms)"].iloc[-1]
 
@@ -61,7 +76,7 @@ def test_a_budget_without_room_for_prompts_is_refused(alone):
     deployment, traffic = alone
     tiny = deployment.with_args(max_num_batched_tokens=64)
     with pytest.raises(PlannerError, match="leaves no room beside 64 decoding sequences"):
-        load_sweeps.simulate_prefill_gaps(tiny, traffic, sequences=64, prompt=1000)
+        batching_tables.simulate_prefill_gaps(tiny, traffic, sequences=64, prompt=1000)
 
 
 def test_too_few_slots_never_keep_up(alone):
@@ -73,11 +88,11 @@ def test_too_few_slots_never_keep_up(alone):
 
 
 def test_reuse_shortens_prefill_and_nothing_gets_worse(best):
-    found = load_sweeps.sweep_prefix_reuse(CHAT, best, [0, 0.25, 0.5, 0.75])
+    found = batching_tables.sweep_prefix_reuse(CHAT, best, [0, 0.25, 0.5, 0.75])
     assert rises([value.mid for value in found["Requests/s, all slots taken"]])
     assert rises([value.mid for value in found["mean TTFT (ms)"]][::-1])
     assert rises(list(found["Replicas needed"])[::-1])
-    assert 0 < load_sweeps.find_break_even_reuse(found) < 20
+    assert 0 < batching_tables.find_break_even_reuse(found) < 20
 
 
 def test_reuse_pays_later_where_prompts_are_a_small_part_of_the_work(best):
@@ -88,7 +103,7 @@ def test_reuse_pays_later_where_prompts_are_a_small_part_of_the_work(best):
     )
     shares = [0, 0.25, 0.5, 0.75]
     little, much = (
-        load_sweeps.find_break_even_reuse(load_sweeps.sweep_prefix_reuse(s, best, shares))
+        batching_tables.find_break_even_reuse(batching_tables.sweep_prefix_reuse(s, best, shares))
         for s in (chatty, CHAT)
     )
     assert little is None or little > much

@@ -13,9 +13,9 @@ from planner.analysis import load_ramp as ramp_test
 from planner.analysis import tail_latency
 from planner.analysis.latency_rows import MIN_SERVED_FRACTION, REQUESTS_PER_SWEEP_RUN
 from planner.analysis.layout_tables import estimate_max_rps
-from planner.analysis.load_sweeps import saturate_workload
 from planner.core.errors import PlannerError
 from planner.planning.capacity import drop_rejected_requests, estimate_capacity
+from planner.planning.evaluation import saturate_workload
 from planner.planning.prediction import evaluate, get_memory_plan
 from planner.planning.scenario import load_scenario
 from planner.planning.simulation_runs import run_short_simulation, run_simulation, simulate_once

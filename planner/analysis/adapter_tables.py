@@ -79,3 +79,36 @@ def compare_adapter_endpoints(scenario: Scenario) -> EndpointComparison | None:
     )
     usd, _, description = min(dedicated)
     return EndpointComparison(frame, description, usd, min_rps)
+
+
+def describe_adapter_endpoints(
+    scenario: Scenario, slots: int, compared: EndpointComparison | None
+) -> str:
+    """Describe, as Markdown, what adapters cost on one endpoint or each; empty without adapters."""
+    if not scenario.workload.adapters:
+        return ""
+    text = (
+        "## One endpoint for all adapters, or one for each\n\n"
+        f"Every request asks for one of {scenario.workload.adapters:,} LoRA adapters. The engine"
+        f" keeps {slots:,} of them in slots on every GPU, and has no more different ones in a step:"
+        " requests for others wait, whatever came first. Each different adapter in a step costs"
+        " time of its own, however few tokens it changes, so rare adapters make steps slow.\n\n"
+    )
+    if compared is None:
+        return (
+            f"{text}What an endpoint for each would cost is not compared: it takes a rate, prices,"
+            " and a feasible plan."
+        )
+    text += (
+        "An adapter that has its own endpoint is merged into the weights and costs nothing more,"
+        f" but takes at least {compared.dedicated_deployment}, USD"
+        f" {compared.dedicated_usd_per_hour:,.2f} per hour. "
+    )
+    if count := compared.break_even_adapters:
+        text += f"One endpoint for all costs less from **{count} adapters** on. "
+    if rate := compared.min_dedicated_rps:
+        return (
+            f"{text}An adapter that is asked for more than **{rate:,.3g} times a second** by itself"
+            " costs less on its own."
+        )
+    return f"{text}However often an adapter is asked for, it costs no less on its own."

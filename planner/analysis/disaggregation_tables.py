@@ -5,12 +5,14 @@ from collections.abc import Mapping
 import pandas as pd
 
 from planner.analysis.layout_tables import get_slo_label
+from planner.analysis.sweep import Row, sweep
+from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
 from planner.core.units import GB, GIB
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated import estimate_kv_transfer
-from planner.planning.disaggregated_search import evaluate_pools
+from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
 from planner.planning.evaluation import get_capacity_rps
 from planner.planning.search import Plan
 
@@ -54,32 +56,22 @@ def compare_pools(plan: Plan) -> pd.DataFrame:
 def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
     """Vary the number of workers: GPUs, limit utilization and SLO status, one row per size."""
     prefill, decode = best.prediction.pools
-    rows = []
-    for n in range(
-        max(prefill.layout.replicas - GRID_RADIUS_WORKERS, 1),
-        prefill.layout.replicas + GRID_RADIUS_WORKERS + 1,
-    ):
-        for m in range(
-            max(decode.layout.replicas - GRID_RADIUS_WORKERS, 1),
-            decode.layout.replicas + GRID_RADIUS_WORKERS + 1,
-        ):
-            candidate = evaluate_pools(
-                plan.scenario,
-                prefill.with_replicas(n),
-                decode.with_replicas(m),
-                plan.scenario.workload,
-            )
-            if candidate is None:
-                continue
-            rows.append({
-                "prefill workers": n, "decode workers": m,
-                "GPUs": candidate.prediction.num_gpus_billed,
-                "share of the tightest limit": candidate.limit_utilization,
-                "targets": get_slo_label(candidate),
-                "what is missing": "; ".join(candidate.violations or candidate.risks) or "nothing",
-                "chosen": (n, m) == (prefill.layout.replicas, decode.layout.replicas),
-            })  # fmt: skip
-    return pd.DataFrame(rows)
+    planned = prefill.layout.replicas, decode.layout.replicas
+
+    def _read(n: int, m: int) -> Row:
+        pools, load = (prefill.with_replicas(n), decode.with_replicas(m)), plan.scenario.workload
+        if (candidate := evaluate_pools(plan.scenario, *pools, load)) is None:
+            raise PlannerError("no such pools can be rented")
+        return {
+            "GPUs": candidate.prediction.num_gpus_billed,
+            "share of the tightest limit": candidate.limit_utilization,
+            "targets": get_slo_label(candidate),
+            "what is missing": "; ".join(candidate.violations or candidate.risks) or "nothing",
+            "chosen": (n, m) == planned,
+        }
+
+    spans = (range(max(n - GRID_RADIUS_WORKERS, 1), n + GRID_RADIUS_WORKERS + 1) for n in planned)
+    return sweep(dict(zip(("prefill workers", "decode workers"), spans, strict=True)), _read)
 
 
 def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
@@ -88,18 +80,18 @@ def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
     prompt, performance = plan.scenario.workload.prompt, best.prediction.performance
     assert performance is not None
     ttft = performance.get("ttft", "mean").mid
-    rows = []
-    for name, speed in {
-        f"planned: {format_number(bandwidth / GB)} GB/s": bandwidth,
-        **LINK_BANDWIDTHS,
-    }.items():
-        seconds = s_per_token * bandwidth / speed * prompt.mean
-        rows.append({
-            "link": name, "mean prompt (ms)": seconds * 1e3,
-            "p95 prompt (ms)": s_per_token * bandwidth / speed * prompt.p95 * 1e3,
+    links = {f"planned: {format_number(bandwidth / GB)} GB/s": bandwidth, **LINK_BANDWIDTHS}
+
+    def _read(name: str) -> Row:
+        slowdown = bandwidth / links[name]
+        seconds = s_per_token * slowdown * prompt.mean
+        return {
+            "mean prompt (ms)": seconds * 1e3,
+            "p95 prompt (ms)": s_per_token * slowdown * prompt.p95 * 1e3,
             "of the mean TTFT": f"{seconds / (ttft - s_per_token * prompt.mean + seconds):.1%}",
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+        }
+
+    return sweep({"link": links}, _read)
 
 
 def describe_kv_transfer(plan: Plan, best: Candidate) -> str:
@@ -119,3 +111,28 @@ def describe_kv_transfer(plan: Plan, best: Candidate) -> str:
         return text
     traffic = rate * kv_bytes * prompt / GB
     return f"{text} At {format_number(rate)} requests/s the busiest link carries {format_number(traffic)} GB/s."
+
+
+def find_best_pools(plan: Plan) -> Candidate | None:
+    """Find the pools that a plan consists of, else the best that were looked at."""
+    return plan.chosen if plan.is_disaggregated else plan.best_disaggregated
+
+
+def describe_pools(answered: Plan, plan: Plan) -> str:
+    """Describe the best pools of `plan`, and whether they are what was `answered`."""
+    best, unified = find_best_pools(plan), plan.without_disaggregation.best
+    text = (
+        ""
+        if answered.scenario.allow_disaggregation
+        else ("The scenario does not allow pools (pools: true does); this is what they would be. ")
+    )
+    text += f"The plan without pools: {unified}. " if unified else ""
+    if best is None:
+        expensive = "none serve this traffic for less than twice the price of the plan without them"
+        why = explain_skipped_pools(plan.scenario) or expensive
+        return f"{text}There are no pools to look at: {why}."
+    status = "They are the plan" if plan.is_disaggregated else "They are not the plan"
+    return (
+        f"{text}The best pools: {best}. {status}: pools are chosen where they cost less and meet"
+        " every target at the pessimistic end too, as their intervals are wide."
+    )

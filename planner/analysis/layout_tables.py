@@ -4,27 +4,32 @@ Columns have readable names with units; predictions are intervals.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import compress, product
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from planner.analysis.sweep import sweep
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
 from planner.core.units import GB, GIB
 from planner.engines.deployment import Deployment, ParallelLayout
-from planner.hardware.gpus import get_gpu, load_links
+from planner.hardware.gpus import get_gpu, load_links, resolve_link_bandwidth
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import build_target_step_model
 from planner.parallelism.communication import estimate_collectives
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
 from planner.parallelism.pipeline import compute_pipeline_bubble
 from planner.planning.candidate import Candidate, describe_formats
-from planner.planning.deployment_builder import build_deployment
+from planner.planning.engine_tuning import apply_engine_args, generate_variants
 from planner.planning.evaluation import (
     compute_offered_rps,
     evaluate_candidate,
+    evaluate_candidates,
     get_capacity_rps,
     get_load_limit_name,
 )
@@ -69,9 +74,10 @@ def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
 
 
 def explain_unified_deployment(plan: Plan) -> str:
-    """Explain which unified deployment a chapter studies, if the plan is disaggregated."""
+    """Explain which unified deployment a chapter studies; empty if the plan is one."""
     pooled, unified = plan.chosen, plan.without_disaggregation.best
-    assert pooled is not None
+    if pooled is None or not pooled.is_disaggregated:
+        return ""
     return (
         f"The plan is in pools: {pooled.description}. This chapter looks at the best without them:"
         f" {unified.description if unified else 'none'}."
@@ -94,52 +100,121 @@ def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str
     return f"The plan: {plan.chosen.description}." if plan.chosen else ""
 
 
-def relayout_candidate(
-    scenario: Scenario, like: Candidate, candidate_gpu: CandidateGpu, layout: ParallelLayout
-) -> Candidate:
-    """Evaluate `like`'s model, formats and context in another layout.
+def resize_layout(layout: ParallelLayout, tp: int, pp: int, replicas: int) -> ParallelLayout:
+    """Return `layout` with other sizes; experts stay spread over all ranks if they are."""
+    ep = tp * layout.dp if layout.ep > 1 else 1
+    return replace(layout, tp=tp, pp=pp, ep=ep, dcp=min(layout.dcp, tp), replicas=replicas)
 
-    Raises `PlannerError` if the engine rejects the layout.
+
+def _find_best_on(plan: Plan, candidate_gpu: CandidateGpu) -> Candidate | None:
+    """Find the best candidate in the machines of a GPU of the scenario."""
+    gpu, link = candidate_gpu.gpu, candidate_gpu.interconnect
+    bandwidth = resolve_link_bandwidth(gpu, link) if link else gpu.link_bandwidth
+    machine = gpu, candidate_gpu.max_machine_gpus, candidate_gpu.machine_sizes, bandwidth
+    return next((c for c in plan.candidates if c.family_key[:4] == machine), None)
+
+
+def _list_in_shape(plan: Plan, like: Candidate, layout: ParallelLayout) -> list[Deployment]:
+    """List one replica of `like` in another shape, with every choice of arguments that is known.
+
+    In its own shape it keeps its arguments. In another one max_num_seqs is what the memory holds,
+    or as many as before, and one more argument may change, as in the search.
     """
+    shape, args = replace(layout, replicas=1), like.deployment.args
+    moved = replace(like.deployment, layout=shape)
+    if like.family_key[-1] == (shape,):
+        return [moved]
+    key = *like.family_key[:-1], (shape,)
+    known = [c.deployment.with_replicas(1) for c in plan.candidates if c.family_key == key][:1]
+    names = "max_num_batched_tokens", "gpu_memory_utilization"
+    with suppress(PlannerError):
+        fitted = apply_engine_args(plan.scenario, moved, **{n: getattr(args, n) for n in names})
+        fewer = fitted.with_args(max_num_seqs=min(args.max_num_seqs, fitted.args.max_num_seqs))
+        known += [fitted, fewer, *generate_variants(plan.scenario, fitted)]
+    return list(dict.fromkeys(known)) or [moved]
+
+
+def relayout_candidate(plan: Plan, gpu: str, tp: int, pp: int, replicas: int) -> Candidate:
+    """Simulate the plan in another layout: itself in its own, else the best that is known of it.
+
+    Raises `PlannerError` if the model does not fit there, or the engine rejects the layout.
+    """
+    best = plan.candidates[0]
+    layout = resize_layout(best.deployment.layout, tp, pp, replicas)
+    gpus = [candidate for candidate in plan.scenario.gpus if candidate.gpu.name == gpu]
+    likes = [(like, one) for one in gpus if (like := _find_best_on(plan, one))]
+    if not likes:
+        raise PlannerError(f"the model does not fit on {gpu}")
+    like, candidate_gpu = min(likes, key=lambda pair: plan.candidates.index(pair[0]))
     model, engine = like.deployment.model, like.deployment.engine
     if reason := explain_illegal_layout(model, layout, candidate_gpu.max_machine_gpus, engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
-    kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
-    deployment = build_deployment(
-        replace(scenario, engine=engine),
-        candidate_gpu,
-        model,
-        layout,
-        kv_cache_dtype,
-        like.deployment.speculation,
-    )
-    return evaluate_candidate(scenario, deployment, layout.replicas, like.preference_key)
+    cases = [
+        (deployment, replicas, like.preference_key)
+        for deployment in _list_in_shape(plan, like, layout)
+    ]
+    placed = min(evaluate_candidates(plan.scenario, cases), key=attrgetter("rank_key"))
+    return _simulate_placed(plan, placed)
 
 
+def _simulate_placed(plan: Plan, placed: Candidate) -> Candidate:
+    """Simulate a candidate, unless the plan has, or it does not start."""
+    known = _list_simulated(plan).get(placed.placement_key)
+    if known or not placed.prediction.can_start:
+        return known or placed
+    return state_deployment(plan.scenario, placed.deployment, placed.preference_key)
+
+
+def _list_simulated(plan: Plan) -> dict[object, Candidate]:
+    """Return the candidates that the plan simulated by their placement, the best of each."""
+    return {c.placement_key: c for c in reversed(plan.candidates) if c.is_simulated}
+
+
+@show_step("simulating layouts")
 def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
     """List every legal TP x PP x replicas on every GPU, in the formats of its best candidate.
 
-    Candidates that the plan simulated are taken from it; the others are analytical.
+    Each has the best engine arguments that are known for it. Candidates that the plan simulated are
+    taken from it; the others are analytical, but for those that the estimate ranks before the plan.
     """
-    rows = []
-    simulated = {
-        candidate.placement_key: candidate
-        for candidate in reversed(plan.candidates)
-        if candidate.is_simulated
-    }
+    cases: list[tuple[Deployment, int, tuple[int, ...]]] = []
     for candidate_gpu in plan.scenario.gpus:
-        like = next((c for c in plan.candidates if c.deployment.gpu == candidate_gpu.gpu), None)
-        if like is None:
+        if (like := _find_best_on(plan, candidate_gpu)) is None:
             continue
-        model, engine = like.deployment.model, like.deployment.engine
+        most, node = candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus
+        deployment = like.deployment
         for shape in list_legal_layouts(
-            model, candidate_gpu.gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, engine
+            deployment.model, deployment.gpu, most, node, deployment.engine
         ):
-            for replicas in range(1, candidate_gpu.max_gpus // shape.gpus_per_replica + 1):
-                placed = relayout_candidate(
-                    plan.scenario, like, candidate_gpu, replace(shape, replicas=replicas)
-                )
-                rows.append(simulated.get(placed.placement_key, placed))
+            cases += [
+                (known, replicas, like.preference_key)
+                for known in _list_in_shape(plan, like, shape)
+                for replicas in range(1, most // shape.gpus_per_replica + 1)
+            ]
+    placed: dict[object, Candidate] = {}
+    for candidate in evaluate_candidates(plan.scenario, cases):
+        key = candidate.placement_key
+        if key not in placed or candidate.rank_key < placed[key].rank_key:
+            placed[key] = candidate
+    placed |= {key: known for key, known in _list_simulated(plan).items() if key in placed}
+    return _simulate_better(plan, placed.values())
+
+
+def _simulate_better(plan: Plan, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Simulate what the estimate ranks before the plan, up to the fewest replicas that are enough."""
+    enough: set[object] = set()
+    rows = []
+    for each in sorted(candidates, key=lambda one: one.deployment.layout.replicas):
+        if (
+            plan.chosen
+            and not each.is_simulated
+            and each.family_key not in enough
+            and each.rank_key < plan.chosen.rank_key
+        ):
+            each = _simulate_placed(plan, each)
+        if each.is_feasible:
+            enough.add(each.family_key)
+        rows.append(each)
     return tuple(rows)
 
 
@@ -297,23 +372,10 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     )
 
 
-@show_step("simulating layouts")
 def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
-    """Return the best dozen that fit; the closest first if none is feasible.
-
-    What the estimate ranks before the plan is simulated, as the search does.
-    """
+    """Return the best dozen that fit; the closest first if none is feasible."""
     fit = [candidate for candidate in candidates if candidate.prediction.can_start]
-    if plan.chosen:
-        fit = [
-            each
-            if each.is_simulated or each.rank_key > plan.chosen.rank_key
-            else state_deployment(plan.scenario, each.deployment, each.preference_key)
-            for each in fit
-        ]
-    fit.sort(
-        key=lambda candidate: candidate.rank_key if plan.chosen else (candidate.limit_utilization,)
-    )
+    fit.sort(key=attrgetter("rank_key" if plan.chosen else "limit_utilization"))
     data = build_candidate_frame(plan, fit[:12], "get_for_display")
     data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
     hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
@@ -323,7 +385,22 @@ def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     return data.drop(columns=hidden)
 
 
-def has_enough_points(data: pd.DataFrame, column: str) -> bool:
+def list_pareto_fronts(plan: Plan, data: pd.DataFrame) -> list[dict[str, Any]]:
+    """List what layouts are drawn by over their cost, with its limit, if enough of them keep up.
+
+    That is each latency with a target, or the throughput without one.
+    """
+    fronts: list[dict[str, Any]] = [
+        {"y": f"{target.name} (ms)", "limit": target.seconds * 1e3}
+        for target in {t.metric: t for t in plan.scenario.slo_targets}.values()
+    ]
+    if not fronts:
+        rate = plan.scenario.workload.rate
+        return [{"y": "Requests/s", "limit": rate, "more_is_better": True}]
+    return [front for front in fronts if _has_enough_points(data, front["y"])]
+
+
+def _has_enough_points(data: pd.DataFrame, column: str) -> bool:
     """Return whether enough layouts keep up for a Pareto front of `column` to be visible."""
     rows = data[data[column].notna() & ~data["Saturated"]]
     return len(set(rows["USD per hour"].where(rows["USD per hour"].notna(), rows["GPUs"]))) > 2
@@ -389,13 +466,10 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
 
 def build_bubble_table(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
     """Return the idle fraction of pipelines of these `sizes` by successive micro-batches."""
-    rows = [
-        (f"PP{pp}", m, compute_pipeline_bubble(pp, m) * 100)
-        for pp in sizes
-        for m in range(1, most + 1)
-    ]
-    return pd.DataFrame(
-        rows, columns=["Pipeline", "Micro-batches in a row", "Idle (% of GPU time)"]
+    axes = {"Pipeline": [f"PP{pp}" for pp in sizes], "Micro-batches in a row": range(1, most + 1)}
+    return sweep(
+        axes,
+        lambda name, m: {"Idle (% of GPU time)": compute_pipeline_bubble(int(name[2:]), m) * 100},
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from planner.analysis.sweep import Row, cap_at_zero, read_memory, sweep, sweep_args
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -57,38 +58,16 @@ def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
 
 def sweep_memory_utilization(deployment: Deployment) -> pd.DataFrame:
     """Return KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
-    shares = [percent / 100 for percent in range(50, 100, 2)]
-    plans = [
-        (share, plan_memory(deployment.with_args(gpu_memory_utilization=share))) for share in shares
-    ]
-    rows = [
-        (share, _cap_at_zero(memory.kv_available), memory.status, memory.reason)
-        for share, memory in plans
-    ]
-    return pd.DataFrame(
-        rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"]
-    )
+    shares = {"gpu_memory_utilization": [percent / 100 for percent in range(50, 100, 2)]}
+    return sweep_args(deployment, shares, read_memory).drop(columns="sequences of that length")
 
 
 def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
     """Return the full-length sequences that fit (80% interval) over `max_model_len`."""
-    lengths = [
-        2**power
-        for power in range(10, 31)
-        if 2**power <= deployment.model.architecture.max_position
-    ]
-    plans = [
-        (length, plan_memory(deployment.with_args(max_model_len=length))) for length in lengths
-    ]
-    rows = [(length, memory.max_concurrency, memory.status) for length, memory in plans]
-    return pd.DataFrame(
-        rows, columns=["max_model_len (tokens)", "sequences of that length", "status"]
-    )
-
-
-def _cap_at_zero(size: Interval) -> Interval:
-    """Return a size in GiB, at least 0."""
-    return size.map_monotone(lambda value: max(value, 0.0) / GIB)
+    longest = deployment.model.architecture.max_position
+    lengths = {"max_model_len": [2**power for power in range(10, longest.bit_length())]}
+    data = sweep_args(deployment, lengths, read_memory).drop(columns=["KV cache (GiB)", "reason"])
+    return data.rename(columns={"max_model_len": "max_model_len (tokens)"})
 
 
 def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
@@ -96,49 +75,49 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
 
     Only formats that make the model smaller than its checkpoint are listed.
     """
-    base, rows = load_model(deployment.model.name), []
-    for name, entry in load_catalog("formats.yaml", WeightFormatEntry).items():
-        if name == "mxfp4" and not base.architecture.is_moe:  # engines store only experts in it
-            continue
-        try:
-            is_base = name == "checkpoint"
-            model = base if is_base else load_model(deployment.model.name, quantization=name)
-        except PlannerError:
-            continue
+    base, formats = (
+        load_model(deployment.model.name),
+        load_catalog("formats.yaml", WeightFormatEntry),
+    )
+    if not base.architecture.is_moe:  # engines store only experts in it
+        formats = {name: entry for name, entry in formats.items() if name != "mxfp4"}
+    largest = max(compute_stage_bytes(replace(deployment, model=base)))
+
+    def _read(name: str) -> Row:
+        entry, model = formats[name], base
+        if name != "checkpoint":
+            model = load_model(deployment.model.name, quantization=name)
         served = replace(deployment, model=model)
-        if not is_base and max(compute_stage_bytes(served)) >= max(
-            compute_stage_bytes(replace(deployment, model=base))
-        ):
-            continue
+        if name != "checkpoint" and max(compute_stage_bytes(served)) >= largest:
+            raise PlannerError(f"{name} is no smaller than the checkpoint")
         memory = plan_memory(served)
         step = build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH)
         fits = memory.status != "does_not_fit"
-        rows.append({
+        return {
             "format": entry.title,
             "weights (GiB)": memory.weights.map_monotone(lambda value: value / GIB),
-            "KV cache (GiB)": _cap_at_zero(memory.kv_available),
+            "KV cache (GiB)": cap_at_zero(memory.kv_available),
             "sequences": memory.pool.count_sequences(tokens) if fits else 0,
             f"decode step of {COMPARED_BATCH} (ms)": step.seconds * 1e3,
             "published quality": entry.quality, "checkpoint": entry.checkpoint,
             "source": entry.source,
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+        }  # fmt: skip
+
+    return sweep({"format": formats}, _read)
 
 
 def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
     """Return the largest safe utilization, and its KV cache, beside other processes on the GPU."""
-    rows = []
-    for gib in tenants_gib:
+
+    def _read(gib: float) -> Row:
         shared = replace(deployment, other_tenants_bytes=round(gib * GIB))
         safe = find_safe_memory_utilization(shared)
-        memory = plan_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
-        kv_cache = _cap_at_zero(memory.kv_available) if memory else Interval.from_value(0)
-        rows.append(
-            (gib, safe, kv_cache, memory.status.replace("_", " ") if memory else "does not fit")
-        )
-    return pd.DataFrame(
-        rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"]
-    )
+        row = {"KV cache (GiB)": Interval.from_value(0), "status": "does not fit"}
+        if safe > 0:
+            row = read_memory(shared.with_args(gpu_memory_utilization=safe))
+        return {"gpu_memory_utilization": safe, **{k: row[k] for k in ("KV cache (GiB)", "status")}}
+
+    return sweep({"other tenants (GiB)": tenants_gib}, _read)
 
 
 def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: float) -> str:
@@ -165,17 +144,20 @@ def describe_memory_status(memory: MemoryPlan) -> str:
 
 def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame:
     """Tabulate sequences that fit and their preemption risk at p50, p95 and max_model_len."""
-    max_model_len, rows = memory.layout.max_model_len, []
+    max_model_len = memory.layout.max_model_len
     lengths = {
         "p50": workload.compute_total_tokens_quantile(0.5),
         "p95": workload.compute_total_tokens_quantile(0.95),
         "max_model_len": max_model_len,
     }
-    for name, tokens in lengths.items():
-        sequences = memory.pool.count_sequences(min(round(tokens), max_model_len))
+
+    def _read(name: str) -> Row:
+        tokens = round(lengths[name])
+        sequences = memory.pool.count_sequences(min(tokens, max_model_len))
         risk = estimate_preemption_risk(memory, workload, sequences) if sequences else 1.0
-        rows.append((name, round(tokens), sequences, risk))
-    return pd.DataFrame(rows, columns=["length", "tokens", "sequences", "preemption risk"])
+        return {"tokens": tokens, "sequences": sequences, "preemption risk": risk}
+
+    return sweep({"length": lengths}, _read)
 
 
 def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
@@ -194,10 +176,12 @@ def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
             changes[name] = replace(
                 deployment, model=replace(deployment.model, quantization=scheme)
             )
-    rows = []
-    for name, changed in changes.items():
-        plan = plan_memory(changed)
+
+    def _read(name: str) -> Row:
+        plan = plan_memory(changes[name])
         sequences = plan.pool.count_sequences(tokens)
         gain = sequences - memory.pool.count_sequences(tokens)
-        rows.append((name, max(0.0, plan.kv_available.mid / GIB), sequences, gain))
-    return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])
+        size = cap_at_zero(plan.kv_available).mid
+        return {"KV cache (GiB)": size, "sequences": sequences, "more than now": gain}
+
+    return sweep({"change": changes}, _read)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from planner.analysis.latency_rows import get_wait_ms
+from planner.analysis.sweep import Row, sweep
 from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
 from planner.memory.kv_cache import KvCachePool
@@ -78,37 +79,38 @@ def simulate_routed(
     )
 
 
+def _read_hits(run: SimulationResult) -> dict[str, float]:
+    waits = {f"{point} TTFT (ms)": get_wait_ms(run, point) for point in ("p50", "p99")}
+    return {"found (%)": get_hit_percent(run), **waits}
+
+
 def sweep_pool_size(
     deployment: Deployment, workload: Workload, shares: Sequence[float]
 ) -> pd.DataFrame:
     """Return hits, also of a plain LRU, and TTFT of one replica by the fraction of its KV pool."""
-    pool, rows = get_memory_plan(deployment).pool, []
-    for share in shares:
-        smaller = replace(pool, num_blocks=int(pool.num_blocks * share))
-        run = simulate_routed(deployment, workload, pool=smaller)
-        assert workload.trace is not None
-        lru_hits = compute_prefix_hit_rate(workload.trace, 1, smaller.reported_tokens) * 100
-        rows.append({
-            "KV pool (tokens)": smaller.reported_tokens, "found (%)": get_hit_percent(run),
-            "a plain LRU would find (%)": lru_hits,
-            "p50 TTFT (ms)": get_wait_ms(run, "p50"), "p99 TTFT (ms)": get_wait_ms(run, "p99"),
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+    pool, trace = get_memory_plan(deployment).pool, workload.trace
+    assert trace is not None
+    smaller = [replace(pool, num_blocks=int(pool.num_blocks * share)) for share in shares]
+    pools = {each.reported_tokens: each for each in smaller}
+
+    def _read(tokens: int) -> Row:
+        run = simulate_routed(deployment, workload, pool=pools[tokens])
+        lru_hits = compute_prefix_hit_rate(trace, 1, tokens) * 100
+        return {"found (%)": 0.0, "a plain LRU would find (%)": lru_hits, **_read_hits(run)}
+
+    return sweep({"KV pool (tokens)": pools}, _read)
 
 
 def sweep_host_memory(
     deployment: Deployment, workload: Workload, pool: KvCachePool, gib: Sequence[float]
 ) -> pd.DataFrame:
     """Return hits, TTFT and throughput of one replica with this `pool` by host memory behind it."""
-    rows = []
-    for size in gib:
+
+    def _read(size: float) -> Row:
         run = simulate_routed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
-        rows.append({
-            "GiB": size, "found (%)": get_hit_percent(run),
-            "p50 TTFT (ms)": get_wait_ms(run, "p50"), "p99 TTFT (ms)": get_wait_ms(run, "p99"),
-            "output tokens/s": run.output_tps,
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+        return _read_hits(run) | {"output tokens/s": run.output_tps}
+
+    return sweep({"GiB": gib}, _read)
 
 
 def sweep_routing(
@@ -121,16 +123,13 @@ def sweep_routing(
 
     `workload` is the traffic per replica.
     """
-    rows = []
-    for count in replicas:
+
+    def _read(count: int, policy: str) -> Row:
         load = workload.with_rate((workload.rate or 0.0) * count)
-        for policy in policies:
-            run = simulate_routed(deployment.with_replicas(count), load, policy)
-            counts = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
-            rows.append({
-                "replicas": count, "requests go": policy, "found (%)": get_hit_percent(run),
-                "p50 TTFT (ms)": run.summarize("ttft")["p50"] * 1e3,
-                "p99 TTFT (ms)": get_wait_ms(run, "p99"),
-                "busiest, of the mean": counts.max() / counts.mean(),
-            })  # fmt: skip
-    return pd.DataFrame(rows)
+        run = simulate_routed(deployment.with_replicas(count), load, policy)
+        counts = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
+        median = run.summarize("ttft")["p50"] * 1e3
+        busiest = counts.max() / counts.mean()
+        return _read_hits(run) | {"p50 TTFT (ms)": median, "busiest, of the mean": busiest}
+
+    return sweep({"replicas": replicas, "requests go": policies}, _read)

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 
 import pandas as pd
 
+from planner.analysis.sweep import Row, sweep_args
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
@@ -73,15 +73,19 @@ def sweep_knob_pair(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     """
     performance = best.prediction.performance
     assert performance is not None
-    rows, running = [], max(1, round(performance.decode_batch))
-    for slots, budget in product([m * running for m in PAIR_SLOTS], PAIR_BUDGETS_TOKENS):
-        pair = {"max_num_seqs": slots, "max_num_batched_tokens": budget}
-        with suppress(PlannerError):
-            deployment = best.deployment.with_args(**pair)
-            tried = evaluate_candidate(scenario, deployment, deployment.layout.replicas)
-            if tried.prediction.can_start:
-                rows.append(pair | {"probability": simulate_candidate(scenario, tried).probability})
-    return pd.DataFrame(rows)
+    running = max(1, round(performance.decode_batch))
+
+    def _read(deployment: Deployment) -> Row:
+        tried = evaluate_candidate(scenario, deployment, deployment.layout.replicas)
+        if not tried.prediction.can_start:
+            raise PlannerError(tried.prediction.memory.reason)
+        return {"probability": simulate_candidate(scenario, tried).probability}
+
+    pairs = {
+        "max_num_seqs": [m * running for m in PAIR_SLOTS],
+        "max_num_batched_tokens": PAIR_BUDGETS_TOKENS,
+    }
+    return sweep_args(best.deployment, pairs, _read)
 
 
 def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, object]:

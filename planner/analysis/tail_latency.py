@@ -5,7 +5,7 @@ intervals grow if a slower engine would queue. Columns have readable names with 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from planner.analysis.latency_rows import (
     get_wait_ms,
 )
 from planner.analysis.load_ramp import TIMELINE_SAMPLES
+from planner.analysis.sweep import Row, sweep
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
@@ -86,6 +87,21 @@ def build_latency_table(
     return pd.DataFrame(rows)
 
 
+def build_tail_curves(run: SimulationRun, steady: Performance | None) -> dict[str, pd.DataFrame]:
+    """Return `build_tail_curve` of TTFT and ITL."""
+    return {name: build_tail_curve(run, name.lower(), steady) for name in ("TTFT", "ITL")}
+
+
+def list_tail_limits(targets: Iterable[SloTarget]) -> dict[str, list[tuple[str, float]]]:
+    """List the percentile and the limit in ms of each target, by latency."""
+    limits: dict[str, list[tuple[str, float]]] = {}
+    for target in targets:
+        limits.setdefault(target.metric.upper(), []).append(
+            (target.percentile, target.seconds * 1e3)
+        )
+    return limits
+
+
 def build_tail_curve(
     run: SimulationRun, metric: str, steady: Performance | None = None
 ) -> pd.DataFrame:
@@ -109,22 +125,6 @@ def build_tail_curve(
     return pd.DataFrame(rows, columns=["slower", "lo", "mid", "hi", "name", "closed form"])
 
 
-def sweep_engine_arg(
-    deployment: Deployment, workload: Workload, name: str, values: Sequence[float]
-) -> pd.DataFrame:
-    """Simulate each value of the engine argument `name` with which the engine starts."""
-    rows = []
-    for value in values:
-        changed = deployment.with_args(**{name: value})
-        if (memory := get_memory_plan(changed)).can_start:
-            row: dict[str, object] = {name: value, "KV pool (tokens)": memory.pool.reported_tokens}
-            rows.append(
-                row
-                | build_tail_row(run_short_simulation(changed, workload, REQUESTS_PER_SWEEP_RUN))
-            )
-    return pd.DataFrame(rows)
-
-
 def sweep_utilization(
     deployment: Deployment, workload: Workload, shares: Sequence[float]
 ) -> pd.DataFrame:
@@ -135,19 +135,20 @@ def sweep_utilization(
     saturated = evaluate(deployment, workload.with_rate(OVERLOAD_RPS)).performance
     if saturated is None:
         raise PlannerError(f"{deployment} does not start")
-    rows = []
-    for share in shares:
-        load = workload.with_rate(share * saturated.request_tps.mid)
+
+    def _read(percent: float) -> Row:
+        load = workload.with_rate(percent / 100 * saturated.request_tps.mid)
         steady = evaluate(deployment, load).performance
         result = simulate_once(deployment, load, 4 * REQUESTS_PER_SWEEP_RUN)
-        row: dict[str, object] = {"Utilization (%)": share * 100, "Requests/s": load.rate}
+        row: dict[str, object] = {"Requests/s": load.rate}
         for point in ("mean", "p99"):
             row[f"{point}, estimate"] = (
-                steady.get("ttft", point).mid * 1e3 if share < 1 and steady else math.inf
+                steady.get("ttft", point).mid * 1e3 if percent < 100 and steady else math.inf
             )
             row[f"{point}, simulated"] = get_wait_ms(result, point)
-        rows.append(row)
-    return pd.DataFrame(rows)
+        return row
+
+    return sweep({"Utilization (%)": [share * 100 for share in shares]}, _read)
 
 
 def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
@@ -164,24 +165,21 @@ def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
         deployment, workload, REQUESTS_PER_SWEEP_RUN
     ).compute_kv_usage_quantile(0.99)
     max_blocks = max(min(2 * needed, plan.num_blocks), min_blocks)
-    rows = []
-    for blocks in np.unique(np.geomspace(max(needed / 4, min_blocks), max_blocks, 7).astype(int))[
-        ::-1
-    ]:
-        pool = replace(plan, num_blocks=int(blocks))
-        given_up = (plan.num_blocks - pool.num_blocks) * plan.bytes_per_block
-        utilization = share * (1 - given_up / memory.budget_bytes)
-        row: dict[str, object] = {
-            "KV pool (tokens)": pool.reported_tokens,
-            "gpu_memory_utilization": utilization,
-        }
+    sizes = np.unique(np.geomspace(max(needed / 4, min_blocks), max_blocks, 7).astype(int))
+    smaller = [replace(plan, num_blocks=int(blocks)) for blocks in sizes[::-1]]
+    pools = {pool.reported_tokens: pool for pool in smaller}
+
+    def _read(tokens: int) -> Row:
+        given_up = (plan.num_blocks - pools[tokens].num_blocks) * plan.bytes_per_block
         run = run_short_simulation(
-            deployment, workload, REQUESTS_PER_SWEEP_RUN, with_interval=False, pool=pool
+            deployment, workload, REQUESTS_PER_SWEEP_RUN, with_interval=False, pool=pools[tokens]
         )
-        rows.append(
-            row | build_tail_row(run) | {"p99 E2E (ms)": get_wait_ms(run.mid, "p99", "e2e")}
-        )
-    return pd.DataFrame(rows)
+        return {
+            "gpu_memory_utilization": share * (1 - given_up / memory.budget_bytes),
+            **build_tail_row(run), "p99 E2E (ms)": get_wait_ms(run.mid, "p99", "e2e"),
+        }  # fmt: skip
+
+    return sweep({"KV pool (tokens)": pools}, _read)
 
 
 def select_stable_rows(swept: pd.DataFrame) -> pd.DataFrame:
@@ -198,27 +196,21 @@ def sweep_autoscaler_signals(
     Gauges are means from the first arrival to the last of `2 * REQUESTS_PER_SWEEP_RUN` simulated
     requests.
     """
-    capacity, rows = estimate_capacity(deployment, workload).mid, []
-    for share in shares:
-        load = workload.with_rate(share * capacity)
-        run = simulate_once(
-            deployment,
-            load,
-            2 * REQUESTS_PER_SWEEP_RUN,
-            gauge_s=2
-            * REQUESTS_PER_SWEEP_RUN
-            * deployment.num_engine_instances
-            / (share * capacity)
-            / TIMELINE_SAMPLES,
-        )
+    capacity, requests = estimate_capacity(deployment, workload).mid, 2 * REQUESTS_PER_SWEEP_RUN
+
+    def _read(percent: float) -> Row:
+        rate = percent / 100 * capacity
+        gauge_s = requests * deployment.num_engine_instances / rate / TIMELINE_SAMPLES
+        run = simulate_once(deployment, workload.with_rate(rate), requests, gauge_s=gauge_s)
         gauges = run.gauges[run.gauges.seconds <= run.sent[-1]]
         steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.clock_scale
-        rows.append({
-            "Load (%)": share * 100, "A step is running (% of the time)": busy / run.duration * 100,
+        return {
+            "A step is running (% of the time)": busy / run.duration * 100,
             "Steps/s": steps / run.duration, "Requests running": gauges.running.mean(),
             "Requests waiting": gauges.waiting.mean(),
             "KV cache in use (%)": gauges.kv_usage.mean() * 100,
             "mean TPOT (ms)": get_statistic(run, "tpot", "mean") * 1e3,
             "p99 TTFT (ms)": get_wait_ms(run, "p99"),
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+        }  # fmt: skip
+
+    return sweep({"Load (%)": [share * 100 for share in shares]}, _read)

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
+from planner.analysis.study import Study, begin_study
 from planner.answers import FILE_PARTS, MEMO_PARTS, Answer, build_answer
 from planner.core.errors import PlannerError
 from planner.core.files import (
@@ -40,7 +41,8 @@ DEFAULT_SCENARIO = "chat-70b"
 CURRENT_SCENARIO_FILE, CHANGES_FILE = Path("current.yaml"), Path("changes.yaml")
 KEPT_ANSWER = "answer.pickle"
 """The file of an answer beside that of its plan."""
-FieldT = TypeVar("FieldT")
+OpenedPlan = Plan
+"""What `open_plan` returns, for those who only show it."""
 
 
 def open_plan(scenario: str | Path, kept: str | Path = "", time_limit_s: float = math.inf) -> Plan:
@@ -75,6 +77,25 @@ def add_changes(plan: Plan, answer: Answer, time_limit_s: float = math.inf) -> A
         parts = [part for part in (*FILE_PARTS, *MEMO_PARTS) if getattr(answer, part) is not None]
         left_out = watch.describe_left_out()
         return build_answer(plan, parts, changes=changes, left_out=left_out, known=answer)
+
+
+def open_study(
+    scenario: str | Path, kept: str | Path = "", time_limit_s: float = math.inf, *,
+    fits: bool = False,
+) -> Study:  # fmt: skip
+    """Return what a chapter studies of the plan of `open_plan`.
+
+    With `fits`, where nothing fits it is the plan after the first change with which something does.
+    """
+    answered = open_plan(scenario, kept, time_limit_s)
+    return begin_study(answered, scenario == CURRENT_SCENARIO, fits=fits)
+
+
+def allow_pools(plan: Plan) -> Plan:
+    """Return `plan`, or that of its scenario with pools allowed."""
+    if plan.scenario.allow_disaggregation:
+        return plan
+    return search_cached(replace(plan.scenario, allow_disaggregation=True))
 
 
 def open_plans(
@@ -112,13 +133,6 @@ def load_current_scenario(
         CURRENT_SCENARIO_FILE if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO,
         load_changes() if changed else {},
     )
-
-
-def filter_carried_fields(
-    scenario: str | Path, fields: Mapping[str, FieldT]
-) -> Mapping[str, FieldT]:
-    """Return the `fields` that controls may change for all notebooks: none unless "current"."""
-    return fields if scenario == CURRENT_SCENARIO else {}
 
 
 def load_changes() -> dict[str, Any]:

@@ -15,13 +15,14 @@ from typing import Any
 import altair as alt
 import ipywidgets
 import pandas as pd
+from IPython.display import Markdown
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
-from planner.planning.search import Plan
 from planner.ui.charts.base import render_svg
 from planner.ui.notebook_session import (
     CURRENT_SCENARIO,
+    OpenedPlan,
     load_changes,
     load_current_scenario,
     save_changes,
@@ -51,8 +52,20 @@ class HtmlOutput:
         return self.html
 
 
-def show_figure(chart: alt.TopLevelMixin | dict[str, Any], caption: str) -> HtmlOutput:
-    """Return a chart as SVG with its caption, which the report numbers."""
+class EmptyOutput(HtmlOutput):
+    """What is shown for None: nothing."""
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+NOTHING = EmptyOutput("")
+
+
+def show_figure(chart: alt.TopLevelMixin | dict[str, Any] | None, caption: str) -> HtmlOutput:
+    """Return a chart as SVG with its caption, which the report numbers; nothing for None."""
+    if chart is None:
+        return NOTHING
     figcaption = (
         '<figcaption style="font-size: 0.9em; opacity: 0.75; margin: 0.4em'
         f' 0">{escape_html(caption)}</figcaption>'
@@ -61,9 +74,11 @@ def show_figure(chart: alt.TopLevelMixin | dict[str, Any], caption: str) -> Html
 
 
 def show_table(
-    rows: pd.DataFrame | Sequence[Mapping[str, object]], caption: str = ""
+    rows: pd.DataFrame | Sequence[Mapping[str, object]] | None, caption: str = ""
 ) -> HtmlOutput:
-    """Return a table with its numbers right-aligned, at three significant digits."""
+    """Return a table, numbers right-aligned, at three significant digits; nothing for None."""
+    if rows is None:
+        return NOTHING
     frame = pd.DataFrame(rows)
     if frame.index.name or not isinstance(frame.index, pd.RangeIndex):
         frame = frame.reset_index(names=frame.index.name or "")
@@ -116,7 +131,9 @@ NOTE_COLOR, ERROR_COLOR = "#3b7dd8", "#d9463b"
 
 
 def show_note(message: object, color: str = NOTE_COLOR) -> HtmlOutput:
-    """Return a sentence or two, or a result that prints as such, in a frame of this colour."""
+    """Return a sentence or two, or a result that prints as such, in a frame; nothing for ""."""
+    if not message:
+        return NOTHING
     style = (
         f"border-left: 3px solid {color}; background: {color}1a; padding: 0.5em 0.9em; margin:"
         " 0.6em 0"
@@ -126,16 +143,15 @@ def show_note(message: object, color: str = NOTE_COLOR) -> HtmlOutput:
     )
 
 
-def show_text(*paragraphs: str) -> HtmlOutput:
-    """Return paragraphs of text; names of files stand between backticks."""
-    shown = (
-        re.sub(r"`([^`]*)`", r"<code>\1</code>", escape_html(text)) for text in paragraphs if text
-    )
-    return HtmlOutput("".join(f"<p>{text}</p>" for text in shown))
+def show_markdown(text: str) -> Any:
+    """Return paragraphs of Markdown with figures in them; nothing for ""."""
+    return Markdown(text) if text else NOTHING  # type: ignore[no-untyped-call]
 
 
-def show_code(script: str, language: str = "bash") -> HtmlOutput:
-    """Return a script to copy."""
+def show_code(script: str | None, language: str = "bash") -> HtmlOutput:
+    """Return a script to copy; nothing for None."""
+    if script is None:
+        return NOTHING
     # by default JupyterLab breaks within words
     style = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
     return HtmlOutput(
@@ -182,19 +198,28 @@ def _is_numeric(value: object) -> bool:
 def build_slider(
     low: float, high: float, value: float, step: float | None = None, label: str = ""
 ) -> ipywidgets.Widget:
-    """Return a slider from `low` to `high`; of integers if `low`, `high` and `value` are."""
+    """Return a slider from `low` to `high`, or to `value` if that is beyond; of integers if all are."""
     whole = all(isinstance(number, int) for number in (low, high, value))
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
-    step = step or (1 if whole else (high - low) / 50)
-    value, form = min(max(value, low), high), "d" if whole else ".2f"
-    return kind(value=value, min=low, max=high, step=step, description=label, readout_format=form)
+    step, form = step or (1 if whole else (high - low) / 50), "d" if whole else ".2f"
+    return kind(
+        value=value, min=min(low, value), max=max(high, value), step=step, description=label,
+        readout_format=form,
+    )  # fmt: skip
+
+
+def build_ladder(values: Iterable[int], value: int, label: str = "") -> ipywidgets.Widget:
+    """Return a slider over `values`, with `value` among them."""
+    options = [(f"{each:,}", each) for each in sorted({*values, value})]
+    return ipywidgets.SelectionSlider(options=options, value=value, description=label)
 
 
 def build_choice(options: Sequence[Any], value: Any = None, label: str = "") -> ipywidgets.Widget:
-    """Return a choice of one of `options`; the default is the first."""
-    return ipywidgets.Dropdown(
-        options=options, value=options[0] if value is None else value, description=label
-    )
+    """Return a choice of one of `options`, or of `value`; the default is the first."""
+    known = [option[1] if isinstance(option, tuple) else option for option in options]
+    value = known[0] if value is None else value
+    options = [*options, *([] if value in known else [value])]
+    return ipywidgets.Dropdown(options=options, value=value, description=label)
 
 
 def build_text_field(value: str = "", label: str = "", hint: str = "") -> ipywidgets.Widget:
@@ -208,20 +233,23 @@ class InteractiveView(ipywidgets.VBox):
     """Show `draw(**values)` below its controls, and redraw it when one of them changes.
 
     `draw` returns one or several figures, tables or notes; its `PlannerError` is shown as a note.
-    The plain HTML is drawn at the initial values. `carry` names the scenario's field that each
-    control sets (or one field for several controls); then a button sets them for all notebooks.
+    With `change`, it is `draw(change(**values))`: what is looked at, the `subject`, is the plan's
+    own deployment with these values. The plain HTML is drawn at the initial values. `carry` names
+    the scenario's field that each control sets (or one field for several controls); then a button
+    sets them for all notebooks.
     """
 
     def __init__(
         self, draw: Callable[..., Any], carry: Mapping[str, str | tuple[str, ...]] | None = None,
-        **controls: ipywidgets.Widget,
+        change: Callable[..., Any] = dict, **controls: ipywidgets.Widget,
     ) -> None:  # fmt: skip
         for name, control in controls.items():
             control.description = control.description or name
             control.style.description_width = "190px"
             control.layout.width = "500px"
             control.observe(self._redraw, names="value")
-        self._draw, self._controls, self._lock = draw, controls, threading.Lock()
+        self._draw, self._change, self._controls = draw, change, controls
+        self._lock = threading.Lock()
         self._screen = ipywidgets.HTML(self._render_html())
         # tables and text as in the cells around it
         self._screen.add_class("jp-RenderedHTMLCommon")
@@ -253,11 +281,15 @@ class InteractiveView(ipywidgets.VBox):
         if changes:
             save_changes(changes)
 
+    @property
+    def subject(self) -> Any:
+        """What is drawn at the controls' values."""
+        return self._change(**{name: control.value for name, control in self._controls.items()})
+
     def _render_html(self) -> str:
         try:
-            content = self._draw(
-                **{name: control.value for name, control in self._controls.items()}
-            )
+            subject = self.subject
+            content = self._draw(**subject) if self._change is dict else self._draw(subject)
         except PlannerError as error:
             content = show_note(str(error), ERROR_COLOR)
         parts: Iterable[Any] = content if isinstance(content, (tuple, list)) else [content]
@@ -272,9 +304,6 @@ class InteractiveView(ipywidgets.VBox):
         return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still}
 
 
-explore = InteractiveView
-
-
 def _build_rerun_button(label: str, do: Callable[[], None]) -> ipywidgets.Widget:
     """Return a button that changes the scenario; then JupyterLab reruns the notebook (`ui/lab`)."""
     button = ipywidgets.Button(
@@ -285,13 +314,13 @@ def _build_rerun_button(label: str, do: Callable[[], None]) -> ipywidgets.Widget
     return button
 
 
-def render_changes(scenario: str | Path, plan: Plan) -> ipywidgets.Widget | None:
+def render_changes(scenario: str | Path, plan: OpenedPlan) -> ipywidgets.Widget | None:
     """Return the changes of notebooks and their effect, with a button to undo them."""
     if scenario != CURRENT_SCENARIO or not (changes := load_changes()):
         return None
     before = search_cached(load_current_scenario(CURRENT_SCENARIO, changed=False))
 
-    def describe(plan: Plan) -> str:
+    def describe(plan: OpenedPlan) -> str:
         best = plan.best
         if best is None:
             return "nothing fits"

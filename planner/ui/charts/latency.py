@@ -7,7 +7,6 @@ import altair as alt
 import pandas as pd
 
 from planner.core.intervals import Interval
-from planner.latency.performance import Performance
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
@@ -25,11 +24,10 @@ MAX_PANEL_LIMIT_MULTIPLE = 3
 """Larger values, as multiples of the limit, are left out: they would flatten the rest."""
 
 
-def plot_request_timeline(performance: Performance, tokens: float) -> alt.TopLevelMixin:
-    """Plot a mean request over time: its TTFT, the first ten of its `tokens`, and its end."""
-    first, gap, last = (
-        getattr(performance, metric)["mean"].mid * 1e3 for metric in ("ttft", "itl", "e2e")
-    )
+def plot_request_timeline(
+    first: float, gap: float, last: float, tokens: float
+) -> alt.TopLevelMixin:
+    """Plot a request over time (ms): its TTFT, the first ten of its `tokens`, and its end."""
     arrivals = [first + gap * n for n in range(max(min(10, round(tokens)), 2))]
     scale = alt.Scale(domain=[0, arrivals[-1] + gap], nice=False)
     x = alt.X("ms:Q", title="ms after the request was sent", scale=scale)

@@ -3,7 +3,6 @@
 import altair as alt
 import pandas as pd
 
-from planner.latency.speculative_decoding import SpeculationSpeedup
 from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, VIOLATED_COLOR, encode_color
 
 
@@ -60,17 +59,8 @@ def plot_speedup_map(
     return alt.hconcat(*panels)
 
 
-def plot_step_parts(speedup: SpeculationSpeedup) -> alt.TopLevelMixin:
+def plot_step_parts(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Plot milliseconds per token and sequence by part, with and without speculation."""
-    per = 1e3 / speedup.tokens_per_step
-    ms = [speedup.plain_s * 1e3, speedup.verify_s * per, speedup.draft_s * per]
-    data = pd.DataFrame(
-        {
-            "way": ["without", "with", "with"],
-            "part": ["target", "target", "draft"],
-            "ms per token": ms,
-        }
-    )
     bars = alt.Chart(data, height=alt.Step(34)).mark_bar()
     return bars.encode(
         x=alt.X("ms per token", title="milliseconds per token and sequence"),

@@ -1,0 +1,92 @@
+"""The one sweep: change one thing, value by value, and tabulate what follows.
+
+Columns have readable names with units; predictions are intervals.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.analysis.latency_rows import (
+    REQUESTS_PER_SWEEP_RUN,
+    build_latency_row,
+    build_tail_row,
+)
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.prediction import evaluate
+from planner.planning.simulation_runs import run_short_simulation
+from planner.workload.workload import Workload
+
+Row = dict[str, Any]
+
+
+def sweep(axes: Mapping[str, Iterable[Any]], read: Callable[..., Row]) -> pd.DataFrame:
+    """Return a row for each combination of the values on `axes`: they, then what `read` returns.
+
+    A combination with a `PlannerError`, such as one that does not start, is left out.
+    """
+    rows: list[Row] = []
+    for values in product(*axes.values()):
+        with suppress(PlannerError):
+            rows.append(dict(zip(axes, values, strict=True)) | read(*values))
+    return pd.DataFrame(rows)
+
+
+def sweep_args(
+    deployment: Deployment, axes: Mapping[str, Iterable[Any]], read: Callable[[Deployment], Row]
+) -> pd.DataFrame:
+    """Sweep engine arguments: `read` gets the deployment with each combination of them."""
+    return sweep(
+        axes, lambda *values: read(deployment.with_args(**dict(zip(axes, values, strict=True))))
+    )
+
+
+def space_logarithmically(low: float, high: float, points: int = 24) -> list[int]:
+    """Return integers from `low` to `high`, evenly spaced on a logarithmic axis."""
+    return sorted(
+        {round(value) for value in np.geomspace(max(low, 1), max(high, low + 1, 2), points)}
+    )
+
+
+def read_estimate(deployment: Deployment, workload: Workload) -> Row:
+    """Return every latency and the throughput, analytically."""
+    prediction = evaluate(deployment, workload)
+    if (performance := prediction.performance) is None:
+        raise PlannerError(prediction.memory.reason)
+    return {**build_latency_row(performance), "Output tokens/s": performance.output_tps}
+
+
+def sweep_tails(
+    deployment: Deployment, workload: Workload, name: str, values: Iterable[int]
+) -> pd.DataFrame:
+    """Sweep an engine argument: KV cache pool, latencies, preemptions and served share, simulated."""
+
+    def _read(changed: Deployment) -> Row:
+        pool = get_memory_plan(changed).pool
+        run = run_short_simulation(changed, workload, REQUESTS_PER_SWEEP_RUN)
+        return {"KV pool (tokens)": pool.reported_tokens, **build_tail_row(run)}
+
+    return sweep_args(deployment, {name: values}, _read)
+
+
+def read_memory(deployment: Deployment) -> Row:
+    """Return the KV cache, the sequences of max_model_len that it holds, and how it starts."""
+    memory = get_memory_plan(deployment)
+    return {
+        "KV cache (GiB)": cap_at_zero(memory.kv_available),
+        "sequences of that length": memory.max_concurrency,
+        "status": memory.status.replace("_", " "), "reason": memory.reason,
+    }  # fmt: skip
+
+
+def cap_at_zero(size: Interval) -> Interval:
+    """Return a size in GiB, at least 0."""
+    return size.map_monotone(lambda value: max(value, 0.0) / GIB)
