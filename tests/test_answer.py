@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from shipped import answer_of, plan_of, plan_once, sampled, small_plan
 
-from planner.answers import Answer, serialize_answer
+from planner.answers import Answer, build_answer, serialize_answer
 from planner.core.intervals import Interval
 from planner.core.number_format import format_probability, format_usd
+from planner.hardware.prices import look_up_gpu_price
+from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import load_scenario
 from planner.planning.search import Plan
 from planner.ui import plan_tables as tables
@@ -255,3 +257,37 @@ def test_a_wrong_figure_on_a_surface_is_noticed() -> None:
         is_near(shown, value * period) for path, value in walk(answer) if "usd" in path
         for period in PERIODS
     )  # fmt: skip
+
+
+def test_a_benchmark_costs_a_day_of_one_replica_of_an_option_that_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many GPUs as one replica has, at the price of a GPU-hour, for 24 hours."""
+    plan = small_plan({"workload.rate": 18, "gpus.0.at_most": 8})
+    chosen, found = plan.chosen, estimate_choice_confidence(plan)
+    assert chosen and found
+    other = next(
+        each
+        for each in plan.candidates
+        if each.deployment.layout.replicas > 1 and each.placement_key != chosen.placement_key
+    )
+    measured = replace(found, benchmark_values=((other, 0.4),))
+    monkeypatch.setattr("planner.answers.build.estimate_choice_confidence", lambda _: measured)
+    answer = build_answer(plan, ["choice"])
+    memo, layout = build_memo(answer), other.deployment.layout
+    price = look_up_gpu_price(other.deployment.gpu, plan.scenario.prices)
+    assert (
+        price
+        and answer.benchmark
+        and answer.benchmark.usd_per_day
+        == pytest.approx(24 * price.median_usd * layout.gpus_per_replica)
+    )
+    named = re.search(r"one replica of ([A-Z]) \((\d+) \S+ \S+\) for a day", memo.next_step)
+    assert named and int(named[2]) == layout.gpus_per_replica
+    option = next(each for each in memo.options if each.title.startswith(named[1]))
+    assert option.name.startswith(f"{other.prediction.num_gpus_billed} ")
+
+
+def test_one_adapter_is_no_adapters() -> None:
+    text = " ".join(format_answer(get_answer("adapters")).split())
+    assert "1 LoRA adapter, 1 slot per GPU" in text

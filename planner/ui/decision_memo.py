@@ -365,8 +365,11 @@ class _MemoWriter:
                 f"{next(index)} · {role}", self.chosen, reason, _describe_miss(self.chosen)
             ),
         )
+        benchmark = self.answer.benchmark
         for role, offer in self._list_others():
-            if all(describe_gpus(offer) != describe_gpus(each) for each in shown):
+            is_measured = benchmark is not None and offer is benchmark.offer
+            is_new = all(describe_gpus(offer) != describe_gpus(each) for each in shown)
+            if is_new or (is_measured and all(offer is not each for each in shown)):
                 shown.append(offer)
                 pro, con = self._weigh(role, offer)
                 yield offer, self._describe_option(f"{next(index)} · {role}", offer, pro, con)

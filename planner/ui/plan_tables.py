@@ -15,10 +15,9 @@ from planner.answers.wording import (
     explain_open_figure,
     explain_shortfall,
     format_odds,
-    list_other_bills,
 )
 from planner.core.intervals import Interval
-from planner.core.number_format import EN_DASH, format_number, format_usd
+from planner.core.number_format import EN_DASH, format_number
 from planner.core.text import capitalize, escape_markdown
 from planner.planning.scenario import Scenario
 from planner.planning.slo import SloTarget, format_latency, list_benchmark_targets
@@ -289,15 +288,6 @@ def describe_search_effort(answer: Answer) -> str:
         f"Deployments estimated analytically: {effort['estimated']}; simulated: {effort['simulated']} of"
         f" them; meeting the targets: {effort['feasible'] or 'none'}{rejected}."
     )
-
-
-def describe_bills(answer: Answer) -> str:
-    """Describe the headline bill and those on other bases, in a sentence."""
-    best = answer.best
-    if best is None or len(best.bills) < 2:
-        return ""
-    first = f"{format_usd(best.bills[0].usd)} a month {best.bills[0].basis}"
-    return "; ".join([first, *list_other_bills(answer)]) + "."
 
 
 def build_ramp_table(
