@@ -24,7 +24,7 @@ _PLACES = {
     "load_scenario": "planning.scenario:load_scenario",
     "Plan": "planning.search:Plan",
     "plan": "planning.search:search_deployments",
-    "answer": "answers.serialization:answer_plan",
+    "answer": "answers.serialization:build_plan_json",
 }
 _FORMER_NAMES = {
     "Lengths": "LengthDistribution",

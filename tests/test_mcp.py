@@ -10,7 +10,7 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 
-from planner.answers.serialization import answer_plan
+from planner.answers.serialization import build_plan_json
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
@@ -82,7 +82,7 @@ def test_a_scripted_client_plans_lints_and_diagnoses(results: list[Any]) -> None
     done = results[: len(CALLS)]
     assert not any(result.is_error for result in done)
     plan, linted, diagnosis, explanation, prediction, _ = (one.structured_content for one in done)
-    expected = answer_plan(
+    expected = build_plan_json(
         search_deployments(load_scenario("edge-8b-24gb", {"workload.rate": 0.3}))
     )
     basis = plan["basis"]

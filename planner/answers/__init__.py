@@ -1,4 +1,4 @@
-"""The answer to a scenario: everything that anybody is told of a plan, as numbers, names and reasons."""
+"""The answer to a scenario: everything that anybody is told of a plan, each figure once."""
 
 from planner.answers.answer import (
     FILE_PARTS,

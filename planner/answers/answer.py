@@ -1,4 +1,4 @@
-"""What everybody is told of a plan, each figure once: terminal, plan.json, cockpit, memo and chapters show it.
+"""What everybody is told of a plan: terminal, plan.json, cockpit, memo and chapters show it.
 
 `answer.build` fills it from a plan. It holds numbers, names and reasons; words are the business of
 `wording` and of whoever shows it. Parts that take longer are None until they are asked for, and
@@ -48,7 +48,7 @@ FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth", "choice", "alternative
 Outside = Literal["", "gpu", "count"]
 Verdict = Literal["holds", "at_risk", "nothing_meets"]
 Basis = Literal["always on", "for the job", "scaled by the hour", "stopped without traffic"]
-"""What a bill counts: every GPU in every hour of a month, the hours of a job, or the replicas by hour."""
+"""What a bill counts: every hour of a month, the hours of a job, or the replicas by hour."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Carbon:
 
 @dataclass(frozen=True)
 class Offer:
-    """A deployment under the scenario's traffic: what it is, what it costs, what it does, how likely it meets."""
+    """A deployment under the scenario's traffic: what it is, costs and does, and how surely."""
 
     description: str  # "4 x H100-SXM, TP2 x 2 replicas, fp8"
     placement: str  # "4 x H100-SXM, TP2 x 2 replicas"
@@ -200,7 +200,7 @@ class Offer:
 
     @property
     def tightest(self) -> Limit | None:
-        """The latency that is missed by most, else whose pessimistic value is nearest to its limit."""
+        """The latency that is missed by most, else that may come nearest to its limit."""
         rows = [row for row in self.limits if row.target]
         return max(rows, key=lambda row: (max(row.use.mid, 1.0), row.pessimistic_use), default=None)
 
@@ -418,7 +418,7 @@ class Answer:
 
     @cached_property
     def cheaper(self) -> Offer | None:
-        """The cheapest with even odds, if it costs less: a job on fewer GPUs may take as much longer."""
+        """The cheapest with even odds, if it costs less than the recommendation."""
         option, chosen = self.options.get("gamble"), self.chosen
         if option is None or chosen is None or option.price_key >= chosen.price_key:
             return None

@@ -44,8 +44,8 @@ from planner.hardware.grids import JOULES_PER_KWH
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.startup_time import estimate_startup
 from planner.memory.memory_plan import explain_memory_utilization
-from planner.planning.alternatives import Alternative as CandidateAlternative
 from planner.planning.alternatives import (
+    CandidateAlternative,
     find_alternatives,
     find_rank_reason,
     list_engine_options,
@@ -96,7 +96,7 @@ def build_answer(
 
 
 def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | None = None) -> Offer:
-    """Build what is told of a candidate of `scenario`; `allowed` is the scenario whose GPUs count."""
+    """Build what is told of a candidate of `scenario`; GPUs count as those of `allowed`."""
     prediction, deployment = candidate.prediction, candidate.deployment
     performance, pools = prediction.performance, prediction.pools
     price = look_up_gpu_price(deployment.gpu, scenario.prices)
@@ -142,7 +142,7 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
 
 
 def _estimate_transfer(scenario: Scenario, candidate: Candidate) -> tuple[float, float] | None:
-    """Estimate a link's bytes/s and the seconds of a mean prompt between pools; None without pools."""
+    """Estimate a link's bytes/s and a mean prompt's seconds on it; None without pools."""
     prefill = candidate.prediction.prefill
     if prefill is None:
         return None
@@ -219,12 +219,12 @@ def _list_limits(scenario: Scenario, candidate: Candidate) -> Iterator[Limit]:
 
 
 def _end_at_pessimistic(use: Interval, odds: LimitOdds, z: float) -> Interval:
-    """Get the range of a limit that ends where the asked probability does, and begins as far below."""
+    """Get the range of a limit up to the asked probability, and as far below."""
     return replace(get_range_at(use, z), hi=max(odds.pessimistic_use, use.mid))
 
 
 def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Limit | None:
-    """Build the limit of the load: of requests/s, of a job's hours, or of the slots that users need."""
+    """Build the limit of requests/s, of a job's hours, or of the slots that users need."""
     performance, load = candidate.prediction.performance, scenario.workload
     capacity = performance and get_capacity_rps(scenario, performance)
     odds = candidate.get_limit(get_load_limit_name(scenario))
@@ -375,7 +375,7 @@ class _Builder:
         return list(best.values())
 
     def _bill_day(self) -> Iterator[Bill]:
-        """List what the plan costs on other bases than its headline: replicas by the hour of a day."""
+        """List what the plan costs with replicas by the hour of a day."""
         plan, chosen = self.plan, self.plan.chosen
         billing = plan.billing
         if billing is None or chosen is None or BILLING_AUTOSCALED not in billing.usd:
@@ -486,7 +486,7 @@ def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
 
 
 def _simulate_replica_loss(plan: Plan) -> ReplicaLoss | None:
-    """Simulate the plan's traffic without one replica, or without the pool's worker that hurts more."""
+    """Simulate the traffic without one replica, or the pool's worker that hurts more."""
     best = plan.best
     if best is None:
         return None

@@ -25,7 +25,7 @@ Fields = dict[str, Any]
 
 
 def serialize_answer(answer: Answer) -> Fields:
-    """Return the content of `plan.json`; unknown figures, and parts that are not computed, are null.
+    """Return the content of `plan.json`; what is not known or not computed is null.
 
     If nothing meets the targets, the figures are those of the closest deployment.
     """
@@ -317,6 +317,6 @@ def _serialize_day(scaling: AutoscalingPlan, billing: BillingComparison) -> Fiel
     }
 
 
-def answer_plan(plan: Plan) -> Fields:
+def build_plan_json(plan: Plan) -> Fields:
     """Return the content of the plan.json of `plan`."""
     return serialize_answer(build_answer(plan, FILE_PARTS))

@@ -1,4 +1,4 @@
-"""What would meet the targets where nothing does: other GPUs or formats, other limits, less load."""
+"""What would meet the targets where nothing does: other GPUs, formats or limits, less load."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def _relax_limits(best: Offer) -> Iterator[Relaxation]:
 
 
 def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
-    """Find the largest load that the allowed GPUs serve within the targets, or the job's deadline."""
+    """Find the largest load within the targets on the allowed GPUs, or a job's deadline."""
     scenario, load = plan.scenario, plan.scenario.workload
     if scenario.offline and plan.best and plan.performance:
         if not load.rate or not load.num_prompts:

@@ -1,4 +1,4 @@
-"""The words for a verdict, a metric, money, a deployment, a limit and a reason, the same on every surface."""
+"""The words for a verdict, money, a deployment, a limit and a reason, on every surface."""
 
 import math
 from collections.abc import Mapping
@@ -206,7 +206,7 @@ def name_target(target: SloTarget) -> str:
 
 
 def describe_open_figure(scenario: Scenario) -> str:
-    """Describe the largest load or the shortest limit that was found; empty if none was asked for."""
+    """Describe the largest load or the shortest limit, if that was the question; else empty."""
     load, kind = scenario.workload, scenario.found_figure
     if kind == "limit":
         target = scenario.slo_targets[0]
@@ -340,7 +340,7 @@ def explain_alternative(answer: Answer, other: Alternative) -> str:
 
 
 def _compare_to_plan(chosen: Offer, offer: Offer, served_change: float | None) -> str:
-    """Say what another deployment serves more or less, and the latency that the plan meets most narrowly."""
+    """Compare capacity, and the latency that the plan meets most narrowly."""
     text, tightest = "", chosen.tightest
     if served_change is not None:
         more = round(100 * served_change)
@@ -362,7 +362,7 @@ def explain_binding(answer: Answer) -> str:
 
 
 def describe_draws(choice: Choice) -> str:
-    """Describe what would be chosen if step costs were known exactly: "this plan 97%, a cheaper one 3%"."""
+    """Describe what exact step costs would choose: "this plan 97%, a cheaper one 3%"."""
     shares = {
         "this plan": choice.p_unchanged,
         "another at its price": choice.p_equal_cost,
@@ -376,7 +376,7 @@ def describe_draws(choice: Choice) -> str:
 
 
 def describe_rejected(answer: Answer) -> str:
-    """Describe that a part of the traffic is rejected, after the part that is not; empty if none is."""
+    """Describe the part of the traffic that is rejected; empty if none is."""
     rate, offer = answer.scenario.workload.rate, answer.best
     if not rate or not offer or format_number(offer.planned_rps) == format_number(rate):
         return ""
@@ -500,7 +500,8 @@ def _explain_expected_growth(scenario: Scenario, growth: GrowthLimit) -> str:
         sentence = no_room
         if more >= MIN_GROWTH:
             sentence = f"At the expected speed the {subject} may grow by {_format_growth(more)}"
-        return f"{sentence}: beyond {format_range(rate)} requests/s {reason}{method}, though capacity is left."
+        end = f"beyond {format_range(rate)} requests/s {reason}{method}"
+        return f"{sentence}: {end}, though capacity is left."
     if planned < offered:
         return f"{no_room}."
     room = (capacity if limit is None else limit[0]) / offered + -1.0

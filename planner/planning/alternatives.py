@@ -28,7 +28,7 @@ MAX_TUNED_ALTERNATIVES = 2
 
 
 @dataclass(frozen=True)
-class Alternative:
+class CandidateAlternative:
     """Something that the scenario allows and the plan has not, and why not."""
 
     option: str  # "B200", "the checkpoint's own weights"
@@ -39,7 +39,9 @@ class Alternative:
     rank_reason: RankReason | None = None  # of one that meets the targets too
 
 
-def find_alternatives(plan: Plan, among: Collection[str] | None = None) -> tuple[Alternative, ...]:
+def find_alternatives(
+    plan: Plan, among: Collection[str] | None = None
+) -> tuple[CandidateAlternative, ...]:
     """Find every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead.
 
     Only those `among` some options, if they are given.
@@ -51,7 +53,7 @@ def find_alternatives(plan: Plan, among: Collection[str] | None = None) -> tuple
     tried = try_each(lambda kind: _find_alternative(plan, chosen, *kind), wanted, "alternatives")
     watch = get_progress_watch()
     return tuple(
-        found or Alternative(option, "not tried", text=str(watch.stop_reason))
+        found or CandidateAlternative(option, "not tried", text=str(watch.stop_reason))
         for option, found in tried
     )
 
@@ -105,14 +107,14 @@ def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str
 
 def _find_alternative(
     plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candidate]
-) -> Alternative:
+) -> CandidateAlternative:
     """Find the nearest of `others` for no more money, or else the least of them."""
     scenario = plan.scenario
     if not others:
         refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
         last = max(refused, key=attrgetter("gpus"), default=None)
         text = f"{last.description}: {last.reason}" if last else "no deployment with it starts"
-        return Alternative(what, "cannot start", text=text)
+        return CandidateAlternative(what, "cannot start", text=text)
     affordable = fit_to_budget(scenario, chosen.price_key, others)
     if not affordable:
         single = evaluate_candidates(
@@ -120,18 +122,18 @@ def _find_alternative(
         )
         least = min(single, key=attrgetter("cost_key", "nearness_key"))
         is_unpriced = least.usd_per_hour is None and chosen.usd_per_hour is not None
-        return Alternative(what, "no price" if is_unpriced else "dearer", least)
+        return CandidateAlternative(what, "no price" if is_unpriced else "dearer", least)
     nearest = sorted(affordable, key=attrgetter("nearness_key"))
     candidate = min(
         (tune_candidate(plan, each) for each in nearest[:MAX_TUNED_ALTERNATIVES]),
         key=attrgetter("nearness_key"),
     )
     if candidate.is_confident:
-        return Alternative(
+        return CandidateAlternative(
             what, "meets", candidate, rank_reason=find_rank_reason(candidate, chosen)
         )
     is_load = scenario.found_figure in ("rate", "concurrency")
-    return Alternative(what, "less" if is_load else "misses", candidate)
+    return CandidateAlternative(what, "less" if is_load else "misses", candidate)
 
 
 def find_rank_reason(candidate: Candidate, chosen: Candidate) -> RankReason:

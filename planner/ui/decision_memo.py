@@ -242,7 +242,8 @@ class _MemoWriter:
         condition = " only after a benchmark" if self.answer.verdict == "at_risk" else ""
         if hours := chosen.run_hours:
             usd = _format_usd(chosen.bill, "price not known")
-            return f"Rent {_count_gpus(chosen)} for {format_number(hours.mid, 2)} hours, {usd} in all{condition}"
+            time = f"{format_number(hours.mid, 2)} hours"
+            return f"Rent {_count_gpus(chosen)} for {time}, {usd} in all{condition}"
         always = " always on" if self.answer.day and chosen.bill else ""
         return f"Rent {_count_gpus(chosen)}{self._for(chosen.bill)}{always}{condition}"
 
@@ -348,7 +349,7 @@ class _MemoWriter:
         yield "Allowed", f"Up to {gpus}."
 
     def _list_options(self) -> Iterator[tuple[Offer | None, Option]]:
-        """List the recommendation, then what costs less or is safer; if nothing meets, the ways out."""
+        """List the recommendation and what stands beside it; if nothing meets, the ways out."""
         index = iter("ABCDEFGH")
         if self.chosen is None:
             yield from self._list_ways_out(index)
@@ -375,7 +376,7 @@ class _MemoWriter:
                 yield offer, self._describe_option(f"{next(index)} · {role}", offer, pro, con)
 
     def _list_others(self) -> Iterator[tuple[str, Offer]]:
-        """List what stands beside the recommendation, each with its role; what is to be measured first."""
+        """List what stands beside the recommendation by role; first what is to be measured."""
         answer, choice, benchmark = self.answer, self.choice, self.answer.benchmark
         if benchmark and not benchmark.is_own:
             yield self._find_role(benchmark.offer), benchmark.offer
@@ -679,7 +680,8 @@ def _describe_miss(offer: Offer) -> str:
 
 
 def _describe_value_of(benchmark: Benchmark) -> str:
-    return f" The result changes the choice in {format_probability(benchmark.changes_choice)} of cases."
+    share = format_probability(benchmark.changes_choice)
+    return f" The result changes the choice in {share} of cases."
 
 
 def _describe_day_price(usd: float | None) -> str:

@@ -14,7 +14,7 @@ from mcp_types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import ValidationError
 
 from planner import __version__
-from planner.answers import FILE_PARTS, build_answer, serialize_answer
+from planner.answers.serialization import build_plan_json
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.redaction import redact_json, redact_text
@@ -117,8 +117,7 @@ def answer_plan(scenario: str, set: dict[str, Any] | None = None) -> JsonObject:
     """
     with _LOCK:
         plan = search_deployments(load_scenario(scenario, set))
-        answer = serialize_answer(build_answer(plan, FILE_PARTS))
-        return _add_basis(answer, *STEP_COSTS, "prices.yaml", "start_up.yaml")
+        return _add_basis(build_plan_json(plan), *STEP_COSTS, "prices.yaml", "start_up.yaml")
 
 
 def answer_predict(row: dict[str, Cell]) -> JsonObject:

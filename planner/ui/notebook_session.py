@@ -59,7 +59,7 @@ def open_plan(scenario: str | Path, kept: str | Path = "", time_limit_s: float =
 
 
 def open_answer(plan: Plan, kept: str | Path = "") -> Answer:
-    """Return the answer that is kept beside the plan in the pickle `kept`; without one build that of `plan`."""
+    """Return the answer beside the plan in the pickle `kept`; without one build that of `plan`."""
     if kept and (path := Path(kept).with_name(KEPT_ANSWER)).is_file():
         return read_pickle(path, Answer)
     return build_answer(plan, (*FILE_PARTS, *MEMO_PARTS))

@@ -15,7 +15,7 @@ from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS
 
 
 def _render_benchmark_files(answer: Answer) -> dict[str, str]:
-    """Return name and text of the files for the benchmark to run, if it is of another deployment."""
+    """Return name and text of the benchmark's files, if it is of another deployment."""
     benchmark, scenario = answer.benchmark, answer.scenario
     if benchmark is None or benchmark.is_own or not benchmark.files:
         return {}

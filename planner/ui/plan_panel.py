@@ -52,7 +52,7 @@ Page = dict[str, Any]
 """What the cockpit shows, as JSON."""
 VERDICT_TONES = {"holds": "good", "at_risk": "warn", "nothing_meets": "bad"}
 STATUS_TONES: dict[LimitStatus, str] = {"met": "good", "at risk": "warn", "missed": "bad"}
-OPTIONS = {
+OPTION_LABELS = {
     "gamble": ("Cheapest", 0.5),
     "recommended": ("Recommended", None),
     "safe": ("Safe", 0.95),
@@ -137,7 +137,7 @@ def _list_figures(answer: Answer, best: Offer) -> dict[str, Any]:
         f"usd_per_mtok_{best.priced_side or 'output'}": tokens and tokens.mid,
         "capacity_rps": capacity and capacity.mid,
         "options": {
-            name: [option.description, option.usd_per_hour and option.usd_per_hour.mid, option.probability]
+            name: [option.description, option.price_key[1], option.probability]
             for name, option in answer.options.items()
         },
     }  # fmt: skip
@@ -376,7 +376,7 @@ def _build_options(answer: Answer) -> list[Page]:
     rows: list[Page] = []
     last: Offer | None = None
     wanted = answer.scenario.confidence
-    for name, (label, confidence) in OPTIONS.items():
+    for name, (label, confidence) in OPTION_LABELS.items():
         option = answer.options.get(name)
         if option is None:
             continue
@@ -406,7 +406,7 @@ def _build_options(answer: Answer) -> list[Page]:
 def build_other_row(
     answer: Answer, other: Answer | None, label: str, changes: Mapping[str, Any]
 ) -> Page:
-    """Build the row of another answer: what it is, its price beside that of `answer`, its probability.
+    """Build the row of another answer: what it is, its price beside `answer`'s, how likely it is.
 
     `changes` are the controls that ask for it.
     """
@@ -484,7 +484,7 @@ def find_curve_target(answer: Answer, key: str) -> Limit | None:
 def draw_charts(
     answer: Answer, latency: LatencyCurve | None, costs: CostCurve | None, width: int
 ) -> Page:
-    """Draw the charts of an answer at `width` px: one target over the load, and the cost of loads."""
+    """Draw the charts of an answer at `width` px: a latency and the cost over the load."""
     is_drawn = answer.best is not None and not answer.best.is_overloaded
     return {
         "latency": _draw_latency(latency, width) if latency else None,

@@ -81,7 +81,7 @@ def describe_scenario(scenario: Scenario) -> str:
 
 
 def explain_choice(answer: Answer) -> str:
-    """Explain what keeps anything cheaper from doing, and by which rule the runner-up comes second."""
+    """Explain what keeps anything cheaper from doing, and why the runner-up comes second."""
     chosen, runner_up = answer.chosen, answer.runner_up
     if chosen is None:
         return answer.binding.sentence

@@ -1,4 +1,4 @@
-"""Format an answer for the terminal: the verdict and what to rent first, everything else on request."""
+"""Format an answer for the terminal: what to rent first, everything else on request."""
 
 import math
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ LIMITS_MARK = "@"
 def format_answer(
     answer: Answer, style: TerminalStyle | None = None, *, command: str = "", detailed: bool = False,
 ) -> str:  # fmt: skip
-    """Return the answer as text, `detailed` with everything below the summary; plain without a `style`."""
+    """Return the answer as text, `detailed` with everything below the summary."""
     style = style or TerminalStyle()
     summary = format_summary(answer, style, command=command, detailed=detailed)
     return f"{summary}\n{format_details(answer, style)}" if detailed else summary

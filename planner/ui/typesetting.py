@@ -32,7 +32,7 @@ OUTPUT_MIME_TYPES = [
 
 
 def typeset_pages(work: Path) -> Path:
-    """Typeset the pages whose parts are in the folder `work`, with Typst's own fonts; return the PDF."""
+    """Typeset the pages whose parts are in `work`, with Typst's own fonts; return the PDF."""
     import typst
 
     for template in (TYPST_TEMPLATE, MEMO_TEMPLATE):
@@ -72,7 +72,7 @@ def convert_svg_to_pdf(svg: str) -> bytes:
 
 
 def convert_notebook(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
-    """Convert an executed notebook to Typst, without cells tagged `left_out`; charts become PDFs in `work`."""
+    """Convert an executed notebook to Typst without cells tagged `left_out`, its charts to PDFs."""
     import pypandoc
 
     html = _move_charts(_export_html(notebook, left_out), notebook.stem, work)
