@@ -218,14 +218,26 @@ def _coarsen_blocks(rules: EngineRules, prompt: float) -> EngineRules:
 
 def build_step_cost_table(model: StepModel) -> StepCostTable:
     """Build the step cost table that the compiled simulation reads."""
-    table = StepCostTable(
-        **{name: getattr(model, name) for name in StepCostTable._fields if hasattr(model, name)}
-    )
-    decode, prefill = (
+    decode_windows, prefill_windows = (
         np.array(rows, float).reshape(-1, 2)
         for rows in (model.decode_windows, model.prefill_windows)
     )
-    return table._replace(decode_windows=decode, prefill_windows=prefill)
+    return StepCostTable(
+        tokens_s=model.tokens_s,
+        rows_s=model.rows_s,
+        fixed_s=model.fixed_s,
+        state_s=model.state_s,
+        decode_context_s=model.decode_context_s,
+        prefill_pair_s=model.prefill_pair_s,
+        prefill_step_s=model.prefill_step_s,
+        decode_windows=decode_windows,
+        prefill_windows=prefill_windows,
+        stages=model.stages,
+        sequences_s=model.sequences_s,
+        shared_tokens_s=model.shared_tokens_s,
+        padded_tokens=model.padded_tokens,
+        prompt_s=model.prompt_s,
+    )
 
 
 def simulate_workload(
