@@ -299,7 +299,7 @@ def _search_unified(scenario: Scenario) -> Plan:
     if recommended:
         unpriced, price = recommended[0].price_key
         safe = search.find_cheapest(
-            SAFE_PROBABILITY, at_most=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
+            SAFE_PROBABILITY, max_price=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
         )
         first = recommended[0]
         if safe and (
@@ -354,84 +354,13 @@ class _Search:
     @show_step("simulating layouts")
     def find_cheapest(
         self, probability: float, *, others: int = 0,
-        at_most: tuple[bool, float] = (True, math.inf),
+        max_price: tuple[bool, float] = (True, math.inf),
     ) -> list[Candidate]:  # fmt: skip
         """Find the cheapest deployment that meets every target with `probability`.
 
-        It comes first; the next that hold with other GPUs or layouts follow, up to `others`.
+        It comes first; the next that do with other GPUs or layouts follow, up to `others`.
         """
-        # (price of the fewest replicas that are open, hope, family, replicas to try)
-        heap: list[tuple[bool, float, float, int, int]] = []
-        level: list[tuple[Candidate, int]] = []  # what holds in short replays
-        skipped: list[tuple[int, int]] = []  # at the price of the cheapest of them, as others hold
-        holds: dict[int, int] = {}  # family: replicas that are known to be enough
-        chosen: list[Candidate] = []
-
-        def push(k: int, replicas: int) -> None:
-            family = self.families[k]
-            least = family.get_min_replicas(self._get_z(family.start, probability))
-            price = family.price(self.scenario, least)
-            if least <= family.max_replicas and price <= at_most:
-                hope = -family.estimate.tolerance_sigmas
-                heappush(heap, (*price, hope, k, min(replicas, family.max_replicas)))
-
-        for k, family in enumerate(self.families):
-            push(k, family.get_min_replicas(self._get_z(family.start, probability)))
-        tries, equal = MAX_PROBES, MAX_EQUAL_PRICE_PROBES
-        while heap or level:
-            limit = min((candidate.price_key for candidate, _ in level), default=at_most)
-            if level and (not heap or heap[0][:2] > _add_rounding(limit)):
-                cheapest = [one for one in level if one[0].price_key <= _add_rounding(limit)]
-                level = [one for one in level if one[0].price_key > _add_rounding(limit)]
-                for candidate, k in sorted(cheapest, key=lambda each: each[0].rank_key):
-                    if candidate.display_key in {each.display_key for each in chosen}:
-                        continue
-                    family = self.families[k]
-                    stated = self._settle(candidate, family, tune=not chosen)
-                    if stated.is_feasible and stated.probability >= probability - 1e-9:
-                        chosen.append(stated)
-                        if len(chosen) > others:
-                            return chosen
-                    else:
-                        self._refute(stated.deployment, family, probability, 1.0)
-                        push(k, stated.deployment.layout.replicas + 1)
-                if chosen:
-                    tries = min(tries, MAX_RUNNER_UP_PROBES)
-                else:
-                    for k, replicas in skipped:
-                        push(k, replicas)
-                skipped, equal = [], MAX_EQUAL_PRICE_PROBES
-                continue
-            unpriced, price, _, k, replicas = heappop(heap)
-            family = self.families[k]
-            if probability > GAMBLE_PROBABILITY and is_out_of_time():
-                tries, self.is_cut = 0, True
-            is_equal = bool(level) and _add_rounding((unpriced, price)) >= limit
-            if (is_equal and not equal) or not tries:
-                if not tries and not level:
-                    self.is_complete = bool(chosen) or self.is_cut
-                    break
-                skipped.append((k, replicas))
-                continue
-            tries, equal = tries - 1, equal - is_equal
-            z = self._get_z(family.start, probability)
-            fewest = family.get_min_replicas(z)
-            while replicas > fewest and family.price(self.scenario, replicas) > _add_rounding(
-                limit
-            ):
-                replicas -= 1  # more are dearer than what holds already
-            tuned, margin = self._probe(family, replicas, probability)
-            if margin > 1:
-                self._refute(tuned, family, probability, margin)
-                if math.isfinite(margin):
-                    more = self._count_more_replicas(tuned, family, z)
-                    push(k, min(more, holds.get(k, more)))
-            elif fewest < replicas:
-                holds[k] = replicas  # more were tried at once than it may take
-                push(k, (fewest + replicas) // 2)
-            else:
-                level.append((self.describe(tuned, family), k))
-        return chosen
+        return _CheapestFirst(self, probability, others, max_price).run()
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
@@ -490,8 +419,8 @@ class _Search:
             self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
         return self.stated[deployment]
 
-    def _settle(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
-        """Tune what was found, and state it from full replays."""
+    def _judge(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
+        """Judge what passed by full simulations, with its arguments tuned first if `tune`."""
         deployment = candidate.deployment
         if tune:
             deployment = tune_to_tolerance(self.store, deployment)
@@ -513,6 +442,116 @@ class _Search:
             f"{get_progress_watch().stop_reason} with {len(self.probed)} of {len(self.families)}"
             f" layouts simulated; not tried: {'; '.join(names)}"
         )
+
+
+@dataclass
+class _CheapestFirst:
+    """A search for the cheapest options that meet every target with `probability`, by price."""
+
+    search: _Search
+    probability: float
+    others: int
+    max_price: tuple[bool, float]
+    # (price of the fewest replicas that are open, less the estimate's tolerance, family, replicas to try)
+    heap: list[tuple[bool, float, float, int, int]] = field(default_factory=list)
+    passed: list[tuple[Candidate, int]] = field(default_factory=list)  # short simulations
+    postponed: list[tuple[int, int]] = field(default_factory=list)  # no cheaper than what passed
+    enough: dict[int, int] = field(default_factory=dict)  # replicas that are known to be, by family
+    chosen: list[Candidate] = field(default_factory=list)
+    probes_left: int = MAX_PROBES
+    equal_probes_left: int = MAX_EQUAL_PRICE_PROBES
+
+    def run(self) -> list[Candidate]:
+        """Probe families from the cheapest on, and judge what passed once nothing open is cheaper."""
+        for k, family in enumerate(self.search.families):
+            self._push(k, family.get_min_replicas(self._get_z(family)))
+        while self.heap or self.passed:
+            if self.passed and (
+                not self.heap or self.heap[0][:2] > _add_rounding(self._price_limit)
+            ):
+                self._judge_cheapest()
+                if len(self.chosen) > self.others:
+                    break
+            elif not self._probe_next():
+                break
+        return self.chosen
+
+    @property
+    def _price_limit(self) -> tuple[bool, float]:
+        """The least price of what passed, else the largest that may be paid."""
+        return min((candidate.price_key for candidate, _ in self.passed), default=self.max_price)
+
+    def _get_z(self, family: Family) -> float:
+        return self.search._get_z(family.start, self.probability)
+
+    def _push(self, k: int, replicas: int) -> None:
+        """Put a family back, at the price of its fewest open replicas, to be tried with `replicas`."""
+        family = self.search.families[k]
+        fewest = family.get_min_replicas(self._get_z(family))
+        price = family.price(self.search.scenario, fewest)
+        if fewest <= family.max_replicas and price <= self.max_price:
+            tolerance = family.estimate.tolerance_sigmas
+            heappush(self.heap, (*price, -tolerance, k, min(replicas, family.max_replicas)))
+
+    def _judge_cheapest(self) -> None:
+        """Judge the cheapest that passed by full simulations, until enough are chosen."""
+        limit = _add_rounding(self._price_limit)
+        cheapest = [one for one in self.passed if one[0].price_key <= limit]
+        self.passed = [one for one in self.passed if one[0].price_key > limit]
+        for candidate, k in sorted(cheapest, key=lambda each: each[0].rank_key):
+            if candidate.display_key in {each.display_key for each in self.chosen}:
+                continue
+            family = self.search.families[k]
+            judged = self.search._judge(candidate, family, tune=not self.chosen)
+            if judged.is_feasible and judged.probability >= self.probability - 1e-9:
+                self.chosen.append(judged)
+                if len(self.chosen) > self.others:
+                    return
+            else:
+                self.search._refute(judged.deployment, family, self.probability, 1.0)
+                self._push(k, judged.deployment.layout.replicas + 1)
+        if self.chosen:
+            self.probes_left = min(self.probes_left, MAX_RUNNER_UP_PROBES)
+        else:
+            for k, replicas in self.postponed:
+                self._push(k, replicas)
+        self.postponed, self.equal_probes_left = [], MAX_EQUAL_PRICE_PROBES
+
+    def _probe_next(self) -> bool:
+        """Probe the cheapest open family, if any probe is left for it; return whether to go on."""
+        unpriced, price, _, k, replicas = heappop(self.heap)
+        if self.probability > GAMBLE_PROBABILITY and is_out_of_time():
+            self.probes_left, self.search.is_cut = 0, True
+        is_equal = bool(self.passed) and _add_rounding((unpriced, price)) >= self._price_limit
+        if (is_equal and not self.equal_probes_left) or not self.probes_left:
+            if not self.probes_left and not self.passed:
+                self.search.is_complete = bool(self.chosen) or self.search.is_cut
+                return False
+            self.postponed.append((k, replicas))
+            return True
+        self.probes_left -= 1
+        self.equal_probes_left -= is_equal
+        self._probe(k, replicas)
+        return True
+
+    def _probe(self, k: int, replicas: int) -> None:
+        """Probe a family: put it back with more replicas or fewer, or let it pass."""
+        family = self.search.families[k]
+        z, limit = self._get_z(family), _add_rounding(self._price_limit)
+        fewest = family.get_min_replicas(z)
+        while replicas > fewest and family.price(self.search.scenario, replicas) > limit:
+            replicas -= 1  # more are dearer than what passed already
+        tuned, ratio = self.search._probe(family, replicas, self.probability)
+        if ratio > 1:
+            self.search._refute(tuned, family, self.probability, ratio)
+            if math.isfinite(ratio):
+                more = self.search._count_more_replicas(tuned, family, z)
+                self._push(k, min(more, self.enough.get(k, more)))
+        elif fewest < replicas:
+            self.enough[k] = replicas  # more were tried at once than it may take
+            self._push(k, (fewest + replicas) // 2)
+        else:
+            self.passed.append((self.search.describe(tuned, family), k))
 
 
 def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
