@@ -22,8 +22,8 @@ from planner.ui.plan_json import serialize_plan
 from planner.ui.plan_panel import build_answer
 from planner.ui.plan_text import format_plan
 
-RATE_TOLERANCE = 0.05
-"""A largest load is found to 3%, by short replays."""
+RATE_TOLERANCE = 0.02
+"""A largest load is found to 1%."""
 
 
 @pytest.fixture(params=sampled(("chat-70b", "code-completion", "long-documents"), ["chat-70b"]))

@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.analysis.load_curves import find_max_feasible_rps
-from planner.analysis.load_ramp import OVERLOAD_REASON, run_load_ramp
 from planner.analysis.phrases import ANALYSIS_PHRASES, CALIBRATION_BASIS_LABELS
 from planner.core.intervals import Interval
 from planner.core.number_format import (
@@ -24,17 +22,19 @@ from planner.planning.evaluation import (
     estimate_run_hours,
     get_capacity_rps,
 )
+from planner.planning.max_load import find_max_load, judge_at_load
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
-from planner.planning.slo import compute_tolerance, get_pessimistic_value
-from planner.planning.tolerance import find_max_rate, simulate_candidate
+from planner.planning.tolerance import simulate_candidate
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
+BEYOND_LOAD = 1.05
+"""What fails first beyond a load is what is weakest at so many times it."""
 
 
 def describe_headroom(plan: Plan) -> str:
@@ -84,13 +84,15 @@ class GrowthLimit:
     capacity: Interval
     offered_rps: float
     planned_rps: float  # the capacity less the headroom
-    limit: tuple[Interval, str] | None  # the rate up to which all SLOs hold, and what fails beyond
+    # up to which all SLOs are met at the expected step cost, from `confident_rps` on, and what fails
+    # beyond; None if that is the capacity
+    limit: tuple[Interval, str] | None
     method: str  # " (estimate)" where the limit is that of an estimate
     confident_rps: (
         float  # up to which all SLOs and the headroom hold with `confidence`; 0 if at risk
     )
     confidence: float  # the probability that the scenario asks for
-    slow_reason: str = ""  # what fails first with the slowest steps
+    slow_reason: str = ""  # what fails first beyond `confident_rps`; empty for the capacity
 
     @property
     def growth(self) -> float:
@@ -136,7 +138,7 @@ class GrowthLimit:
         return f"{met}. {CAPACITY_MEANING}."
 
 
-@show_step("load ramp")
+@show_step("growth")
 def find_growth_limit(plan: Plan) -> GrowthLimit | None:
     """Find how far traffic may grow; None in a closed loop or without a prediction.
 
@@ -151,41 +153,40 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
         or not (capacity := get_capacity_rps(scenario, performance))
     ):
         return None
-    limit, method, slow_reason = None, "", ""
     offered = compute_offered_rps(scenario, best.prediction)
-    planned = (1 - scenario.headroom) * capacity.mid
-    is_replayed = best.is_simulated and not best.is_disaggregated and not scenario.offline
-    if is_replayed:
-        ramp = run_load_ramp(best.deployment, scenario.workload, scenario.slo_targets)
-        limit = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
-        slow_reason = "" if ramp.slow_reason == OVERLOAD_REASON else ramp.slow_reason
-    elif not scenario.offline:
-        limit, method = find_max_feasible_rps(scenario, best), " (estimate)"
-        slow_reason = limit[1] if limit else ""
-    if is_replayed:
-        admitted = offered / scenario.workload.rate
-        most = find_max_rate(scenario, best, planned / admitted) if best.is_confident else 0.0
-        confident = admitted * most
-    else:
-        z = compute_tolerance(scenario.confidence)
-        ends = [capacity * (1 - scenario.headroom), *([limit[0]] if limit else [])]
-        confident = min(_get_rate_at(rate, z) for rate in ends) * best.is_confident
+    admitted = offered / scenario.workload.rate
+    confident = admitted * find_max_load(scenario, best) if best.is_confident else 0.0
+    limit, loose = None, replace(scenario, headroom=0.0)
+    if not scenario.offline:
+        most = find_max_load(loose, best, 0.0)
+        expected = admitted * most
+        if reason := _explain_end(loose, best, most or scenario.workload.rate):
+            limit = Interval(min(confident, expected), expected, expected), reason
     return GrowthLimit(
-        capacity, offered, planned, limit, method, confident, scenario.confidence, slow_reason
+        capacity, offered, (1 - scenario.headroom) * capacity.mid, limit,
+        "" if best.is_simulated else " (estimate)", confident, scenario.confidence,
+        _explain_end(scenario, best, confident / admitted) if confident else "",
+    )  # fmt: skip
+
+
+def _explain_end(scenario: Scenario, candidate: Candidate, rate: float) -> str:
+    """Explain which target is the first to be missed beyond `rate`; empty if it is the capacity."""
+    judged = judge_at_load(scenario, candidate, BEYOND_LOAD * rate)
+    weakest = min(judged.limits, key=lambda limit: limit.tolerance_sigmas, default=None)
+    return next(
+        (
+            f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
+            for target in scenario.slo_targets
+            if weakest and target.name == weakest.name
+        ),
+        "",
     )
-
-
-def _get_rate_at(rate: Interval, z: float) -> float:
-    """Get the rate that is reached with steps slower by `z` standard deviations."""
-    slow = rate.map_monotone(lambda each: 1 / max(each, 1e-9))
-    return 1 / max(get_pessimistic_value(slow, z), 1e-9)
 
 
 def describe_growth_limit(plan: Plan) -> str:
     """Describe how far traffic may grow with the asked probability, and at the expected speed.
 
-    For a simulated plan it follows from a load ramp, which disaggregated pools do not have; else it
-    is analytical.
+    It is simulated where the plan is, and else analytical.
     """
     found = find_growth_limit(plan)
     if found is None:
@@ -196,9 +197,10 @@ def describe_growth_limit(plan: Plan) -> str:
 
 def _describe_expected_growth(scenario: Scenario, found: GrowthLimit) -> str:
     """Describe how far traffic may grow at the expected speed: one time in two it is less."""
-    capacity, offered, limit, method = found.capacity, found.offered_rps, found.limit, found.method
+    offered, planned, limit, method = (
+        found.offered_rps, found.planned_rps, found.limit, found.method,
+    )  # fmt: skip
     subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
-    planned, slow_end = found.planned_rps, found.slow_reason or end
     if limit and limit[0].mid < planned:
         rate, reason = limit
         if not rate.mid:
@@ -209,23 +211,19 @@ def _describe_expected_growth(scenario: Scenario, found: GrowthLimit) -> str:
             if growth >= MIN_GROWTH
             else f"At the expected speed there is no room for more {subject}"
         )
-        shown = format_range(rate)
+        shown = format_number(rate.mid)
         return f"{sentence}: beyond {shown} requests/s {reason}{method}, though capacity is left."
     if planned < offered:
         return f"At the expected speed there is no room for more {subject}."
-    margin = (capacity if limit is None else limit[0]) / offered + -1.0
-    end = f"{limit[1]}{method}" if limit else end
-    low_text = ""
-    if margin.lo > 0:
-        why = "" if f"{slow_end}{method}" == end or slow_end == end else f" until {slow_end}"
-        low_text = f" (with the slowest steps by {_format_growth(margin.lo)}{why})"
+    if limit:
+        end = f"{limit[1]}{method}"
+    growth = (limit[0] if limit else found.capacity).mid / offered - 1
     headroom_text = (
         f"by {_format_growth(planned / offered - 1)} within the headroom, and "
         if scenario.headroom
         else ""
     )
-    growth_text = _format_growth(margin.mid)
-    return f"At the expected speed the {subject} may grow {headroom_text}by {growth_text}{low_text} until {end}."
+    return f"At the expected speed the {subject} may grow {headroom_text}by {_format_growth(growth)} until {end}."
 
 
 def _format_growth(growth: float) -> str:

@@ -16,11 +16,10 @@ stops when the cheapest open family costs more than what was found.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 from planner.core.number_format import format_number
@@ -47,11 +46,22 @@ from planner.planning.engine_tuning import (
 )
 from planner.planning.evaluation import check_against_slos, get_candidate_workload
 from planner.planning.interruption import Interruption, estimate_interruption
+from planner.planning.max_load import (
+    FIRST_STEP,
+    LOAD_PRECISION,
+    MAX_FIGURE,
+    MIN_FIGURE,
+    find_largest,
+    find_max_load,
+    round_figure,
+    set_figure,
+)
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.scenario_schema import OpenFigure
 from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
 from planner.planning.slo import compute_asked_tolerance, format_latency
-from planner.planning.tolerance import EvaluationStore, bisect_largest, state_deployment
+from planner.planning.tolerance import EvaluationStore, state_deployment
 
 MAX_POOL_COST_FACTOR = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
@@ -71,8 +81,10 @@ MAX_EQUAL_PRICE_PROBES = 8
 """Families that are looked at, at the price of the first that holds, for a safer one."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
-MIN_HARDNESS, MAX_HARDNESS = 1e-3, 1e6
-"""Requests/s, users, or the inverse of a limit in seconds, between which they are searched."""
+NEAR_MISS_RATIO, MAX_NEAR_MISSES = 1.1, 3
+"""So many so little beyond a limit in short simulations get full ones before a search gives up."""
+MAX_PUSHED = 3
+"""Options that came nearest in a search and are pushed as far as they meet the targets."""
 MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 
@@ -452,32 +464,54 @@ class _CheapestFirst:
     probability: float
     others: int
     max_price: tuple[bool, float]
-    # (price of the fewest replicas that are open, less the estimate's tolerance, family, replicas to try)
+    # price of the fewest open replicas, minus the estimate's tolerance, family, replicas to try
     heap: list[tuple[bool, float, float, int, int]] = field(default_factory=list)
     passed: list[tuple[Candidate, int]] = field(default_factory=list)  # short simulations
     postponed: list[tuple[int, int]] = field(default_factory=list)  # no cheaper than what passed
     enough: dict[int, int] = field(default_factory=dict)  # replicas that are known to be, by family
     chosen: list[Candidate] = field(default_factory=list)
+    # ratio to the limit, deployment and family of what short simulations refuted
+    missed: list[tuple[float, Deployment, int]] = field(default_factory=list)
     probes_left: int = MAX_PROBES
     equal_probes_left: int = MAX_EQUAL_PRICE_PROBES
 
     def run(self) -> list[Candidate]:
-        """Probe families from the cheapest on, and judge what passed once nothing open is cheaper."""
+        """Probe families by price, and judge what passed once nothing open is cheaper."""
         for k, family in enumerate(self.search.families):
             self._push(k, family.get_min_replicas(self._get_z(family)))
         while self.heap or self.passed:
             if self.passed and (
-                not self.heap or self.heap[0][:2] > _add_rounding(self._price_limit)
+                not self.heap or self.heap[0][:2] > _add_rounding(self._get_price_limit())
             ):
                 self._judge_cheapest()
                 if len(self.chosen) > self.others:
                     break
             elif not self._probe_next():
                 break
+        self._judge_near_misses()
         return self.chosen
 
-    @property
-    def _price_limit(self) -> tuple[bool, float]:
+    def _judge_near_misses(self) -> None:
+        """Choose the nearest that full simulations let pass, of what short ones nearly did."""
+        near = sorted(
+            (miss for miss in self.missed if miss[0] <= NEAR_MISS_RATIO), key=itemgetter(0)
+        )
+        store = EvaluationStore(self.search.scenario, quick=False)
+        for _, deployment, k in near[:MAX_NEAR_MISSES]:
+            if self.chosen or is_out_of_time():
+                return
+            family = self.search.families[k]
+            tuned = tune_to_margin(
+                store, deployment, self.search._get_z(deployment, self.probability)
+            )
+            judged = self.search._judge(self.search.describe(tuned, family), family, tune=False)
+            if self._is_met(judged):
+                self.chosen.append(judged)
+
+    def _is_met(self, judged: Candidate) -> bool:
+        return judged.is_feasible and judged.probability >= self.probability - 1e-9
+
+    def _get_price_limit(self) -> tuple[bool, float]:
         """The least price of what passed, else the largest that may be paid."""
         return min((candidate.price_key for candidate, _ in self.passed), default=self.max_price)
 
@@ -485,7 +519,7 @@ class _CheapestFirst:
         return self.search._get_z(family.start, self.probability)
 
     def _push(self, k: int, replicas: int) -> None:
-        """Put a family back, at the price of its fewest open replicas, to be tried with `replicas`."""
+        """Put a family back, to be tried with `replicas`, at the price of the fewest."""
         family = self.search.families[k]
         fewest = family.get_min_replicas(self._get_z(family))
         price = family.price(self.search.scenario, fewest)
@@ -495,7 +529,7 @@ class _CheapestFirst:
 
     def _judge_cheapest(self) -> None:
         """Judge the cheapest that passed by full simulations, until enough are chosen."""
-        limit = _add_rounding(self._price_limit)
+        limit = _add_rounding(self._get_price_limit())
         cheapest = [one for one in self.passed if one[0].price_key <= limit]
         self.passed = [one for one in self.passed if one[0].price_key > limit]
         for candidate, k in sorted(cheapest, key=lambda each: each[0].rank_key):
@@ -503,7 +537,7 @@ class _CheapestFirst:
                 continue
             family = self.search.families[k]
             judged = self.search._judge(candidate, family, tune=not self.chosen)
-            if judged.is_feasible and judged.probability >= self.probability - 1e-9:
+            if self._is_met(judged):
                 self.chosen.append(judged)
                 if len(self.chosen) > self.others:
                     return
@@ -522,7 +556,7 @@ class _CheapestFirst:
         unpriced, price, _, k, replicas = heappop(self.heap)
         if self.probability > GAMBLE_PROBABILITY and is_out_of_time():
             self.probes_left, self.search.is_cut = 0, True
-        is_equal = bool(self.passed) and _add_rounding((unpriced, price)) >= self._price_limit
+        is_equal = bool(self.passed) and _add_rounding((unpriced, price)) >= self._get_price_limit()
         if (is_equal and not self.equal_probes_left) or not self.probes_left:
             if not self.probes_left and not self.passed:
                 self.search.is_complete = bool(self.chosen) or self.search.is_cut
@@ -537,13 +571,14 @@ class _CheapestFirst:
     def _probe(self, k: int, replicas: int) -> None:
         """Probe a family: put it back with more replicas or fewer, or let it pass."""
         family = self.search.families[k]
-        z, limit = self._get_z(family), _add_rounding(self._price_limit)
+        z, limit = self._get_z(family), _add_rounding(self._get_price_limit())
         fewest = family.get_min_replicas(z)
         while replicas > fewest and family.price(self.search.scenario, replicas) > limit:
             replicas -= 1  # more are dearer than what passed already
         tuned, ratio = self.search._probe(family, replicas, self.probability)
         if ratio > 1:
             self.search._refute(tuned, family, self.probability, ratio)
+            self.missed.append((ratio, tuned, k))
             if math.isfinite(ratio):
                 more = self.search._count_more_replicas(tuned, family, z)
                 self._push(k, min(more, self.enough.get(k, more)))
@@ -669,62 +704,68 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
 
 
 def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
-    """Find the largest load, or the shortest limit, that some deployment keeps with the asked probability.
+    """Find the largest load, or the shortest limit, that any deployment keeps as asked.
 
-    Returns `scenario` with that figure, to `OPEN_FIGURE_PRECISION`; with the easiest that was tried
-    if not even that is kept. Without replays the closed form answers.
+    Returns `scenario` with that figure; with the easiest that was tried if not even that is kept.
+    Without simulations the closed form answers.
     """
-    found = _find_hardest(scenario, 1.0, 8.0, _holds_analytically)
-    if is_simulated:
-        found = _find_hardest(scenario, found, 1.25, _holds_in_replay)
-    return _put_figure(scenario, found)
+    kind = scenario.open_figure
+    assert kind is not None
 
+    def is_met_analytically(value: float) -> bool:
+        return search_analytically(set_figure(scenario, kind, value)).verdict == "holds"
 
-def _holds_analytically(scenario: Scenario) -> bool:
-    return search_analytically(scenario).verdict == "holds"
-
-
-def _holds_in_replay(scenario: Scenario) -> bool:
-    search, _, gamble = _search_for_gamble(scenario)
-    return bool(gamble and search.find_cheapest(scenario.confidence))
-
-
-def _put_figure(scenario: Scenario, hardness: float) -> Scenario:
-    """`scenario` with the figure that was open: a rate or a limit of three digits, or whole users."""
-    kind, targets, workload = scenario.open_figure, scenario.slo_targets, scenario.workload
-    if kind == "limit":
-        first = replace(targets[0], seconds=float(f"{1 / hardness:.3g}"))
-        targets = (first, *targets[1:])
-    elif kind == "rate":
-        workload = replace(workload, rate=float(f"{hardness:.3g}"))
-    else:
-        workload = replace(workload, concurrency=max(int(hardness), 1))
+    start = find_largest(is_met_analytically, 1.0, FIRST_STEP if is_simulated else LOAD_PRECISION)
+    value = _push_figure(scenario, kind, start or MIN_FIGURE) if is_simulated else start
     return replace(
-        scenario, workload=workload, slo_targets=targets, open_figure=None, found_figure=kind
+        set_figure(scenario, kind, round_figure(kind, value or MIN_FIGURE)), found_figure=kind
     )
 
 
-def _find_hardest(
-    scenario: Scenario, start: float, step: float, holds: Callable[[Scenario], bool]
-) -> float:
-    """The hardest question that `holds`: from `start` up or down by factors of `step`, then by bisection."""
-    known: dict[tuple[object, ...], bool] = {}
+def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
+    """Find the largest figure at which a search has an option that meets the targets; 0 if none.
 
-    def check(hardness: float) -> bool:
-        asked = _put_figure(scenario, hardness)
-        key = asked.workload.rate, asked.workload.concurrency, asked.slo_targets
-        if key not in known:
-            known[key] = holds(asked)
-        return known[key]
+    What a search chooses, and what comes nearest in it, is pushed as far as it meets the targets in
+    all the replicas that there may be: there the next search looks. It ends where a search a little
+    above the largest figure misses, and nothing is pushed beyond. So an option more never lowers it.
+    """
+    met, missed, value, step = 0.0, [math.inf], round_figure(kind, start), LOAD_PRECISION
+    while MIN_FIGURE <= value <= MAX_FIGURE and not is_out_of_time():
+        asked = set_figure(scenario, kind, value)
+        options, is_met = _list_strongest(asked)
+        if is_met:
+            met = max(met, value)
+        else:
+            missed.append(value)
+        pushed = max((find_max_load(asked, one, kind=kind) for one in options), default=0.0)
+        least = max(met * LOAD_PRECISION, met + (kind == "concurrency"))
+        above = min(miss for miss in missed if miss > met)
+        if pushed > least and all(abs(miss / pushed - 1) > LOAD_PRECISION - 1 for miss in missed):
+            value, step = pushed, LOAD_PRECISION
+        elif above <= least:
+            break
+        elif not met:
+            value /= 4
+        else:
+            step = step * step if is_met else LOAD_PRECISION
+            value = max(min(met * step, math.sqrt(met * above)), least)
+        value = round_figure(kind, value)
+        if value <= met:
+            break
+    return met or start * is_out_of_time()
 
-    low = high = start
-    if check(start):
-        while high < MAX_HARDNESS and not is_out_of_time() and check(high := low * step):
-            low = high
-    else:
-        while low > MIN_HARDNESS and not is_out_of_time() and not check(low := high / step):
-            high = low
-    return bisect_largest(low, high, check)
+
+def _list_strongest(scenario: Scenario) -> tuple[list[Deployment], bool]:
+    """List what meets the targets or comes nearest, in its most replicas, and if any meets them."""
+    search, _, gamble = _search_for_gamble(scenario)
+    meeting = search.find_cheapest(scenario.confidence, others=1) if gamble else []
+    families = {family.estimate.family_key: family for family in search.families}
+    options = {one.family_key: one.deployment for one in meeting}
+    for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
+        if len(options) < len(meeting) + MAX_PUSHED:
+            options.setdefault(family.estimate.family_key, deployment)
+    most = [one.with_replicas(families[key].max_replicas) for key, one in options.items()]
+    return most, bool(meeting)
 
 
 def search_analytically(scenario: Scenario) -> Plan:
