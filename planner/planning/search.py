@@ -47,7 +47,6 @@ from planner.planning.engine_tuning import (
 from planner.planning.evaluation import check_against_slos, get_candidate_workload
 from planner.planning.interruption import Interruption, estimate_interruption
 from planner.planning.max_load import (
-    FIRST_STEP,
     LOAD_PRECISION,
     MAX_FIGURE,
     MIN_FIGURE,
@@ -83,6 +82,8 @@ MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
 NEAR_MISS_RATIO, MAX_NEAR_MISSES = 1.1, 3
 """So many so little beyond a limit in short simulations get full ones before a search gives up."""
+ROUGH_PRECISION = 1.5
+"""Of the closed form where it is only the start of a search."""
 MAX_PUSHED = 3
 """Options that came nearest in a search and are pushed as far as they meet the targets."""
 MAX_RUNNER_UP_PROBES = 8
@@ -715,7 +716,8 @@ def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
     def is_met_analytically(value: float) -> bool:
         return search_analytically(set_figure(scenario, kind, value)).verdict == "holds"
 
-    start = find_largest(is_met_analytically, 1.0, FIRST_STEP if is_simulated else LOAD_PRECISION)
+    precision = ROUGH_PRECISION if is_simulated else LOAD_PRECISION
+    start = find_largest(is_met_analytically, 1.0, precision)
     value = _push_figure(scenario, kind, start or MIN_FIGURE) if is_simulated else start
     return replace(
         set_figure(scenario, kind, round_figure(kind, value or MIN_FIGURE)), found_figure=kind
@@ -758,7 +760,7 @@ def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
 def _list_strongest(scenario: Scenario) -> tuple[list[Deployment], bool]:
     """List what meets the targets or comes nearest, in its most replicas, and if any meets them."""
     search, _, gamble = _search_for_gamble(scenario)
-    meeting = search.find_cheapest(scenario.confidence, others=1) if gamble else []
+    meeting = search.find_cheapest(scenario.confidence) if gamble else []
     families = {family.estimate.family_key: family for family in search.families}
     options = {one.family_key: one.deployment for one in meeting}
     for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
