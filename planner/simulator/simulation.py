@@ -278,14 +278,7 @@ def simulate_workload(
         uncounted = int(np.searchsorted(own, trace.num_uncounted))
         own = own[: requests and requests + uncounted]
     n = len(own) if trace else requests or share.num_requests
-    if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
-        prompt, output = trace.prompt[own], trace.output[own]
-    else:
-        prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
-    if trace is not None:
-        arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
-    elif arrival is None:
-        arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    arrival, prompt, output = _draw_requests(workload, share, own, n, rng, even, arrival)
     limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
         raise PlannerError(
@@ -332,19 +325,45 @@ def simulate_workload(
             tokens_s=table.tokens_s + costs.offload.store_token_s * np.arange(len(table.tokens_s)),
         )
     if workload.adapters:
-        slots = deployment.args.max_loras
-        if not slots:
-            raise PlannerError(
-                f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
-            )
-        popularity = compute_zipf_fractions(workload.adapters, workload.adapter_zipf)
-        traffic = traffic._replace(adapter=rng.choice(workload.adapters, len(prompt), p=popularity))
-        cached = deployment.args.max_cpu_loras or slots
-        rules = rules._replace(max_loras=slots, max_cpu_loras=cached)
-        if cached >= workload.adapters:  # --lora-modules loads all before the first request
-            table = table._replace(adapter_cold_s=0.0)
+        rules, table, traffic = _add_adapters(deployment, workload, rng, rules, table, traffic)
     result = simulate_requests(rules, table, traffic, gauge_s=gauge_s, router=router)
     return replace(result.trim(uncounted, 0), engines=simulated)
+
+
+def _draw_requests(
+    workload: Workload, share: Workload, own: np.ndarray, n: int, rng: np.random.Generator,
+    even: bool, arrival: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Draw arrivals [s], prompt and output tokens of one engine, or take its `own` of a trace."""
+    trace = workload.trace
+    if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
+        prompt, output = trace.prompt[own], trace.output[own]
+    else:
+        prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
+    if trace is not None:
+        arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
+    elif arrival is None:
+        arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    return arrival, prompt, output
+
+
+def _add_adapters(
+    deployment: Deployment, workload: Workload, rng: np.random.Generator, rules: EngineRules,
+    table: StepCostTable, traffic: RequestBatch,
+) -> tuple[EngineRules, StepCostTable, RequestBatch]:  # fmt: skip
+    """Give every request an adapter, and the engine its slots for them."""
+    slots = deployment.args.max_loras
+    if not slots:
+        raise PlannerError(
+            f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
+        )
+    popularity = compute_zipf_fractions(workload.adapters, workload.adapter_zipf)
+    adapter = rng.choice(workload.adapters, len(traffic.prompt), p=popularity)
+    cached = deployment.args.max_cpu_loras or slots
+    if cached >= workload.adapters:  # --lora-modules loads all before the first request
+        table = table._replace(adapter_cold_s=0.0)
+    rules = rules._replace(max_loras=slots, max_cpu_loras=cached)
+    return rules, table, traffic._replace(adapter=adapter)
 
 
 def count_serving_engines(deployment: Deployment, workload: Workload) -> int:
