@@ -241,17 +241,11 @@ def build_step_cost_table(model: StepModel) -> StepCostTable:
 
 
 def simulate_workload(
-    deployment: Deployment,
-    pool: KvCachePool,
-    model: StepModel,
-    workload: Workload,
-    seed: int = 0,
-    gauge_s: float = 0.0,
-    requests: int | None = None,
-    even: bool = False,
+    deployment: Deployment, pool: KvCachePool, model: StepModel, workload: Workload,
+    seed: int = 0, gauge_s: float = 0.0, requests: int | None = None, even: bool = False,
     router: RouterConfig | None = None,
     arrival: np.ndarray | None = None,
-) -> SimulationResult:
+) -> SimulationResult:  # fmt: skip
     """Simulate one engine's share of `workload`: its own trace, or lengths and arrivals by `seed`.
 
     Ranks that share a clock are simulated together, each with its share.
@@ -308,14 +302,9 @@ def simulate_workload(
         rules = _coarsen_blocks(rules, float(prompt.mean()))
     if costs.reuses_prefixes:
         size = int(rules.groups[0, 1])
-        if trace is not None and workload.uses_trace_prefixes:
-            content, start = (
-                trace.build_blocks(own[served], size)
-                if isinstance(trace, SessionTrace)
-                else build_trace_blocks(trace, own[served], prompt, output, size)
-            )
-        else:
-            content, start = _sample_prefixes(share, prompt, output, size, rng)
+        content, start = _build_contents(
+            workload, share, own[served] if trace else own, prompt, output, size, rng
+        )
         traffic = traffic._replace(content=content, content_start=start)
     if costs.offload.store_token_s:
         coarse = rules.groups[0, 1] / pool.layout.groups[0].block_size
@@ -345,6 +334,19 @@ def _draw_requests(
     elif arrival is None:
         arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
     return arrival, prompt, output
+
+
+def _build_contents(
+    workload: Workload, share: Workload, own: np.ndarray, prompt: np.ndarray, output: np.ndarray,
+    size: int, rng: np.random.Generator,
+) -> BlockContents:  # fmt: skip
+    """Build the contents of blocks of `size` tokens: those of a trace's `own` requests, or drawn."""
+    trace = workload.trace
+    if trace is None or not workload.uses_trace_prefixes:
+        return _sample_prefixes(share, prompt, output, size, rng)
+    if isinstance(trace, SessionTrace):
+        return trace.build_blocks(own, size)
+    return build_trace_blocks(trace, own, prompt, output, size)
 
 
 def _add_adapters(
