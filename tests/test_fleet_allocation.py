@@ -183,8 +183,8 @@ def test_a_replica_takes_as_much_more_of_a_job_as_its_deadline_leaves() -> None:
     small = {"model": "meta-llama/Llama-3.1-8B-Instruct", "workload.requests": 20_000, "gpus": gpus}
     asked = load_scenario("offline-batch", small)
     most = max(fleet_file.generate_fleet_options(asked, "L4"), key=lambda one: one.load_fraction)
-    assert most.load_fraction > 1.3 and not most.at_risk
-    for times, safe in ((0.9 * most.load_fraction, True), (1.1 * most.load_fraction, False)):
+    assert most.load_fraction > 1.2 and not most.at_risk
+    for times, safe in ((0.99 * most.load_fraction, True), (1.2 * most.load_fraction, False)):
         chosen = plan_once(replace(asked, workload=asked.workload.scale(times))).chosen
         assert chosen and (chosen.description == most.description and not chosen.at_risk) == safe
 

@@ -33,13 +33,12 @@ from planner.planning.evaluation import (
     get_capacity_rps,
     get_load_limit_name,
 )
+from planner.planning.max_load import find_max_load
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import state_deployment
 from planner.planning.what_if import SUGGESTED_GPUS, run_what_ifs
 
-CAPACITY_PRECISION_OCTAVES = 0.02
-"""Precision of a capacity by bisection, as a power of two."""
 MAX_SHAPES, MAX_FALLBACK_GPUS = 16, 64
 """Most replica shapes in a comparison (beyond that, only stages in powers of two), and most GPUs of
 the last resort if a model fits nowhere that the scenario allows."""
@@ -237,21 +236,7 @@ def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
     if scenario.offline or workload.rate is None:
         performance = evaluate_candidate(scenario, deployment, 1).prediction.performance
         return performance.request_tps.mid if performance else 0.0
-
-    def meets(power: float) -> bool:
-        return evaluate_candidate(
-            replace(scenario, workload=workload.with_rate((workload.rate or 1.0) * 2**power)),
-            deployment,
-            1,
-        ).is_feasible
-
-    low, high = -8.0, 10.0
-    if not meets(low):
-        return 0.0
-    while high - low > CAPACITY_PRECISION_OCTAVES:
-        middle = (low + high) / 2
-        low, high = (middle, high) if meets(middle) else (low, middle)
-    return (workload.rate or 1.0) * 2**low
+    return find_max_load(scenario, evaluate_candidate(scenario, deployment, 1), 0.0)
 
 
 def build_candidate_frame(

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.core.intervals import Interval
 from planner.latency.performance import Performance
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated import evaluate_disaggregated
-from planner.planning.evaluation import check_against_slos, get_candidate_workload
+from planner.planning.max_load import find_max_load
 from planner.planning.prediction import estimate_hourly_cost, evaluate_batch
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -21,8 +20,6 @@ CURVE_POINTS = 24
 """Loads per curve."""
 MAX_LAYOUTS_PRICED = 12
 """Most layouts, best first, that other loads are priced for."""
-MAX_NARROWING_ROUNDS, NARROWING_PARTS = 3, 6
-"""Rounds that narrow the largest load of one replica, and parts that each round divides it into."""
 LOAD_SPAN_FACTOR = 4.0
 """Loads range from this factor below to this factor above the offered load."""
 
@@ -114,34 +111,6 @@ def _scale_curve(
     return scale("lo"), scale("mid"), scale("hi")
 
 
-def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Interval, str] | None:
-    """Find the largest requests/s within all SLOs, and what is violated beyond.
-
-    Returns None if only the capacity limits it. It follows `sweep_performance`, with each curve
-    scaled to the candidate's own prediction at the offered load.
-    """
-    performance, offered, lowest = candidate.prediction.performance, scenario.workload.rate, None
-    points = sweep_performance(scenario, candidate) if offered else []
-    if performance is None or offered is None or performance.capacity is None or not points:
-        return None
-    loads, capacity = np.array([load for load, _ in points]), performance.capacity
-    for target in scenario.slo_targets:
-        (lo, mid, hi), rates = _scale_curve(scenario, candidate, target, points), []
-        for curve, limit in ((hi, capacity.lo), (mid, capacity.mid), (lo, capacity.hi)):
-            values = np.array(curve) / target.seconds
-            index = int(np.argmax(values > 1))  # 0 if it never is, or is from the start
-            if index:
-                neighbors = slice(index - 1, index + 1)
-                limit = math.exp(np.interp(0, np.log(values[neighbors]), np.log(loads[neighbors])))
-            rates.append(0.0 if values[0] > 1 else limit)
-        if rates[1] < capacity.mid and (lowest is None or rates[1] < lowest[0].mid):
-            lowest = (
-                Interval(*sorted(rates)),
-                f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms",
-            )
-    return lowest
-
-
 def sweep_cost_over_load(plan: Plan) -> tuple[str, list[tuple[float, float, str]]]:
     """Return "USD per hour", or "GPUs" without prices, and loads with their least cost and GPUs.
 
@@ -187,63 +156,9 @@ def sweep_cost_over_load(plan: Plan) -> tuple[str, list[tuple[float, float, str]
 
 def find_max_loads(scenario: Scenario, candidates: Sequence[Candidate]) -> list[float]:
     """Find the largest load of one replica of each candidate within the SLOs; 0 if none."""
-    low = np.zeros(len(candidates))
-    high = np.array([_bound_replica_load(scenario, candidate) for candidate in candidates])
-    for _ in range(MAX_NARROWING_ROUNDS if len(candidates) else 0):
-        edges = (
-            low[:, None] + (high - low)[:, None] * np.arange(NARROWING_PARTS + 1) / NARROWING_PARTS
+    return [
+        find_max_load(
+            scenario, replace(candidate, deployment=candidate.deployment.with_replicas(1))
         )
-        loads = np.maximum(edges[:, 1:], 1e-6)
-        pairs = [
-            (candidate, load)
-            for candidate, row in zip(candidates, loads, strict=True)
-            for load in row.tolist()
-        ]
-        meets = np.array(_check_feasible(scenario, pairs)).reshape(loads.shape)
-        num_met = np.logical_and.accumulate(meets, axis=1).sum(axis=1)
-        rows = np.arange(len(candidates))
-        low, high = edges[rows, num_met], edges[rows, np.minimum(num_met + 1, NARROWING_PARTS)]
-    return [float(load) for load in low]
-
-
-def _bound_replica_load(scenario: Scenario, candidate: Candidate) -> float:
-    """Return an upper bound of one replica's load.
-
-    It is the usable capacity, or in a closed loop the end of the curve.
-    """
-    replicas, performance = candidate.deployment.layout.replicas, candidate.prediction.performance
-    name, offered = get_load(scenario.workload)
-    if name == "Requests/s" and performance and performance.capacity and not scenario.offline:
-        return performance.capacity.mid / replicas * (1 - scenario.headroom)
-    return (
-        offered / (replicas - 1)
-        if replicas > 1 and candidate.is_confident
-        else LOAD_SPAN_FACTOR * offered
-    )
-
-
-def _check_feasible(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]) -> list[bool]:
-    """Return whether one replica of each candidate is feasible under its load."""
-    cases = [
-        (c, replace(scenario, workload=with_load(scenario.workload, load))) for c, load in pairs
+        for candidate in candidates
     ]
-    replicas = [candidate.deployment.with_replicas(1) for candidate, _ in cases]
-    predictions = evaluate_batch(
-        [
-            (deployment, get_candidate_workload(loaded, deployment))
-            for deployment, (_, loaded) in zip(replicas, cases, strict=True)
-        ],
-        scenario.prices,
-    )
-    feasible = []
-    for (candidate, loaded), prediction in zip(cases, predictions, strict=True):
-        performance, count = candidate.prediction.performance, candidate.deployment.layout.replicas
-        if prediction.performance and performance and performance.capacity:
-            prediction = replace(
-                prediction,
-                performance=replace(
-                    prediction.performance, capacity=performance.capacity * (1 / count)
-                ),
-            )
-        feasible.append(check_against_slos(loaded, prediction).is_confident)
-    return feasible

@@ -19,6 +19,7 @@ from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.latency.speculative_decoding import build_step_model
+from planner.planning.max_load import find_largest
 from planner.planning.simulation_runs import (
     SimulationRun,
     compute_served_fraction,
@@ -34,8 +35,8 @@ from planner.workload.workload import Workload
 if TYPE_CHECKING:
     import pandas as pd
 
-CEILING_PRECISION_OCTAVES = 0.1
-"""Precision of a ceiling by bisection, as a power of two."""
+BEYOND_CEILING = 1.05
+"""Why a load is too much is what is violated at so many times the ceiling."""
 OVERLOAD_REASON = "requests arrive faster than they are served"
 """Why a ramp ends if no SLO is violated."""
 TIMELINE_REQUESTS, TIMELINE_SAMPLES = 300, 120
@@ -50,7 +51,6 @@ class LoadRamp:
     load_label: str  # the first key: "Requests/s offered" or "Requests in flight"
     ceiling: Interval  # 0 if even the smallest load is too much
     reason: str  # what is violated beyond it
-    slow_reason: str = ""  # what is violated beyond its low end, with the slowest steps
 
     def __str__(self) -> str:
         unit = self.load_label.lower().removesuffix(" offered")
@@ -70,73 +70,57 @@ def run_load_ramp(
     """Simulate rising loads over all replicas until the deployment is overloaded.
 
     They are powers of two requests/s, from about a quarter of the planned rate on.
-    The ceiling is the last rate, to a few percent, that is served within every SLO. Without a rate,
-    the loads are requests in flight, and the ceiling is the first number beyond which throughput
-    hardly grows.
+    The ceiling is the largest rate that is served within every SLO. It differs from
+    `max_load.find_max_load`, as it is read off the runs that are drawn, at the expected step cost and
+    at the ends of its interval, without the headroom and the probability of a scenario. Without a
+    rate, the loads are requests in flight, and the ceiling is the first number beyond which
+    throughput hardly grows.
     """
     step = build_step_model(deployment)
     slow = math.exp(Z_SCORE_80PCT * step.sigma_tpot)
 
     @cache
-    def run(power: float, factor: float) -> SimulationResult:
+    def run(load: float, factor: float) -> SimulationResult:
         return simulate_once(
-            deployment,
-            _set_load(workload, 2.0**power),
-            REQUESTS_PER_SWEEP_RUN,
-            step_cost_factor=factor,
+            deployment, _set_load(workload, load), REQUESTS_PER_SWEEP_RUN, step_cost_factor=factor
         )
 
-    def explain_violation(factor: float, power: float) -> str:
+    def explain_violation(factor: float, load: float) -> str:
         """Explain which SLO, or the rate, is not met; empty if all are."""
-        result = run(power, factor)
+        result = run(load, factor)
         for target in service_level:
             if get_statistic(result, target.metric, target.percentile) > target.seconds:
                 return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
         return "" if compute_served_fraction(result) >= MIN_SERVED_FRACTION else OVERLOAD_REASON
 
-    def simulate(power: float) -> SimulationRun:
-        ends = tuple(run(power, factor) for factor in (1 / slow, slow)) if workload.rate else ()
+    def is_within_slos(factor: float, load: float) -> bool:
+        return not explain_violation(factor, load)
+
+    def simulate(load: float) -> SimulationRun:
+        ends = tuple(run(load, factor) for factor in (1 / slow, slow)) if workload.rate else ()
         sigmas = step.sigma_ttft, step.sigma_tpot
-        return SimulationRun(
-            deployment, _set_load(workload, 2.0**power), (run(power, 1.0),), ends, sigmas
-        )
+        return SimulationRun(deployment, _set_load(workload, load), (run(load, 1.0),), ends, sigmas)
 
     if workload.rate is None:
         return _ramp_concurrency(deployment, simulate)
-    loads = [math.floor(math.log2(workload.rate)) - 2]
+    loads = [2.0 ** (math.floor(math.log2(workload.rate)) - 2)]
     while compute_served_fraction(run(loads[-1], 1.0)) >= MIN_SERVED_FRACTION and len(loads) < 12:
-        loads.append(loads[-1] + 1)
-    limits = [
-        _bisect(loads, partial(explain_violation, factor)) for factor in (1 / slow, 1.0, slow)
+        loads.append(2 * loads[-1])
+    ends = [
+        find_largest(partial(is_within_slos, factor), workload.rate)
+        for factor in (1 / slow, 1.0, slow)
     ]
     rows = _build_ramp_rows(
         "Requests/s offered",
-        ((2.0**n, simulate(n), simulate(n).served_fraction * 2.0**n) for n in loads),
+        ((load, simulate(load), simulate(load).served_fraction * load) for load in loads),
     )
-    return LoadRamp(
-        rows, "Requests/s offered", Interval(*sorted(limit for limit, _ in limits)), limits[1][1],
-        limits[2][1],
-    )  # fmt: skip
+    reason = explain_violation(1.0, BEYOND_CEILING * (ends[1] or loads[0]))
+    return LoadRamp(rows, "Requests/s offered", Interval(*sorted(ends)), reason)
 
 
 def _set_load(workload: Workload, load: float) -> Workload:
     """Return `workload` at this many requests/s, or in flight if it has no rate."""
     return workload.with_rate(load) if workload.rate else replace(workload, concurrency=round(load))
-
-
-def _bisect(loads: Sequence[float], explain_violation: Callable[[float], str]) -> tuple[float, str]:
-    """Find the largest load, between the powers of two `loads`, without violation; 0 if none.
-
-    Also returns what is violated beyond.
-    """
-    high = next((load for load in loads if explain_violation(load)), loads[-1] + 1)
-    if high == loads[0]:
-        return 0.0, explain_violation(high)
-    low = high - 1.0
-    while high - low > CEILING_PRECISION_OCTAVES:
-        middle = (low + high) / 2
-        low, high = (low, middle) if explain_violation(middle) else (middle, high)
-    return 2.0**low, explain_violation(high)
 
 
 def _ramp_concurrency(
@@ -146,13 +130,13 @@ def _ramp_concurrency(
     engines = deployment.num_engine_instances
     min_power = math.ceil(math.log2(engines))
     max_power = math.ceil(math.log2(deployment.num_slots))
-    loads = range(min_power, max_power + 1)
-    rates = {n: simulate(n).mid.request_tps * engines for n in loads}
-    end = next(2.0**n for n in loads if rates[n] >= MIN_SERVED_FRACTION * rates[max_power])
+    loads = [2.0**power for power in range(min_power, max_power + 1)]
+    rates = {load: simulate(load).mid.request_tps * engines for load in loads}
+    end = next(load for load in loads if rates[load] >= MIN_SERVED_FRACTION * rates[loads[-1]])
     sigma = build_step_model(deployment).sigma_tpot
     rows = _build_ramp_rows(
         "Requests in flight",
-        ((2.0**n, simulate(n), Interval.from_lognormal(rates[n], sigma)) for n in loads),
+        ((load, simulate(load), Interval.from_lognormal(rates[load], sigma)) for load in loads),
     )
     return LoadRamp(
         rows,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from planner.analysis.plan_risks import GrowthLimit
 from planner.core.intervals import Interval
 from planner.deploy import LaunchSpec
 from planner.engines.deployment import Deployment
@@ -21,6 +20,7 @@ from planner.memory.memory_plan import MemoryPlan
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
+from planner.planning.growth import GrowthLimit
 from planner.planning.interruption import Interruption
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario

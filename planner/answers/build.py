@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
-from planner.analysis.plan_risks import find_growth_limit
 from planner.answers.answer import (
     Alternative,
     Answer,
@@ -64,6 +63,7 @@ from planner.planning.evaluation import (
     get_load_limit_name,
     list_resource_limits,
 )
+from planner.planning.growth import find_growth_limit
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.slo import (

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 
-from planner.analysis.plan_risks import MAX_GROWTH_IN_PERCENT, MIN_GROWTH, GrowthLimit
 from planner.answers.answer import (
     Alternative,
     Answer,
@@ -31,6 +30,7 @@ from planner.hardware.prices import GpuPrice
 from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
 from planner.planning.framework_choice import load_frameworks
+from planner.planning.growth import MIN_GROWTH, GrowthLimit
 from planner.planning.scenario import Scenario
 from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, format_latency
 
@@ -51,6 +51,8 @@ VERDICT_STATES: Mapping[str, LimitStatus] = {
 }  # fmt: skip
 BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_PHRASES.items()}
 """What the step costs are based on, by `Performance.basis`."""
+MAX_GROWTH_IN_PERCENT = 2.0
+"""From threefold on, growth is told as a factor."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
 RANK_REASONS: Mapping[RankReason, str] = {
     "day": "over the day this plan costs less",
@@ -475,51 +477,77 @@ def _describe_free(answer: Answer, best: Offer) -> str:
     return f"{text} {explain_growth(answer)}".rstrip()
 
 
+def format_growth(growth: GrowthLimit) -> tuple[str, str]:
+    """Format how far traffic may grow, as a value and a unit: "+6%", from threefold on "3.5 times"."""
+    if not growth.growth:
+        return "None", ""
+    if growth.growth < MAX_GROWTH_IN_PERCENT:
+        return f"+{growth.growth:.0%}", ""
+    return format_number(1 + growth.growth, 2), "times"
+
+
+def describe_growth_end(growth: GrowthLimit, ask_every_s: float | None = None) -> str:
+    """Describe the load that traffic may grow to, in requests/s or in users, and its probability."""
+    odds = format_probability(growth.confidence)
+    if not growth.growth:
+        return (
+            f"more is under {odds} likely"
+            if growth.confident_rps
+            else f"under {odds} likely already"
+        )
+    unit = "users" if ask_every_s else "requests/s"
+    return f"to {_format_growth_end(growth, ask_every_s or 1.0)} {unit}, {odds} likely"
+
+
+def _format_growth_end(growth: GrowthLimit, factor: float = 1.0) -> str:
+    return format_distinct(growth.confident_rps * factor, growth.offered_rps * factor)
+
+
+def explain_confident_load(growth: GrowthLimit) -> str:
+    """Explain up to which load every target is met, and how that differs from the capacity."""
+    odds, end = format_probability(growth.confidence), _format_growth_end(growth)
+    if growth.growth:
+        text = f"Every target is met with a probability of {odds} up to {end} requests/s"
+    elif growth.confident_rps:
+        text = f"Beyond the planned load the probability falls below the {odds} asked for"
+    else:
+        text = f"At the planned load the probability is already below the {odds} asked for"
+    return f"{text}. {CAPACITY_MEANING}."
+
+
 def explain_growth(answer: Answer) -> str:
     """Explain how far traffic may grow with the asked probability, and at the expected speed."""
     growth = answer.growth
     if growth is None:
         return ""
     expected = _explain_expected_growth(answer.scenario, growth)
-    return expected if answer.scenario.offline else f"{growth.explain()} {expected}"
+    return expected if answer.scenario.offline else f"{explain_confident_load(growth)} {expected}"
 
 
 def _explain_expected_growth(scenario: Scenario, growth: GrowthLimit) -> str:
     """Explain how far traffic may grow at the expected speed: one time in two it is less."""
-    capacity, offered, limit, method = (
-        growth.capacity, growth.offered_rps, growth.limit, growth.method,
-    )  # fmt: skip
     subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
-    no_room = f"At the expected speed there is no room for more {subject}"
-    planned, slow_end = growth.planned_rps, growth.slow_reason or end
-    if limit and limit[0].mid < planned:
-        rate, reason = limit
-        if not rate.mid:
-            return f"No rate meets every target: {reason} even in an idle engine{method}."
-        more = rate.mid / offered - 1
-        sentence = no_room
-        if more >= MIN_GROWTH:
-            sentence = f"At the expected speed the {subject} may grow by {_format_growth(more)}"
-        end = f"beyond {format_range(rate)} requests/s {reason}{method}"
-        return f"{sentence}: {end}, though capacity is left."
+    offered, planned = growth.offered_rps, growth.planned_rps
+    start = "At the expected speed"
+    rate, reason = growth.expected or (growth.capacity.mid, end)
+    end = f"{reason}{' (estimate)' * (growth.is_estimate and growth.expected is not None)}"
+    if not rate:
+        return f"No rate meets every target: {end} even in an idle engine."
+    more = rate / offered - 1
+    if growth.expected and rate < planned:
+        room = f"{start} the {subject} may grow by {_format_share(more)}"
+        if more < MIN_GROWTH:
+            room = f"{start} there is no room for more {subject}"
+        return f"{room}: beyond {format_number(rate)} requests/s {end}, though capacity is left."
     if planned < offered:
-        return f"{no_room}."
-    room = (capacity if limit is None else limit[0]) / offered + -1.0
-    end = f"{limit[1]}{method}" if limit else end
-    slow = ""
-    if room.lo > 0:
-        why = "" if end in (slow_end, f"{slow_end}{method}") else f" until {slow_end}"
-        slow = f" (with the slowest steps by {_format_growth(room.lo)}{why})"
+        return f"{start} there is no room for more {subject}."
     within = ""
     if scenario.headroom:
-        within = f"by {_format_growth(planned / offered - 1)} within the headroom, and "
-    return (
-        f"At the expected speed the {subject} may grow {within}by {_format_growth(room.mid)}{slow}"
-        f" until {end}."
-    )
+        within = f"by {_format_share(planned / offered - 1)} within the headroom, and "
+    return f"{start} the {subject} may grow {within}by {_format_share(more)} until {end}."
 
 
-def _format_growth(growth: float) -> str:
+def _format_share(growth: float) -> str:
     if growth < MAX_GROWTH_IN_PERCENT:
         return f"{growth:.0%}"
     return f"a factor of {format_number(growth + 1, 2)}"

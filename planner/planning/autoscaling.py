@@ -22,11 +22,11 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import derive_effective_workload
 from planner.planning.evaluation import get_candidate_workload
+from planner.planning.max_load import find_max_load
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import run_in_parallel
 from planner.planning.slo import SloTarget
-from planner.planning.tolerance import find_max_rate
 from planner.simulator.kernel_types import RouterConfig
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
@@ -275,14 +275,12 @@ def find_max_replica_load(scenario: Scenario, candidate: Candidate) -> Predictio
 
     Unless the candidate is at risk itself, it keeps the probability that the scenario asks for.
     """
-    rate, replicas = scenario.workload.rate, candidate.deployment.layout.replicas
-    performance = candidate.prediction.performance
-    assert performance is not None and performance.capacity is not None and rate is not None
-    single = candidate.deployment.with_replicas(1)
-    own = replace(scenario, workload=scenario.workload.with_rate(rate / replicas))
-    most = 0.999 * performance.capacity.mid * (1 - scenario.headroom) / replicas
-    found = find_max_rate(own, replace(candidate, deployment=single), most)
-    load = get_candidate_workload(scenario, single).with_rate(found)
+    rate, single = scenario.workload.rate, candidate.deployment.with_replicas(1)
+    assert rate is not None
+    own = scenario.workload.with_rate(rate / candidate.deployment.layout.replicas)
+    probability = 0.0 if candidate.at_risk else scenario.confidence
+    most = find_max_load(replace(scenario, workload=own), single, probability)
+    load = get_candidate_workload(scenario, single).with_rate(max(most, own.rate or 0.0))
     return predict(single, load, scenario.prices)
 
 

@@ -16,11 +16,10 @@ stops when the cheapest open family costs more than what was found.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
@@ -46,11 +45,21 @@ from planner.planning.engine_tuning import (
 )
 from planner.planning.evaluation import check_against_slos, get_candidate_workload
 from planner.planning.interruption import Interruption, estimate_interruption
+from planner.planning.max_load import (
+    LOAD_PRECISION,
+    MAX_FIGURE,
+    MIN_FIGURE,
+    find_largest,
+    find_max_load,
+    round_figure,
+    set_figure,
+)
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.scenario_schema import OpenFigure
 from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
 from planner.planning.slo import compute_asked_tolerance
-from planner.planning.tolerance import EvaluationStore, bisect_largest, state_deployment
+from planner.planning.tolerance import EvaluationStore, state_deployment
 
 MAX_POOL_COST_FACTOR = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
@@ -70,8 +79,12 @@ MAX_EQUAL_PRICE_PROBES = 8
 """Families that are looked at, at the price of the first that holds, for a safer one."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
-MIN_HARDNESS, MAX_HARDNESS = 1e-3, 1e6
-"""Requests/s, users, or the inverse of a limit in seconds, between which they are searched."""
+NEAR_MISS_RATIO, MAX_NEAR_MISSES = 1.1, 3
+"""So many so little beyond a limit in short simulations get full ones before a search gives up."""
+ROUGH_PRECISION = 1.5
+"""Of the closed form where it is only the start of a search."""
+MAX_PUSHED = 3
+"""Options that came nearest in a search and are pushed as far as they meet the targets."""
 MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 
@@ -270,7 +283,7 @@ def _search_unified(scenario: Scenario) -> Plan:
     if recommended:
         unpriced, price = recommended[0].price_key
         safe = search.find_cheapest(
-            SAFE_PROBABILITY, at_most=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
+            SAFE_PROBABILITY, max_price=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
         )
         first = recommended[0]
         if safe and (
@@ -325,84 +338,13 @@ class _Search:
     @show_step("simulating layouts")
     def find_cheapest(
         self, probability: float, *, others: int = 0,
-        at_most: tuple[bool, float] = (True, math.inf),
+        max_price: tuple[bool, float] = (True, math.inf),
     ) -> list[Candidate]:  # fmt: skip
         """Find the cheapest deployment that meets every target with `probability`.
 
-        It comes first; the next that hold with other GPUs or layouts follow, up to `others`.
+        It comes first; the next that do with other GPUs or layouts follow, up to `others`.
         """
-        # (price of the fewest replicas that are open, hope, family, replicas to try)
-        heap: list[tuple[bool, float, float, int, int]] = []
-        level: list[tuple[Candidate, int]] = []  # what holds in short replays
-        skipped: list[tuple[int, int]] = []  # at the price of the cheapest of them, as others hold
-        holds: dict[int, int] = {}  # family: replicas that are known to be enough
-        chosen: list[Candidate] = []
-
-        def push(k: int, replicas: int) -> None:
-            family = self.families[k]
-            least = family.get_min_replicas(self._get_z(family.start, probability))
-            price = family.price(self.scenario, least)
-            if least <= family.max_replicas and price <= at_most:
-                hope = -family.estimate.tolerance_sigmas
-                heappush(heap, (*price, hope, k, min(replicas, family.max_replicas)))
-
-        for k, family in enumerate(self.families):
-            push(k, family.get_min_replicas(self._get_z(family.start, probability)))
-        tries, equal = MAX_PROBES, MAX_EQUAL_PRICE_PROBES
-        while heap or level:
-            limit = min((candidate.price_key for candidate, _ in level), default=at_most)
-            if level and (not heap or heap[0][:2] > _add_rounding(limit)):
-                cheapest = [one for one in level if one[0].price_key <= _add_rounding(limit)]
-                level = [one for one in level if one[0].price_key > _add_rounding(limit)]
-                for candidate, k in sorted(cheapest, key=lambda each: each[0].rank_key):
-                    if candidate.display_key in {each.display_key for each in chosen}:
-                        continue
-                    family = self.families[k]
-                    stated = self._settle(candidate, family, tune=not chosen)
-                    if stated.is_feasible and stated.probability >= probability - 1e-9:
-                        chosen.append(stated)
-                        if len(chosen) > others:
-                            return chosen
-                    else:
-                        self._refute(stated.deployment, family, probability, 1.0)
-                        push(k, stated.deployment.layout.replicas + 1)
-                if chosen:
-                    tries = min(tries, MAX_RUNNER_UP_PROBES)
-                else:
-                    for k, replicas in skipped:
-                        push(k, replicas)
-                skipped, equal = [], MAX_EQUAL_PRICE_PROBES
-                continue
-            unpriced, price, _, k, replicas = heappop(heap)
-            family = self.families[k]
-            if probability > GAMBLE_PROBABILITY and is_out_of_time():
-                tries, self.is_cut = 0, True
-            is_equal = bool(level) and _add_rounding((unpriced, price)) >= limit
-            if (is_equal and not equal) or not tries:
-                if not tries and not level:
-                    self.is_complete = bool(chosen) or self.is_cut
-                    break
-                skipped.append((k, replicas))
-                continue
-            tries, equal = tries - 1, equal - is_equal
-            z = self._get_z(family.start, probability)
-            fewest = family.get_min_replicas(z)
-            while replicas > fewest and family.price(self.scenario, replicas) > _add_rounding(
-                limit
-            ):
-                replicas -= 1  # more are dearer than what holds already
-            tuned, margin = self._probe(family, replicas, probability)
-            if margin > 1:
-                self._refute(tuned, family, probability, margin)
-                if math.isfinite(margin):
-                    more = self._count_more_replicas(tuned, family, z)
-                    push(k, min(more, holds.get(k, more)))
-            elif fewest < replicas:
-                holds[k] = replicas  # more were tried at once than it may take
-                push(k, (fewest + replicas) // 2)
-            else:
-                level.append((self.describe(tuned, family), k))
-        return chosen
+        return _CheapestFirst(self, probability, others, max_price).run()
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
@@ -461,8 +403,8 @@ class _Search:
             self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
         return self.stated[deployment]
 
-    def _settle(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
-        """Tune what was found, and state it from full replays."""
+    def _judge(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
+        """Judge what passed by full simulations, with its arguments tuned first if `tune`."""
         deployment = candidate.deployment
         if tune:
             deployment = tune_to_tolerance(self.store, deployment)
@@ -484,6 +426,139 @@ class _Search:
             f"{get_progress_watch().stop_reason} with {len(self.probed)} of {len(self.families)}"
             f" layouts simulated; not tried: {'; '.join(names)}"
         )
+
+
+@dataclass
+class _CheapestFirst:
+    """A search for the cheapest options that meet every target with `probability`, by price."""
+
+    search: _Search
+    probability: float
+    others: int
+    max_price: tuple[bool, float]
+    # price of the fewest open replicas, minus the estimate's tolerance, family, replicas to try
+    heap: list[tuple[bool, float, float, int, int]] = field(default_factory=list)
+    passed: list[tuple[Candidate, int]] = field(default_factory=list)  # short simulations
+    postponed: list[tuple[int, int]] = field(default_factory=list)  # no cheaper than what passed
+    enough: dict[int, int] = field(default_factory=dict)  # replicas that are known to be, by family
+    chosen: list[Candidate] = field(default_factory=list)
+    # ratio to the limit, deployment and family of what short simulations refuted
+    missed: list[tuple[float, Deployment, int]] = field(default_factory=list)
+    probes_left: int = MAX_PROBES
+    equal_probes_left: int = MAX_EQUAL_PRICE_PROBES
+
+    def run(self) -> list[Candidate]:
+        """Probe families by price, and judge what passed once nothing open is cheaper."""
+        for k, family in enumerate(self.search.families):
+            self._push(k, family.get_min_replicas(self._get_z(family)))
+        while self.heap or self.passed:
+            if self.passed and (
+                not self.heap or self.heap[0][:2] > _add_rounding(self._get_price_limit())
+            ):
+                self._judge_cheapest()
+                if len(self.chosen) > self.others:
+                    break
+            elif not self._probe_next():
+                break
+        self._judge_near_misses()
+        return self.chosen
+
+    def _judge_near_misses(self) -> None:
+        """Choose the nearest that full simulations let pass, of what short ones nearly did."""
+        near = sorted(
+            (miss for miss in self.missed if miss[0] <= NEAR_MISS_RATIO), key=itemgetter(0)
+        )
+        store = EvaluationStore(self.search.scenario, quick=False)
+        for _, deployment, k in near[:MAX_NEAR_MISSES]:
+            if self.chosen or is_out_of_time():
+                return
+            family = self.search.families[k]
+            tuned = tune_to_margin(
+                store, deployment, self.search._get_z(deployment, self.probability)
+            )
+            judged = self.search._judge(self.search.describe(tuned, family), family, tune=False)
+            if self._is_met(judged):
+                self.chosen.append(judged)
+
+    def _is_met(self, judged: Candidate) -> bool:
+        return judged.is_feasible and judged.probability >= self.probability - 1e-9
+
+    def _get_price_limit(self) -> tuple[bool, float]:
+        """The least price of what passed, else the largest that may be paid."""
+        return min((candidate.price_key for candidate, _ in self.passed), default=self.max_price)
+
+    def _get_z(self, family: Family) -> float:
+        return self.search._get_z(family.start, self.probability)
+
+    def _push(self, k: int, replicas: int) -> None:
+        """Put a family back, to be tried with `replicas`, at the price of the fewest."""
+        family = self.search.families[k]
+        fewest = family.get_min_replicas(self._get_z(family))
+        price = family.price(self.search.scenario, fewest)
+        if fewest <= family.max_replicas and price <= self.max_price:
+            tolerance = family.estimate.tolerance_sigmas
+            heappush(self.heap, (*price, -tolerance, k, min(replicas, family.max_replicas)))
+
+    def _judge_cheapest(self) -> None:
+        """Judge the cheapest that passed by full simulations, until enough are chosen."""
+        limit = _add_rounding(self._get_price_limit())
+        cheapest = [one for one in self.passed if one[0].price_key <= limit]
+        self.passed = [one for one in self.passed if one[0].price_key > limit]
+        for candidate, k in sorted(cheapest, key=lambda each: each[0].rank_key):
+            if candidate.display_key in {each.display_key for each in self.chosen}:
+                continue
+            family = self.search.families[k]
+            judged = self.search._judge(candidate, family, tune=not self.chosen)
+            if self._is_met(judged):
+                self.chosen.append(judged)
+                if len(self.chosen) > self.others:
+                    return
+            else:
+                self.search._refute(judged.deployment, family, self.probability, 1.0)
+                self._push(k, judged.deployment.layout.replicas + 1)
+        if self.chosen:
+            self.probes_left = min(self.probes_left, MAX_RUNNER_UP_PROBES)
+        else:
+            for k, replicas in self.postponed:
+                self._push(k, replicas)
+        self.postponed, self.equal_probes_left = [], MAX_EQUAL_PRICE_PROBES
+
+    def _probe_next(self) -> bool:
+        """Probe the cheapest open family, if any probe is left for it; return whether to go on."""
+        unpriced, price, _, k, replicas = heappop(self.heap)
+        if self.probability > GAMBLE_PROBABILITY and is_out_of_time():
+            self.probes_left, self.search.is_cut = 0, True
+        is_equal = bool(self.passed) and _add_rounding((unpriced, price)) >= self._get_price_limit()
+        if (is_equal and not self.equal_probes_left) or not self.probes_left:
+            if not self.probes_left and not self.passed:
+                self.search.is_complete = bool(self.chosen) or self.search.is_cut
+                return False
+            self.postponed.append((k, replicas))
+            return True
+        self.probes_left -= 1
+        self.equal_probes_left -= is_equal
+        self._probe(k, replicas)
+        return True
+
+    def _probe(self, k: int, replicas: int) -> None:
+        """Probe a family: put it back with more replicas or fewer, or let it pass."""
+        family = self.search.families[k]
+        z, limit = self._get_z(family), _add_rounding(self._get_price_limit())
+        fewest = family.get_min_replicas(z)
+        while replicas > fewest and family.price(self.search.scenario, replicas) > limit:
+            replicas -= 1  # more are dearer than what passed already
+        tuned, ratio = self.search._probe(family, replicas, self.probability)
+        if ratio > 1:
+            self.search._refute(tuned, family, self.probability, ratio)
+            self.missed.append((ratio, tuned, k))
+            if math.isfinite(ratio):
+                more = self.search._count_more_replicas(tuned, family, z)
+                self._push(k, min(more, self.enough.get(k, more)))
+        elif fewest < replicas:
+            self.enough[k] = replicas  # more were tried at once than it may take
+            self._push(k, (fewest + replicas) // 2)
+        else:
+            self.passed.append((self.search.describe(tuned, family), k))
 
 
 def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
@@ -601,62 +676,69 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
 
 
 def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
-    """Find the largest load, or the shortest limit, that some deployment keeps with the asked probability.
+    """Find the largest load, or the shortest limit, that any deployment keeps as asked.
 
-    Returns `scenario` with that figure, to `OPEN_FIGURE_PRECISION`; with the easiest that was tried
-    if not even that is kept. Without replays the closed form answers.
+    Returns `scenario` with that figure; with the easiest that was tried if not even that is kept.
+    Without simulations the closed form answers.
     """
-    found = _find_hardest(scenario, 1.0, 8.0, _holds_analytically)
-    if is_simulated:
-        found = _find_hardest(scenario, found, 1.25, _holds_in_replay)
-    return _put_figure(scenario, found)
+    kind = scenario.open_figure
+    assert kind is not None
 
+    def is_met_analytically(value: float) -> bool:
+        return search_analytically(set_figure(scenario, kind, value)).verdict == "holds"
 
-def _holds_analytically(scenario: Scenario) -> bool:
-    return search_analytically(scenario).verdict == "holds"
-
-
-def _holds_in_replay(scenario: Scenario) -> bool:
-    search, _, gamble = _search_for_gamble(scenario)
-    return bool(gamble and search.find_cheapest(scenario.confidence))
-
-
-def _put_figure(scenario: Scenario, hardness: float) -> Scenario:
-    """`scenario` with the figure that was open: a rate or a limit of three digits, or whole users."""
-    kind, targets, workload = scenario.open_figure, scenario.slo_targets, scenario.workload
-    if kind == "limit":
-        first = replace(targets[0], seconds=float(f"{1 / hardness:.3g}"))
-        targets = (first, *targets[1:])
-    elif kind == "rate":
-        workload = replace(workload, rate=float(f"{hardness:.3g}"))
-    else:
-        workload = replace(workload, concurrency=max(int(hardness), 1))
+    precision = ROUGH_PRECISION if is_simulated else LOAD_PRECISION
+    start = find_largest(is_met_analytically, 1.0, precision)
+    value = _push_figure(scenario, kind, start or MIN_FIGURE) if is_simulated else start
     return replace(
-        scenario, workload=workload, slo_targets=targets, open_figure=None, found_figure=kind
+        set_figure(scenario, kind, round_figure(kind, value or MIN_FIGURE)), found_figure=kind
     )
 
 
-def _find_hardest(
-    scenario: Scenario, start: float, step: float, holds: Callable[[Scenario], bool]
-) -> float:
-    """The hardest question that `holds`: from `start` up or down by factors of `step`, then by bisection."""
-    known: dict[tuple[object, ...], bool] = {}
+def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
+    """Find the largest figure at which a search has an option that meets the targets; 0 if none.
 
-    def check(hardness: float) -> bool:
-        asked = _put_figure(scenario, hardness)
-        key = asked.workload.rate, asked.workload.concurrency, asked.slo_targets
-        if key not in known:
-            known[key] = holds(asked)
-        return known[key]
+    What a search chooses, and what comes nearest in it, is pushed as far as it meets the targets in
+    all the replicas that there may be: there the next search looks. It ends where a search a little
+    above the largest figure misses, and nothing is pushed beyond. So an option more never lowers it.
+    """
+    met, missed, value, step = 0.0, [math.inf], round_figure(kind, start), LOAD_PRECISION
+    while MIN_FIGURE <= value <= MAX_FIGURE and not is_out_of_time():
+        asked = set_figure(scenario, kind, value)
+        options, is_met = _list_strongest(asked)
+        if is_met:
+            met = max(met, value)
+        else:
+            missed.append(value)
+        pushed = max((find_max_load(asked, one, kind=kind) for one in options), default=0.0)
+        least = max(met * LOAD_PRECISION, met + (kind == "concurrency"))
+        above = min(miss for miss in missed if miss > met)
+        if pushed > least and all(abs(miss / pushed - 1) > LOAD_PRECISION - 1 for miss in missed):
+            value, step = pushed, LOAD_PRECISION
+        elif above <= least:
+            break
+        elif not met:
+            value /= 4
+        else:
+            step = step * step if is_met else LOAD_PRECISION
+            value = max(min(met * step, math.sqrt(met * above)), least)
+        value = round_figure(kind, value)
+        if value <= met:
+            break
+    return met or start * is_out_of_time()
 
-    low = high = start
-    if check(start):
-        while high < MAX_HARDNESS and not is_out_of_time() and check(high := low * step):
-            low = high
-    else:
-        while low > MIN_HARDNESS and not is_out_of_time() and not check(low := high / step):
-            high = low
-    return bisect_largest(low, high, check)
+
+def _list_strongest(scenario: Scenario) -> tuple[list[Deployment], bool]:
+    """List what meets the targets or comes nearest, in its most replicas, and if any meets them."""
+    search, _, gamble = _search_for_gamble(scenario)
+    meeting = search.find_cheapest(scenario.confidence) if gamble else []
+    families = {family.estimate.family_key: family for family in search.families}
+    options = {one.family_key: one.deployment for one in meeting}
+    for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
+        if len(options) < len(meeting) + MAX_PUSHED:
+            options.setdefault(family.estimate.family_key, deployment)
+    most = [one.with_replicas(families[key].max_replicas) for key, one in options.items()]
+    return most, bool(meeting)
 
 
 def search_analytically(scenario: Scenario) -> Plan:

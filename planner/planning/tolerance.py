@@ -14,7 +14,7 @@ tolerance of all limits together with a handful of replays; that of each is inte
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,7 +23,6 @@ import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
-from planner.core.progress import is_out_of_time
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
     LATENCY_STATISTICS,
@@ -67,8 +66,6 @@ TOLERANCE_STEP_SIGMAS, SHORT_STEP_SIGMAS = 0.05, 0.2
 """Bisection ends here, two points of probability at most; that of short replays, if what follows interpolates."""
 MAX_USE = 1e3
 """More of a limit is not told apart, such as a wait that grows without bound."""
-OPEN_FIGURE_PRECISION = 1.03
-"""The largest load and the shortest limit are found to 3%, about as well as short replays know the capacity."""
 MIN_DOMINANCE, EQUAL = 1.05, 0.999
 """A deployment is clearly better than another from 5% on, if it is worse in nothing; a thousandth is equal."""
 
@@ -310,33 +307,3 @@ def state_deployment(
     limits = store.find_limits(prediction) if prediction.can_start else None
     stated = check_against_slos(scenario, prediction, preference, limits)
     return stated if stated.at_risk else replace(stated, risks=())
-
-
-def bisect_largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """Bisect for the largest value that `holds`, to `OPEN_FIGURE_PRECISION`: `low` does, `high` does not.
-
-    Out of time, return the largest that was found to hold.
-    """
-    while high > low * OPEN_FIGURE_PRECISION and not is_out_of_time():
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
-
-
-def find_max_rate(scenario: Scenario, candidate: Candidate, at_most: float) -> float:
-    """Find the largest requests/s that `candidate` keeps with the asked probability, up to `at_most`.
-
-    Of one at risk it is what holds at the predicted step cost. It is at least the offered rate.
-    """
-    asked = compute_asked_tolerance(scenario.confidence, candidate.p_memory)
-    offered, z = scenario.workload.rate, 0.0 if candidate.at_risk else asked
-    assert offered is not None
-
-    def holds(rate: float) -> bool:
-        loaded = replace(scenario, workload=scenario.workload.with_rate(rate))
-        if z <= 0:  # what is said of the predicted step cost, as of the plan's
-            return state_deployment(loaded, candidate.deployment).is_feasible
-        return EvaluationStore(loaded, quick=False).is_met(candidate.deployment, z)
-
-    most = max(at_most, offered)
-    return most if holds(most) else bisect_largest(offered, most, holds)

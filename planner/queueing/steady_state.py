@@ -203,33 +203,14 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     # no sequence of the same bunch decodes yet: only prompts of others interfere, spread over all
     # outputs
     tight = per_token + np.maximum(running - together, 0) * shared / (outputs * step.stages)
-    # the steps before a bunch may hold other bunches; a pipeline has several in flight, k - 1 of k
-    # bunches of single outputs (what arrives while there is nothing else to schedule waits for the
-    # end of the oldest step)
-    bunches, steps = running / together, np.ceil(front / per_token) + ahead
-    behind = np.maximum(steps - steps * (steps + 1) / (2 * bunches), 0.0)
-    before = (steps * per_token + behind * (bunch - per_token)) / step.stages
-    alternate = bunch / np.clip(np.ceil(bunches) - 1, 1, step.stages)
-    before = np.where((outputs < 1.5) & (step.stages > 1), alternate, before)
-    bunched = np.where(bunches > 1, np.maximum(before, front), start) + bunch
+    steps = np.ceil(front / per_token) + ahead
+    bunched = _estimate_bunched_ttft(
+        step, outputs, running / together, steps, per_token, bunch, front, start
+    )
     tpot = tpot - lockstep * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
     bunched = np.where(m.backlog > 0, np.maximum(own + m.backlog, bunched), bunched)
-    # a wave not yet scattered over a whole stay has more prompts in its steps
-    others, window = (
-        np.maximum(running - 1, 0.0),
-        np.minimum(np.hypot(burst[..., -1:], apart), m.period),
-    )
-    arriving = others / window * m.tpot
-    waits = (
-        np.maximum(
-            estimate_spilled_steps(arriving, room, t), (running / room - window / m.tpot) / 2
-        )
-        * m.tpot
-    )
-    denser = np.minimum(arriving, room) - np.minimum(others / m.period * m.tpot, room)
-    waits = waits + denser * added * (1 + average_slices(steps)) - m.backlog
-    scattered = ((1 - together_still) * np.maximum(waits, 0.0)).mean(
-        axis=1, keepdims=True, where=counted
+    scattered = _estimate_scattered_waits(
+        t, m, running, burst, apart, steps, together_still, counted
     )
     later_ttft = lockstep * bunched + (1 - lockstep) * (own + m.backlog) + scattered
     opening = (
@@ -244,6 +225,58 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     rate, queue = running / stay, np.maximum(present / running - 1, 0.0) * stay
     later_ttft, burst = later_ttft + short + queue, burst + short + queue * SLICE_MIDPOINTS
     ttft = ttft + short + queue * (1 - 0.5 / waves)
+    varies, ttfts = _summarize_ttft(later_ttft, burst, waves, ttft)
+    return SteadyState(
+        step, t, per_token, added, tpot, m.decode, rate, rate, engines, held, queue,
+        np.zeros(engines.shape, bool), np.where(present > max_running, limit, "load"),
+        ttft, ttfts, np.maximum(varies, 0.0), np.zeros(engines.shape), m.groups,
+    )  # fmt: skip
+
+
+def _estimate_bunched_ttft(
+    step: StepModel, outputs: np.ndarray, bunches: np.ndarray, steps: np.ndarray,
+    per_token: np.ndarray, bunch: np.ndarray, front: np.ndarray, start: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Estimate the TTFT of prompts that start together, after the `steps` before their bunch.
+
+    Those may hold other bunches; a pipeline has several in flight, k - 1 of k bunches of single
+    outputs (what arrives while there is nothing else to schedule waits for the end of the oldest
+    step).
+    """
+    behind = np.maximum(steps - steps * (steps + 1) / (2 * bunches), 0.0)
+    before = (steps * per_token + behind * (bunch - per_token)) / step.stages
+    alternate = bunch / np.clip(np.ceil(bunches) - 1, 1, step.stages)
+    before = np.where((outputs < 1.5) & (step.stages > 1), alternate, before)
+    return np.where(bunches > 1, np.maximum(before, front), start) + bunch
+
+
+def _estimate_scattered_waits(
+    t: TrafficMix, m: "_InterleavedState", running: np.ndarray, burst: np.ndarray,
+    apart: np.ndarray, steps: np.ndarray, together_still: np.ndarray, counted: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Estimate the waits of waves not yet scattered over a whole stay: their steps are denser."""
+    others, window = (
+        np.maximum(running - 1, 0.0),
+        np.minimum(np.hypot(burst[..., -1:], apart), m.period),
+    )
+    arriving = others / window * m.tpot
+    waits = (
+        np.maximum(
+            estimate_spilled_steps(arriving, m.room, t), (running / m.room - window / m.tpot) / 2
+        )
+        * m.tpot
+    )
+    denser = np.minimum(arriving, m.room) - np.minimum(others / m.period * m.tpot, m.room)
+    waits = waits + denser * m.added * (1 + average_slices(steps)) - m.backlog
+    return ((1 - together_still) * np.maximum(waits, 0.0)).mean(
+        axis=1, keepdims=True, where=counted
+    )
+
+
+def _summarize_ttft(
+    later_ttft: np.ndarray, burst: np.ndarray, waves: np.ndarray, ttft: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the variance of TTFT and its quantiles, the first burst being 1 / waves of it."""
     varies = (
         average_slices(later_ttft**2) * (1 - 1 / waves) + average_slices(burst**2) / waves - ttft**2
     )
@@ -255,12 +288,7 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
         np.where(slowest > 0, first, 0.0),
     )
     # slices are by length, but a short prompt may be served last
-    ttfts = np.maximum.accumulate(ttfts, axis=-1)
-    return SteadyState(
-        step, t, per_token, added, tpot, m.decode, rate, rate, engines, held, queue,
-        np.zeros(engines.shape, bool), np.where(present > max_running, limit, "load"),
-        ttft, ttfts, np.maximum(varies, 0.0), np.zeros(engines.shape), m.groups,
-    )  # fmt: skip
+    return varies, np.maximum.accumulate(ttfts, axis=-1)
 
 
 class _InterleavedState(NamedTuple):

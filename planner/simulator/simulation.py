@@ -218,28 +218,34 @@ def _coarsen_blocks(rules: EngineRules, prompt: float) -> EngineRules:
 
 def build_step_cost_table(model: StepModel) -> StepCostTable:
     """Build the step cost table that the compiled simulation reads."""
-    table = StepCostTable(
-        **{name: getattr(model, name) for name in StepCostTable._fields if hasattr(model, name)}
-    )
-    decode, prefill = (
+    decode_windows, prefill_windows = (
         np.array(rows, float).reshape(-1, 2)
         for rows in (model.decode_windows, model.prefill_windows)
     )
-    return table._replace(decode_windows=decode, prefill_windows=prefill)
+    return StepCostTable(
+        tokens_s=model.tokens_s,
+        rows_s=model.rows_s,
+        fixed_s=model.fixed_s,
+        state_s=model.state_s,
+        decode_context_s=model.decode_context_s,
+        prefill_pair_s=model.prefill_pair_s,
+        prefill_step_s=model.prefill_step_s,
+        decode_windows=decode_windows,
+        prefill_windows=prefill_windows,
+        stages=model.stages,
+        sequences_s=model.sequences_s,
+        shared_tokens_s=model.shared_tokens_s,
+        padded_tokens=model.padded_tokens,
+        prompt_s=model.prompt_s,
+    )
 
 
 def simulate_workload(
-    deployment: Deployment,
-    pool: KvCachePool,
-    model: StepModel,
-    workload: Workload,
-    seed: int = 0,
-    gauge_s: float = 0.0,
-    requests: int | None = None,
-    even: bool = False,
+    deployment: Deployment, pool: KvCachePool, model: StepModel, workload: Workload,
+    seed: int = 0, gauge_s: float = 0.0, requests: int | None = None, even: bool = False,
     router: RouterConfig | None = None,
     arrival: np.ndarray | None = None,
-) -> SimulationResult:
+) -> SimulationResult:  # fmt: skip
     """Simulate one engine's share of `workload`: its own trace, or lengths and arrivals by `seed`.
 
     Ranks that share a clock are simulated together, each with its share.
@@ -266,14 +272,7 @@ def simulate_workload(
         uncounted = int(np.searchsorted(own, trace.num_uncounted))
         own = own[: requests and requests + uncounted]
     n = len(own) if trace else requests or share.num_requests
-    if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
-        prompt, output = trace.prompt[own], trace.output[own]
-    else:
-        prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
-    if trace is not None:
-        arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
-    elif arrival is None:
-        arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    arrival, prompt, output = _draw_requests(workload, share, own, n, rng, even, arrival)
     limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
         raise PlannerError(
@@ -303,14 +302,9 @@ def simulate_workload(
         rules = _coarsen_blocks(rules, float(prompt.mean()))
     if costs.reuses_prefixes:
         size = int(rules.groups[0, 1])
-        if trace is not None and workload.uses_trace_prefixes:
-            content, start = (
-                trace.build_blocks(own[served], size)
-                if isinstance(trace, SessionTrace)
-                else build_trace_blocks(trace, own[served], prompt, output, size)
-            )
-        else:
-            content, start = _sample_prefixes(share, prompt, output, size, rng)
+        content, start = _build_contents(
+            workload, share, own[served] if trace else own, prompt, output, size, rng
+        )
         traffic = traffic._replace(content=content, content_start=start)
     if costs.offload.store_token_s:
         coarse = rules.groups[0, 1] / pool.layout.groups[0].block_size
@@ -320,19 +314,58 @@ def simulate_workload(
             tokens_s=table.tokens_s + costs.offload.store_token_s * np.arange(len(table.tokens_s)),
         )
     if workload.adapters:
-        slots = deployment.args.max_loras
-        if not slots:
-            raise PlannerError(
-                f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
-            )
-        popularity = compute_zipf_fractions(workload.adapters, workload.adapter_zipf)
-        traffic = traffic._replace(adapter=rng.choice(workload.adapters, len(prompt), p=popularity))
-        cached = deployment.args.max_cpu_loras or slots
-        rules = rules._replace(max_loras=slots, max_cpu_loras=cached)
-        if cached >= workload.adapters:  # --lora-modules loads all before the first request
-            table = table._replace(adapter_cold_s=0.0)
+        rules, table, traffic = _add_adapters(deployment, workload, rng, rules, table, traffic)
     result = simulate_requests(rules, table, traffic, gauge_s=gauge_s, router=router)
     return replace(result.trim(uncounted, 0), engines=simulated)
+
+
+def _draw_requests(
+    workload: Workload, share: Workload, own: np.ndarray, n: int, rng: np.random.Generator,
+    even: bool, arrival: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Draw arrivals [s], prompt and output tokens of one engine, or take its `own` of a trace."""
+    trace = workload.trace
+    if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
+        prompt, output = trace.prompt[own], trace.output[own]
+    else:
+        prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
+    if trace is not None:
+        arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
+    elif arrival is None:
+        arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    return arrival, prompt, output
+
+
+def _build_contents(
+    workload: Workload, share: Workload, own: np.ndarray, prompt: np.ndarray, output: np.ndarray,
+    size: int, rng: np.random.Generator,
+) -> BlockContents:  # fmt: skip
+    """Build the contents of blocks of `size` tokens: those of a trace's `own` requests, or drawn."""
+    trace = workload.trace
+    if trace is None or not workload.uses_trace_prefixes:
+        return _sample_prefixes(share, prompt, output, size, rng)
+    if isinstance(trace, SessionTrace):
+        return trace.build_blocks(own, size)
+    return build_trace_blocks(trace, own, prompt, output, size)
+
+
+def _add_adapters(
+    deployment: Deployment, workload: Workload, rng: np.random.Generator, rules: EngineRules,
+    table: StepCostTable, traffic: RequestBatch,
+) -> tuple[EngineRules, StepCostTable, RequestBatch]:  # fmt: skip
+    """Give every request an adapter, and the engine its slots for them."""
+    slots = deployment.args.max_loras
+    if not slots:
+        raise PlannerError(
+            f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1"
+        )
+    popularity = compute_zipf_fractions(workload.adapters, workload.adapter_zipf)
+    adapter = rng.choice(workload.adapters, len(traffic.prompt), p=popularity)
+    cached = deployment.args.max_cpu_loras or slots
+    if cached >= workload.adapters:  # --lora-modules loads all before the first request
+        table = table._replace(adapter_cold_s=0.0)
+    rules = rules._replace(max_loras=slots, max_cpu_loras=cached)
+    return rules, table, traffic._replace(adapter=adapter)
 
 
 def count_serving_engines(deployment: Deployment, workload: Workload) -> int:

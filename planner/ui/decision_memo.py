@@ -21,14 +21,17 @@ from planner.answers.wording import (
     describe_day,
     describe_engine,
     describe_gpus,
+    describe_growth_end,
     describe_offer,
     describe_replica_gpus,
     describe_risk,
+    explain_confident_load,
     explain_open_figure,
     explain_outside,
     explain_shortfall,
     format_amount,
     format_bound,
+    format_growth,
     format_odds,
     format_pessimistic,
     list_doubts,
@@ -301,7 +304,7 @@ class _MemoWriter:
             note = f"of {format_number(within)} h allowed"
             yield Tile("Time for the job", format_number(hours.mid, 2), "h", note)
         elif self.chosen and (growth := self.growth):
-            yield Tile("Room to grow", *growth.format_value(), growth.describe_end())
+            yield Tile("Room to grow", *format_growth(growth), describe_growth_end(growth))
         elif users := scenario.workload.concurrency:
             served = format_number(best.planned_rps)
             yield Tile("Served", served, "requests/s", f"at {users:,} concurrent requests")
@@ -442,7 +445,7 @@ class _MemoWriter:
         if self.scenario.offline:
             return ""
         if self.chosen and self.growth:
-            room = _uncapitalize(self.growth.explain())
+            room = _uncapitalize(explain_confident_load(self.growth))
             return f"In brackets: 4 of 5 cases. Option {self._letter(self.chosen)}: {room}"
         return f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
 

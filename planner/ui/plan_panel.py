@@ -18,11 +18,14 @@ from planner.answers.wording import (
     describe_engine,
     describe_gpu_price,
     describe_gpus,
+    describe_growth_end,
     describe_offer,
     describe_open_figure,
+    explain_confident_load,
     explain_shortfall,
     format_amount,
     format_bound,
+    format_growth,
     format_hourly_price,
     format_odds,
     list_other_bills,
@@ -331,8 +334,8 @@ def _generate_tiles(answer: Answer, best: Offer, ask_every_s: float | None) -> I
     if best.capacity_rps:
         yield _build_capacity_tile(answer, best, best.capacity_rps, ask_every_s)
     if (growth := answer.growth) and answer.chosen and not scenario.offline:
-        value, unit = growth.format_value()
-        note, hint = growth.describe_end(ask_every_s), growth.explain()
+        value, unit = format_growth(growth)
+        note, hint = describe_growth_end(growth, ask_every_s), explain_confident_load(growth)
         yield _tile("Room to grow", value, unit, note, exact=not growth.growth, hint=hint)
     if estimated and not best.is_overloaded:
         yield _tile("Probability", "...", note=AFTER_SIMULATION, exact=True)
@@ -466,7 +469,7 @@ def _build_reasons(answer: Answer, best: Offer) -> list[str]:
     """Return what keeps anything cheaper from doing, the room to grow, and the price source."""
     reasons = [explain_choice(answer), *answer.reasons]
     if answer.growth and answer.chosen and not answer.scenario.offline:
-        reasons.append(answer.growth.explain())
+        reasons.append(explain_confident_load(answer.growth))
     if best.price:
         reasons.append(f"Price: {describe_gpu_price(best.price)}.")
     return list(dict.fromkeys(reasons))

@@ -18,7 +18,7 @@ from planner.hardware.gpus import get_gpu
 from planner.latency.power import estimate_board_power
 from planner.planning.autoscaling import find_max_replica_load
 from planner.planning.candidate import Candidate, describe_deployment
-from planner.planning.evaluation import compute_offered_rps, get_capacity_rps
+from planner.planning.max_load import find_max_load
 from planner.planning.prediction import IDLE_ACTIVITY
 from planner.planning.scenario import CandidateGpu, Scenario, find_scenario_file, load_scenario
 from planner.planning.scenario_schema import MAX_GPUS_PER_KIND, PositiveNumber
@@ -165,13 +165,12 @@ def _find_max_replica_load(
     scenario: Scenario, candidate: Candidate
 ) -> tuple[float, float | None] | None:
     """Return a replica's largest load fraction and its W; None for closed loops and traces."""
-    performance, replicas = candidate.prediction.performance, candidate.deployment.layout.replicas
-    if scenario.offline and performance and (interval := get_capacity_rps(scenario, performance)):
-        usable_rps = interval.mid * (1 - scenario.headroom)  # of all replicas, at any job size
-        usable_rps = usable_rps if candidate.at_risk else min(usable_rps, interval.lo)
-        return usable_rps / compute_offered_rps(scenario, candidate.prediction) / replicas, None
-    if scenario.offline or scenario.workload.trace or not scenario.workload.rate:
+    if scenario.workload.trace or not scenario.workload.rate:
         return None
+    if scenario.offline:
+        probability = 0.0 if candidate.at_risk else scenario.confidence
+        most = find_max_load(scenario, candidate.deployment, probability)
+        return most / scenario.workload.rate / candidate.deployment.layout.replicas, None
     prediction = find_max_replica_load(scenario, candidate)
     assert prediction.workload is not None and prediction.workload.rate is not None
     return (
