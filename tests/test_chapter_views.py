@@ -11,6 +11,7 @@ from shipped import plan_of, plan_once, sampled, small_plan
 
 import planner
 from planner.analysis import layout_tables
+from planner.analysis.sensitivity import sweep_knobs
 from planner.analysis.speculation_tables import compare_draft, propose_drafts
 from planner.analysis.study import Study, begin_study
 from planner.memory.memory_plan import get_memory_plan
@@ -18,7 +19,6 @@ from planner.planning.scenario import list_scenarios, load_scenario, parse_scena
 from planner.planning.search import Plan
 from planner.ui import chapter_views as views
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
-from planner.ui.notebook_names import PLACES
 from planner.ui.notebook_widgets import InteractiveView
 
 DAY = [3, 2, 1, 1, 1, 2, 4, 8, 14, 19, 20, 19, 17, 19, 20, 19, 17, 15, 13, 11, 9, 8, 6, 4]
@@ -130,6 +130,13 @@ def test_small_steps_serve_other_layouts_too(studied):
     assert served.loc["TP1 x PP8", "max_num_batched_tokens"] == 256
 
 
+def test_each_knob_is_turned_once_to_each_setting(studied):
+    study = studied("small steps and drafts")
+    turned = sweep_knobs(study.scenario, study.plan.best)
+    assert not turned.duplicated(["knob", "setting"]).any()
+    assert list(turned.set_index("knob").loc[["max_num_batched_tokens"], "setting"]) == ["512"]
+
+
 def test_a_layout_with_more_replicas_is_the_plan_in_all_else(studied):
     for name in ("expert parallelism", "small steps and drafts"):
         study = studied(name)
@@ -149,4 +156,4 @@ def test_the_notebooks_of_the_walk_import_only_the_package():
         used = re.findall(r"\bplanner\.(\w+)", code)
         assert all(getattr(planner, name) is not None for name in used)
         explored |= {name for name in used if name.startswith("try_")}
-    assert explored == {name for name in PLACES if name.startswith("try_")}
+    assert explored == {name for name in planner._PLACES if name.startswith("try_")}

@@ -112,12 +112,12 @@ def _generate_knob_settings(
     scenario: Scenario, plan: Deployment
 ) -> Iterator[tuple[str, str, Deployment]]:
     """Yield (knob, setting, the deployment with it) for each possible setting."""
-    args, layout = plan.args, plan.layout
+    args, layout, tokens = plan.args, plan.layout, plan.args.max_num_batched_tokens
     steps: list[tuple[str, Sequence[object]]] = [
         ("max_num_seqs", (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs)),
         (
             "max_num_batched_tokens",
-            (max(args.max_num_batched_tokens // 4, 512), 2 * args.max_num_batched_tokens),
+            (min(max(tokens // 4, 512), tokens), 2 * tokens),
         ),
         ("gpu_memory_utilization", (0.8, 0.95)),
         ("max_model_len", (2 * args.max_model_len,)),
