@@ -29,11 +29,11 @@ test-all: .venv/ready-dev
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready
-	$(BIN)/python -m planner.calibration.catalog_writer
+	PYTHONPATH=tests $(BIN)/python -m fits.catalog_writer
 
 # What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
 pools: .venv/ready
-	$(BIN)/python -m planner.calibration.pool_cost_fit
+	PYTHONPATH=tests $(BIN)/python -m fits.pool_cost_fit
 
 # After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
 lessons: .venv/ready-dev

@@ -32,8 +32,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scenario_generator import generate, small
+from shipped import answer_of
 
-from planner.analysis import plan_summary as summary
 from planner.analysis.tail_latency import build_latency_table
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -43,12 +43,12 @@ from planner.engines.deployment import Deployment, ParallelLayout, choose_machin
 from planner.engines.engine import explain_unsupported_gpu
 from planner.engines.engine_args import resolve_engine_args
 from planner.hardware.prices import PriceSelection, look_up_gpu_price
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.models.registry import list_models, load_model
 from planner.parallelism.layouts import list_legal_layouts
-from planner.planning.alternatives import explain_alternatives
+from planner.planning.alternatives import find_alternatives
 from planner.planning.candidate import Candidate, describe_deployment
 from planner.planning.engine_tuning import BATCHED_TOKENS_VALUES
 from planner.planning.evaluation import evaluate_candidate
@@ -61,6 +61,7 @@ from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 from planner.tools.batch import predict_row
 from planner.ui import cli
+from planner.ui import plan_tables as tables
 from planner.workload.sessions import SessionTrace
 
 METRICS, POINTS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p95", "p99")
@@ -82,7 +83,7 @@ Bill = tuple[bool, float]
 
 def shown(plan: Plan) -> list[tuple[str, Candidate]]:
     """The candidates that a reader sees."""
-    named = (("chosen", plan.chosen), ("runner-up", plan.runner_up), ("safer", plan.safer))
+    named = (("chosen", plan.chosen), ("runner-up", plan.runner_up), ("safer", plan.safe))
     return [(name, candidate) for name, candidate in named if candidate]
 
 
@@ -308,14 +309,14 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     }
     found = _unlike("the summary", told, cells)
     found += [
-        f"passed over, yet it holds for less: {other}" for other in explain_alternatives(plan)
+        f"passed over, yet it holds for less: {other}" for other in find_alternatives(plan)
         if other.candidate and other.candidate.is_simulated and other.candidate.is_confident
         and other.candidate.price_key[1] < plan.chosen.price_key[1] * plan.chosen.billed_fraction * (1 - 1e-6)
     ]  # fmt: skip
     found += _unlike(
         "the table of alternatives",
         asked_for,
-        summary.build_candidate_table(plan).iloc[0].to_dict(),
+        tables.build_candidate_table(answer_of(plan)).iloc[0].to_dict(),
     )
     if isinstance(asked.workload.trace, SessionTrace):  # which rows do not have
         return found + _texts(asked, plan.chosen, told)

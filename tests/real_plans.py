@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from shipped import answer_of
+
 from planner.core.errors import PlannerError
 from planner.deploy import LaunchSpec, build_launch
 from planner.deploy.manifests import MANIFEST_FILES, render_manifests
@@ -166,6 +168,6 @@ def written(name: str) -> Written:
             wanted.append(kind)
     out = folder / "out"
     write_plan_files(
-        replace(plan, scenario=replace(plan.scenario, output_kinds=tuple(wanted))), out
+        answer_of(replace(plan, scenario=replace(plan.scenario, output_kinds=tuple(wanted)))), out
     )
     return Written(plan, prediction, started, out)

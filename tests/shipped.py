@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from altair import TopLevelMixin
 
+from planner.answers import FILE_PARTS, MEMO_PARTS, Answer, build_answer
 from planner.latency.performance import Performance
 from planner.planning.scenario import Scenario, apply_overrides, load_scenario, parse_scenario
 from planner.planning.search import Plan
+from planner.planning.what_if import WhatIf
 from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
 from planner.tools import answer_store
 from planner.ui.notebook_session import _compute_plan_key, search_cached
@@ -102,3 +104,15 @@ def closed_loop(*case: Any) -> Performance:
 def open_loop(*case: Any) -> Performance:
     """`open_loops` of one `Case`, given by its fields."""
     return solve_open_loops([LoadCase(*case)])[0]
+
+
+_ANSWERS: dict[int, tuple[Plan, Answer]] = {}
+
+
+def answer_of(plan: Plan, changes: Sequence[WhatIf] | None = None) -> Answer:
+    """Everything that is told of `plan`, worked out once."""
+    if changes is not None:
+        return build_answer(plan, (*FILE_PARTS, *MEMO_PARTS), changes=changes)
+    if id(plan) not in _ANSWERS:
+        _ANSWERS[id(plan)] = plan, build_answer(plan, (*FILE_PARTS, *MEMO_PARTS))
+    return _ANSWERS[id(plan)][1]

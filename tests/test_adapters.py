@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shipped import plan_once, sampled
+from shipped import answer_of, plan_once, sampled
 
 from planner.analysis.adapter_tables import compare_adapter_endpoints
 from planner.core.errors import PlannerError
@@ -19,7 +19,7 @@ from planner.latency.lora_adapters import (
     compute_adapter_costs,
     estimate_distinct_adapters,
 )
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import parse_scenario
@@ -33,8 +33,8 @@ from planner.simulator.simulation import (
     simulate_workload,
 )
 from planner.ui.decision_memo import build_memo
-from planner.ui.plan_panel import build_answer
-from planner.ui.plan_text import format_plan
+from planner.ui.plan_panel import build_page
+from planner.ui.plan_text import format_answer
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.workload import Workload, compute_zipf_fractions
@@ -288,8 +288,8 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     assert usd
     each = f"{format_usd(usd * 24 * 365.25 / 12 / 40)}/month of the bill for each"
     slots = f"40 LoRA adapters, {args.max_loras} slot"
-    text = " ".join(format_plan(plan).split())
-    said = build_memo(plan).sentences, build_answer(plan)["say"], [text]
+    text = " ".join(format_answer(answer_of(plan)).split())
+    said = build_memo(answer_of(plan)).sentences, build_page(answer_of(plan))["say"], [text]
     assert all(any(slots in line and each in line for line in lines) for lines in said)
     started = str(build_launch(plan.chosen.prediction))
     for flag in (

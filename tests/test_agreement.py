@@ -16,13 +16,13 @@ from typing import Any
 import attack_plans as attacks
 import numpy as np
 import pytest
-from shipped import drawn_rows, plan_of, plan_once, sampled, small_scenario
+from shipped import answer_of, drawn_rows, plan_of, plan_once, sampled, small_scenario
 
 from planner.analysis import layout_tables as layout_study
-from planner.analysis import plan_risks as risks
-from planner.analysis import plan_summary as summary
 from planner.analysis import tail_latency
 from planner.analysis.latency_rows import build_tail_row
+from planner.answers import serialize_answer
+from planner.answers.wording import describe_headroom
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability
 from planner.core.units import GIB
@@ -46,10 +46,10 @@ from planner.planning.search import Plan
 from planner.planning.simulation_runs import run_simulation
 from planner.planning.slo import list_benchmark_targets
 from planner.tools.batch import predict_row
+from planner.ui import plan_tables as tables
 from planner.ui.charts import summary as charts_summary
 from planner.ui.charts.base import MAX_DRAWN_UTILIZATION
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_text import format_plan
+from planner.ui.plan_text import format_answer
 from planner.workload.sessions import SessionTrace
 
 pytestmark = pytest.mark.slow
@@ -171,7 +171,7 @@ def test_the_summary_says_what_the_plan_says(
     table = tail_latency.build_latency_table(performance).set_index("Latency")
     for metric, point, value in cells(performance, "get_for_display"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
-    first = summary.build_candidate_table(plan).iloc[0]
+    first = tables.build_candidate_table(answer_of(plan)).iloc[0]
     assert first["deployment"] == describe_deployment(chosen.deployment)
     assert first["targets"] == ("at risk" if plan.verdict == "at_risk" else "met")
     for target in plan.scenario.slo_targets:
@@ -183,10 +183,10 @@ def test_promises_are_judged_alike_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     table = layout_study.build_slo_table(plan.scenario, chosen).set_index("Target")
-    drawn = drawn_rows(charts_summary.plot_slos(plan.scenario, chosen), "target")
+    drawn = drawn_rows(charts_summary.plot_slos(answer_of(plan).best), "target")
     stated = {
         f"{row['percentile']} {row['metric'].upper()}": row
-        for row in serialize_plan(plan)["service_level"]
+        for row in serialize_answer(answer_of(plan))["service_level"]
     }
     for target in plan.scenario.slo_targets:
         value = performance.get_for_display(target.metric, target.percentile)
@@ -218,7 +218,7 @@ def test_promises_are_judged_alike_everywhere(
 def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    found, lines = serialize_plan(plan), format_plan(plan, detailed=True)
+    found, lines = serialize_answer(answer_of(plan)), format_answer(answer_of(plan), detailed=True)
     assert found["planned_rps"] == pytest.approx(
         compute_offered_rps(plan.scenario, chosen.prediction)
     )
@@ -229,7 +229,7 @@ def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
         row = layout_study.build_slo_table(plan.scenario, chosen).iloc[-1]
         assert row["Limit"] == pytest.approx(found["planned_rps"])
         assert 1 - row["Limit"] / row["Predicted"].mid == pytest.approx(free)
-        assert f"{max(free, 0):.0%} of it is free" in risks.describe_headroom(plan)
+        assert f"{max(free, 0):.0%} of it is free" in describe_headroom(answer_of(plan))
 
 
 def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
@@ -250,7 +250,7 @@ def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
 def test_plan_json_says_what_the_plan_says(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    found = serialize_plan(plan)
+    found = serialize_answer(answer_of(plan))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     for metric, point, value in cells(performance):
         assert found["predicted"][f"{metric}_ms"][point] == ends(value), (metric, point)
@@ -300,7 +300,7 @@ def get_billed_tokens(plan: Plan, performance: Performance) -> tuple[str, float]
 def test_the_terminal_says_what_the_plan_says(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    text = format_plan(plan, detailed=True)
+    text = format_answer(answer_of(plan), detailed=True)
     verdict, *rest = text.splitlines()
     assert {"holds": "MEETS TARGETS", "at_risk": "AT RISK"}[plan.verdict] in verdict
     assert f"{format_probability(plan.probability)} likely to meet every target" in verdict
@@ -362,7 +362,7 @@ def test_files_say_what_the_plan_says(
     for target in plan.scenario.slo_targets:
         assert f"- [ ] {target}\n" in checklist
     command = build_launch(chosen.prediction).command
-    assert serialize_plan(plan)["command"] == command
+    assert serialize_answer(answer_of(plan))["command"] == command
     for number in (args.max_num_seqs, args.max_model_len, layout.tp):
         if number > 1:
             assert str(number) in command

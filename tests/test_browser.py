@@ -9,11 +9,12 @@ import pytest
 from attacking_files import ATTACK, listen, write_attacks
 from lab import CODE, PANEL, browser, chromium, jupyterlab, notebook7, run_notebook
 from playwright.sync_api import Page
+from shipped import answer_of
 
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
 from planner.ui.notebook_files import NOTEBOOK_DIR
-from planner.ui.plan_panel import build_answer
+from planner.ui.plan_panel import build_page
 
 pytestmark = [
     pytest.mark.slow,
@@ -124,7 +125,7 @@ def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
         assert saved.slo_targets[-1].seconds == 0.1
         assert saved.prices.user_prices == {"L40S": 0.9} and "Qwen3-8B on L40S" in saved.question
         plan = search_deployments(saved)
-        wanted, shown = build_answer(plan), page.locator(".a").inner_text()
+        wanted, shown = build_page(answer_of(plan)), page.locator(".a").inner_text()
         for text in (wanted["word"], wanted["head"], wanted["month"], wanted["hour"]):
             assert text in shown
         for target in wanted["targets"]:

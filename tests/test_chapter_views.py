@@ -19,6 +19,7 @@ from planner.planning.scenario import list_scenarios, load_scenario, parse_scena
 from planner.planning.search import Plan
 from planner.ui import chapter_views as views
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
+from planner.ui.notebook_names import PLACES
 from planner.ui.notebook_widgets import InteractiveView
 
 DAY = [3, 2, 1, 1, 1, 2, 4, 8, 14, 19, 20, 19, 17, 19, 20, 19, 17, 15, 13, 11, 9, 8, 6, 4]
@@ -156,4 +157,4 @@ def test_the_notebooks_of_the_walk_import_only_the_package():
         used = re.findall(r"\bplanner\.(\w+)", code)
         assert all(getattr(planner, name) is not None for name in used)
         explored |= {name for name in used if name.startswith("try_")}
-    assert explored == {name for name in planner._PLACES if name.startswith("try_")}
+    assert explored == {name for name in PLACES if name.startswith("try_")}

@@ -12,7 +12,7 @@ from shipped import closed_loop, open_loop
 
 from planner.engines.deployment import SpeculationConfig, deploy_on
 from planner.latency.performance import LATENCY_STATISTICS
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work
 from planner.memory.memory_plan import plan_memory
 from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops

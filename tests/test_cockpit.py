@@ -11,9 +11,12 @@ from threading import Event
 
 import pytest
 import yaml
+from shipped import answer_of
 
 from planner.analysis.load_curves import find_max_loads, sweep_cost_over_load
-from planner.analysis.phrases import METRIC_NAMES
+from planner.answers import build_answer, serialize_answer
+from planner.answers.build import sweep_costs, sweep_latency
+from planner.answers.wording import METRIC_NAMES
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number, format_seconds, format_share, format_usd
 from planner.planning.evaluation import evaluate_candidate
@@ -30,8 +33,7 @@ from planner.ui.notebook_widgets import (
     render_changes,
     show_note,
 )
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_panel import build_answer, build_charts
+from planner.ui.plan_panel import build_page, draw_charts
 from planner.ui.quantity_parser import SECOND_UNITS, parse_quantity
 from planner.ui.scenario_form import (
     STATISTIC_CHOICES,
@@ -108,7 +110,9 @@ def test_after_each_control_every_figure_is_a_fresh_computation(cockpit, folder)
         fresh = parse_scenario(cockpit.fields, cockpit.scenario.name)
         assert repr(fresh) == repr(cockpit.scenario)  # a trace is an array
         plan, every = search_analytically(fresh), cockpit.controls["every"]
-        assert cockpit.answer == build_answer(plan, every if cockpit.by_users else None), name
+        assert cockpit.answer == build_page(
+            build_answer(plan, ["growth"]), every if cockpit.by_users else None
+        ), name
         assert cockpit.answer["state"] == "estimate" and not cockpit.answer["figures"]["verdict"]
         seen.append(cockpit.answer)
     assert sum(before != after for before, after in pairwise(seen)) >= len(MOVES) - 12
@@ -127,7 +131,7 @@ def test_the_simulation_replaces_the_estimate_by_the_plan_of_plan_json(quick_sim
     cockpit = open_cockpit()
     cockpit.wait_for_simulation()
     plan = search_deployments(load_scenario(SMALL))
-    told, figures = serialize_plan(plan), cockpit.answer["figures"]
+    told, figures = serialize_answer(answer_of(plan)), cockpit.answer["figures"]
     assert figures["verdict"] == told["verdict"]
     assert figures["probability"] == pytest.approx(told["probability"], abs=1e-4)
     assert figures["usd_per_hour"] == told["usd_per_hour"][0]
@@ -142,7 +146,15 @@ def test_the_simulation_replaces_the_estimate_by_the_plan_of_plan_json(quick_sim
     assert cockpit.answer["commands"][0]["text"].startswith("vllm serve")
     shown, wanted = (
         re.sub(r"\w{8}-clip\d+", "", repr(drawn))  # numbered as they are drawn
-        for drawn in (cockpit.charts, build_charts(plan, "", 480))
+        for drawn in (
+            cockpit.charts,
+            draw_charts(
+                cockpit._told,
+                sweep_latency(plan, cockpit._told.best.tightest),
+                sweep_costs(plan),
+                480,
+            ),
+        )
     )
     assert shown == wanted
     cockpit.close()
@@ -358,7 +370,9 @@ def test_an_answer_is_kept_for_the_same_question_alone(folder, monkeypatch):
         replace(asked, name="another name", question="the same in other words")
     )
     assert again.scenario.name == "another name"
-    assert build_answer(replace(again, scenario=asked)) == build_answer(first)
+    assert build_page(build_answer(replace(again, scenario=asked))) == build_page(
+        build_answer(first)
+    )
     with pytest.raises(pytest.fail.Exception):
         chapter.search_cached(replace(asked, headroom=0.3))
 

@@ -4,8 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from shipped import plan_once, small_plan
+from shipped import answer_of, plan_once, small_plan
 
+from planner.answers import serialize_answer
 from planner.core.intervals import Interval
 from planner.hardware.prices import PriceSelection
 from planner.planning.candidate import Candidate
@@ -13,8 +14,7 @@ from planner.planning.confidence import ChoiceConfidence, estimate_choice_confid
 from planner.planning.evaluation import check_against_slos
 from planner.planning.search import Plan
 from planner.ui.plan_files import write_plan_files
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_text import format_plan
+from planner.ui.plan_text import format_answer
 
 
 def searched(rate: float = 9) -> Plan:
@@ -138,22 +138,22 @@ def test_prices_of_all_times_two_change_nothing() -> None:
 
 def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> None:  # type: ignore[no-untyped-def]
     plan = searched()
-    found, said = estimate_choice_confidence(plan), serialize_plan(plan)["confidence"]
+    found, said = estimate_choice_confidence(plan), serialize_answer(answer_of(plan))["confidence"]
     assert found and said["stays"] == found.p_unchanged
     assert said["stays"] + said["cheaper"] + said["alike"] + said["dearer"] == pytest.approx(1)
-    text = re.search(r"choice would be (.*)", format_plan(plan, detailed=True))
+    text = re.search(r"choice would be (.*)", format_answer(answer_of(plan), detailed=True))
     shares = list(map(int, re.findall(r"(\d+)%", text[1]))) if text else []
     assert sum(shares) == 100 and shares[0] == pytest.approx(100 * found.p_unchanged, abs=1)
     measured = replace(plan, candidates=tuple(planted(c, ENOUGH / 1.05, 0.5) if c is plan.runner_up else c
                                               for c in plan.candidates))  # fmt: skip
-    first = serialize_plan(measured)["confidence"]["measure_first"]
+    first = serialize_answer(answer_of(measured))["confidence"]["measure_first"]
     assert first["changes_the_choice"] > 0.1
-    write_plan_files(measured, tmp_path)
+    write_plan_files(answer_of(measured), tmp_path)
     assert all((tmp_path / name).exists() for name in first["files"]) and first["files"]
     runner_up = plan.runner_up
     script = tmp_path / ("measure/bench.sh" if (tmp_path / "measure").exists() else "bench.sh")
     assert runner_up and runner_up.deployment.gpu.name in script.read_text()
-    write_plan_files(plan_once(replace(searched(1).scenario, slo_targets=())), tmp_path)
+    write_plan_files(answer_of(plan_once(replace(searched(1).scenario, slo_targets=()))), tmp_path)
     assert not (tmp_path / "measure").exists()
 
 

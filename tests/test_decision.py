@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shipped import plan_of, sampled, small_plan
 
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.engine_tuning import generate_neighbours
 from planner.planning.search import Plan

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from metrics_pages import Server
+from shipped import answer_of
 
 from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
@@ -17,7 +18,7 @@ from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.failure_modes import FailureMode
 from planner.engines.metric_names import get_metric_names
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import estimate_capacity
 from planner.planning.planned_replica import PlannedReplica, load_planned_replica
@@ -532,13 +533,13 @@ def test_what_cannot_be_judged_is_one_sentence(
 
 
 def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
+    from planner.answers import serialize_answer
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
-    from planner.ui.plan_json import serialize_plan
 
     plan = search_deployments(load_scenario("edge-8b-24gb"))
     assert plan.chosen
-    (tmp_path / "plan.json").write_text(json.dumps(serialize_plan(plan)))
+    (tmp_path / "plan.json").write_text(json.dumps(serialize_answer(answer_of(plan))))
     planned = load_planned_replica(tmp_path / "plan.json")
     own = plan.chosen.deployment.with_replicas(1)
     assert get_memory_plan(planned.deployment).pool == get_memory_plan(own).pool

@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from planner.calibration.pool_cost_fit import (
+from fits.pool_cost_fit import (
     DECODE_PRIOR_SIGMAS,
     POOL_NOISE_TPOT,
     MeasuredPoolRun,
@@ -13,6 +10,9 @@ from planner.calibration.pool_cost_fit import (
     fit_pool_costs,
     load_pool_runs,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import resolve_dynamo_version

@@ -1,6 +1,7 @@
 """What documents say is so: the examples of the method run, and every link within the repository leads somewhere."""
 
 import doctest
+import importlib
 import json
 import re
 from pathlib import Path
@@ -37,6 +38,21 @@ def prose(document: Path) -> str:
 def test_the_method_computes_what_it_says() -> None:
     found = doctest.testfile(str(ROOT / "notebooks" / "method.md"), module_relative=False)
     assert found.attempted > 20 and not found.failed
+
+
+FORMULAS = [
+    path
+    for folder in ("memory", "latency", "parallelism")
+    for path in sorted((ROOT / "planner" / folder).glob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("path", FORMULAS, ids=lambda path: path.stem)
+def test_a_formula_computes_its_example(path: Path) -> None:
+    module = importlib.import_module(f"planner.{path.parent.name}.{path.stem}")
+    results = doctest.testmod(module)
+    assert results.attempted and not results.failed
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_an_excerpt_that_hides_its_utilization_implies_it(tmp_path: Path) -> Non
     assert explained.plan.deployment.args.gpu_memory_utilization == 0.95
     assert "Inferred: gpu_memory_utilization 0.95" in str(explained)
     assert explained.plan.pool.reported_tokens == pytest.approx(42_224, rel=0.01)
-    assert all(line.logged > 0 for line in explained.lines)
+    assert all(line.value > 0 for line in explained.lines)
 
 
 def test_a_model_can_be_named_for_a_log_that_does_not(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from planner.engines.deployment import deploy_on
 from planner.engines.engine import get_engine
 from planner.planning.prediction import predict
 from planner.tools.lint.report import lint
-from planner.ui import cli, pdf_report
+from planner.ui import cli, pdf_report, typesetting
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.notebook_widgets import escape_html
 from planner.workload.length_distribution import LengthDistribution
@@ -127,7 +127,7 @@ def test_a_report_fetches_nothing_and_links_only_to_the_web(tmp_path: Path) -> N
         new_code_cell(outputs=[new_output("display_data", {"text/html": f"<p>{evil}</p>"})]),
     ]
     nbformat.write(new_notebook(cells=cells), tmp_path / "a.ipynb")
-    typst = pdf_report._convert_to_typst(tmp_path / "a.ipynb", tmp_path, ())
+    typst = typesetting.convert_notebook(tmp_path / "a.ipynb", tmp_path, ())
     assert set(re.findall(r'#link\("([^"]*)', typst)) == {"https://docs.vllm.ai"}
     assert "swordfish" not in typst and "#raw(lang: html" not in typst
 

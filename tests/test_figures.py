@@ -4,9 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from shipped import plan_of, plan_once, sampled
+from shipped import answer_of, plan_of, plan_once, sampled
 
 from planner.analysis import plan_risks as risks
+from planner.answers import serialize_answer
+from planner.answers.wording import CAPACITY_MEANING, describe_headroom
 from planner.core.number_format import (
     format_limit_seconds,
     format_number,
@@ -18,9 +20,8 @@ from planner.planning.candidate import Candidate
 from planner.planning.search import Plan
 from planner.planning.tolerance import state_deployment
 from planner.ui.decision_memo import build_memo
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_panel import build_answer
-from planner.ui.plan_text import format_plan
+from planner.ui.plan_panel import build_page
+from planner.ui.plan_text import format_answer
 
 RATE_TOLERANCE = 0.05
 """A largest load is found to 3%, by short replays."""
@@ -38,10 +39,10 @@ def chosen(plan: Plan) -> Candidate:
 
 
 def test_a_latency_is_the_same_figure_everywhere(plan: Plan, chosen: Candidate) -> None:
-    memo, terminal = build_memo(plan), format_plan(plan, detailed=True)
-    bars = {target["short"]: target for target in build_answer(plan)["targets"]}
+    memo, terminal = build_memo(answer_of(plan)), format_answer(answer_of(plan), detailed=True)
+    bars = {target["short"]: target for target in build_page(answer_of(plan))["targets"]}
     last = dict(zip(memo.ramp_heads, memo.ramp[-1][1:], strict=False))
-    entries = serialize_plan(plan)["service_level"]
+    entries = serialize_answer(answer_of(plan))["service_level"]
     for target, bar, entry in zip(plan.scenario.slo_targets, memo.bars, entries, strict=False):
         value = format_seconds(entry["predicted_ms"][0] / 1e3, target.seconds)
         assert bar.value == bars[target.name]["value"] == value
@@ -55,7 +56,7 @@ def test_a_latency_is_the_same_figure_everywhere(plan: Plan, chosen: Candidate) 
 def test_what_differs_from_the_benchmark_is_said_wherever_it_is_predicted(
     plan: Plan, chosen: Candidate
 ) -> None:
-    memo, said = build_memo(plan), explain_benchmark_lengths(chosen.prediction)
+    memo, said = build_memo(answer_of(plan)), explain_benchmark_lengths(chosen.prediction)
     script = render_artifacts(chosen.prediction, plan.scenario.slo_targets)["bench.sh"]
     load = chosen.prediction.workload
     assert load and said == memo.ramp_note and f"# {said}\n" in script
@@ -64,16 +65,20 @@ def test_what_differs_from_the_benchmark_is_said_wherever_it_is_predicted(
 
 
 def test_room_to_grow_is_one_figure_and_told_apart_from_the_capacity(plan: Plan) -> None:
-    growth, memo, answer = risks.find_growth_limit(plan), build_memo(plan), build_answer(plan)
+    growth, memo, answer = (
+        risks.find_growth_limit(plan),
+        build_memo(answer_of(plan)),
+        build_page(answer_of(plan)),
+    )
     assert growth
     tiles = {tile["name"]: tile for tile in answer["tiles"]}
     (room,) = [tile for tile in memo.tiles if tile.name == "Room to grow"]
     assert (tiles[room.name]["value"], tiles[room.name]["note"]) == (room.value, room.note)
     assert tiles["Capacity"]["value"] == memo.options[0].capacity.split()[0]
     said = growth.explain()
-    assert said in risks.describe_headroom(plan) and said in answer["why"]
-    assert said in format_plan(plan, detailed=True)
-    assert memo.capacity_note.endswith(said[1:]) and risks.CAPACITY_MEANING in said
+    assert said in describe_headroom(answer_of(plan)) and said in answer["why"]
+    assert said in format_answer(answer_of(plan), detailed=True)
+    assert memo.capacity_note.endswith(said[1:]) and CAPACITY_MEANING in said
     assert f"{format_probability(plan.scenario.confidence)} likely" in room.note
     assert growth.confident_rps < growth.capacity.mid
 
@@ -110,7 +115,11 @@ def test_nothing_cheaper_that_is_shown_is_nearer_than_the_nearest(
 
 
 def test_price_and_load_have_the_same_digits_everywhere(plan: Plan, chosen: Candidate) -> None:
-    terminal, answer, memo = format_plan(plan, detailed=True), build_answer(plan), build_memo(plan)
+    terminal, answer, memo = (
+        format_answer(answer_of(plan), detailed=True),
+        build_page(answer_of(plan)),
+        build_memo(answer_of(plan)),
+    )
     (quotes,) = re.findall(r"\(\$([\d.]+-[\d.]+) by provider\)", terminal)
     assert f"${quotes} by provider" in answer["hour"].replace("\N{EN DASH}", "-")
     risk = [size for name, size, _ in memo.risks if name == "The price"]
@@ -120,8 +129,8 @@ def test_price_and_load_have_the_same_digits_everywhere(plan: Plan, chosen: Cand
     load = next(bar for bar in memo.bars if bar.name.startswith("Load"))
     shown = next(target for target in answer["targets"] if target["key"] == "load")
     assert (load.value, load.limit) == (shown["value"], shown["limit"])
-    capacity = serialize_plan(plan)["capacity_rps"]
-    offered = serialize_plan(plan)["planned_rps"]
+    capacity = serialize_answer(answer_of(plan))["capacity_rps"]
+    offered = serialize_answer(answer_of(plan))["planned_rps"]
     ends = [f"{100 * offered / end:.0f}" for end in reversed(sorted(capacity[1:]))]
     assert shown["range"] == f"{ends[0]}\N{EN DASH}{ends[1]}%"
 

@@ -13,8 +13,11 @@ from shipped import closed_loop, open_loop
 
 from planner.core.errors import PlannerError
 from planner.engines.deployment import SpeculationConfig, deploy_on
-from planner.latency.speculative_decoding import build_step_model
-from planner.latency.step_model import build_target_step_model, count_attention_pairs
+from planner.latency.step_model import (
+    build_step_model,
+    build_target_step_model,
+    count_attention_pairs,
+)
 from planner.latency.step_work import count_step_work
 from planner.memory.memory_plan import plan_memory
 from planner.queueing.batched_step_models import batch_step_models

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from rehearsal import rehearse
+from shipped import answer_of
 
+from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
 from planner.planning.planned_replica import load_planned_replica
 from planner.planning.scenario import parse_scenario
@@ -17,7 +19,6 @@ from planner.planning.search import search_deployments
 from planner.tools.diagnostics.launch_check import LaunchCheck, check_launch, measure_startup
 from planner.tools.rehearsal.server import RehearsalFaults
 from planner.ui.cli import main
-from planner.ui.plan_json import serialize_plan
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 QUESTION: dict[str, Any] = {
@@ -83,7 +84,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     (folder / "mine.yaml").write_text(yaml.safe_dump({"L40S": entry}))
     planned = search_deployments(parse_scenario(QUESTION, "question", folder))
-    (folder / "plan.json").write_text(json.dumps(serialize_plan(planned)))
+    (folder / "plan.json").write_text(json.dumps(serialize_answer(answer_of(planned))))
     return folder
 
 
@@ -103,9 +104,9 @@ def test_the_planned_server_passes(launches: dict[str, Launch]) -> None:
     check = launches["as planned"].check()
     assert check.verdict == "PASS" and not check.deviations and not check.consequences
     rows = {row.name.split(",")[0]: row for row in check.checks}
-    assert rows["KV cache"].measured == rows["KV cache"].predicted.mid
-    assert rows["mean TPOT"].measured == pytest.approx(rows["mean TPOT"].predicted.mid, rel=0.02)
-    assert rows["mean TTFT"].measured == pytest.approx(rows["mean TTFT"].predicted.mid, rel=0.1)
+    assert rows["KV cache"].measured == rows["KV cache"].expected.mid
+    assert rows["mean TPOT"].measured == pytest.approx(rows["mean TPOT"].expected.mid, rel=0.02)
+    assert rows["mean TTFT"].measured == pytest.approx(rows["mean TTFT"].expected.mid, rel=0.1)
     assert rows["startup"].status == "NOT MEASURED"
 
 

@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import yaml
 from launch_plans import plans
+from shipped import answer_of
 from test_deploy import NAMES, WORKLOAD
 from test_plan_command import QUESTION
 
@@ -486,14 +487,18 @@ def test_keys_are_the_owners_alone_and_survive_the_next_plan(tmp_path: Path) -> 
     question = {**QUESTION, "files": ["script", "kubernetes"]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(question))
     out = tmp_path / "out"
-    names = write_plan_files(search_deployments(load_scenario(tmp_path / "mine.yaml")), out)
+    names = write_plan_files(
+        answer_of(search_deployments(load_scenario(tmp_path / "mine.yaml"))), out
+    )
     assert {"serve.sh", "serve.env", "k8s/serve.yaml", "plan.json"} <= set(
         names
     ) and "bench.sh" not in names
     assert stat.S_IMODE((out / "serve.env").stat().st_mode) == 0o600
     (out / "serve.env").write_text("HF_TOKEN=mine\n")
     write_plan_files(
-        search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit", "script"]})),
+        answer_of(
+            search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit", "script"]}))
+        ),
         out,
     )
     assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (
@@ -505,7 +510,8 @@ def test_keys_are_the_owners_alone_and_survive_the_next_plan(tmp_path: Path) -> 
         "serve.env",
     ]
     write_plan_files(
-        search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]})), out
+        answer_of(search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]}))),
+        out,
     )
     assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "serve.sh").exists()
 

@@ -10,12 +10,12 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 
+from planner.answers.serialization import answer_plan
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
 from planner.tools.lint.report import lint
 from planner.ui.mcp_server import TOOLS, build_server, find_catalog_dates
-from planner.ui.plan_json import serialize_plan
 
 ROOT = Path(__file__).parents[1]
 AUDIT = """
@@ -82,7 +82,7 @@ def test_a_scripted_client_plans_lints_and_diagnoses(results: list[Any]) -> None
     done = results[: len(CALLS)]
     assert not any(result.is_error for result in done)
     plan, linted, diagnosis, explanation, prediction, _ = (one.structured_content for one in done)
-    expected = serialize_plan(
+    expected = answer_plan(
         search_deployments(load_scenario("edge-8b-24gb", {"workload.rate": 0.3}))
     )
     basis = plan["basis"]

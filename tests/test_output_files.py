@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from shipped import answer_of
 from test_deploy import NAMES
 from test_plan_command import QUESTION
 
@@ -161,22 +162,22 @@ def test_what_must_be_new_is_not_written_over_however_late_another_comes(tmp_pat
 
 def test_a_full_disk_leaves_the_earlier_plan(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_plan_files(search_deployments(load_scenario(mine)), out)
+    write_plan_files(answer_of(search_deployments(load_scenario(mine))), out)
     before, another = contents(out), search_deployments(load_scenario(mine, {"workload.rate": 3}))
     with (
         full_disk(1500),
         pytest.raises(PlannerError, match=r"^cannot write .*out: File too large$"),
     ):
-        write_plan_files(another, out)
+        write_plan_files(answer_of(another), out)
     assert contents(out) == before
-    write_plan_files(another, out)
+    write_plan_files(answer_of(another), out)
     assert contents(out).keys() == before.keys() and contents(out) != before
 
 
 def test_only_files_of_an_earlier_plan_are_removed(mine: Path, tmp_path: Path) -> None:
     none = search_deployments(load_scenario(mine, {"service_level": {"ttft": {"p95": 0.1}}}))
     (tmp_path / "bench.sh").write_text("my own")
-    write_plan_files(none, tmp_path)
+    write_plan_files(answer_of(none), tmp_path)
     assert (tmp_path / "bench.sh").read_text() == "my own"
 
 

@@ -1,43 +1,49 @@
 """Why not another GPU, engine or format: each is named, and its sentence is what a replay of it says."""
 
 import pytest
-from shipped import plan_of
+from shipped import answer_of, plan_of
 
-from planner.analysis import plan_summary as summary
-from planner.planning.alternatives import explain_alternatives
+from planner.answers import serialize_answer
+from planner.answers.answer import Alternative
+from planner.answers.wording import explain_alternative
+from planner.planning.alternatives import find_alternatives
 from planner.planning.scenario import Scenario, load_scenario
-from planner.planning.search import search_deployments
+from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_text import format_plan
+from planner.ui import plan_tables as tables
+from planner.ui.plan_text import format_answer
 
 
 @pytest.mark.parametrize("name", ("chatbot-throughput", "edge-8b-24gb"))
 def test_what_is_passed_over_misses_costs_more_or_comes_after(name: str) -> None:
     plan = plan_of(name)
     assert plan.chosen is not None
-    found = {other.option: other for other in explain_alternatives(plan)}
+    found = {other.option: other for other in find_alternatives(plan)}
     assert {c.gpu.name for c in plan.scenario.gpus} - {
         plan.chosen.deployment.gpu.name
     } <= found.keys()
     for other in found.values():
         one = other.candidate
         assert one is not None
-        if "its smallest deployment" in other.reason:
+        if other.kind == "dearer":
             assert one.cost_key > plan.chosen.cost_key and one.deployment.num_replicas == 1
             continue
         assert one.cost_key <= plan.chosen.cost_key
-        again = simulate_candidate(
-            plan.scenario, one
-        )  # in full, what misses clearly was looked at for short
+        # in full, what misses clearly was looked at for short
+        again = simulate_candidate(plan.scenario, one)
         assert again.is_feasible == one.is_feasible and (
             one.is_feasible or {*again.violated_constraints} & {*one.violated_constraints}
         )
-        assert (
-            all(miss in other.reason for miss in one.violations)
-            if one.violations
-            else one.rank_key > plan.chosen.rank_key
-        )
+        assert (other.kind == "meets") == one.is_confident
+        if other.kind == "meets":
+            assert one.rank_key > plan.chosen.rank_key and other.rank_reason
+
+
+def explain(plan: Plan, option: str) -> tuple[Alternative, str]:
+    """The alternative of this name, and why it is none."""
+    answer = answer_of(plan)
+    (other,) = (each for each in answer.alternatives or () if each.option == option)
+    return other, explain_alternative(answer, other)
 
 
 def asked(**changes: object) -> Scenario:
@@ -60,19 +66,18 @@ def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() ->
             kv_cache_dtype=["auto", "fp8_e4m3"],
         )
     )
-    lines = dict(
-        line.split(": ", 1) for line in (str(other) for other in explain_alternatives(plan))
-    )
+    answer = answer_of(plan)
+    lines = {each.option: explain_alternative(answer, each) for each in answer.alternatives or ()}
     assert {"fp8_e4m3 KV cache", "sglang"} <= lines.keys() or {
         "fp8_e4m3 KV cache",
         "vllm",
     } <= lines.keys()
     assert lines["RTX-PRO-6000-Max-Q"] == "no price known, so ranked last"
-    assert serialize_plan(plan)["why_not"] == lines
+    assert serialize_answer(answer_of(plan))["why_not"] == lines
     assert (
-        format_plan(plan, detailed=True).count("\n  Alternative ")
+        format_answer(answer_of(plan), detailed=True).count("\n  Alternative ")
         == len(lines)
-        == len(summary.build_alternatives_table(plan))
+        == len(tables.build_alternatives_table(answer_of(plan)))
     )
 
 
@@ -80,12 +85,8 @@ def test_a_format_that_the_scenario_lists_later_is_passed_over_for_that() -> Non
     plan = search_deployments(
         asked(quantization=["fp8", "checkpoint"], gpus=[{"gpu": "H100-SXM", "at_most": 1}])
     )
-    (other,) = (
-        other
-        for other in explain_alternatives(plan)
-        if other.option == "the checkpoint's own weights"
-    )
-    assert "meets the targets too" in other.reason and other.reason.endswith(
+    _, reason = explain(plan, "the checkpoint's own weights")
+    assert "meets the targets too" in reason and reason.endswith(
         "its weight format comes later in `quantization`"
     )
 
@@ -102,22 +103,21 @@ def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
         "workload": {**traffic, "rate": 0.2},
     }
     plan = search_deployments(asked(quantization=["fp8"], service_level=level, **changes))
-    (other,) = (
-        other for other in explain_alternatives(plan) if other.option == "fp8_e4m3 KV cache"
-    )
-    assert plan.chosen is not None and other.candidate is not None
+    (found,) = (each for each in find_alternatives(plan) if each.option == "fp8_e4m3 KV cache")
+    _, reason = explain(plan, "fp8_e4m3 KV cache")
+    assert plan.chosen is not None and found.candidate is not None
     again = [
         simulate_candidate(plan.scenario, c).prediction.performance
-        for c in (other.candidate, plan.chosen)
+        for c in (found.candidate, plan.chosen)
     ]
     most, least = (one.capacity.mid for one in again if one and one.capacity)
     fast, slow = (round(one.tpot["p95"].mid * 1e3) for one in again if one)
-    assert f"serves {most / least - 1:.0%} more" in other.reason
-    assert f"p95 TPOT {fast} ms, not {slow} ms" in other.reason
+    assert f"serves {most / least - 1:.0%} more" in reason
+    assert f"p95 TPOT {fast} ms, not {slow} ms" in reason
 
 
 def test_what_does_not_start_says_so() -> None:
     gpus = [{"gpu": "H100-SXM", "at_most": 8}, {"gpu": "RTX-3090", "at_most": 1}]
     plan = search_deployments(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))
-    (why,) = (other.reason for other in explain_alternatives(plan) if other.option == "RTX-3090")
-    assert "GiB" in why
+    other, reason = explain(plan, "RTX-3090")
+    assert other.kind == "cannot start" and "GiB" in reason

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shipped import answer_of
 
+from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.memory.memory_plan import get_memory_plan
@@ -13,14 +15,13 @@ from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
 from planner.tools.lint.plan_upgrade import compare_plan_versions
 from planner.ui.cli import main
-from planner.ui.plan_json import serialize_plan
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The written plan of a shipped scenario, on vLLM 0.20.2."""
     folder = tmp_path_factory.mktemp("plan")
-    fields = serialize_plan(search_deployments(load_scenario("edge-8b-24gb")))
+    fields = serialize_answer(answer_of(search_deployments(load_scenario("edge-8b-24gb"))))
     assert fields["engine_version"] == "0.20.2"
     (folder / "plan.json").write_text(json.dumps(fields))
     return folder
@@ -28,15 +29,15 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_memory_is_that_of_a_plan_at_the_new_version(plan: Path) -> None:
     upgrade = compare_plan_versions(plan, "0.33.0")
-    rows = {row.name: row for row in upgrade.rows}
+    rows = {row.title: row for row in upgrade.rows}
     memory = get_memory_plan(upgrade.after)
     assert upgrade.after.engine.version == "0.33.0"
-    assert rows["KV cache, tokens"].after.mid == pytest.approx(
+    assert rows["KV cache, tokens"].measured.mid == pytest.approx(
         memory.pool.reported_tokens, rel=0.01
     )
-    assert rows["KV cache, GiB"].after.mid == pytest.approx(memory.kv_available.mid / GIB)
-    assert rows["weights, GiB"].before == rows["weights, GiB"].after
-    assert rows["$ per M output tokens"].before.mid > 0
+    assert rows["KV cache, GiB"].measured.mid == pytest.approx(memory.kv_available.mid / GIB)
+    assert rows["weights, GiB"].expected == rows["weights, GiB"].measured
+    assert rows["$ per M output tokens"].expected.mid > 0
     assert upgrade.exit_code == 0 and "still meets every target" in str(upgrade)
 
 
@@ -50,8 +51,8 @@ def test_defaults_options_and_metrics_of_the_new_version_are_told(plan: Path) ->
     assert upgrade.renamed_metrics["vllm:inter_token_latency_seconds"] == (
         "vllm:time_per_output_token_seconds"
     )
-    rows = {row.name: row for row in upgrade.rows}
-    assert rows["p95 TPOT, ms"].after.mid > rows["p95 TPOT, ms"].before.mid
+    rows = {row.title: row for row in upgrade.rows}
+    assert rows["p95 TPOT, ms"].measured.mid > rows["p95 TPOT, ms"].expected.mid
     assert upgrade.exit_code == 1
 
 
@@ -59,7 +60,7 @@ def test_the_same_version_changes_nothing(plan: Path) -> None:
     upgrade = compare_plan_versions(plan, "0.20.2")
     assert not upgrade.changed_arguments and not upgrade.renamed_metrics
     assert not any(finding.needs_fix for finding in upgrade.findings)
-    assert all(row.before == row.after for row in upgrade.rows)
+    assert all(row.expected == row.measured for row in upgrade.rows)
 
 
 def test_a_plan_without_its_question_is_compared_in_memory(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shipped import sampled
+from shipped import answer_of, sampled
 
 from planner.analysis import disaggregation_tables as pool_tables
+from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
 from planner.deploy import build_launches, list_artifact_files, render_artifacts
 from planner.engines.cli_options import get_cli_options
@@ -23,8 +24,7 @@ from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.ui.pdf_report import select_chapters
 from planner.ui.plan_files import write_plan_files
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_text import format_plan
+from planner.ui.plan_text import format_answer
 
 CHEAPER = [[6000, 150, 6, 4000, 25], [3000, 200, 12, 3000, 16], [5000, 150, 7, 4000, 22]]
 """Prompt, output, rate, ms of p95 TTFT and p99 ITL: long prompts beside a strict gap between tokens."""
@@ -150,7 +150,7 @@ def test_what_cannot_be_in_pools_is_said(more: dict[str, Any], why: str) -> None
     assert plan.best_disaggregated is None and any(
         "pools are not evaluated" in note and why in note for note in plan.notes
     )
-    assert "not evaluated" in format_plan(plan, detailed=True)
+    assert "not evaluated" in format_answer(answer_of(plan), detailed=True)
 
 
 def test_a_model_with_sliding_windows_has_no_pools() -> None:
@@ -208,7 +208,7 @@ def test_what_has_no_router_is_refused() -> None:
 def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
     """Run with programs that only say how they were called: ports and GPUs count up, and the router has them all."""
     plan = plan_of(*CHEAPER[0])
-    names = write_plan_files(plan, tmp_path)
+    names = write_plan_files(answer_of(plan), tmp_path)
     assert {"prefill.sh", "decode.sh", "router.sh", "bench.sh"} <= set(names)
     for program in ("vllm", "vllm-router"):
         (tmp_path / program).write_text(
@@ -269,7 +269,7 @@ def test_more_workers_of_either_pool_never_bring_it_nearer_to_a_limit() -> None:
 
 def test_plan_json_has_both_pools_and_their_sum() -> None:
     plan = plan_of(*CHEAPER[0])
-    found = serialize_plan(plan)
+    found = serialize_answer(answer_of(plan))
     pools = found["pools"]
     assert (
         found["gpus"]
@@ -283,6 +283,6 @@ def test_plan_json_has_both_pools_and_their_sum() -> None:
     own_files = list_artifact_files(plan.chosen.prediction, plan.scenario.output_kinds)  # type: ignore[union-attr]
     first = found["confidence"]["measure_first"]["files"]  # of the plan: nothing cheaper is likely
     assert first and set(first) <= set(own_files) and sorted(found["files"]) == sorted(own_files)
-    said = format_plan(plan, detailed=True)
+    said = format_answer(answer_of(plan), detailed=True)
     alone = plan.without_disaggregation.chosen.deployment.layout.num_gpus  # type: ignore[union-attr]
     assert "Prefill" in said and "Decode" in said and f"without pools: {alone} x H100-SXM" in said

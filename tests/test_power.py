@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from fits.power_fit import evaluate_power_holdout, load_power_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibration.power_fit import evaluate_power_holdout, load_power_runs
+from planner.answers.build import build_offer
+from planner.answers.serialization import serialize_offer
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
@@ -26,7 +28,6 @@ from planner.planning.evaluation import estimate_energy, evaluate_candidate
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import load_scenario
 from planner.ui.commands.options import TEMPLATE_DIR
-from planner.ui.plan_json import serialize_candidate
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -270,16 +271,18 @@ def test_a_kilowatt_hour_causes_what_its_grid_says():
     scenario = load_scenario(TEMPLATE_DIR / "scenario.yaml", {"grid": "germany"})
     candidate = evaluate_candidate(scenario, deploy_on(scenario.model, "H100"), 1)
     watts = candidate.prediction.total_power_w.mid
-    german = serialize_candidate(scenario, candidate)["carbon"]
+    german = serialize_offer(scenario, build_offer(scenario, candidate))["carbon"]
     assert german["kg_co2e_per_month"][0] == pytest.approx(watts / 1e3 * 730.5 * 0.344)
     energy = dict(estimate_energy(scenario, candidate))
     assert energy["kg CO2e a month at 344 g/kWh (Germany 2024), of the GPUs alone"].mid == (
         pytest.approx(german["kg_co2e_per_month"][0])
     )
-    french = serialize_candidate(replace(scenario, grid=get_grid("France")), candidate)["carbon"]
+    in_france = replace(scenario, grid=get_grid("France"))
+    french = serialize_offer(in_france, build_offer(in_france, candidate))["carbon"]
     for name in ("kg_co2e_per_month", "kg_co2e_per_mtok_output"):
         assert german[name][0] / french[name][0] == pytest.approx(344 / 44)
-    assert serialize_candidate(replace(scenario, grid=None), candidate)["carbon"] is None
+    nowhere = replace(scenario, grid=None)
+    assert serialize_offer(nowhere, build_offer(nowhere, candidate))["carbon"] is None
 
 
 def test_grids_lie_between_hydropower_and_coal():

@@ -14,7 +14,7 @@ from planner.deploy import build_launch
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.kv_offload import estimate_kv_offload
 from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, count_concurrent_readers
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import derive_effective_workload, estimate_capacity
 from planner.planning.prediction import evaluate, predict

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.answers.build import build_offer
 from planner.engines.deployment import Deployment, deploy_on
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning import evaluation, tolerance
 from planner.planning.confidence import estimate_choice_confidence
@@ -17,7 +18,6 @@ from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
 from planner.simulator.simulation import simulate_workload
-from planner.ui.limit_rows import list_limit_rows
 
 DRAWS, REQUESTS = 500, 900
 TAIL_ERRORS = {"mean": 1.0, "p50": 1.0, "p95": 1.25, "p99": 1.5}
@@ -192,7 +192,7 @@ def test_a_plan_is_as_probable_as_the_weakest_of_its_limits() -> None:
         )
         statuses = {limit.status for limit in candidate.limits}
         assert ("at risk" in statuses) == candidate.at_risk and "missed" not in statuses
-        rows = list_limit_rows(replace(plan, chosen=candidate, candidates=(candidate,)))
+        rows = build_offer(plan.scenario, candidate).limits
         assert {row.status for row in rows} == statuses
         assert all((row.use.hi > 1) == (row.status != "met") for row in rows)
 

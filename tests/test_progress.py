@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from shipped import plan_of
+from shipped import answer_of, plan_of
 
+from planner.answers import build_answer, serialize_answer
 from planner.core.progress import (
     UNWATCHED,
     Step,
@@ -27,7 +28,7 @@ from planner.core.progress import (
     watch_progress,
 )
 from planner.planning import alternatives, what_if
-from planner.planning.alternatives import explain_alternatives
+from planner.planning.alternatives import find_alternatives
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.what_if import find_unlisted_gpu, propose_changes, run_what_ifs
@@ -35,8 +36,7 @@ from planner.ui import notebook_session, progress_line
 from planner.ui.cli import main
 from planner.ui.commands.options import watch_command
 from planner.ui.decision_memo import build_memo
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_text import format_plan
+from planner.ui.plan_text import format_answer
 
 SMALL = "edge-8b-24gb"
 Drawing = Callable[[Sequence[Step]], AbstractContextManager[object]]
@@ -195,10 +195,10 @@ def test_an_interrupted_what_if_leaves_those_before_it_and_the_memo_says_so() ->
     assert [each.change for each in changes] == [first] and len(others) > 1
     left_out = f"interrupted; not tried: what-ifs ({', '.join(others)})"
     assert watch.describe_left_out() == left_out
-    memo = build_memo(plan, changes, left_out)
+    memo = build_memo(build_answer(plan, changes=changes, left_out=left_out))
     assert [row[0] for row in memo.changes] == [first[0].upper() + first[1:]]
     assert dict(memo.basis)["Left out"] == f"I{left_out[1:]}."
-    assert "Left out" not in dict(build_memo(plan, changes).basis)
+    assert "Left out" not in dict(build_memo(build_answer(plan, changes=changes)).basis)
 
 
 def test_a_search_without_time_has_an_answer_that_names_what_was_left_out() -> None:
@@ -209,10 +209,10 @@ def test_a_search_without_time_has_an_answer_that_names_what_was_left_out() -> N
     assert plan.chosen.probability >= 0.5
     (said,) = plan.left_out
     assert said.startswith("stopped after 0.5 s with ") and " of " in said and "H100-SXM" in said
-    assert said in serialize_plan(plan)["notes"]
-    assert "Left out  stopped after 0.5 s with" in format_plan(plan)
-    assert "Left out" not in format_plan(whole)
-    assert dict(build_memo(plan).basis)["Left out"] == f"S{said[1:]}."
+    assert said in serialize_answer(answer_of(plan))["notes"]
+    assert "Left out  stopped after 0.5 s with" in format_answer(answer_of(plan))
+    assert "Left out" not in format_answer(answer_of(whole))
+    assert dict(build_memo(answer_of(plan)).basis)["Left out"] == f"S{said[1:]}."
 
 
 def test_a_load_that_was_not_searched_to_its_end_is_said() -> None:
@@ -244,9 +244,11 @@ def test_a_what_if_that_was_cut_short_is_none() -> None:
 def test_alternatives_and_other_gpus_without_time_say_so() -> None:
     plan = plan_of("chat-70b")
     with watch_late() as watch:
-        found = explain_alternatives(plan)
+        found = find_alternatives(plan)
         assert find_unlisted_gpu(plan) is None
-    assert found and {other.reason for other in found} == {"not tried: stopped after 0.5 s"}
+    assert found and {(other.kind, other.text) for other in found} == {
+        ("not tried", "stopped after 0.5 s")
+    }
     assert watch.left_out["alternatives"] == [other.option for other in found]
     assert len(watch.left_out["other GPUs"]) == 1
 
@@ -295,7 +297,7 @@ def test_ctrl_c_in_the_details_leaves_the_answer(
         raise KeyboardInterrupt
 
     codes: list[int] = []
-    monkeypatch.setattr("planner.ui.plan_text.describe_growth_limit", interrupt)
+    monkeypatch.setattr("planner.answers.build.find_growth_limit", interrupt)
     monkeypatch.setattr(what_if, "search_to_end", lambda _: ())
     monkeypatch.setattr(os, "_exit", codes.append)
     main(["plan", SMALL, "--all"])

@@ -22,8 +22,9 @@ import pytest
 from lab_answers import check_start, serving
 from mcp import Client, StdioServerParameters
 from metrics_pages import Server
-from shipped import plan_once, sampled
+from shipped import answer_of, plan_once, sampled
 
+from planner.answers import serialize_answer
 from planner.engines.deployment import deploy_on
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
@@ -32,7 +33,6 @@ from planner.ui import notebook_runner
 from planner.ui.cli import EXIT_FAILURE, main
 from planner.ui.commands.options import TEMPLATE_DIR
 from planner.ui.notebook_session import search_cached
-from planner.ui.plan_json import serialize_plan
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -118,7 +118,7 @@ def write_pages(folder: Path) -> None:
 def write_plan(path: Path) -> None:
     """Write the plan of that scenario."""
     plan = plan_once(load_scenario(TEMPLATE_DIR / "scenario.yaml"))
-    path.write_text(json.dumps(serialize_plan(plan)), encoding="utf-8")
+    path.write_text(json.dumps(serialize_answer(answer_of(plan))), encoding="utf-8")
 
 
 def write_fleet(path: Path) -> None:

@@ -17,7 +17,7 @@ from shipped import sampled
 from planner.core.errors import PlannerError
 from planner.planning.scenario import find_scenario_file
 from planner.ui import notebook_runner as headless
-from planner.ui import pdf_report as report_module
+from planner.ui import typesetting
 from planner.ui.pdf_report import list_chapter_notebooks, write_report
 
 pytestmark = pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_chart_is_drawn_with_the_names_that_svg_has(
     svg = '<svg width="9" height="9" viewBox="-1 0 9 9"><clipPath id="a"></clipPath></svg>'
     shown = new_output("display_data", {"text/html": svg})
     nbformat.write(new_notebook(cells=[new_code_cell("", outputs=[shown])]), tmp_path / "a.ipynb")
-    report_module._convert_to_typst(tmp_path / "a.ipynb", tmp_path, ())
+    typesetting.convert_notebook(tmp_path / "a.ipynb", tmp_path, ())
     assert 'viewBox="-1 0 9 17"' in drawn[0] and "</clipPath>" in drawn[0]
 
 

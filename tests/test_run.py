@@ -14,8 +14,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.performance import LATENCY_STATISTICS
-from planner.latency.speculative_decoding import build_step_model
-from planner.latency.step_model import StepModel
+from planner.latency.step_model import StepModel, build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning import capacity as limits
 from planner.planning import simulation_runs as runs

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from shipped import sampled
+from shipped import answer_of, sampled
 
+from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
 from planner.deploy.artifacts import render_artifacts
@@ -30,8 +31,7 @@ from planner.planning.scenario import Scenario, load_scenario, parse_scenario
 from planner.planning.scenario_schema import ApiEntry, BillingAlternativesEntry, ServerlessEntry
 from planner.planning.search import Plan, search_deployments
 from planner.ui.charts.autoscaling import plot_day
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_text import format_plan
+from planner.ui.plan_text import format_answer
 from planner.workload.daily_profile import build_daily_profile, load_daily_profiles
 
 HOURS = (2, 1, 1, 1, 1, 2, 6, 16, 30, 38, 40, 39, 36, 38, 40, 38, 34, 30, 24, 20, 16, 12, 8, 4)
@@ -113,7 +113,7 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     whole = plan_autoscaling(plan.scenario, moment.chosen)
     assert whole is not None and whole.saved_fraction == 0
     share = f"{plan.chosen.billed_fraction:.0%} of its always-on price; the runner-up costs 100%"
-    assert f"its cost with hourly scaling: {share}" in format_plan(plan, detailed=True)
+    assert f"its cost with hourly scaling: {share}" in format_answer(answer_of(plan), detailed=True)
 
 
 def spiky(seed: int) -> list[float]:
@@ -164,7 +164,7 @@ def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> 
     assert all(
         found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours
     )
-    text = format_plan(plan, detailed=True)
+    text = format_answer(answer_of(plan), detailed=True)
     assert ("every hour meets the targets on 5 days" in text) == (not found.violated_hours)
 
 
@@ -440,7 +440,10 @@ def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
 
 def test_the_answer_tells_the_day() -> None:
     plan, found = planned()
-    told_json, text = serialize_plan(plan)["day"], format_plan(plan, detailed=True)
+    told_json, text = (
+        serialize_answer(answer_of(plan))["day"],
+        format_answer(answer_of(plan), detailed=True),
+    )
     assert (
         told_json["replicas"] == list(found.replicas)
         and told_json["threshold"] == found.scale_up_in_flight
@@ -450,7 +453,9 @@ def test_the_answer_tells_the_day() -> None:
         and f"save {found.saved_fraction:.0%}" in text
     )
     quiet = replace(plan, scenario=replace(plan.scenario, daily_profile=None))
-    assert serialize_plan(quiet)["day"] is None and "Day " not in format_plan(quiet)
+    assert serialize_answer(answer_of(quiet))["day"] is None and "Day " not in format_answer(
+        answer_of(quiet)
+    )
 
 
 def test_the_chart_draws_the_hours_below_what_their_replicas_may_take() -> None:

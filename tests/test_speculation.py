@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from planner.analysis.speculation_tables import build_draft_table, sweep_speedup
-from planner.calibration.speculation_fit import (
+from fits.speculation_fit import (
     evaluate_speculation_holdout,
     fit_host_costs,
     load_speculation_runs,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.analysis.speculation_tables import build_draft_table, sweep_speedup
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.units import GIB

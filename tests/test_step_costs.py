@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from planner.calibration.pooled_fit import (
+from fits.pooled_fit import (
     EFFECT_LEVELS,
     FIT_METRICS,
     MEASURED_RUNS_FILE,
@@ -16,6 +15,7 @@ from planner.calibration.pooled_fit import (
     fit_pooled,
     load_measured_runs,
 )
+
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.engines.coefficients import StepCoefficients
@@ -29,7 +29,8 @@ from planner.latency.coefficient_lookup import (
     look_up_coefficients,
 )
 from planner.latency.expert_kernels import get_expert_kernel, load_expert_kernels
-from planner.latency.step_model import _estimate_expert_s, build_target_step_model
+from planner.latency.kernel_costs import estimate_expert_s
+from planner.latency.step_model import build_target_step_model
 from planner.latency.step_work import ExpertWork, count_step_work
 from planner.planning.prediction import evaluate
 from planner.workload.length_distribution import LengthDistribution
@@ -123,7 +124,7 @@ def test_fused_experts_take_what_their_kernels_were_measured_to(
     layer = ExpertWork(
         dtype, form, 1, 128, 128, 8, 1, expert_bytes * size, 2.0 * size, 2 * (2 * 2048 + 3 * 768)
     )
-    seconds = _estimate_expert_s(layer, np.array([float(tokens)]), found, ALONE)
+    seconds = estimate_expert_s(layer, np.array([float(tokens)]), found, ALONE)
     assert seconds[0] == pytest.approx(measured * 1e-6, rel=0.25)
 
 
@@ -165,8 +166,8 @@ def test_the_fullest_rank_of_expert_parallelism_is_waited_for() -> None:
     tokens, busy = np.array([32768.0]), replace(ALONE, expert_latency=1e-9)
     for ranks in (8, 32):
         one = replace(whole, held=256 // ranks, ranks=ranks)
-        even = _estimate_expert_s(whole, tokens, found, busy) / ranks
-        assert 1.05 < float((_estimate_expert_s(one, tokens, found, busy) / even)[0]) < 1.4
+        even = estimate_expert_s(whole, tokens, found, busy) / ranks
+        assert 1.05 < float((estimate_expert_s(one, tokens, found, busy) / even)[0]) < 1.4
 
 
 def test_the_host_bounds_a_small_models_steps() -> None:

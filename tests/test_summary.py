@@ -7,10 +7,17 @@ from functools import cache
 from typing import Any
 
 import pytest
-from shipped import small_plan, small_scenario
+from shipped import answer_of, small_plan, small_scenario
 
-from planner.analysis import plan_risks as risks
-from planner.analysis import plan_summary as summary
+from planner.answers import build_answer, serialize_answer
+from planner.answers.build import build_offer
+from planner.answers.wording import (
+    describe_day,
+    describe_headroom,
+    describe_risk,
+    explain_growth,
+    explain_outside,
+)
 from planner.core.number_format import format_number, format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
@@ -22,12 +29,11 @@ from planner.planning.scenario_schema import ApiEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.tolerance import simulate_candidate
 from planner.planning.what_if import find_unlisted_gpu, limit_to_budget, run_what_ifs
+from planner.ui import plan_tables as tables
 from planner.ui.decision_memo import build_memo
-from planner.ui.plan_json import serialize_plan
-from planner.ui.plan_panel import build_answer
-from planner.ui.plan_text import format_plan as answered
-from planner.ui.plan_text import format_scenario, generate_answer
-from planner.ui.plan_words import explain_not_allowed
+from planner.ui.plan_panel import build_page
+from planner.ui.plan_text import format_answer as answered
+from planner.ui.plan_text import format_details, format_scenario
 from planner.ui.terminal import TerminalStyle
 
 
@@ -52,7 +58,7 @@ def test_machines_hold_whole_replicas() -> None:
 
 
 def test_a_month_has_730_hours_and_a_bill_is_the_middle_quotes() -> None:
-    rows = dict(summary.build_rental_table(plan()).itertuples(index=False))
+    rows = dict(tables.build_rental_table(answer_of(plan())).itertuples(index=False))
     hour, month = (
         float(str(rows[f"cost per {per} (USD)"]).replace(",", "")) for per in ("hour", "month")
     )
@@ -66,7 +72,7 @@ def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_u
     asked, chosen = plan().scenario, plan().chosen
     assert chosen
     unhurried = replace(plan(), scenario=replace(asked, slo_targets=()))
-    said = re.sub(r"\([^)]*\)", "", risks.describe_headroom(unhurried))
+    said = re.sub(r"\([^)]*\)", "", describe_headroom(answer_of(unhurried)))
     grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", said))
     for more, headroom in ((grow, asked.headroom), (over, 0.0)):
         for extra, fits in ((-0.01, True), (0.02, False)):
@@ -92,7 +98,7 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     level = {"e2e": {"p95": 12_000}, "ttft": {"p95": 9000}}
     one = small_plan({"gpus.0.at_most": 1, "workload.rate": 2, "service_level": level})
     told = {
-        stated: risks.describe_growth_limit(found)
+        stated: explain_growth(answer_of(found))
         for stated, found in ((True, one), (False, search_analytically(one.scenario)))
     }
     rates = {
@@ -106,8 +112,8 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     assert rates[False] == pytest.approx(rates[True], rel=0.15)
     assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
     assert (
-        told[True] in risks.describe_headroom(one)
-        and told[True] in answered(one, detailed=True)
+        told[True] in describe_headroom(answer_of(one))
+        and told[True] in answered(answer_of(one), detailed=True)
         and "estimate" in told[False]
     )
     for share, meets in ((0.9, True), (1.2, False)):
@@ -126,20 +132,23 @@ def test_a_lost_replica_is_replayed_without_headroom() -> None:
     )
     chosen = several.chosen
     assert chosen
-    fewer, said = risks.simulate_replica_loss(several)
-    assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
-    assert ("still meets every target" in said) == fewer.is_feasible
-    single, alone = risks.simulate_replica_loss(plan(rate=1))
-    assert single is None and "only one replica" in alone
+    loss = answer_of(several).replica_loss
+    replicas = chosen.deployment.layout.replicas
+    assert loss and loss.replicas == replicas
+    fewer = replace(chosen, deployment=chosen.deployment.with_replicas(replicas - 1))
+    left = simulate_candidate(replace(several.scenario, headroom=0.0), fewer)
+    assert loss.meets == left.is_feasible
+    alone = answer_of(plan(rate=1)).replica_loss
+    assert alone and alone.kind == "single" and not alone.meets
 
 
 def test_what_would_pass_passes() -> None:
     stuck = plan(ttft=8, rate=2)
-    assert stuck.chosen is None and "No plan meets" in summary.summarize_plan(stuck)
+    assert stuck.chosen is None and "No plan meets" in tables.summarize_plan(answer_of(stuck))
     limit = (
-        summary.build_relaxation_table(stuck)
+        tables.build_relaxation_table(answer_of(stuck))
         .set_index("change")
-        .loc["a limit for p95 TTFT of", "to be safe"]
+        .loc["a limit for p95 TTFT of", "with the asked probability"]
     )
     relaxed = replace(
         stuck.scenario,
@@ -149,13 +158,13 @@ def test_what_would_pass_passes() -> None:
     assert best
     found = simulate_candidate(relaxed, best)
     assert found.is_feasible and not found.at_risk
-    table = summary.build_candidate_table(stuck)
+    table = tables.build_candidate_table(answer_of(stuck))
     assert (
         set(table["figures"]) <= {"simulated", "estimate"}
         and table["figures"].iloc[0] == "simulated"
     )
-    over = found.prediction.performance.ttft["p95"].mid / 0.008
-    assert table["what is missing"].iloc[0] == f"p95 TTFT {over:.0f} times the limit"
+    over = format_seconds(found.prediction.performance.ttft["p95"].mid, 0.008)
+    assert table["what is missing"].iloc[0] == f"p95 TTFT {over} > 8 ms"
 
 
 def test_an_answer_for_no_more_money_costs_no_more() -> None:
@@ -173,17 +182,17 @@ def test_an_answer_for_no_more_money_costs_no_more() -> None:
 
 def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     risky = find_plan_at_risk()
-    table = risks.list_largest_risks(risky)
-    assert 1 <= len(table) <= 3
-    risk, size, _ = table[0]
+    largest = answer_of(risky).risks
+    assert 1 <= len(largest) <= 3
+    risk, size, _ = describe_risk(largest[0])
     assert risk == "a target close to its limit"
     assert all(reason in size for reason in risky.reasons)
-    assert all(reason in summary.describe_slo_margin(risky) for reason in risky.reasons)
-    assert "every target" not in summary.describe_slo_margin(risky)
+    assert all(reason in tables.describe_slo_margin(answer_of(risky)) for reason in risky.reasons)
+    assert "every target" not in tables.describe_slo_margin(answer_of(risky))
 
 
 def test_the_memo_says_what_plan_json_says() -> None:
-    memo, facts = build_memo(plan()), serialize_plan(plan())
+    memo, facts = build_memo(answer_of(plan())), serialize_answer(answer_of(plan()))
     hour, odds = facts["usd_per_hour"][0], facts["probability"]
     what = f"{facts['gpus_rented']} \N{MULTIPLICATION SIGN} {facts['gpu']}"
     assert memo.title == f"Rent {what} for {format_usd(730.5 * hour)} a month"
@@ -210,18 +219,22 @@ BY_TOMORROW = {
 )
 def test_the_capacity_is_the_same_number_on_every_screen(load: dict[str, Any]) -> None:
     found = small_plan(load)
-    capacity = serialize_plan(found)["capacity_rps"][0]
+    capacity = serialize_answer(answer_of(found))["capacity_rps"][0]
     shown = format_number(capacity)
-    tiles = {tile["name"]: tile["value"] for tile in build_answer(found)["tiles"]}
+    tiles = {tile["name"]: tile["value"] for tile in build_page(answer_of(found))["tiles"]}
     assert tiles["Capacity"] == shown
-    assert build_memo(found).options[0].capacity == f"{shown} requests/s"
-    line = next(row for row in answered(found, detailed=True).splitlines() if "  Capacity " in row)
+    assert build_memo(answer_of(found)).options[0].capacity == f"{shown} requests/s"
+    line = next(
+        row
+        for row in answered(answer_of(found), detailed=True).splitlines()
+        if "  Capacity " in row
+    )
     assert line.split()[1] == shown
-    assert f"apacity is {shown} (" in risks.describe_headroom(found) or load is BY_TOMORROW
+    assert f"apacity is {shown} (" in describe_headroom(answer_of(found)) or load is BY_TOMORROW
 
 
 def test_no_sentence_of_the_memo_stands_twice_and_none_is_long() -> None:
-    memo = build_memo(plan())
+    memo = build_memo(answer_of(plan()))
     sentences = [*memo.sentences, *(text for _, text in memo.asked), memo.next_step, memo.finding]
     sentences += [text for row in memo.risks for text in row] + [text for _, text in memo.basis]
     parts = [part for text in sentences for part in re.split(r"(?<=[.;:]) ", text)]
@@ -231,7 +244,7 @@ def test_no_sentence_of_the_memo_stands_twice_and_none_is_long() -> None:
 
 def test_the_memo_of_a_plan_at_risk_names_the_doubt_and_asks_for_a_benchmark() -> None:
     risky = find_plan_at_risk()
-    memo = build_memo(risky)
+    memo = build_memo(answer_of(risky))
     assert memo.verdict == "At risk" and memo.title.endswith("only after a benchmark")
     confidence = estimate_choice_confidence(risky)
     assert confidence and confidence.best_benchmark
@@ -244,7 +257,7 @@ def test_the_memo_recommends_the_api_where_it_costs_less() -> None:
         api = ApiEntry(usd_per_mtok_input=usd, usd_per_mtok_output=usd)
         bills = plan().scenario.billing_alternatives.model_copy(update={"api": api})
         asked = replace(plan(), scenario=replace(plan().scenario, billing_alternatives=bills))
-        memo, found = build_memo(asked), asked.api_comparison
+        memo, found = build_memo(answer_of(asked)), asked.api_comparison
         assert found and found.is_api_cheaper == cheaper
         assert memo.title.startswith("Use the API" if cheaper else "Rent")
         assert format_usd(found.api_usd) in memo.api and format_usd(found.own_usd) in memo.api
@@ -253,7 +266,7 @@ def test_the_memo_recommends_the_api_where_it_costs_less() -> None:
 
 def test_the_memo_without_a_plan_shows_the_ways_out() -> None:
     stuck = plan(ttft=8)
-    memo = build_memo(stuck, run_what_ifs(stuck))
+    memo = build_memo(answer_of(stuck, run_what_ifs(stuck)))
     assert memo.verdict == "No plan meets the targets" and memo.title.startswith("No plan")
     assert "first token (p95) is" in " ".join(memo.sentences)
     assert not memo.risks and not memo.ramp
@@ -268,25 +281,24 @@ def test_seconds_where_milliseconds_are_meant_are_told_wherever_the_answer_is() 
     """Light crosses a rack in nanoseconds, but no GPU reads a prompt in 2 ms: the 2 is in seconds."""
     stuck = plan(ttft=2, rate=2)
     hint = "write 2000 for 2 s"
-    assert hint in " ".join(answered(stuck).split()) and hint in " ".join(
-        build_memo(stuck).sentences
+    assert hint in " ".join(answered(answer_of(stuck)).split()) and hint in " ".join(
+        build_memo(answer_of(stuck)).sentences
     )
-    assert hint in " ".join(build_answer(stuck)["say"])
+    assert hint in " ".join(build_page(answer_of(stuck))["say"])
     assert hint in " ".join(format_scenario(stuck.scenario).split())
-    assert "write" not in answered(plan(ttft=8)) + format_scenario(plan().scenario)
+    assert "write" not in answered(answer_of(plan(ttft=8))) + format_scenario(plan().scenario)
 
 
 def test_a_gpu_that_is_not_on_the_list_is_named_so() -> None:
     plan_on_list = plan()
-    assert plan_on_list.chosen and not explain_not_allowed(
-        plan_on_list.scenario, plan_on_list.chosen
-    )
+    scenario, chosen = plan_on_list.scenario, plan_on_list.chosen
+    assert chosen and not explain_outside(scenario, build_offer(scenario, chosen))
     found = find_unlisted_gpu(plan_on_list)
     assert found is None or found.deployment.gpu.name != "L40S"
     h100 = replace(plan_on_list.scenario, gpus=(CandidateGpu(get_gpu("H100-SXM"), 4),))
-    assert explain_not_allowed(h100, plan_on_list.chosen) == "not on your list"
-    asked = replace(plan_on_list, scenario=h100)
-    text = "\n".join(generate_answer(asked, TerminalStyle(), "", "", lambda _: plan_on_list.chosen))
+    assert explain_outside(h100, build_offer(h100, chosen)) == "not on your list"
+    told = build_answer(replace(plan_on_list, scenario=h100), unlisted=chosen)
+    text = format_details(told, TerminalStyle())
     assert "L40S" in re.search(r"Other GPU +(.*) \(not on your list\): \$", text)[1]  # type: ignore[index]
 
 
@@ -295,7 +307,7 @@ def test_the_day_does_not_contradict_the_verdict(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(autoscaling, "MAX_REQUESTS_PER_DAY", 30_000)
     spiky = {"workload.day": [1, 1, 2, 3, 5, 8, 9, 9, 9, 8, 5, 4] * 2}
     asked = search_deployments(small_scenario(spiky))
-    said, day = summary.describe_day(asked), asked.autoscaling
+    said, day = describe_day(answer_of(asked)), asked.autoscaling
     assert day and "may be missed" not in said
     missed = len(day.violated_hours)
     assert f"{24 - missed} of 24 hours" in said if missed else "Every hour meets" in said

@@ -5,19 +5,18 @@ that change them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 
-from planner.analysis.layout_tables import resize_layout
 from planner.analysis.sweep import Row, sweep_args
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
+from planner.memory.deployment_changes import DeploymentChange
 from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
@@ -47,19 +46,22 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     Settings that the engine rejects are left out. If the model no longer fits, figures are missing
     and "note" says why.
     """
-    settings = {(PLAN_LABEL, ""): best.deployment}
-    for knob, setting, make in _list_knob_settings(scenario, best.deployment):
-        with suppress(PlannerError):
-            text = f"{setting:,}" if type(setting) is int else str(setting)
-            settings[knob, text] = make()
+    settings = [
+        (PLAN_LABEL, "", best.deployment),
+        *_generate_knob_settings(scenario, best.deployment),
+    ]
     candidates = evaluate_candidates(
         scenario,
-        [(each, each.layout.replicas, best.preference_key) for each in settings.values()],
+        [
+            (deployment, deployment.layout.replicas, best.preference_key)
+            for _, _, deployment in settings
+        ],
     )
-    return pd.DataFrame([
-        {"knob": knob, "setting": setting, **measure_candidate(scenario, candidate)}
-        for (knob, setting), candidate in zip(settings, candidates, strict=True)
-    ])  # fmt: skip
+    rows = [
+        {"knob": name, "setting": setting, **measure_candidate(scenario, candidate)}
+        for (name, setting, _), candidate in zip(settings, candidates, strict=True)
+    ]
+    return pd.DataFrame(rows)
 
 
 @show_step("simulating engine arguments")
@@ -106,16 +108,22 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, obj
     }
 
 
-Setting = tuple[str, object, Callable[[], Deployment]]
+def _generate_knob_settings(
+    scenario: Scenario, plan: Deployment
+) -> Iterator[tuple[str, str, Deployment]]:
+    """Yield (knob, setting, the deployment with it) for each setting that the engine accepts."""
+    for knob, setting, change in _list_knob_changes(scenario, plan):
+        text = f"{setting:,}" if type(setting) is int else str(setting)
+        with suppress(PlannerError):
+            yield knob, text, change.apply(plan)
 
 
-def _list_knob_settings(scenario: Scenario, plan: Deployment) -> list[Setting]:
-    """List each knob with each of its other settings, and what makes the deployment with it.
-
-    Making it raises `PlannerError` if the engine rejects the setting.
-    """
+def _list_knob_changes(
+    scenario: Scenario, plan: Deployment
+) -> Iterator[tuple[str, object, DeploymentChange]]:
+    """Yield (knob, setting, change) for each possible setting."""
     args, layout, tokens = plan.args, plan.layout, plan.args.max_num_batched_tokens
-    values: dict[str, Sequence[object]] = {
+    values: dict[str, tuple[object, ...]] = {
         "max_num_seqs": (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs),
         "max_num_batched_tokens": (min(max(tokens // 4, 512), tokens), 2 * tokens),
         "gpu_memory_utilization": (0.8, 0.95),
@@ -123,44 +131,24 @@ def _list_knob_settings(scenario: Scenario, plan: Deployment) -> list[Setting]:
         "kv_cache_dtype": ("fp8",) if args.kv_cache_dtype in (None, "auto") else ("auto",),
         "enforce_eager": (not args.enforce_eager,),
     }
-    settings: list[Setting] = [
-        (name, value, partial(plan.with_args, **{name: value}))
-        for name, known in values.items()
-        for value in known
-        if value != getattr(args, name)
-    ]
-    settings += [
-        ("weights", name or "checkpoint", partial(_store_weights, scenario, plan, name))
-        for name in (None, "fp8", "awq")
-    ]
-    shapes = [
-        resize_layout(layout, tp, layout.pp, layout.replicas)
-        for tp in (layout.tp // 2, layout.tp * 2)
-        if tp
-    ]
-    settings += [
-        ("tensor parallel", shape.tp, partial(replace, plan, layout=shape))
-        for shape in shapes
-        if explain_illegal_layout(plan.model, shape, plan.gpus_per_node, plan.engine) is None
-    ]
-    settings += [
-        ("replicas", count, partial(plan.with_replicas, count))
-        for count in (layout.replicas - 1, layout.replicas + 1)
-        if count
-    ]
+    for name, value in ((name, value) for name, each in values.items() for value in each):
+        if value != getattr(args, name):
+            yield name, value, DeploymentChange(name, value)
+    for quantization in (None, "fp8", "awq"):
+        with suppress(PlannerError):
+            model = load_model(scenario.model, quantization=quantization)
+            if model.quantization.method != plan.model.quantization.method:
+                yield "weights", quantization or "checkpoint", DeploymentChange("model", model)
+    for tp in filter(None, (layout.tp // 2, layout.tp * 2)):
+        shape = layout.with_tp(tp)
+        if explain_illegal_layout(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
+            yield "tensor parallel", tp, DeploymentChange("layout", shape)
+    for count in filter(None, (layout.replicas - 1, layout.replicas + 1)):
+        yield "replicas", count, DeploymentChange("layout", replace(layout, replicas=count))
     if scenario.speculation:
-        drafts = None if plan.speculation else scenario.speculation.to_config()
-        method = drafts.method if drafts else "off"
-        settings.append(("speculation", method, partial(replace, plan, speculation=drafts)))
-    return settings
-
-
-def _store_weights(scenario: Scenario, plan: Deployment, quantization: str | None) -> Deployment:
-    """Store the weights of `plan` in another format; `PlannerError` if that is none."""
-    model = load_model(scenario.model, quantization=quantization)
-    if model.quantization.method == plan.model.quantization.method:
-        raise PlannerError(f"the weights are stored in {quantization} already")
-    return replace(plan, model=model)
+        drafting = None if plan.speculation else scenario.speculation.to_config()
+        setting = drafting.method if drafting else "off"
+        yield "speculation", setting, DeploymentChange("speculation", drafting)
 
 
 def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:

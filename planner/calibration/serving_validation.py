@@ -13,7 +13,7 @@ from planner.core.intervals import Interval
 from planner.core.readers import read_yaml
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.planning.simulation_runs import run_short_simulation
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload

@@ -156,10 +156,10 @@ def _suggest_number(value: object, unit: str) -> str:
     if ratio := re.fullmatch(f"{number}/{number}", value):
         top, bottom = map(float, ratio.groups())
         return f". Write the result: {top / bottom:.4g}{kind}" if bottom else ""
-    if found := re.fullmatch(rf"{number}(ms|s|k|m|%)\s*", value.casefold()):
-        if found[2] in ("ms", "s") and unit != "ms":
+    if match := re.fullmatch(rf"{number}(ms|s|k|m|%)\s*", value.casefold()):
+        if match[2] in ("ms", "s") and unit != "ms":
             return f". Write a number without a unit{kind}"
-        scaled = float(found[1]) * UNITS_IN_VALUE[found[2]] * (1e3 if unit == "ms" else 1.0)
+        scaled = float(match[1]) * UNITS_IN_VALUE[match[2]] * (1e3 if unit == "ms" else 1.0)
         return f". Write a number without a unit: {scaled:.10g}{kind}"
     return ""
 

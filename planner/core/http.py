@@ -67,8 +67,8 @@ def _fetch_body(address: str, max_bytes: int, token: str) -> bytes:
     for handler in _HTTP_HANDLERS:
         opener.add_handler(handler())
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    asked = request.Request(address, headers=headers)
-    with opener.open(asked, timeout=FETCH_DEADLINE_S / 3) as response:
+    prepared = request.Request(address, headers=headers)
+    with opener.open(prepared, timeout=FETCH_DEADLINE_S / 3) as response:
         body: bytes = response.read(max_bytes + 1)
         if len(body) > max_bytes:
             raise ValueError(f"the answer has more than {max_bytes // MIB} MiB")

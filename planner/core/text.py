@@ -24,6 +24,11 @@ def escape_to_one_line(text: object) -> str:
     return "".join(shown)
 
 
+def capitalize(text: str) -> str:
+    """Begin a sentence; names further on keep their letters."""
+    return text[:1].upper() + text[1:]
+
+
 def format_count(number: float, noun: str, plural: str = "") -> str:
     """Return a rounded number with its noun, in the singular for one: `1 user`, `2 users`."""
     count = round(number)

@@ -55,6 +55,10 @@ class ParallelLayout:
         """GPUs of all replicas."""
         return self.gpus_per_replica * self.replicas
 
+    def with_tp(self, tp: int) -> Self:
+        """Copy the layout with another tensor parallel size; expert parallelism spans all ranks."""
+        return replace(self, tp=tp, ep=tp * self.dp if self.ep > 1 else 1)
+
     def __str__(self) -> str:
         parts = [f"TP{self.tp}"] + [f"{name.upper()}{size}" for name in ("pp", "dp", "ep", "dcp")
                                     if (size := getattr(self, name)) > 1]  # fmt: skip

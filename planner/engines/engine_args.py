@@ -116,7 +116,6 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
     vLLM config/scheduler.py, cache.py and model.py.
     """
     length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
-    accepted = engine.facts.kv_cache_dtypes
     max_position = model.architecture.max_position
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(args, name)) is not None and value < 1:
@@ -158,6 +157,25 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
             f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without"
             " chunked prefill"
         )
+    if args.max_loras and args.max_lora_rank not in LORA_RANKS:
+        return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
+    if 0 < args.max_cpu_loras < args.max_loras:  # vLLM 0.33.0 config/lora.py
+        return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
+    if args.scheduling_policy not in ("fcfs", "priority"):
+        return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
+    if args.scheduler_recv_interval < 1 or (
+        args.scheduler_recv_interval > 1 and engine.name != "sglang"
+    ):
+        return (
+            f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and"
+            " 1 but for sglang"
+        )
+    return _explain_refused_kv_cache(args, engine, gpu)
+
+
+def _explain_refused_kv_cache(args: EngineArgs, engine: Engine, gpu: Gpu) -> str | None:
+    """Explain why the engine takes no such KV cache or number format; None if it does."""
+    accepted = engine.facts.kv_cache_dtypes
     if accepted and args.kv_cache_dtype not in (None, *accepted):
         return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
     required, capability = engine.facts.fp8_kv_capability, gpu.compute_capability
@@ -168,10 +186,6 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
         )
     if args.dtype == "bfloat16" and "bf16" not in gpu.peak_flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
-    if args.max_loras and args.max_lora_rank not in LORA_RANKS:
-        return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
-    if 0 < args.max_cpu_loras < args.max_loras:  # vLLM 0.33.0 config/lora.py
-        return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
     if not 0 <= args.kv_offloading_size <= MAX_KV_OFFLOAD_GIB:
         return (
             f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to"
@@ -183,15 +197,6 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
         return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
     if args.kv_offloading_size and not args.enable_prefix_caching:
         return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"
-    if args.scheduling_policy not in ("fcfs", "priority"):
-        return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
-    if args.scheduler_recv_interval < 1 or (
-        args.scheduler_recv_interval > 1 and engine.name != "sglang"
-    ):
-        return (
-            f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and"
-            " 1 but for sglang"
-        )
     return None
 
 

@@ -7,7 +7,7 @@ pooling). A user's own file, with entries by GPU, takes precedence if an `Engine
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -174,78 +174,83 @@ def look_up_coefficients(
     of_gpu = [
         effect for effect in catalog.effects.values() if effect.gpu == gpu.name and effect.points
     ]
-    measured = [
-        e
-        for e in of_gpu
-        if (e.model, e.quantization) == (model_type, quantization)
-        and (e.attention_dp_points if dp > 1 else e.points - e.attention_dp_points)
+    of_pair = [
+        effect
+        for effect in of_gpu
+        if (effect.model, effect.quantization) == (model_type, quantization)
+        and (effect.attention_dp_points if dp > 1 else effect.points - effect.attention_dp_points)
     ]
-    eras = {
-        find_era(engine.name, version)
-        for e in measured or of_gpu or catalog.effects.values()
-        for version in e.versions
-    }
-    newest = max((v for e in catalog.effects.values() for v in e.versions), default=engine.release)
+    if not of_gpu:
+        values |= _raise_shares_of_cut_gpu(gpu, values)
+    novelties = _list_novelties(catalog, engine, gpu, model_type, quantization, of_gpu, of_pair)
     generation = next(
         (e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None
     )
-    if not of_gpu:
-        values |= _raise_shares_of_cut_gpu(gpu, values)
-    is_known = {
-        "pair": bool(measured),
-        "model": any(effect.model == model_type for effect in catalog.effects.values()),
-        "gpu": bool(of_gpu),
-        "format": any(
-            effect.points
-            and effect.quantization == quantization
-            and get_gpu(str(effect.gpu)).kernel_generation == gpu.kernel_generation
-            for effect in catalog.effects.values()
-        ),
-        "version": not eras
-        or (find_era(engine.name, engine.release) in eras and engine.release <= newest),
-    }
     basis: CalibrationBasis = (
         "measured"
-        if measured
+        if of_pair
         else "model-transfer"
         if of_gpu
         else "gpu-transfer"
-        if generation and is_known["format"] and is_known["model"]
+        if generation and not {"format", "model"} & set(novelties)
         else "prior"
     )
-    new = tuple(name for name in NOVELTY_KINDS if not is_known[name])
-    spreads = next((e for e in effects if e.attention_dp), generation)
-    num_curves = max((effect.curves for effect in measured), default=0)
-    has_many_curves = num_curves >= MIN_CURVES_PER_PAIR and dp <= 1
-    loads = catalog.common.sigma_tpot, catalog.common.sigma_ttft
-    tpot, ttft = (_compute_error_width(widths, new, has_many_curves) for widths in loads)
-    tpot *= _get_spread(spreads, "tpot", new)
-    ttft *= _get_spread(spreads, "ttft", new)
-    rate = catalog.common.sigma_output_tps if new else None
-    tps = (
-        max(
-            tpot,
-            _compute_error_width(rate, new) * _get_spread(spreads, "output_tps", new),
-        )
-        if rate
-        else tpot
+    num_curves = max((effect.curves for effect in of_pair), default=0)
+    widths = _compute_error_widths(
+        catalog.common,
+        next((effect for effect in effects if effect.attention_dp), generation),
+        novelties,
+        num_curves >= MIN_CURVES_PER_PAIR and dp <= 1,
     )
-    dtype = next((e.kv_cache_dtype for e in effects if e.kv_cache_dtype != "auto"), "auto")
     coefficients = CalibratedCoefficients(
         StepCoefficients(**values),
         basis,
-        new,
-        tpot,
-        ttft,
-        tps,
-        dtype,
-        sum(e.points for e in of_gpu),
+        novelties,
+        *widths,
+        next((e.kv_cache_dtype for e in effects if e.kv_cache_dtype != "auto"), "auto"),
+        sum(effect.points for effect in of_gpu),
         catalog.common.source,
     )
     user = engine.calibration.get(gpu.name)
     return (
         coefficients if user is None else _apply_user_measurements(coefficients, user, model_type)
     )
+
+
+def _list_novelties(
+    catalog: CalibrationCatalog,
+    engine: Engine,
+    gpu: Gpu,
+    model_type: str,
+    quantization: str,
+    of_gpu: Sequence[CalibrationEffect],
+    of_pair: Sequence[CalibrationEffect],
+) -> tuple[str, ...]:
+    """List what was not measured of a model on a GPU, of `NOVELTY_KINDS`.
+
+    `of_gpu` are the measured effects of the GPU, `of_pair` those of its pair with the model.
+    """
+    effects = catalog.effects.values()
+    eras = {
+        find_era(engine.name, version)
+        for effect in of_pair or of_gpu or effects
+        for version in effect.versions
+    }
+    newest = max((v for effect in effects for v in effect.versions), default=engine.release)
+    is_known = {
+        "pair": bool(of_pair),
+        "model": any(effect.model == model_type for effect in effects),
+        "gpu": bool(of_gpu),
+        "format": any(
+            effect.points
+            and effect.quantization == quantization
+            and get_gpu(str(effect.gpu)).kernel_generation == gpu.kernel_generation
+            for effect in effects
+        ),
+        "version": not eras
+        or (find_era(engine.name, engine.release) in eras and engine.release <= newest),
+    }
+    return tuple(kind for kind in NOVELTY_KINDS if not is_known[kind])
 
 
 def _raise_shares_of_cut_gpu(gpu: Gpu, values: Mapping[str, float]) -> dict[str, float]:
@@ -275,11 +280,28 @@ Held-out generations with one measured GPU, relative to the width of a held-out 
 """
 
 
-def _get_spread(effect: CalibrationEffect | None, metric: str, new: tuple[str, ...]) -> float:
-    if effect is None:
-        return UNSEEN_GENERATION_FACTOR
-    spread: ErrorSpread = getattr(effect, f"spread_{metric}")
-    return spread.new if set(new) - {"version"} else spread.load
+def _compute_error_widths(
+    common: CommonCalibration,
+    effect: CalibrationEffect | None,
+    new: tuple[str, ...],
+    has_many_curves: bool,
+) -> tuple[float, float, float]:
+    """Compute the error widths of TPOT, TTFT and output tokens/s; the last is no less than TPOT's.
+
+    `effect` has the spread of the GPU's generation, or of attention DP.
+    """
+
+    def widen(widths: ErrorWidths, metric: str, has_many_curves: bool = False) -> float:
+        factor = UNSEEN_GENERATION_FACTOR
+        if effect is not None:
+            spread: ErrorSpread = getattr(effect, f"spread_{metric}")
+            factor = spread.new if set(new) - {"version"} else spread.load
+        return factor * _compute_error_width(widths, new, has_many_curves)
+
+    tpot = widen(common.sigma_tpot, "tpot", has_many_curves)
+    ttft = widen(common.sigma_ttft, "ttft", has_many_curves)
+    rate = common.sigma_output_tps if new else None
+    return tpot, ttft, max(tpot, widen(rate, "output_tps")) if rate else tpot
 
 
 def _compute_error_width(

@@ -40,8 +40,8 @@ def estimate_kv_offload(deployment: Deployment, pool: KvCachePool) -> KvOffload:
         return KvOffload()
     block, gpu = pool.bytes_per_block, deployment.gpu
     ranks = deployment.layout.tp * deployment.layout.pp
-    kept = int(deployment.args.kv_offloading_size * GIB / ranks / block)
+    num_blocks = int(deployment.args.kv_offloading_size * GIB / ranks / block)
     token = block / (groups[0].block_size * pool.layout.dcp)
     return KvOffload(
-        kept, block / (gpu.host_bandwidth * COPY_LINK_FRACTION), token / gpu.memory_bandwidth
+        num_blocks, block / (gpu.host_bandwidth * COPY_LINK_FRACTION), token / gpu.memory_bandwidth
     )

@@ -67,6 +67,9 @@ def estimate_distinct_adapters(adapters: int, zipf: float, sequences: int) -> np
     """Return [sequences + 1] the mean number of distinct adapters among n requests.
 
     It is the sum of 1 - (1 - p)^n over all adapters.
+
+    >>> estimate_distinct_adapters(2, zipf=0.0, sequences=2)[1:].round(6).tolist()
+    [1.0, 1.5]
     """
     others = np.log1p(-np.minimum(compute_zipf_fractions(adapters, zipf), 1 - 1e-12))
     return np.array([-np.expm1(n * others).sum() for n in range(sequences + 1)])

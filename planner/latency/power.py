@@ -21,8 +21,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import Gpu, list_gpus
-from planner.latency.speculative_decoding import build_step_model
-from planner.latency.step_model import count_attention_pairs
+from planner.latency.step_model import build_step_model, count_attention_pairs
 from planner.latency.step_work import count_step_work
 from planner.workload.workload import Workload
 

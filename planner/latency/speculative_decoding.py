@@ -13,45 +13,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
-from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
-from planner.engines.speculation_methods import (
-    get_deployment_draft_method,
-    load_draft_host_costs,
-    resolve_draft_model,
+from planner.latency.step_model import (
+    SPEEDUP_SIGMA,
+    build_speculative_step_models,
+    build_target_step_model,
+    drop_acceptance_rate,
+    estimate_draft_host_s,
 )
-from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.step_model import StepModel, build_target_step_model
+from planner.latency.step_model import build_step_model as build_step_model
+from planner.latency.step_model import compute_expected_tokens as compute_expected_tokens
 from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.memory.weights import compute_draft_bytes
 
-SPEEDUP_SIGMA = 0.06
-"""Standard deviation of ln(measured / predicted) speed-up, without host and added step cost."""
 HOST_COST_SIGMA = 0.7
 """Standard deviation of ln(cost of the host), which machines of one kind more than double."""
-
-
-def compute_expected_tokens(acceptance_rate: float, k: int) -> float:
-    """Return the mean tokens of a step, bonus token included: 1 (none accepted) to k + 1."""
-    if not 0 <= acceptance_rate <= 1 or k < 0:
-        raise PlannerError(
-            f"acceptance_rate must lie in 0 to 1 and k be 0 or more, got {acceptance_rate:g}"
-            f" and {k}"
-        )
-    return float(sum(acceptance_rate**i for i in range(k + 1)))
 
 
 def infer_acceptance_rate(tokens_per_step: float, k: int) -> float:
     """Return the acceptance rate at which a step with k drafts yields `tokens_per_step`.
 
     That is an engine's mean acceptance length.
+
+    >>> round(infer_acceptance_rate(1.75, k=2), 6)  # 1 + 0.5 + 0.25
+    0.5
     """
     from scipy.optimize import brentq
 
@@ -124,119 +115,6 @@ class SpeculationSpeedup:
         )
 
 
-@lru_cache(maxsize=4096)
-def _build_step_models(
-    deployment: Deployment, host: tuple[float, float], coefficients: StepCoefficients | None = None
-) -> tuple[StepModel, StepModel, StepModel]:
-    """Build the step models of the target alone, of verifying, and of drafting and verifying.
-
-    The host pays once per sequence, the device per token. Attention reads a sequence's KV cache
-    once for all its tokens, a recurrent layer its state, of which it writes one per token. `host`
-    is the seconds of a step, and the least seconds of a draft's pass.
-    """
-    assert deployment.speculation is not None
-    method, k = (
-        get_deployment_draft_method(deployment),
-        deployment.speculation.num_speculative_tokens,
-    )
-    drafter, (step_s, pass_s) = resolve_draft_model(deployment.model, deployment.speculation), host
-    known = coefficients or get_deployment_coefficients(deployment).coefficients
-    plain = build_target_step_model(alone := replace(deployment, speculation=None), known)
-    max_sequences = len(plain.rows_s) - 1
-    wide = alone.with_args(max_num_seqs=max_sequences * (k + 1))
-    target = build_target_step_model(wide, replace(known, row_s=0.0), queries=k + 1)
-    verifying = replace(
-        target,
-        sequences_s=plain.rows_s - target.rows_s[: max_sequences + 1],
-        state_s=target.state_s * (1 + (k + 1)) / 2,  # relative to one read and one written state
-        num_draft_tokens=k,
-    )
-    sequences = np.arange(max_sequences + 1.0)
-    added = verifying.sequences_s + step_s + sequences * method.host_us * 1e-6
-    sigma = math.hypot(plain.sigma_tpot, SPEEDUP_SIGMA)
-    if drafter is None:
-        return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
-    draft = build_target_step_model(
-        replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0)
-    )
-    if method.draft == "heads":
-        return (
-            plain,
-            verifying,
-            replace(
-                verifying,
-                sequences_s=added + k * draft.interpolate_rows_s(sequences),
-                sigma_tpot=sigma,
-            ),
-        )
-    passes = k if method.passes == "each" else 1
-    # the first pass reads all tokens of the step, prompts too: that is in the parts
-    first = draft.fixed_s + draft.interpolate_rows_s(sequences * (k / passes))
-    later = (
-        draft.fixed_s + draft.interpolate_tokens_s(sequences) + draft.interpolate_rows_s(sequences)
-    )
-    waits = np.maximum(pass_s - first - draft.interpolate_tokens_s(sequences * (k + 1)), 0.0)
-    added = added + first + waits + (passes - 1) * np.maximum(later, pass_s)
-    drafting = replace(
-        verifying,
-        parts={**verifying.parts, "drafting": draft.grid_s},
-        sequences_s=added,
-        decode_context_s=verifying.decode_context_s + passes * draft.decode_context_s,
-        decode_windows=verifying.decode_windows
-        + tuple((w, passes * s) for w, s in draft.decode_windows),
-        prefill_pair_s=verifying.prefill_pair_s + draft.prefill_pair_s,
-        prefill_windows=verifying.prefill_windows + draft.prefill_windows,
-        prefill_step_s=verifying.prefill_step_s + draft.prefill_step_s,
-        state_s=verifying.state_s + passes * draft.state_s,
-        sigma_tpot=sigma,
-    )
-    return plain, verifying, drafting
-
-
-def _drop_acceptance_rate(deployment: Deployment) -> Deployment:
-    """Return one replica without its acceptance rate: no step cost depends on either."""
-    assert deployment.speculation is not None
-    return replace(
-        deployment.with_replicas(1),
-        speculation=replace(deployment.speculation, acceptance_rate=0.0),
-    )
-
-
-def build_step_model(
-    deployment: Deployment, coefficients: StepCoefficients | None = None
-) -> StepModel:
-    """Build the step model of `deployment`, speculation included.
-
-    `coefficients` replaces the catalog's.
-    """
-    return _build_step_model_cached(deployment.with_replicas(1), coefficients)
-
-
-@lru_cache(maxsize=16_384)  # a search builds thousands, and its what-ifs the same again
-def _build_step_model_cached(
-    deployment: Deployment, coefficients: StepCoefficients | None
-) -> StepModel:
-    if (speculation := deployment.speculation) is None:
-        return build_target_step_model(deployment, coefficients)
-    tokens = compute_expected_tokens(
-        speculation.acceptance_rate, speculation.num_speculative_tokens
-    )
-    reached = (
-        speculation.acceptance_rate**i for i in range(speculation.num_speculative_tokens + 1)
-    )
-    variance = sum((2 * i + 1) * chance for i, chance in enumerate(reached)) - tokens**2
-    drafting = _build_step_models(
-        _drop_acceptance_rate(deployment), _estimate_host_s(deployment), coefficients
-    )[2]
-    return replace(drafting, tokens_per_step=tokens, tokens_variance=variance)
-
-
-def _estimate_host_s(deployment: Deployment) -> tuple[float, float]:
-    """Return the host's seconds per step, and the least seconds of a pass over the draft."""
-    cost = load_draft_host_costs()[deployment.engine.name]
-    return cost.step_us * 1e-6, cost.pass_us * 1e-6
-
-
 def estimate_step_s(
     deployment: Deployment,
     batch: np.ndarray | float,
@@ -248,10 +126,10 @@ def estimate_step_s(
     `host` replaces the engine's own: seconds of a step, and the least seconds of a pass over the
     draft.
     """
-    engine, largest = _drop_acceptance_rate(deployment), float(np.max(batch))
+    engine, largest = drop_acceptance_rate(deployment), float(np.max(batch))
     if largest > engine.args.max_num_seqs:  # as if so many could run
         engine = engine.with_args(max_num_seqs=1 << math.ceil(math.log2(largest)))
-    steps = _build_step_models(engine, host or _estimate_host_s(engine))
+    steps = build_speculative_step_models(engine, host or estimate_draft_host_s(engine))
     return tuple(
         step.estimate_decode_step_s(np.maximum(batch / step.stages, 1.0), context) for step in steps
     )

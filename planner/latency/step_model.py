@@ -1,16 +1,14 @@
-"""Price an engine step: a roofline per part, with a dozen calibrated coefficients.
+"""The step model: what a step of an engine costs, by part, with a dozen calibrated coefficients.
 
-`latency.step_work` counts what a step moves and computes; this module prices it for a GPU and
-engine. Roofline: Williams et al. 2009. A kernel's time is a norm of its memory and its compute
-time, so that both matter near the ridge. A mixture of E experts, k of which serve a token, reads
-E (1 - (1 - k/E)^T) experts for T tokens.
+`latency.step_work` counts what a step moves and computes, `latency.kernel_costs` prices it for a
+GPU and engine. With speculation a step drafts tokens and verifies them.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -19,14 +17,20 @@ from planner.core.errors import PlannerError
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
-from planner.latency.coefficient_lookup import CalibrationBasis, get_deployment_coefficients
-from planner.latency.expert_kernels import get_expert_kernel
-from planner.latency.step_work import (
-    ExpertWork,
-    MatmulWork,
-    count_step_work,
-    resolve_planned_kv_dtype,
+from planner.engines.speculation_methods import (
+    get_deployment_draft_method,
+    load_draft_host_costs,
+    resolve_draft_model,
 )
+from planner.latency.coefficient_lookup import CalibrationBasis, get_deployment_coefficients
+from planner.latency.kernel_costs import (
+    HOPPER_CLOCK_HZ,
+    combine_bounds,
+    estimate_attention_s,
+    estimate_expert_s,
+    estimate_matmul_s,
+)
+from planner.latency.step_work import StepWork, count_step_work, resolve_planned_kv_dtype
 from planner.memory.kv_cache import get_kv_element_bytes
 from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collectives
 
@@ -69,9 +73,8 @@ class StepModel:
     sequences] + fixed_s + decode_context_s x (context tokens of decoding sequences) +
     prefill_pair_s x (query, key) pairs, the windows' shares of both, + state_s x sequences, and
     prefill_step_s if it has prompt tokens. With `stages` > 1 that is the time through all pipeline
-    stages, which work on as many steps at once. With speculation (see
-    `latency.speculative_decoding.build_step_model`) a decoding sequence has 1 + `num_draft_tokens`
-    tokens and rows, and sequences_s[sequences] is added.
+    stages, which work on as many steps at once. With speculation a decoding sequence has
+    1 + `num_draft_tokens` tokens and rows, and sequences_s[sequences] is added.
     """
 
     grid: np.ndarray  # token counts at which `parts` were priced
@@ -227,6 +230,11 @@ def count_attention_pairs(
     """Count (query, key) pairs of a causal chunk after `context` tokens.
 
     Each query sees at most `window` keys.
+
+    >>> int(count_attention_pairs(3)), int(count_attention_pairs(3, 10))  # 1 + 2 + 3, 11 + 12 + 13
+    (6, 36)
+    >>> int(count_attention_pairs(3, window=2))  # 1 + 2 + 2
+    5
     """
     n, c = np.asarray(tokens, float), np.asarray(context, float)
     full = n * c + n * (n + 1) / 2
@@ -234,57 +242,6 @@ def count_attention_pairs(
         return full
     growing = np.clip(window - c, 0, n)  # queries that still see everything
     return growing * c + growing * (growing + 1) / 2 + (n - growing) * window
-
-
-HOPPER_CLOCK_HZ = 1.98e9
-"""Clock of H100 SXM, to which `kernel_s` refers.
-
-Kernels that move little data scale with the clock: Hopper's 3.7 us of a GEMM are 5.4 on A100 (by
-its clock 5.2); small kernels of Gated DeltaNet take 0.78-0.85 of Hopper's on L40S (0.79), 0.83-0.89
-on RTX PRO 6000 (0.76; AIConfigurator 0.12's tables). GPUs other than NVIDIA's were not measured.
-"""
-GEMM_LATENCY_FRACTION = 0.4
-"""Fraction of `kernel_s` that a matrix product takes in addition to its roofline.
-
-3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000 (AIConfigurator 0.12's bf16 GEMM tables of vLLM
-0.24 and 0.14, 2026-09, which latency + roofline fits to 8%, a norm of both to 9-15%).
-"""
-TRITON_ATTENTION_EFFICIENCY = {
-    "grouped": (0.44, 1.0),
-    "latent": (0.05, 1.0),
-    "sparse": (0.5, 0.9),
-    "index": (0.3, 0.5),
-}
-ATTENTION_EFFICIENCY: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "hopper": {"grouped": (0.44, 1.0), "latent": (0.78, 1.4), "sparse": (0.71, 1.1), "index": (0.38, 0.6)},
-    "blackwell": {"grouped": (0.44, 1.0), "latent": (0.8, 1.5), "sparse": (0.5, 0.9), "index": (0.3, 0.5)},
-    "ampere": TRITON_ATTENTION_EFFICIENCY, "ada": TRITON_ATTENTION_EFFICIENCY,
-    "blackwell-desktop": TRITON_ATTENTION_EFFICIENCY,
-    "": {"grouped": (0.44, 1.0), "latent": (0.44, 1.0), "sparse": (0.44, 0.9), "index": (0.3, 0.5)},
-}  # fmt: skip
-"""Efficiency of decode and prefill attention by generation and kind.
-
-The first figure is the fraction of the dense bf16 peak that decoding reaches if it is bound by
-compute, the second how prefill compares with that of grouped queries (`attention`).
-
-Source: AIConfigurator 0.12's tables of vLLM 0.24 (2026-09). FlashMLA reaches 0.74-0.81 on Hopper
-with its rows padded to 64, FlashAttention 3 0.41 over an FP8 cache; Triton's MLA, the only one on
-Ampere, Ada and desktop Blackwell, 0.05 (L40S, RTX PRO 6000). Prefill with expanded latents reaches
-0.87-0.96 on Hopper and Blackwell where grouped queries reach 0.58-0.66, with selected ones 0.71 and
-0.4-0.5; the indexer's scores 0.25-0.4 of the FP8 peak. A latent cache in FP8 is multiplied in FP8
-on Blackwell. Others have not been measured.
-"""
-
-
-def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float, float]:
-    generation = deployment.gpu.kernel_generation
-    reached, prefill = ATTENTION_EFFICIENCY.get(generation, ATTENTION_EFFICIENCY[""])[kind]
-    in_fp8 = (
-        kind == "latent"
-        and generation == "blackwell"
-        and get_kv_element_bytes(resolve_planned_kv_dtype(deployment)) == 1
-    )
-    return reached * (2 if in_fp8 else 1), prefill
 
 
 @cache
@@ -297,173 +254,6 @@ def _build_token_grid(limit: int, captured: int) -> np.ndarray:
     return np.unique(
         np.concatenate([[0.0], steps, np.minimum([captured, captured + 1, limit], float(limit))])
     )
-
-
-def _estimate_matmul_s(
-    m: MatmulWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients
-) -> np.ndarray:
-    """Estimate the seconds of a group of linears at these token counts."""
-    gpu = deployment.gpu
-    reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
-    if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
-        reached *= c.gemm_widened
-    # the pace scales the whole step, but the rate never exceeds the peak
-    rate = gpu.peak_flops[m.dtype] * min(reached, c.pace)
-    bandwidth = gpu.memory_bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
-    read = np.full_like(tokens, m.bytes / bandwidth)
-    return _combine_bounds(
-        read, tokens * m.flops / rate
-    ) + m.kernels * c.kernel_s * GEMM_LATENCY_FRACTION * (tokens > 0)
-
-
-def _estimate_expert_s(
-    e: ExpertWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients, queries: int = 1
-) -> np.ndarray:
-    """Estimate the fused-experts kernels of all layers: latency, norm(read, compute), activations.
-
-    T tokens route as T^0.9 independent ones would, so they touch E (1 - (1 - k/E)^(T^0.9)) of E
-    experts; the `queries` of one sequence, most of which are guesses, count as independent. The
-    rows of each touched expert are padded to whole tiles. Experts are used unevenly, with a
-    relative standard deviation of `EXPERT_LOAD_RELATIVE_SIGMA`: of R ranks with n experts each, the
-    fullest has 1 + sigma sqrt(2 ln R / n) times the mean (the largest of R normal variables).
-    """
-    gpu, kernel = deployment.gpu, get_expert_kernel(deployment.gpu, deployment.engine, e.format)
-    # a rank's experts see the tokens of all data-parallel ranks
-    all_tokens = tokens * deployment.layout.dp
-    touched = e.held * (
-        1
-        - (1 - e.active / e.total) ** (queries * (all_tokens / queries) ** EXPERT_ROUTING_EXPONENT)
-    )
-    rows = (
-        all_tokens
-        * e.active
-        / e.ranks
-        * (1 + EXPERT_LOAD_RELATIVE_SIGMA * math.sqrt(2 * math.log(e.ranks) / e.held))
-    )
-    read = touched * e.bytes / (gpu.memory_bandwidth * kernel.memory)
-    compute = (
-        (rows + touched * kernel.padding)
-        * e.flops
-        / (gpu.peak_flops[e.dtype] * kernel.gemm * c.expert_gemm)
-    )
-    moved = rows * e.row_bytes * kernel.passes / gpu.memory_bandwidth
-    return e.layers * (
-        kernel.latency_s * c.expert_latency * (tokens > 0) + _combine_bounds(read, compute) + moved
-    )
-
-
-EXPERT_ROUTING_EXPONENT = 0.9
-"""Exponent of the tokens that route independently, fitted to expert counts of served models."""
-EXPERT_LOAD_RELATIVE_SIGMA = 0.4
-"""Standard deviation of the use of an expert, relative to the mean."""
-
-
-def _combine_bounds(*times: np.ndarray) -> np.ndarray:
-    """Return the 4-norm of bounds.
-
-    At the ridge GEMMs take 15-20% more than either bound (AIConfigurator's GEMM tables).
-    """
-    squares = np.square(np.stack(times))
-    return np.sqrt(np.sqrt((squares * squares).sum(axis=0)))
-
-
-def build_target_step_model(
-    deployment: Deployment, coefficients: StepCoefficients | None = None, queries: int = 1
-) -> StepModel:
-    """Build the calibrated step model of `deployment` without speculation.
-
-    `coefficients` replaces the catalog's. `queries` is the number of tokens of a decoding sequence
-    that attend to its cache, which is read once for all of them.
-    """
-    gpu, args, w = deployment.gpu, deployment.args, count_step_work(deployment)
-    known = get_deployment_coefficients(deployment)
-    c = coefficients or known.coefficients
-    c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK_HZ / (gpu.boost_clock_hz or HOPPER_CLOCK_HZ))
-    captured = max(
-        list_cudagraph_sizes(deployment.engine, args, gpu, deployment.num_draft_tokens), default=0
-    )
-    tokens = _build_token_grid(args.max_num_batched_tokens, captured)
-    collectives = estimate_collectives(deployment, tokens, c)
-
-    def add_up(times: Iterable[np.ndarray]) -> np.ndarray:
-        return sum(times, np.zeros(len(tokens)))
-
-    parts: dict[str, np.ndarray] = {
-        "dense linears": add_up(_estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls),
-        "experts": add_up(_estimate_expert_s(e, tokens, deployment, c, queries) for e in w.experts),
-        "collectives": add_up(part.seconds for part in collectives if part.name != EXPERT_EXCHANGE),
-        "expert exchange": add_up(
-            part.seconds for part in collectives if part.name == EXPERT_EXCHANGE
-        ),
-        "activations": tokens * w.token_bytes * c.token_passes / gpu.memory_bandwidth,
-        "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
-    }
-    kernels = (
-        w.kernels
-        + sum(m.kernels for m in w.matmuls)
-        + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
-        + sum(part.grouped_calls for part in collectives) * LAUNCHES_PER_GROUPED_CALL
-    )
-    launches, pieces = kernels * c.launch_s, deployment.engine.facts.capture.pieces
-    between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
-    parts["launches"] = (launches - between) * (tokens > captured) * (not args.enforce_eager)
-    host = ASYNC_HOST_FRACTION if args.async_scheduling else 1.0
-    shared = sum(np.ptp(parts[name]) for name in PARTS_OF_ALL_RANKS)
-    rows = np.arange(args.max_num_seqs + 1, dtype=float)
-    head = _estimate_matmul_s(w.head, rows, deployment, c)
-    # the GPU's time for a step of one token
-    alone = float(sum(part[1] for part in parts.values()) + head[1])
-    issued = (
-        EAGER_LAYER_S * len(deployment.model.architecture.layers) / c.pace
-        if args.enforce_eager
-        else 0.0
-    )
-    hidden = args.async_scheduling or args.enforce_eager  # as far as it takes less than the GPU
-    exposed = (
-        float(_combine_bounds(np.array(alone), np.array(c.step_s + issued))) - alone
-        if hidden
-        else c.step_s
-    )
-    sampling = rows * w.vocab * 4 * SAMPLING_PASSES_PER_ROW / gpu.memory_bandwidth
-    rate = gpu.memory_bandwidth * c.kv
-    peak = gpu.peak_flops["bf16" if "bf16" in gpu.peak_flops else "fp16"]
-    decode: dict[int | None, float] = {}
-    prefill: dict[int | None, float] = {}
-    for k in w.contexts:
-        reached, others = _get_attention_efficiency(k.kind, deployment)
-        multiplied = max(k.decode_flops, queries * k.query_flops) / (peak * reached)
-        seconds = float(_combine_bounds(np.array(k.bytes / rate), np.array(multiplied)))
-        decode[k.window] = decode.get(k.window, 0.0) + seconds
-        prefill[k.window] = prefill.get(k.window, 0.0) + k.prefill_flops / (
-            peak * c.attention * others
-        )
-    step = StepModel(
-        grid=tokens,
-        parts=parts,
-        max_tokens=args.max_num_batched_tokens,
-        rows_s=head + sampling + rows * c.row_s * host,
-        decode_context_s=decode.get(None, 0.0),
-        decode_windows=tuple((window, s) for window, s in decode.items() if window),
-        prefill_pair_s=prefill.get(None, 0.0),
-        prefill_windows=tuple((window, s) for window, s in prefill.items() if window),
-        state_s=w.state_bytes / rate,
-        fixed_s=exposed + (between if pieces == "every step" and not args.enforce_eager else 0.0),
-        prefill_step_s=0.0 if args.enforce_eager or pieces == "every step" else between,
-        prompt_s=c.prompt_s,
-        request_s=c.request_s,
-        prompt_token_s=c.prompt_token_s,
-        stages=deployment.layout.pp,
-        ranks=deployment.ranks_per_clock,
-        padded_tokens=captured,
-        shared_fraction=float(shared / sum(map(np.ptp, parts.values()))),
-        kv_stretch=get_kv_element_bytes(deployment.args.kv_cache_dtype or "auto")
-        / get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
-        basis=known.basis,
-        sigma_tpot=known.sigma_tpot,
-        sigma_ttft=known.sigma_ttft,
-        sigma_output_tps=known.sigma_output_tps,
-    )
-    return step if c.pace == 1 else step.scale(c.pace)
 
 
 EAGER_LAYER_S = 0.75e-3
@@ -484,3 +274,233 @@ SAMPLING_PASSES_PER_ROW = 4
 
 They are cast, scale, softmax and draw.
 """
+
+
+def build_target_step_model(
+    deployment: Deployment, coefficients: StepCoefficients | None = None, queries: int = 1
+) -> StepModel:
+    """Build the calibrated step model of `deployment` without speculation.
+
+    `coefficients` replaces the catalog's. `queries` is the number of tokens of a decoding sequence
+    that attend to its cache, which is read once for all of them.
+    """
+    gpu, args, w = deployment.gpu, deployment.args, count_step_work(deployment)
+    known = get_deployment_coefficients(deployment)
+    c = coefficients or known.coefficients
+    c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK_HZ / (gpu.boost_clock_hz or HOPPER_CLOCK_HZ))
+    captured = max(
+        list_cudagraph_sizes(deployment.engine, args, gpu, deployment.num_draft_tokens), default=0
+    )
+    tokens = _build_token_grid(args.max_num_batched_tokens, captured)
+    parts, launches = _estimate_token_parts(deployment, w, tokens, c, queries)
+    pieces = deployment.engine.facts.capture.pieces
+    between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
+    parts["launches"] = (launches - between) * (tokens > captured) * (not args.enforce_eager)
+    shared = sum(np.ptp(parts[name]) for name in PARTS_OF_ALL_RANKS)
+    rows = np.arange(args.max_num_seqs + 1, dtype=float)
+    head = estimate_matmul_s(w.head, rows, deployment, c)
+    # the GPU's time for a step of one token
+    alone = float(sum(part[1] for part in parts.values()) + head[1])
+    sampling = rows * w.vocab * 4 * SAMPLING_PASSES_PER_ROW / gpu.memory_bandwidth
+    host = ASYNC_HOST_FRACTION if args.async_scheduling else 1.0
+    is_every_step = pieces == "every step" and not args.enforce_eager
+    decode, prefill = estimate_attention_s(w.contexts, deployment, c, queries)
+    step = StepModel(
+        grid=tokens,
+        parts=parts,
+        max_tokens=args.max_num_batched_tokens,
+        rows_s=head + sampling + rows * c.row_s * host,
+        decode_context_s=decode.get(None, 0.0),
+        decode_windows=tuple((window, s) for window, s in decode.items() if window),
+        prefill_pair_s=prefill.get(None, 0.0),
+        prefill_windows=tuple((window, s) for window, s in prefill.items() if window),
+        state_s=w.state_bytes / (gpu.memory_bandwidth * c.kv),
+        fixed_s=_estimate_exposed_host_s(deployment, c, alone) + is_every_step * between,
+        prefill_step_s=0.0 if args.enforce_eager or is_every_step else between,
+        prompt_s=c.prompt_s,
+        request_s=c.request_s,
+        prompt_token_s=c.prompt_token_s,
+        stages=deployment.layout.pp,
+        ranks=deployment.ranks_per_clock,
+        padded_tokens=captured,
+        shared_fraction=float(shared / sum(map(np.ptp, parts.values()))),
+        kv_stretch=get_kv_element_bytes(args.kv_cache_dtype or "auto")
+        / get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
+        basis=known.basis,
+        sigma_tpot=known.sigma_tpot,
+        sigma_ttft=known.sigma_ttft,
+        sigma_output_tps=known.sigma_output_tps,
+    )
+    return step if c.pace == 1 else step.scale(c.pace)
+
+
+def _estimate_token_parts(
+    deployment: Deployment, w: StepWork, tokens: np.ndarray, c: StepCoefficients, queries: int
+) -> tuple[dict[str, np.ndarray], float]:
+    """Estimate the seconds of each part at these token counts, and those of all kernel launches."""
+    collectives = estimate_collectives(deployment, tokens, c)
+
+    def add_up(times: Iterable[np.ndarray]) -> np.ndarray:
+        return sum(times, np.zeros(len(tokens)))
+
+    parts = {
+        "dense linears": add_up(estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls),
+        "experts": add_up(estimate_expert_s(e, tokens, deployment, c, queries) for e in w.experts),
+        "collectives": add_up(part.seconds for part in collectives if part.name != EXPERT_EXCHANGE),
+        "expert exchange": add_up(
+            part.seconds for part in collectives if part.name == EXPERT_EXCHANGE
+        ),
+        "activations": tokens * w.token_bytes * c.token_passes / deployment.gpu.memory_bandwidth,
+        "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
+    }
+    kernels = (
+        w.kernels
+        + sum(m.kernels for m in w.matmuls)
+        + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
+        + sum(part.grouped_calls for part in collectives) * LAUNCHES_PER_GROUPED_CALL
+    )
+    return parts, kernels * c.launch_s
+
+
+def _estimate_exposed_host_s(deployment: Deployment, c: StepCoefficients, gpu_s: float) -> float:
+    """Estimate the host's seconds of a step that the GPU's `gpu_s` does not hide."""
+    args, issued = deployment.args, 0.0
+    if args.enforce_eager:
+        issued = EAGER_LAYER_S * len(deployment.model.architecture.layers) / c.pace
+    elif not args.async_scheduling:
+        return c.step_s
+    # hidden as far as it takes less than the GPU
+    return float(combine_bounds(np.array(gpu_s), np.array(c.step_s + issued))) - gpu_s
+
+
+SPEEDUP_SIGMA = 0.06
+"""Standard deviation of ln(measured / predicted) speed-up, without host and added step cost."""
+
+
+def compute_expected_tokens(acceptance_rate: float, k: int) -> float:
+    """Return the mean tokens of a step, bonus token included: 1 (none accepted) to k + 1.
+
+    Each of k drafts is accepted with the same probability if the one before was:
+
+    >>> compute_expected_tokens(0.5, 2)
+    1.75
+    """
+    if not 0 <= acceptance_rate <= 1 or k < 0:
+        raise PlannerError(
+            f"acceptance_rate must lie in 0 to 1 and k be 0 or more, got {acceptance_rate:g}"
+            f" and {k}"
+        )
+    return float(sum(acceptance_rate**i for i in range(k + 1)))
+
+
+@lru_cache(maxsize=4096)
+def build_speculative_step_models(
+    deployment: Deployment, host: tuple[float, float], coefficients: StepCoefficients | None = None
+) -> tuple[StepModel, StepModel, StepModel]:
+    """Build the step models of the target alone, of verifying, and of drafting and verifying.
+
+    The host pays once per sequence, the device per token. Attention reads a sequence's KV cache
+    once for all its tokens, a recurrent layer its state, of which it writes one per token. `host`
+    is the seconds of a step, and the least seconds of a draft's pass.
+    """
+    assert deployment.speculation is not None
+    method, k = (
+        get_deployment_draft_method(deployment),
+        deployment.speculation.num_speculative_tokens,
+    )
+    drafter, (step_s, pass_s) = resolve_draft_model(deployment.model, deployment.speculation), host
+    known = coefficients or get_deployment_coefficients(deployment).coefficients
+    plain = build_target_step_model(alone := replace(deployment, speculation=None), known)
+    max_sequences = len(plain.rows_s) - 1
+    wide = alone.with_args(max_num_seqs=max_sequences * (k + 1))
+    target = build_target_step_model(wide, replace(known, row_s=0.0), queries=k + 1)
+    verifying = replace(
+        target,
+        sequences_s=plain.rows_s - target.rows_s[: max_sequences + 1],
+        state_s=target.state_s * (1 + (k + 1)) / 2,  # relative to one read and one written state
+        num_draft_tokens=k,
+    )
+    sequences = np.arange(max_sequences + 1.0)
+    added = verifying.sequences_s + step_s + sequences * method.host_us * 1e-6
+    sigma = math.hypot(plain.sigma_tpot, SPEEDUP_SIGMA)
+    if drafter is None:
+        return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
+    draft = build_target_step_model(
+        replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0)
+    )
+    if method.draft == "heads":
+        return (
+            plain,
+            verifying,
+            replace(
+                verifying,
+                sequences_s=added + k * draft.interpolate_rows_s(sequences),
+                sigma_tpot=sigma,
+            ),
+        )
+    passes = k if method.passes == "each" else 1
+    # the first pass reads all tokens of the step, prompts too: that is in the parts
+    first = draft.fixed_s + draft.interpolate_rows_s(sequences * (k / passes))
+    later = (
+        draft.fixed_s + draft.interpolate_tokens_s(sequences) + draft.interpolate_rows_s(sequences)
+    )
+    waits = np.maximum(pass_s - first - draft.interpolate_tokens_s(sequences * (k + 1)), 0.0)
+    added = added + first + waits + (passes - 1) * np.maximum(later, pass_s)
+    drafting = replace(
+        verifying,
+        parts={**verifying.parts, "drafting": draft.grid_s},
+        sequences_s=added,
+        decode_context_s=verifying.decode_context_s + passes * draft.decode_context_s,
+        decode_windows=verifying.decode_windows
+        + tuple((w, passes * s) for w, s in draft.decode_windows),
+        prefill_pair_s=verifying.prefill_pair_s + draft.prefill_pair_s,
+        prefill_windows=verifying.prefill_windows + draft.prefill_windows,
+        prefill_step_s=verifying.prefill_step_s + draft.prefill_step_s,
+        state_s=verifying.state_s + passes * draft.state_s,
+        sigma_tpot=sigma,
+    )
+    return plain, verifying, drafting
+
+
+def drop_acceptance_rate(deployment: Deployment) -> Deployment:
+    """Return one replica without its acceptance rate: no step cost depends on either."""
+    assert deployment.speculation is not None
+    return replace(
+        deployment.with_replicas(1),
+        speculation=replace(deployment.speculation, acceptance_rate=0.0),
+    )
+
+
+def build_step_model(
+    deployment: Deployment, coefficients: StepCoefficients | None = None
+) -> StepModel:
+    """Build the step model of `deployment`, speculation included.
+
+    `coefficients` replaces the catalog's.
+    """
+    return _build_step_model_cached(deployment.with_replicas(1), coefficients)
+
+
+@lru_cache(maxsize=16_384)  # a search builds thousands, and its what-ifs the same again
+def _build_step_model_cached(
+    deployment: Deployment, coefficients: StepCoefficients | None
+) -> StepModel:
+    if (speculation := deployment.speculation) is None:
+        return build_target_step_model(deployment, coefficients)
+    tokens = compute_expected_tokens(
+        speculation.acceptance_rate, speculation.num_speculative_tokens
+    )
+    reached = (
+        speculation.acceptance_rate**i for i in range(speculation.num_speculative_tokens + 1)
+    )
+    variance = sum((2 * i + 1) * chance for i, chance in enumerate(reached)) - tokens**2
+    drafting = build_speculative_step_models(
+        drop_acceptance_rate(deployment), estimate_draft_host_s(deployment), coefficients
+    )[2]
+    return replace(drafting, tokens_per_step=tokens, tokens_variance=variance)
+
+
+def estimate_draft_host_s(deployment: Deployment) -> tuple[float, float]:
+    """Return the host's seconds per step, and the least seconds of a pass over the draft."""
+    cost = load_draft_host_costs()[deployment.engine.name]
+    return cost.step_us * 1e-6, cost.pass_us * 1e-6

@@ -12,8 +12,7 @@ from planner.engines.deployment import Deployment
 from planner.latency.kv_offload import KvOffload, estimate_kv_offload
 from planner.latency.lora_adapters import AdapterCosts, add_adapter_costs, compute_adapter_costs
 from planner.latency.shared_prefix_reads import count_concurrent_readers, subtract_shared_reads
-from planner.latency.speculative_decoding import build_step_model
-from planner.latency.step_model import StepModel
+from planner.latency.step_model import StepModel, build_step_model
 from planner.memory.kv_cache import KvCachePool
 from planner.workload.workload import Workload
 

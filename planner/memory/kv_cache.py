@@ -222,7 +222,12 @@ def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int
 
 
 def compute_state_block_size(caches: Mapping[LayerCache, int], align: int) -> int:
-    """Compute a hybrid's block size: the smallest multiple of `align` whose page holds a state."""
+    """Compute a hybrid's block size: the smallest multiple of `align` whose page holds a state.
+
+    >>> caches = {LayerCache("full", 100): 1, LayerCache("state", state_bytes=5000): 3}
+    >>> compute_state_block_size(caches, align=16)  # 50 tokens, in steps of 16
+    64
+    """
     state = max(cache.state_bytes for cache in caches)
     token = max((cache.token_bytes for cache in caches), default=0)
     return align * math.ceil(state / (align * token)) if token and state else align

@@ -27,7 +27,11 @@ FP8_DS_MLA_BYTES, NVFP4_DS_MLA_BYTES, V4_LATENT_BYTES = 656, 352, 584
 
 
 def get_kv_element_bytes(kv_cache_dtype: str) -> float:
-    """Return the bytes of a cached element; those of NVFP4 include its block scales."""
+    """Return the bytes of a cached element; those of NVFP4 include its block scales.
+
+    >>> [get_kv_element_bytes(name) for name in ("auto", "fp8_e4m3", "nvfp4")]  # 4 bits, 8 per 16
+    [2.0, 1.0, 0.5625]
+    """
     return next(
         (width for name, width in _DTYPE_BYTES.items() if kv_cache_dtype.startswith(name)), 2.0
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from statistics import NormalDist
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
@@ -22,13 +22,19 @@ from planner.engines.engine import Engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.hardware.gpus import Gpu
 from planner.memory import runtime_overhead
+from planner.memory.deployment_changes import (
+    MAX_REMEDY_UTILIZATION,
+    MIN_REMEDY_MODEL_LEN,
+    DeploymentChange,
+    list_changes,
+)
 from planner.memory.kv_cache import KvCacheLayout, KvCachePool, build_kv_layout
 from planner.memory.weights import compute_stage_bytes
-from planner.models.quantization import parse_quantization
 from planner.models.registry import Model
-from planner.parallelism.layouts import explain_illegal_layout
 
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
+MEMORY_STATUSES: tuple[MemoryStatus, ...] = get_args(MemoryStatus)
+"""From the best to the worst."""
 MemoryTerm = Literal["weights", "activation", "non_torch", "cudagraph"]
 MEMORY_TERMS: tuple[MemoryTerm, ...] = get_args(MemoryTerm)
 """Terms beside the KV cache in the order of the engine; a memory calibration shifts them."""
@@ -40,12 +46,8 @@ MEMORY_TERM_LABELS = {
 }
 WEIGHTS_RELATIVE_SIGMA = 0.004
 """Relative spread of logged weights around the checkpoint's (loader padding, repacked formats)."""
-MAX_REMEDY_UTILIZATION = 0.95
-"""Largest gpu_memory_utilization to propose; `catalogs/flags/rules.yaml` calls 0.98 risky."""
-MIN_REMEDY_MODEL_LEN = 1024
-"""Smallest max_model_len to propose."""
-MIN_REMEDY_BATCHED_TOKENS = 2048
-"""Smallest token budget of a step to propose: vLLM's default on small GPUs."""
+SEARCHED_NUM_SEQS = (256, 64)
+"""Values of max_num_seqs that are tried in combinations."""
 BOOT_RELATIVE_SPREAD = 0.05
 """Relative spread of a calibrated term over identical starts (first, uncached compile)."""
 
@@ -374,11 +376,9 @@ def explain_memory_utilization(deployment: Deployment) -> str:
 def _find_remedy(memory: MemoryPlan) -> str:
     """Describe the cheapest changes after which the memory plan is ok."""
     if changes := find_memory_changes(memory):
-        settings = " and ".join(
-            f"{change.argument} to {change.value}" for change in changes if not change.text
-        )
-        texts = [change.text for change in changes if change.text]
-        return "; ".join([*texts, *([f"set {settings}"] if settings else [])])
+        settings = [f"{c.argument} to {c.value}" for c in changes if not c.instruction]
+        steps = [change.instruction for change in changes if change.instruction]
+        return "; ".join([*steps, *([f"set {' and '.join(settings)}"] if settings else [])])
     sizes = range(math.ceil(memory.total_bytes / GIB), 1024)
     empty = replace(memory.deployment, gpu_free_bytes=None)
     index = bisect_left(
@@ -391,172 +391,103 @@ def _find_remedy(memory: MemoryPlan) -> str:
     return f"use GPUs with {sizes[index]} GiB or more"
 
 
-@dataclass(frozen=True)
-class MemoryChange:
-    """A change of a deployment by which it may fit: an argument, layout or quantization."""
-
-    argument: str
-    value: Any
-    text: str = ""  # what to do; empty for an argument that is set to the value
-    cost: float = 0.0  # relative: what it takes from users, or costs
-
-
 def find_memory_changes(
-    memory: MemoryPlan, arguments: Collection[str] | None = None, max_gpus: int | None = None
-) -> tuple[MemoryChange, ...]:
+    memory: MemoryPlan, arguments: Collection[str] | None = None, max_gpus: float = math.inf
+) -> tuple[DeploymentChange, ...]:
     """Find the cheapest combination of changes after which the memory plan is ok.
 
     Only `arguments` change (all, if None), and the layout takes at most `max_gpus` GPUs. Empty if
     no combination helps.
     """
     deployment = memory.deployment
-    is_allowed = set(arguments).__contains__ if arguments is not None else lambda _: True
-    bases, choices = (
-        [
-            [change for change in choice if change]
-            for choice in product(*lists)
-            if all(is_allowed(change.argument) for change in choice if change)
-        ]
-        for lists in (
-            _list_hardware_changes(deployment, max_gpus),
-            _list_setting_changes(deployment),
-        )
-    )
-    best: tuple[MemoryChange, ...] = ()
-    for base in sorted(bases, key=_sum_costs):
+    changes = {
+        argument: [] if arguments is not None and argument not in arguments else of_argument
+        for argument, of_argument in list_changes(deployment).items()
+    }
+    layouts = [change for change in changes.pop("layout") if change.value.num_gpus <= max_gpus]
+    bases = _list_combinations([layouts, changes.pop("quantization")])
+    changes["max_num_seqs"] = [c for c in changes["max_num_seqs"] if c.value in SEARCHED_NUM_SEQS]
+    changes["max_num_batched_tokens"] = changes["max_num_batched_tokens"][-1:]
+    last = [changes.pop(name) for name in ("gpu_memory_utilization", "max_model_len")]
+    choices = _list_combinations([*changes.values(), *last])  # the others decide their values
+    best: tuple[DeploymentChange, ...] = ()
+    for base in bases:
         if best and _sum_costs(base) >= _sum_costs(best):
             break
         for has_length in (False, True):
             group = [
                 [*base, *choice]
-                for choice in sorted(choices, key=_sum_costs)
+                for choice in choices
                 if has_length == any(change.argument == "max_model_len" for change in choice)
             ]
             # what does not fit with all changes at once fits with none of them
             if not group or not _apply_changes(deployment, group[-1]):
                 continue
-            found = [found for choice in group if (found := _apply_changes(deployment, choice))]
-            best = min([*([best] if best else []), *found], key=_sum_costs)
+            fitting = list(filter(None, (_apply_changes(deployment, choice) for choice in group)))
+            best = min([*([best] if best else []), *fitting], key=_sum_costs)
             break
     return best
 
 
-def _sum_costs(changes: Iterable[MemoryChange]) -> float:
+def _list_combinations(
+    groups: Iterable[Sequence[DeploymentChange]],
+) -> list[list[DeploymentChange]]:
+    """List the combinations of at most one change of each group, the cheapest first."""
+    combinations = product(*([None, *group] for group in groups))
+    return sorted(([c for c in combination if c] for combination in combinations), key=_sum_costs)
+
+
+def _sum_costs(changes: Iterable[DeploymentChange]) -> float:
     return sum(change.cost for change in changes)
 
 
-def _list_hardware_changes(
-    deployment: Deployment, max_gpus: int | None
-) -> list[list[MemoryChange | None]]:
-    """List other layouts and weight formats, each with None for no change."""
-    layout = deployment.layout
-    wider = [
-        replace(layout, tp=tp, ep=1)
-        for tp in (2, 4, 8)
-        if layout.tp < tp <= deployment.gpus_per_node
-    ]
-    deeper = [replace(layout, pp=pp) for pp in (2, 4, 8) if pp > layout.pp]
-    layouts: list[MemoryChange | None] = [None]
-    for bigger in (*wider, *deeper, *(replace(w, pp=d.pp) for w in wider[-1:] for d in deeper)):
-        if not (max_gpus and bigger.num_gpus > max_gpus) and not explain_illegal_layout(
-            deployment.model, bigger, deployment.gpus_per_node, deployment.engine
-        ):
-            cost = 100.0 * math.log2(bigger.num_gpus / layout.num_gpus) + 10.0 * (
-                bigger.pp > layout.pp
-            )
-            layouts.append(MemoryChange("layout", bigger, f"spread the model over {bigger}", cost))
-    formats: list[MemoryChange | None] = [None]
-    for name, method in (("FP8", "fp8"), ("4 bits (AWQ)", "awq")):
-        scheme = parse_quantization(method)
-        if scheme.weight_bits < deployment.model.quantization.weight_bits:
-            cost = 1000.0 * len(formats)
-            formats.append(
-                MemoryChange("quantization", scheme, f"store the weights in {name}", cost)
-            )
-    return [layouts, formats]
+def list_utilizations(deployment: Deployment) -> list[float]:
+    """List the values of gpu_memory_utilization that may help: higher ones, or a lower safe one."""
+    current, safe = deployment.args.gpu_memory_utilization, find_safe_memory_utilization(deployment)
+    if 0 < safe < current:
+        return [safe]
+    largest = round(100 * min(safe, MAX_REMEDY_UTILIZATION))
+    return [percent / 100 for percent in range(math.floor(100 * current + 1e-6) + 1, largest + 1)]
 
 
-def _list_setting_changes(deployment: Deployment) -> list[list[MemoryChange | None]]:
-    """List settings that need less memory, each with None for no change, the cheapest first.
-
-    Their costs are in the order of what they take: nothing, rare queueing, longer prefill, long
-    requests, accuracy.
-    """
-    args, dtypes = deployment.args, deployment.engine.facts.kv_cache_dtypes
-    tokens = max(MIN_REMEDY_BATCHED_TOKENS, args.max_num_seqs)
-    is_shared = deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes
-    needed, capability = (
-        deployment.engine.facts.fp8_kv_capability,
-        deployment.gpu.compute_capability,
-    )
-    is_plain_cache = (args.kv_cache_dtype or "auto") == "auto" and (not dtypes or "fp8" in dtypes)
-    takes_fp8 = is_plain_cache and not (capability and capability < needed)
-    return [
-        [None, MemoryChange("gpu_free_bytes", None, "stop what else runs on the GPU", 3.0)]
-        if is_shared
-        else [None],
-        [None, *(MemoryChange("max_num_seqs", n, cost=cost)
-                 for n, cost in ((256, 2.0), (64, 5.0)) if n < args.max_num_seqs)],
-        [None, MemoryChange("max_num_batched_tokens", tokens, cost=8.0)]
-        if args.enable_chunked_prefill and tokens < args.max_num_batched_tokens
-        else [None],
-        [None, MemoryChange("kv_cache_dtype", "fp8", "store the KV cache in FP8 (kv_cache_dtype fp8)", 40.0)]
-        if takes_fp8
-        else [None],
-        [None, MemoryChange("gpu_memory_utilization", None, cost=1.0)],
-        [None, MemoryChange("max_model_len", None, cost=20.0)],
-    ]  # fmt: skip
+def list_shorter_lengths(memory: MemoryPlan) -> list[int]:
+    """List the max_model_len that surely starts, if it is shorter than the planned one."""
+    length, _ = find_max_model_len(memory)
+    limit = memory.deployment.args.max_model_len
+    return [length] if MIN_REMEDY_MODEL_LEN <= length < limit else []
 
 
 def _apply_changes(
-    deployment: Deployment, changes: Sequence[MemoryChange]
-) -> tuple[MemoryChange, ...] | None:
+    deployment: Deployment, changes: Sequence[DeploymentChange]
+) -> tuple[DeploymentChange, ...] | None:
     """Return the changes with the values that they take together; None if it does not fit."""
-    applied, changed, shares = list[MemoryChange](), deployment, list[float]()
+    applied, changed, utilizations = list[DeploymentChange](), deployment, list[float]()
     try:
         for change in changes:
-            if change.argument == "layout":
-                changed = replace(changed, layout=change.value)
-            elif change.argument == "quantization":
-                changed = replace(changed, model=replace(changed.model, quantization=change.value))
-            elif change.argument == "gpu_free_bytes":
-                changed = replace(changed, gpu_free_bytes=None, other_tenants_bytes=0)
-            elif change.argument == "gpu_memory_utilization":
-                current, safe = (
-                    changed.args.gpu_memory_utilization,
-                    find_safe_memory_utilization(changed),
-                )
-                safe = min(safe, max(MAX_REMEDY_UTILIZATION, math.floor(100 * current) / 100))
-                if safe <= 0 or safe == current:
+            if change.argument == "gpu_memory_utilization":
+                if not (utilizations := list_utilizations(changed)):
                     continue
-                percents = range(math.floor(100 * current) + 1, round(100 * safe) + 1)
-                shares = [percent / 100 for percent in percents] or [safe]
-                changed = changed.with_args(gpu_memory_utilization=safe)
+                change = replace(change, value=utilizations[-1])
             elif change.argument == "max_model_len":
-                length, _ = find_max_model_len(plan_memory(changed))
-                if not MIN_REMEDY_MODEL_LEN <= length < changed.args.max_model_len:
+                if not (lengths := list_shorter_lengths(plan_memory(changed))):
                     continue
-                halvings = math.log2(changed.args.max_model_len / length)
-                change = replace(change, value=length, cost=change.cost * (1 + halvings))
-                changed = changed.with_args(max_model_len=length)
-            else:
-                changed = changed.with_args(**{change.argument: change.value})
+                halvings = math.log2(changed.args.max_model_len / lengths[0])
+                change = replace(change, value=lengths[0], cost=change.cost * (1 + halvings))
+            changed = change.apply(changed)
             applied.append(change)
         if not applied or plan_memory(changed).status != "ok":
             return None
     except PlannerError:  # this GPU or engine does not have the change
         return None
-    if not shares:
-        return tuple(applied)
     least = bisect_left(
-        shares[:-1],
+        utilizations[:-1],
         True,
         key=lambda share: (
             plan_memory(changed.with_args(gpu_memory_utilization=share)).status == "ok"
         ),
     )
     return tuple(
-        replace(change, value=shares[least])
+        replace(change, value=utilizations[least])
         if change.argument == "gpu_memory_utilization"
         else change
         for change in applied

@@ -64,10 +64,8 @@ def build_norms(c: ConfigReader, width: int, count: int) -> WeightTensors:
     )
 
 
-def build_attention(
-    c: ConfigReader, hidden: int, kind: str
-) -> tuple[GroupedQueryAttention, WeightTensors]:
-    """Build multi-head, grouped- or multi-query attention; `kind` is full, sliding or chunked."""
+def _read_attention_heads(c: ConfigReader, hidden: int) -> tuple[int, int]:
+    """Read the heads of queries and of keys and values."""
     heads = c.read_int("num_attention_heads", maximum=2**14)
     # Falcon-7B states 71 KV heads and has 1
     is_multi_query = c.read_bool("multi_query") and not c.read_bool("new_decoder_architecture")
@@ -89,6 +87,14 @@ def build_attention(
         raise c.make_field_error(
             "head_dim", f"a value, as hidden_size {hidden} is no multiple of {heads} heads", None
         )
+    return heads, kv_heads
+
+
+def build_attention(
+    c: ConfigReader, hidden: int, kind: str
+) -> tuple[GroupedQueryAttention, WeightTensors]:
+    """Build multi-head, grouped- or multi-query attention; `kind` is full, sliding or chunked."""
+    heads, kv_heads = _read_attention_heads(c, hidden)
     head_dim = c.read_int("head_dim", hidden // heads, maximum=2**14)
     v_dim = c.read_int("v_head_dim", head_dim, maximum=2**14)
     window = None
@@ -108,7 +114,6 @@ def build_attention(
         heads, kv_heads, head_dim, v_dim, window, kind == "chunked", stores_kv, index_heads,
         index_dim, selected,
     )  # fmt: skip
-
     biased = c.read_bool("attention_bias", c.read_bool("use_bias", c.read_bool("bias")))
     qkv_bias, o_bias = c.read_bool("qkv_bias", biased), c.read_bool("o_bias", biased)
     query = heads * head_dim * (2 if c.read_bool("attn_output_gate") else 1)

@@ -8,6 +8,9 @@ def split_layers_into_stages(layers: int, pp: int) -> tuple[int, ...]:
 
     Stages before the last, counted backwards, get one layer of the remainder each (vLLM 0.33.0
     distributed/utils.py:198, without VLLM_PP_LAYER_PARTITION).
+
+    >>> split_layers_into_stages(34, 4)  # 8, 9, 9 and 8 layers
+    (0, 8, 17, 26, 34)
     """
     sizes = [layers // pp] * pp
     for extra in range(layers % pp):
@@ -16,5 +19,9 @@ def split_layers_into_stages(layers: int, pp: int) -> tuple[int, ...]:
 
 
 def compute_pipeline_bubble(pp: int, microbatches: int) -> float:
-    """Compute the idle fraction of a pipeline: (pp - 1) / (pp - 1 + microbatches), GPipe (2019)."""
+    """Compute the idle fraction of a pipeline: (pp - 1) / (pp - 1 + microbatches), GPipe (2019).
+
+    >>> compute_pipeline_bubble(4, 9)
+    0.25
+    """
     return (pp - 1) / (pp - 1 + microbatches)

@@ -1,26 +1,28 @@
 """Why not another GPU, engine or format: what each that the scenario allows comes to at the price of the plan."""
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Literal
 
 from planner.core.progress import get_progress_watch, try_each
 from planner.planning.candidate import Candidate
-from planner.planning.evaluation import evaluate_candidates, get_capacity_rps
-from planner.planning.scenario import Scenario
+from planner.planning.evaluation import evaluate_candidates
 from planner.planning.search import Plan, tune_candidate
 from planner.planning.search_space import fit_to_budget
-from planner.planning.slo import format_latency
 
-PREFERENCE_REASONS = (
-    "its weight format comes later in `quantization`",
-    "its KV cache format comes later in `kv_cache_dtype`",
-    "it needs speculative decoding, the plan does not", "its engine comes later in `engine`",
-    "it needs non-default engine arguments",
+RankReason = Literal[
+    "day", "memory", "probability", "weights", "kv_cache", "drafts", "engine", "arguments", "stages",
+    "limit",
+]  # fmt: skip
+"""Which part of the search's rule puts one deployment after another at the same price."""
+PREFERENCE_REASONS: tuple[RankReason, ...] = (
+    "weights", "kv_cache", "drafts", "engine", "arguments",
 )  # fmt: skip
-"""Why one comes after another at the same price, by the first place in which their `preference` differs."""
-
+"""By the first place in which their `preference` differs."""
+AlternativeKind = Literal[
+    "not tried", "cannot start", "no price", "dearer", "misses", "less", "meets"
+]
 MAX_TUNED_ALTERNATIVES = 2
 """Deployments of an alternative whose engine arguments are tuned, those first that the closed form likes best."""
 
@@ -30,38 +32,34 @@ class Alternative:
     """Something that the scenario allows and the plan has not, and why not."""
 
     option: str  # "B200", "the checkpoint's own weights"
-    candidate: (
-        Candidate | None
-    )  # the nearest for no more money, replayed; else the least that starts, if any does
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.option}: {self.reason}"
+    kind: AlternativeKind
+    # the nearest for no more money, simulated; else the least that starts, if any does
+    candidate: Candidate | None = None
+    text: str = ""  # what keeps it from starting, or from being tried
+    rank_reason: RankReason | None = None  # of one that meets the targets too
 
 
-def explain_alternatives(
-    plan: Plan, among: Collection[str] | None = None
-) -> tuple[Alternative, ...]:
-    """Every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead.
+def find_alternatives(plan: Plan, among: Collection[str] | None = None) -> tuple[Alternative, ...]:
+    """Find every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead.
 
     Only those `among` some options, if they are given.
     """
     if (chosen := plan.chosen) is None:
         return ()
     kinds = _list_alternatives(plan, chosen)
-    asked = {kind[0]: kind for kind in kinds if among is None or kind[0] in among}
-    tried = try_each(lambda kind: _explain_alternative(plan, chosen, *kind), asked, "alternatives")
+    wanted = {kind[0]: kind for kind in kinds if among is None or kind[0] in among}
+    tried = try_each(lambda kind: _find_alternative(plan, chosen, *kind), wanted, "alternatives")
     watch = get_progress_watch()
     return tuple(
-        found or Alternative(option, None, f"not tried: {watch.stop_reason}")
+        found or Alternative(option, "not tried", text=str(watch.stop_reason))
         for option, found in tried
     )
 
 
-def explain_other_engines(plan: Plan) -> tuple[Alternative, ...]:
-    """Every other engine that the scenario allows, at no more money, or the least with it that starts."""
+def list_engine_options(plan: Plan) -> list[str]:
+    """List the engines among which the scenario lets the plan choose; empty where there is one."""
     names = [engine.name for engine in (plan.scenario.engine, *plan.scenario.other_engines)]
-    return explain_alternatives(plan, names) if len(names) > 1 else ()
+    return names if len(names) > 1 else []
 
 
 def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candidate]]]:
@@ -105,100 +103,49 @@ def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str
                 )
 
 
-def _explain_alternative(
+def _find_alternative(
     plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candidate]
 ) -> Alternative:
-    """What the nearest of `others` misses for no more money, or by how much the least of them is dearer."""
+    """Find the nearest of `others` for no more money, or else the least of them."""
     scenario = plan.scenario
     if not others:
         refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
         last = max(refused, key=attrgetter("gpus"), default=None)
-        return Alternative(
-            what,
-            None,
-            f"{last.description}: {last.reason}" if last else "no deployment with it starts",
-        )
+        text = f"{last.description}: {last.reason}" if last else "no deployment with it starts"
+        return Alternative(what, "cannot start", text=text)
     affordable = fit_to_budget(scenario, chosen.price_key, others)
-    if affordable:
-        nearest = sorted(affordable, key=attrgetter("nearness_key"))
-        candidate = min(
-            (tune_candidate(plan, each) for each in nearest[:MAX_TUNED_ALTERNATIVES]),
-            key=attrgetter("nearness_key"),
+    if not affordable:
+        single = evaluate_candidates(
+            scenario, [(one.deployment, 1, one.preference_key) for one in others]
         )
-        if candidate.is_feasible and not candidate.at_risk:
-            gains = _compare_to_chosen(scenario, candidate, chosen)
-            text = (
-                f"{candidate.description} meets the targets too, at {_format_price(candidate)}{gains};"
-                f" {explain_rank(candidate, chosen)}"
-            )
-            return Alternative(what, candidate, text)
-        text = f"closest at no higher price: {candidate.description}; {candidate.shortfall}"
-        return Alternative(what, candidate, text)
-    single = evaluate_candidates(
-        scenario, [(one.deployment, 1, one.preference_key) for one in others]
+        least = min(single, key=attrgetter("cost_key", "nearness_key"))
+        is_unpriced = least.usd_per_hour is None and chosen.usd_per_hour is not None
+        return Alternative(what, "no price" if is_unpriced else "dearer", least)
+    nearest = sorted(affordable, key=attrgetter("nearness_key"))
+    candidate = min(
+        (tune_candidate(plan, each) for each in nearest[:MAX_TUNED_ALTERNATIVES]),
+        key=attrgetter("nearness_key"),
     )
-    least = min(single, key=attrgetter("cost_key", "nearness_key"))
-    if least.usd_per_hour is None and chosen.usd_per_hour is not None:
-        return Alternative(what, least, "no price known, so ranked last")
-    return Alternative(
-        what,
-        least,
-        f"its smallest deployment, {least.description}, costs {_format_price(least)}; the plan"
-        f" costs {_format_price(chosen)}",
-    )
-
-
-def _format_price(candidate: Candidate) -> str:
-    unpriced, cost = candidate.price_key
-    return f"{cost:,.0f} GPU{'s' * (cost != 1)}" if unpriced else f"${cost:,.2f} per hour"
-
-
-def _compare_to_chosen(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> str:
-    """What `candidate` serves more or less than `chosen`, and the promise that `chosen` keeps most narrowly in both."""
-    new, old = candidate.prediction.performance, chosen.prediction.performance
-    if (
-        new is None
-        or old is None
-        or not (
-            (most := get_capacity_rps(scenario, new)) and (least := get_capacity_rps(scenario, old))
+    if candidate.is_confident:
+        return Alternative(
+            what, "meets", candidate, rank_reason=find_rank_reason(candidate, chosen)
         )
-    ):
-        return ""
-    more = round(100 * (most.mid / least.mid - 1))
-    text = (
-        f", and serves {abs(more)}% {'more' if more > 0 else 'less'}"
-        if more
-        else ", and serves as much"
-    )
-    paced = {t: old.get_for_display(t.metric, t.percentile).mid for t in scenario.slo_targets}
-    paced = {
-        t: value for t, value in paced.items() if not math.isnan(value)
-    }  # answers of one token have no pace
-    if not paced:
-        return text
-    target = max(paced, key=lambda t: paced[t] / t.seconds)
-    after = format_latency(new.get_for_display(target.metric, target.percentile).mid)
-    before = format_latency(paced[target])
-    return f"{text}, {target.name} {after}, not {before}" if after != before else text
+    is_load = scenario.found_figure in ("rate", "concurrency")
+    return Alternative(what, "less" if is_load else "misses", candidate)
 
 
-def explain_rank(candidate: Candidate, chosen: Candidate) -> str:
-    """Which part of the rule puts `candidate` after `chosen`, both of which do at one price."""
+def find_rank_reason(candidate: Candidate, chosen: Candidate) -> RankReason:
+    """Find which part of the rule puts `candidate` after `chosen`, both of which do at one price."""
     if candidate.cost_key > chosen.cost_key:
-        return "over the day the plan costs less"
+        return "day"
     if candidate.raises_memory > chosen.raises_memory:
-        return "it needs gpu_memory_utilization above the engine's default"
+        return "memory"
     if round(candidate.probability, 2) < round(chosen.probability, 2):
-        odds = f"{candidate.probability:.0%} instead of {chosen.probability:.0%}"
-        return f"it is less likely to meet every target: {odds}"
+        return "probability"
     if candidate.preference_key > chosen.preference_key:
-        differ = (
-            why
-            for why, own, its in zip(
-                PREFERENCE_REASONS, chosen.preference_key, candidate.preference_key, strict=True
-            )
-            if own != its
+        pairs = zip(
+            PREFERENCE_REASONS, chosen.preference_key, candidate.preference_key, strict=True
         )
-        return next(differ)
+        return next(reason for reason, own, its in pairs if own != its)
     stages = candidate.deployment.layout.pp > chosen.deployment.layout.pp
-    return "it has more pipeline stages" if stages else "it comes nearer to a limit"
+    return "stages" if stages else "limit"

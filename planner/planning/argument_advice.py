@@ -8,8 +8,8 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.performance import Performance
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
+from planner.memory.deployment_changes import MAX_REMEDY_UTILIZATION, MEMORY_BENEFITS
 from planner.memory.memory_plan import (
-    MAX_REMEDY_UTILIZATION,
     MemoryPlan,
     find_memory_changes,
     find_safe_memory_utilization,
@@ -20,37 +20,29 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = 1000, 200
-"""Tokens of a request, on average, where nobody says what the traffic is."""
-_MEMORY_BENEFITS = {
-    "gpu_memory_utilization": "the share that is safe",
-    "max_num_seqs": "less memory for sampling and graphs",
-    "max_num_batched_tokens": "smaller activations",
-    "kv_cache_dtype": "half the memory of a token",
-    "max_model_len": "the longest that fits",
-}
-"""What a change does for memory, by the planner's argument."""
+"""Tokens of a request, on average, if the traffic is not known."""
 MIN_SUGGESTED_GAIN = 0.02
-"""A change is worth proposing from this share on."""
+"""Fraction of throughput or pace from which on a change is proposed."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change that is worth something: the engine's own argument, its value, and what it does."""
+    """One change of an argument, by the engine's own name, and what it improves."""
 
     argument: str
     value: Any
     benefit: str
 
 
-def build_default_workload(most: int) -> Workload:
-    """Requests whose lengths nobody has told: spread as public traces of these means are, within a context."""
+def build_default_workload(max_tokens: int) -> Workload:
+    """Return requests of typical lengths, spread as in public traces, within `max_tokens`."""
     prompt, output = (
-        min(float(mean), most * share)
+        min(float(mean), max_tokens * share)
         for mean, share in ((DEFAULT_PROMPT_TOKENS, 0.6), (DEFAULT_OUTPUT_TOKENS, 0.2))
     )
     prompts, outputs = (
-        LengthDistribution.from_public_traces(prompt, "prompt", 0.75 * most),
-        LengthDistribution.from_public_traces(output, "output", 0.25 * most),
+        LengthDistribution.from_public_traces(prompt, "prompt", 0.75 * max_tokens),
+        LengthDistribution.from_public_traces(output, "output", 0.25 * max_tokens),
     )
     return Workload(prompts, outputs, concurrency=1)
 
@@ -58,36 +50,39 @@ def build_default_workload(most: int) -> Workload:
 def suggest_changes(
     memory: MemoryPlan, load: Workload, arguments: Sequence[str] | None = None
 ) -> tuple[tuple[Suggestion, ...], Prediction | None]:
-    """What makes a deployment start, then which of `arguments` (all) serve the traffic better, and it with them."""
+    """Suggest what makes a deployment start, then which of `arguments` (all) serve traffic better.
+
+    Also return the prediction with all of them, at the load of full slots.
+    """
     steps, best = (
         ([], memory.deployment) if memory.status == "ok" else _find_starting_changes(memory)
     )
     if not steps and not memory.can_start:
         return (), None
-    most = replace(load, concurrency=limit_in_flight(plan_memory(best), load))
-    now = predict(best, most)
+    full_load = replace(load, concurrency=limit_in_flight(plan_memory(best), load))
+    current = predict(best, full_load)
     called = load_argument_names(best.engine.name).engine_names
     for name in ARGUMENT_SUGGESTERS if arguments is None else arguments:
-        value = ARGUMENT_SUGGESTERS[name](best, most) if name in called else None
+        value = ARGUMENT_SUGGESTERS[name](best, full_load) if name in called else None
         changed = best if value is None else best.with_args(**{name: value})
-        then = (
-            predict(changed, most)
+        changed_prediction = (
+            predict(changed, full_load)
             if value is not None and plan_memory(changed).status == "ok"
             else None
         )
         if (
-            then
-            and then.performance
-            and now.performance
-            and (worth := _describe_benefit(now, then, most))
+            changed_prediction
+            and changed_prediction.performance
+            and current.performance
+            and (benefit := _describe_benefit(current, changed_prediction, full_load))
         ):
-            steps.append(Suggestion(called[name], value, worth))
-            best, now = changed, then
-    return tuple(steps), now if steps else None
+            steps.append(Suggestion(called[name], value, benefit))
+            best, current = changed, changed_prediction
+    return tuple(steps), current if steps else None
 
 
 def limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
-    """Requests in flight over all engines that memory and max_num_seqs carry, at most 256 an engine."""
+    """Limit the requests in flight to what memory and max_num_seqs take, up to 256 an engine."""
     fit, args = (
         memory.pool.count_sequences(round(load.mean_tokens_per_request)),
         memory.deployment.args,
@@ -98,25 +93,13 @@ def limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
 def _find_starting_changes(memory: MemoryPlan) -> tuple[list[Suggestion], Deployment]:
     """Find the cheapest changes after which it surely starts, on one machine; none if none help."""
     deployment = memory.deployment
-    names = load_argument_names(deployment.engine.name).engine_names
-    wide = {"tgi": "num_shard"}.get(deployment.engine.name, "tensor_parallel_size")
-    changes = find_memory_changes(memory, {*names, "layout"}, deployment.gpus_per_node)
+    arguments = {*load_argument_names(deployment.engine.name).engine_names, "layout"}
     steps = list[Suggestion]()
-    for change in changes:
-        if change.argument == "layout":
-            sizes = {wide: change.value.tp, "pipeline_parallel_size": change.value.pp}
-            old = {wide: deployment.layout.tp, "pipeline_parallel_size": deployment.layout.pp}
-            steps += [
-                Suggestion(name, size, "more GPUs share the weights")
-                for name, size in sizes.items()
-                if size != old[name]
-            ]
-            deployment = replace(deployment, layout=change.value)
-        else:
-            steps.append(
-                Suggestion(names[change.argument], change.value, _MEMORY_BENEFITS[change.argument])
-            )
-            deployment = deployment.with_args(**{change.argument: change.value})
+    for change in find_memory_changes(memory, arguments, deployment.gpus_per_node):
+        settings = change.list_settings(deployment).items()
+        benefit = MEMORY_BENEFITS[change.argument]
+        steps += [Suggestion(name, value, benefit) for name, value in settings]
+        deployment = change.apply(deployment)
     if steps:
         tokens = plan_memory(deployment).pool.reported_tokens
         steps[-1] = replace(steps[-1], benefit=f"it starts: {tokens:,} tokens of KV cache")
@@ -124,7 +107,7 @@ def _find_starting_changes(memory: MemoryPlan) -> tuple[list[Suggestion], Deploy
 
 
 def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float | None:
-    """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
+    """Return the safe share of the memory if vLLM's pool takes fewer requests than may run."""
     share = min(find_safe_memory_utilization(deployment), MAX_REMEDY_UTILIZATION)
     fit = plan_memory(deployment).pool.count_sequences(round(load.mean_tokens_per_request))
     more = (
@@ -134,7 +117,7 @@ def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float
 
 
 def _suggest_batched_tokens(deployment: Deployment, load: Workload) -> int | None:
-    """The engine's own tokens of a step, where the command has fewer."""
+    """Return the engine's own tokens of a step if the command has fewer."""
     bare = deploy_on(
         deployment.model, deployment.gpu, **vars(deployment.layout), engine=deployment.engine,
         max_model_len=deployment.args.max_model_len,
@@ -144,7 +127,7 @@ def _suggest_batched_tokens(deployment: Deployment, load: Workload) -> int | Non
 
 
 def _suggest_num_seqs(deployment: Deployment, load: Workload) -> int | None:
-    """As many sequences as hardly ever outgrow the pool, where the command has more."""
+    """Return the sequences that hardly ever outgrow the pool if the command has more."""
     memory, many = plan_memory(deployment), deployment.args.max_num_seqs
     safe = find_safe_max_num_seqs(memory, load)
     crowded = estimate_preemption_risk(memory, load, min(many, load.concurrency or 1)) > 0.05
@@ -156,11 +139,11 @@ ARGUMENT_SUGGESTERS: dict[str, Callable[[Deployment, Workload], Any]] = {
     "gpu_memory_utilization": _suggest_memory_utilization,
     "max_num_batched_tokens": _suggest_batched_tokens, "max_num_seqs": _suggest_num_seqs,
 }  # fmt: skip
-"""By the argument, the value that may serve the same traffic better; None where there is none to try."""
+"""By argument, the value that may serve the same traffic better; None if there is none to try."""
 
 
 def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
-    """What a change does to the same traffic, in words; nothing where it is not worth it."""
+    """Describe what a change does to the same traffic; empty if that is too little."""
     before, after = now.performance, then.performance
     assert before and after
     rate = after.output_tps.mid / before.output_tps.mid - 1

@@ -31,6 +31,8 @@ BILLING_PAIRS = (
     (BILLING_API, BILLING_SERVERLESS),
 )
 """Ways that are compared with each other."""
+EQUAL_COST_SHARE = 0.05
+"""Two ways that differ by less cost about the same: quotes of one GPU differ by more."""
 TRAFFIC_FACTORS = np.append(np.geomspace(1e-4, 1, 481), np.geomspace(1, 10, 121)[1:])
 """Multiples of the traffic at which a break-even is searched, the traffic itself among them."""
 
@@ -65,7 +67,9 @@ class BillingComparison:
                 " the term; the rest comes on demand by the hour"
             )
         for (first, second), requests in self.break_even_requests.items():
-            if not 0 < requests < math.inf:
+            if abs(self.usd[first] - self.usd[second]) < EQUAL_COST_SHARE * self.usd[second]:
+                lines.append(f"{first} and {second} cost about the same at this traffic")
+            elif not 0 < requests < math.inf:
                 ever = "always" if requests else "never"
                 lines.append(
                     f"{first} is {ever} cheaper than {second}, up to ten times the traffic"
@@ -98,13 +102,27 @@ class ApiComparison:
     stopped_usd: float | None = None  # of those GPUs, if none runs in hours without traffic
 
     @property
+    def is_about_equal(self) -> bool:
+        """Whether the two differ by less than prices do from one quotation to the next."""
+        return self.saved_usd < EQUAL_COST_SHARE * max(self.own_usd, self.api_usd)
+
+    @property
     def is_api_cheaper(self) -> bool:
-        return self.api_usd < self.own_usd
+        """Whether the API costs clearly less."""
+        return self.api_usd < self.own_usd and not self.is_about_equal
 
     @property
     def saved_usd(self) -> float:
         """What the cheaper of them saves."""
         return abs(self.own_usd - self.api_usd)
+
+    @property
+    def outcome(self) -> str:
+        """What the cheaper of them saves."""
+        if self.is_about_equal:
+            return "about the same"
+        saver = "the API saves" if self.is_api_cheaper else "own GPUs save"
+        return f"{saver} {format_usd(self.saved_usd)}"
 
     @property
     def api_price(self) -> str:
@@ -116,6 +134,8 @@ class ApiComparison:
         """Where it turns, as far as these GPUs serve such a load; empty if it is not known."""
         if self.break_even_rps is None:
             return ""
+        if self.is_about_equal:
+            return f"the same at {format_number(self.break_even_rps)} requests/s on average"
         if self.is_api_cheaper and self.break_even_rps > self.usable_rps:
             usable = format_number(self.usable_rps, 2)
             return f"at any load that these GPUs serve (up to {usable} requests/s on average)"
@@ -138,9 +158,12 @@ class ApiComparison:
         """Which of them is cheaper, by how much, and where it turns."""
         period = " a month" if self.is_monthly else " for the job"
         first = "the API is" if self.is_api_cheaper else "GPUs of your own are"
+        first = f"{first} cheaper by {format_usd(self.saved_usd)}{period}"
+        if self.is_about_equal:
+            first = "the API and GPUs of your own cost about the same"
         text = (
-            f"{first} cheaper by {format_usd(self.saved_usd)}{period} ({format_usd(self.api_usd)} by"
-            f" the token, {self.api_price}, {format_usd(self.own_usd)} for these GPUs)"
+            f"{first} ({format_usd(self.api_usd)} by the token, {self.api_price},"
+            f" {format_usd(self.own_usd)} for these GPUs)"
         )
         text += f", {self.turn}" if self.turn else ""
         text += f"; {self.stopped}" if self.stopped else ""

@@ -27,8 +27,7 @@ from planner.latency.performance import (
     STATISTIC_SIGMA_FACTORS,
     Performance,
 )
-from planner.latency.speculative_decoding import build_step_model
-from planner.latency.step_model import StepModel
+from planner.latency.step_model import StepModel, build_step_model
 from planner.latency.worker_pool_costs import (
     WorkerPoolCosts,
     get_pool_coefficients,

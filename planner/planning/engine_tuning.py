@@ -1,4 +1,4 @@
-"""Engine arguments that change the bill: what a search tries of each, where the scenario leaves it open."""
+"""Engine arguments that a search tries, as far as the scenario leaves them open."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ NUM_SEQS_LADDER = (
 )  # fmt: skip
 """Values of max_num_seqs that the search steps through: each about 1.4 times the one before."""
 LORA_SLOT_VALUES = (1, 4, 16, 64, 256, 1024)
-"""Values of max_loras where adapters are asked for: more of them in a step, and less memory for the KV cache."""
+"""Values of max_loras for scenarios with adapters: more of them in a step, and less memory for the KV cache."""
 MIN_UTILIZATION_GAIN = 0.01
 """Less of a GPU's memory is not worth another gpu_memory_utilization."""
 
@@ -46,9 +46,9 @@ def generate_variants(scenario: Scenario, usual: Deployment) -> Iterator[Deploym
         host_gib = scenario.host_memory_gib * usual.layout.tp * usual.layout.pp
         changes += [{"kv_offloading_size": host_gib}] if host_gib else []
     for change in changes:
-        kept = {"gpu_memory_utilization": args.gpu_memory_utilization, **change}
+        changed_args = {"gpu_memory_utilization": args.gpu_memory_utilization, **change}
         with suppress(PlannerError):  # engines have rules for how their arguments go together
-            yield from _keep_startable(apply_engine_args(scenario, usual, **kept))
+            yield from _keep_startable(apply_engine_args(scenario, usual, **changed_args))
     if not get_memory_plan(usual).can_start:
         return
     if "max_num_seqs" not in given and scenario.slo_targets:
@@ -61,9 +61,9 @@ def generate_variants(scenario: Scenario, usual: Deployment) -> Iterator[Deploym
 
 
 def apply_engine_args(scenario: Scenario, usual: Deployment, **knobs: float) -> Deployment:
-    """Start `usual` with other arguments, and with the max_num_seqs that its memory then holds.
+    """Start `usual` with other arguments, and with the max_num_seqs that then fits.
 
-    Raises `PlannerError` where the engine refuses them.
+    Raises `PlannerError` if the engine refuses them.
     """
     args = usual.args
     given: dict[str, Any] = {
@@ -90,7 +90,7 @@ def generate_neighbours(
 ) -> Iterator[Deployment]:
     """Generate `deployment` with one engine argument moved to the next value of its ladder.
 
-    Arguments that the scenario settles stay. More of the GPU's memory than the engine takes by
+    Arguments that the scenario sets stay. More of the GPU's memory than the engine takes by
     itself is no neighbour. Values of max_num_seqs above `max_running`, the most requests that run
     at once, change no latency and are skipped; what is served at most they do change.
     """
@@ -130,7 +130,7 @@ def _resize_steps(scenario: Scenario, deployment: Deployment, tokens: int) -> It
 
 
 def _list_adjacent(ladder: Sequence[int], value: int) -> list[int]:
-    """The values of `ladder` next below and next above `value`."""
+    """List the values of `ladder` next above and next below `value`."""
     below = [each for each in ladder if each < value]
     above = [each for each in ladder if each > value]
     return [*above[:1], *below[-1:]]

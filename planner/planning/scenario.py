@@ -319,7 +319,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             ),
             output_kinds=entry.files,
             daily_profile=day,
-            fields=_resolve_file_fields(data, folder),
+            fields=resolve_file_fields(data, folder),
             files=tuple(
                 resolve_path(folder, file)
                 for file in (entry.calibration, entry.workload.trace, day_trace)
@@ -344,7 +344,7 @@ FILE_FIELDS = ("model", "calibration", "workload.trace", "workload.day")
 """Fields that may name a file."""
 
 
-def _resolve_file_fields(data: Mapping[str, object], folder: Path) -> dict[str, Any]:
+def resolve_file_fields(data: Mapping[str, object], folder: Path) -> dict[str, Any]:
     """Return the fields of a scenario file such that they can be read again from any folder."""
     fields = copy.deepcopy(dict(data))
     for name in FILE_FIELDS:

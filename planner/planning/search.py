@@ -23,7 +23,6 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
-from planner.core.number_format import format_number
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment, ParallelLayout
 from planner.latency.performance import Performance
@@ -50,7 +49,7 @@ from planner.planning.interruption import Interruption, estimate_interruption
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
-from planner.planning.slo import compute_asked_tolerance, format_latency
+from planner.planning.slo import compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, bisect_largest, state_deployment
 
 MAX_POOL_COST_FACTOR = 2.0
@@ -135,11 +134,6 @@ class Plan:
         return self.best.prediction.performance if self.best else None
 
     @property
-    def safer(self) -> Candidate | None:
-        """The safe option, where it is another deployment than the chosen one."""
-        return None if self.chosen is None or self.safe == self.chosen else self.safe
-
-    @property
     def options(self) -> dict[str, Candidate]:
         """The gamble, the recommendation and the safe option, those that there are, by name."""
         named = {"gamble": self.gamble, "recommended": self.chosen, "safe": self.safe}
@@ -181,29 +175,6 @@ class Plan:
     def billing(self) -> BillingComparison | None:
         """The ways to pay for that day."""
         return compare_billing(self.scenario, self.autoscaling) if self.autoscaling else None
-
-    @property
-    def load_sentence(self) -> str | None:
-        """The largest load that is served, or the shortest limit, where that was the question."""
-        load = self.scenario.workload
-        if self.scenario.found_figure is None:
-            return None
-        if self.scenario.found_figure == "limit":
-            target = self.scenario.slo_targets[0]
-            if self.chosen is None:
-                return f"no limit for {target.name} can be met, not even {format_latency(target.seconds)}"
-            return (
-                f"{format_latency(target.seconds)} is the shortest limit for {target.name} that can"
-                " be met"
-            )
-        amount = (
-            f"{format_number(load.rate)} requests/s"
-            if load.rate is not None
-            else f"{load.concurrency:,} concurrent requests"
-        )
-        if self.chosen is None:
-            return f"not even {amount} can be served within the targets"
-        return f"{amount} are the most that can be served within the targets"
 
     @cached_property
     def api_comparison(self) -> ApiComparison | None:

@@ -27,7 +27,7 @@ from planner.latency.performance import (
     Performance,
     apply_unbounded_queue,
 )
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.kv_cache import KvCachePool
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import (

@@ -61,7 +61,7 @@ def run_what_ifs(
     """
     changes = dict(propose_changes(plan))
     tried = try_each(lambda scenario: search_to_end(scenario, search), changes, "what-ifs")
-    rows = [WhatIf(change, found) for change, plans in tried for found in plans or ()]
+    rows = [WhatIf(change, answer) for change, plans in tried for answer in plans or ()]
     return tuple(what_if for what_if in rows if plan.chosen or what_if.plan.chosen)
 
 
@@ -82,9 +82,12 @@ def find_unlisted_gpu(plan: Plan) -> Candidate | None:
     if chosen is None or (other := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
         return None
     tried = try_each(search_to_end, {_describe_gpus(other): other}, "other GPUs")
-    for found in (found.chosen for _, plans in tried for found in plans or ()):
-        if found and (found.cost_key < chosen.cost_key or found.probability > chosen.probability):
-            return found
+    for other_plan in (other_plan for _, plans in tried for other_plan in plans or ()):
+        better = other_plan.chosen
+        if better and (
+            better.cost_key < chosen.cost_key or better.probability > chosen.probability
+        ):
+            return better
     return None
 
 
@@ -96,36 +99,50 @@ def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     yield from _propose_cheaper_changes(plan) if plan.chosen else _propose_enabling_changes(plan)
 
 
+def list_scenario_changes(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
+    """Yield the changes of a scenario: kind, what it is called, and the changed scenario."""
+    for kind, factor in (("twice", 2.0), ("half", 0.5)):
+        scaled = replace(scenario, workload=scenario.workload.scale(factor))
+        yield kind, f"{kind} the traffic", scaled
+    for target in scenario.slo_targets:
+        yield "limit", _describe_relaxed(target, 1.25), _relax_targets(scenario, 1.25, target)
+    if scenario.slo_targets:
+        yield "limits", "every latency limit doubled", _relax_targets(scenario, 2.0)
+    formats, caches = scenario.quantizations, scenario.kv_cache_dtypes
+    for method, text in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
+        if method not in formats:
+            yield method, text, replace(scenario, quantizations=(*formats, method))
+    if None in formats:
+        yield "own", "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
+    if "fp8" not in caches:
+        yield "cache", "FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*caches, "fp8"))
+    if scenario.speculation and not scenario.speculation.allowed:
+        allowed = scenario.speculation.model_copy(update={"allowed": True})
+        yield "drafts", "speculative decoding allowed", replace(scenario, speculation=allowed)
+
+
 def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """Propose other traffic, limits, formats and GPUs for a scenario with a plan."""
     scenario, chosen = plan.scenario, plan.chosen
     assert chosen is not None
-    replicas, quantizations = chosen.deployment.layout.replicas, scenario.quantizations
-    cheaper = limit_to_budget(scenario, chosen, 1.0)
-    yield "twice the traffic", limit_to_budget(_scale_rate(scenario, 2.0), chosen, 2 + 1 / replicas)
-    if chosen.deployment.layout.num_gpus > 1:
-        if replicas == 1:  # several replicas would become about half as many
-            yield "half the traffic", _scale_rate(cheaper, 0.5)
-        for target in scenario.slo_targets:
-            yield _describe_relaxed(target, 1.25), _relax_targets(cheaper, 1.25, target)
-        if scenario.slo_targets:
-            yield "every latency limit doubled", _relax_targets(cheaper, 2.0)
-    if "fp8" not in quantizations:
-        yield "FP8 weights allowed", replace(cheaper, quantizations=(*quantizations, "fp8"))
-    elif None in quantizations and chosen.preference_key[0] != quantizations.index(None):
-        yield "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
+    layout, formats = chosen.deployment.layout, scenario.quantizations
     performance = chosen.prediction.performance
-    if (
-        "fp8" not in scenario.kv_cache_dtypes
-        and performance
-        and performance.kv_usage_p99 > CROWDED_KV_USAGE
-    ):
-        yield (
-            "FP8 KV cache allowed",
-            replace(cheaper, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")),
-        )
-    if scenario.speculation and not scenario.speculation.allowed:
-        yield "speculative decoding allowed", _enable_speculation(cheaper)
+    is_quantized = None in formats and chosen.preference_key[0] != formats.index(None)
+    wanted = {
+        "twice": True,
+        # several replicas would become about half as many
+        "half": layout.num_gpus > 1 and layout.replicas == 1,
+        "limit": layout.num_gpus > 1,
+        "limits": layout.num_gpus > 1,
+        "fp8": True,
+        "own": "fp8" in formats and is_quantized,
+        "cache": performance and performance.kv_usage_p99 > CROWDED_KV_USAGE,
+        "drafts": True,
+    }
+    for kind, text, changed in list_scenario_changes(scenario):
+        if wanted.get(kind):
+            times = 2 + 1 / layout.replicas if kind == "twice" else 1.0
+            yield text, changed if kind == "own" else limit_to_budget(changed, chosen, times)
     if other := _propose_unlisted_gpus(scenario, chosen):
         yield f"{_describe_gpus(other)} (not on your list) for no more money", other
 
@@ -137,27 +154,16 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus))
         for candidate in scenario.gpus
     )
-    tried = [(f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more))]
-    tight = {
-        **scenario.engine_args,
-        "max_model_len": int(scenario.workload.compute_total_tokens_quantile(0.95)),
-    }
+    changes = [(f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more))]
     if plan.best is None:
-        changed = replace(scenario, engine_args=tight)
-        tried += [("max_model_len cut to the p95 of prompt + output", changed)]
-    else:
-        tried += [("half the traffic", _scale_rate(scenario, 0.5))]
-    if scenario.slo_targets and plan.best:
-        tried += [("every latency limit doubled", _relax_targets(scenario, 2.0))]
-    for name, text in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
-        if name not in scenario.quantizations:
-            tried += [(text, replace(scenario, quantizations=(*scenario.quantizations, name)))]
-    if "fp8" not in scenario.kv_cache_dtypes:
-        changed = replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
-        tried += [("FP8 KV cache allowed", changed)]
-    if scenario.speculation and not scenario.speculation.allowed:
-        tried += [("speculative decoding allowed", _enable_speculation(scenario))]
-    yield from (change for change in tried if _select_promising_gpus(change[1]))
+        longest = int(scenario.workload.compute_total_tokens_quantile(0.95))
+        args = {**scenario.engine_args, "max_model_len": longest}
+        text = "max_model_len cut to the p95 of prompt + output"
+        changes.append((text, replace(scenario, engine_args=args)))
+    wanted = {"fp8", "awq", "cache", "drafts", *(("half", "limits") if plan.best else ())}
+    others = list_scenario_changes(scenario)
+    changes += [(text, changed) for kind, text, changed in others if kind in wanted]
+    yield from (change for change in changes if _select_promising_gpus(change[1]))
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
         yield f"{_describe_gpus(other)} (not on your list)", other
 
@@ -167,10 +173,6 @@ def _describe_relaxed(target: SloTarget, factor: float) -> str:
     return f"limit of {target.name} relaxed from {before} to {after}"
 
 
-def _scale_rate(scenario: Scenario, factor: float) -> Scenario:
-    return replace(scenario, workload=scenario.workload.scale(factor))
-
-
 def _relax_targets(scenario: Scenario, factor: float, only: SloTarget | None = None) -> Scenario:
     """Multiply every limit by `factor`, or that of one target."""
     targets = tuple(
@@ -178,11 +180,6 @@ def _relax_targets(scenario: Scenario, factor: float, only: SloTarget | None = N
         for target in scenario.slo_targets
     )
     return replace(scenario, slo_targets=targets)
-
-
-def _enable_speculation(scenario: Scenario) -> Scenario:
-    assert scenario.speculation is not None
-    return replace(scenario, speculation=scenario.speculation.model_copy(update={"allowed": True}))
 
 
 def _use_other_gpus(scenario: Scenario) -> Scenario:

@@ -2,7 +2,7 @@
 
 The page (`web/cockpit.js`) draws what the traits hold and sends what the reader changes. The answer
 is an analytical estimate at first, and simulated soon after; other GPUs and changes follow.
-Everything on the screen depends only on one immutable `Scenario`; see `build_answer`.
+Everything on the screen depends only on one immutable `Scenario`; see `plan_panel.build_page`.
 """
 
 import math
@@ -19,8 +19,9 @@ from typing import Any
 import anywidget
 import traitlets
 
-from planner.analysis.phrases import METRIC_NAMES
-from planner.analysis.plan_comparison import MAX_COMPARED_PLANS, build_plan_comparison
+from planner.answers import Answer, build_answer
+from planner.answers.build import sweep_costs, sweep_latency
+from planner.answers.wording import METRIC_NAMES
 from planner.core.errors import PlannerError, find_near_names
 from planner.core.progress import watch_progress
 from planner.engines.engine import list_engines
@@ -41,12 +42,14 @@ from planner.ui.notebook_session import (
 )
 from planner.ui.notebook_widgets import show_table
 from planner.ui.pdf_report import write_report
+from planner.ui.plan_comparison import MAX_COMPARED_PLANS, build_plan_comparison
 from planner.ui.plan_panel import (
     AFTER_SIMULATION,
-    Answer,
-    build_answer,
-    build_charts,
+    Page,
     build_other_row,
+    build_page,
+    draw_charts,
+    find_curve_target,
 )
 from planner.ui.progress_line import draw_steps
 from planner.ui.quantity_parser import COUNT_UNITS, SECOND_UNITS, parse_quantity
@@ -58,14 +61,14 @@ DEBOUNCE_S = 0.25
 DEFAULT_ASK_EVERY_S = 60.0
 """Seconds between the questions of a user, answer and thinking together, until the reader says."""
 MAX_UNDO_STEPS = 50
-COMPUTING: Answer = {
+COMPUTING: Page = {
     "state": "computing",
     "tone": "calm",
     "word": "Computing",
     "meta": "",
     "say": [],
 }
-NO_ANSWER: Answer = {"state": "failed", "tone": "bad", "word": "No answer", "say": []}
+NO_ANSWER: Page = {"state": "failed", "tone": "bad", "word": "No answer", "say": []}
 WHOLE_NUMBERS = ("at_most", "requests", "adapters", "rank", "spare_replicas")
 NUMBER_UNITS = {
     **dict.fromkeys(
@@ -111,6 +114,7 @@ class Cockpit(anywidget.AnyWidget):
 
     scenario: Scenario
     plan: Plan | None = None
+    _told: Answer | None = None
     by_users: bool
 
     def __init__(self, start: str = "", searches: Executor | None = None) -> None:
@@ -279,7 +283,7 @@ class Cockpit(anywidget.AnyWidget):
             asked = replace(scenario)  # told apart from the same question before
             # a figure to find takes many estimates: only its simulation is shown
             plan = None if scenario.open_figure else search_analytically(scenario)
-            shown = COMPUTING if plan is None else build_answer(plan, self._ask_every_s)
+            shown = COMPUTING if plan is None else self._build_page(plan)
             self._asked = asked
             self._fields, self.scenario, self.plan = fields, scenario, plan
             with self.hold_sync():
@@ -290,6 +294,11 @@ class Cockpit(anywidget.AnyWidget):
             self._timer = threading.Timer(DEBOUNCE_S, self._simulate_scenario, [asked])
             self._timer.daemon = True
             self._timer.start()
+
+    def _build_page(self, plan: Plan) -> Page:
+        """Build what is shown of a plan, and keep its answer for the charts and for comparisons."""
+        self._told = build_answer(plan, ["growth"])
+        return build_page(self._told, self._ask_every_s)
 
     @property
     def _ask_every_s(self) -> float | None:
@@ -309,7 +318,7 @@ class Cockpit(anywidget.AnyWidget):
             "can_undo": bool(self._past),
         }
 
-    def _show_plan(self, plan: Plan | None, shown: Answer) -> None:
+    def _show_plan(self, plan: Plan | None, shown: Page) -> None:
         self.answer = shown
         self._redraw(None)
         self._compare(plan)
@@ -317,11 +326,15 @@ class Cockpit(anywidget.AnyWidget):
     def _redraw(self, _change: object) -> None:
         """Draw the charts for the page's width and target."""
         with self._lock:
-            if self.plan is None:
+            if self.plan is None or self._told is None:
                 return
-            final = self.answer.get("state") == "final"
             view: dict[str, Any] = self.view
-            self.charts = build_charts(self.plan, view["target"], int(view["width"]), final)
+            limit = find_curve_target(self._told, view["target"])
+            latency = sweep_latency(self.plan, limit) if limit else None
+            costs = (
+                sweep_costs(self.plan) if limit and self.answer.get("state") == "final" else None
+            )
+            self.charts = draw_charts(self._told, latency, costs, int(view["width"]))
 
     def _simulate_scenario(self, asked: Scenario) -> None:
         """Search with simulations, and show the plan if the scenario is still the same."""
@@ -354,7 +367,7 @@ class Cockpit(anywidget.AnyWidget):
                 if plan.scenario.found_figure:
                     self._show_controls()
                 wrong = {name: v for name, v in self.answer.items() if name == "error"}
-                self._show_plan(plan, {**build_answer(plan, self._ask_every_s), **wrong})
+                self._show_plan(plan, {**self._build_page(plan), **wrong})
         if not plan.scenario.found_figure:
             self._search_others(asked, plan)
 
@@ -369,7 +382,8 @@ class Cockpit(anywidget.AnyWidget):
 
     def _search_others(self, asked: Scenario, plan: Plan) -> None:
         """Search other GPUs and changes one by one, and show each until another question comes."""
-        rows: dict[str, list[Answer]] = {"gpus": [], "changes": []}
+        rows: dict[str, list[Page]] = {"gpus": [], "changes": []}
+        answer = build_answer(plan)
         for kind, label, changes, scenario in self._list_others(plan):
             if asked is not self._asked:
                 return
@@ -378,7 +392,8 @@ class Cockpit(anywidget.AnyWidget):
                 PlannerError, RuntimeError
             ):  # such as a format that the model cannot take
                 other = self._search(scenario)
-            row = build_other_row(plan, other, label, changes)
+            found = build_answer(other) if other else None
+            row = build_other_row(answer, found, label, changes)
             if kind == "gpus" or (other and other.chosen):
                 rows[kind].append(row)
             with self._lock:
@@ -523,7 +538,7 @@ class Cockpit(anywidget.AnyWidget):
             self.compared = "<p>Held. Change the question to compare its answer.</p>"
         else:
             plans = [*map(search_cached, self._pinned), plan]
-            self.compared = show_table(build_plan_comparison(plans)).html
+            self.compared = show_table(build_plan_comparison(list(map(build_answer, plans)))).html
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """Show the answer in words where no widget can be shown."""

@@ -1,20 +1,40 @@
 """The decision memo: the first two pages of a report, and the head of the summary notebook.
 
 Plain words for a reader who signs: what to rent, what it costs, how likely it meets the targets, what
-else there is. The facts are those of `plan.json`; `MEMO_MIME_TYPE` carries them to the report.
+else there is. The figures are those of the answer; `MEMO_MIME_TYPE` carries them to the report.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any, Literal
 
 from planner import __version__
-from planner.analysis.load_curves import get_load, sweep_stated_latency
-from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
-from planner.analysis.plan_risks import CAPACITY_MEANING, find_growth_limit, list_largest_risks
-from planner.analysis.plan_summary import describe_day
+from planner.answers import Answer, Offer, Performance
+from planner.answers.answer import Benchmark, Change
+from planner.answers.wording import (
+    BASIS_LABELS,
+    CAPACITY_MEANING,
+    VERDICT_NAMES,
+    VERDICT_STATES,
+    describe_adapters,
+    describe_day,
+    describe_engine,
+    describe_gpus,
+    describe_offer,
+    describe_replica_gpus,
+    describe_risk,
+    explain_open_figure,
+    explain_outside,
+    explain_shortfall,
+    format_amount,
+    format_bound,
+    format_odds,
+    format_pessimistic,
+    list_doubts,
+    list_other_bills,
+    name_target,
+)
 from planner.core.files import get_report_date
 from planner.core.intervals import Interval
 from planner.core.number_format import (
@@ -25,46 +45,21 @@ from planner.core.number_format import (
     format_seconds_range,
     format_usd,
 )
-from planner.core.text import escape_to_one_line
-from planner.deploy import explain_benchmark_lengths, predict_benchmark_ramp
-from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
-from planner.latency.performance import Performance
-from planner.planning.billing import BILLING_AUTOSCALED, price_tokens
-from planner.planning.candidate import Candidate
-from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
-from planner.planning.evaluation import (
-    compute_offered_rps,
-    estimate_run_hours,
-    get_capacity_rps,
-)
-from planner.planning.search import Plan
+from planner.core.templates import render_template
+from planner.core.text import capitalize, escape_to_one_line
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.slo import (
     LimitStatus,
     SloTarget,
     explain_implausible_limits,
     list_benchmark_targets,
 )
-from planner.planning.what_if import WhatIf
 from planner.ui.charts.base import MUTED_COLOR, render_svg
 from planner.ui.charts.summary import SLO_STATUS_COLORS, plot_load_curve
-from planner.ui.limit_rows import find_tightest_target, list_limit_rows
 from planner.ui.notebook_widgets import escape_html
-from planner.ui.plan_words import (
-    compute_bill,
-    describe_adapters,
-    describe_candidate,
-    describe_engine,
-    explain_not_allowed,
-    find_cheaper_gamble,
-    format_odds,
-    is_same_price,
-)
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
 _TIMES = "\N{MULTIPLICATION SIGN}"
-VERDICT_STATES: Mapping[str, LimitStatus] = {
-    "holds": "met", "at_risk": "at risk", "nothing_meets": "missed",
-}  # fmt: skip
 MAX_OPTIONS, MAX_CHANGES = 3, 7
 MIN_LABEL_DISTANCE = 0.11
 """Least distance of two named sellers, as a share of the dearest price."""
@@ -98,6 +93,11 @@ class Option:
     capacity: str
     pro: str
     con: str
+
+    @property
+    def whole_cost(self) -> str:
+        """The cost and its change."""
+        return f"{self.cost} {self.change}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -155,45 +155,49 @@ class Memo:
         return {MEMO_MIME_TYPE: asdict(self), "text/html": _render_html(self)}
 
 
-def build_memo(plan: Plan, changes: Sequence[WhatIf] = (), left_out: str = "") -> Memo:
-    """Build the memo of `plan`; `changes` are its what-ifs, and `left_out` says which are missing."""
-    return _MemoWriter(plan, tuple(changes), left_out).write()
+def build_memo(answer: Answer) -> Memo:
+    """Build the memo of an answer; its what-ifs, curve and ramp are shown where they are there."""
+    return _MemoWriter(answer).write()
 
 
 class _MemoWriter:
-    def __init__(self, plan: Plan, changes: tuple[WhatIf, ...], left_out: str = "") -> None:
-        self.plan, self.scenario, self.changes = plan, plan.scenario, changes
-        self.left_out = [*plan.left_out, *([left_out] if left_out else [])]
-        self.best, self.chosen, self.performance = plan.best, plan.chosen, plan.performance
-        self.api = plan.api_comparison
-        self.confidence: ChoiceConfidence | None = estimate_choice_confidence(plan)
-        self.target = find_tightest_target(plan)
-        self.growth = find_growth_limit(plan)
+    def __init__(self, answer: Answer) -> None:
+        self.answer, self.scenario = answer, answer.scenario
+        self.best, self.chosen, self.performance = answer.best, answer.chosen, answer.performance
+        self.changes = answer.changes or ()
+        self.api, self.choice, self.growth = answer.api, answer.choice, answer.growth
+        self.prefers_api = bool(self.api and self.api.is_api_cheaper)
+        tightest = self.best and self.best.tightest
+        self.target = tightest.target if tightest else None
+        self.base = self.chosen.bill if self.chosen else None
+        if self.api and self.prefers_api:
+            self.base = self.api.api_usd
+        self.options = list(self._list_options())[:MAX_OPTIONS]
 
     def write(self) -> Memo:
-        plan, scenario, best = self.plan, self.scenario, self.best
-        price = best and look_up_gpu_price(best.deployment.gpu, scenario.prices)
-        sellers = self._list_sellers() if best and price and len(price.quotes) > 2 else ()
+        answer, scenario, best = self.answer, self.scenario, self.best
+        price = best and best.price
         chart, chart_title = self._draw_chart()
+        ramp = self._list_ramp()
         return Memo(
             name=escape_to_one_line(scenario.name),
             date=f"{get_report_date():%-d %B %Y}",
             version=__version__,
             title=self._write_title(),
             question=escape_to_one_line(" ".join(scenario.question.split())),
-            verdict=VERDICT_NAMES[plan.verdict],
-            state=VERDICT_STATES[plan.verdict],
+            verdict=VERDICT_NAMES[answer.verdict],
+            state=VERDICT_STATES[answer.verdict],
             deployment=self._describe_setup(),
             sentences=tuple(self._write_verdict()),
             tiles=tuple(self._list_tiles()),
-            api=f"{_capitalize(self.api.sentence)}." if self.api else "",
-            day=describe_day(plan),
+            api=f"{capitalize(self.api.sentence)}." if self.api else "",
+            day=describe_day(answer),
             asked=tuple(self._describe_question()),
             period="the job" if scenario.offline else "a month",
-            cost_name="Cost, always on" if self._is_scaled else "Cost",
-            latency_name=_name_target(self.target) if self.target else "",
-            options=(options := tuple(islice(self._list_options(), MAX_OPTIONS))),
-            capacity_note=self._explain_capacity() if options else "",
+            cost_name="Cost, always on" if answer.day else "Cost",
+            latency_name=name_target(self.target) if self.target else "",
+            options=tuple(option for _, option in self.options),
+            capacity_note=self._explain_capacity() if self.options else "",
             risks=tuple(self._list_risks()),
             next_step=self._write_next_step(),
             finding=self._write_finding(),
@@ -202,55 +206,21 @@ class _MemoWriter:
             chart=chart,
             chart_title=chart_title,
             changes=tuple(self._list_changes()),
-            sellers=sellers,
+            sellers=self._list_sellers() if price and len(price.quotes) > 2 else (),
             median_usd=price.median_usd * self._gpu_hours if price else 0.0,
-            ramp_heads=tuple(map(_name_target, self._judged)),
-            ramp=(ramp := self._list_ramp()),
-            ramp_note=explain_benchmark_lengths(self.chosen.prediction)
-            if ramp and self.chosen
-            else "",
+            ramp_heads=tuple(map(name_target, self._judged)),
+            ramp=ramp,
+            ramp_note=answer.benchmark_note if ramp else "",
             basis=tuple(self._describe_basis()),
         )
 
     @property
     def _gpu_hours(self) -> float:
-        """GPU-hours of the best candidate in a month, or in the whole run."""
+        """GPU-hours of the best deployment in a month, or in the whole run."""
         if self.best is None:
             return 0.0
-        hours = estimate_run_hours(self.scenario, self.best)
-        return self.best.prediction.num_gpus_billed * (hours.mid if hours else HOURS_PER_MONTH)
-
-    def _write_title(self) -> str:
-        if self.best is None:
-            return "No plan is possible on the GPUs allowed"
-        if self.chosen is None:
-            limits = [f"{c.max_gpus} {_TIMES} {c.gpu.name}" for c in self.scenario.gpus]
-            where = f" on {limits[0]}" if len(limits) == 1 else ""
-            return f"No plan{where} meets the targets: change one of them, or allow more"
-        if self.api and self.api.is_api_cheaper:
-            return f"Use the API{self._for(self.api.api_usd)} instead of GPUs of your own"
-        condition = " only after a benchmark" if self.chosen.at_risk else ""
-        if hours := estimate_run_hours(self.scenario, self.chosen):
-            usd = format_usd(self._bill) if self._bill else "price not known"
-            return f"Rent {_count_gpus(self.chosen)} for {format_number(hours.mid, 2)} hours, {usd} in all{condition}"
-        amount = "up to " * self._is_scaled + _count_gpus(self.chosen)
-        return f"Rent {amount}{self._for(self._bill)}{condition}"
-
-    def _price(self, candidate: Candidate) -> float | None:
-        return compute_bill(self.scenario, candidate)
-
-    @property
-    def _bill(self) -> float | None:
-        """What the plan costs: its price, or less if GPUs follow the hours of a day."""
-        billing = self.plan.billing
-        if billing and BILLING_AUTOSCALED in billing.usd:
-            return billing.usd[BILLING_AUTOSCALED] * HOURS_PER_MONTH / 24
-        return self._price(self.best) if self.best else None
-
-    @property
-    def _is_scaled(self) -> bool:
-        price = self._price(self.best) if self.best else None
-        return bool(price and self._bill and self._bill < 0.995 * price)
+        hours = self.best.run_hours
+        return self.best.num_gpus_billed * (hours.mid if hours else HOURS_PER_MONTH)
 
     @property
     def _period(self) -> str:
@@ -259,33 +229,46 @@ class _MemoWriter:
     def _for(self, usd: float | None) -> str:
         return "" if usd is None else f" for {format_usd(usd)} {self._period}"
 
+    def _write_title(self) -> str:
+        chosen = self.chosen
+        if self.best is None:
+            return "No plan is possible on the GPUs allowed"
+        if chosen is None:
+            limits = [f"{c.max_gpus} {_TIMES} {c.gpu.name}" for c in self.scenario.gpus]
+            where = f" on {limits[0]}" if len(limits) == 1 else ""
+            return f"No plan{where} meets the targets: change one of them, or allow more"
+        if self.api and self.prefers_api:
+            return f"Use the API{self._for(self.api.api_usd)} instead of GPUs of your own"
+        condition = " only after a benchmark" if self.answer.verdict == "at_risk" else ""
+        if hours := chosen.run_hours:
+            usd = _format_usd(chosen.bill, "price not known")
+            return f"Rent {_count_gpus(chosen)} for {format_number(hours.mid, 2)} hours, {usd} in all{condition}"
+        always = " always on" if self.answer.day and chosen.bill else ""
+        return f"Rent {_count_gpus(chosen)}{self._for(chosen.bill)}{always}{condition}"
+
     def _describe_setup(self) -> str:
         if self.best is None:
             return ""
-        setup = f"{describe_candidate(self.best)}, {describe_engine(self.best)}"
+        setup = f"{describe_offer(self.best)}, {describe_engine(self.best)}"
         return setup.replace(" x ", f" {_TIMES} ")
 
     def _write_verdict(self) -> Iterator[str]:
-        plan, chosen, scenario = self.plan, self.chosen, self.scenario
-        if plan.load_sentence:
-            yield _capitalize(plan.load_sentence) + "."
+        answer, chosen, scenario = self.answer, self.chosen, self.scenario
+        if figure := explain_open_figure(answer):
+            yield f"{capitalize(figure)}."
         if chosen is None:
-            if self.best is None:
-                yield str(plan.binding_constraint)
-                return
-            doubts = list(self._list_doubts("missed")) or self.best.violations
-            yield f"The closest plan is {_count_gpus(self.best)}. It misses: {_join(doubts)}."
-            if hint := explain_implausible_limits(scenario.slo_targets):
-                yield f"{_capitalize(hint)}."
+            yield from self._explain_closest()
             return
-        asked = f"{scenario.confidence:.0%}"
         what = "The work is done in time" if scenario.offline else "Every target is met"
+        asked = f"{scenario.confidence:.0%}"
         yield f"{what} with a probability of {format_odds(chosen)}; you asked for {asked}."
-        if adapters := describe_adapters(scenario, chosen):
+        if bills := list_other_bills(answer):
+            yield f"{capitalize('; '.join(bills)).replace('`', '')}."
+        if adapters := describe_adapters(answer):
             yield f"{adapters}."
-        if chosen.at_risk and (doubts := list(self._list_doubts("at risk"))):
-            yield f"Risk: {_join(doubts)}."
-        if self.api and self.api.is_api_cheaper:
+        if answer.verdict == "at_risk" and (doubts := list_doubts(chosen, "at risk")):
+            yield f"Risk: {self._say_in_words(_join(doubts))}."
+        if self.api and self.prefers_api:
             yield "This is the plan for GPUs of your own, the second choice here."
             stopped = self.api.stopped_usd
             if stopped is not None and stopped < self.api.api_usd:
@@ -294,52 +277,47 @@ class _MemoWriter:
                     " hours without traffic."
                 )
 
-    def _list_doubts(self, state: State) -> Iterator[str]:
-        """Say of each target in `state` what it reaches, and its limit."""
-        for bar in self._list_bars():
-            if bar.state == state:
-                name = _uncapitalize(bar.name)
-                reached = f"may reach {bar.worst}" if state == "at risk" else f"is {bar.value}"
-                yield f"{name} {reached}, the limit is {bar.limit}"
+    def _explain_closest(self) -> Iterator[str]:
+        if self.best is None:
+            yield self.answer.binding.sentence
+            return
+        shortfall = self._say_in_words(explain_shortfall(self.best))
+        yield f"The closest plan is {_count_gpus(self.best)}. It misses: {shortfall}."
+        if hint := explain_implausible_limits(self.scenario.slo_targets):
+            yield f"{capitalize(hint)}."
 
     def _list_tiles(self) -> Iterator[Tile]:
-        best, scenario, performance = self.best, self.scenario, self.performance
-        if best is None or performance is None:
+        best, scenario = self.best, self.scenario
+        if best is None or self.performance is None:
             return
-        usd, hours, price = best.usd_per_hour, estimate_run_hours(scenario, best), self._bill
-        whose = "Cost" if self.chosen else "Cost of the nearest plan"
-        if self.api and self.api.is_api_cheaper:
-            whose = "Cost of own GPUs"
-        if usd is None or price is None:
-            yield Tile(whose, EN_DASH, "", f"no price known for {best.deployment.gpu.name}")
-        else:
-            rate = f"{format_usd(usd)} an hour"
-            if self._is_scaled:
-                rate = f"scaled by the hour; at most {_format_usd(self._price(best))}"
-            yield Tile(whose, format_usd(price), self._period, rate)
-        always_on = self._price(best)
-        if (tokens := price_tokens(scenario, best)) and price and always_on:
-            per_token, side = tokens
-            when = "over the day" if scenario.daily_profile else "at the planned load"
-            shown = format_usd(per_token.mid * price / always_on)
-            yield Tile(f"Per million {side} tokens", shown, "", when)
-        if hours:
-            total = scenario.workload.num_prompts or 0
-            within = total / (scenario.workload.rate or 1.0) / 3600
-            yield Tile(
-                "Time for the job",
-                format_number(hours.mid, 2),
-                "h",
-                f"of {format_number(within)} h allowed",
-            )
+        yield self._build_cost_tile(best)
+        if best.usd_per_mtok:
+            when = "over the day, always on" if scenario.daily_profile else "at the planned load"
+            name = f"Per million {best.priced_side} tokens"
+            yield Tile(name, format_usd(best.usd_per_mtok.mid), "", when)
+        if hours := best.run_hours:
+            within = (scenario.workload.num_prompts or 0) / (scenario.workload.rate or 1.0) / 3600
+            note = f"of {format_number(within)} h allowed"
+            yield Tile("Time for the job", format_number(hours.mid, 2), "h", note)
         elif self.chosen and (growth := self.growth):
             yield Tile("Room to grow", *growth.format_value(), growth.describe_end())
         elif users := scenario.workload.concurrency:
-            served = format_number(compute_offered_rps(scenario, best.prediction))
+            served = format_number(best.planned_rps)
             yield Tile("Served", served, "requests/s", f"at {users:,} concurrent requests")
         note = "that it is done in time" if scenario.offline else "that all targets are met"
         note += "" if self.chosen else " by it"
         yield Tile("Probability", format_odds(best), "", note)
+
+    def _build_cost_tile(self, best: Offer) -> Tile:
+        whose = "Cost" if self.chosen else "Cost of the nearest plan"
+        if self.prefers_api:
+            whose = "Cost of own GPUs"
+        if best.bill is None or best.usd_per_hour is None:
+            return Tile(whose, EN_DASH, "", f"no price known for {best.gpu}")
+        note = f"{format_usd(best.usd_per_hour.mid)} an hour"
+        if self.answer.day:
+            note += ", always on"
+        return Tile(whose, format_usd(best.bill), self._period, note)
 
     def _describe_question(self) -> Iterator[tuple[str, str]]:
         scenario, load = self.scenario, self.scenario.workload
@@ -347,158 +325,165 @@ class _MemoWriter:
             f"prompts of {load.prompt.mean:,.0f} and answers of {load.output.mean:,.0f} tokens on"
             " average"
         )
+        traffic = (
+            f"{load.concurrency or 0:,} concurrent requests, each followed at once by the next"
+        )
         if scenario.offline and load.num_prompts and load.rate:
             hours = load.num_prompts / load.rate / 3600
             traffic = f"{load.num_prompts:,} requests within {format_number(hours)} hours"
         elif load.rate:
-            traffic = f"{format_number(load.rate)} requests/s" + " in the busiest hour" * bool(
-                scenario.daily_profile
-            )
-        else:
-            traffic = f"{load.concurrency:,} concurrent requests, each followed at once by the next"
+            busiest = " in the busiest hour" if scenario.daily_profile else ""
+            traffic = f"{format_number(load.rate)} requests/s{busiest}"
         model = escape_to_one_line(scenario.model.rpartition("/")[2])
         volume = f"{scenario.volume}, " if scenario.volume else ""
         yield "Traffic", f"{model}: {volume}{traffic}; {lengths}."
         targets = [
-            f"{_name_target(target)} within {format_limit_seconds(target.seconds)}"
+            f"{name_target(target)} within {format_limit_seconds(target.seconds)}"
             for target in scenario.slo_targets
         ]
         room = f" {scenario.headroom:.0%} of the capacity stays free." if scenario.headroom else ""
         meaning = " (p95: for 95 of 100 requests)" if "p95" in _join(targets) else ""
-        yield "Targets", f"{_capitalize(_join(targets) or 'all done in time')}{meaning}.{room}"
+        yield "Targets", f"{capitalize(_join(targets) or 'all done in time')}{meaning}.{room}"
         gpus = ", ".join(f"{each.max_gpus} {_TIMES} {each.gpu.name}" for each in scenario.gpus)
         yield "Allowed", f"Up to {gpus}."
 
-    def _list_options(self) -> Iterator[Option]:
-        """The recommendation, then what costs less or is safer; if nothing meets, the ways out."""
-        first, index = self.chosen, iter("ABCDEFGH")
-        if first is None:
-            ways = [(each, each.plan.chosen) for each in self.changes if each.plan.chosen]
-            for change, way in sorted(ways, key=lambda each: each[1].rank_key):
-                title = f"{next(index)} · {self._say_in_words(change.change)}"
-                outside = explain_not_allowed(self.scenario, way)
-                outside = "" if outside in title else _capitalize(outside)
-                yield self._describe_option(title, way, None, "", outside)
+    def _list_options(self) -> Iterator[tuple[Offer | None, Option]]:
+        """List the recommendation, then what costs less or is safer; if nothing meets, the ways out."""
+        index = iter("ABCDEFGH")
+        if self.chosen is None:
+            yield from self._list_ways_out(index)
             return
-        base = self._price(first)
-        if self.api and self.api.is_api_cheaper:
-            base, api = self.api.api_usd, self.scenario.billing_alternatives.api
-            assert api is not None
-            price = (
-                f"${api.usd_per_mtok_input:.2f} per M tokens in, ${api.usd_per_mtok_output:.2f} out"
-            )
-            yield Option(
-                f"{next(index)} · recommended", "API by the token", format_usd(base), "",
-                "not predicted", "", EN_DASH, EN_DASH, f"no servers; {price}",
-                "speed and limits are the provider's",
-            )  # fmt: skip
-        against = _describe_miss(first)
-        yield self._describe_option(
-            f"{next(index)} · {'recommended' if not (self.api and self.api.is_api_cheaper) else 'own GPUs'}",
-            first, base,
-            f"lowest price with a probability of {self.scenario.confidence:.0%} or more"
-            if not first.at_risk else "lowest price with a probability of 50% or more",
-            against,
-        )  # fmt: skip
-        gamble = find_cheaper_gamble(self.plan)
-        if safe := self.plan.safer:
-            yield self._describe_option(
-                f"{next(index)} · safer", safe, base, f"only {_describe_miss(safe)}",
-                self._compare_cost(safe, base),
-            )  # fmt: skip
-        if gamble:
-            yield self._describe_cheaper(next(index), gamble, base)
+        if self.api and self.prefers_api:
+            yield None, self._describe_api(f"{next(index)} · recommended")
+        role = "own GPUs" if self.prefers_api else "recommended"
+        least = f"{self.scenario.confidence:.0%}" if self.answer.verdict == "holds" else "50%"
+        reason = f"lowest price with a probability of {least} or more"
+        shown = [self.chosen]
+        yield (
+            self.chosen,
+            self._describe_option(
+                f"{next(index)} · {role}", self.chosen, reason, _describe_miss(self.chosen)
+            ),
+        )
+        benchmark = self.answer.benchmark
+        for role, offer in self._list_others():
+            is_measured = benchmark is not None and offer is benchmark.offer
+            is_new = all(describe_gpus(offer) != describe_gpus(each) for each in shown)
+            if is_new or (is_measured and all(offer is not each for each in shown)):
+                shown.append(offer)
+                pro, con = self._weigh(role, offer)
+                yield offer, self._describe_option(f"{next(index)} · {role}", offer, pro, con)
+
+    def _list_others(self) -> Iterator[tuple[str, Offer]]:
+        """List what stands beside the recommendation, each with its role; what is to be measured first."""
+        answer, choice, benchmark = self.answer, self.choice, self.answer.benchmark
+        if benchmark and not benchmark.is_own:
+            yield self._find_role(benchmark.offer), benchmark.offer
+        if answer.safer:
+            yield "safer", answer.safer
+        if answer.cheaper:
+            yield "cheaper", answer.cheaper
         for change in self.changes:
-            found = change.plan.chosen
-            if found and found.deployment.gpu not in {each.gpu for each in self.scenario.gpus}:
-                yield self._describe_other_gpu(next(index), found, base)
-        if not gamble and self.confidence and (hoped := self.confidence.likeliest_cheaper):
-            yield self._describe_cheaper(next(index), hoped, base)
-        shown = {_count_gpus(each) for each in self.plan.options.values()}
-        for other in self.plan.candidates:
-            if other.is_feasible and _count_gpus(other) not in shown:
-                shown.add(_count_gpus(other))
-                yield self._describe_option(
-                    f"{next(index)} · next best", other, base,
-                    _describe_miss(other),
-                    self._compare_cost(other, base),
-                )  # fmt: skip
+            if change.offer and change.is_other_gpu:
+                yield "another GPU", change.offer
+        likeliest = choice.likeliest_cheaper if choice else None
+        if not answer.cheaper and likeliest and likeliest.status != "missed":
+            yield "cheaper", likeliest
+        for offer in answer.candidates:
+            if offer.meets:
+                yield "next best", offer
+
+    def _find_role(self, offer: Offer) -> str:
+        assert self.chosen is not None
+        return "cheaper" if offer.price_key < self.chosen.price_key else "next best"
+
+    def _weigh(self, role: str, offer: Offer) -> tuple[str, str]:
+        """Say what is for an option, and what against it."""
+        cost, miss = self._compare_cost(offer), _describe_miss(offer)
+        if role == "safer":
+            return f"only {miss}", cost
+        if role == "next best":
+            return miss, cost
+        if role == "cheaper":
+            return cost, miss
+        is_dearer = offer.bill and self.base and offer.bill > 1.005 * self.base
+        arguments = [(cost, not is_dearer), (explain_outside(self.scenario, offer), False)]
+        if performance := offer.performance:
+            label = BASIS_LABELS[performance.basis].split(":")[0]
+            arguments.append((f"speed {label}", performance.basis == "measured"))
+        pro, con = (
+            ", ".join(text for text, is_for in arguments if is_for == side and text)
+            for side in (True, False)
+        )
+        return pro, con
+
+    def _list_ways_out(self, index: Iterator[str]) -> Iterator[tuple[Offer | None, Option]]:
+        """List the plans that one change allows, best first."""
+        ways = [(each, each.offer) for each in self.changes if each.offer]
+        for change, offer in sorted(ways, key=lambda way: way[1].rank):
+            title = f"{next(index)} · {self._say_in_words(change.change)}"
+            outside = explain_outside(self.scenario, offer)
+            con = "" if outside in title else capitalize(outside)
+            yield offer, self._describe_option(title, offer, "", con)
+
+    def _describe_api(self, title: str) -> Option:
+        entry, api = self.scenario.billing_alternatives.api, self.api
+        assert entry is not None and api is not None
+        price = (
+            f"${entry.usd_per_mtok_input:.2f} per M tokens in, ${entry.usd_per_mtok_output:.2f} out"
+        )
+        return Option(
+            title, "API by the token", format_usd(api.api_usd), "", "not predicted", "", EN_DASH, EN_DASH,
+            f"no servers; {price}", "speed and limits are the provider's",
+        )  # fmt: skip
 
     def _explain_capacity(self) -> str:
         if self.scenario.offline:
             return ""
         if self.chosen and self.growth:
-            letter = "B" if self.api and self.api.is_api_cheaper else "A"
             room = _uncapitalize(self.growth.explain())
-            return f"In brackets: 4 of 5 cases. Option {letter}: {room}"
+            return f"In brackets: 4 of 5 cases. Option {self._letter(self.chosen)}: {room}"
         return f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
 
-    def _describe_cheaper(self, letter: str, candidate: Candidate, base: float | None) -> Option:
-        return self._describe_option(
-            f"{letter} · cheaper", candidate, base, self._compare_cost(candidate, base),
-            _describe_miss(candidate),
-        )  # fmt: skip
+    def _letter(self, offer: Offer) -> str:
+        """Name an option that is shown by its letter, else by its GPUs."""
+        titles = [option.title for shown, option in self.options if shown is offer]
+        return titles[0].partition(" ")[0] if titles else _count_gpus(offer)
 
-    def _describe_other_gpu(self, letter: str, candidate: Candidate, base: float | None) -> Option:
-        usd, performance = self._price(candidate), candidate.prediction.performance
-        is_dearer = usd and base and usd > base and not is_same_price(usd, base)
-        arguments = [
-            (self._compare_cost(candidate, base), not is_dearer),
-            (explain_not_allowed(self.scenario, candidate), False),
-        ]
-        if performance:
-            label = CALIBRATION_BASIS_LABELS[performance.basis].split(":")[0]
-            arguments.append((f"speed {label}", performance.basis == "measured"))
-        pro, con = (
-            ", ".join(text for text, is_for in arguments if is_for == side)
-            for side in (True, False)
-        )
-        return self._describe_option(f"{letter} · another GPU", candidate, base, pro, con)
-
-    def _compare_cost(self, candidate: Candidate, base: float | None) -> str:
-        usd = self._price(candidate)
+    def _compare_cost(self, offer: Offer) -> str:
+        usd, base = offer.bill, self.base
         if usd is None or base is None:
             return "another price"
-        if is_same_price(usd, base):
+        if abs(usd / base - 1) < 0.005:
             return "the same price"
         return f"{format_usd(abs(usd - base))} {self._period} {'more' if usd > base else 'less'}"
 
-    def _describe_option(
-        self, title: str, candidate: Candidate, base: float | None, pro: str, con: str
-    ) -> Option:
-        usd, performance = self._price(candidate), candidate.prediction.performance
-        change = _format_change(usd, base) if base and usd != base else ""
-        latency = EN_DASH
-        if self.target and performance:
-            value = performance.get(self.target.metric, self.target.percentile)
+    def _describe_option(self, title: str, offer: Offer, pro: str, con: str) -> Option:
+        latency, served = EN_DASH, offer.capacity_rps
+        if self.target and offer.performance:
+            value = offer.performance.get(self.target.metric, self.target.percentile)
             latency = _format_interval(value, self.target.seconds)
-        served = get_capacity_rps(self.scenario, performance) if performance else None
-        word, state = self._judge(candidate)
+        change = (
+            ""
+            if offer is self.chosen and not self.prefers_api
+            else _format_change(offer.bill, self.base)
+        )
         return Option(
-            title, _count_gpus(candidate), _format_usd(usd), change, word, state, latency,
+            title, _count_gpus(offer), _format_usd(offer.bill), change, _judge(offer), offer.status, latency,
             f"{format_number(served.mid)} requests/s" if served else EN_DASH, pro, con,
         )  # fmt: skip
 
-    def _judge(self, candidate: Candidate) -> tuple[str, State]:
-        odds = format_odds(candidate) + " (estimated)" * (not candidate.is_simulated)
-        if candidate.is_confident:
-            return f"Meets targets, {odds}", "met"
-        if candidate.is_feasible and candidate.probability >= 0.5:
-            return f"At risk, {odds}", "at risk"
-        return f"Misses targets, {odds}", "missed"
-
     def _list_risks(self) -> Iterator[tuple[str, str, str]]:
-        if self.chosen is None:
-            return
-        for name, size, settle in list_largest_risks(self.plan):
-            yield _capitalize(name), _capitalize(self._say_in_words(size)), _capitalize(settle)
+        for risk in self.answer.risks if self.chosen else ():
+            name, size, settle = describe_risk(risk)
+            yield capitalize(name), capitalize(self._say_in_words(size)), capitalize(settle)
 
     def _write_next_step(self) -> str:
         if self.chosen is None:
             if not self.changes:
                 return "Allow other GPUs, more of them, or higher latency limits, and plan again."
             return "Decide which of the ways out you accept; then set it in the scenario and plan again."
-        if self.api and self.api.is_api_cheaper:
+        if self.prefers_api:
             return (
                 "Send a day of your own requests to the API: check speed, rate limits and terms."
                 " If they suit, sign A. If not, take B."
@@ -508,112 +493,117 @@ class _MemoWriter:
                 "Run a tenth of the requests on A. If it is as fast as page 2 predicts, run the rest."
                 " If not, plan again with the measured speed."
             )
-        best = self.confidence.best_benchmark if self.confidence else None
-        measured = best[0] if best else self.chosen
-        usd = measured.usd_per_hour
-        if usd is not None and not measured.is_disaggregated:
-            usd /= measured.deployment.layout.replicas
-        cost = f" ({format_usd(usd * 24)})" if usd is not None else ""
-        own = measured is self.chosen
-        share = (
-            f" The result changes the choice in {format_probability(best[1])} of cases."
-            if best
-            else ""
+        benchmark = self.answer.benchmark
+        if benchmark and not benchmark.is_own:
+            return self._plan_other_benchmark(benchmark)
+        return self._plan_own_benchmark(self.chosen, benchmark)
+
+    def _plan_other_benchmark(self, benchmark: Benchmark) -> str:
+        """Say which other option to rent for a day, and what its result decides."""
+        assert self.chosen is not None
+        offer, share = benchmark.offer, _describe_value_of(benchmark)
+        replica = f"one replica of {self._letter(offer)} ({describe_replica_gpus(offer)})"
+        extent = (
+            replica
+            if offer.deployment.layout.replicas > 1
+            else f"the GPUs of {self._letter(offer)}"
         )
-        files = "`serve.sh`, then `bench.sh`" if own else "the scripts in `measure/`"
-        extent = "one replica of A" if measured.deployment.layout.replicas > 1 else "the GPUs of A"
-        start = f"Rent {extent} for a day{cost} and run {files}."
-        if not own:
-            start = f"Rent {_count_gpus(measured)} for a day{cost} and run {files}."
-            if measured.price_key >= self.chosen.price_key:
-                return f"{start} Plan again with the result, then sign.{share}"
-            kept = (
-                f"{_capitalize(_name_target(self.target))} within {format_limit_seconds(self.target.seconds)}"
-                if self.target
-                else "As fast as predicted"
-            )
-            return f"{start} {kept}: keep it, it costs less. If not: plan again with the result.{share}"
-        if self.confidence and best and self.confidence.is_cheaper_likely:
+        price = _describe_day_price(benchmark.usd_per_day)
+        start = f"Rent {extent} for a day{price} and run the scripts in `measure/`."
+        if offer.price_key >= self.chosen.price_key:
+            return f"{start} Plan again with the result, then sign.{share}"
+        kept = "As fast as predicted"
+        if self.target:
+            limit = format_limit_seconds(self.target.seconds)
+            kept = f"{capitalize(name_target(self.target))} within {limit}"
+        return f"{start} {kept}: keep it, it costs less. If not: plan again with the result.{share}"
+
+    def _plan_own_benchmark(self, chosen: Offer, benchmark: Benchmark | None) -> str:
+        """Say how to benchmark the recommendation, and what its result decides."""
+        usd = benchmark.usd_per_day if benchmark else None
+        if benchmark is None and chosen.usd_per_hour:
+            usd = chosen.usd_per_hour.mid * 24 * chosen.gpus_per_replica / chosen.num_gpus_billed
+        extent = "one replica of A" if chosen.deployment.layout.replicas > 1 else "the GPUs of A"
+        start = f"Rent {extent} for a day{_describe_day_price(usd)} and run `serve.sh`, then `bench.sh`."
+        share = _describe_value_of(benchmark) if benchmark else ""
+        if self.choice and benchmark and self.choice.is_cheaper_likely:
             return f"{start} Plan again with the result, then sign: a cheaper plan may be enough.{share}"
         if self.target is None:
             return f"{start} If it is as fast as page 2 predicts, sign A."
+        safer = self.answer.safer
+        other = f"take {self._letter(safer)}" if safer else "plan again with the result"
         limit = format_limit_seconds(self.target.seconds)
-        other = "take B" if self.plan.safer else "plan again with the result"
-        return (
-            f"{start} {_capitalize(_name_target(self.target))} within {limit}: sign A. Longer:"
-            f" {other}.{share}"
-        )
+        name = capitalize(name_target(self.target))
+        return f"{start} {name} within {limit}: sign A. Longer: {other}.{share}"
 
     def _list_bars(self) -> Iterator[Bar]:
         planned = 1 - self.scenario.headroom
-        for row in list_limit_rows(self.plan):
-            shares = (min(end, MAX_SHARE) for end in (row.use.lo, row.use.mid, row.use.hi))
-            if row.target:
-                name = _capitalize(_name_target(row.target))
-                yield Bar(name, row.value, row.pessimistic, row.limit, row.status, *shares)
-            elif row.is_load:
+        for limit in self.best.limits if self.best else ():
+            shares = (min(end, MAX_SHARE) for end in (limit.use.lo, limit.use.mid, limit.use.hi))
+            if limit.target:
+                name = capitalize(name_target(limit.target))
+                worst = format_pessimistic(limit)
+                yield Bar(
+                    name, format_amount(limit), worst, format_bound(limit), limit.status, *shares
+                )
+            elif limit.is_load:
                 mid, worst = (
                     f"{planned * use:.{int(abs(use - 1) < 0.005)}%}"
-                    for use in (row.use.mid, row.pessimistic_use)
+                    for use in (limit.use.mid, limit.pessimistic_use)
                 )
-                yield Bar("Load (of capacity)", mid, worst, f"{planned:.0%}", row.status, *shares)
+                yield Bar("Load (of capacity)", mid, worst, f"{planned:.0%}", limit.status, *shares)
 
     def _write_finding(self) -> str:
         bars = list(self._list_bars())
         if not bars:
             return "Why no plan is possible" if self.best is None else "What the plan rests on"
-        missed = [bar.name for bar in bars if bar.state == "missed"]
-        risky = [bar.name for bar in bars if bar.state == "at risk"]
+        missed, risky = (
+            _join([_uncapitalize(bar.name) for bar in bars if bar.state == state])
+            for state in ("missed", "at risk")
+        )
         if missed:
-            return f"Missed by the closest plan: {_join(_lower(missed))}"
+            return f"Missed by the closest plan: {missed}"
         if risky:
-            return f"At risk: {_join(_lower(risky))}; all other targets are met"
+            return f"At risk: {risky}; all other targets are met"
         if self.target is None:
             return "The work is done in time"
-        return f"Every target is met; nearest to its limit: {_name_target(self.target)}"
+        return f"Every target is met; nearest to its limit: {name_target(self.target)}"
 
     def _draw_chart(self) -> tuple[str, str]:
         """Draw the tightest target over the load, as SVG, with its title."""
-        target, performance, best = self.target, self.performance, self.best
-        if target is None or performance is None or best is None:
+        curve = self.answer.curve
+        if curve is None:
             return "", ""
-        data = sweep_stated_latency(self.scenario, best, target)
-        if len(data) < 4 or performance.saturated:
-            return "", ""
-        name, here = get_load(self.scenario.workload)
-        own = performance.get(target.metric, target.percentile)
-        chart = plot_load_curve(data, name.lower(), here, own, target.seconds)
-        unit = "ms" if target.seconds < 1 else "s"
-        return render_svg(chart), f"{_name_target(target)}, {unit}, by {name.lower()}"
+        axis, limit = curve.axis.lower(), curve.target.seconds
+        chart = plot_load_curve(curve.points, axis, curve.here, curve.own, limit)
+        unit = "ms" if limit < 1 else "s"
+        return render_svg(chart), f"{name_target(curve.target)}, {unit}, by {axis}"
 
     def _list_changes(self) -> Iterator[tuple[str, str, str, str, str, State]]:
-        base = self._price(self.chosen) if self.chosen else None
         own = self.chosen and self.chosen.description
-        ordered = sorted(
-            self.changes,
-            key=lambda each: not each.plan.chosen or each.plan.chosen.description == own,
-        )
-        for item in [each for each in self.changes if each in ordered[:MAX_CHANGES]]:
-            found = item.plan.chosen
-            change = _capitalize(self._say_in_words(item.change))
-            if found is None:
-                yield change, "no plan", EN_DASH, EN_DASH, "No plan meets the targets", "missed"
+
+        def is_unchanged(change: Change) -> bool:
+            return not change.offer or change.offer.description == own
+
+        first = sorted(self.changes, key=is_unchanged)[:MAX_CHANGES]
+        for change in (each for each in self.changes if each in first):
+            name, offer = capitalize(self._say_in_words(change.change)), change.offer
+            if offer is None:
+                yield name, "no plan", EN_DASH, EN_DASH, "No plan meets the targets", "missed"
                 continue
-            usd = compute_bill(item.plan.scenario, found)
-            share = _format_change(usd, base)
-            yield change, _count_gpus(found), _format_usd(usd), share, *self._judge(found)
+            base = self.chosen.bill if self.chosen else None
+            cost = _format_usd(offer.bill), _format_change(offer.bill, base) or EN_DASH
+            yield name, _count_gpus(offer), *cost, _judge(offer), offer.status
 
     def _say_in_words(self, change: str) -> str:
         for target in self.scenario.slo_targets:
-            change = change.replace(target.name, _name_target(target))
+            change = change.replace(target.name, name_target(target))
         return change
 
     def _list_sellers(self) -> tuple[tuple[str, float, bool], ...]:
-        assert self.best is not None
-        price = look_up_gpu_price(self.best.deployment.gpu, self.scenario.prices)
-        assert price is not None
+        assert self.best is not None and self.best.price is not None
         cheapest: dict[str, float] = {}
-        for quote in sorted(price.quotes, key=lambda quote: quote.usd):
+        for quote in sorted(self.best.price.quotes, key=lambda quote: quote.usd):
             cheapest.setdefault(quote.seller, quote.usd * self._gpu_hours)
         sellers, prices = zip(*cheapest.items(), strict=True)
         last = len(prices) - 1
@@ -629,13 +619,13 @@ class _MemoWriter:
         return list_benchmark_targets(self.scenario.slo_targets)
 
     def _list_ramp(self) -> tuple[tuple[str, ...], ...]:
-        if self.chosen is None:
+        chosen, steps = self.chosen, self.answer.ramp
+        if chosen is None or steps is None:
             return ()
-        steps = predict_benchmark_ramp(self.chosen.prediction)
         rows = [(format_number(rate), *self._list_step(found)) for rate, found in steps.items()]
         if self.performance and not self.scenario.offline:
-            found, load = self.performance, self.chosen.prediction.workload
-            replicas = 1 if self.chosen.is_disaggregated else self.chosen.deployment.layout.replicas
+            found, load = self.performance, chosen.prediction.workload
+            replicas = 1 if chosen.is_disaggregated else chosen.deployment.layout.replicas
             rate = ((load and load.rate) or found.request_tps.mid) / replicas
             *latencies, _ = self._list_step(found)
             tokens = format_number(found.output_tps.mid / replicas, 2)
@@ -650,21 +640,18 @@ class _MemoWriter:
         yield format_number(found.output_tps.mid, 2)
 
     def _describe_basis(self) -> Iterator[tuple[str, str]]:
-        scenario, performance = self.scenario, self.performance
+        scenario, performance, left_out = self.scenario, self.performance, self.answer.left_out
         if performance:
-            basis = CALIBRATION_BASIS_LABELS[performance.basis]
-            replayed = (
-                f"{performance.num_simulated_requests:,} requests simulated with the engine's scheduler"
-                if performance.num_simulated_requests
-                else "Analytical estimate, not simulated"
-            )
+            replayed = "Analytical estimate, not simulated"
+            if requests := performance.num_simulated_requests:
+                replayed = f"{requests:,} requests simulated with the engine's scheduler"
             yield (
                 "Method",
-                f"{replayed}. Step times are {basis}. 80% intervals: 4 of 5 measured systems fall"
-                " inside.",
+                f"{replayed}. Step times are {BASIS_LABELS[performance.basis]}. 80% intervals: 4 of 5"
+                " measured systems fall inside.",
             )
-        if self.left_out:
-            yield "Left out", f"{_capitalize(escape_to_one_line('; '.join(self.left_out)))}."
+        if left_out:
+            yield "Left out", f"{capitalize(escape_to_one_line('; '.join(left_out)))}."
         if scenario.assumptions:
             yield "Assumed", escape_to_one_line(" ".join(scenario.assumptions))
         yield (
@@ -674,53 +661,49 @@ class _MemoWriter:
         )
 
 
-def _name_target(target: SloTarget) -> str:
-    return f"{METRIC_NAMES[target.metric].lower()} ({target.percentile})"
-
-
-def _count_gpus(candidate: Candidate) -> str:
+def _count_gpus(offer: Offer) -> str:
     """Name how many GPUs of a kind, and the replicas where there are several."""
-    replicas = sum(pool.num_replicas for pool in candidate.prediction.pools)
-    gpus = f"{candidate.prediction.num_gpus_billed} {_TIMES} {candidate.deployment.gpu.name}"
-    return (
-        f"{gpus}, {replicas} replicas"
-        if replicas > 1 and replicas < candidate.prediction.num_gpus_billed
-        else gpus
-    )
+    replicas = offer.num_replicas
+    is_group = 1 < replicas < offer.num_gpus_billed
+    return f"{describe_gpus(offer)}, {replicas} replicas" if is_group else describe_gpus(offer)
 
 
-def _describe_miss(candidate: Candidate) -> str:
-    return f"{format_probability(1 - candidate.probability)} risk that a target is missed"
+def _judge(offer: Offer) -> str:
+    words = {"met": "Meets targets", "at risk": "At risk", "missed": "Misses targets"}
+    estimated = " (estimated)" * (not offer.is_simulated)
+    return f"{words[offer.status]}, {format_odds(offer)}{estimated}"
+
+
+def _describe_miss(offer: Offer) -> str:
+    return f"{format_probability(1 - offer.probability)} risk that a target is missed"
+
+
+def _describe_value_of(benchmark: Benchmark) -> str:
+    return f" The result changes the choice in {format_probability(benchmark.changes_choice)} of cases."
+
+
+def _describe_day_price(usd: float | None) -> str:
+    return "" if usd is None else f" ({format_usd(usd)})"
 
 
 def _format_change(usd: float | None, base: float | None) -> str:
     if not usd or not base:
-        return EN_DASH
-    return (
-        "same"
-        if is_same_price(usd, base)
-        else f"{usd / base - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
-    )
+        return ""
+    if abs(usd / base - 1) < 0.005:
+        return "same"
+    return f"{usd / base - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
 
 
 def _join(parts: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
-def _capitalize(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _uncapitalize(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _lower(names: Sequence[str]) -> list[str]:
-    return [_uncapitalize(name) for name in names]
-
-
-def _format_usd(usd: float | None) -> str:
-    return EN_DASH if usd is None else format_usd(usd)
+def _format_usd(usd: float | None, unknown: str = EN_DASH) -> str:
+    return unknown if usd is None else format_usd(usd)
 
 
 def _format_interval(value: Interval, limit: float = math.inf) -> str:
@@ -732,76 +715,6 @@ _STATE_COLORS = {**SLO_STATUS_COLORS, "": MUTED_COLOR}
 
 def _render_html(memo: Memo) -> str:
     """Render page 1 for a notebook."""
-
-    def tag(name: str, text: str, style: str = "") -> str:
-        return f"<{name}{f' style={chr(34)}{style}{chr(34)}' if style else ''}>{text}</{name}>"
-
-    color = _STATE_COLORS[memo.state]
-    said = " ".join(memo.sentences)
-    verdict = tag("b", escape_html(memo.verdict), f"color: {color}") + f" {escape_html(said)}"
-    tiles = "".join(
-        tag(
-            "div",
-            f"{escape_html(tile.name)}<br><b style='font-size: 1.4em'>{escape_html(tile.value)}</b>"
-            f" {escape_html(tile.unit)}<br>{escape_html(tile.note)}",
-            "border-top: 1px solid #8a8f98; padding: .4em 1.2em .4em 0; min-width: 9em",
-        )
-        for tile in memo.tiles
-    )
-    asked = "".join(f"<p><b>{escape_html(k)}.</b> {escape_html(v)}</p>" for k, v in memo.asked)
-    parts = [
-        tag("h2", escape_html(memo.title)),
-        tag("p", escape_html(memo.question)),
-        tag("p", verdict, f"border-left: 4px solid {color}; padding: .4em .8em"),
-        tag("p", escape_html(memo.deployment)) if memo.deployment else "",
-        tag("div", tiles, "display: flex; flex-wrap: wrap; gap: 1em"),
-        tag("p", f"<b>API or own GPUs.</b> {escape_html(memo.api.replace('`', ''))}")
-        if memo.api
-        else "",
-        tag("p", f"<b>The day.</b> {escape_html(memo.day)}") if memo.day else "",
-        asked,
-        _render_options(memo),
-        _render_rows(
-            "Risks, and what settles each", ("risk", "size", "what settles it"), memo.risks
-        ),
-        tag("p", f"<b>Next step.</b> {escape_html(memo.next_step.replace('`', ''))}"),
-        _render_rows(
-            "What would change the answer",
-            ("if", "then rent", "cost", "change", "verdict"),
-            [row[:5] for row in memo.changes],
-        ),
-    ]
-    return "".join(parts)
-
-
-def _render_options(memo: Memo) -> str:
-    if not memo.options:
-        return ""
-    rows: dict[str, list[str]] = {
-        "": [option.title for option in memo.options],
-        "rent": [option.name for option in memo.options],
-        memo.cost_name.lower(): [f"{option.cost} {option.change}" for option in memo.options],
-        "verdict": [option.verdict for option in memo.options],
-        memo.latency_name: [option.latency for option in memo.options],
-        "capacity": [option.capacity for option in memo.options],
-        "pro": [option.pro for option in memo.options],
-        "con": [option.con for option in memo.options],
-    }
-    first, *rest = [[name, *cells] for name, cells in rows.items() if name or cells]
-    note = f"<p>{escape_html(memo.capacity_note)}</p>" if memo.capacity_note else ""
-    return _render_rows("Options", first, [row for row in rest if row[0]]) + note
-
-
-def _render_rows(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-
-    def line(cells: Sequence[str], name: str) -> str:
-        style = "text-align: left; vertical-align: top"
-        return "".join(f'<{name} style="{style}">{escape_html(cell)}</{name}>' for cell in cells)
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return (
-        f"<h3>{escape_html(title)}</h3><table><thead><tr>{line(head, 'th')}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
+    return render_template(
+        "ui", "memo.html", memo=memo, color=_STATE_COLORS[memo.state], escape=escape_html
     )

@@ -14,6 +14,7 @@ from mcp_types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import ValidationError
 
 from planner import __version__
+from planner.answers import FILE_PARTS, build_answer, serialize_answer
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.redaction import redact_json, redact_text
@@ -25,7 +26,6 @@ from planner.tools.batch import predict_row
 from planner.tools.lint import report
 from planner.ui.catalog_json import serialize_gpus, serialize_models
 from planner.ui.log_explanation import explain_log
-from planner.ui.plan_json import serialize_plan
 
 JsonObject = dict[str, Any]
 Cell = str | int | float | bool | None
@@ -117,7 +117,8 @@ def answer_plan(scenario: str, set: dict[str, Any] | None = None) -> JsonObject:
     """
     with _LOCK:
         plan = search_deployments(load_scenario(scenario, set))
-        return _add_basis(serialize_plan(plan), *STEP_COSTS, "prices.yaml", "start_up.yaml")
+        answer = serialize_answer(build_answer(plan, FILE_PARTS))
+        return _add_basis(answer, *STEP_COSTS, "prices.yaml", "start_up.yaml")
 
 
 def answer_predict(row: dict[str, Cell]) -> JsonObject:

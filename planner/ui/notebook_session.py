@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from planner.analysis.study import Study, begin_study
+from planner.answers import FILE_PARTS, MEMO_PARTS, Answer, build_answer
 from planner.core.errors import PlannerError
 from planner.core.files import (
     find_private_folder,
@@ -27,7 +28,7 @@ from planner.core.readers import read_yaml
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
-from planner.planning.what_if import WhatIf, run_what_ifs
+from planner.planning.what_if import run_what_ifs
 from planner.tools.answer_store import compute_answer_key, hash_file, prune_pickles
 from planner.tools.fleet.allocation import FleetPlan
 from planner.tools.fleet.fleet_file import plan_fleet
@@ -38,6 +39,8 @@ CURRENT_SCENARIO = "current"
 DEFAULT_SCENARIO = "chat-70b"
 """The current scenario before the cockpit has saved any."""
 CURRENT_SCENARIO_FILE, CHANGES_FILE = Path("current.yaml"), Path("changes.yaml")
+KEPT_ANSWER = "answer.pickle"
+"""The file of an answer beside that of its plan."""
 OpenedPlan = Plan
 """What `open_plan` returns, for those who only show it."""
 
@@ -53,6 +56,26 @@ def open_plan(scenario: str | Path, kept: str | Path = "", time_limit_s: float =
     UNWATCHED.draw = draw_in_notebook
     with watch_progress(time_limit_s):
         return search_cached(load_current_scenario(scenario))
+
+
+def open_answer(plan: Plan, kept: str | Path = "") -> Answer:
+    """Return the answer that is kept beside the plan in the pickle `kept`; without one build that of `plan`."""
+    if kept and (path := Path(kept).with_name(KEPT_ANSWER)).is_file():
+        return read_pickle(path, Answer)
+    return build_answer(plan, (*FILE_PARTS, *MEMO_PARTS))
+
+
+def add_changes(plan: Plan, answer: Answer, time_limit_s: float = math.inf) -> Answer:
+    """Return `answer` with the what-ifs of `plan`, searched for up to `time_limit_s`.
+
+    An interruption of the kernel ends the search too. What was found is kept, so that the same
+    cell goes on from there when it runs again.
+    """
+    with watch_progress(time_limit_s) as watch:
+        changes = run_what_ifs(plan, search_cached)
+        parts = [part for part in (*FILE_PARTS, *MEMO_PARTS) if getattr(answer, part) is not None]
+        left_out = watch.describe_left_out()
+        return build_answer(plan, parts, changes=changes, left_out=left_out, known=answer)
 
 
 def open_study(
@@ -97,16 +120,6 @@ def open_fleet_plan(
         return read_pickle(Path(kept), FleetPlan)
     with watch_progress(time_limit_s, draw_in_notebook):
         return plan_fleet(path)
-
-
-def try_changes(plan: Plan, time_limit_s: float = math.inf) -> tuple[tuple[WhatIf, ...], str]:
-    """Search the what-ifs of `plan` for up to `time_limit_s`; return them and what was left out.
-
-    An interruption of the kernel ends the search too. What was found is kept, so that the same
-    cell goes on from there when it runs again.
-    """
-    with watch_progress(time_limit_s) as watch:
-        return run_what_ifs(plan, search_cached), watch.describe_left_out()
 
 
 def load_current_scenario(

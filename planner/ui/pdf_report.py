@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,16 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from planner import __version__
-from planner.analysis.phrases import CALIBRATION_BASIS_LABELS
-from planner.analysis.plan_comparison import (
-    build_plan_titles,
-    check_plan_count,
-    describe_cheapest_plan,
-)
-from planner.analysis.plan_summary import describe_scenario, summarize_plan
+from planner.answers import FILE_PARTS, MEMO_PARTS, SUMMARY_PARTS, Answer, build_answer
+from planner.answers.wording import BASIS_LABELS
 from planner.core.files import (
     check_not_overwriting,
     ensure_folder,
@@ -30,41 +24,22 @@ from planner.core.files import (
 )
 from planner.core.progress import get_progress_watch
 from planner.core.text import escape_to_one_line
-from planner.hardware.prices import look_up_gpu_price
-from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import find_scenario_file, load_scenario
 from planner.planning.search import Plan
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
-from planner.ui.notebook_session import search_cached
-from planner.ui.plan_files import write_plan_files
-from planner.ui.plan_text import format_plan, render_rows
-
-TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
-MEMO_TEMPLATE = TYPST_TEMPLATE.with_name("memo.typ")
-PANDOC_OPTIONS = (
-    "--wrap=none",
-    "--sandbox",
-    f"--lua-filter={Path(__file__).with_name('templates') / 'report.lua'}",
+from planner.ui.notebook_session import KEPT_ANSWER, search_cached
+from planner.ui.plan_comparison import (
+    build_plan_titles,
+    check_plan_count,
+    describe_cheapest_plan,
 )
-"""Nothing is fetched; the filter drops raw content, and links that are not of the web."""
-TEXT_WIDTH_PX = 640
-"""Width of the page's text in pixels of a chart, whose type is a little smaller than the page's."""
-SVG_BOTTOM_MARGIN_PX = 8
-"""Added below a chart, whose font is taller than the one that it was laid out in."""
-SVG_CASE_SENSITIVE_NAMES = ("viewBox", "clipPath", "linearGradient")
-"""Names in an SVG that nbconvert writes in lower case, as HTML allows."""
-OUTPUT_MIME_TYPES = [
-    "text/html",
-    "image/svg+xml",
-    "image/png",
-    "text/markdown",
-    "text/latex",
-    "text/plain",
-]
-"""Outputs by preference; without widgets, so that their plain HTML is used."""
+from planner.ui.plan_files import write_plan_files
+from planner.ui.plan_tables import describe_confidence, describe_scenario, summarize_plan
+from planner.ui.plan_text import format_answer, render_rows
+from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
 
 DISAGGREGATION_NOTEBOOK = NOTEBOOK_DIR / "pools.ipynb"
 """The chapter for scenarios that allow disaggregated serving."""
@@ -98,7 +73,9 @@ def write_report(
     out = (out or Path("reports") / path.stem).resolve()
     plan = search_cached(load_scenario(name, overrides))
     ensure_folder(out)
-    show_answer(format_plan(plan))
+    answer = build_answer(plan, SUMMARY_PARTS)
+    show_answer(format_answer(answer))
+    answer = build_answer(plan, (*FILE_PARTS, *MEMO_PARTS), known=answer)
     shown = select_chapters(plan) if notebooks is None else notebooks
     tags = {
         "live": False,  # interactive cells, and content that stands elsewhere in the PDF
@@ -111,8 +88,8 @@ def write_report(
     watch = get_progress_watch()
     left_s = watch.limit_s - (watch.clock() - watch.started)
     parameters = {"scenario": str(path.resolve()), "time_limit_s": left_s}
-    with _typeset_notebooks(plan, parameters, shown, left_out, None) as report:
-        write_plan_files(plan, out, report)
+    with _typeset_notebooks(plan, parameters, shown, left_out, answer) as report:
+        write_plan_files(answer, out, report)
     return out / "report.pdf"
 
 
@@ -135,19 +112,18 @@ def write_comparison_report(
     )
     plans = [search_cached(scenario) for scenario in scenarios]
     ensure_folder(out)
-    for plan in plans:
-        show_answer(format_plan(plan))
-    first, *others = map(_list_title_facts, plans)
-    facts = [
-        [name, summarize_plan(plan)]
-        for name, plan in zip(build_plan_titles(plans), plans, strict=True)
-    ]
+    answers = [build_answer(plan, (*SUMMARY_PARTS, "choice")) for plan in plans]
+    for answer in answers:
+        show_answer(format_answer(answer))
+    first, *others = map(_list_title_facts, answers)
+    titles = build_plan_titles(answers)
+    facts = [[name, summarize_plan(answer)] for name, answer in zip(titles, answers, strict=True)]
     facts += [fact for fact in first if all(fact in other for other in others)]
     title = {
-        "name": " against ".join(build_plan_titles(plans)),
+        "name": " against ".join(titles),
         "question": "Several questions, answered side by side.",
     }
-    title |= {"verdict": describe_cheapest_plan(plans), "spare": ""}
+    title |= {"verdict": describe_cheapest_plan(answers), "spare": ""}
     return _write_single_notebook_report(
         plans, NOTEBOOK_DIR / "compare.ipynb", _build_page(title, facts), out
     )
@@ -204,63 +180,49 @@ def _write_single_notebook_report(
 @contextmanager
 def _typeset_notebooks(
     kept: object, parameters: Mapping[str, Any], notebooks: Sequence[Path], left_out: Sequence[str],
-    title: Mapping[str, Any] | None,
+    title: Mapping[str, Any] | Answer,
 ) -> Iterator[Path]:  # fmt: skip
     """Typeset the outputs of `notebooks` about the plans `kept`, after a title page.
 
-    Without a `title`, the first pages are the memo of the plan `kept`.
+    For an answer the first pages are its memo.
 
     Yields the path of a PDF that exists until the block ends.
     """
-    import typst
-
     from planner.ui.notebook_runner import execute_notebooks
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         write_pickle(work / "plan.pickle", kept)
+        if isinstance(title, Answer):
+            write_pickle(work / KEPT_ANSWER, title)
         executed = execute_notebooks(
             notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work
         )
-        if title is None:
-            title = _write_memo(_read_memo(executed, cast(Plan, kept)), work)
+        if isinstance(title, Answer):
+            title = _write_memo(_read_memo(executed, title), work)
         else:
             (work / "memo.json").write_text("{}")
         (work / "title.json").write_text(json.dumps(title))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            chapters = pool.map(lambda path: _convert_to_typst(path, work, left_out), executed)
+            chapters = pool.map(lambda path: convert_notebook(path, work, left_out), executed)
             (work / "body.typ").write_text("\n\n".join(chapters), encoding="utf-8")
-        for template in (TYPST_TEMPLATE, MEMO_TEMPLATE):
-            shutil.copy(template, work)
-        page, floating, remaining = str(work / TYPST_TEMPLATE.name), list[str](), [""]
-        # figures that start a page because the one before had no room for them float; one of a
-        # chapter at a time, as each of them moves those that follow
-        while remaining:
-            (work / "floating.json").write_text(json.dumps(floating))
-            on_top = json.loads(
-                typst.query(page, "<on-top>", field="value", one=True, ignore_system_fonts=True)
-            )
-            remaining = [name for name in on_top if name not in floating]
-            floating += {name.rpartition("-")[0]: name for name in reversed(remaining)}.values()
-        # with Typst's own fonts, so that the PDF is the same on every machine
-        typst.compile(page, output=str(work / "report.pdf"), ignore_system_fonts=True)
-        yield work / "report.pdf"
+        yield typeset_pages(work)
 
 
-def _read_memo(notebooks: Sequence[Path], plan: Plan) -> Mapping[str, Any]:
-    """Return the memo that an executed notebook shows; without one, that of the plan alone."""
+def _read_memo(notebooks: Sequence[Path], answer: Answer) -> Mapping[str, Any]:
+    """Return the memo that an executed notebook shows; without one, that of the answer alone."""
     for notebook in notebooks:
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
             for output in cell.get("outputs", ()):
                 if memo := output.get("data", {}).get(MEMO_MIME_TYPE):
                     return dict(memo)
-    return asdict(build_memo(plan))
+    return asdict(build_memo(answer))
 
 
 def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """Write the memo's facts and its chart to the folder `work`; return the page's title."""
     if memo["chart"]:
-        (work / "memo-chart.pdf").write_bytes(_convert_svg_to_pdf(memo["chart"]))
+        (work / "memo-chart.pdf").write_bytes(convert_svg_to_pdf(memo["chart"]))
     shown = {**memo, "chart": "memo-chart.pdf" if memo["chart"] else ""}
     (work / "memo.json").write_text(json.dumps(shown), encoding="utf-8")
     made = f"Headroom {memo['version']} · {memo['name']} · {memo['date']}"
@@ -271,75 +233,17 @@ def _build_page(title: Mapping[str, str], facts: Sequence[Sequence[str]]) -> dic
     return {**{part: escape_to_one_line(text) for part, text in title.items()}, "facts": facts}
 
 
-def _list_title_facts(plan: Plan) -> list[list[str]]:
+def _list_title_facts(answer: Answer) -> list[list[str]]:
     """Return (label, text) of the scenario, and of the basis of the plan."""
-    scenario, best = plan.scenario, plan.best
+    scenario, best = answer.scenario, answer.best
     return render_rows(
         "title",
         scenario=scenario,
         traffic=describe_scenario(scenario).partition("; ")[2],
         date=f"{get_report_date():%-d %B %Y}",
         version=__version__,
-        performance=best and best.prediction.performance,
-        confidence=estimate_choice_confidence(plan),
-        basis_labels=CALIBRATION_BASIS_LABELS,
-        price=best and look_up_gpu_price(best.deployment.gpu, scenario.prices),
-    )
-
-
-def _convert_svg_to_pdf(svg: str) -> bytes:
-    """Convert a chart to PDF, with room for letters that reach below its lower edge."""
-    import vl_convert
-
-    size = r'height="([\d.]+)" viewBox="([-\d.]+) ([-\d.]+) ([\d.]+) [\d.]+"'
-
-    def extend(match: re.Match[str]) -> str:
-        height = f"{float(match[1]) + SVG_BOTTOM_MARGIN_PX:g}"
-        return f'height="{height}" viewBox="{match[2]} {match[3]} {match[4]} {height}"'
-
-    return bytes(vl_convert.svg_to_pdf(re.sub(size, extend, svg, count=1)))
-
-
-def _convert_to_typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
-    """Return an executed notebook as Typst, without cells tagged `left_out`; charts become PDFs."""
-    import pypandoc
-    from nbconvert import HTMLExporter
-    from traitlets.config import Config
-
-    def convert_svg(match: re.Match[str]) -> str:
-        file, svg = f"{notebook.stem}-{match.start()}.pdf", match[0]
-        for name in SVG_CASE_SENSITIVE_NAMES:
-            svg = svg.replace(name.lower(), name)
-        (work / file).write_bytes(_convert_svg_to_pdf(svg))
-        percent = min(100, round(float(match[1]) / TEXT_WIDTH_PX * 100))
-        return f'<img src="{file}" width="{percent}%">'
-
-    def get_alternative_text(image: re.Match[str]) -> str:
-        alternative = re.search(r"""\balt=("[^"]*"|'[^']*')""", image[0])
-        return alternative[1][1:-1] if alternative else ""
-
-    tags = {"enabled": True, "remove_cell_tags": list(left_out)}
-    config = Config(
-        {
-            "NbConvertBase": {"display_data_priority": OUTPUT_MIME_TYPES},
-            "TagRemovePreprocessor": tags,
-        }
-    )
-    hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
-    html, _ = HTMLExporter(template_name="basic", config=config, **hidden).from_filename(
-        str(notebook)
-    )
-    # images are from a user's text: charts come as SVG
-    html = re.sub(r"<img\b[^>]*>", get_alternative_text, html)
-    html = re.sub(
-        r"<(?:figure|table)\b", lambda tag: f'{tag[0]} id="{notebook.stem}-{tag.start()}"', html
-    )
-    html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', convert_svg, html, flags=re.DOTALL)
-    dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
-    typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=PANDOC_OPTIONS))
-    typst = re.sub(
-        r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", typst
-    )
-    return typst.replace("align(center)[#table(", "align(left)[#table(").replace(
-        "\n- ☐ ", "\n/ ☐: "
+        performance=answer.performance,
+        confidence=describe_confidence(answer),
+        basis_labels=BASIS_LABELS,
+        price=best and best.price,
     )

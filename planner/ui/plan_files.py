@@ -6,51 +6,39 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from planner.answers import Answer, serialize_answer
 from planner.core.errors import PlannerError
 from planner.core.files import check_not_overwriting, ensure_folder, replace_atomically
 from planner.core.readers import parse_json, read_text
 from planner.deploy import ALL_ARTIFACT_FILES, render_artifacts
-from planner.deploy.artifacts import (
-    BENCHMARK_ARTIFACTS,
-    BENCHMARK_DIR,
-    SECRETS_FILE,
-    list_benchmark_files,
-)
-from planner.planning.confidence import estimate_choice_confidence
-from planner.planning.search import Plan
-from planner.ui.plan_json import serialize_plan
+from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE
 
 
-def _render_benchmark_files(plan: Plan) -> dict[str, str]:
-    """Return name and text of the files for the best benchmark, if it is of another candidate."""
-    names, confidence = list_benchmark_files(plan), estimate_choice_confidence(plan)
-    if not (
-        confidence and confidence.best_benchmark and names and names[0].startswith(BENCHMARK_DIR)
-    ):
+def _render_benchmark_files(answer: Answer) -> dict[str, str]:
+    """Return name and text of the files for the benchmark to run, if it is of another deployment."""
+    benchmark, scenario = answer.benchmark, answer.scenario
+    if benchmark is None or benchmark.is_own or not benchmark.files:
         return {}
     texts = render_artifacts(
-        confidence.best_benchmark[0].prediction,
-        plan.scenario.slo_targets,
-        plan.scenario.storage,
-        BENCHMARK_ARTIFACTS,
+        benchmark.offer.prediction, scenario.slo_targets, scenario.storage, BENCHMARK_ARTIFACTS
     )
-    return {name: texts[name.removeprefix(BENCHMARK_DIR)] for name in names}
+    return {name: texts[name.removeprefix(BENCHMARK_DIR)] for name in benchmark.files}
 
 
-def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
+def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> tuple[str, ...]:
     """Write `plan.json`, the plan's files and a finished `report` to `out`, all of them or none.
 
     Files of an earlier plan that this one does not have are removed. Returns the names; raises
     `PlannerError` if `out` cannot be written.
     """
-    chosen, scenario = plan.chosen, plan.scenario
+    chosen, scenario = answer.chosen, answer.scenario
     texts = (
         render_artifacts(
             chosen.prediction,
             scenario.slo_targets,
             scenario.storage,
             scenario.output_kinds,
-            plan.autoscaling,
+            answer.day,
         )
         if chosen
         else {}
@@ -58,8 +46,8 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
     user_files = {SECRETS_FILE} if _sets_variables(out / SECRETS_FILE) else set()
     texts = {
         name: text for name, text in texts.items() if name not in user_files
-    } | _render_benchmark_files(plan)
-    texts["plan.json"] = json.dumps(serialize_plan(plan), indent=2, allow_nan=False) + "\n"
+    } | _render_benchmark_files(answer)
+    texts["plan.json"] = json.dumps(serialize_answer(answer), indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
     check_not_overwriting(scenario.files, paths)
     for folder in {out, *(path.parent for path in paths)}:

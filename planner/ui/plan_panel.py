@@ -1,17 +1,32 @@
-"""Turn a plan into what the cockpit shows: words, figures and charts, as plain data.
+"""Turn an answer into what the cockpit shows: words, figures and charts, as plain data.
 
-Everything comes from one `Plan`, the same that `plan.json` states. An analytical plan has no
-verdict: it is an estimate.
+An analytical answer has no verdict: it is an estimate.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.analysis import load_curves
-from planner.analysis import plan_summary as summary
-from planner.analysis.phrases import CALIBRATION_BASIS_LABELS, METRIC_NAMES, VERDICT_NAMES
-from planner.analysis.plan_risks import CAPACITY_MEANING, GrowthLimit, find_growth_limit
+from planner.answers import Answer, Offer
+from planner.answers.answer import CostCurve, LatencyCurve, Limit
+from planner.answers.wording import (
+    BASIS_LABELS,
+    CAPACITY_MEANING,
+    METRIC_NAMES,
+    VERDICT_NAMES,
+    describe_adapters,
+    describe_engine,
+    describe_gpu_price,
+    describe_gpus,
+    describe_offer,
+    describe_open_figure,
+    explain_shortfall,
+    format_amount,
+    format_bound,
+    format_hourly_price,
+    format_odds,
+    list_other_bills,
+)
 from planner.core.intervals import Interval
 from planner.core.number_format import (
     EN_DASH,
@@ -24,35 +39,16 @@ from planner.core.number_format import (
     format_share,
     format_usd,
 )
+from planner.core.text import capitalize
 from planner.core.units import GIB
-from planner.deploy import build_launches
-from planner.hardware.prices import look_up_gpu_price
-from planner.planning.billing import price_tokens
-from planner.planning.candidate import Candidate
-from planner.planning.evaluation import (
-    compute_free_capacity,
-    compute_offered_rps,
-    estimate_run_hours,
-    get_capacity_rps,
-)
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
 from planner.planning.slo import LimitStatus, SloTarget, explain_implausible_limits
 from planner.ui.charts import autoscaling as charts_scaling
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
-from planner.ui.limit_rows import find_tightest_target, list_limit_rows
-from planner.ui.plan_words import (
-    compute_bill,
-    describe_adapters,
-    describe_candidate,
-    describe_engine,
-    describe_found_figure,
-    describe_gpu_price,
-    format_odds,
-)
+from planner.ui.plan_tables import build_rejection_table, explain_choice
 
-Answer = dict[str, Any]
+Page = dict[str, Any]
 """What the cockpit shows, as JSON."""
 VERDICT_TONES = {"holds": "good", "at_risk": "warn", "nothing_meets": "bad"}
 STATUS_TONES: dict[LimitStatus, str] = {"met": "good", "at risk": "warn", "missed": "bad"}
@@ -64,157 +60,123 @@ OPTIONS = {
 """The three options by name: their label, and the probability that each is the cheapest for."""
 AFTER_SIMULATION = "follows with the simulation"
 """What stands for the probability of an estimate."""
+MAX_REJECTED_ROWS = 8
 BAR_END = 1.18
 """Where the bar of a target ends, as a multiple of its limit."""
 MEMORY_LABELS = {"weights": "weights", "KV cache": "KV cache", "headroom": "free"}
 """Parts of a GPU's memory with a label of their own; the rest is one."""
 
 
-def build_answer(plan: Plan, ask_every_s: float | None = None) -> Answer:
-    """Build the answer to show for a plan: an estimate if it is analytical.
+def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
+    """Build what the cockpit shows of an answer: an estimate if it is analytical.
 
     With `ask_every_s` loads are also given as users, each of whom asks every so many seconds.
     """
-    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    best, performance = answer.best, answer.performance
     if best is None or performance is None:
+        rows = build_rejection_table(answer).head(MAX_REJECTED_ROWS).itertuples(index=False)
         return {
             "state": "final",
             "tone": "bad",
             "word": VERDICT_NAMES["nothing_meets"],
             "head": "The model does not fit",
-            "say": [plan.binding_constraint.sentence],
-            "why": [
-                f"{row[0]}: {row[1]}"
-                for row in summary.build_rejection_table(plan).head(8).itertuples(index=False)
-            ],
-            "figures": {"verdict": plan.verdict, "probability": 0.0},
+            "say": [answer.binding.sentence],
+            "why": [f"{row[0]}: {row[1]}" for row in rows],
+            "figures": {"verdict": answer.verdict, "probability": 0.0},
         }
-    estimated = not performance.num_simulated_requests
-    overloaded = _is_overloaded(scenario, best)
-    word, tone = VERDICT_NAMES[plan.verdict], VERDICT_TONES[plan.verdict]
+    word, tone = VERDICT_NAMES[answer.verdict], VERDICT_TONES[answer.verdict]
+    meta = (
+        f"{performance.num_simulated_requests:,} requests simulated \N{MIDDLE DOT} step costs"
+        f" {BASIS_LABELS[performance.basis]}"
+    )
+    estimated = answer.is_estimate
     if estimated:
-        word, tone = "Estimate", "calm"
-    elif overloaded:
+        word, tone, meta = "Estimate", "calm", "analytical, not simulated yet"
+    elif best.is_overloaded:
         word = "Overloaded"
     about = "\N{ALMOST EQUAL TO} " if estimated else ""
-    month, hour = _format_price(scenario, best)
-    answers = bool(plan.chosen)
-    growth = find_growth_limit(plan) if answers and not scenario.offline else None
+    month, hour = _format_price(best)
+    is_priced = bool(answer.chosen and month)
+    launches = answer.chosen.launches if answer.chosen else ()
     return {
         "state": "estimate" if estimated else "final",
         "tone": tone,
         "word": word,
-        "meta": (
-            "analytical, not simulated yet"
-            if estimated
-            else f"{performance.num_simulated_requests:,} requests simulated \N{MIDDLE DOT} step costs"
-            f" {CALIBRATION_BASIS_LABELS[performance.basis]}"
-        ),
-        "head": _write_head(plan, overloaded, estimated, ask_every_s),
+        "meta": meta,
+        "head": _write_head(answer, best, ask_every_s),
         "sub": _describe_setup(best),
-        "say": _write_sentences(plan, overloaded, estimated),
-        "month": about + month if answers and month else "",
-        "period": _describe_period(scenario) if answers and month else "",
-        "hour": hour if answers else hour and f"closest: {hour}",
-        "tiles": [
-            _add_about(tile, about)
-            for tile in _build_tiles(plan, growth, overloaded, estimated, ask_every_s)
-        ],
-        "targets": [] if overloaded else list(_build_targets(plan, estimated)),
-        "options": [] if estimated else _build_options(plan),
+        "say": _write_sentences(answer, best),
+        "month": about + month if is_priced else "",
+        "period": _describe_period(answer) if is_priced else "",
+        "hour": hour if answer.chosen else hour and f"closest: {hour}",
+        "tiles": [_add_about(tile, about) for tile in _build_tiles(answer, best, ask_every_s)],
+        "targets": [] if best.is_overloaded else list(_build_targets(answer, best)),
+        "options": [] if estimated else _build_options(answer),
         "memory": _build_memory(best),
-        "commands": (
-            [
-                {"role": where, "text": line}
-                for launch in build_launches(best.prediction)
-                for where, line in launch.shell_lines.items()
-            ]
-            if answers
-            else []
-        ),
-        "why": [] if estimated else _build_reasons(plan, growth),
-        "assumptions": list(dict.fromkeys((*scenario.assumptions, *plan.notes))),
-        "figures": _list_figures(plan, estimated),
+        "commands": [
+            {"role": where, "text": line}
+            for launch in launches
+            for where, line in launch.shell_lines.items()
+        ],
+        "why": [] if estimated else _build_reasons(answer, best),
+        "assumptions": list(dict.fromkeys((*answer.scenario.assumptions, *answer.notes))),
+        "figures": _list_figures(answer, best),
     }
 
 
-def _list_figures(plan: Plan, estimated: bool) -> dict[str, Any]:
+def _list_figures(answer: Answer, best: Offer) -> dict[str, Any]:
     """List the figures behind the words as numbers, under the names of `plan.json`."""
-    scenario, best, performance = plan.scenario, plan.best, plan.performance
-    assert best is not None and performance is not None
-    month, tokens = best.prediction.usd_per_month, price_tokens(scenario, best)
-    capacity = get_capacity_rps(scenario, performance)
+    tokens, capacity, estimated = best.usd_per_mtok, best.capacity_rps, answer.is_estimate
+    month = best.prediction.usd_per_month
     return {
-        "verdict": None if estimated else plan.verdict,
-        "probability": None if estimated else plan.probability,
+        "verdict": None if estimated else answer.verdict,
+        "probability": None if estimated else answer.probability,
         "deployment": best.description,
-        "usd_per_hour": best.usd_per_hour,
+        "usd_per_hour": best.usd_per_hour and best.usd_per_hour.mid,
         "usd_per_month": month and month.mid,
-        f"usd_per_mtok_{tokens[1] if tokens else 'output'}": tokens and tokens[0].mid,
+        f"usd_per_mtok_{best.priced_side or 'output'}": tokens and tokens.mid,
         "capacity_rps": capacity and capacity.mid,
         "options": {
-            name: [option.description, option.usd_per_hour, option.probability]
-            for name, option in plan.options.items()
+            name: [option.description, option.usd_per_hour and option.usd_per_hour.mid, option.probability]
+            for name, option in answer.options.items()
         },
-    }
+    }  # fmt: skip
 
 
-def _is_overloaded(scenario: Scenario, best: Candidate) -> bool:
-    """Return whether more requests arrive than are served, so that waits have no value."""
-    free = compute_free_capacity(scenario, best.prediction)
-    return bool(scenario.workload.rate and not scenario.offline and free is not None and free < 0)
+def _format_price(offer: Offer) -> tuple[str, str]:
+    """Return the headline bill, and the price of an hour by provider."""
+    return format_usd(offer.bill) if offer.bill else "", format_hourly_price(offer, EN_DASH)
 
 
-def _format_price(scenario: Scenario, candidate: Candidate) -> tuple[str, str]:
-    """Return the price of a month (of all the work, if that ends), and of an hour by provider."""
-    usd, bill = candidate.usd_per_hour, compute_bill(scenario, candidate)
-    if usd is None or bill is None:
-        return "", f"no price of {candidate.deployment.gpu.name} is known"
-    price = look_up_gpu_price(candidate.deployment.gpu, scenario.prices)
-    hourly = f"{format_usd(usd)}/h"
-    if price is None:
-        return "", hourly
-    if price.is_user_given:
-        source = "your price"
-    elif len(price.quotes) == 1:
-        source = price.source
-    else:
-        quotes = Interval(price.min_usd, price.median_usd, price.max_usd) * (usd / price.median_usd)
-        source = f"${format_ends(quotes, EN_DASH)} by provider"
-    return format_usd(bill), f"{hourly} \N{MIDDLE DOT} {source}"
+def _describe_period(answer: Answer) -> str:
+    if answer.scenario.offline:
+        return "for the job"
+    return "a month, always on" if answer.day else "a month"
 
 
-def _describe_period(scenario: Scenario) -> str:
-    return "for the job" if scenario.offline else "a month"
-
-
-def _describe_gpus(candidate: Candidate) -> str:
-    num_gpus = candidate.prediction.num_gpus_billed
-    return f"{num_gpus} \N{MULTIPLICATION SIGN} {candidate.deployment.gpu.name}"
-
-
-def _describe_setup(candidate: Candidate) -> str:
+def _describe_setup(offer: Offer) -> str:
     """Describe layout and formats, and the engine where it is another than vLLM."""
-    parts = describe_candidate(candidate).split(", ")[1:]
-    if candidate.deployment.engine.name != "vllm":
-        parts.append(describe_engine(candidate))
+    parts = describe_offer(offer).split(", ")[1:]
+    if offer.deployment.engine.name != "vllm":
+        parts.append(describe_engine(offer))
     return " \N{MIDDLE DOT} ".join(parts)
 
 
-def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: float | None) -> str:
-    scenario, best = plan.scenario, plan.best
-    assert best is not None
-    gpus = _describe_gpus(best)
-    if estimated:
+def _write_head(answer: Answer, best: Offer, ask_every_s: float | None) -> str:
+    scenario, gpus = answer.scenario, describe_gpus(best)
+    if answer.is_estimate:
         return f"\N{ALMOST EQUAL TO} {gpus}"
-    if scenario.found_figure and plan.chosen:
-        return f"{_describe_found(scenario, ask_every_s)} on {gpus}"
-    if plan.chosen:
+    if scenario.found_figure and answer.chosen:
+        figure = describe_open_figure(scenario)
+        if scenario.found_figure == "rate" and scenario.workload.rate and ask_every_s:
+            figure = f"{format_number(scenario.workload.rate * ask_every_s)} users"
+        return f"{figure} on {gpus}"
+    if answer.chosen:
         return f"Rent {gpus}"
-    if overloaded:
-        free = compute_free_capacity(scenario, best.prediction) or 0.0
-        serves = "serves" if best.prediction.num_gpus_billed == 1 else "serve"
-        return f"{gpus} {serves} 1 in {format_number(1 - free, 2)} requests"
+    if best.is_overloaded:
+        serves = "serves" if best.num_gpus_billed == 1 else "serve"
+        share = format_number(1 - (best.free_capacity or 0.0), 2)
+        return f"{gpus} {serves} 1 in {share} requests"
     most = " or ".join(
         f"{option.max_gpus} \N{MULTIPLICATION SIGN} {option.gpu.name}"
         for option in scenario.gpus[:2]
@@ -222,80 +184,71 @@ def _write_head(plan: Plan, overloaded: bool, estimated: bool, ask_every_s: floa
     return f"No plan on up to {most}"
 
 
-def _describe_found(scenario: Scenario, ask_every_s: float | None) -> str:
-    if scenario.found_figure == "rate" and scenario.workload.rate and ask_every_s:
-        return f"{format_number(scenario.workload.rate * ask_every_s)} users"
-    return describe_found_figure(scenario)
-
-
-def _write_sentences(plan: Plan, overloaded: bool, estimated: bool) -> list[str]:
+def _write_sentences(answer: Answer, best: Offer) -> list[str]:
     """Write the two or three sentences under the headline; the first is the most important."""
-    scenario, best, performance = plan.scenario, plan.best, plan.performance
-    assert best is not None and performance is not None
-    if estimated:
+    scenario = answer.scenario
+    if answer.is_estimate:
         return [
             "Analytical estimate. The simulation gives the verdict; its tails are usually longer."
         ]
-    odds, asked = format_odds(best), format_probability(scenario.confidence)
-    if overloaded:
-        capacity = get_capacity_rps(scenario, performance)
-        most = format_number(capacity.mid) if capacity else EN_DASH
-        rate = compute_offered_rps(scenario, best.prediction)
+    if best.is_overloaded:
+        most = format_number(best.capacity_rps.mid) if best.capacity_rps else EN_DASH
         return [
-            f"{format_number(rate, 3)} requests/s arrive; the capacity is {most}.",
+            f"{format_number(best.planned_rps, 3)} requests/s arrive; the capacity is {most}.",
             "The queue grows without bound, so no latencies are shown.",
         ]
-    tight = _describe_tightest(plan)
-    if plan.chosen is None:
-        missed = [row for row in list_limit_rows(plan) if row.status == "missed"]
-        reasons = [_describe_value(row.target, best) for row in missed if row.target]
-        reasons += [
-            f"load {load} of its capacity, limit {limit}"
-            for load, _, limit in (_format_load(scenario, row.load) for row in missed if row.load)
-        ]
-        reasons = reasons or list(best.violations)
-        closest = f"The closest, {_describe_gpus(best)}: {'; '.join(reasons[:3])}."
-        hint = explain_implausible_limits(scenario.slo_targets)
-        return [closest, *([f"{hint[0].upper()}{hint[1:]}."] if hint else [])]
+    if answer.chosen is None:
+        return _explain_closest(answer, best)
+    tightest, safer = best.tightest, ""
+    tight = ""
+    if tightest and tightest.target:
+        tight = f"Closest to its limit: {_describe_value(tightest.target, best)}."
+    if answer.verdict == "at_risk" and answer.safer:
+        month, _ = _format_price(answer.safer)
+        price = f", {month} {_describe_period(answer)}" if month else ""
+        safer = f"Safe: {describe_gpus(answer.safer)}{price}."
+    adapters, api = describe_adapters(answer), answer.api
+    bills = list_other_bills(answer) if scenario.daily_profile else []
+    sentences = [
+        _state_probability(answer, best),
+        tight,
+        f"{capitalize('; '.join(bills))}." if bills else "",
+        f"{adapters}." if adapters else "",
+        safer,
+        f"{capitalize(api.sentence)}." if api else "",
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _state_probability(answer: Answer, best: Offer) -> str:
+    scenario = answer.scenario
+    odds, wanted = format_odds(best), format_probability(scenario.confidence)
     if scenario.found_figure:
         is_limit = scenario.found_figure == "limit"
         what = "shortest limit that is met" if is_limit else "largest load that meets every target"
-        first = f"The {what} with a probability of {asked} or more; here {odds}."
-    elif plan.verdict == "holds":
-        first = f"Meets every target with a probability of {odds} ({asked} required)."
+        text = f"The {what} with a probability of {wanted} or more; here {odds}."
+    elif answer.verdict == "holds":
+        text = f"Meets every target with a probability of {odds} ({wanted} required)."
     else:
-        first = (
+        text = (
             "Meets every target at the expected speed, but only with a probability of"
-            f" {odds} ({asked} required)."
+            f" {odds} ({wanted} required)."
         )
-    if scenario.offline and (hours := estimate_run_hours(scenario, best)):
-        first += f" Done in {format_number(hours.mid, 2)} hours ({format_ends(hours, EN_DASH)})."
-    safer = ""
-    if plan.verdict == "at_risk" and plan.safer:
-        month, _ = _format_price(scenario, plan.safer)
-        price = f", {month} {_describe_period(scenario)}" if month else ""
-        safer = f"Safe: {_describe_gpus(plan.safer)}{price}."
-    api = plan.api_comparison.sentence if plan.api_comparison else ""
-    adapters = describe_adapters(scenario, plan.chosen)
-    return [
-        first,
-        *filter(
-            None, [tight, adapters and f"{adapters}.", safer, api and f"{api[0].upper()}{api[1:]}."]
-        ),
-    ]
+    if hours := best.run_hours:
+        text += f" Done in {format_number(hours.mid, 2)} hours ({format_ends(hours, EN_DASH)})."
+    return text
 
 
-def _describe_tightest(plan: Plan) -> str:
-    """Describe the target that is closest to its limit."""
-    target = find_tightest_target(plan)
-    if target is None or plan.best is None:
-        return ""
-    return f"Closest to its limit: {_describe_value(target, plan.best)}."
+def _explain_closest(answer: Answer, best: Offer) -> list[str]:
+    """Explain what the closest deployment misses."""
+    closest = f"The closest, {describe_gpus(best)}: {explain_shortfall(best)}."
+    hint = explain_implausible_limits(answer.scenario.slo_targets)
+    return [closest, *([f"{capitalize(hint)}."] if hint else [])]
 
 
-def _describe_value(target: SloTarget, candidate: Candidate) -> str:
+def _describe_value(target: SloTarget, offer: Offer) -> str:
     """Describe one target's prediction, range and limit."""
-    performance = candidate.prediction.performance
+    performance = offer.performance
     assert performance is not None
     value = performance.get_for_display(target.metric, target.percentile)
     shown = format_seconds_range(value, target.seconds, EN_DASH)
@@ -303,32 +256,32 @@ def _describe_value(target: SloTarget, candidate: Candidate) -> str:
     return f"{METRIC_NAMES[target.metric].lower()} {shown} at {target.percentile}, limit {limit}"
 
 
-def _build_targets(plan: Plan, estimated: bool) -> Iterator[Answer]:
+def _build_targets(answer: Answer, best: Offer) -> Iterator[Page]:
     """Build the bars of the latency targets and of the load, on the scale of their limits."""
-    best, performance = plan.best, plan.performance
-    assert best is not None and performance is not None
-    for row in list_limit_rows(plan):
-        bar: Answer = {
-            "status": "" if estimated else row.status,
-            "tone": "calm" if estimated else STATUS_TONES[row.status],
-            **_place_bar(row.use),
+    performance, estimated = best.performance, answer.is_estimate
+    assert performance is not None
+    for limit in best.limits:
+        bar: Page = {
+            "status": "" if estimated else limit.status,
+            "tone": "calm" if estimated else STATUS_TONES[limit.status],
+            **_place_bar(limit.use),
         }
-        if target := row.target:
+        if target := limit.target:
             value = performance.get_for_display(target.metric, target.percentile)
             yield bar | {
                 "key": f"{target.metric} {target.percentile}",
                 "name": METRIC_NAMES[target.metric],
-                "short": row.short_name,
-                "value": row.value,
+                "short": limit.name,
+                "value": format_amount(limit),
                 "range": format_seconds_ends(value, EN_DASH) if math.isfinite(value.hi) else "",
-                "limit": row.limit,
+                "limit": format_bound(limit),
                 "ms": (value * 1e3).as_json_list,
             }
-        elif row.load:
-            load, ends, limit = _format_load(plan.scenario, row.load)
+        elif limit.load:
+            load, ends, most = _format_load(answer.scenario, limit.load)
             yield bar | {
                 "key": "load", "name": "Load", "short": "of capacity", "value": load,
-                "range": ends if row.use.mid <= 1 else "", "limit": limit,
+                "range": ends if limit.use.mid <= 1 else "", "limit": most,
             }  # fmt: skip
 
 
@@ -339,7 +292,7 @@ def _format_load(scenario: Scenario, use: Interval) -> tuple[str, str, str]:
     return format_share(mid), f"{100 * lo:.0f}{EN_DASH}{hi:.0%}", f"{planned:.0%}"
 
 
-def _place_bar(value: Interval) -> Answer:
+def _place_bar(value: Interval) -> Page:
     """Place a value, as a share of its limit, on a bar that ends at `BAR_END`: percent from the left."""
 
     def place(share: float) -> float:
@@ -356,176 +309,145 @@ def _place_bar(value: Interval) -> Answer:
     }
 
 
-def _build_tiles(
-    plan: Plan,
-    growth: GrowthLimit | None,
-    overloaded: bool,
-    estimated: bool,
-    ask_every_s: float | None,
-) -> list[Answer]:
+def _build_tiles(answer: Answer, best: Offer, ask_every_s: float | None) -> list[Page]:
     """Build the main figures: cost per token, capacity, room to grow, probability."""
-    scenario, best, performance = plan.scenario, plan.best, plan.performance
-    assert best is not None and performance is not None
-    tiles: list[Answer] = []
-    usd, month = best.usd_per_hour, best.prediction.usd_per_month
-    if (tokens := price_tokens(scenario, best)) and plan.chosen:
-        when = "over the day, always on" if scenario.daily_profile else "if every hour is as busy"
-        tiles.append(
-            {
-                "name": f"Cost per million {tokens[1]} tokens",
-                "value": format_usd(tokens[0].mid),
-                "unit": "",
-                "note": "" if scenario.offline else when,
-            }
-        )
-    if capacity := get_capacity_rps(scenario, performance):
-        free = compute_free_capacity(scenario, best.prediction)
-        note = (
-            "overloaded"
-            if overloaded
-            else f"{format_share(free)} free"
-            if free and free > 0
-            else ""
-        )
-        shown, unit = capacity, "requests/s"
-        if ask_every_s and scenario.workload.rate and not scenario.offline:
-            shown, unit = capacity * ask_every_s, "users"
-            rate = f"{format_number(capacity.mid)} requests/s"
-            note = f"{rate} \N{MIDDLE DOT} {note}" if note else rate
-        tiles.append(
-            {
-                "name": "Capacity",
-                "value": format_number(shown.mid, 2 if unit == "users" else 3),
-                "unit": f"{unit} ({format_ends(shown, EN_DASH)})",
-                "note": note if scenario.workload.rate else "",
-                "hint": "" if scenario.offline else f"{CAPACITY_MEANING}.",
-            }
-        )
-    if growth:
-        value, unit = growth.format_value()
-        tiles.append(
-            {
-                "name": "Room to grow",
-                "value": value,
-                "unit": unit,
-                "exact": not growth.growth,
-                "note": growth.describe_end(ask_every_s),
-                "hint": growth.explain(),
-            }
-        )
-    if not estimated and not overloaded:
-        spares = scenario.spare_replicas
-        tiles.append(
-            {
-                "name": "Probability",
-                "value": format_odds(best),
-                "unit": "to meet every target",
-                "note": (
-                    f"{spares} spare replica{'s' * (spares > 1)}"
-                    if spares
-                    else "1 replica: a restart stops the service"
-                    if best.deployment.layout.replicas == 1
-                    else ""
-                ),
-                "share": plan.probability,
-            }
-        )
-    elif not overloaded:
-        tiles.append(
-            {
-                "name": "Probability",
-                "value": "...",
-                "unit": "",
-                "note": AFTER_SIMULATION,
-                "exact": True,
-            }
-        )
-    if not tiles and usd is not None and month is not None:
-        tiles.append({"name": "Price", "value": f"{format_usd(usd)}/h", "unit": "", "note": ""})
+    tiles = list(_generate_tiles(answer, best, ask_every_s))
+    if not tiles and best.usd_per_hour:
+        return [_tile("Price", f"{format_usd(best.usd_per_hour.mid)}/h")]
     return tiles
 
 
-def _add_about(tile: Answer, about: str) -> Answer:
+def _tile(name: str, value: str, unit: str = "", note: str = "", **more: Any) -> Page:
+    return {"name": name, "value": value, "unit": unit, "note": note, **more}
+
+
+def _generate_tiles(answer: Answer, best: Offer, ask_every_s: float | None) -> Iterator[Page]:
+    scenario, estimated = answer.scenario, answer.is_estimate
+    if best.usd_per_mtok and answer.chosen:
+        when = "over the day, always on" if scenario.daily_profile else "if every hour is as busy"
+        name = f"Cost per million {best.priced_side} tokens"
+        note = "" if scenario.offline else when
+        yield _tile(name, format_usd(best.usd_per_mtok.mid), note=note)
+    if best.capacity_rps:
+        yield _build_capacity_tile(answer, best, best.capacity_rps, ask_every_s)
+    if (growth := answer.growth) and answer.chosen and not scenario.offline:
+        value, unit = growth.format_value()
+        note, hint = growth.describe_end(ask_every_s), growth.explain()
+        yield _tile("Room to grow", value, unit, note, exact=not growth.growth, hint=hint)
+    if estimated and not best.is_overloaded:
+        yield _tile("Probability", "...", note=AFTER_SIMULATION, exact=True)
+    elif not best.is_overloaded:
+        spares, note = scenario.spare_replicas, ""
+        if spares:
+            note = f"{spares} spare replica{'s' * (spares > 1)}"
+        elif best.deployment.layout.replicas == 1:
+            note = "1 replica: a restart stops the service"
+        odds, unit = format_odds(best), "to meet every target"
+        yield _tile("Probability", odds, unit, note, share=answer.probability)
+
+
+def _build_capacity_tile(
+    answer: Answer, best: Offer, capacity: Interval, ask_every_s: float | None
+) -> Page:
+    scenario, free = answer.scenario, best.free_capacity
+    note = f"{format_share(free)} free" if free and free > 0 else ""
+    note = "overloaded" if best.is_overloaded else note
+    unit = "requests/s"
+    if ask_every_s and scenario.workload.rate and not scenario.offline:
+        rate = f"{format_number(capacity.mid)} requests/s"
+        note = f"{rate} \N{MIDDLE DOT} {note}" if note else rate
+        capacity, unit = capacity * ask_every_s, "users"
+    return _tile(
+        "Capacity",
+        format_number(capacity.mid, 2 if unit == "users" else 3),
+        f"{unit} ({format_ends(capacity, EN_DASH)})",
+        note if scenario.workload.rate else "",
+        hint="" if scenario.offline else f"{CAPACITY_MEANING}.",
+    )
+
+
+def _add_about(tile: Page, about: str) -> Page:
     """Mark the value of a tile as an estimate."""
     return tile if tile.get("exact") else {**tile, "value": about + tile["value"]}
 
 
-def _build_options(plan: Plan) -> list[Answer]:
+def _build_options(answer: Answer) -> list[Page]:
     """Build the three options, each with its price and probability; equal ones are one row."""
-    rows: list[Answer] = []
+    rows: list[Page] = []
+    last: Offer | None = None
+    wanted = answer.scenario.confidence
     for name, (label, confidence) in OPTIONS.items():
-        option = plan.options.get(name)
+        option = answer.options.get(name)
         if option is None:
             continue
-        month, hour = _format_price(plan.scenario, option)
+        month, hour = _format_price(option)
         row = {
             "name": name,
             "label": label,
-            "gpus": _describe_gpus(option),
+            "gpus": describe_gpus(option),
             "setup": _describe_setup(option),
             "month": month or EN_DASH,
             "hour": hour,
             "probability": format_odds(option),
             "share": option.probability,
-            "tone": "good" if option.probability >= plan.scenario.confidence else "warn",
-            "confidence": 100 * (confidence or plan.scenario.confidence),
+            "tone": "good" if option.probability >= wanted else "warn",
+            "confidence": 100 * (confidence or wanted),
             "chosen": name == "recommended",
         }
-        if rows and plan.options[rows[-1]["name"]].identity_key == option.identity_key:
+        if last is option:
             joined = f"{rows[-1]['label'].replace(' and ', ', ')} and {label.lower()}"
             rows[-1] = {**row, "label": joined, "chosen": row["chosen"] or rows[-1]["chosen"]}
         else:
             rows.append(row)
+        last = option
     return rows
 
 
-def build_other_row(plan: Plan, other: Plan | None, label: str, changes: dict[str, Any]) -> Answer:
-    """Build the row of another plan: what it is, its price beside that of `plan`, its probability.
+def build_other_row(
+    answer: Answer, other: Answer | None, label: str, changes: Mapping[str, Any]
+) -> Page:
+    """Build the row of another answer: what it is, its price beside that of `answer`, its probability.
 
     `changes` are the controls that ask for it.
     """
-    row: Answer = {
-        "label": f"{label[:1].upper()}{label[1:]}",
-        "changes": changes,
-        "order": math.inf,
-    }
+    row: Page = {"label": capitalize(label), "changes": changes, "order": math.inf}
     option = other.chosen if other else None
     if option is None or other is None:
         return {**row, "status": "misses the targets", "tone": "bad", "order": 1e12}
-    month, hour = _format_price(other.scenario, option)
-    mine, usd = plan.chosen and plan.chosen.usd_per_hour, option.usd_per_hour
-    change = usd / mine - 1 if mine and usd else None
+    month, hour = _format_price(option)
+    mine, usd = answer.chosen and answer.chosen.usd_per_hour, option.usd_per_hour
+    change = usd.mid / mine.mid - 1 if mine and usd else None
+    shown = ""
+    if change is not None and abs(change) >= 0.005:
+        shown = f"{change:+.0%}".replace("-", "\N{MINUS SIGN}")
     return {
         **row,
-        "gpus": _describe_gpus(option),
+        "gpus": describe_gpus(option),
         "setup": _describe_setup(option),
         "month": month or EN_DASH,
         "hour": hour,
-        "change": ""
-        if change is None or abs(change) < 0.005
-        else f"{change:+.0%}".replace("-", "\N{MINUS SIGN}"),
+        "change": shown,
         "cheaper": change is not None and change < -0.005,
         "probability": format_odds(option),
         "tone": VERDICT_TONES[other.verdict],
-        "order": usd if usd is not None else 1e9,
+        "order": usd.mid if usd else 1e9,
     }
 
 
-def _build_memory(best: Candidate) -> Answer:
+def _build_memory(best: Offer) -> Page:
     """Build the bar of one GPU's memory: three or four parts, and a sentence."""
-    memory = best.prediction.memory
+    memory = best.memory
     parts = {name: size for name, size in memory.bytes_by_part.items() if size > 0}
     rest = {name: size for name, size in parts.items() if name not in MEMORY_LABELS}
     shown = [(label, parts[name], "") for name, label in MEMORY_LABELS.items() if name in parts]
     details = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in rest.items())
     shown.insert(1, ("overhead", sum(rest.values()), details))
     total = sum(size for _, size, _ in shown)
-    performance = best.prediction.performance
-    usage = performance.kv_usage if performance else 0.0
+    usage = best.performance.kv_usage if best.performance else 0.0
     fits = "fits" if memory.status == "ok" else memory.status.replace("_", " ")
     limits = "Memory limits this plan" if usage > 0.9 else "Memory does not limit this plan"
     return {
-        "title": f"{total / GIB:.1f} GiB of one {best.deployment.gpu.name}: {fits}",
+        "title": f"{total / GIB:.1f} GiB of one {best.gpu}: {fits}",
         "parts": [
             {
                 "name": name,
@@ -540,74 +462,71 @@ def _build_memory(best: Candidate) -> Answer:
     }
 
 
-def _build_reasons(plan: Plan, growth: GrowthLimit | None) -> list[str]:
-    """Return the binding constraint, the room to grow beside the capacity, and the price source."""
-    best = plan.best
-    assert best is not None
-    price = look_up_gpu_price(best.deployment.gpu, plan.scenario.prices)
-    reasons = [summary.explain_binding_constraint(plan), *plan.reasons]
-    if growth:
-        reasons.append(growth.explain())
-    if price:
-        reasons.append(f"Price: {describe_gpu_price(price)}.")
+def _build_reasons(answer: Answer, best: Offer) -> list[str]:
+    """Return what keeps anything cheaper from doing, the room to grow, and the price source."""
+    reasons = [explain_choice(answer), *answer.reasons]
+    if answer.growth and answer.chosen and not answer.scenario.offline:
+        reasons.append(answer.growth.explain())
+    if best.price:
+        reasons.append(f"Price: {describe_gpu_price(best.price)}.")
     return list(dict.fromkeys(reasons))
 
 
-def build_charts(plan: Plan, target_key: str, width: int, costs: bool = True) -> Answer:
-    """Build the charts of a plan at `width` px: one target over the load, and the cost of loads."""
-    scenario, best, performance = plan.scenario, plan.best, plan.performance
-    if best is None or performance is None or _is_overloaded(scenario, best):
-        return {"latency": None, "cost": None, "day": None}
+def find_curve_target(answer: Answer, key: str) -> Limit | None:
+    """Find the limit whose latency is drawn: that of `key` ("ttft p95"), else the tightest."""
+    best = answer.best
+    if best is None or best.is_overloaded:
+        return None
+    named = {f"{t.metric} {t.percentile}": row for row in best.limits if (t := row.target)}
+    return named.get(key) or best.tightest
+
+
+def draw_charts(
+    answer: Answer, latency: LatencyCurve | None, costs: CostCurve | None, width: int
+) -> Page:
+    """Draw the charts of an answer at `width` px: one target over the load, and the cost of loads."""
+    is_drawn = answer.best is not None and not answer.best.is_overloaded
     return {
-        "latency": _draw_latency(plan, best, target_key, width),
-        "cost": _draw_cost(plan, best, width) if costs else None,
-        "day": _draw_day(plan) if performance.num_simulated_requests else None,
+        "latency": _draw_latency(latency, width) if latency else None,
+        "cost": _draw_cost(costs, width) if costs and answer.chosen else None,
+        "day": _draw_day(answer) if is_drawn and not answer.is_estimate else None,
     }
 
 
-def _draw_latency(plan: Plan, best: Candidate, target_key: str, width: int) -> Answer | None:
+def _draw_latency(curve: LatencyCurve, width: int) -> Page:
     """Draw a latency over the load, through the plan's own point."""
-    scenario, performance = plan.scenario, best.prediction.performance
-    known = {f"{t.metric} {t.percentile}": t for t in scenario.slo_targets}
-    target = known.get(target_key) or find_tightest_target(plan)
-    if performance is None or target is None:
-        return None
-    value = performance.get(target.metric, target.percentile)
-    curve = load_curves.sweep_stated_latency(scenario, best, target)
-    if len(curve) < 3 or math.isnan(value.mid):
-        return None
-    load, offered = load_curves.get_load(scenario.workload)
+    target = curve.target
     chart = charts_cockpit.plot_latency_over_load(
-        curve, offered, target.seconds * 1e3, value * 1e3, width
+        curve.points, curve.here, target.seconds * 1e3, curve.own * 1e3, width
     )
+    name = f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}), {target.percentile}"
     return {
-        "title": f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}), {target.percentile}, against load",
+        "title": f"{name}, against load",
         "key": f"{target.metric} {target.percentile}",
         "svg": charts.render_svg(chart),
-        "note": f"{load}. Band: 80% interval. The curve is analytical, scaled to the plan's own figure.",
+        "note": f"{curve.axis}. Band: 80% interval. The curve is analytical, scaled to the plan's own figure.",
     }
 
 
-def _draw_cost(plan: Plan, best: Candidate, width: int) -> Answer | None:
+def _draw_cost(curve: CostCurve, width: int) -> Page:
     """Draw the least cost of other loads."""
-    unit, costs = load_curves.sweep_cost_over_load(plan) if plan.chosen else ("", [])
-    if len(costs) < 3:
-        return None
-    load, offered = load_curves.get_load(plan.scenario.workload)
-    paid = best.usd_per_hour if unit.startswith("USD") else best.deployment.layout.num_gpus
-    chart = charts_cockpit.plot_cost_over_load(unit, costs, offered, paid, width)
+    chart = charts_cockpit.plot_cost_over_load(
+        curve.unit, curve.points, curve.here, curve.own, width
+    )
+    unit = "$ per hour" if curve.unit.startswith("USD") else "GPUs"
     return {
         "title": "Cost against load",
         "svg": charts.render_svg(chart),
-        "note": f"{load}; {'$ per hour' if unit.startswith('USD') else 'GPUs'} of the cheapest plan, analytical.",
+        "note": f"{curve.axis}; {unit} of the cheapest plan, analytical.",
     }
 
 
-def _draw_day(plan: Plan) -> Answer | None:
+def _draw_day(answer: Answer) -> Page | None:
     """Draw the replicas by hour, with what the day costs; None without a daily profile."""
-    if (day := plan.autoscaling) is None or plan.billing is None:
+    day, billing = answer.day, answer.billing
+    if day is None or billing is None:
         return None
-    costs = "; ".join(f"{way} {format_usd(usd)} a day" for way, usd in plan.billing.usd.items())
+    costs = "; ".join(f"{way} {format_usd(usd)} a day" for way, usd in billing.usd.items())
     return {
         "title": "Replicas over the day",
         "svg": charts.render_svg(charts_scaling.plot_day(day)),

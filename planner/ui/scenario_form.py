@@ -4,9 +4,9 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -18,8 +18,19 @@ from planner.core.readers import parse_json, read_yaml
 from planner.core.text import format_count
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
-from planner.planning.scenario import Scenario, find_scenario_file
-from planner.planning.scenario_schema import VOLUME_FIELDS, LengthsEntry, PrefixEntry
+from planner.planning.scenario import (
+    Scenario,
+    apply_overrides,
+    find_scenario_file,
+    resolve_file_fields,
+)
+from planner.planning.scenario_schema import (
+    VOLUME_FIELDS,
+    AdaptersEntry,
+    LengthsEntry,
+    PrefixEntry,
+    ScenarioEntry,
+)
 from planner.planning.slo import LatencyStatistic
 from planner.ui.quantity_parser import MILLISECOND_UNITS, parse_quantity
 
@@ -29,7 +40,7 @@ COCKPIT_FILE_HEADER = (
 """The first line of files that the cockpit may overwrite."""
 DAY_FIELDS = ("day", "office_hours", "office_days")
 """Fields of a workload that say how its traffic rises and falls."""
-STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
+STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = get_args(LatencyStatistic)
 FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
 KV_CACHE_CHOICES = ("auto", "fp8")
 BEST_LIMIT = "best"
@@ -57,16 +68,8 @@ def read_scenario_fields(name: str) -> ScenarioFields:
     scenario_fields = read_yaml(path)
     if not isinstance(scenario_fields, dict):
         raise PlannerError(f"{path}: expected fields such as model, gpus and workload")
-    scenario_fields = {
-        field: value for field, value in scenario_fields.items() if value is not None
-    }
-    for place, field in (
-        (scenario_fields, "calibration"),
-        (scenario_fields.get("workload") or {}, "trace"),
-    ):
-        if isinstance(place.get(field), str) and (path.parent / place[field]).is_file():
-            place[field] = str((path.parent / place[field]).resolve())
-    return scenario_fields
+    given = {field: value for field, value in scenario_fields.items() if value is not None}
+    return resolve_file_fields(given, path.parent)
 
 
 def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str, Any]:
@@ -104,9 +107,13 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
         ),
         "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
         "adapters": workload.adapters,
-        "rank": scenario.engine_args.get("max_lora_rank", 16),
+        "rank": scenario.engine_args.get(
+            "max_lora_rank", AdaptersEntry.model_fields["ranks"].default[0]
+        ),
         "zipf": workload.adapter_zipf,
-        "headroom": round(100 * fields.get("headroom", 0.2), 2),
+        "headroom": round(
+            100 * fields.get("headroom", ScenarioEntry.model_fields["headroom"].default), 2
+        ),
         "quantization": tuple(
             quantization or "checkpoint" for quantization in scenario.quantizations
         ),
@@ -133,10 +140,28 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
     }
 
 
+CONTROL_FIELDS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    **{name: (name, lambda value: value) for name in ("model", "engine_version", "spare_replicas")},
+    **{name: (name, lambda value: round(value / 100, 4)) for name in ("headroom", "confidence")},
+    "quantization": ("quantization", lambda names: list(names) or [FORMAT_CHOICES[0]]),
+    "kv_cache_dtype": ("kv_cache_dtype", lambda names: list(names) or [KV_CACHE_CHOICES[0]]),
+    "tier": ("price_tier", lambda value: value),
+    "seller": ("price_seller", lambda value: value or None),
+    "budget": ("budget", lambda usd: {"usd_per_month": usd} if usd else None),
+    "reuse": ("workload.shared_prefix", lambda percent: {"hit_rate": round(percent / 100, 4)}),
+    "rank": ("adapters.ranks", lambda rank: [rank]),
+    "zipf": ("adapters.zipf", lambda value: value),
+}
+"""The field that a control sets, and its value there."""
+
+
 def apply_control(
     fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]
 ) -> ScenarioFields:
     """Return the fields with the control `name` set to `value`; `values` are of all controls."""
+    if name in CONTROL_FIELDS:
+        field, convert = CONTROL_FIELDS[name]
+        return apply_overrides(fields, {field: convert(value)}, "the scenario")
     control = copy.deepcopy(fields)
     workload = control["workload"]
     if name in ("prompt", "output"):
@@ -152,8 +177,6 @@ def apply_control(
         workload["shared_prefix"] = preset.get("shared_prefix")
         if workload.pop("trace", None):
             workload["rate"] = values["rate"]
-    elif name == "reuse":
-        workload["shared_prefix"] = {"hit_rate": round(value / 100, 4)}
     elif name == "load":
         _replace_load(workload, value, values)
     elif name == "trace" and value:
@@ -161,16 +184,14 @@ def apply_control(
     elif name in ("rate", "concurrency", "requests", "within_hours"):
         workload[name] = round(value) if name == "concurrency" else value
         _drop_fields(workload, VOLUME_FIELDS)  # of which a rate was worked out
+    elif name == "find_max":
+        kind = "concurrency" if workload.get("concurrency") else "rate"
+        workload[kind] = "max" if value else values[kind]
     elif name == "day":
         _drop_fields(workload, DAY_FIELDS)
         workload[name] = _parse_hours(value.strip()) or None
     elif name == "adapters":
         control[name] = {**(control.get(name) or {}), "count": value} if value else None
-    elif name in ("rank", "zipf"):
-        control["adapters"] = {
-            **control["adapters"],
-            **({"ranks": [value]} if name == "rank" else {name: value}),
-        }
     elif name == "gpus":
         known = {get_gpu(entry["gpu"]).name: entry for entry in control["gpus"]}
         control["gpus"] = [
@@ -178,29 +199,13 @@ def apply_control(
         ]
     elif name == "at_most":
         control["gpus"] = [{**entry, "at_most": value} for entry in control["gpus"]]
-    elif name in ("quantization", "kv_cache_dtype"):
-        control[name] = list(value) or [
-            (FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]
-        ]
-    elif name in ("headroom", "confidence"):
-        control[name] = round(value / 100, 4)
-    elif name == "find_max":
-        kind = "concurrency" if workload.get("concurrency") else "rate"
-        workload[kind] = "max" if value else values[kind]
-    elif name == "tier":
-        control["price_tier"] = value
-    elif name == "seller":
-        control["price_seller"] = value or None
     elif name == "own_price":
         control["prices"] = {entry["gpu"]: value for entry in control["gpus"]} if value else {}
-    elif name == "budget":
-        control[name] = {"usd_per_month": value} if value else None
     elif name == "speculation" and control.get(name):
         control[name] = {**control[name], "allowed": value}
-    elif name in ("model", "engine", "engine_version", "spare_replicas"):
-        control[name] = value
-        if name == "engine":
-            control.pop("engine_version", None)
+    elif name == "engine":
+        control = {**control, name: value}
+        control.pop("engine_version", None)
     elif " " in name:
         metric, percentile = name.split()
         _set_slo_target(control, metric, percentile, str(value).strip())

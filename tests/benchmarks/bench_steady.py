@@ -15,7 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.performance import PerformanceBatch
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import plan_memory
 from planner.planning.prediction import get_memory_plan
 from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops

@@ -103,26 +103,28 @@ class Diagnosis:
     @property
     def questions(self) -> tuple[str, ...]:
         """What these files cannot tell, and what would."""
-        asked = []
+        questions = []
         if self.case is None and self.stat_lines:
-            asked.append("latencies: two /metrics pages, some minutes apart, under load")
+            questions.append("latencies: two /metrics pages, some minutes apart, under load")
         if self.case and self.case.measured.since_start:
-            asked.append("what happens now: a second page some minutes later, under load")
+            questions.append("what happens now: a second page some minutes later, under load")
         if self.case and "kv_usage" not in self.case.measured.gauges:
-            asked.append(
+            questions.append(
                 "how full the KV cache is, and how many run and wait: a page saved while requests run"
                 if self.case.measured.is_idle
                 else "whether the KV cache is full: the whole page, or the log's periodic lines"
             )
         if self.planned is None and has_memory_error(self.errors):
-            asked.append(
+            questions.append(
                 "which change frees enough memory: --plan, or headroom explain-log with --gpu"
             )
         if self.planned is None and self.findings:
-            asked.append("what each remedy would change: --plan, a scenario or plan.json")
+            questions.append("what each remedy would change: --plan, a scenario or plan.json")
         if self.case is None and self.stat_lines is None and not self.errors:
-            asked.append("how it serves: /metrics pages under load, or the log's periodic lines")
-        return tuple(asked)
+            questions.append(
+                "how it serves: /metrics pages under load, or the log's periodic lines"
+            )
+        return tuple(questions)
 
     @property
     def exit_code(self) -> int:

@@ -14,7 +14,8 @@ from planner.core.number_format import format_number
 from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
-from planner.latency.speculative_decoding import build_step_model, compute_planned_acceptance
+from planner.latency.speculative_decoding import compute_planned_acceptance
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.planned_replica import PlannedReplica, with_acceptance
 from planner.planning.prediction import predict

@@ -1,6 +1,6 @@
-"""Check a launched server against its plan: every stated quantity, predicted and measured.
+"""Check a launched server against its plan: every predicted quantity, and what was measured of it.
 
-What fails is named, the plan is stated again with what was measured, and, if it no longer meets its
+What fails is named, the plan is evaluated again with what was measured, and, if it no longer meets its
 targets, searched again.
 """
 
@@ -12,7 +12,6 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 from planner.calibration.benchmark_results import read_benchmark_results
 from planner.calibration.user_fit import (
@@ -23,7 +22,7 @@ from planner.calibration.user_fit import (
 )
 from planner.core.errors import PlannerError
 from planner.core.files import get_report_date
-from planner.core.intervals import Z_SCORE_80PCT, Interval, format_short
+from planner.core.intervals import Interval
 from planner.core.number_format import format_usd
 from planner.core.readers import read_text
 from planner.core.templates import render_template
@@ -47,13 +46,18 @@ from planner.planning.prediction import predict
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import state_deployment
+from planner.tools.comparison import (
+    Column,
+    ComparisonRow,
+    ComparisonStatus,
+    format_table,
+)
 from planner.tools.diagnostics.diagnosis import MAX_LOG_BYTES
 from planner.tools.diagnostics.failure_detection import (
     MIN_PREEMPTIONS_PER_REQUEST,
     DiagnosisCase,
     find_failure_modes,
 )
-from planner.tools.diagnostics.log_comparison import compare_log_to_plan
 from planner.tools.diagnostics.metrics_pages import (
     ReplicaMetrics,
     measure_replica,
@@ -62,69 +66,20 @@ from planner.tools.diagnostics.metrics_pages import (
 from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
 from planner.tools.diagnostics.startup_log import StartupLog, parse_startup_log
 
-Status = Literal["PASS", "FAIL", "NOT MEASURED"]
 TARGET_RATE_TOLERANCE = 0.15
 """Distance of a benchmark's rate from the planned one up to which it tells of the targets."""
 MIN_HIT_FRACTION = 0.8
 """Of the planned prefix cache hits, below which the cache is colder than planned."""
 NOTABLE_RATIO = 0.1
-"""Distance of measured from expected TPOT, relative, from which on a pace that passes is told."""
+"""Distance of measured from expected TPOT, relative, from which on a pace that passes is reported."""
 LAYOUT_NAMES = ("tp", "pp", "dp", "dcp")
-Unit = Literal["ms", "1/s", "tokens", "GiB", "%", "s", ""]
-
-
-@dataclass(frozen=True)
-class QuantityCheck:
-    """One stated quantity, in its unit: predicted, measured, and whether both agree."""
-
-    name: str
-    unit: Unit
-    predicted: Interval | None  # None: a limit alone
-    measured: float | None = None
-    limit: float | None = None  # of the service level
-    is_lower_better: bool = True
-    sigma: float = 0.0  # of ln(measured) between repeats
-
-    @property
-    def status(self) -> Status:
-        """PASS unless it is worse than its interval or its limit; being better is no failure."""
-        if self.measured is None or math.isnan(self.measured):
-            return "NOT MEASURED"
-        if self.limit is not None and self.measured > self.limit:
-            return "FAIL"
-        if self.predicted is None:
-            return "PASS"
-        low, high = self.accepted
-        is_worse = self.measured > high if self.is_lower_better else self.measured < low
-        return "FAIL" if is_worse else "PASS"
-
-    @property
-    def accepted(self) -> tuple[float, float]:
-        """The interval, widened by what repeats differ by."""
-        assert self.predicted is not None
-        mid, lo, hi = self.predicted.mid, self.predicted.lo, self.predicted.hi
-        if not (self.sigma and mid > 0 and math.isfinite(mid)):
-            return lo, hi
-        below, above = (
-            math.hypot(math.log(ratio), Z_SCORE_80PCT * self.sigma) if ratio < math.inf else ratio
-            for ratio in (mid / max(lo, 1e-12), hi / mid)
-        )
-        return mid * math.exp(-below), mid * math.exp(above)
-
-    @property
-    def cells(self) -> tuple[str, str, str, str, str]:
-        """Quantity with its unit, predicted, measured, their ratio, status."""
-        predicted, ratio = "", ""
-        if self.predicted is not None:
-            predicted = "overloaded" if math.isinf(self.predicted.mid) else self.predicted.short
-            if self.measured is not None and 0 < self.predicted.mid < math.inf:
-                ratio = f"{self.measured / self.predicted.mid:.2f}"
-        if self.limit is not None:
-            limit = f"limit {format_short(self.limit)}"
-            predicted = f"{predicted}, {limit}" if predicted else limit
-        measured = "" if self.measured is None else format_short(self.measured)
-        unit = f", {self.unit}" if self.unit else ""
-        return f"{self.name}{unit}", predicted, measured, ratio, self.status
+CHECK_COLUMNS = (
+    Column("quantity", lambda row: row.title, "<44"),
+    Column("predicted, 80% interval", lambda row: _format_predicted(row), "<30"),
+    Column("measured", lambda row: row.format_value(row.measured), ">9"),
+    Column("ratio", lambda row: "" if math.isnan(row.ratio) else f"{row.ratio:.2f}", ">7"),
+    Column("", lambda row: f"  {row.status}"),
+)
 
 
 @dataclass(frozen=True)
@@ -145,7 +100,7 @@ class BenchmarkCheck:
         measured = self.point.tpot
         return measured / self.performance.get("tpot", "mean").mid if measured else math.nan
 
-    def list_checks(self, planned: PlannedReplica, rate: float | None) -> Iterator[QuantityCheck]:
+    def list_checks(self, planned: PlannedReplica, rate: float | None) -> Iterator[ComparisonRow]:
         """Yield latencies and throughput; targets if it has about the planned `rate`."""
         is_planned_load = bool(
             rate and self.rate and abs(self.rate / rate - 1) < TARGET_RATE_TOLERANCE
@@ -159,7 +114,7 @@ class BenchmarkCheck:
                 continue
             measured = self.point.statistics.get(name)
             limit = limits.get(name) if is_planned_load else None
-            yield QuantityCheck(
+            yield ComparisonRow(
                 f"{statistic} {metric.upper()}, {self.point.name}",
                 "ms",
                 predicted * 1e3,
@@ -167,12 +122,12 @@ class BenchmarkCheck:
                 None if limit is None else limit * 1e3,
                 sigma=REPEAT_SIGMA_TTFT_TPOT[metric in ("tpot", "itl")],
             )
-        yield QuantityCheck(
+        yield ComparisonRow(
             f"requests, {self.point.name}",
             "1/s",
             self.performance.request_tps,
             self.point.statistics.get("request_tps"),
-            is_lower_better=False,
+            worse="lower",
             sigma=REPEAT_SIGMA_TTFT_TPOT[1],
         )
 
@@ -190,12 +145,12 @@ class LaunchCheck:
     notes: tuple[str, ...] = ()
 
     @cached_property
-    def checks(self) -> tuple[QuantityCheck, ...]:
-        """All stated quantities: memory, caches, and each benchmark."""
+    def checks(self) -> tuple[ComparisonRow, ...]:
+        """All compared quantities: memory, caches, and each benchmark."""
         return (*self._list_memory_checks(), *self._list_cache_checks(), *self._list_load_checks())
 
     @property
-    def verdict(self) -> Status:
+    def verdict(self) -> ComparisonStatus:
         """FAIL if anything deviates; NOT MEASURED without a KV cache or any latency; else PASS."""
         if self.deviations or any(check.status == "FAIL" for check in self.checks):
             return "FAIL"
@@ -240,31 +195,27 @@ class LaunchCheck:
         planned = get_memory_plan(self.planned.deployment).pool.reported_tokens
         return (self.kv_tokens or planned) / planned
 
-    def _list_memory_checks(self) -> Iterator[QuantityCheck]:
+    def _list_memory_checks(self) -> Iterator[ComparisonRow]:
         memory = get_memory_plan(self.planned.deployment)
-        if self.log:
-            lines = compare_log_to_plan(self.log, memory).lines
-            weights = next((line.logged for line in lines if line.term == "weights"), None)
-        else:
-            weights = None
-        yield QuantityCheck(
+        weights = self.log.figures.get("weights") if self.log else None
+        yield ComparisonRow(
             "weights", "GiB", memory.weights / GIB, weights and weights / GIB, sigma=0.01
         )
         tokens, kv = memory.pool.reported_tokens, memory.kv_available
-        yield QuantityCheck(
+        yield ComparisonRow(
             "KV cache",
             "tokens",
             Interval(tokens * kv.lo / kv.mid, tokens, tokens * kv.hi / kv.mid),
             self.kv_tokens,
-            is_lower_better=False,
+            worse="lower",
             sigma=0.01,
         )
         scenario = self.planned.scenario
         storage = {"storage": scenario.storage} if scenario else {}
         if startup := estimate_startup(self.planned.deployment, **storage):
-            yield QuantityCheck("startup", "s", startup.total, self.startup_s)
+            yield ComparisonRow("startup", "s", startup.total, self.startup_s)
 
-    def _list_cache_checks(self) -> Iterator[QuantityCheck]:
+    def _list_cache_checks(self) -> Iterator[ComparisonRow]:
         metrics = self.metrics
         shares = {
             "prompt tokens from the prefix cache": (
@@ -279,15 +230,15 @@ class LaunchCheck:
         for name, (planned, measured) in shares.items():
             if planned:
                 percent = 100 * planned
-                yield QuantityCheck(
+                yield ComparisonRow(
                     name,
                     "%",
                     Interval(percent * MIN_HIT_FRACTION, percent, percent / MIN_HIT_FRACTION),
                     None if measured is None else measured * 100,
-                    is_lower_better=False,
+                    worse="lower",
                 )
         expected = max((b.performance.preemptions for b in self.benchmarks), default=0.0)
-        yield QuantityCheck(
+        yield ComparisonRow(
             "preemptions per request",
             "",
             Interval(0.0, expected, expected + MIN_PREEMPTIONS_PER_REQUEST),
@@ -307,7 +258,7 @@ class LaunchCheck:
         workload = self.planned.workload
         return workload.cache_hit_fraction if workload else 0.0
 
-    def _list_load_checks(self) -> Iterator[QuantityCheck]:
+    def _list_load_checks(self) -> Iterator[ComparisonRow]:
         for each in self.benchmarks:
             yield from each.list_checks(self.planned, self.planned.rate)
         if not self.benchmarks:
@@ -318,13 +269,13 @@ class LaunchCheck:
         """The pages beside the plan; None without pages."""
         return DiagnosisCase(self.metrics, self.planned) if self.metrics else None
 
-    def _list_live_checks(self) -> Iterator[QuantityCheck]:
+    def _list_live_checks(self) -> Iterator[ComparisonRow]:
         """Yield latencies of the pages' own traffic: means as simulated, and targets by bucket."""
         histograms = self.metrics.histograms if self.metrics else {}
         simulated = self.live.simulated if self.live else None
         for metric in ("ttft", "tpot"):
             if metric in histograms and simulated and not simulated.saturated:
-                yield QuantityCheck(
+                yield ComparisonRow(
                     f"mean {metric.upper()}, live",
                     "ms",
                     simulated.get(metric, "mean") * 1e3,
@@ -340,7 +291,7 @@ class LaunchCheck:
                 measured = (
                     high if high <= target.seconds else low if low >= target.seconds else None
                 )
-            yield QuantityCheck(
+            yield ComparisonRow(
                 f"{target.name}, bucket edge",
                 "ms",
                 None,
@@ -351,39 +302,39 @@ class LaunchCheck:
     @cached_property
     def deviations(self) -> tuple[str, ...]:
         """What differs from the plan, the cause before its effects."""
-        found = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
-        found += [
+        deviations = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
+        deviations += [
             f"{name} is {value}, planned {self.planned_settings[name]}"
             for name, value in self.measured_settings.items()
         ]
         by_name = {check.name: check for check in self.checks if check.status == "FAIL"}
         if "KV cache" in by_name:
-            found.append(
+            deviations.append(
                 f"the KV cache has {self.kv_ratio:.2f} times the planned tokens: other memory"
                 " settings, or something else on the GPU"
             )
         for name, check in by_name.items():
-            if check.unit == "%" and check.predicted:
-                found.append(
-                    f"{name}: {check.measured:.0f}%, planned {check.predicted.mid:.0f}%: a"
+            if check.unit == "%" and check.expected:
+                deviations.append(
+                    f"{name}: {check.value:.0f}%, planned {check.expected.mid:.0f}%: a"
                     f" {'colder prefix cache' if 'prefix' in name else 'worse draft'}"
                 )
         if slowdown := self.slowdown:
-            found.append(
+            deviations.append(
                 f"tokens take {slowdown:.2f} times as long as planned in every benchmark: a slower"
                 " GPU, host or link"
             )
-        if not found and self.live and not self.benchmarks:
+        if not deviations and self.live and not self.benchmarks:
             titles = load_failure_modes(self.live.measured.names.names)
-            found += [
+            deviations += [
                 f"{titles[finding.mode].title}: {'; '.join(finding.evidence)}"
                 for finding in find_failure_modes(self.live)
             ]
-        if not found and by_name:
-            found.append(
+        if not deviations and by_name:
+            deviations.append(
                 "the cause is not in these files: headroom diagnose, with pages under load"
             )
-        return tuple(found)
+        return tuple(deviations)
 
     @property
     def hit_share(self) -> float:
@@ -512,7 +463,7 @@ class LaunchCheck:
         missed = [
             check.name.split(",")[0]
             for check in self.checks
-            if check.limit and check.measured and check.measured > check.limit
+            if check.limit and check.value > check.limit
         ]
         if candidate.is_confident and missed:
             return (
@@ -552,11 +503,15 @@ class LaunchCheck:
         return (*self.notes, pace)
 
     def __str__(self) -> str:
-        return render_template("tools/diagnostics", "launch_check", check=self).strip("\n")
+        table = format_table(self.checks, CHECK_COLUMNS)
+        return render_template("tools/diagnostics", "launch_check", check=self, table=table).strip(
+            "\n"
+        )
 
     def to_markdown(self) -> str:
         """Return the page in Markdown."""
-        return render_template("tools/diagnostics", "launch_check.md", check=self)
+        table = format_table(self.checks, CHECK_COLUMNS, is_markdown=True)
+        return render_template("tools/diagnostics", "launch_check.md", check=self, table=table)
 
     def to_json(self) -> dict[str, object]:
         """Return the page for `--json`."""
@@ -566,7 +521,7 @@ class LaunchCheck:
                 {
                     "quantity": check.name,
                     "unit": check.unit,
-                    "predicted": check.predicted and check.predicted.as_json_list,
+                    "predicted": check.expected and check.expected.as_json_list,
                     "limit": check.limit,
                     "measured": check.measured,
                     "status": check.status,
@@ -577,6 +532,11 @@ class LaunchCheck:
             "consequences": list(self.consequences),
             "remarks": list(self.remarks),
         }
+
+
+def _format_predicted(row: ComparisonRow) -> str:
+    limit = "" if row.limit is None else f"limit {row.format_value(row.limit)}"
+    return ", ".join(filter(None, (row.format_value(row.expected), limit)))
 
 
 def _equals(planned: object, logged: object) -> bool:
@@ -590,7 +550,7 @@ _TIMESTAMP = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
 
 
 def measure_startup(text: str) -> float | None:
-    """Return the seconds from the first line of a log to the end of the start; None if not told."""
+    """Return the seconds from the first line of a log to the end of the start; None if it does not show them."""
     done = re.search(r"Application startup complete|The server is fired up", text)
     times = _TIMESTAMP.findall(text[: done.end()]) if done else []
     if len(times) < 2:

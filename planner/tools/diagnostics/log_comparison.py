@@ -29,6 +29,7 @@ from planner.planning.memory_remedies import (
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.planning.search import get_reference_deployment, search_deployments
+from planner.tools.comparison import Column, ComparisonRow, format_table
 from planner.tools.diagnostics.startup_errors import (
     StartupError,
     find_logged_kv_bytes,
@@ -54,38 +55,38 @@ MAX_TERM_ERROR_FRACTION = 0.2
 """Largest error of a term, as a fraction of GPU memory; above, the log is of another deployment."""
 
 
-@dataclass(frozen=True)
-class LogComparison:
-    """One planned and logged figure, in bytes or, for counts, in their own unit."""
+def _compare_figure(term: str, planned: Interval, logged: float) -> ComparisonRow:
+    """Compare one planned and logged figure, in bytes or, for counts, in their own unit."""
+    size = _get_unit_size(term)
+    return ComparisonRow(
+        LOG_PHRASES["words"][term],
+        COUNT_UNITS.get(term, "GiB"),
+        planned / size,
+        logged / size,
+        worse="both",
+        rounding=0.01,
+        decimals=0 if term in ("num_blocks", "kv_tokens") else 2,
+        key=term,
+    )
 
-    term: str
-    planned: Interval
-    logged: float
 
-    @property
-    def difference(self) -> float:
-        """Logged minus planned."""
-        return self.logged - self.planned.mid
+def _get_unit_size(term: str) -> float:
+    """Return the bytes of a term's unit; 1 for counts."""
+    return 1 if term in COUNT_FIGURES else GIB
 
-    @property
-    def is_within_interval(self) -> bool:
-        """Whether the logged figure is in the planned interval, given the rounding of the log."""
-        slack = 0.01 * (1 if self.term in COUNT_FIGURES else GIB)
-        return self.planned.lo - slack <= self.logged <= self.planned.hi + slack
 
-    @property
-    def cells(self) -> tuple[str, str, str, str, str]:
-        """Name, unit, and planned, logged and their difference in that unit, rounded as in logs."""
-        unit, size = COUNT_UNITS.get(self.term, "GiB"), 1 if self.term in COUNT_FIGURES else GIB
-        places = 0 if unit in ("blocks", "tokens") else 2
-        spec, difference = f",.{places}f", round(self.difference / size, places) + 0.0
-        planned, logged = format(self.planned / size, spec), format(self.logged / size, spec)
-        return LOG_PHRASES["words"][self.term], unit, planned, logged, f"{difference:+{spec}}"
+def _describe_deviation(row: ComparisonRow) -> str:
+    return "   as planned" if row.status == "PASS" else f"   off by {row.difference_text}"
 
-    def __str__(self) -> str:
-        name, unit, planned, logged, difference = self.cells
-        verdict = "as planned" if self.is_within_interval else f"off by {difference}"
-        return f"{name:<22}{planned} {unit:<7}".ljust(64) + f"{logged:>12}   {verdict}"
+
+LOG_COLUMNS = (
+    Column("figure", lambda row: row.name, "<22"),
+    Column(
+        "planned, 80% interval", lambda row: f"{row.format_value(row.expected)} {row.unit}", "<42"
+    ),
+    Column("logged", lambda row: row.format_value(row.measured), ">12"),
+    Column("", _describe_deviation),
+)
 
 
 @dataclass(frozen=True)
@@ -94,38 +95,42 @@ class LogExplanation:
 
     log: StartupLog
     plan: MemoryPlan
-    lines: tuple[LogComparison, ...]
+    lines: tuple[ComparisonRow, ...]
     errors: tuple[StartupError, ...] = ()
     memory_requested: str = ""  # what a scenario plans, in a line
     inferred: str = ""  # what the log does not state, and its figures imply
     states_utilization: bool = True  # the log, or the command that wrote it
 
+    def get_line(self, term: str) -> ComparisonRow | None:
+        """Return the line of a term; None if the log does not state it."""
+        return next((line for line in self.lines if line.key == term), None)
+
     @cached_property
-    def largest_deviation(self) -> LogComparison | None:
+    def largest_deviation(self) -> ComparisonRow | None:
         """The term of the budget that is furthest off, else the cache's layout; None if none."""
         wrong = [
             line
             for line in self.lines
-            if line.term in BUDGET_TERMS
-            and not line.is_within_interval
-            and not (self.inferred and line.term == "unexplained")
+            if line.key in BUDGET_TERMS
+            and line.status == "FAIL"
+            and not (self.inferred and line.key == "unexplained")
         ]
         if (
             not wrong
             and (layout := _compare_cache_layout(self.log.figures, self.plan))
-            and abs(layout.difference) > 0.015 * layout.logged
+            and abs(layout.difference) > 0.015 * layout.value
         ):
-            return next(line for line in self.lines if line.term == layout.term)
+            return self.get_line(layout.key)
         return max(wrong, key=lambda line: abs(line.difference), default=None)
 
     @property
     def matches_deployment(self) -> bool:
         """Whether the log can be of this deployment: no term is off by a large part of the GPU."""
         comparison = self.largest_deviation
-        max_error = MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes
+        max_error = MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes / GIB
         return (
             comparison is None
-            or comparison.term not in BUDGET_TERMS
+            or comparison.key not in BUDGET_TERMS
             or abs(comparison.difference) <= max_error
         )
 
@@ -138,31 +143,34 @@ class LogExplanation:
         """
         earlier = dict(self.plan.deployment.memory_calibration)
         shifts = {
-            term: line.difference + earlier.get(term, 0.0)
+            term: line.difference * GIB + earlier.get(term, 0.0)
             for line in self.lines
             for term in MEMORY_TERMS
-            if line.term == term
+            if line.key == term
         }
-        rest = next((line.difference for line in self.lines if line.term == "unexplained"), None)
+        rest = self.get_line("unexplained")
         is_known = not self.inferred and not self.has_negative_rest and not self.lower_utilization
-        if rest is not None and is_known:
+        if rest and is_known:
             term: MemoryTerm = "non_torch" if "activation" in self.log.figures else "activation"
-            shifts[term] = rest + earlier.get(term, 0.0)
+            shifts[term] = rest.difference * GIB + earlier.get(term, 0.0)
         return shifts
 
     @property
     def has_negative_rest(self) -> bool:
         """Whether weights and KV cache are more than the memory that the engine was given."""
-        return any(line.term == "unexplained" and line.logged < 0 for line in self.lines)
+        rest = self.get_line("unexplained")
+        return rest is not None and rest.value < 0
 
     @property
     def lower_utilization(self) -> float | None:
         """The utilization that explains much more other memory than planned; None if it is stated."""
-        rest = next((line for line in self.lines if line.term == "unexplained"), None)
-        total = self.plan.deployment.gpu.memory_bytes
-        if rest is None or self.states_utilization or rest.difference < AMBIGUOUS_FRACTION * total:
+        rest, total = self.get_line("unexplained"), self.plan.deployment.gpu.memory_bytes
+        if rest is None or self.states_utilization:
             return None
-        return round((self.plan.budget_bytes - rest.difference) / total, 2)
+        excess = rest.difference * GIB
+        if excess < AMBIGUOUS_FRACTION * total:
+            return None
+        return round((self.plan.budget_bytes - excess) / total, 2)
 
     @property
     def scenario_line(self) -> str:
@@ -175,9 +183,15 @@ class LogExplanation:
 
     def to_rows(self) -> list[dict[str, object]]:
         """Return the lines as rows by readable names."""
-        columns = ("figure", "unit", "planned", "logged", "logged - planned", "in its interval")
         return [
-            dict(zip(columns, (*line.cells, line.is_within_interval), strict=True))
+            {
+                "figure": line.name,
+                "unit": line.unit,
+                "planned": line.format_value(line.expected),
+                "logged": line.format_value(line.measured),
+                "logged - planned": line.difference_text,
+                "in its interval": line.status == "PASS",
+            }
             for line in self.lines
         ]
 
@@ -187,12 +201,13 @@ class LogExplanation:
             "deployment": str(self.plan.deployment),
             "planned_status": self.plan.status,
             "figures": {
-                line.term: {
-                    "planned": line.planned.as_json_list,
-                    "logged": line.logged,
-                    "in_interval": line.is_within_interval,
+                line.key: {
+                    "planned": line.expected and (line.expected * size).as_json_list,
+                    "logged": line.value * size,
+                    "in_interval": line.status == "PASS",
                 }
                 for line in self.lines
+                for size in [_get_unit_size(line.key)]
             },
             "failure": self.log.failure and redact_text(self.log.failure),
             "errors": [
@@ -208,7 +223,7 @@ class LogExplanation:
     @property
     def verdict(self) -> str:
         """Which term is furthest off, in a sentence."""
-        if not set(MEMORY_TERMS) & {line.term for line in self.lines}:
+        if not set(MEMORY_TERMS) & {line.key for line in self.lines}:
             return (
                 "The log states no term of the budget, so there is nothing to hold the plan"
                 " against."
@@ -224,40 +239,36 @@ class LogExplanation:
             return f"The terms that the log states lie in their intervals; {end}"
         if self.largest_deviation is None:
             return "Every term lies in its interval: no assumption was off."
-        name, unit, _, _, difference = self.largest_deviation.cells
+        row, difference = self.largest_deviation, self.largest_deviation.difference_text
         if self.has_negative_rest:
             return (
                 "Memory cannot be negative: what the log states was not written by a server with"
                 f" gpu_memory_utilization {self.plan.deployment.args.gpu_memory_utilization:g}, but"
                 f" by one with about {_infer_memory_utilization(self):g}."
             )
-        if self.largest_deviation.term == "unexplained" and (lower := self.lower_utilization):
+        if row.key == "unexplained" and (lower := self.lower_utilization):
             return (
-                f"Other memory is {difference.lstrip('+')} {unit} above plan. The log does not state"
+                f"Other memory is {difference.lstrip('+')} {row.unit} above plan. The log does not state"
                 f" gpu_memory_utilization: {lower:g} would explain it; so would something else that"
                 " takes memory. Add --command to tell."
             )
         if not self.matches_deployment:
             deployment = self.plan.deployment
             text = (
-                f"The log does not fit {deployment}: {name} is off by {difference} of"
-                f" {deployment.gpu.memory_bytes / GIB:.0f} {unit}"
+                f"The log does not fit {deployment}: {row.name} is off by {difference} of"
+                f" {deployment.gpu.memory_bytes / GIB:.0f} {row.unit}"
             )
             return (
                 f"{text}. Is it another GPU (--gpu NAME), model, tensor parallelism or"
                 " gpu_memory_utilization?"
             )
         return (
-            f"Largest deviation: {name}, {difference} {unit}. It depends on"
-            f" {LOG_PHRASES['rests_on'][self.largest_deviation.term]}."
+            f"Largest deviation: {row.name}, {difference} {row.unit}. It depends on"
+            f" {LOG_PHRASES['rests_on'][row.key]}."
         )
 
     def __str__(self) -> str:
-        head = (
-            [f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}", *map(str, self.lines)]
-            if self.lines
-            else []
-        )
+        head = format_table(self.lines, LOG_COLUMNS) if self.lines else []
         text = (
             f"The plan says: {self.plan.reason or self.plan.status}; weights take"
             f" {self.plan.weights / GIB:.1f} of"
@@ -457,15 +468,17 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
     terms = {
         name: "cudagraph" if name == graphs else name for name in planned if name in log.figures
     }
-    lines = [LogComparison(term, planned[name], log.figures[name]) for name, term in terms.items()]
+    lines = [
+        _compare_figure(term, planned[name], log.figures[name]) for name, term in terms.items()
+    ]
     if (rest := _compare_unexplained_memory(log.figures, memory, graphs)) is not None:
-        lines.insert([line.term for line in lines].index("kv_available"), rest)
+        lines.insert([line.key for line in lines].index("kv_available"), rest)
     return LogExplanation(log, memory, tuple(lines))
 
 
 def _compare_unexplained_memory(
     figures: Mapping[str, float], memory: MemoryPlan, graphs: str
-) -> LogComparison | None:
+) -> ComparisonRow | None:
     """Compare the rest of the logged budget with the planned terms that the log does not state."""
     if not {"weights", "kv_available"} <= set(figures) or {"activation", "non_torch"} <= set(
         figures
@@ -482,17 +495,17 @@ def _compare_unexplained_memory(
             used += figures[name]
         else:
             missing = missing + getattr(memory, "cudagraph" if name == graphs else name)
-    return LogComparison(
+    return _compare_figure(
         "unexplained", missing, figures.get("requested", memory.budget_bytes) - used
     )
 
 
-def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> LogComparison | None:
+def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> ComparisonRow | None:
     """Compare the tokens of the planned layout in the logged KV cache with those logged."""
     if not {"kv_available", "kv_tokens"} <= set(figures) or memory.layout.stage_bytes_per_block[1:]:
         return None
     pool = memory.layout.build_pool([figures["kv_available"]])
-    return LogComparison(
+    return _compare_figure(
         "kv_tokens", Interval.from_value(pool.reported_tokens), figures["kv_tokens"]
     )
 
@@ -503,13 +516,11 @@ def _infer_memory_utilization(explanation: LogExplanation) -> float | None:
     Weights and KV cache that leave a negative rest, or far less than any plan, say that the server
     was given more memory. Of the values near what they imply, people choose the rounder one.
     """
-    rest = next((line for line in explanation.lines if line.term == "unexplained"), None)
-    total = explanation.plan.deployment.gpu.memory_bytes
-    if rest is None or (rest.logged >= 0 and rest.difference > -AMBIGUOUS_FRACTION * total):
+    rest, memory = explanation.get_line("unexplained"), explanation.plan
+    total = memory.deployment.gpu.memory_bytes
+    if rest is None or (rest.value >= 0 and rest.difference * GIB > -AMBIGUOUS_FRACTION * total):
         return None
-    missing = rest.planned.mid - rest.logged
-    memory = explanation.plan
-    fraction = (memory.budget_bytes + missing) / memory.deployment.gpu.memory_bytes
+    fraction = (memory.budget_bytes - rest.difference * GIB) / total
     rounder = round(fraction * 20) / 20
     return min(rounder if abs(rounder - fraction) < 0.015 else round(fraction, 2), 0.99)
 
@@ -546,9 +557,9 @@ def explain_log_file(
     inferred = ""
     if not is_stated and (utilization := _infer_memory_utilization(explanation)):
         arguments = {**log.arguments, "gpu_memory_utilization": utilization}
-        stated = replace(log, arguments=arguments)
+        completed = replace(log, arguments=arguments)
         explanation = compare_log_to_plan(
-            stated, plan_memory(infer_deployment(stated, gpu, planned))
+            completed, plan_memory(infer_deployment(completed, gpu, planned))
         )
         inferred = (
             f"Inferred: gpu_memory_utilization {utilization:g}. The log does not state it, and the"

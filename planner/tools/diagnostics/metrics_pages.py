@@ -293,25 +293,13 @@ def measure_replica(
     `NoLoadError` if no request was answered, `PlannerError` for more than two pages or two in the wrong order,
     and for `seconds` out of range.
     """
-    if len(pages) > 2:
-        raise PlannerError(
-            f"one page, or two of the same replica, the earlier first; got {len(pages)}"
-        )
     if seconds is not None and not 1e-3 <= seconds <= 1e9:
         raise PlannerError(
             f"the seconds between two pages must be from 0.001 to 1e9, got {seconds:g}"
         )
     after = pages[-1]
     names = match_metric_names(after.engine, version, after.samples)
-    answered = [page.sum_series(names.names.get("success")) or 0.0 for page in pages]
-    # fewer answered requests on the later page: the server was restarted in between
-    before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None
-    if len(pages) == 2 and before is None and not _restarted_between(after, pages[0]):
-        raise PlannerError(
-            f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it"
-            " had answered fewer requests; of a server started anew in between, give the later"
-            " page alone"
-        )
+    before = _select_earlier_page(pages, names)
 
     def compute_growth(name: str | None) -> float | None:
         now, then = after.sum_series(name), before.sum_series(name) if before else None
@@ -343,15 +331,7 @@ def measure_replica(
             f"{after.where}: no request was answered in this time and none is in flight, so there is"
             " nothing to judge: save the pages under load"
         )
-    if seconds is None:
-        started = (
-            after.sum_series("process_start_time_seconds") if before is None else before.taken_at_s
-        )
-        seconds = (
-            after.taken_at_s - started
-            if started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S
-            else None
-        )
+    seconds = seconds or _find_elapsed_seconds(before, after)
     totals = [sum(filter(None, counts)) for counts in in_flight]
     cpu = compute_growth("process_cpu_seconds_total")
     engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
@@ -380,6 +360,36 @@ def measure_replica(
         pool=_read_pool_tokens(after, names.names.get("cache_config") or ""),
         num_idle_pages=sum(is_idle),
     )
+
+
+def _select_earlier_page(
+    pages: Sequence[MetricsPage], names: EngineMetricNames
+) -> MetricsPage | None:
+    """Select the page from which the counters grew; None if they grew since the server's start."""
+    if len(pages) > 2:
+        raise PlannerError(
+            f"one page, or two of the same replica, the earlier first; got {len(pages)}"
+        )
+    after = pages[-1]
+    answered = [page.sum_series(names.names.get("success")) or 0.0 for page in pages]
+    # fewer answered requests on the later page: the server was restarted in between
+    before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None
+    if len(pages) == 2 and before is None and not _restarted_between(after, pages[0]):
+        raise PlannerError(
+            f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it"
+            " had answered fewer requests; of a server started anew in between, give the later"
+            " page alone"
+        )
+    return before
+
+
+def _find_elapsed_seconds(before: MetricsPage | None, after: MetricsPage) -> float | None:
+    """Find the time between two pages, or since the start; None if their times do not show it."""
+    started = (
+        after.sum_series("process_start_time_seconds") if before is None else before.taken_at_s
+    )
+    is_known = started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S
+    return after.taken_at_s - started if started and is_known else None
 
 
 def _restarted_between(after: MetricsPage, before: MetricsPage) -> bool:

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
-from planner.memory.memory_plan import (
+from planner.memory.deployment_changes import (
     MAX_REMEDY_UTILIZATION,
-    find_safe_memory_utilization,
-    get_memory_plan,
+    DeploymentChange,
+    list_smaller_caches,
 )
+from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.planning.prediction import predict
 from planner.tools.diagnostics.failure_detection import DiagnosisCase
 from planner.workload.workload import Workload
@@ -51,17 +53,16 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
     planned, load = case.planned, case.measured_workload
     assert planned is not None and load is not None
     deployment = planned.deployment
-    settings = _list_settings(deployment, load, mode)
+    combinations = [[change] for change in _list_changes(deployment, load, mode)]
     if mode in KV_CACHE_MODES:
         share = min(find_safe_memory_utilization(deployment), MAX_REMEDY_UTILIZATION)
         if share >= deployment.args.gpu_memory_utilization + 0.01:
-            more = {"gpu_memory_utilization": share}
-            roomier = deployment.with_args(**more)
-            settings = [more, *settings]
-            settings += [{**more, **one} for one in _list_settings(roomier, load, mode)]
-    for setting in settings:
-        change = " and ".join(f"{name} {value}" for name, value in setting.items())
-        yield change, deployment.with_args(**setting), load
+            more = DeploymentChange("gpu_memory_utilization", share)
+            others = _list_changes(more.apply(deployment), load, mode)
+            combinations = [[more], *combinations, *([more, change] for change in others)]
+    for changes in combinations:
+        text = " and ".join(f"{change.argument} {change.value}" for change in changes)
+        yield text, reduce(lambda changed, change: change.apply(changed), changes, deployment), load
     if mode == "cold_prefix_cache" and planned.workload:
         hit_rate = planned.workload.cache_hit_fraction
         change = f"{hit_rate:.0%} of the prompt tokens cached, as planned"
@@ -77,25 +78,22 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
         yield "another replica beside it", deployment, load.split(2)
 
 
-def _list_settings(deployment: Deployment, load: Workload, mode: str) -> list[dict[str, Any]]:
-    """List the arguments that may help against `mode`, one change each."""
+def _list_changes(deployment: Deployment, load: Workload, mode: str) -> list[DeploymentChange]:
+    """List the changes of an argument that may help against `mode`."""
     args, pool = deployment.args, get_memory_plan(deployment).pool
     num_sequences = max(pool.count_sequences(round(load.mean_tokens_per_request)), 1)
-    settings = list[dict[str, Any]]()
+    values: list[tuple[str, Any]] = []
     if mode == "kv_preemption" and num_sequences < args.max_num_seqs:
-        settings.append({"max_num_seqs": num_sequences})
-    if mode in ("kv_preemption", "kv_full", "oom_admission") and args.kv_cache_dtype in (
-        None,
-        "auto",
-    ):
-        settings.append({"kv_cache_dtype": "fp8"})
+        values.append(("max_num_seqs", num_sequences))
+    if mode in ("kv_preemption", "kv_full", "oom_admission"):
+        values += [("kv_cache_dtype", name) for name in list_smaller_caches(deployment)]
     if mode == "oversubscribed" and num_sequences > args.max_num_seqs:
         more = min(2 * args.max_num_seqs, num_sequences, args.max_num_batched_tokens)
-        settings.append({"max_num_seqs": more})
+        values.append(("max_num_seqs", more))
     if mode == "prefill_contention":
-        settings += [
-            {"max_num_batched_tokens": budget}
+        values += [
+            ("max_num_batched_tokens", budget)
             for budget in (args.max_num_batched_tokens // 2, args.max_num_batched_tokens // 4)
             if budget >= max(MIN_BATCHED_TOKENS, args.max_num_seqs)
         ]
-    return settings
+    return [DeploymentChange(argument, value) for argument, value in values]

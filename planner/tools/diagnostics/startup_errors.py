@@ -54,8 +54,8 @@ def find_logged_kv_bytes(
     errors: Iterable[StartupError], logged: float | None = None
 ) -> float | None:
     """Return the bytes available to the KV cache as the errors, or else a line, state them."""
-    stated = (error.figures.get("available_gib") for error in errors)
-    gib = next(filter(None, stated), None)
+    available = (error.figures.get("available_gib") for error in errors)
+    gib = next(filter(None, available), None)
     return logged if gib is None else float(gib) * GIB
 
 

@@ -111,8 +111,8 @@ def read_stat_lines(text: str) -> StatLines | None:
     rows, preemptions = [], 0
     for line in text.splitlines():
         for pattern in _PREEMPTION_PATTERNS:
-            if found := pattern.search(line[:2000]):
-                counts = {name: int(count) for name, count in found.groupdict().items()}
+            if match := pattern.search(line[:2000]):
+                counts = {name: int(count) for name, count in match.groupdict().items()}
                 preemptions = max(preemptions + counts.get("count", 0), counts.get("total", 0))
         match = next(filter(None, (p.search(line[:2000]) for p in _STAT_PATTERNS)), None)
         if match is None:

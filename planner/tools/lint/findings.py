@@ -1,6 +1,7 @@
 """Lint findings, and the recorded changes of engines (`catalogs/flags/changes.yaml`)."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -53,6 +54,30 @@ class LintFinding:
     def advice(self) -> str:
         """What to write instead, as reports say it; empty without any."""
         return f"instead: {format_advice(self.instead)}" if self.instead else ""
+
+
+ReportVerdict = Literal["ok", "at_risk", "mend"]
+LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
+"""Exit codes of `headroom lint`, `review` and `upgrade`."""
+
+
+def judge_findings(findings: Iterable[LintFinding]) -> ReportVerdict:
+    """Judge findings: `mend` if one has to be fixed, `at_risk` if one is risky or was not read."""
+    verdicts = {finding.verdict for finding in findings if finding.needs_fix}
+    return "mend" if verdicts - {"risky", "unread"} else "at_risk" if verdicts else "ok"
+
+
+def select_new_findings(
+    findings: Iterable[LintFinding], known: Iterable[LintFinding]
+) -> tuple[LintFinding, ...]:
+    """Select the findings to fix whose item and verdict are not among the `known` ones."""
+    keys = {(finding.kind, finding.name, finding.verdict) for finding in known}
+    new = {
+        key: finding
+        for finding in findings
+        if (key := (finding.kind, finding.name, finding.verdict)) not in keys and finding.needs_fix
+    }
+    return tuple(new.values())
 
 
 def format_advice(instead: str) -> str:

@@ -100,8 +100,11 @@ def merge_diffs(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, .
     """Return two diffs as one, without the lines that the first adds and the second removes."""
     added = {line[2:] for line in first if line.startswith("+ ")}
     undone = {line[2:] for line in second if line.startswith("- ")} & added
-    kept = [line for line in first if not (line.startswith("+ ") and line[2:] in undone)]
-    return (*kept, *(line for line in second if line[2:] not in undone or line.startswith("+ ")))
+    remaining = [line for line in first if not (line.startswith("+ ") and line[2:] in undone)]
+    return (
+        *remaining,
+        *(line for line in second if line[2:] not in undone or line.startswith("+ ")),
+    )
 
 
 def _diff_option(name: str, before: list[str], after: list[str]) -> list[str]:

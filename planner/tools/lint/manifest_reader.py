@@ -536,22 +536,22 @@ def _read_config_options(node: YamlMapping, engine: str | None) -> tuple[str, ..
     }
     names = list(options)
     spellings = [cli_options.find_spellings(name) for name in names]
-    known = {cli_options[found[0]].argument for found in spellings if len(found) == 1}
+    known = {cli_options[matches[0]].argument for matches in spellings if len(matches) == 1}
     is_specific = bool(known & set(load_argument_names(engine).arguments))
     if (
         len(names) < 2
-        or sum(len(found) == 1 for found in spellings) < 0.6 * len(node)
+        or sum(len(matches) == 1 for matches in spellings) < 0.6 * len(node)
         or not is_specific
         or not all(_is_scalar(value) for value in node.values())
     ):
         return ()
     # a chart's own keys, such as name and image, are words; options that nobody knows are not
-    kept = (
+    used = (
         (name, value)
-        for (name, value), found in zip(options.items(), spellings, strict=True)
-        if found or "-" in name[2:]
+        for (name, value), matches in zip(options.items(), spellings, strict=True)
+        if matches or "-" in name[2:]
     )
-    return tuple(_format_as_words(kept))
+    return tuple(_format_as_words(used))
 
 
 def _is_scalar(value: object) -> bool:

@@ -126,7 +126,7 @@ def _correct_misspellings(
         for finding in findings
         if finding.verdict == "unknown" and finding.instead in options.spellings
     )
-    corrections = {found.written.split()[0]: found.instead for found in unknown}
+    corrections = {finding.written.split()[0]: finding.instead for finding in unknown}
     split_words = [word.partition("=") for word in command.argv]
     meant = options.parse(
         [corrections.get(name, name) + sign + value for name, sign, value in split_words]

@@ -25,65 +25,52 @@ from planner.planning.prediction import Prediction
 from planner.planning.search import Plan, search_deployments
 from planner.planning.slo import SloTarget
 from planner.planning.tolerance import state_deployment
+from planner.tools.comparison import ComparisonRow, WorseSide, build_change_columns, format_table
 from planner.tools.lint.deployment_reader import build_command_deployment
-from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.findings import LINT_EXIT_CODES, LintFinding, judge_findings
 from planner.tools.lint.option_checks import check_command
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
 
-MEMORY_ROWS: dict[str, Callable[[MemoryPlan], Interval]] = {
-    "weights, GiB": lambda memory: memory.weights / GIB,
-    "activation peak, GiB": lambda memory: memory.activation / GIB,
-    "CUDA graphs, GiB": lambda memory: memory.cudagraph / GIB,
-    "other memory, GiB": lambda memory: memory.non_torch / GIB,
-    "KV cache, GiB": lambda memory: memory.kv_available / GIB,
-    "KV cache, tokens": lambda memory: (
+MEMORY_ROWS: dict[tuple[str, str], Callable[[MemoryPlan], Interval]] = {
+    ("weights", "GiB"): lambda memory: memory.weights / GIB,
+    ("activation peak", "GiB"): lambda memory: memory.activation / GIB,
+    ("CUDA graphs", "GiB"): lambda memory: memory.cudagraph / GIB,
+    ("other memory", "GiB"): lambda memory: memory.non_torch / GIB,
+    ("KV cache", "GiB"): lambda memory: memory.kv_available / GIB,
+    ("KV cache", "tokens"): lambda memory: (
         memory.kv_available * (memory.pool.reported_tokens / max(memory.kv_available.mid, 1.0))
     ),
 }
 """What a memory plan states of a GPU, by name and unit."""
 
 
-@dataclass(frozen=True)
-class UpgradeRow:
-    """One quantity before and after."""
-
-    name: str
-    before: Interval
-    after: Interval
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        """Name, both values with their intervals, and the change of the expected value."""
-        values = self.before.short, self.after.short
-        same = values[0] == values[1] or not self.before.mid
-        change = "" if same else f"{self.after.mid / self.before.mid - 1:+.1%}"
-        return self.name, *values, change
-
-
-def compare_memory(before: Deployment, after: Deployment) -> Iterator[UpgradeRow]:
+def compare_memory(before: Deployment, after: Deployment) -> Iterator[ComparisonRow]:
     """Yield what changes in the memory of a GPU."""
     plans = get_memory_plan(before), get_memory_plan(after)
-    for name, read in MEMORY_ROWS.items():
-        yield UpgradeRow(name, read(plans[0]), read(plans[1]))
+    for (name, unit), read in MEMORY_ROWS.items():
+        worse: WorseSide = "lower" if unit == "tokens" else "neither"
+        yield ComparisonRow(name, unit, read(plans[0]), read(plans[1]), worse=worse)
 
 
 def compare_predictions(
     before: Prediction, after: Prediction, targets: Iterable[SloTarget]
-) -> Iterator[UpgradeRow]:
+) -> Iterator[ComparisonRow]:
     """Yield what changes in capacity, the latencies of `targets` and cost; nothing if one fails."""
     first, second = before.performance, after.performance
     if first is None or second is None:
         return
     if first.capacity and second.capacity:
-        yield UpgradeRow("capacity, requests/s", first.capacity, second.capacity)
+        yield ComparisonRow(
+            "capacity", "requests/s", first.capacity, second.capacity, worse="lower"
+        )
     for target in targets:
-        times = (each.get(target.metric, target.percentile) * 1e3 for each in (first, second))
-        yield UpgradeRow(f"{target.name}, ms", *times)
+        times = [each.get(target.metric, target.percentile) * 1e3 for each in (first, second)]
+        yield ComparisonRow(target.name, "ms", times[0], times[1])
     costs = before.usd_per_mtok_output, after.usd_per_mtok_output
     if costs[0] and costs[1]:
-        yield UpgradeRow("$ per M output tokens", costs[0], costs[1])
+        yield ComparisonRow("$ per M output tokens", "", costs[0], costs[1], worse="neither")
 
 
 def describe_load(workload: Workload | None) -> str:
@@ -159,7 +146,7 @@ class PlanUpgrade:
         return None
 
     @property
-    def rows(self) -> list[UpgradeRow]:
+    def rows(self) -> list[ComparisonRow]:
         """Memory of a GPU, then capacity, targets and cost of the whole plan."""
         rows = [*compare_memory(self.before, self.after)]
         if self.candidates:
@@ -169,7 +156,7 @@ class PlanUpgrade:
 
     @property
     def verdict(self) -> str:
-        """Whether the plan holds at the new version, in a sentence."""
+        """Whether the plan still meets its targets at the new version, in a sentence."""
         memory = get_memory_plan(self.after)
         if not memory.can_start:
             return f"the plan does not start: {memory.reason}"
@@ -185,15 +172,18 @@ class PlanUpgrade:
     @property
     def exit_code(self) -> int:
         """0: nothing to do; 3: something is risky or at risk; 1: something must change."""
-        verdicts = {finding.verdict for finding in self.findings if finding.needs_fix}
+        verdict = judge_findings(self.findings)
         after = self.candidates[1] if self.candidates else None
-        starts = get_memory_plan(self.after).can_start
-        if verdicts - {"risky", "unread"} or not starts or (after and not after.is_feasible):
-            return 1
-        return 3 if verdicts or (after and not after.is_confident) else 0
+        if not get_memory_plan(self.after).can_start or (after and not after.is_feasible):
+            verdict = "mend"
+        elif verdict == "ok" and after and not after.is_confident:
+            verdict = "at_risk"
+        return LINT_EXIT_CODES[verdict]
 
     def __str__(self) -> str:
-        return render_template("tools/lint", "upgrade", upgrade=self).strip("\n")
+        columns = build_change_columns(self.before.engine.version, self.after.engine.version, "<28")
+        table = format_table(self.rows, columns)
+        return render_template("tools/lint", "upgrade", upgrade=self, table=table).strip("\n")
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison for `--json`."""
@@ -203,7 +193,12 @@ class PlanUpgrade:
             "to": self.after.engine.version,
             "verdict": self.verdict,
             "quantities": {
-                row.name: [row.before.as_json_list, row.after.as_json_list] for row in self.rows
+                row.title: [
+                    side.as_json_list
+                    for side in (row.expected, row.measured)
+                    if isinstance(side, Interval)
+                ]
+                for row in self.rows
             },
             "arguments": {name: list(pair) for name, pair in self.changed_arguments.items()},
             "flags": [dict(vars(finding)) for finding in self.findings],
@@ -231,11 +226,7 @@ def compare_plan_versions(plan: str | Path, to: str) -> PlanUpgrade:
             build_command_deployment(check_command(command, version), before.gpu.name, version).args
             for version in (current, to)
         )
-        changes = {
-            name: getattr(new, name)
-            for name in EngineArgs.__dataclass_fields__
-            if getattr(old, name) != getattr(new, name)
-        }
+        changes = {name: value for name, (_, value) in compare_engine_args(old, new).items()}
     except PlannerError:  # the findings say what the new version rejects
         pass
     after = replace(before, engine=engine).with_args(**changes)

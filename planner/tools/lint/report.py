@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.redaction import (
@@ -19,7 +19,12 @@ from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
 from planner.engines.deployment import Deployment
-from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization, plan_memory
+from planner.memory.memory_plan import (
+    MEMORY_STATUSES,
+    MemoryPlan,
+    find_safe_memory_utilization,
+    plan_memory,
+)
 from planner.tools.lint.command_plan import (
     REFERENCE_GPU,
     CommandPlan,
@@ -41,6 +46,8 @@ from planner.tools.lint.deployment_reader import (
 from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
+    ReportVerdict,
+    judge_findings,
     load_engine_changes,
 )
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
@@ -53,11 +60,7 @@ from planner.workload.workload import Workload
 
 MAX_FIX_ROUNDS = 3
 """How often a proposed command is checked and fixed again."""
-__all__ = ["CommandReport", "LintFinding", "LintReport", "ReportVerdict", "lint"]
-
-ReportVerdict = Literal["ok", "at_risk", "mend"]
-LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
-"""Exit codes of `headroom lint` and `review`."""
+__all__ = ["CommandReport", "LintFinding", "LintReport", "lint"]
 
 
 @dataclass(frozen=True)
@@ -131,30 +134,18 @@ class LintReport:
     @property
     def needs_fix(self) -> bool:
         """Whether something needs a fix: now, or for `target_version`."""
-        starts = all(memory.can_start for memory in self._memory_plans)
-        return not starts or any(
-            finding.needs_fix for finding in (*self.findings, *self.upgrade_findings)
-        )
+        is_clean = judge_findings((*self.findings, *self.upgrade_findings)) == "ok"
+        return not (is_clean and all(memory.can_start for memory in self._memory_plans))
 
     @property
     def verdict(self) -> ReportVerdict:
         """`at_risk`: it starts, but something is risky, or its memory may not suffice."""
-        verdicts = {
-            finding.verdict
-            for finding in (*self.findings, *self.upgrade_findings)
-            if finding.needs_fix
-        }
-        if verdicts - {"risky", "unread"} or not all(
-            memory.can_start for memory in self._memory_plans
-        ):
+        if not all(memory.can_start for memory in self._memory_plans):
             return "mend"
-        return (
-            "at_risk"
-            if verdicts
-            or any(memory.status != "ok" for memory in self._memory_plans)
-            or any(report.need and report.need.exceeds_all_gpus for report in self.commands)
-            else "ok"
-        )
+        verdict = judge_findings((*self.findings, *self.upgrade_findings))
+        is_tight = any(memory.status != "ok" for memory in self._memory_plans)
+        exceeds_gpus = any(report.need and report.need.exceeds_all_gpus for report in self.commands)
+        return "at_risk" if verdict == "ok" and (is_tight or exceeds_gpus) else verdict
 
     @property
     def _memory_plans(self) -> list[MemoryPlan]:
@@ -197,7 +188,7 @@ class LintReport:
             "lint",
             report=self,
             table=_format_findings_table,
-            told=_format_finding,
+            explain=_format_finding,
             public=_format_without_secrets,
         ).strip("\n")
 
@@ -395,12 +386,11 @@ def _propose(
 
 def _is_worse(fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str) -> bool:
     """Return whether the memory of the fixed command is tighter than it was."""
-    ranks = ("ok", "at_risk", "does_not_fit")
     try:
         memory = plan_memory(build_command_deployment(fixed, gpu, version))
     except PlannerError:
         return True
-    return ranks.index(memory.status) > ranks.index(plan.memory.status)
+    return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)
 
 
 def _drop_safe_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:

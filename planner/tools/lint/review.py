@@ -16,27 +16,32 @@ from planner.core.redaction import MASK, is_secret_name, redact_environment, red
 from planner.core.templates import render_template
 from planner.core.text import escape_markdown, escape_to_one_line, format_count
 from planner.engines.argument_names import load_argument_names
+from planner.memory.memory_plan import MEMORY_STATUSES
 from planner.planning.argument_advice import DEFAULT_OUTPUT_TOKENS, DEFAULT_PROMPT_TOKENS
 from planner.planning.candidate import Candidate
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
 from planner.planning.slo import SloTarget
 from planner.planning.tolerance import state_deployment
+from planner.tools.comparison import (
+    ComparisonRow,
+    build_change_columns,
+    format_table,
+)
 from planner.tools.lint.command_plan import CommandPlan
-from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.findings import (
+    LINT_EXIT_CODES,
+    LintFinding,
+    ReportVerdict,
+    judge_findings,
+    select_new_findings,
+)
 from planner.tools.lint.plan_upgrade import (
-    UpgradeRow,
     compare_memory,
     compare_predictions,
     describe_load,
 )
-from planner.tools.lint.report import (
-    LINT_EXIT_CODES,
-    CommandReport,
-    LintReport,
-    ReportVerdict,
-    lint,
-)
+from planner.tools.lint.report import CommandReport, LintReport, lint
 from planner.workload.workload import Workload
 
 FailPolicy = Literal["fix", "risky", "never"]
@@ -46,24 +51,15 @@ FAILING_VERDICTS: dict[FailPolicy, tuple[ReportVerdict, ...]] = {
     "never": (),
 }
 """Verdicts that fail a check, by policy."""
-MEMORY_RANKS = ("ok", "at_risk", "does_not_fit")
 SHOWN_LATENCIES = tuple(SloTarget(metric, "p95", 1.0) for metric in ("ttft", "tpot"))
 """Latencies that are compared if no scenario sets limits."""
 MAX_CELL_LENGTH = 200
 MIN_LOSS_FRACTION = 0.2
-"""Fraction of the KV cache, the capacity or a latency whose loss is told."""
-FULL_PACE_ROW = "p95 TPOT with all slots taken, ms"
-LOSS_ROWS = {
-    FULL_PACE_ROW: 1,
-    "KV cache, tokens": -1,
-    "capacity, requests/s": -1,
-    **{f"{target.name}, ms": 1 for target in SHOWN_LATENCIES},
-}
-"""Rows whose change is a loss, and the sign of that change."""
+"""Fraction of the KV cache, the capacity or a latency whose loss is reported."""
 
 
 @dataclass(frozen=True)
-class OptionChange:
+class SettingChange:
     """One option, variable or default before and after; None where it is not set."""
 
     name: str
@@ -87,13 +83,13 @@ class ServerReview:
         return f"{command.where}, {command.engine}" if command.where else command.engine
 
     @cached_property
-    def options(self) -> tuple[OptionChange, ...]:
+    def options(self) -> tuple[SettingChange, ...]:
         """Written options that differ, and then arguments whose defaults do."""
         before, after = (_list_settings(report) for report in (self.before, self.after))
         effective = self._list_effective_arguments()
         unset = (None, None)
         written = [
-            OptionChange(
+            SettingChange(
                 name,
                 _mask(name, before.get(name)),
                 _mask(name, after.get(name)),
@@ -104,7 +100,7 @@ class ServerReview:
         ]
         names = {change.name for change in written}
         defaults = (
-            OptionChange(f"{name} (default)", *values)
+            SettingChange(f"{name} (default)", *values)
             for name, values in effective.items()
             if name not in names and values[0] != values[1]
         )
@@ -144,14 +140,14 @@ class ServerReview:
         return state_deployment(scenario, deployment)
 
     @cached_property
-    def rows(self) -> list[UpgradeRow]:
+    def rows(self) -> list[ComparisonRow]:
         """Memory of a GPU, then capacity, latencies and cost; empty if a side is not planned."""
         if self.plans is None:
             return []
         old, new = self.plans
         return [*compare_memory(old.deployment, new.deployment), *self._list_performance(old, new)]
 
-    def _list_performance(self, old: CommandPlan, new: CommandPlan) -> Iterator[UpgradeRow]:
+    def _list_performance(self, old: CommandPlan, new: CommandPlan) -> Iterator[ComparisonRow]:
         """Yield figures under the scenario, or else at the load of full slots of either side."""
         before, after = self.candidates
         if before and after and self.scenario:
@@ -159,20 +155,30 @@ class ServerReview:
         elif old.loads and new.loads:
             full = [_predict_full(plan) for plan in (old, new)]
             counts = [Interval.from_value(_count_in_flight(each)) for each in full]
-            yield UpgradeRow("requests in flight, at most", counts[0], counts[1])
+            yield ComparisonRow(
+                "requests in flight, at most", "", counts[0], counts[1], worse="neither"
+            )
             paces = [each.performance.get("tpot", "p95") for each in full if each.performance]
             if counts[0] != counts[1] and len(paces) == 2:
-                yield UpgradeRow(FULL_PACE_ROW, paces[0] * 1e3, paces[1] * 1e3)
+                times = [pace * 1e3 for pace in paces]
+                yield ComparisonRow("p95 TPOT with all slots taken", "ms", times[0], times[1])
             pair, targets = _predict_at_common_load(old, new), SHOWN_LATENCIES
             rates = [each.performance.output_tps for each in pair if each.performance]
             if len(rates) == 2:
-                yield UpgradeRow("output tokens/s", rates[0], rates[1])
+                yield ComparisonRow("output tokens/s", "", rates[0], rates[1], worse="neither")
         else:
             return
         costs = [each.usd_per_hour_interval for each in pair]
         if costs[0] and costs[1]:
-            yield UpgradeRow("GPUs, $/h", costs[0], costs[1])
+            yield ComparisonRow("GPUs", "$/h", costs[0], costs[1], worse="neither")
         yield from compare_predictions(*pair, targets)
+
+    @property
+    def table(self) -> list[Markup]:
+        """The rows as lines of Markdown."""
+        return format_table(
+            self.rows, build_change_columns("before", "after", ">"), is_markdown=True
+        )
 
     @property
     def load(self) -> str:
@@ -188,31 +194,29 @@ class ServerReview:
     def losses(self) -> list[str]:
         """What the change takes of the KV cache and the capacity, or adds to latencies, if it is much."""
         return [
-            f"{row.name.partition(',')[0]} {'rises' if growth > 0 else 'falls'} by {abs(growth):.0%},"
-            f" from {row.before.short} to {row.after.short} {row.name.partition(', ')[2]}"
+            f"{row.name} {'rises' if row.ratio > 1 else 'falls'} by {row.loss:.0%},"
+            f" from {row.format_value(row.expected)} to {row.format_value(row.measured)} {row.unit}"
             for row in self.rows
-            if row.before.mid > 0
-            and (growth := row.after.mid / row.before.mid - 1) * LOSS_ROWS.get(row.name, 0)
-            > MIN_LOSS_FRACTION
+            if row.loss > MIN_LOSS_FRACTION
         ]
 
     @property
-    def new_findings(self) -> list[LintFinding]:
+    def new_findings(self) -> tuple[LintFinding, ...]:
         """What has to be looked at now and did not before."""
-        return _subtract_findings(self.after, self.before)
+        return select_new_findings(*map(_list_findings, (self.after, self.before)))
 
     @property
-    def gone_findings(self) -> list[LintFinding]:
+    def gone_findings(self) -> tuple[LintFinding, ...]:
         """What no longer has to be looked at."""
-        return _subtract_findings(self.before, self.after)
+        return select_new_findings(*map(_list_findings, (self.before, self.after)))
 
     @property
     def risks(self) -> list[tuple[ReportVerdict, str]]:
         """What the change makes worse besides the findings: startup and targets."""
         risks = list[tuple[ReportVerdict, str]]()
         old, new = _get_plan(self.before), _get_plan(self.after)
-        rank = MEMORY_RANKS.index(new.memory.status) if new else 0
-        if new and rank > (MEMORY_RANKS.index(old.memory.status) if old else 0):
+        rank = MEMORY_STATUSES.index(new.memory.status) if new else 0
+        if new and rank > (MEMORY_STATUSES.index(old.memory.status) if old else 0):
             state = "may not start" if rank == 1 else "does not start"
             enough = [remedy.change for remedy in new.remedies.enough] if new.remedies else []
             advice = f"; enough alone: {', '.join(enough)}" if enough else ""
@@ -274,9 +278,9 @@ class ChangeReview:
     @property
     def verdict(self) -> ReportVerdict:
         """What the change makes worse: `mend` has to be fixed, `at_risk` is risky."""
-        findings = [*self.new_metrics, *(f for one in self.servers for f in one.new_findings)]
+        findings = [*self.new_metrics, *(f for server in self.servers for f in server.new_findings)]
         verdicts = {verdict for server in self.servers for verdict, _ in server.risks}
-        verdicts |= {"at_risk" if f.verdict in ("risky", "unread") else "mend" for f in findings}
+        verdicts |= {judge_findings(findings)} - {"ok"}
         return "mend" if "mend" in verdicts else "at_risk" if verdicts else "ok"
 
     @property
@@ -336,17 +340,14 @@ def review_change(
         )
         for what in (old, new)
     ]
-    before, after = (
-        {(f.kind, f.name, f.verdict): f for f in (*report.metrics, *report.programs) if f.needs_fix}
-        for report in reports
-    )
+    before, after = ((*report.metrics, *report.programs) for report in reports)
     return ChangeReview(
         tuple(
             ServerReview(first, second, scenario if gpu else None)
             for first, second in _pair_commands(reports[0].commands, reports[1].commands)
         ),
-        (*(finding for key, finding in after.items() if key not in before), *reports[1].unread),
-        tuple(finding for key, finding in before.items() if key not in after),
+        (*select_new_findings(after, before), *reports[1].unread),
+        select_new_findings(before, after),
         tuple(dict.fromkeys(note for report in reports for note in report.notes)),
         gpu,
         scenario if gpu else None,
@@ -408,19 +409,8 @@ def _mask(name: str, value: str | None) -> str | None:
     return redact_environment({name[:-1]: value})[name[:-1]]
 
 
-def _subtract_findings(
-    report: CommandReport | None, other: CommandReport | None
-) -> list[LintFinding]:
-    """Return the findings to fix of a report that the other does not have."""
-    known = {
-        (finding.kind, finding.name, finding.verdict)
-        for finding in (other.checked.findings if other else ())
-    }
-    return [
-        finding
-        for finding in (report.checked.findings if report else ())
-        if finding.needs_fix and (finding.kind, finding.name, finding.verdict) not in known
-    ]
+def _list_findings(report: CommandReport | None) -> tuple[LintFinding, ...]:
+    return report.checked.findings if report else ()
 
 
 def _count_in_flight(prediction: Prediction) -> int:

@@ -137,10 +137,10 @@ def find_commands(
         images = [word for word in statement.words if word.startswith(IMAGE_OPTION)]
         if images:
             why = "not judged: the image that Slurm starts, and so its version"
-            found = LintFinding(
+            finding = LintFinding(
                 "word", IMAGE_OPTION, images[0][:300], "unread", why, "--engine-version V"
             )
-            findings = (*findings, found)
+            findings = (*findings, finding)
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
         for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None

@@ -122,10 +122,10 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     text = nearby.text
     if unread := _find_unread_format(text):
         return ParsedSource((), (), (), (unread,))
-    found = _find_commands_in_text(text, nearby, engine)
+    commands_in_text = _find_commands_in_text(text, nearby, engine)
     server_commands = [
         followed
-        for command in islice(found, MAX_COMMANDS_PER_FILE)
+        for command in islice(commands_in_text, MAX_COMMANDS_PER_FILE)
         for followed in _follow_script(command, nearby)
     ]
     if sum(len(command.argv) for command in server_commands) > MAX_WORDS:
@@ -137,17 +137,19 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         for one in server_commands
         if not (one.where.startswith("data.") and one.where.removeprefix("data.") in started)
     ]
-    if server_commands and any(True for _ in found):
+    if server_commands and any(True for _ in commands_in_text):
         server_commands[-1] = _add_limit(server_commands[-1], "file", "commands")
     scripts = re.findall(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", text, re.MULTILINE)
     has_more_scripts = not server_commands and len(scripts) > MAX_COMMANDS_PER_FILE
     for script in () if server_commands else scripts[:MAX_COMMANDS_PER_FILE]:
         script_text = nearby.find(script) or ""
-        found = _find_commands_in_text(script_text, replace(nearby, name=""), engine)
-        started_here = list(islice(found, MAX_COMMANDS_PER_FILE))
-        if started_here and any(True for _ in found):
-            started_here[-1] = _add_limit(started_here[-1], f"script {script!r:.80}", "commands")
-        server_commands += started_here
+        commands_in_text = _find_commands_in_text(script_text, replace(nearby, name=""), engine)
+        script_commands = list(islice(commands_in_text, MAX_COMMANDS_PER_FILE))
+        if script_commands and any(True for _ in commands_in_text):
+            script_commands[-1] = _add_limit(
+                script_commands[-1], f"script {script!r:.80}", "commands"
+            )
+        server_commands += script_commands
     if server_commands and has_more_scripts:
         server_commands[-1] = _add_limit(server_commands[-1], "unit", "scripts")
     commands = tuple(
@@ -182,8 +184,8 @@ def _add_limit(command: ServerCommand, what: str, parts: str) -> ServerCommand:
     """Add to the last command that is read that others behind it are not."""
     limit = f"more than {MAX_COMMANDS_PER_FILE} {parts}"
     why = f"the {what} has {limit}, and the others were not read"
-    found = LintFinding("word", parts, limit, "unread", why, "headroom lint of each of them")
-    return replace(command, findings=(*command.findings, found))
+    finding = LintFinding("word", parts, limit, "unread", why, "headroom lint of each of them")
+    return replace(command, findings=(*command.findings, finding))
 
 
 def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
@@ -253,8 +255,8 @@ def _follow_script(command: ServerCommand, nearby: _NearbyFiles) -> Iterator[Ser
             continue
         text = nearby.find(mounts.get(path, path))
         script = fill_in_parameters(text or "", [path, *parameters, *command.unread[at + 1 :]])
-        found = list(find_commands(script, command.where, None, command.environment))
-        for inner in found:
+        started = list(find_commands(script, command.where, None, command.environment))
+        for inner in started:
             inner = replace(
                 inner,
                 container=command.container,
@@ -263,7 +265,7 @@ def _follow_script(command: ServerCommand, nearby: _NearbyFiles) -> Iterator[Ser
                 findings=(*command.findings, *inner.findings),
             )
             yield _add_note(inner, f"read from {path!r:.80}")
-        if found:
+        if started:
             return
     yield command
 

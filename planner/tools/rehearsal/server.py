@@ -19,7 +19,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.planned_replica import PlannedReplica
 from planner.simulator.simulation import build_engine_rules

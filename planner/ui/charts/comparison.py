@@ -1,14 +1,12 @@
 """Charts that compare plans: their SLOs, and their costs over load."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import altair as alt
 import pandas as pd
 
-from planner.analysis.load_curves import get_load, sweep_cost_over_load
-from planner.analysis.plan_comparison import build_plan_titles
+from planner.answers.answer import CostCurve
 from planner.core.number_format import format_probability
-from planner.planning.search import Plan
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
@@ -45,18 +43,19 @@ def plot_slo_comparison(data: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
+def plot_cost_comparison(curves: Mapping[str, CostCurve | None]) -> alt.TopLevelMixin | None:
     """Plot the least cost over the load of each scenario; None if loads or units differ."""
-    names = build_plan_titles(plans)
-    drawn = [sweep_cost_over_load(plan) for plan in plans]
-    (load, unit), *others = {
-        (get_load(plan.scenario.workload)[0], unit)
-        for plan, (unit, _) in zip(plans, drawn, strict=True)
-    }
-    if others or not all(rows for _, rows in drawn):
+    drawn, names = [curve for curve in curves.values() if curve], list(curves)
+    kinds = {(curve.axis, curve.unit) for curve in drawn}
+    if len(drawn) < len(names) or len(drawn) < 2 or len(kinds) > 1:
         return None
+    ((load, unit),) = kinds
     frame = pd.DataFrame(
-        [(*row[:2], name) for name, (_, rows) in zip(names, drawn, strict=True) for row in rows],
+        [
+            (*point[:2], name)
+            for name, curve in zip(names, drawn, strict=True)
+            for point in curve.points
+        ],
         columns=["load", "cost", "scenario"],
     )
     dash = alt.Scale(domain=names, range=[[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]][: len(names)])

@@ -6,13 +6,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from planner.analysis.layout_tables import get_slo_label
+from planner.answers import Answer, Offer
 from planner.core.intervals import Interval
-from planner.latency.performance import UNBOUNDED
-from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import FrameworkChoice
-from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
@@ -32,17 +28,13 @@ MAX_CURVE_SHARE = 1.7
 """Where the axis of a target ends, as a share of its limit or of the plan's own latency."""
 
 
-def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
-    """Plot the utilization of every limit with its 80% interval."""
-    performance, rows = candidate.prediction.performance, []
-    for target in scenario.slo_targets:
-        interval = (
-            performance.get_for_display(target.metric, target.percentile)
-            if performance
-            else UNBOUNDED
-        )
-        if limit := candidate.get_limit(target.name):
-            rows.append((str(target), interval / target.seconds, limit.status))
+def plot_slos(offer: Offer) -> alt.TopLevelMixin:
+    """Plot the utilization of every latency limit with its 80% interval."""
+    performance, rows = offer.performance, []
+    for limit in offer.limits:
+        if performance and (target := limit.target):
+            value = performance.get_for_display(target.metric, target.percentile)
+            rows.append((str(target), value / target.seconds, limit.status))
     names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
     data = cap_utilization(parts).assign(target=names, state=states)
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
@@ -119,13 +111,13 @@ def plot_load_curve(
     ).properties(width=width, height=height)  # fmt: skip
 
 
-def plot_prices(plan: Plan) -> alt.TopLevelMixin:
-    """Plot the cost (GPUs, if prices are unknown) of the twelve best candidates, by feasibility."""
-    shown = plan.candidates[:12]
-    priced = all(candidate.usd_per_hour is not None for candidate in shown)
+def plot_prices(answer: Answer) -> alt.TopLevelMixin:
+    """Plot the cost (GPUs, if prices are unknown) of the twelve best deployments, by feasibility."""
+    priced = all(offer.usd_per_hour for offer in answer.candidates)
     rows = [
-        (c.description, c.usd_per_hour if priced else c.prediction.num_gpus, get_slo_label(c))
-        for c in shown
+        (offer.description, usd.mid if priced and usd else offer.num_gpus, offer.status)
+        for offer in answer.candidates
+        for usd in (offer.usd_per_hour,)
     ]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
     base = alt.Chart(data, height=alt.Step(18), width=CHART_WIDTH_PX - 260).encode(

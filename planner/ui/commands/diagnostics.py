@@ -171,7 +171,8 @@ def add_lint(commands: "Subparsers") -> None:
 def run_lint(options: argparse.Namespace) -> int:
     """Check a command or file; the exit code is the verdict's."""
     from planner.planning.scenario import load_scenario
-    from planner.tools.lint.report import LINT_EXIT_CODES, lint
+    from planner.tools.lint.findings import LINT_EXIT_CODES
+    from planner.tools.lint.report import lint
 
     words = [*options.what, *options.rest]
     report = lint(

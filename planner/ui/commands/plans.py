@@ -98,37 +98,45 @@ def add_plan(commands: "Subparsers") -> None:
 @watch_command
 def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
+    from planner.answers import FILE_PARTS, SUMMARY_PARTS, Part, build_answer, serialize_answer
     from planner.core.progress import get_progress_watch
-    from planner.deploy.artifacts import explain_unsupported_artifacts
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
     from planner.planning.what_if import find_unlisted_gpu
     from planner.ui.plan_files import write_plan_files
-    from planner.ui.plan_json import serialize_plan
-    from planner.ui.plan_text import EXIT_CODES, generate_answer
+    from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
     from planner.ui.terminal import detect_style
 
     scenario = load_scenario(options.scenario, parse_overrides(options))
     plan = search_deployments(scenario)
     if options.json:
+        answer = build_answer(plan, FILE_PARTS)
         if options.out:
-            write_plan_files(plan, options.out)
-        print(format_json(serialize_plan(plan)))
-        return EXIT_CODES[plan.verdict]
+            write_plan_files(answer, options.out)
+        print(format_json(serialize_answer(answer)))
+        return EXIT_CODES[answer.verdict]
     words = [get_program_name(), "plan", options.scenario]
     words += [word for text in options.set for word in ("--set", text)]
     out = shlex.quote(str(options.out)) if options.out else ""
-    style, find_unlisted = detect_style(), find_unlisted_gpu if options.all else None
-    for part in generate_answer(plan, style, shlex.join(words), out, find_unlisted):
-        print(part, flush=True)  # an interruption of what follows leaves it
+    style = detect_style()
+    parts: tuple[Part, ...] = (*SUMMARY_PARTS, "choice") if out else SUMMARY_PARTS
+    answer = build_answer(plan, parts)
+    command = shlex.join(words)
+    summary = format_summary(answer, style, command=command, out=out, detailed=options.all)
+    print(summary, flush=True)  # an interruption of what follows leaves it
+    if options.all or options.out:
+        unlisted = find_unlisted_gpu(plan) if options.all else None
+        answer = build_answer(plan, FILE_PARTS, unlisted=unlisted, known=answer)
+    if options.all:
+        print(format_details(answer, style), flush=True)
     if options.out:
-        names = write_plan_files(plan, options.out)
+        names = write_plan_files(answer, options.out)
         print(f"  Written   {', '.join(names)} in {options.out}")
-        for reason in explain_unsupported_artifacts(plan):
+        for reason in answer.not_written:
             print(f"  Files     {reason}")
     if left_out := get_progress_watch().describe_left_out():
         print(*style.format_rows([("Left out", left_out)]), sep="\n")
-    return EXIT_CODES[plan.verdict]
+    return EXIT_CODES[answer.verdict]
 
 
 def add_report(commands: "Subparsers") -> None:

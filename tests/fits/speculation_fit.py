@@ -1,6 +1,6 @@
 """Compare measured speed-ups of speculative decoding, and fit the host's costs to them.
 
-`python -m planner.calibration.speculation_fit` prints both, also with whole models left out.
+`python -m fits.speculation_fit` prints both, also with whole models left out.
 `catalogs/validation/speculation.csv` holds speed-ups measured on one machine with and without
 drafts, and the tokens per step. It leaves out Llama-4-Scout of SpecForge's bundle (many of its
 plain steps take longer than those that verify), draft trees, and engines that lost their CUDA

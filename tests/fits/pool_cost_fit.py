@@ -22,7 +22,7 @@ from io import StringIO
 import numpy as np
 import yaml
 
-from planner.calibration.catalog_writer import replace_catalog_entries
+from fits.catalog_writer import replace_catalog_entries
 from planner.calibration.robust_fit import RobustFit, estimate_slopes, fit_student_t, remember_last
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, add_error_context

@@ -1,6 +1,6 @@
 """Compare board power with measured runs, and fit its energies to them.
 
-`python -m planner.calibration.power_fit` prints both. The energies of `catalogs/power.yaml` are
+`python -m fits.power_fit` prints both. The energies of `catalogs/power.yaml` are
 fitted at the measured rates, so they do not depend on the planner's rates. The spread in the
 catalog is what remains at the planner's own rates, which the last line prints.
 """

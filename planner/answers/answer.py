@@ -1,0 +1,440 @@
+"""What everybody is told of a plan, each figure once: terminal, plan.json, cockpit, memo and chapters show it.
+
+`answer.build` fills it from a plan. It holds numbers, names and reasons; words are the business of
+`wording` and of whoever shows it. Parts that take longer are None until they are asked for, and
+who shows an answer leaves them out then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from planner.analysis.plan_risks import GrowthLimit
+from planner.core.intervals import Interval
+from planner.deploy import LaunchSpec
+from planner.engines.deployment import Deployment
+from planner.hardware.prices import GpuPrice
+from planner.latency.performance import Performance
+from planner.latency.startup_time import StartupTime
+from planner.memory.memory_plan import MemoryPlan
+from planner.planning.alternatives import AlternativeKind, RankReason
+from planner.planning.autoscaling import AutoscalingPlan
+from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
+from planner.planning.interruption import Interruption
+from planner.planning.prediction import Prediction
+from planner.planning.scenario import Scenario
+from planner.planning.search_space import RejectedOption
+from planner.planning.slo import LimitStatus, SloTarget
+
+Part = Literal[
+    "growth",
+    "choice",
+    "engines",
+    "alternatives",
+    "ways_out",
+    "curve",
+    "cost_curve",
+    "replica_loss",
+    "ramp",
+]
+"""A part of an answer that takes longer than the rest."""
+SUMMARY_PARTS: tuple[Part, ...] = ("engines", "ways_out")
+"""What the first lines say."""
+MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
+"""What a report says beside."""
+FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth", "choice", "alternatives")
+"""What plan.json and the details say."""
+Outside = Literal["", "gpu", "count"]
+Verdict = Literal["holds", "at_risk", "nothing_meets"]
+Basis = Literal["always on", "for the job", "scaled by the hour", "stopped without traffic"]
+"""What a bill counts: every GPU in every hour of a month, the hours of a job, or the replicas by hour."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit of the scenario, and what a deployment takes of it."""
+
+    kind: Literal["latency", "load", "job", "users", "resource", "rejected"]
+    name: str  # "p95 TTFT", "load", "start-up"
+    unit: str  # "s", "requests/s", "h", "requests", "W", or "" for a share
+    value: float  # expected
+    limit: float
+    pessimistic: float  # at the asked probability: the value, or of a load what may be used then
+    use: Interval  # the expected share, up to that at the asked probability, and as far below
+    pessimistic_use: float
+    status: LimitStatus
+    target: SloTarget | None = None
+    load: Interval | None = None  # share of the usable capacity, with its 80% interval
+
+    @property
+    def is_load(self) -> bool:
+        """Whether it is that of requests/s, or of the hours of a job."""
+        return self.kind in ("load", "job")
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a deployment costs on one basis: USD of a month, or of a job."""
+
+    basis: Basis
+    usd: float
+    usd_per_mtok: float | None = None  # of the tokens that are priced
+
+
+@dataclass(frozen=True)
+class Carbon:
+    """Emissions of the GPUs' electricity."""
+
+    g_co2e_per_kwh: float
+    source: str
+    kg_co2e_per_month: Interval | None  # None for a job
+    kg_co2e_per_mtok_output: Interval | None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A deployment under the scenario's traffic: what it is, what it costs, what it does, how likely it meets."""
+
+    description: str  # "4 x H100-SXM, TP2 x 2 replicas, fp8"
+    placement: str  # "4 x H100-SXM, TP2 x 2 replicas"
+    prediction: Prediction
+    num_gpus: int
+    num_replicas: int  # with spares, of all pools
+    machine_sizes: tuple[int, ...]  # GPUs of each machine that is rented
+    outside: Outside  # what of it the scenario does not allow
+    probability: float  # that it starts and meets every target
+    confidence: float  # the probability that is asked for
+    p_memory: float
+    meets: bool  # every target at the expected speed
+    is_simulated: bool
+    limits: tuple[Limit, ...]
+    violations: Mapping[str, str]  # by the name of the limit
+    risks: tuple[str, ...]
+    limit_utilization: float
+    bills: tuple[Bill, ...]  # the first is the headline; empty where no price is known
+    price_key: tuple[bool, float]  # USD per hour, or GPUs where no price is known
+    rank: tuple[object, ...]  # sorts from best to worst
+    billed_fraction: float
+    price: GpuPrice | None
+    usd_per_mtok: Interval | None
+    priced_side: TokenSide | None
+    run_hours: Interval | None  # of a job
+    capacity_rps: Interval | None
+    planned_rps: float
+    free_capacity: float | None  # negative when overloaded
+    energy: tuple[tuple[str, Interval], ...]  # unit and value
+    carbon: Carbon | None
+    startup: StartupTime | None
+    kv_transfer: tuple[float, float] | None  # bytes/s of a link, and seconds for a mean prompt
+    launches: tuple[LaunchSpec, ...]
+    cache_hit_fraction: float
+    utilization_reason: str  # for a gpu_memory_utilization that is not the engine's default
+
+    @property
+    def deployment(self) -> Deployment:
+        """What runs; of pools the decode workers."""
+        return self.prediction.deployment
+
+    @property
+    def pools(self) -> tuple[Deployment, ...]:
+        """What runs: prefill and decode workers, where they are apart."""
+        return self.prediction.pools
+
+    @property
+    def performance(self) -> Performance | None:
+        """What it is predicted to do; None where it cannot start."""
+        return self.prediction.performance
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """What a GPU holds."""
+        return self.prediction.memory
+
+    @property
+    def num_gpus_billed(self) -> int:
+        """The GPUs that are paid for, idle ones of whole machines included."""
+        return self.prediction.num_gpus_billed
+
+    @property
+    def usd_per_hour(self) -> Interval | None:
+        """Its price by provider; None where none is known."""
+        return self.prediction.usd_per_hour_interval
+
+    @property
+    def num_idle_gpus(self) -> int:
+        """GPUs of rented machines on which nothing runs."""
+        return sum(self.machine_sizes) - self.num_gpus
+
+    @property
+    def gpu(self) -> str:
+        """The name of its GPUs."""
+        return self.deployment.gpu.name
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prefill and decode have workers of their own."""
+        return len(self.pools) > 1
+
+    @property
+    def is_confident(self) -> bool:
+        """Whether it meets every target with the probability that is asked for."""
+        return self.meets and self.probability >= self.confidence
+
+    @property
+    def status(self) -> LimitStatus:
+        """Whether it may be taken: surely enough, at a risk, or not."""
+        if self.is_confident:
+            return "met"
+        return "at risk" if self.meets and self.probability >= 0.5 else "missed"
+
+    @property
+    def bill(self) -> float | None:
+        """USD of a month that it is always on, or of the whole job."""
+        return self.bills[0].usd if self.bills else None
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether more requests arrive than it serves, so that waits have no value."""
+        return self.run_hours is None and self.free_capacity is not None and self.free_capacity < 0
+
+    @property
+    def tightest(self) -> Limit | None:
+        """The latency that is missed by most, else whose pessimistic value is nearest to its limit."""
+        rows = [row for row in self.limits if row.target]
+        return max(rows, key=lambda row: (max(row.use.mid, 1.0), row.pessimistic_use), default=None)
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """The GPUs of one replica; of pools all."""
+        return self.num_gpus if self.is_disaggregated else self.deployment.layout.gpus_per_replica
+
+    def get_limit(self, name: str) -> Limit | None:
+        """Get a limit by its name; None for one that cannot be missed."""
+        return next((limit for limit in self.limits if limit.name == name), None)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Something that the scenario allows and the plan has not, and why not."""
+
+    option: str  # "B200", "the checkpoint's own weights"
+    kind: AlternativeKind
+    offer: Offer | None = None  # the nearest for no more money; else the least that starts
+    text: str = ""  # what keeps it from starting, or from being tried
+    rank_reason: RankReason | None = None
+    served_change: float | None = None  # capacity against the plan's: 0.1 for 10% more
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark of one replica, and in which share of draws its result changes the choice."""
+
+    offer: Offer
+    changes_choice: float
+    is_own: bool  # of the plan itself
+    usd_per_day: float | None
+    files: tuple[str, ...]
+
+    @property
+    def scripts(self) -> tuple[str, ...]:
+        """The scripts that run it, in their order."""
+        return tuple(name for name in self.files if name.endswith(".sh"))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How sure the choice itself is, where step costs are drawn from their intervals."""
+
+    num_draws: int
+    p_unchanged: float
+    p_equal_cost: float
+    p_costlier: float
+    p_cheaper: float
+    p_infeasible: float
+    instead: tuple[tuple[Offer, float], ...]  # most often first
+    likeliest_cheaper: Offer | None
+    benchmarks: tuple[Benchmark, ...]  # the first is the one to run
+
+    @property
+    def benchmark(self) -> Benchmark | None:
+        """What to measure first; None where no result would change anything."""
+        return next(iter(self.benchmarks), None)
+
+    @property
+    def is_cheaper_likely(self) -> bool:
+        """Whether something that costs less would do in most draws."""
+        return self.p_cheaper > 0.5
+
+
+@dataclass(frozen=True)
+class Change:
+    """The answer after one change; without an offer nothing meets the targets."""
+
+    change: str
+    offer: Offer | None
+    is_other_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """A limit that the closest deployment would meet, or a load that the allowed GPUs serve."""
+
+    kind: Literal["limit", "rate", "concurrency", "hours"]
+    name: str  # of the limit
+    given: float  # s, requests/s, requests, or h
+    expected: float | None  # what would do at the expected speed
+    pessimistic: float  # with the asked probability
+
+
+@dataclass(frozen=True)
+class WaysOut:
+    """What would meet the targets where nothing does."""
+
+    change: Change | None  # the best deployment that a change allows
+    relaxations: tuple[Relaxation, ...]
+
+
+@dataclass(frozen=True)
+class LatencyCurve:
+    """A latency over the load, through what is predicted at the offered load."""
+
+    target: SloTarget
+    axis: str  # "Requests/s" or "Concurrent requests"
+    here: float  # the offered load
+    own: Interval  # s, at that load
+    points: tuple[tuple[float, float, float, float], ...]  # load, and both ends and middle in s
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """The least cost of other loads, and with how many GPUs of which kind."""
+
+    unit: str  # "USD per hour" or "GPUs"
+    axis: str
+    here: float
+    own: float | None  # what the plan costs
+    points: tuple[tuple[float, float, str], ...]
+
+
+@dataclass(frozen=True)
+class ReplicaLoss:
+    """What is left of the plan while a replica, or a worker of a pool, is down."""
+
+    kind: Literal["spares", "single", "fewer"]
+    role: str  # "replica", "prefill worker", "decode worker"
+    replicas: int
+    spares: int
+    meets: bool
+    texts: tuple[str, ...]  # what is missed then, or at risk
+    is_simulated: bool
+
+
+@dataclass(frozen=True)
+class Risk:
+    """One of the largest risks, with its size and weight; a miss at the expected speed weighs 3."""
+
+    kind: str  # of `risks` in phrases.yaml
+    weight: float
+    figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What keeps anything cheaper from doing."""
+
+    constraint: str
+    sentence: str
+    offer: Offer | None  # the nearest that is cheaper
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that anybody is told of a plan."""
+
+    scenario: Scenario  # the question as understood, with the figure that was open
+    verdict: Verdict
+    probability: float
+    best: Offer | None  # the recommendation, else the closest; None where nothing fits
+    options: Mapping[str, Offer]  # "gamble", "recommended" and "safe", those that there are
+    runner_up: Offer | None
+    runner_up_reason: RankReason | None  # why it comes second, at the same price
+    by_engine: tuple[Offer, ...]  # the best of each engine
+    without_pools: Offer | None  # the recommendation without pools, where pools were allowed
+    best_pools: Offer | None
+    skipped_pools: str  # why pools were not evaluated
+    candidates: tuple[Offer, ...]  # the first dozen, from best to worst
+    reasons: tuple[str, ...]
+    binding: Binding
+    rejected: tuple[RejectedOption, ...]
+    effort: Mapping[str, int]  # deployments that were estimated, simulated and meet the targets
+    day: AutoscalingPlan | None
+    billing: BillingComparison | None
+    api: ApiComparison | None
+    interruption: Interruption | None
+    notes: tuple[str, ...]
+    left_out: tuple[str, ...]
+    risks: tuple[Risk, ...]
+    files: tuple[str, ...]
+    not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
+    benchmark_note: str  # why a benchmark's figures differ from those of the targets
+    growth: GrowthLimit | None = None
+    choice: Choice | None = None
+    engines: tuple[Alternative, ...] | None = None  # those of other engines
+    alternatives: tuple[Alternative, ...] | None = None
+    ways_out: WaysOut | None = None
+    curve: LatencyCurve | None = None  # of the tightest target
+    cost_curve: CostCurve | None = None
+    ramp: Mapping[float, Performance] | None = None  # of one replica by requests/s
+    replica_loss: ReplicaLoss | None = None
+    changes: tuple[Change, ...] | None = None
+    unlisted: Offer | None = None  # better, on GPUs that the scenario does not list
+
+    @property
+    def chosen(self) -> Offer | None:
+        """The recommendation; None where nothing meets the targets."""
+        return None if self.verdict == "nothing_meets" else self.best
+
+    @property
+    def performance(self) -> Performance | None:
+        """What the recommendation, or the closest, is predicted to do."""
+        return self.best.performance if self.best else None
+
+    @property
+    def benchmark(self) -> Benchmark | None:
+        """What to measure first; None where no result would change anything, or nobody asked."""
+        return self.choice.benchmark if self.choice else None
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether it is analytical, and has no verdict."""
+        return self.performance is not None and not self.performance.num_simulated_requests
+
+    @property
+    def safer(self) -> Offer | None:
+        """The safe option, where it is another deployment than the recommended one."""
+        safe = self.options.get("safe")
+        return None if self.chosen is None or safe is self.chosen else safe
+
+    @cached_property
+    def cheaper(self) -> Offer | None:
+        """The cheapest with even odds, if it costs less: a job on fewer GPUs may take as much longer."""
+        option, chosen = self.options.get("gamble"), self.chosen
+        if option is None or chosen is None or option.price_key >= chosen.price_key:
+            return None
+        return None if is_same_price(option.bill, chosen.bill) else option
+
+    @property
+    def open_figure(self) -> tuple[str, float] | None:
+        """The figure that was the question, where something meets it: its kind and value."""
+        load, kind = self.scenario.workload, self.scenario.found_figure
+        if kind is None or self.chosen is None:
+            return None
+        if kind == "limit":
+            return kind, self.scenario.slo_targets[0].seconds
+        return kind, float((load.rate if kind == "rate" else load.concurrency) or 0)
+
+
+def is_same_price(usd: float | None, base: float | None) -> bool:
+    """Whether two prices are known and the same to half a percent."""
+    return bool(usd and base and abs(usd / base - 1) < 0.005)

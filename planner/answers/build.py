@@ -1,0 +1,521 @@
+"""Build the answer from a plan: the one place where what is shown is worked out."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
+from planner.analysis.plan_risks import find_growth_limit
+from planner.answers.answer import (
+    Alternative,
+    Answer,
+    Basis,
+    Benchmark,
+    Bill,
+    Binding,
+    Carbon,
+    Change,
+    Choice,
+    CostCurve,
+    LatencyCurve,
+    Limit,
+    Offer,
+    Outside,
+    Part,
+    ReplicaLoss,
+    Risk,
+)
+from planner.answers.phrases import BASIS_PHRASES
+from planner.answers.ways_out import find_ways_out
+from planner.core.intervals import Interval
+from planner.deploy import (
+    build_launches,
+    explain_benchmark_lengths,
+    list_artifact_files,
+    predict_benchmark_ramp,
+)
+from planner.deploy.artifacts import (
+    explain_unsupported_artifacts,
+    list_benchmark_files,
+)
+from planner.engines.deployment import choose_machines
+from planner.hardware.grids import JOULES_PER_KWH
+from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
+from planner.latency.startup_time import estimate_startup
+from planner.memory.memory_plan import explain_memory_utilization
+from planner.planning.alternatives import Alternative as CandidateAlternative
+from planner.planning.alternatives import (
+    find_alternatives,
+    find_rank_reason,
+    list_engine_options,
+)
+from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, price_tokens
+from planner.planning.candidate import Candidate, describe_formats
+from planner.planning.confidence import NUM_DRAWS, estimate_choice_confidence
+from planner.planning.disaggregated import estimate_kv_transfer
+from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
+from planner.planning.evaluation import (
+    compute_free_capacity,
+    compute_offered_rps,
+    estimate_energy,
+    estimate_run_hours,
+    get_capacity_rps,
+    get_load_limit_name,
+    list_resource_limits,
+)
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
+from planner.planning.slo import (
+    LimitOdds,
+    compute_tolerance,
+    get_limit_status,
+    get_pessimistic_value,
+    get_range_at,
+)
+from planner.planning.tolerance import simulate_candidate
+from planner.planning.what_if import WhatIf
+
+MAX_CANDIDATES = 12
+"""Candidates that an answer tells."""
+MIN_CURVE_POINTS = 4
+MAX_STEP_COST_WEIGHT = 2.9
+"""A miss at the expected speed, which weighs 3, comes before any doubt about step costs."""
+
+
+def build_answer(
+    plan: Plan, parts: Collection[Part] = (), *, changes: Sequence[WhatIf] | None = None,
+    unlisted: Candidate | None = None, left_out: str = "", known: Answer | None = None,
+) -> Answer:  # fmt: skip
+    """Build the answer of `plan` with `parts` that take longer; those of `known` are taken over.
+
+    `changes` are its what-ifs, `unlisted` a better deployment on GPUs that the scenario does not
+    list, and `left_out` says what time did not allow.
+    """
+    return _Builder(plan).build(parts, changes, unlisted, left_out, known)
+
+
+def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | None = None) -> Offer:
+    """Build what is told of a candidate of `scenario`; `allowed` is the scenario whose GPUs count."""
+    prediction, deployment = candidate.prediction, candidate.deployment
+    performance, pools = prediction.performance, prediction.pools
+    price = look_up_gpu_price(deployment.gpu, scenario.prices)
+    tokens, hours = price_tokens(scenario, candidate), estimate_run_hours(scenario, candidate)
+    usd, energy = candidate.usd_per_hour, estimate_energy(scenario, candidate)
+    formats = describe_formats(deployment)
+    return Offer(
+        description=candidate.description,
+        placement=candidate.description.removesuffix(f", {formats}"),
+        prediction=prediction,
+        num_gpus=sum(pool.num_gpus for pool in pools),
+        num_replicas=sum(pool.num_replicas for pool in pools),
+        machine_sizes=tuple(_list_machine_sizes(candidate)),
+        outside=_find_outside(allowed or scenario, candidate),
+        probability=candidate.probability,
+        confidence=candidate.confidence,
+        p_memory=candidate.p_memory,
+        meets=candidate.is_feasible,
+        is_simulated=candidate.is_simulated,
+        limits=tuple(_list_limits(scenario, candidate)) if performance else (),
+        violations=dict(zip(candidate.violated_constraints, candidate.violations, strict=True)),
+        risks=candidate.risks,
+        limit_utilization=candidate.limit_utilization,
+        bills=() if usd is None else (_build_headline_bill(usd, hours, tokens and tokens[0].mid),),
+        price_key=candidate.price_key,
+        rank=candidate.rank_key,
+        billed_fraction=candidate.billed_fraction,
+        price=price,
+        usd_per_mtok=tokens and tokens[0],
+        priced_side=tokens and tokens[1],
+        run_hours=hours,
+        capacity_rps=get_capacity_rps(scenario, performance) if performance else None,
+        planned_rps=compute_offered_rps(scenario, prediction),
+        free_capacity=compute_free_capacity(scenario, prediction),
+        energy=tuple(energy),
+        carbon=_estimate_carbon(scenario, candidate),
+        startup=estimate_startup(deployment, scenario.storage),
+        kv_transfer=_estimate_transfer(scenario, candidate),
+        launches=build_launches(prediction) if performance else (),
+        cache_hit_fraction=prediction.effective_workload.cache_hit_fraction if performance else 0.0,
+        utilization_reason=explain_memory_utilization(deployment),
+    )
+
+
+def _estimate_transfer(scenario: Scenario, candidate: Candidate) -> tuple[float, float] | None:
+    """Estimate a link's bytes/s and the seconds of a mean prompt between pools; None without pools."""
+    prefill = candidate.prediction.prefill
+    if prefill is None:
+        return None
+    bandwidth, token_s = estimate_kv_transfer(prefill, candidate.deployment)
+    return bandwidth, token_s * scenario.workload.prompt.mean
+
+
+def _build_headline_bill(usd: float, hours: Interval | None, per_mtok: float | None) -> Bill:
+    if hours:
+        return Bill("for the job", usd * hours.mid, per_mtok)
+    return Bill("always on", usd * HOURS_PER_MONTH, per_mtok)
+
+
+def _find_outside(scenario: Scenario, candidate: Candidate) -> Outside:
+    """Find what of a candidate the scenario does not allow: its GPU, or how many."""
+    most = {each.gpu: each.max_gpus for each in scenario.gpus}
+    if candidate.deployment.gpu not in most:
+        return "gpu"
+    num_gpus = sum(pool.num_gpus for pool in candidate.prediction.pools)
+    return "count" if num_gpus > most[candidate.deployment.gpu] else ""
+
+
+def _list_machine_sizes(candidate: Candidate) -> list[int]:
+    """List the GPUs of each machine that is rented."""
+    return [
+        size
+        for pool in candidate.prediction.pools
+        for size in pool.machines
+        or choose_machines(pool.num_replicas, pool.layout.gpus_per_replica, (pool.gpus_per_node,))
+    ]
+
+
+def _estimate_carbon(scenario: Scenario, candidate: Candidate) -> Carbon | None:
+    """Estimate the emissions of the GPUs' electricity; None without a grid or a known power."""
+    grid, power_w = scenario.grid, candidate.prediction.total_power_w
+    if grid is None or power_w is None:
+        return None
+    joules = candidate.prediction.joules_per_output_token
+    return Carbon(
+        grid.g_co2e_per_kwh,
+        grid.source,
+        None if scenario.offline else power_w * (HOURS_PER_MONTH / 1e3 * grid.kg_co2e_per_kwh),
+        joules and joules * (1e6 / JOULES_PER_KWH * grid.kg_co2e_per_kwh),
+    )
+
+
+def _list_limits(scenario: Scenario, candidate: Candidate) -> Iterator[Limit]:
+    """List the limits of a candidate: latencies, then the load, then others."""
+    prediction, z = candidate.prediction, compute_tolerance(scenario.confidence)
+    assert prediction.performance is not None
+    for target in scenario.slo_targets:
+        if not (odds := candidate.get_limit(target.name)):
+            continue  # answers of one token have no time per token
+        value = prediction.performance.get_for_display(target.metric, target.percentile)
+        use = _end_at_pessimistic(value / target.seconds, odds, z)
+        yield Limit(
+            "latency", target.name, "s", value.mid, target.seconds, odds.pessimistic_use * target.seconds,
+            use, odds.pessimistic_use, odds.status, target,
+        )  # fmt: skip
+    if load := _build_load_limit(scenario, candidate, z):
+        yield load
+    for name, _, amount, limit in list_resource_limits(scenario, prediction):
+        if amount is not None:
+            use, worst = amount / limit.value, get_pessimistic_value(amount, z)
+            yield Limit(
+                "resource", name, limit.unit, amount.mid, limit.value, worst, get_range_at(use, z),
+                worst / limit.value, get_limit_status(use, z),
+            )  # fmt: skip
+    refused, allowed = prediction.rejected_fraction, scenario.refused_at_most
+    if refused > allowed:
+        share = refused / max(allowed, 1e-6)
+        use = Interval.from_value(share)
+        yield Limit("rejected", "rejected", "", refused, allowed, refused, use, share, "missed")
+
+
+def _end_at_pessimistic(use: Interval, odds: LimitOdds, z: float) -> Interval:
+    """Get the range of a limit that ends where the asked probability does, and begins as far below."""
+    return replace(get_range_at(use, z), hi=max(odds.pessimistic_use, use.mid))
+
+
+def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Limit | None:
+    """Build the limit of the load: of requests/s, of a job's hours, or of the slots that users need."""
+    performance, load = candidate.prediction.performance, scenario.workload
+    capacity = performance and get_capacity_rps(scenario, performance)
+    odds = candidate.get_limit(get_load_limit_name(scenario))
+    if not capacity or odds is None:
+        return None
+    if load.rate is None:
+        users = load.concurrency or 0
+        slots, use = round(users / odds.use), Interval.from_value(odds.use)
+        return Limit(
+            "users", "concurrency", "requests", users, slots, users, use, odds.use, odds.status
+        )
+    admitted = compute_offered_rps(scenario, candidate.prediction)
+    usable = capacity * (1 - scenario.headroom)
+    share = usable.map_monotone(lambda rate: admitted / max(rate, 1e-9))
+    use = _end_at_pessimistic(share, odds, z)
+    if hours := estimate_run_hours(scenario, candidate):
+        limit_h = hours.mid / share.mid
+        return Limit(
+            "job", "job time", "h", hours.mid, limit_h, limit_h * odds.pessimistic_use, use,
+            odds.pessimistic_use, odds.status, load=share,
+        )  # fmt: skip
+    offered = load.rate
+    if (offered > usable.mid) != (share.mid > 1):
+        offered = admitted  # the rest is rejected
+    name = "busiest hour" if scenario.daily_profile else "load"
+    return Limit(
+        "load", name, "requests/s", offered, usable.mid, usable.mid * share.mid / odds.pessimistic_use,
+        use, odds.pessimistic_use, odds.status, load=share,
+    )  # fmt: skip
+
+
+def sweep_latency(plan: Plan, limit: Limit) -> LatencyCurve | None:
+    """Sweep the latency of a target over the load; None where no curve can be drawn."""
+    best, target, performance = plan.best, limit.target, plan.performance
+    if best is None or performance is None or target is None or performance.saturated:
+        return None
+    own = performance.get(target.metric, target.percentile)
+    points = sweep_stated_latency(plan.scenario, best, target)
+    if len(points) < MIN_CURVE_POINTS or math.isnan(own.mid):
+        return None
+    axis, here = get_load(plan.scenario.workload)
+    return LatencyCurve(target, axis, here, own, tuple(points))
+
+
+def sweep_costs(plan: Plan) -> CostCurve | None:
+    """Sweep the least cost over the load; None where too few loads have a plan."""
+    chosen = plan.chosen
+    unit, points = sweep_cost_over_load(plan) if plan.best else ("", [])
+    if len(points) < MIN_CURVE_POINTS:
+        return None
+    axis, here = get_load(plan.scenario.workload)
+    own = None
+    if chosen:
+        own = chosen.usd_per_hour if unit != "GPUs" else chosen.deployment.layout.num_gpus
+    return CostCurve(unit, axis, here, own, tuple(points))
+
+
+class _Builder:
+    """Builds one answer; a candidate that appears twice is one offer."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.scenario = plan, plan.scenario
+        self._offers: dict[int, Offer] = {}
+
+    def offer(self, candidate: Candidate | None, scenario: Scenario | None = None) -> Offer | None:
+        """Return what is told of a candidate, the same object for the same candidate."""
+        if candidate is None:
+            return None
+        key = id(candidate)
+        if key not in self._offers:
+            self._offers[key] = build_offer(scenario or self.scenario, candidate, self.scenario)
+        return self._offers[key]
+
+    def build(
+        self, parts: Collection[Part], changes: Sequence[WhatIf] | None, unlisted: Candidate | None,
+        left_out: str, known: Answer | None,
+    ) -> Answer:  # fmt: skip
+        plan, scenario, offer = self.plan, self.scenario, self.offer
+        chosen, near = plan.chosen, plan.binding_constraint
+        best = offer(chosen or plan.best)
+        if best and chosen:
+            best = self._offers[id(chosen)] = replace(best, bills=(*best.bills, *self._bill_day()))
+        unified = plan.without_disaggregation.chosen if plan.is_disaggregated else None
+        answer = Answer(
+            scenario=scenario,
+            verdict=plan.verdict,
+            probability=plan.probability,
+            best=best,
+            options={name: self._get(each) for name, each in plan.options.items()},
+            runner_up=offer(plan.runner_up),
+            runner_up_reason=find_rank_reason(plan.runner_up, chosen)
+            if chosen and plan.runner_up
+            else None,
+            by_engine=tuple(map(self._get, self._list_best_by_engine())),
+            without_pools=offer(unified),
+            best_pools=offer(plan.best_disaggregated),
+            skipped_pools=explain_skipped_pools(scenario),
+            candidates=tuple(self._get(each) for each in plan.candidates[:MAX_CANDIDATES]),
+            reasons=plan.reasons,
+            binding=Binding(near.constraint, near.sentence, offer(near.candidate)),
+            rejected=plan.rejected,
+            effort={
+                "estimated": len(plan.candidates),
+                "simulated": sum(each.is_simulated for each in plan.candidates),
+                "feasible": sum(each.is_feasible for each in plan.candidates),
+            },
+            day=plan.autoscaling,
+            billing=plan.billing,
+            api=plan.api_comparison,
+            interruption=plan.interruption,
+            notes=plan.notes,
+            left_out=(*plan.left_out, *([left_out] if left_out else [])),
+            risks=tuple(self._list_risks(best)) if best else (),
+            files=tuple(list_artifact_files(chosen.prediction, scenario.output_kinds))
+            if chosen
+            else (),
+            not_written=tuple(explain_unsupported_artifacts(plan)) if chosen else (),
+            benchmark_note=explain_benchmark_lengths(chosen.prediction) if chosen else "",
+            changes=None if changes is None else tuple(map(self._build_change, changes)),
+            unlisted=offer(unlisted),
+        )
+        produced = dict[str, Any]()
+        for part in parts:
+            earlier = getattr(known, part) if known else None
+            if part != "engines":
+                produced[part] = self._producers[part](answer) if earlier is None else earlier
+        answer = replace(answer, **produced)
+        return (
+            replace(answer, engines=self._select_engines(answer)) if "engines" in parts else answer
+        )
+
+    def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:
+        """Select the alternatives that are engines, or find them alone."""
+        names = list_engine_options(self.plan)
+        if answer.alternatives is None:
+            return self._build_alternatives(names) if names else ()
+        return tuple(each for each in answer.alternatives if each.option in names)
+
+    def _get(self, candidate: Candidate) -> Offer:
+        found = self.offer(candidate)
+        assert found is not None
+        return found
+
+    def _list_best_by_engine(self) -> list[Candidate]:
+        best = dict[str, Candidate]()
+        for candidate in self.plan.candidates:
+            best.setdefault(candidate.deployment.engine.name, candidate)
+        return list(best.values())
+
+    def _bill_day(self) -> Iterator[Bill]:
+        """List what the plan costs on other bases than its headline: replicas by the hour of a day."""
+        plan, chosen = self.plan, self.plan.chosen
+        billing = plan.billing
+        if billing is None or chosen is None or BILLING_AUTOSCALED not in billing.usd:
+            return
+        tokens = price_tokens(self.scenario, chosen)
+        days, fixed = HOURS_PER_MONTH / 24, billing.usd[BILLING_FIXED]
+        by_hour: dict[Basis, float] = {"scaled by the hour": billing.usd[BILLING_AUTOSCALED]}
+        if billing.stopped_usd is not None:
+            by_hour["stopped without traffic"] = billing.stopped_usd
+        for basis, usd in by_hour.items():
+            yield Bill(basis, usd * days, tokens[0].mid * usd / fixed if tokens else None)
+
+    def _build_change(self, what_if: WhatIf) -> Change:
+        found, named = what_if.plan.chosen, {each.gpu for each in self.scenario.gpus}
+        is_other = found is not None and found.deployment.gpu not in named
+        return Change(what_if.change, self.offer(found, what_if.plan.scenario), is_other)
+
+    @property
+    def _producers(self) -> dict[Part, Callable[[Answer], object]]:
+        return {
+            "growth": lambda _: find_growth_limit(self.plan),
+            "choice": lambda _: self._build_choice(),
+            "alternatives": lambda _: self._build_alternatives(None),
+            "ways_out": lambda answer: find_ways_out(self.plan, answer, self.offer),
+            "curve": lambda answer: (
+                answer.best
+                and answer.best.tightest
+                and sweep_latency(self.plan, answer.best.tightest)
+            ),
+            "cost_curve": lambda _: sweep_costs(self.plan),
+            "replica_loss": lambda _: _simulate_replica_loss(self.plan),
+            "ramp": lambda _: (
+                predict_benchmark_ramp(self.plan.chosen.prediction) if self.plan.chosen else {}
+            ),
+        }
+
+    def _build_choice(self) -> Choice | None:
+        confidence = estimate_choice_confidence(self.plan)
+        if confidence is None:
+            return None
+        benchmarks = list[Benchmark]()
+        for candidate, changes in confidence.benchmark_values:
+            offer, is_own = self._get(candidate), candidate is self.plan.chosen
+            usd = candidate.usd_per_hour
+            share = 1 if offer.is_disaggregated else offer.deployment.layout.replicas
+            usd_per_day = None if usd is None else usd * 24 / share
+            files = () if benchmarks else tuple(list_benchmark_files(self.plan))
+            benchmarks.append(Benchmark(offer, changes, is_own, usd_per_day, files))
+        return Choice(
+            num_draws=NUM_DRAWS,
+            p_unchanged=confidence.p_unchanged,
+            p_equal_cost=confidence.p_equal_cost,
+            p_costlier=confidence.p_costlier,
+            p_cheaper=confidence.p_cheaper,
+            p_infeasible=confidence.p_infeasible,
+            instead=tuple((self._get(each), share) for each, share in confidence.alternatives),
+            likeliest_cheaper=self.offer(confidence.likeliest_cheaper),
+            benchmarks=tuple(benchmarks),
+        )
+
+    def _build_alternatives(self, among: Collection[str] | None) -> tuple[Alternative, ...]:
+        return tuple(map(self._build_alternative, find_alternatives(self.plan, among)))
+
+    def _build_alternative(self, other: CandidateAlternative) -> Alternative:
+        offer, own, more = self.offer(other.candidate), self.offer(self.plan.chosen), None
+        if offer and own and offer.capacity_rps and own.capacity_rps:
+            more = offer.capacity_rps.mid / own.capacity_rps.mid - 1
+        return Alternative(other.option, other.kind, offer, other.text, other.rank_reason, more)
+
+    def _list_risks(self, best: Offer) -> list[Risk]:
+        """List the three largest risks of the plan."""
+        return sorted(_generate_risks(self.plan, best), key=lambda risk: -risk.weight)[:3]
+
+
+def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
+    scenario, performance = plan.scenario, best.performance
+    if performance is None:
+        return
+    if plan.reasons:
+        yield Risk("edge" if plan.chosen else "miss", 3, {"reasons": plan.reasons})
+    values = [performance.get_for_display(t.metric, t.percentile) for t in scenario.slo_targets]
+    width = max((v.hi / v.mid - 1 for v in values if 0 < v.mid < math.inf), default=0.0)
+    yield Risk(
+        "step costs", min(BASIS_PHRASES[performance.basis]["doubt"] + width / 2, MAX_STEP_COST_WEIGHT),
+        {"basis": performance.basis, "width": width, "served_rps": performance.request_tps},
+    )  # fmt: skip
+    if speculation := best.deployment.speculation:
+        yield Risk("acceptance", 1.8, {"rate": speculation.acceptance_rate})
+    if best.cache_hit_fraction:
+        hits = best.cache_hit_fraction
+        yield Risk("reuse", 2 * hits, {"hits": hits})
+    workload = scenario.workload
+    lengths = {"prompt": workload.prompt, "answer": workload.output}
+    assumed = [(name, each.p95) for name, each in lengths.items() if each.spread_source]
+    if assumed:
+        yield Risk("lengths", 1.5, {"side": assumed[0][0], "p95": assumed[0][1]})
+    elif workload.trace is None:
+        median = max(workload.compute_total_tokens_quantile(0.5), 1.0)
+        spread = workload.compute_total_tokens_quantile(0.99) / median
+        yield Risk("texts" if scenario.offline else "traffic", 0.6, {"spread": spread})
+    usd = best.usd_per_hour
+    if usd and usd.hi > 1.05 * usd.mid:
+        yield Risk("price", math.log(usd.hi / usd.mid), {"usd_per_hour": usd})
+    if best.deployment.gpu.is_geforce:
+        yield Risk("license", 1.0, {})
+    if any(pool.num_replicas == 1 for pool in best.pools):
+        yield Risk("replica", 0.9, {})
+
+
+def _simulate_replica_loss(plan: Plan) -> ReplicaLoss | None:
+    """Simulate the plan's traffic without one replica, or without the pool's worker that hurts more."""
+    best = plan.best
+    if best is None:
+        return None
+    replicas, spares = best.deployment.layout.replicas, best.deployment.spare_replicas
+    if spares:
+        return ReplicaLoss("spares", "replica", replicas, spares, True, (), False)
+    without_headroom = replace(plan.scenario, headroom=0.0)
+    if best.is_disaggregated:
+        return _simulate_worker_loss(without_headroom, best)
+    if replicas == 1:
+        return ReplicaLoss("single", "replica", 1, 0, False, (), False)
+    remaining = replace(best, deployment=best.deployment.with_replicas(replicas - 1))
+    return _describe_loss("replica", replicas, simulate_candidate(without_headroom, remaining))
+
+
+def _describe_loss(role: str, replicas: int, left: Candidate) -> ReplicaLoss:
+    texts = left.risks if left.is_feasible else left.violations
+    return ReplicaLoss("fewer", role, replicas, 0, left.is_feasible, texts, left.is_simulated)
+
+
+def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> ReplicaLoss | None:
+    pools, worst = best.prediction.pools, None
+    roles = ("prefill worker", "decode worker")
+    single = [role for role, pool in zip(roles, pools, strict=True) if pool.layout.replicas == 1]
+    if single:
+        return ReplicaLoss("single", " and one ".join(single), 1, 0, False, (), False)
+    for k, role in enumerate(roles):
+        left = [pool.with_replicas(pool.layout.replicas - (j == k)) for j, pool in enumerate(pools)]
+        found = evaluate_pools(scenario, left[0], left[1], scenario.workload, best.preference_key)
+        if found and (worst is None or found.limit_utilization > worst[0].limit_utilization):
+            worst = found, role, pools[k].layout.replicas
+    return worst and _describe_loss(worst[1], worst[2], worst[0])

@@ -1,0 +1,92 @@
+"""What would meet the targets where nothing does: other GPUs or formats, other limits, less load."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+from planner.answers.answer import Answer, Change, Offer, Relaxation, WaysOut
+from planner.core.progress import try_each
+from planner.planning.candidate import Candidate
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan, settle_open_figure
+from planner.planning.what_if import propose_changes, search_to_end
+
+MAX_CHANGES_TRIED = 2
+"""Changes that are searched for one that helps, beside other GPUs."""
+MIN_USEFUL_LOAD = 0.01
+"""Share of the load below which serving less is no way out."""
+
+
+def find_ways_out(
+    plan: Plan, answer: Answer, offer: Callable[[Candidate, Scenario], Offer | None]
+) -> WaysOut | None:
+    """Find what would meet the targets; None where the plan does.
+
+    Each follows from a search, or from the prediction of the closest deployment.
+    """
+    if plan.chosen:
+        return None
+    change = _find_change(plan, offer)
+    relaxations = list(_relax_limits(answer.best)) if answer.best else []
+    for _, loads in try_each(_find_feasible_load, {"less load": plan}, "ways out"):
+        relaxations += loads or ()
+    return WaysOut(change, tuple(relaxations))
+
+
+def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None]) -> Change | None:
+    """Find the surest of the first deployments that other formats, counts or kinds of GPU allow."""
+    given, options = plan.scenario, list[tuple[str, Scenario, Candidate]]()
+    proposed = [
+        (change, each)
+        for change, each in propose_changes(plan)
+        if (each.workload, each.slo_targets) == (given.workload, given.slo_targets)
+    ]
+    others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
+    searched = dict((*proposed[:MAX_CHANGES_TRIED], *others))
+    for change, plans in try_each(search_to_end, searched, "ways out"):
+        options += [(change, each.scenario, each.chosen) for each in plans or () if each.chosen]
+        if options and options[-1][2].is_confident:
+            break
+    if not options:
+        return None
+    change, scenario, best = max(
+        options, key=lambda each: (each[2].is_confident, each[2].probability)
+    )
+    is_other = best.deployment.gpu not in {each.gpu for each in given.gpus}
+    return Change(change, offer(best, scenario), is_other)
+
+
+def _relax_limits(best: Offer) -> Iterator[Relaxation]:
+    """List the latency limits that the closest deployment would meet; none if more is missing."""
+    missed = [limit for limit in best.limits if limit.status != "met"]
+    if all(limit.target and math.isfinite(limit.use.hi) for limit in missed):
+        for limit in missed:
+            yield Relaxation("limit", limit.name, limit.limit, limit.value, limit.pessimistic)
+
+
+def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
+    """Find the largest load that the allowed GPUs serve within the targets, or the job's deadline."""
+    scenario, load = plan.scenario, plan.scenario.workload
+    if scenario.offline and plan.best and plan.performance:
+        if not load.rate or not load.num_prompts:
+            return ()
+        served, usable = plan.performance.request_tps, 1 - scenario.headroom
+        given, expected, slow = (
+            load.num_prompts / rate / 3600
+            for rate in (load.rate, served.mid * usable, served.lo * usable)
+        )
+        return (Relaxation("hours", "deadline", given, expected, slow),)
+    if plan.best is None or scenario.found_figure or load.trace:
+        return ()
+    kind: Literal["rate", "concurrency"] = "rate" if load.rate is not None else "concurrency"
+    easier = replace(scenario, open_figure=kind, daily_profile=None)
+    most = settle_open_figure(easier, is_simulated=True).workload
+    wanted, largest = (
+        (load.rate, most.rate) if kind == "rate" else (load.concurrency, most.concurrency)
+    )
+    if not wanted or not largest or not MIN_USEFUL_LOAD <= largest / wanted < 1:
+        return ()
+    if kind == "concurrency" and largest < 2:
+        return ()
+    return (Relaxation(kind, kind, wanted, None, largest),)

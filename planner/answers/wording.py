@@ -1,0 +1,549 @@
+"""The words for a verdict, a metric, money, a deployment, a limit and a reason, the same on every surface."""
+
+import math
+from collections.abc import Mapping
+
+from planner.analysis.plan_risks import MAX_GROWTH_IN_PERCENT, MIN_GROWTH, GrowthLimit
+from planner.answers.answer import (
+    Alternative,
+    Answer,
+    Bill,
+    Choice,
+    Limit,
+    Offer,
+    ReplicaLoss,
+    Risk,
+)
+from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
+from planner.core.number_format import (
+    format_distinct,
+    format_ends,
+    format_limit_seconds,
+    format_number,
+    format_probability,
+    format_range,
+    format_seconds,
+    format_shares,
+    format_usd,
+)
+from planner.core.text import capitalize, format_count
+from planner.hardware.prices import GpuPrice
+from planner.planning.alternatives import RankReason
+from planner.planning.autoscaling import NUM_SIMULATED_DAYS
+from planner.planning.framework_choice import load_frameworks
+from planner.planning.scenario import Scenario
+from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, format_latency
+
+METRIC_NAMES: Mapping[LatencyMetric, str] = {
+    "ttft": "First token",
+    "tpot": "Time per token",
+    "itl": "Gap between tokens",
+    "e2e": "Whole answer",
+}
+"""Latency metrics as people read them, beside their usual short names."""
+VERDICT_NAMES: Mapping[str, str] = {
+    "holds": "Meets targets",
+    "at_risk": "At risk",
+    "nothing_meets": "No plan meets the targets",
+}
+VERDICT_STATES: Mapping[str, LimitStatus] = {
+    "holds": "met", "at_risk": "at risk", "nothing_meets": "missed",
+}  # fmt: skip
+BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_PHRASES.items()}
+"""What the step costs are based on, by `Performance.basis`."""
+CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
+RANK_REASONS: Mapping[RankReason, str] = {
+    "day": "over the day this plan costs less",
+    "memory": "it needs gpu_memory_utilization above the engine's default",
+    "probability": "this plan is likelier to",
+    "weights": "its weight format comes later in `quantization`",
+    "kv_cache": "its KV cache format comes later in `kv_cache_dtype`",
+    "drafts": "it needs speculative decoding, the plan does not",
+    "engine": "its engine comes later in `engine`",
+    "arguments": "it needs non-default engine arguments",
+    "stages": "it has more pipeline stages",
+    "limit": "it comes nearer to a limit",
+}
+_NAMES = {
+    "bfloat16": "BF16", "float16": "FP16", "float32": "FP32", "fp8_block": "FP8", "fp8_channel": "FP8",
+    "fp8_e4m3": "FP8 E4M3", "fp8_e5m2": "FP8 E5M2", "eagle3": "EAGLE-3", "ngram": "n-gram", "medusa": "Medusa",
+    "dflash": "DFlash", "suffix": "suffix", "mlp_speculator": "MLP speculator", "draft_model": "draft-model",
+}  # fmt: skip
+"""Formats and methods of speculation as people write them; of the others in capitals."""
+
+
+# --- deployments
+
+
+def describe_offer(offer: Offer) -> str:
+    """Describe a deployment: GPUs, layout and formats, as their makers write them."""
+    model, args = offer.deployment.model, offer.deployment.args
+    method = model.quantization.method
+    parts = [offer.placement, f"{_write_name(model.dtype if method == 'none' else method)} weights"]
+    if args.kv_cache_dtype not in (None, "auto"):
+        parts += [f"{_write_name(args.kv_cache_dtype)} KV cache"]
+    if offer.deployment.speculation:
+        parts += [f"{_write_name(offer.deployment.speculation.method)} drafts"]
+    return ", ".join(parts)
+
+
+def _write_name(name: str) -> str:
+    return _NAMES.get(name, name.upper() if name.isalnum() else name)
+
+
+def describe_engine(offer: Offer) -> str:
+    """Name the engine and its version: "vLLM 0.20.2"."""
+    engine = offer.deployment.engine
+    return f"{load_frameworks()[engine.name].title} {engine.version}"
+
+
+def describe_gpus(offer: Offer) -> str:
+    """Name how many GPUs of a kind are rented."""
+    return f"{offer.num_gpus_billed} \N{MULTIPLICATION SIGN} {offer.gpu}"
+
+
+def describe_replica_gpus(offer: Offer) -> str:
+    """Name the GPUs of one replica; of pools all."""
+    return f"{offer.gpus_per_replica} \N{MULTIPLICATION SIGN} {offer.gpu}"
+
+
+def describe_adapters(answer: Answer) -> str:
+    """Describe the LoRA adapters: their slots on a GPU, and what each costs; empty without any."""
+    adapters, offer = answer.scenario.workload.adapters, answer.best
+    if not adapters or offer is None:
+        return ""
+    args = offer.deployment.args
+    text = (
+        f"{format_count(adapters, 'LoRA adapter')}, {format_count(args.max_loras, 'slot')} per GPU"
+        f" (max_loras), rank up to {args.max_lora_rank}"
+    )
+    if not offer.bill:
+        return text
+    period = describe_period(answer.scenario)
+    return f"{text}; {format_usd(offer.bill / adapters)}{period} of the bill for each"
+
+
+def explain_outside(scenario: Scenario, offer: Offer) -> str:
+    """Explain why the scenario does not allow a deployment's GPUs; empty if it does."""
+    if offer.outside != "count":
+        return "not on your list" if offer.outside else ""
+    most = next(each.max_gpus for each in scenario.gpus if each.gpu.name == offer.gpu)
+    return f"more than the {most:,} on your list"
+
+
+def format_odds(offer: Offer) -> str:
+    """Format the probability that a deployment meets every target, apart from what is asked for."""
+    return format_probability(offer.probability, offer.confidence)
+
+
+# --- money
+
+
+def describe_period(scenario: Scenario) -> str:
+    """Say what a bill is for, after its amount."""
+    return " for the job" if scenario.offline else "/month"
+
+
+def format_price(offer: Offer) -> str:
+    """Format the headline bill: of a month that the GPUs are always on, or of the job."""
+    if not offer.bills:
+        return "price unknown"
+    period = " for the job" if offer.run_hours else "/month"
+    return f"{format_usd(offer.bills[0].usd)}{period}"
+
+
+def format_hourly_price(offer: Offer, dash: str = "-") -> str:
+    """Format the price of an hour, and where it comes from: "$5.80/h ($4.1-12 by provider)"."""
+    usd, price = offer.usd_per_hour, offer.price
+    if usd is None or price is None:
+        return f"no price of {offer.gpu} is known"
+    source = f"${format_ends(usd, dash)} by provider"
+    if price.is_user_given:
+        source = "your price"
+    elif len(price.quotes) == 1:
+        source = price.source
+    return f"{format_usd(usd.mid)}/h ({source})"
+
+
+def list_other_bills(answer: Answer) -> list[str]:
+    """List what the plan costs on other bases than its headline, each with its basis."""
+    offer, day = answer.best, answer.day
+    return [_describe_bill(bill, answer) for bill in offer.bills[1:]] if offer and day else []
+
+
+def _describe_bill(bill: Bill, answer: Answer) -> str:
+    day = answer.day
+    assert day is not None
+    usd = f"{format_usd(bill.usd)}/month"
+    if bill.basis == "scaled by the hour":
+        return f"{usd} with {min(day.replicas)}-{max(day.replicas)} replicas by the hour"
+    idle = day.rates.count(0)
+    return (
+        f"{usd} if none runs in the {idle} hours without traffic (`replicas_at_least: 0` at the top"
+        " of the scenario)"
+    )
+
+
+def describe_gpu_price(price: GpuPrice) -> str:
+    """Describe the price of a GPU-hour and its quotes."""
+    text = f"{format_usd(price.median_usd)} per GPU-hour"
+    if price.is_user_given:
+        return f"{text}, set in the scenario"
+    text += f" {price.tier.replace('_', ' ')}"
+    if len(price.quotes) == 1:
+        return f"{text} ({price.source}, {price.date})"
+    first, *_, last = sorted(price.quotes, key=lambda quote: quote.usd)
+    ends = f"${first.usd:.2f} {first.seller} to ${last.usd:.2f} {last.seller}"
+    return f"{text}, median of {len(price.quotes)} quotes ({ends}, {price.date})"
+
+
+# --- the question
+
+
+def name_target(target: SloTarget) -> str:
+    """Name a target in words: "first token (p95)"."""
+    return f"{METRIC_NAMES[target.metric].lower()} ({target.percentile})"
+
+
+def describe_open_figure(scenario: Scenario) -> str:
+    """Describe the largest load or the shortest limit that was found; empty if none was asked for."""
+    load, kind = scenario.workload, scenario.found_figure
+    if kind == "limit":
+        target = scenario.slo_targets[0]
+        return f"{target.name} of {format_limit_seconds(target.seconds)}"
+    if kind == "rate":
+        return f"{format_number(load.rate or 0.0)} requests/s"
+    return format_count(load.concurrency or 0, "concurrent request") if kind else ""
+
+
+def explain_open_figure(answer: Answer) -> str:
+    """Say the largest load or the shortest limit that is met; empty if it was not the question."""
+    scenario = answer.scenario
+    if scenario.found_figure is None:
+        return ""
+    if scenario.found_figure == "limit":
+        target = scenario.slo_targets[0]
+        shown = format_latency(target.seconds)
+        if answer.chosen is None:
+            return f"no limit for {target.name} can be met, not even {shown}"
+        return f"{shown} is the shortest limit for {target.name} that can be met"
+    amount = describe_open_figure(scenario)
+    if answer.chosen is None:
+        return f"not even {amount} can be served within the targets"
+    return f"{amount} are the most that can be served within the targets"
+
+
+# --- limits
+
+
+def name_limit(limit: Limit, scenario: Scenario) -> str:
+    """Name a limit in full: "First token (TTFT) p95"."""
+    if target := limit.target:
+        return f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}) {target.percentile}"
+    headroom = scenario.headroom
+    if limit.kind == "load":
+        allowed = f", {1 - headroom:.0%} of capacity" if headroom else ""
+        return f"{capitalize(limit.name)} (req/s){allowed}"
+    if limit.kind == "job":
+        return f"Job time, {headroom:.0%} headroom"
+    fixed = {"users": "Concurrent requests", "rejected": "Rejected requests"}
+    return fixed.get(limit.kind, capitalize(limit.name))
+
+
+def format_amount(limit: Limit, amount: float | None = None) -> str:
+    """Format what is expected of a limit, or another `amount` of it, apart from the limit."""
+    amount = limit.value if amount is None else amount
+    match limit.kind:
+        case "latency":
+            return format_seconds(amount, limit.limit)
+        case "load":
+            return format_distinct(amount, limit.limit, 3)
+        case "users":
+            return f"{amount:,.0f}"
+        case "rejected":
+            return f"{amount:.1%}"
+    return f"{format_distinct(amount, limit.limit)} {limit.unit}"
+
+
+def format_bound(limit: Limit) -> str:
+    """Format the limit itself."""
+    match limit.kind:
+        case "latency":
+            return format_limit_seconds(limit.limit)
+        case "load":
+            return format_number(limit.limit)
+        case "job":
+            return f"{format_number(limit.limit)} h"
+        case "resource":
+            return f"{limit.limit:,.6g} {limit.unit}"
+    return format_amount(limit, limit.limit)
+
+
+def format_pessimistic(limit: Limit) -> str:
+    """Format what a limit may reach with the asked probability; of a load what may be used then."""
+    return (
+        format_number(limit.pessimistic)
+        if limit.kind == "load"
+        else format_amount(limit, limit.pessimistic)
+    )
+
+
+def explain_limit(limit: Limit) -> str:
+    """Explain what of a limit is missed, or may be: "p95 TPOT may reach 54 ms, limit 50 ms"."""
+    unit = " requests/s" if limit.kind == "load" else ""
+    if limit.status == "missed":
+        return f"{limit.name} is {format_amount(limit)}, limit {format_bound(limit)}{unit}"
+    if limit.kind == "load":
+        return (
+            f"usable capacity may be {format_pessimistic(limit)}, load {format_amount(limit)}{unit}"
+        )
+    return f"{limit.name} may reach {format_pessimistic(limit)}, limit {format_bound(limit)}"
+
+
+def list_doubts(offer: Offer, status: LimitStatus) -> list[str]:
+    """List the limits that a deployment misses, or may miss."""
+    found = [limit for limit in offer.limits if limit.status == status]
+    if any(limit.is_load for limit in found):  # then waits grow without bound, which is no news
+        found = [limit for limit in found if not math.isinf(limit.use.mid)]
+    return list(map(explain_limit, found))
+
+
+def explain_shortfall(offer: Offer) -> str:
+    """Explain what a deployment lacks: the limits it exceeds, else its probability."""
+    missed = "; ".join(list_doubts(offer, "missed")) if offer.performance else offer.memory.reason
+    return missed or f"only {format_odds(offer)} likely to meet every target"
+
+
+# --- reasons
+
+
+def explain_alternative(answer: Answer, other: Alternative) -> str:
+    """Explain why the plan does not use an alternative, in one clause."""
+    chosen, offer = answer.chosen, other.offer
+    if chosen is None or offer is None:
+        return other.text if other.kind == "cannot start" else f"not tried: {other.text}"
+    name, price = describe_offer(offer), format_price(offer)
+    match other.kind:
+        case "no price":
+            return "no price known, so ranked last"
+        case "dearer":
+            times = format_number(offer.price_key[1] / chosen.price_key[1], 2)
+            return f"{times} times the price ({price} for the smallest, {name})"
+        case "less":
+            return f"{name} serves less within the targets"
+        case "misses":
+            return f"{name}: {explain_shortfall(offer)}"
+    assert other.rank_reason is not None
+    gains = _compare_to_plan(chosen, offer, other.served_change)
+    odds = f"{price}, {format_odds(offer)} likely"
+    return f"{name} meets the targets too ({odds}{gains}); {RANK_REASONS[other.rank_reason]}"
+
+
+def _compare_to_plan(chosen: Offer, offer: Offer, served_change: float | None) -> str:
+    """Say what another deployment serves more or less, and the latency that the plan meets most narrowly."""
+    text, tightest = "", chosen.tightest
+    if served_change is not None:
+        more = round(100 * served_change)
+        text = f", serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ""
+    other = tightest and offer.get_limit(tightest.name)
+    if not tightest or not other:
+        return text
+    after, before = format_latency(other.value), format_latency(tightest.value)
+    return f"{text}, {tightest.name} {after}, not {before}" if after != before else text
+
+
+def explain_binding(answer: Answer) -> str:
+    """Explain what the closest cheaper deployment lacks."""
+    near = answer.binding.offer
+    if near is None:
+        return answer.binding.sentence
+    misses = ", misses" * (not near.meets)
+    return f"{describe_offer(near)}, {format_price(near)}{misses}: {explain_shortfall(near)}"
+
+
+def describe_draws(choice: Choice) -> str:
+    """Describe what would be chosen if step costs were known exactly: "this plan 97%, a cheaper one 3%"."""
+    shares = {
+        "this plan": choice.p_unchanged,
+        "another at its price": choice.p_equal_cost,
+        "a more expensive one": choice.p_costlier,
+        "a cheaper one": choice.p_cheaper,
+    }
+    texts = zip(shares, format_shares(list(shares.values())), strict=True)
+    text = ", ".join(f"{what} {share}" for what, share in texts if share != "0%")
+    unlikely = "; no single cheaper plan is likely enough to meet the targets"
+    return text + unlikely * choice.is_cheaper_likely
+
+
+def describe_rejected(answer: Answer) -> str:
+    """Describe that a part of the traffic is rejected, after the part that is not; empty if none is."""
+    rate, offer = answer.scenario.workload.rate, answer.best
+    if not rate or not offer or format_number(offer.planned_rps) == format_number(rate):
+        return ""
+    return f", the rest of {format_number(rate)} is rejected as too long"
+
+
+def describe_risk(risk: Risk) -> tuple[str, str, str]:
+    """Describe a risk: what it is, how large, and what to measure first to settle it."""
+    phrase = RISK_PHRASES[risk.kind]
+    return phrase["risk"], _size_risk(risk), phrase["measure"]
+
+
+def _size_risk(risk: Risk) -> str:
+    figures = risk.figures
+    match risk.kind:
+        case "edge" | "miss":
+            return "; ".join(figures["reasons"])
+        case "step costs":
+            width = figures["width"]
+            size = f"a latency may be {1 + width:.2g} times the expected one"
+            if math.isinf(width):
+                size = "waits may grow without end"
+            elif not width:
+                size = f"{figures['served_rps']:.3g} requests/s"
+            return f"{BASIS_LABELS[figures['basis']]}; {size}"
+        case "acceptance":
+            return f"{figures['rate']:.0%} of the tokens after an accepted one"
+        case "reuse":
+            return f"{figures['hits']:.0%} of all prompt tokens are found in the cache"
+        case "lengths":
+            return f"assumed: 5% of {figures['side']}s have over {figures['p95']:,.0f} tokens"
+        case "traffic" | "texts":
+            spread = format_number(figures["spread"], 2)
+            return f"prompt + output at p99 is {spread} times the median"
+        case "price":
+            return f"providers ask ${format_ends(figures['usd_per_hour'], ' to $')} an hour"
+        case "license":
+            return "NVIDIA does not license the GeForce driver for data centers"
+    return "a restart or a lost GPU stops the service"
+
+
+def explain_replica_loss(loss: ReplicaLoss | None, offer: Offer) -> str:
+    """Explain what happens while one replica is down."""
+    if loss is None:
+        return ""
+    if loss.kind == "spares":
+        are = "spares are" if loss.spares > 1 else "spare is"
+        return (
+            f"With up to {loss.spares} replica{'s' * (loss.spares > 1)} down, every target is met:"
+            f" the traffic needs {loss.replicas}, and {loss.spares} {are} provisioned."
+        )
+    if loss.kind == "single":
+        usd = offer.usd_per_hour
+        is_replica = usd and loss.role == "replica"
+        second = f"; a second costs ${usd.mid:,.2f} an hour more" if is_replica and usd else ""
+        return f"There is only one {loss.role}: while it restarts, nothing is served{second}."
+    left = f"other {loss.replicas - 1}" if loss.role == "replica" else "others"
+    text = f"With one of {loss.replicas} {loss.role}s down, the same traffic on the {left}"
+    how = " (simulated)" * loss.is_simulated
+    if loss.meets:
+        risk = f", though {'; '.join(loss.texts)}" if loss.texts else ""
+        return f"{text} still meets every target{risk}{how}."
+    return f"{text} misses a target{how}: {'; '.join(loss.texts)}."
+
+
+def describe_headroom(answer: Answer) -> str:
+    """Describe the capacity of a plan, its free part, and how far traffic may grow."""
+    scenario, best = answer.scenario, answer.best
+    if best is None or best.capacity_rps is None:
+        return ""
+    load, rate = scenario.workload, best.planned_rps
+    if best.run_hours:
+        total = load.num_prompts or 0
+        allowed = format_number(total / rate / 3600)
+        hours = format_range(best.run_hours)
+        text = f"It finishes {total:,} requests in {hours} hours, of {allowed} allowed."
+        return f"{text} {_describe_free(answer, best)}"
+    capacity = format_range(best.capacity_rps)
+    if load.rate is None:
+        return (
+            f"{load.concurrency:,} concurrent requests come to {format_number(rate)} requests/s; its"
+            f" capacity is {capacity}."
+        )
+    text = (
+        f"Its capacity is {capacity} requests/s; {format_number(rate)} are"
+        f" planned{describe_rejected(answer)}."
+    )
+    if best.is_overloaded:
+        return f"{text} It is overloaded: queues grow until requests are turned away."
+    return f"{text} {_describe_free(answer, best)}"
+
+
+def _describe_free(answer: Answer, best: Offer) -> str:
+    free = f"{max(best.free_capacity or 0.0, 0.0):.0%} of it is free"
+    text = f"{free}, headroom required {answer.scenario.headroom:.0%}."
+    return f"{text} {explain_growth(answer)}".rstrip()
+
+
+def explain_growth(answer: Answer) -> str:
+    """Explain how far traffic may grow with the asked probability, and at the expected speed."""
+    growth = answer.growth
+    if growth is None:
+        return ""
+    expected = _explain_expected_growth(answer.scenario, growth)
+    return expected if answer.scenario.offline else f"{growth.explain()} {expected}"
+
+
+def _explain_expected_growth(scenario: Scenario, growth: GrowthLimit) -> str:
+    """Explain how far traffic may grow at the expected speed: one time in two it is less."""
+    capacity, offered, limit, method = (
+        growth.capacity, growth.offered_rps, growth.limit, growth.method,
+    )  # fmt: skip
+    subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
+    no_room = f"At the expected speed there is no room for more {subject}"
+    planned, slow_end = growth.planned_rps, growth.slow_reason or end
+    if limit and limit[0].mid < planned:
+        rate, reason = limit
+        if not rate.mid:
+            return f"No rate meets every target: {reason} even in an idle engine{method}."
+        more = rate.mid / offered - 1
+        sentence = no_room
+        if more >= MIN_GROWTH:
+            sentence = f"At the expected speed the {subject} may grow by {_format_growth(more)}"
+        return f"{sentence}: beyond {format_range(rate)} requests/s {reason}{method}, though capacity is left."
+    if planned < offered:
+        return f"{no_room}."
+    room = (capacity if limit is None else limit[0]) / offered + -1.0
+    end = f"{limit[1]}{method}" if limit else end
+    slow = ""
+    if room.lo > 0:
+        why = "" if end in (slow_end, f"{slow_end}{method}") else f" until {slow_end}"
+        slow = f" (with the slowest steps by {_format_growth(room.lo)}{why})"
+    within = ""
+    if scenario.headroom:
+        within = f"by {_format_growth(planned / offered - 1)} within the headroom, and "
+    return (
+        f"At the expected speed the {subject} may grow {within}by {_format_growth(room.mid)}{slow}"
+        f" until {end}."
+    )
+
+
+def _format_growth(growth: float) -> str:
+    if growth < MAX_GROWTH_IN_PERCENT:
+        return f"{growth:.0%}"
+    return f"a factor of {format_number(growth + 1, 2)}"
+
+
+def describe_day(answer: Answer) -> str:
+    """Describe the replicas over the day, and in how many single hours an unusual day may miss.
+
+    The plan's probability is that of its busiest hour at all step costs. A single hour's tail is
+    judged at the expected step cost, but on the worst of `NUM_SIMULATED_DAYS` days or one in forty.
+    """
+    day = answer.day
+    if day is None:
+        return ""
+    hours, missed = len(day.rates), len(day.violated_hours)
+    unit = "day" if hours == 24 else "week" if hours == 168 else "cycle"
+    text = f"{capitalize(str(day))}."
+    if not missed:
+        return (
+            f"{text} Every hour meets the targets on each of {NUM_SIMULATED_DAYS} days simulated at"
+            " the expected step cost."
+        )
+    worst = max(day.hourly_limit_utilization) - 1
+    return (
+        f"{text} {hours - missed} of {hours} hours meet the targets on an unusual {unit} (1 in 40)"
+        f" too. In the other {missed} the whole fleet runs, and on such a {unit} the tail of one hour"
+        f" may exceed its limit by up to {worst:.0%}."
+    )

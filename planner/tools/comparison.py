@@ -1,0 +1,148 @@
+"""Compare what was expected with what is: one row for a quantity, and one table of rows."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+from planner.core.intervals import Z_SCORE_80PCT, Interval, format_short
+from planner.core.text import escape_markdown, escape_to_one_line
+
+ComparisonStatus = Literal["PASS", "FAIL", "NOT MEASURED"]
+WorseSide = Literal["higher", "lower", "both", "neither"]
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One quantity in its unit: what is expected of it, and what was measured or follows."""
+
+    name: str
+    unit: str
+    expected: Interval | None  # None: a limit alone
+    measured: Interval | float | None = None
+    limit: float | None = None  # of a target
+    worse: WorseSide = "higher"
+    sigma: float = 0.0  # of ln(measured) between repeats
+    rounding: float = 0.0  # of what was measured
+    decimals: int | None = None  # None: as many as are significant
+    key: str = ""  # by which the quantity is looked up
+
+    @property
+    def title(self) -> str:
+        """Name and unit."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+    @property
+    def value(self) -> float:
+        """What was measured; NaN if it was not."""
+        if isinstance(self.measured, Interval):
+            return self.measured.mid
+        return math.nan if self.measured is None else self.measured
+
+    @property
+    def difference(self) -> float:
+        """Measured minus expected; NaN without one of them."""
+        return self.value - self.expected.mid if self.expected else math.nan
+
+    @property
+    def ratio(self) -> float:
+        """Measured over expected; NaN without one of them."""
+        is_known = self.expected is not None and 0 < self.expected.mid < math.inf
+        return self.value / self.expected.mid if self.expected and is_known else math.nan
+
+    @property
+    def change_text(self) -> str:
+        """The change of the expected value in percent; empty if both look the same."""
+        is_same = self.format_value(self.measured) == self.format_value(self.expected)
+        return "" if is_same or math.isnan(self.ratio) else f"{self.ratio - 1:+.1%}"
+
+    @property
+    def difference_text(self) -> str:
+        """The difference with its sign."""
+        return f"{round(self.difference, self.decimals) + 0.0:+,.{self.decimals}f}"  # no -0.00
+
+    def format_value(self, value: Interval | float | None) -> str:
+        """Format one of its values; empty for None."""
+        if value is None:
+            return ""
+        if self.decimals is not None:
+            return format(value, f",.{self.decimals}f")
+        if not isinstance(value, Interval):
+            return format_short(value)
+        return "overloaded" if math.isinf(value.mid) else value.short
+
+    @property
+    def loss(self) -> float:
+        """The fraction by which it is worse than expected; 0 if it is not."""
+        growth = 0.0 if math.isnan(self.ratio) else self.ratio - 1
+        return max(
+            {"higher": growth, "lower": -growth, "both": abs(growth)}.get(self.worse, 0.0), 0.0
+        )
+
+    @property
+    def accepted(self) -> tuple[float, float]:
+        """The interval, widened by what repeats differ by and by the rounding."""
+        assert self.expected is not None
+        mid, lo, hi = self.expected.mid, self.expected.lo, self.expected.hi
+        if not (self.sigma and mid > 0 and math.isfinite(mid)):
+            return lo - self.rounding, hi + self.rounding
+        below, above = (
+            math.hypot(math.log(ratio), Z_SCORE_80PCT * self.sigma) if ratio < math.inf else ratio
+            for ratio in (mid / max(lo, 1e-12), hi / mid)
+        )
+        return mid * math.exp(-below) - self.rounding, mid * math.exp(above) + self.rounding
+
+    @property
+    def status(self) -> ComparisonStatus:
+        """PASS unless it is worse than its interval or its limit; being better is no failure."""
+        if math.isnan(self.value):
+            return "NOT MEASURED"
+        if self.limit is not None and self.value > self.limit:
+            return "FAIL"
+        if self.expected is None:
+            return "PASS"
+        low, high = self.accepted
+        fails = {"higher": self.value > high, "lower": self.value < low}
+        is_worse = any(fails.values()) if self.worse == "both" else fails.get(self.worse, False)
+        return "FAIL" if is_worse else "PASS"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a comparison: its title, what it shows of a row, and its format in text."""
+
+    title: str
+    read: Callable[[ComparisonRow], str]
+    spec: str = ""
+
+
+def build_change_columns(before: str, after: str, spec: str) -> tuple[Column, ...]:
+    """Build the columns of a comparison of two sides, each with its title."""
+    return (
+        Column("quantity", lambda row: row.title, "<26"),
+        Column(before, lambda row: row.format_value(row.expected), spec),
+        Column(after, lambda row: row.format_value(row.measured), spec),
+        Column("change", lambda row: row.change_text, spec[:1].replace("<", "")),
+    )
+
+
+def format_table(
+    rows: Iterable[ComparisonRow], columns: Sequence[Column], *, is_markdown: bool = False
+) -> list[Markup]:
+    """Return the lines of a table, its head first; text has no title for names."""
+    cells = [[column.read(row) for column in columns] for row in rows]
+    titles = [column.title for column in columns]
+    if is_markdown:
+        rule = "|".join("---:" if column.spec.startswith(">") else ":---" for column in columns)
+        lines = [
+            f"| {' | '.join(escape_markdown(cell.strip()) for cell in line)} |"
+            for line in (titles, *cells)
+        ]
+        return [Markup(line) for line in (lines[0], f"|{rule}|", *lines[1:])]
+    return [
+        Markup("".join(map(format, map(escape_to_one_line, line), specs)).rstrip())
+        for specs in [[column.spec for column in columns]]
+        for line in (["", *titles[1:]], *cells)
+    ]

@@ -1,0 +1,101 @@
+"""The names that notebooks use beside those of a script, as `planner.show_table`, by their module."""
+
+from collections.abc import Mapping
+
+_BY_MODULE: Mapping[str, str] = {
+    "analysis.adapter_tables": "compare_adapter_endpoints describe_adapter_endpoints",
+    "analysis.batching_tables": (
+        "count_requests_in_flight describe_prefix_reuse get_slo_column "
+        "select_telling_loads split_workload sweep_concurrency sweep_prefix_reuse"
+    ),
+    "analysis.disaggregation_tables": (
+        "compare_pools describe_kv_transfer describe_pools find_best_pools sweep_kv_links "
+        "sweep_pool_sizes"
+    ),
+    "analysis.kv_cache_tables": "build_kv_table build_pool_table derive_kv_equation",
+    "analysis.latency_rows": "list_mean_latencies",
+    "analysis.layout_tables": (
+        "build_bubble_table build_candidate_frame build_collectives_table "
+        "build_replica_table build_slo_table describe_layout_rules estimate_max_rps "
+        "explain_unified_deployment group_by_replica_shape list_layout_candidates "
+        "list_pareto_fronts list_shortlist select_comparable select_fewest_replicas"
+    ),
+    "analysis.load_ramp": "run_load_ramp",
+    "analysis.memory_sweeps": (
+        "build_format_table build_sequence_table describe_memory_status "
+        "describe_recommended_limits estimate_memory_gains sweep_max_model_len "
+        "sweep_memory_utilization"
+    ),
+    "analysis.sensitivity": (
+        "build_decision_table compute_knob_effects fix_lengths sweep_knob_pair sweep_knobs"
+    ),
+    "analysis.speculation_tables": (
+        "build_draft_table compare_draft describe_break_even list_step_parts "
+        "propose_drafts sweep_break_even sweep_speedup"
+    ),
+    "analysis.sweep": "space_logarithmically sweep_tails",
+    "analysis.tail_latency": (
+        "build_latency_table build_tail_curves list_tail_limits select_stable_rows sweep_kv_pool"
+    ),
+    "answers.build": "build_answer",
+    "answers.wording": "describe_day describe_headroom explain_replica_loss",
+    "calibration.memory_validation": "compute_memory_residuals summarize_memory_accuracy",
+    "calibration.request_validation": "compare_timed_run load_timed_runs summarize_timed_accuracy",
+    "calibration.serving_validation": (
+        "compute_serving_accuracy describe_calibration_basis find_nearest_curve "
+        "find_tightest_curve load_holdout_errors simulate_serving_points "
+        "summarize_serving_accuracy"
+    ),
+    "core.text": "escape_markdown nest_markdown",
+    "core.units": "GIB",
+    "deploy.alerts": "list_alert_rules",
+    "deploy.artifacts": "explain_benchmark_lengths predict_benchmark_ramp render_artifacts",
+    "deploy.launch_spec": "build_launch",
+    "engines.metric_names": "get_metric_names",
+    "memory.memory_plan": "find_max_model_len find_safe_memory_utilization",
+    "parallelism.pipeline": "compute_pipeline_bubble",
+    "planning.framework_choice": "choose_framework load_frameworks",
+    "planning.scenario": "list_scenarios",
+    "planning.simulation_runs": "run_simulation",
+    "tools.diagnostics.log_comparison": "EXAMPLE_LOG explain_log_file",
+    "ui.chapter_views": (
+        "SERVING_LATENCIES try_batch try_bursts try_concurrency try_drafts try_frameworks "
+        "try_layouts try_log try_long_prompt try_memory try_pressure try_serving_curves "
+        "try_tenants"
+    ),
+    "ui.charts.autoscaling": "plot_day",
+    "ui.charts.base": "plot_lines plot_memory_budget",
+    "ui.charts.comparison": (
+        "plot_adapter_endpoints plot_cost_comparison plot_knob_effects plot_knob_pairs "
+        "plot_slo_comparison"
+    ),
+    "ui.charts.disaggregation": "plot_pool_sizes",
+    "ui.charts.latency": "plot_panels plot_request_timeline",
+    "ui.charts.layout": (
+        "plot_candidate_memory plot_communication plot_legal_layouts plot_pareto_front"
+    ),
+    "ui.charts.memory": "plot_memory_residuals plot_memory_sweep plot_sequence_counts",
+    "ui.charts.simulation": "plot_load_ramp plot_tails",
+    "ui.charts.speculation": "plot_speedup_map plot_step_parts",
+    "ui.charts.summary": "plot_framework_scores plot_prices plot_slos",
+    "ui.charts.validation": "plot_gauges plot_predicted_over_measured plot_serving_curve",
+    "ui.decision_memo": "build_memo",
+    "ui.notebook_session": (
+        "add_changes allow_pools open_answer open_plan open_plans open_study search_cached"
+    ),
+    "ui.notebook_widgets": (
+        "render_changes show_code show_figure show_markdown show_note show_table"
+    ),
+    "ui.plan_comparison": (
+        "build_plan_comparison build_plan_titles compare_limits describe_cheapest_plan"
+    ),
+    "ui.plan_tables": (
+        "build_alternatives_table build_candidate_table build_choice_table build_ramp_table "
+        "build_rejection_table build_relaxation_table build_rental_table compare_engines "
+        "describe_confidence describe_search_effort describe_slo_margin explain_choice"
+    ),
+}
+PLACES = {
+    name: f"{module}:{name}" for module, names in _BY_MODULE.items() for name in names.split()
+}
+"""The module and the attribute of each name."""

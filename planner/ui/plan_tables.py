@@ -1,0 +1,303 @@
+"""Sentences and tables of an answer, for the summary of a report."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from planner.answers import Answer, Offer, Performance
+from planner.answers.answer import Relaxation
+from planner.answers.wording import (
+    RANK_REASONS,
+    describe_draws,
+    explain_alternative,
+    explain_binding,
+    explain_open_figure,
+    explain_shortfall,
+    format_odds,
+)
+from planner.core.intervals import Interval
+from planner.core.number_format import EN_DASH, format_number
+from planner.core.text import capitalize, escape_markdown
+from planner.planning.scenario import Scenario
+from planner.planning.slo import SloTarget, format_latency, list_benchmark_targets
+
+MAX_CANDIDATE_ROWS, MAX_REJECTED_ROWS, MAX_CHOICE_ROWS = 10, 12, 5
+
+
+def compare_engines(answer: Answer) -> pd.DataFrame:
+    """Return the best deployment, USD per hour and violations or risks of each allowed engine."""
+    rows = [
+        (
+            str(offer.deployment.engine),
+            offer.description,
+            _format_usd(offer.usd_per_hour),
+            "meets targets" if offer.is_confident else explain_shortfall(offer),
+        )
+        for offer in answer.by_engine
+    ]
+    return pd.DataFrame(rows, columns=["engine", "best deployment", "USD per hour", "verdict"])
+
+
+def summarize_plan(answer: Answer) -> str:
+    """Summarize a plan in a few sentences: what to rent, SLO status and free capacity."""
+    scenario, chosen, best = answer.scenario, answer.chosen, answer.best
+    if chosen is None:
+        closest = answer.binding.sentence
+        if best:
+            closest = f"The closest is {_describe_offer(best)}, but {explain_shortfall(best)}"
+        return f"No plan meets the targets. {closest.rstrip('.')}."
+    free = chosen.free_capacity
+    spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
+    kept = "is done in time" if scenario.offline else "meets every target"
+    first = [explain_open_figure(answer), answer.api.sentence if answer.api else ""]
+    text = "".join(f"{capitalize(each)}. " for each in first if each)
+    text += f"Run {_describe_offer(chosen)}. It {kept} with a probability of {format_odds(chosen)}"
+    safer = ""
+    if answer.safer:
+        safer = f" Safer, with {format_odds(answer.safer)}: {_describe_offer(answer.safer)}."
+    if answer.verdict == "holds":
+        return f"{text}.{spare}{safer}"
+    reasons = "; ".join(answer.reasons)
+    return f"{text}; {scenario.confidence:.0%} were asked for: {reasons}.{spare}{safer}"
+
+
+def _describe_offer(offer: Offer) -> str:
+    """Describe a deployment and its price, if known."""
+    usd = offer.usd_per_hour
+    if usd is None or offer.bill is None:
+        return offer.description
+    period = "for the job" if offer.run_hours else "a month"
+    return f"{offer.description} for ${usd.mid:,.2f} an hour, ${offer.bill:,.0f} {period}"
+
+
+def describe_scenario(scenario: Scenario) -> str:
+    """Describe model and traffic in a line; offline as work with a deadline."""
+    traffic, total = str(scenario.workload), scenario.workload.num_prompts
+    if scenario.offline and total and scenario.workload.rate:
+        hours = format_number(total / scenario.workload.rate / 3600)
+        traffic = f"{total:,} requests within {hours} hours; {traffic.partition('; ')[2]}"
+    return f"{scenario.model}; {traffic}"
+
+
+def explain_choice(answer: Answer) -> str:
+    """Explain what keeps anything cheaper from doing, and by which rule the runner-up comes second."""
+    chosen, runner_up = answer.chosen, answer.runner_up
+    if chosen is None:
+        return answer.binding.sentence
+    near = answer.binding.offer
+    text = (
+        f"Closest cheaper option: {explain_binding(answer)}." if near else answer.binding.sentence
+    )
+    if runner_up is None:
+        return f"{text} No other layout or GPU meets the targets."
+    text = f"{text} The runner-up is {runner_up.description}"
+    usd, own = runner_up.usd_per_hour, chosen.usd_per_hour
+    if usd and own and usd.mid > own.mid * 1.001:
+        return f"{text}, ${usd.mid:,.2f} an hour, {usd.mid / own.mid - 1:.0%} more."
+    price = "at the same price" if usd and own else "with as many GPUs or more"
+    reason = answer.runner_up_reason
+    odds = f" ({format_odds(runner_up)})" * (reason == "probability")
+    return f"{text}, {price}. It comes second: {RANK_REASONS[reason] if reason else ''}{odds}."
+
+
+def build_rental_table(answer: Answer) -> pd.DataFrame:
+    """Return what to rent, its cost, and the source of the price."""
+    best = answer.best
+    assert best is not None
+    sizes, idle = best.machine_sizes, best.num_idle_gpus
+    machines = " + ".join(
+        f"{count} of {size} GPUs" if size > 1 else f"{count}"
+        for size, count in Counter(sizes).items()
+    )
+    needed = f"{machines}, {idle} of {sum(sizes)} GPUs not needed" if idle else machines
+    rows: list[tuple[str, object]] = [
+        ("GPUs", f"{best.num_gpus} x {best.gpu}"),
+        ("machines", needed),
+        ("set up as", f"{best.description.partition(', ')[2]}, {best.deployment.engine}"),
+        *_list_costs(answer, best),
+    ]
+    rows += [(f"power and energy of the GPUs ({name})", value) for name, value in best.energy]
+    if performance := best.performance:
+        rows += [
+            ("output (tokens/s)", performance.output_tps),
+            ("requests served (requests/s)", performance.request_tps),
+            ("figures", f"80% intervals, {performance.source_description}"),
+        ]
+    names, values = zip(*rows, strict=True)
+    return pd.DataFrame({"what": names, "value": list(map(_format_amount, values))})
+
+
+def _list_costs(answer: Answer, best: Offer) -> list[tuple[str, object]]:
+    """List the headline bill, those on other bases, and the price that they rest on."""
+    usd = best.usd_per_hour
+    if best.price is None or usd is None or not best.bills:
+        return [("price", f"none is known for {best.gpu}: set prices in the scenario")]
+    is_job, bill = best.run_hours is not None, best.bills[0]
+    basis = f", {bill.basis}" * bool(answer.day)
+    month = "cost of all the work (USD)" if is_job else f"cost per month{basis} (USD)"
+    rows: list[tuple[str, object]] = [
+        ("cost per hour (USD)", usd.mid),
+        (month, best.run_hours * usd.mid if best.run_hours else bill.usd),
+    ]
+    rows += [(f"cost per month, {each.basis} (USD)", each.usd) for each in best.bills[1:]]
+    replica = max(pool.layout.gpus_per_replica for pool in best.pools)
+    if best.num_idle_gpus and not best.deployment.machines and replica > 1:
+        # one GPU can be rented alone
+        whole = usd.mid * (sum(best.machine_sizes) / best.num_gpus)
+        rows += [("cost per hour where only whole machines are let (USD)", whole)]
+    if best.usd_per_mtok:
+        rows += [(f"cost per million {best.priced_side} tokens (USD)", best.usd_per_mtok)]
+    return [*rows, ("price of a GPU", str(best.price))]
+
+
+def _format_amount(value: object) -> object:
+    """Format numbers and intervals with cents below 100; what is no number stays."""
+    if not isinstance(value, float | Interval):
+        return value
+    size = value if isinstance(value, float) else value.mid
+    return f"{value:,.{2 if size < 100 else 0}f}"
+
+
+def describe_confidence(answer: Answer) -> str:
+    """Describe how sure the choice is, and the benchmark that most often changes it."""
+    choice = answer.choice
+    if choice is None:
+        return ""
+    text = f"With exact step costs the choice would be {describe_draws(choice)}."
+    benchmark = choice.benchmark
+    if benchmark is None:
+        return f"{text} No benchmark of one deployment would change the choice."
+    target = "the plan itself" if benchmark.is_own else escape_markdown(benchmark.offer.description)
+    extent = "both pools" if benchmark.offer.is_disaggregated else "one replica"
+    files = " and ".join(f"`{name}`" for name in benchmark.scripts)
+    return (
+        f"{text} Benchmark {target} first, {extent}{f' ({files})' * bool(files)}: the result changes"
+        f" the choice in {benchmark.changes_choice:.0%} of cases."
+    )
+
+
+def build_choice_table(answer: Answer) -> pd.DataFrame:
+    """Return how often each deployment is chosen in the draws, and the value of its benchmark."""
+    choice, chosen = answer.choice, answer.chosen
+    if choice is None or chosen is None:
+        return pd.DataFrame()
+    values = {id(each.offer): f"{each.changes_choice:.0%}" for each in choice.benchmarks}
+    draws = choice.num_draws
+    rows = [
+        (
+            offer.description,
+            _format_usd(offer.usd_per_hour),
+            round(share * draws),
+            values.get(id(offer)),
+        )
+        for offer, share in ((chosen, choice.p_unchanged), *choice.instead[:MAX_CHOICE_ROWS])
+    ]
+    columns = [
+        "deployment",
+        "USD per hour",
+        f"chosen in (of {draws:,} draws)",
+        "its benchmark changes the choice",
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _format_usd(usd: Interval | None) -> str | None:
+    return None if usd is None else f"{usd.mid:,.2f}"
+
+
+def build_candidate_table(answer: Answer) -> pd.DataFrame:
+    """Return the ten best deployments from best to worst; the closest first if none is feasible."""
+    scenario, rows = answer.scenario, []
+    for offer in answer.candidates[:MAX_CANDIDATE_ROWS]:
+        performance = offer.performance
+        rows.append({
+            "deployment": offer.description,
+            "USD per hour": _format_usd(offer.usd_per_hour),
+            **{
+                f"{target.name} (ms)": performance
+                and performance.get_for_display(target.metric, target.percentile) * 1e3
+                for target in scenario.slo_targets
+            },
+            **({"requests/s": performance and performance.request_tps} if scenario.offline else {}),
+            **(
+                {"targets": offer.status if performance else "does not fit"}
+                if answer.chosen
+                else {"what is missing": "" if offer.is_confident else explain_shortfall(offer)}
+            ),
+            "figures": performance and performance.source_label,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def build_relaxation_table(answer: Answer) -> pd.DataFrame:
+    """Return the limits and the load that would be met, if nothing meets what is asked for."""
+    found = answer.ways_out.relaxations if answer.ways_out else ()
+    rows = [(_name_relaxation(each), *_list_values(each)) for each in found]
+    return pd.DataFrame(rows, columns=["change", "from", "expected", "with the asked probability"])
+
+
+def _name_relaxation(found: Relaxation) -> str:
+    names = {
+        "limit": f"a limit for {found.name} of",
+        "rate": "a rate (requests/s) of",
+        "concurrency": "concurrent requests of",
+        "hours": "a deadline (h) of",
+    }
+    return names[found.kind]
+
+
+def _list_values(found: Relaxation) -> list[str]:
+    values = (found.given, found.expected, found.pessimistic)
+    if found.kind == "limit":
+        return [EN_DASH if value is None else format_latency(value) for value in values]
+    return [EN_DASH if value is None else format_number(value) for value in values]
+
+
+def describe_slo_margin(answer: Answer) -> str:
+    """Describe that no limit has to be relaxed, if the plan is feasible."""
+    if answer.verdict == "at_risk":
+        reasons = "; ".join(answer.reasons)
+        return (
+            "At the expected step cost no limit has to be relaxed, but the plan is less likely to meet"
+            f" the targets than required: {reasons}."
+        )
+    return "No limit has to be relaxed: the plan meets every target." if answer.chosen else ""
+
+
+def build_alternatives_table(answer: Answer) -> pd.DataFrame:
+    """Return each allowed GPU, engine and format that the plan does not use, and why."""
+    rows = [(each.option, explain_alternative(answer, each)) for each in answer.alternatives or ()]
+    return pd.DataFrame(rows, columns=["instead", "why not"])
+
+
+def build_rejection_table(answer: Answer) -> pd.DataFrame:
+    """Return the dozen largest options that could not be evaluated, and why."""
+    largest = sorted(answer.rejected, key=lambda rejection: -rejection.gpus)
+    rows = dict.fromkeys((each.description, each.gpu, each.reason) for each in largest)
+    return pd.DataFrame(list(rows)[:MAX_REJECTED_ROWS], columns=["layout", "GPU", "why not"])
+
+
+def describe_search_effort(answer: Answer) -> str:
+    """Describe how many options the search evaluated."""
+    counts = Counter(rejection.bottleneck for rejection in answer.rejected)
+    reasons = ", ".join(f"{number} for {bottleneck}" for bottleneck, number in counts.most_common())
+    rejected = f"; ruled out before: {len(answer.rejected)} ({reasons})" if counts else ""
+    effort = answer.effort
+    return (
+        f"Deployments estimated analytically: {effort['estimated']}; simulated: {effort['simulated']} of"
+        f" them; meeting the targets: {effort['feasible'] or 'none'}{rejected}."
+    )
+
+
+def build_ramp_table(
+    predicted: Mapping[float, Performance], targets: Sequence[SloTarget] = ()
+) -> pd.DataFrame:
+    """Return the metrics of the SLOs and output throughput of one replica by request rate."""
+    judged = list_benchmark_targets(targets)
+    rows = [
+        (format_number(rate), *(p.get(t.metric, t.percentile) * 1e3 for t in judged), p.output_tps)
+        for rate, p in predicted.items()
+    ]
+    names = [f"{target.name} (ms)" for target in judged]
+    return pd.DataFrame(rows, columns=["requests/s", *names, "output tokens/s"])
