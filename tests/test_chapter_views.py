@@ -11,6 +11,7 @@ from shipped import plan_of, plan_once, sampled, small_plan
 
 import planner
 from planner.analysis import layout_tables
+from planner.analysis.sensitivity import sweep_knobs
 from planner.analysis.speculation_tables import compare_draft, propose_drafts
 from planner.analysis.study import Study, begin_study
 from planner.memory.memory_plan import get_memory_plan
@@ -128,6 +129,13 @@ def test_small_steps_serve_other_layouts_too(studied):
     served = layout_tables.build_replica_table(study.plan, fewest).set_index("One replica")
     assert served.loc["TP1 x PP4", "Requests/s"] > 2
     assert served.loc["TP1 x PP8", "max_num_batched_tokens"] == 256
+
+
+def test_each_knob_is_turned_once_to_each_setting(studied):
+    study = studied("small steps and drafts")
+    turned = sweep_knobs(study.scenario, study.plan.best)
+    assert not turned.duplicated(["knob", "setting"]).any()
+    assert list(turned.set_index("knob").loc[["max_num_batched_tokens"], "setting"]) == ["512"]
 
 
 def test_a_layout_with_more_replicas_is_the_plan_in_all_else(studied):

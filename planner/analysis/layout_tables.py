@@ -101,8 +101,8 @@ def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str
 
 def resize_layout(layout: ParallelLayout, tp: int, pp: int, replicas: int) -> ParallelLayout:
     """Return `layout` with other sizes; experts stay spread over all ranks if they are."""
-    ep = tp * layout.dp if layout.ep > 1 else 1
-    return replace(layout, tp=tp, pp=pp, ep=ep, dcp=min(layout.dcp, tp), replicas=replicas)
+    narrower = replace(layout, dcp=min(layout.dcp, tp))
+    return replace(narrower.with_tp(tp), pp=pp, replicas=replicas)
 
 
 def _find_best_on(plan: Plan, candidate_gpu: CandidateGpu) -> Candidate | None:

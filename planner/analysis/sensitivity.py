@@ -125,7 +125,7 @@ def _list_knob_changes(
     args, layout, tokens = plan.args, plan.layout, plan.args.max_num_batched_tokens
     values: dict[str, tuple[object, ...]] = {
         "max_num_seqs": (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs),
-        "max_num_batched_tokens": (max(tokens // 4, 512), 2 * tokens),
+        "max_num_batched_tokens": (min(max(tokens // 4, 512), tokens), 2 * tokens),
         "gpu_memory_utilization": (0.8, 0.95),
         "max_model_len": (2 * args.max_model_len,),
         "kv_cache_dtype": ("fp8",) if args.kv_cache_dtype in (None, "auto") else ("auto",),

@@ -83,7 +83,8 @@ def try_frameworks(study: Study) -> InteractiveView:
 def try_memory(study: Study) -> InteractiveView:
     """Let the reader change the engine arguments that memory depends on."""
     args = study.deployment.args
-    longest = max(study.deployment.model.architecture.max_position, 2048)
+    longest = study.deployment.model.architecture.max_position
+    lengths = [longest, *(2**power for power in range(10, longest.bit_length()))]
 
     def _draw(deployment: Deployment) -> Outputs:
         memory = plan_memory(deployment)
@@ -113,7 +114,7 @@ def try_memory(study: Study) -> InteractiveView:
         fields if study.is_current else {},
         study.deployment.with_args,
         gpu_memory_utilization=build_slider(0.5, 0.99, args.gpu_memory_utilization, step=0.01),
-        max_model_len=build_ladder(range(1024, longest + 1, 1024), args.max_model_len),
+        max_model_len=build_ladder(lengths, args.max_model_len),
         kv_cache_dtype=build_choice(["auto", "fp8"], args.kv_cache_dtype or "auto"),
     )
 
