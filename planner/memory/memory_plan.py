@@ -450,6 +450,12 @@ def list_utilizations(deployment: Deployment) -> list[float]:
     return [percent / 100 for percent in range(math.floor(100 * current + 1e-6) + 1, largest + 1)]
 
 
+def find_larger_utilization(deployment: Deployment) -> float | None:
+    """Find the largest safe gpu_memory_utilization to propose; None if the current one is it."""
+    largest = list_utilizations(deployment)[-1:]
+    return next((u for u in largest if u > deployment.args.gpu_memory_utilization), None)
+
+
 def list_shorter_lengths(memory: MemoryPlan) -> list[int]:
     """List the max_model_len that surely starts, if it is shorter than the planned one."""
     length, _ = find_max_model_len(memory)
