@@ -493,7 +493,7 @@ def test_a_target_whose_limit_lies_within_a_bucket_is_left_open() -> None:
     page = ReplicaMetrics("vllm", names, None, 100.0, {"ttft": seen}, since_start=True)
     case = DiagnosisCase(page, PlannedReplica(deployed("8B on H100"), None, None, targets))
     assert "since the server started" in str(Diagnosis(case, case.planned))
-    said = [statement.partition(": ")[2] for statement in case.slo_statements]
+    said = [str(reading).partition(": ")[2] for reading in case.slo_readings]
     assert said[:2] == ["met", "met"] and said[2].startswith("unknown")
     # 3 over 300 ms; were more than 98 over 200 ms, their sum would exceed 20 s
     assert said[3:] == ["3% to 98% of requests miss it", "the mean is 200 ms"]
