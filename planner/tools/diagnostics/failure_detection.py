@@ -75,6 +75,20 @@ class SloReading:
         limit = self.target.seconds if statistic == "mean" else 1 - int(statistic[1:]) / 100
         return "violated" if low > limit else "met" if high <= limit else "unknown"
 
+    @property
+    def edge_s(self) -> float | None:
+        """The mean, or the end of what the quantile can be that is nearest to the limit.
+
+        None if the limit is inside its bucket, whose lower edge lies outside it.
+        """
+        limit = self.target.seconds
+        if self.target.percentile == "mean":
+            return self.histogram.mean
+        low, high = self.histogram.find_quantile_bucket(int(self.target.percentile[1:]) / 100)
+        # a bucket begins above its lower edge
+        edges = {"met": min(high, limit), "violated": max(low, limit) * (1 + 1e-9)}
+        return edges.get(self.status)
+
     def __str__(self) -> str:
         if self.status != "violated":
             inside = " (the limit is inside a histogram bucket)" * (self.status == "unknown")
