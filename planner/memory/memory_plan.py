@@ -376,7 +376,12 @@ def explain_memory_utilization(deployment: Deployment) -> str:
 def _find_remedy(memory: MemoryPlan) -> str:
     """Describe the cheapest changes after which the memory plan is ok."""
     if changes := find_memory_changes(memory):
-        settings = [f"{c.argument} to {c.value}" for c in changes if not c.instruction]
+        settings = [
+            f"{name} to {value}"
+            for change in changes
+            if not change.instruction
+            for name, value in change.list_settings(memory.deployment).items()
+        ]
         steps = [change.instruction for change in changes if change.instruction]
         return "; ".join([*steps, *([f"set {' and '.join(settings)}"] if settings else [])])
     sizes = range(math.ceil(memory.total_bytes / GIB), 1024)
