@@ -76,3 +76,10 @@ def test_sglang_halves_its_cache_before_it_rejects_long_requests() -> None:
     changes = find_memory_changes(plan_memory(deployment), max_gpus=2)
     assert {change.argument for change in changes} >= {"kv_cache_dtype"}
     assert not {change.argument for change in changes} & {"max_model_len", "layout"}
+
+
+def test_a_remedy_names_the_engines_own_options() -> None:
+    """SGLang has no --gpu-memory-utilization (server_args.py: --mem-fraction-static)."""
+    memory = plan_memory(deploy_on(SMALL, "L4", engine="sglang", max_model_len=65536))
+    assert memory.status != "ok" and "gpu_memory_utilization" not in memory.remedy
+    assert "mem_fraction_static to " in memory.remedy

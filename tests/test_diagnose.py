@@ -25,7 +25,11 @@ from planner.planning.planned_replica import PlannedReplica, load_planned_replic
 from planner.planning.slo import SloTarget
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.diagnosis import Diagnosis
-from planner.tools.diagnostics.failure_detection import DiagnosisCase, find_failure_modes
+from planner.tools.diagnostics.failure_detection import (
+    DiagnosisCase,
+    SloReading,
+    find_failure_modes,
+)
 from planner.tools.diagnostics.metrics_pages import (
     MetricsHistogram,
     ReplicaMetrics,
@@ -494,10 +498,20 @@ def test_a_target_whose_limit_lies_within_a_bucket_is_left_open() -> None:
     page = ReplicaMetrics("vllm", names, None, 100.0, {"ttft": seen}, since_start=True)
     case = DiagnosisCase(page, PlannedReplica(deployed("8B on H100"), None, None, targets))
     assert "since the server started" in str(Diagnosis(case, case.planned))
-    said = [statement.partition(": ")[2] for statement in case.slo_statements]
+    said = [str(reading).partition(": ")[2] for reading in case.slo_readings]
     assert said[:2] == ["met", "met"] and said[2].startswith("unknown")
     # 3 over 300 ms; were more than 98 over 200 ms, their sum would exceed 20 s
     assert said[3:] == ["3% to 98% of requests miss it", "the mean is 200 ms"]
+
+
+def test_a_quantile_above_an_edge_misses_a_limit_on_the_edge() -> None:
+    """10 of 100 took longer than 1 s: a p95 of 1 s is missed, wherever in its bucket it lies."""
+    seen = MetricsHistogram(np.array([1.0, 2.5, np.inf]), np.array([90.0, 10.0, 0.0]), 60.0, 100.0)
+    missed, met = (SloReading(SloTarget("ttft", "p95", limit), seen) for limit in (1.0, 2.5))
+    assert (missed.status, met.status) == ("violated", "met")
+    assert missed.edge_s == pytest.approx(1.0) and missed.edge_s > 1.0 and met.edge_s == 2.5
+    assert SloReading(SloTarget("ttft", "p95", 2.0), seen).edge_s is None
+    assert SloReading(SloTarget("ttft", "mean", 1.0), seen).edge_s == pytest.approx(0.6)
 
 
 def test_what_cannot_be_judged_is_one_sentence(

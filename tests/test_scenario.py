@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from planner.deploy.launch_spec import get_checkpoint
 from planner.engines.deployment import deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.engine_args import EngineArgs
+from planner.hardware.prices import PriceTier
 from planner.models.registry import load_model
 from planner.planning import scenario_schema
+from planner.planning.framework_choice import WorkloadTraits
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import (
     PREFILL_ONLY_NOTE,
@@ -27,7 +30,10 @@ from planner.planning.scenario import (
     parse_scenario,
 )
 from planner.planning.scenario_schema import ScenarioEntry
+from planner.planning.slo import LatencyMetric, LatencyStatistic
 from planner.planning.table_rows import parse_cells, parse_row_workload
+from planner.ui.commands.options import TEMPLATE_DIR
+from planner.ui.scenario_form import FORMAT_CHOICES, KV_CACHE_CHOICES
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -527,6 +533,17 @@ def test_the_shipped_scenarios_explain_every_field() -> None:
     fields = {name for entry in entries for name in entry.model_fields}
     arguments = set(EngineArgs.__dataclass_fields__)
     assert len(entries) > 10 and fields - arguments <= words
+
+
+def test_the_commented_scenarios_name_every_choice() -> None:
+    chat = (SCENARIO_DIR / "chat-70b.yaml").read_text()
+    init = (TEMPLATE_DIR / "scenario.yaml").read_text()
+    latencies = (*get_args(LatencyMetric), *get_args(LatencyStatistic))
+    formats = (*FORMAT_CHOICES, *KV_CACHE_CHOICES)
+    kinds = get_args(scenario_schema.ArtifactKind)
+    others = (*kinds, *WorkloadTraits.__dataclass_fields__, *get_args(PriceTier))
+    for text, choices in ((init, (*latencies, *formats)), (chat, (*latencies, *formats, *others))):
+        assert [choice for choice in choices if not re.search(rf"\b{choice}\b", text)] == []
 
 
 def test_a_model_that_is_not_known_by_its_name_is_said_to_be_taken_for_another() -> None:

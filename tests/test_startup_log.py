@@ -142,7 +142,7 @@ def test_the_plan_of_the_same_deployment_agrees_line_by_line() -> None:
     found = compare_log_to_plan(
         log, plan_memory(deploy_on(arguments.pop("model"), "H100", **arguments))
     )
-    assert {line.key for line in found.lines if line.status == "FAIL"} <= {
+    assert {line.term for line in found.lines if line.status == "FAIL"} <= {
         "kv_tokens",
         "max_concurrency",
         "kv_available",
@@ -161,7 +161,7 @@ def test_the_wrong_assumption_is_named_and_calibrated_away() -> None:
     arguments = {name: value for name, value in log.arguments.items() if name != "model"}
     deployment = deploy_on("microsoft/phi-4", "H100", **arguments)
     found = compare_log_to_plan(log, plan_memory(deployment))
-    assert found.largest_deviation is not None and found.largest_deviation.key == "non_torch"
+    assert found.largest_deviation is not None and found.largest_deviation.term == "non_torch"
     again = plan_memory(
         deploy_on("microsoft/phi-4", "H100", memory_calibration=found.calibration, **arguments)
     )
@@ -176,7 +176,7 @@ def test_what_a_short_log_leaves_unexplained_goes_to_the_activation_peak() -> No
     found = compare_log_to_plan(
         parse_startup_log(text), plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", **args))
     )
-    assert found.largest_deviation is None or found.largest_deviation.key == "unexplained"
+    assert found.largest_deviation is None or found.largest_deviation.term == "unexplained"
     again = plan_memory(
         deploy_on("meta-llama/Llama-3.1-8B", "H100", memory_calibration=found.calibration, **args)
     )
@@ -190,11 +190,11 @@ def test_a_public_log_is_explained_line_by_line() -> None:
         found.plan.deployment.args.max_num_seqs == 1024
         and found.plan.deployment.engine.version == "0.19.0"
     )
-    assert [line.key for line in found.lines] == [
+    assert [line.term for line in found.lines] == [
         "requested", "weights", "activation", "non_torch", "kv_available", "kv_tokens",
         "max_concurrency",
     ]  # fmt: skip
-    assert found.largest_deviation is not None and found.largest_deviation.key == "non_torch"
+    assert found.largest_deviation is not None and found.largest_deviation.term == "non_torch"
     assert found.largest_deviation.difference == pytest.approx(0.19, abs=0.01)
     assert (
         "memory beside PyTorch" in found.verdict
@@ -308,7 +308,7 @@ def test_a_layout_that_differs_is_told_apart_from_the_budget() -> None:
     found = compare_log_to_plan(log, plan_memory(infer_deployment(log, "H100")))
     assert (
         found.largest_deviation is not None
-        and found.largest_deviation.key == "kv_tokens"
+        and found.largest_deviation.term == "kv_tokens"
         and "kv_cache_dtype" in found.verdict
     )
 

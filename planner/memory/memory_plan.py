@@ -376,7 +376,12 @@ def explain_memory_utilization(deployment: Deployment) -> str:
 def _find_remedy(memory: MemoryPlan) -> str:
     """Describe the cheapest changes after which the memory plan is ok."""
     if changes := find_memory_changes(memory):
-        settings = [f"{c.argument} to {c.value}" for c in changes if not c.instruction]
+        settings = [
+            f"{name} to {value}"
+            for change in changes
+            if not change.instruction
+            for name, value in change.list_settings(memory.deployment).items()
+        ]
         steps = [change.instruction for change in changes if change.instruction]
         return "; ".join([*steps, *([f"set {' and '.join(settings)}"] if settings else [])])
     sizes = range(math.ceil(memory.total_bytes / GIB), 1024)
@@ -448,6 +453,12 @@ def list_utilizations(deployment: Deployment) -> list[float]:
         return [safe]
     largest = round(100 * min(safe, MAX_REMEDY_UTILIZATION))
     return [percent / 100 for percent in range(math.floor(100 * current + 1e-6) + 1, largest + 1)]
+
+
+def find_larger_utilization(deployment: Deployment) -> float | None:
+    """Find the largest safe gpu_memory_utilization to propose; None if the current one is it."""
+    largest = list_utilizations(deployment)[-1:]
+    return next((u for u in largest if u > deployment.args.gpu_memory_utilization), None)
 
 
 def list_shorter_lengths(memory: MemoryPlan) -> list[int]:

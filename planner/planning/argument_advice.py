@@ -8,11 +8,11 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.performance import Performance
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
-from planner.memory.deployment_changes import MAX_REMEDY_UTILIZATION, MEMORY_BENEFITS
+from planner.memory.deployment_changes import MEMORY_BENEFITS
 from planner.memory.memory_plan import (
     MemoryPlan,
+    find_larger_utilization,
     find_memory_changes,
-    find_safe_memory_utilization,
     plan_memory,
 )
 from planner.planning.prediction import Prediction, predict
@@ -108,12 +108,9 @@ def _find_starting_changes(memory: MemoryPlan) -> tuple[list[Suggestion], Deploy
 
 def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float | None:
     """Return the safe share of the memory if vLLM's pool takes fewer requests than may run."""
-    share = min(find_safe_memory_utilization(deployment), MAX_REMEDY_UTILIZATION)
     fit = plan_memory(deployment).pool.count_sequences(round(load.mean_tokens_per_request))
-    more = (
-        deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
-    )
-    return share if more and fit < deployment.args.max_num_seqs else None
+    is_short = deployment.engine.name == "vllm" and fit < deployment.args.max_num_seqs
+    return find_larger_utilization(deployment) if is_short else None
 
 
 def _suggest_batched_tokens(deployment: Deployment, load: Workload) -> int | None:

@@ -27,7 +27,7 @@ class ComparisonRow:
     sigma: float = 0.0  # of ln(measured) between repeats
     rounding: float = 0.0  # of what was measured
     decimals: int | None = None  # None: as many as are significant
-    key: str = ""  # by which the quantity is looked up
+    term: str = ""  # of the memory budget
 
     @property
     def title(self) -> str:

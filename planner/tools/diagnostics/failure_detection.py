@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
@@ -20,7 +21,11 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.planning.planned_replica import PlannedReplica, with_acceptance
 from planner.planning.prediction import predict
 from planner.planning.slo import SloTarget
-from planner.tools.diagnostics.metrics_pages import LENGTH_METRICS, ReplicaMetrics
+from planner.tools.diagnostics.metrics_pages import (
+    LENGTH_METRICS,
+    MetricsHistogram,
+    ReplicaMetrics,
+)
 from planner.workload.workload import Workload
 
 TRAFFIC_EXCESS_FACTOR = 1.2
@@ -47,6 +52,52 @@ class DiagnosisFinding:
 
     mode: str
     evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SloReading:
+    """An SLO and the measured histogram of its metric."""
+
+    target: SloTarget
+    histogram: MetricsHistogram
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and largest fraction of late requests; for an SLO on the mean, the mean in s."""
+        if self.target.percentile == "mean":
+            return self.histogram.mean, self.histogram.mean
+        return self.histogram.bound_fraction_above(self.target.seconds)
+
+    @property
+    def status(self) -> Literal["met", "violated", "unknown"]:
+        """`unknown` if the limit is inside a bucket."""
+        statistic, (low, high) = self.target.percentile, self.bounds
+        limit = self.target.seconds if statistic == "mean" else 1 - int(statistic[1:]) / 100
+        return "violated" if low > limit else "met" if high <= limit else "unknown"
+
+    @property
+    def edge_s(self) -> float | None:
+        """The mean, or the end of what the quantile can be that is nearest to the limit.
+
+        None if the limit is inside its bucket, whose lower edge lies outside it.
+        """
+        limit = self.target.seconds
+        if self.target.percentile == "mean":
+            return self.histogram.mean
+        low, high = self.histogram.find_quantile_bucket(int(self.target.percentile[1:]) / 100)
+        # a bucket begins above its lower edge
+        edges = {"met": min(high, limit), "violated": max(low, limit) * (1 + 1e-9)}
+        return edges.get(self.status)
+
+    def __str__(self) -> str:
+        if self.status != "violated":
+            inside = " (the limit is inside a histogram bucket)" * (self.status == "unknown")
+            return f"{self.target}: {self.status}{inside}"
+        if self.target.percentile == "mean":
+            return f"{self.target}: the mean is {self.bounds[0] * 1e3:,.0f} ms"
+        low, high = (f"{fraction:.0%}" for fraction in self.bounds)
+        late = low if low == high else f"{low} to {high}"
+        return f"{self.target}: {late} of requests miss it"
 
 
 @dataclass(frozen=True)
@@ -144,25 +195,20 @@ class DiagnosisCase:
         gauge = self.measured.gauges.get("waiting", 0.0)
         return max(gauge, rate * queue) if rate and queue else gauge
 
-    @property
-    def violated_slos(self) -> list[tuple[SloTarget, tuple[float, float]]]:
-        """SLOs that are certainly violated, each with the least and largest fraction of late requests.
+    @cached_property
+    def slo_readings(self) -> list[SloReading]:
+        """The SLOs of the plan whose metric is measured."""
+        histograms = self.measured.histograms
+        return [
+            SloReading(target, histograms[target.metric])
+            for target in (self.planned.targets if self.planned else ())
+            if target.metric in histograms
+        ]
 
-        For an SLO on the mean both are the mean, in seconds.
-        """
-        rows = []
-        for target in self.planned.targets if self.planned else ():
-            histogram = self.measured.histograms.get(target.metric)
-            if histogram is None:
-                continue
-            if target.percentile == "mean":
-                bounds, limit = (histogram.mean, histogram.mean), target.seconds
-            else:
-                bounds = histogram.bound_fraction_above(target.seconds)
-                limit = 1 - int(target.percentile[1:]) / 100
-            if bounds[0] > limit:
-                rows.append((target, bounds))
-        return rows
+    @property
+    def violated_slos(self) -> list[SloReading]:
+        """SLOs that are certainly violated."""
+        return [reading for reading in self.slo_readings if reading.status == "violated"]
 
     @property
     def plan_could_serve_traffic(self) -> bool:
@@ -176,34 +222,12 @@ class DiagnosisCase:
         )
 
     @property
-    def slo_statements(self) -> list[str]:
-        """The status of each SLO whose metric is measured."""
-        violated, statements = dict(self.violated_slos), []
-        for target in self.planned.targets if self.planned else ():
-            histogram = self.measured.histograms.get(target.metric)
-            if histogram is None:
-                continue
-            if target in violated:
-                status = _describe_violation(target, violated[target])
-            elif (
-                target.percentile == "mean"
-                or histogram.bound_fraction_above(target.seconds)[1]
-                <= 1 - int(target.percentile[1:]) / 100
-            ):
-                status = "met"
-            else:
-                status = "unknown (the limit is inside a histogram bucket)"
-            statements.append(f"{target}: {status}")
-        return statements
-
-    @property
     def is_queueing(self) -> bool:
         """Whether requests wait for a large part of their TTFT, and longer than its SLO allows."""
         targets = self.planned.targets if self.planned else ()
         limits = [target.seconds for target in targets if target.metric == "ttft"]
-        is_met = limits and not any(
-            target.metric in ("ttft", "e2e") for target, _ in self.violated_slos
-        )
+        violated = {reading.target.metric for reading in self.violated_slos}
+        is_met = limits and not {"ttft", "e2e"} & violated
         if is_met and self.mean_waiting <= max(limits) * (self.measured.arrival_rps or 0.0):
             return False
         queue, ttft = self.measured.get_mean("queue"), self.measured.get_mean("ttft")
@@ -254,19 +278,8 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
     findings = [DiagnosisFinding(mode, sentences) for mode, sentences in evidence.items()]
     if case.plan_could_serve_traffic:
         findings.sort(key=lambda finding: finding.mode in LOAD_DEPENDENT_MODES)
-    sentences = tuple(
-        f"target {target}: {_describe_violation(target, value)}"
-        for target, value in case.violated_slos
-    )
+    sentences = tuple(f"target {reading}" for reading in case.violated_slos)
     return findings or [DiagnosisFinding("broken_promise", sentences)] * bool(sentences)
-
-
-def _describe_violation(target: SloTarget, bounds: tuple[float, float]) -> str:
-    """Return how an SLO of `DiagnosisCase.violated_slos` is violated."""
-    if target.percentile == "mean":
-        return f"the mean is {bounds[0] * 1e3:,.0f} ms"
-    low, high = (f"{fraction:.0%}" for fraction in bounds)
-    return f"{low if low == high else f'{low} to {high}'} of requests miss it"
 
 
 def detect_stalled_engine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -453,7 +466,7 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 
 def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Find a first token that is late because of the front end."""
-    outside, late = case.front_end_delay_s, {target.metric for target, _ in case.violated_slos}
+    outside, late = case.front_end_delay_s, {slo.target.metric for slo in case.violated_slos}
     has_slo = case.planned is not None and any(
         target.metric == "ttft" for target in case.planned.targets
     )
@@ -495,7 +508,7 @@ def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
     """Find a violated ITL or TPOT because prefills of other requests delay the answers."""
     gap = case.measured.get_mean("itl") or case.measured.get_mean("tpot")
     alone = case.decode_only_step_s
-    late = [target for target, _ in case.violated_slos if target.metric in ("itl", "tpot")]
+    late = [slo.target for slo in case.violated_slos if slo.target.metric in ("itl", "tpot")]
     if (
         gap is None
         or alone is None

@@ -282,20 +282,14 @@ class LaunchCheck:
                     histograms[metric].mean * 1e3,
                     sigma=REPEAT_SIGMA_TTFT_TPOT[metric == "tpot"],
                 )
+        edges = {slo.target: slo.edge_s for slo in (self.live.slo_readings if self.live else ())}
         for target in self.planned.targets:
-            measured, histogram = None, histograms.get(target.metric)
-            if histogram and target.percentile == "mean":
-                measured = histogram.mean
-            elif histogram:  # somewhere in its bucket, which may have the limit inside
-                low, high = histogram.find_quantile_bucket(int(target.percentile[1:]) / 100)
-                measured = (
-                    high if high <= target.seconds else low if low >= target.seconds else None
-                )
+            edge_s = edges.get(target)
             yield ComparisonRow(
                 f"{target.name}, bucket edge",
                 "ms",
                 None,
-                measured and measured * 1e3,
+                edge_s and edge_s * 1e3,
                 target.seconds * 1e3,
             )
 

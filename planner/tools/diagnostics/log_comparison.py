@@ -66,7 +66,7 @@ def _compare_figure(term: str, planned: Interval, logged: float) -> ComparisonRo
         worse="both",
         rounding=0.01,
         decimals=0 if term in ("num_blocks", "kv_tokens") else 2,
-        key=term,
+        term=term,
     )
 
 
@@ -103,7 +103,7 @@ class LogExplanation:
 
     def get_line(self, term: str) -> ComparisonRow | None:
         """Return the line of a term; None if the log does not state it."""
-        return next((line for line in self.lines if line.key == term), None)
+        return next((line for line in self.lines if line.term == term), None)
 
     @cached_property
     def largest_deviation(self) -> ComparisonRow | None:
@@ -111,16 +111,16 @@ class LogExplanation:
         wrong = [
             line
             for line in self.lines
-            if line.key in BUDGET_TERMS
+            if line.term in BUDGET_TERMS
             and line.status == "FAIL"
-            and not (self.inferred and line.key == "unexplained")
+            and not (self.inferred and line.term == "unexplained")
         ]
         if (
             not wrong
             and (layout := _compare_cache_layout(self.log.figures, self.plan))
             and abs(layout.difference) > 0.015 * layout.value
         ):
-            return self.get_line(layout.key)
+            return self.get_line(layout.term)
         return max(wrong, key=lambda line: abs(line.difference), default=None)
 
     @property
@@ -130,7 +130,7 @@ class LogExplanation:
         max_error = MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes / GIB
         return (
             comparison is None
-            or comparison.key not in BUDGET_TERMS
+            or comparison.term not in BUDGET_TERMS
             or abs(comparison.difference) <= max_error
         )
 
@@ -146,7 +146,7 @@ class LogExplanation:
             term: line.difference * GIB + earlier.get(term, 0.0)
             for line in self.lines
             for term in MEMORY_TERMS
-            if line.key == term
+            if line.term == term
         }
         rest = self.get_line("unexplained")
         is_known = not self.inferred and not self.has_negative_rest and not self.lower_utilization
@@ -201,13 +201,13 @@ class LogExplanation:
             "deployment": str(self.plan.deployment),
             "planned_status": self.plan.status,
             "figures": {
-                line.key: {
+                line.term: {
                     "planned": line.expected and (line.expected * size).as_json_list,
                     "logged": line.value * size,
                     "in_interval": line.status == "PASS",
                 }
                 for line in self.lines
-                for size in [_get_unit_size(line.key)]
+                for size in [_get_unit_size(line.term)]
             },
             "failure": self.log.failure and redact_text(self.log.failure),
             "errors": [
@@ -223,7 +223,7 @@ class LogExplanation:
     @property
     def verdict(self) -> str:
         """Which term is furthest off, in a sentence."""
-        if not set(MEMORY_TERMS) & {line.key for line in self.lines}:
+        if not set(MEMORY_TERMS) & {line.term for line in self.lines}:
             return (
                 "The log states no term of the budget, so there is nothing to hold the plan"
                 " against."
@@ -246,7 +246,7 @@ class LogExplanation:
                 f" gpu_memory_utilization {self.plan.deployment.args.gpu_memory_utilization:g}, but"
                 f" by one with about {_infer_memory_utilization(self):g}."
             )
-        if row.key == "unexplained" and (lower := self.lower_utilization):
+        if row.term == "unexplained" and (lower := self.lower_utilization):
             return (
                 f"Other memory is {difference.lstrip('+')} {row.unit} above plan. The log does not state"
                 f" gpu_memory_utilization: {lower:g} would explain it; so would something else that"
@@ -264,7 +264,7 @@ class LogExplanation:
             )
         return (
             f"Largest deviation: {row.name}, {difference} {row.unit}. It depends on"
-            f" {LOG_PHRASES['rests_on'][row.key]}."
+            f" {LOG_PHRASES['rests_on'][row.term]}."
         )
 
     def __str__(self) -> str:
@@ -472,7 +472,7 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
         _compare_figure(term, planned[name], log.figures[name]) for name, term in terms.items()
     ]
     if (rest := _compare_unexplained_memory(log.figures, memory, graphs)) is not None:
-        lines.insert([line.key for line in lines].index("kv_available"), rest)
+        lines.insert([line.term for line in lines].index("kv_available"), rest)
     return LogExplanation(log, memory, tuple(lines))
 
 

@@ -8,12 +8,8 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
-from planner.memory.deployment_changes import (
-    MAX_REMEDY_UTILIZATION,
-    DeploymentChange,
-    list_smaller_caches,
-)
-from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.memory.deployment_changes import DeploymentChange, list_smaller_caches
+from planner.memory.memory_plan import find_larger_utilization, get_memory_plan
 from planner.planning.prediction import predict
 from planner.tools.diagnostics.failure_detection import DiagnosisCase
 from planner.workload.workload import Workload
@@ -54,12 +50,10 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
     assert planned is not None and load is not None
     deployment = planned.deployment
     combinations = [[change] for change in _list_changes(deployment, load, mode)]
-    if mode in KV_CACHE_MODES:
-        share = min(find_safe_memory_utilization(deployment), MAX_REMEDY_UTILIZATION)
-        if share >= deployment.args.gpu_memory_utilization + 0.01:
-            more = DeploymentChange("gpu_memory_utilization", share)
-            others = _list_changes(more.apply(deployment), load, mode)
-            combinations = [[more], *combinations, *([more, change] for change in others)]
+    if mode in KV_CACHE_MODES and (share := find_larger_utilization(deployment)):
+        more = DeploymentChange("gpu_memory_utilization", share)
+        others = _list_changes(more.apply(deployment), load, mode)
+        combinations = [[more], *combinations, *([more, change] for change in others)]
     for changes in combinations:
         text = " and ".join(f"{change.argument} {change.value}" for change in changes)
         yield text, reduce(lambda changed, change: change.apply(changed), changes, deployment), load
