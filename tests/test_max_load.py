@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scenario_generator import small as random_fields
 from shipped import plan_once, sampled, small_plan, small_scenario
 
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.max_load import find_largest, find_max_load, round_figure
 from planner.planning.scenario import Scenario, parse_scenario

@@ -28,14 +28,13 @@ from planner.engines.speculation_methods import (
     resolve_draft_model,
 )
 from planner.latency.speculative_decoding import (
-    build_step_model,
-    compute_expected_tokens,
     evaluate_speculation,
     find_break_even_acceptance,
     find_break_even_batch,
     find_profitable_batches,
     infer_acceptance_rate,
 )
+from planner.latency.step_model import build_step_model, compute_expected_tokens
 from planner.memory.memory_plan import plan_memory
 from planner.models.registry import load_model
 from planner.planning.prediction import evaluate, get_memory_plan

@@ -14,7 +14,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import PREFIX_CACHE_OVERHEAD_FRACTION

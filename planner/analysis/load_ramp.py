@@ -18,7 +18,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.text import format_count
 from planner.engines.deployment import Deployment
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.planning.max_load import find_largest
 from planner.planning.simulation_runs import (
     SimulationRun,

@@ -10,7 +10,7 @@ import pandas as pd
 from planner.analysis.latency_rows import get_wait_ms
 from planner.analysis.sweep import Row, sweep
 from planner.engines.deployment import Deployment
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.kv_cache import KvCachePool
 from planner.memory.memory_plan import get_memory_plan
 from planner.simulator.kernel_types import (

@@ -7,7 +7,7 @@ import pandas as pd
 
 from planner.analysis.sweep import Row, sweep
 from planner.engines.deployment import Deployment
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.prediction import evaluate

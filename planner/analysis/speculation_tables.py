@@ -11,11 +11,11 @@ from planner.engines.deployment import Deployment, SpeculationConfig
 from planner.engines.speculation_methods import explain_unsupported_method, load_draft_methods
 from planner.latency.speculative_decoding import (
     SpeculationSpeedup,
-    compute_expected_tokens,
     evaluate_speculation,
     find_break_even_acceptance,
     find_profitable_batches,
 )
+from planner.latency.step_model import compute_expected_tokens
 from planner.memory.memory_plan import plan_memory
 from planner.planning.scenario import Scenario
 

@@ -24,11 +24,10 @@ from planner.latency.step_model import (
     SPEEDUP_SIGMA,
     build_speculative_step_models,
     build_target_step_model,
+    compute_expected_tokens,
     drop_acceptance_rate,
     estimate_draft_host_s,
 )
-from planner.latency.step_model import build_step_model as build_step_model
-from planner.latency.step_model import compute_expected_tokens as compute_expected_tokens
 from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.memory.weights import compute_draft_bytes
 

@@ -16,8 +16,8 @@ import numpy as np
 from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.hardware.prices import look_up_gpu_price
-from planner.latency.speculative_decoding import build_step_model
 from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import derive_effective_workload

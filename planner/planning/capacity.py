@@ -10,7 +10,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
 from planner.latency.kv_offload import estimate_kv_offload
-from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
 from planner.simulator.simulation import simulate_workload

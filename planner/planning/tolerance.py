@@ -29,8 +29,7 @@ from planner.latency.performance import (
     QUEUE_SENSITIVE_METRICS,
     STATISTIC_SIGMA_FACTORS,
 )
-from planner.latency.speculative_decoding import build_step_model
-from planner.latency.step_model import StepModel
+from planner.latency.step_model import StepModel, build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import (
