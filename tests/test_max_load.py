@@ -141,6 +141,21 @@ def test_an_option_more_never_lowers_the_largest_load(option: str) -> None:
 
 
 @pytest.mark.slow
+def test_pools_that_may_be_used_serve_more_where_prompts_hold_up_answers() -> None:
+    """Prefill apart keeps a tight pace, which steps that are shared with long prompts do not."""
+    fields = {
+        "gpus.0.at_most": 3, "workload.rate": "max",
+        "workload.prompt_tokens": {"mean": 3000, "p95": 6000},
+        "service_level": {"ttft": {"p95": 3000}, "tpot": {"p95": 32}},
+    }  # fmt: skip
+    shared, apart = (small_scenario(fields | {"pools": allowed}) for allowed in (False, True))
+    assert largest_rate(apart) >= largest_rate(shared)
+    plan = plan_once(apart)
+    assert plan.is_disaggregated and plan.verdict == "holds"
+    assert at_rate(apart, 1.05 * largest_rate(apart)).verdict != "holds"
+
+
+@pytest.mark.slow
 def test_speculation_that_may_be_used_lowers_no_largest_load() -> None:
     """It once was 0.266 with speculation, where the same file met its targets at 0.364."""
     fields = {

@@ -243,10 +243,7 @@ def _add_pool_candidates(whole: Plan) -> Plan:
         return replace(
             whole, notes=(*whole.notes, f"pools are not evaluated: {reason}"), without_pools=whole
         )
-    pools = search_pools(
-        scenario,
-        MAX_POOL_COST_FACTOR * today.cost_key[1] if today and not today.cost_key[0] else math.inf,
-    )
+    pools = search_pools(scenario, _get_max_pool_cost(today))
     best = next((pool for pool in pools if pool.is_feasible), None)
     together = (*whole.candidates, *pools)
     if today or best:
@@ -728,8 +725,11 @@ def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
     return met or start * is_out_of_time()
 
 
-def _list_strongest(scenario: Scenario) -> tuple[list[Deployment], bool]:
-    """List what meets the targets or comes nearest, in its most replicas, and if any meets them."""
+def _list_strongest(scenario: Scenario) -> tuple[list[Deployment | Candidate], bool]:
+    """List what meets the targets or comes nearest, in its most replicas, and if any meets them.
+
+    Pools are looked at where nothing else meets the targets.
+    """
     search, _, gamble = _search_for_gamble(scenario)
     meeting = search.find_cheapest(scenario.confidence) if gamble else []
     families = {family.estimate.family_key: family for family in search.families}
@@ -737,8 +737,19 @@ def _list_strongest(scenario: Scenario) -> tuple[list[Deployment], bool]:
     for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
         if len(options) < len(meeting) + MAX_PUSHED:
             options.setdefault(family.estimate.family_key, deployment)
+    pools: list[Candidate] = []
+    if not meeting and scenario.allow_disaggregation and not explain_skipped_pools(scenario):
+        pools = search_pools(scenario, _get_max_pool_cost(next(iter(gamble), None)))
+        meeting = [pool for pool in pools if pool.is_confident]
     most = [one.with_replicas(families[key].max_replicas) for key, one in options.items()]
-    return most, bool(meeting)
+    return [*most, *pools[:MAX_PUSHED]], bool(meeting)
+
+
+def _get_max_pool_cost(unified: Candidate | None) -> float:
+    """Get what pools may cost beside the plan without them."""
+    if unified is None or unified.cost_key[0]:
+        return math.inf
+    return MAX_POOL_COST_FACTOR * unified.cost_key[1]
 
 
 def search_analytically(scenario: Scenario) -> Plan:
