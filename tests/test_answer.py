@@ -279,7 +279,7 @@ def test_a_benchmark_costs_a_day_of_one_replica_of_an_option_that_is_shown(
     assert (
         price
         and answer.benchmark
-        and answer.benchmark.usd_per_day
+        and answer.benchmark.offer.replica_usd_per_day
         == pytest.approx(24 * price.median_usd * layout.gpus_per_replica)
     )
     named = re.search(r"one replica of ([A-Z]) \((\d+) \S+ \S+\) for a day", memo.next_step)
@@ -291,3 +291,22 @@ def test_a_benchmark_costs_a_day_of_one_replica_of_an_option_that_is_shown(
 def test_one_adapter_is_no_adapters() -> None:
     text = " ".join(format_answer(get_answer("adapters")).split())
     assert "1 LoRA adapter, 1 slot per GPU" in text
+
+
+def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:
+    """One watt is too little for any GPU: no surface says that every target is met."""
+    plan = small_plan({"power_at_most": 1})
+    answer = answer_of(plan)
+    memo, best = build_memo(answer), answer.best
+    assert answer.verdict == "nothing_meets" and best and best.probability < 0.01
+    assert "power" in memo.finding and "Every target" not in memo.finding
+    assert any(bar.name == "Power" and bar.state == "missed" for bar in memo.bars)
+
+
+def test_an_answer_that_is_added_to_keeps_its_offers() -> None:
+    plan = small_plan()
+    first = build_answer(plan, ["choice"])
+    more = build_answer(plan, ["alternatives", "growth"], known=first)
+    assert more.choice is first.choice and more.chosen is first.chosen and more.growth
+    own = tables.build_choice_table(more)["its benchmark changes the choice"]
+    assert list(own) == list(tables.build_choice_table(first)["its benchmark changes the choice"])

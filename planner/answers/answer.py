@@ -45,6 +45,8 @@ MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
 FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth", "choice", "alternatives")
 """What plan.json and the details say."""
+SAME_PRICE_SHARE = 0.005
+"""Prices that differ by less are the same for people."""
 Outside = Literal["", "gpu", "count"]
 Verdict = Literal["holds", "at_risk", "nothing_meets"]
 Basis = Literal["always on", "for the job", "scaled by the hour", "stopped without traffic"]
@@ -209,6 +211,13 @@ class Offer:
         """The GPUs of one replica; of pools all."""
         return self.num_gpus if self.is_disaggregated else self.deployment.layout.gpus_per_replica
 
+    @property
+    def replica_usd_per_day(self) -> float | None:
+        """The price of one replica for a day; of pools all."""
+        usd = self.usd_per_hour
+        share = self.gpus_per_replica / self.num_gpus_billed
+        return None if usd is None else usd.mid * 24 * share
+
     def get_limit(self, name: str) -> Limit | None:
         """Get a limit by its name; None for one that cannot be missed."""
         return next((limit for limit in self.limits if limit.name == name), None)
@@ -233,7 +242,6 @@ class Benchmark:
     offer: Offer
     changes_choice: float
     is_own: bool  # of the plan itself
-    usd_per_day: float | None
     files: tuple[str, ...]
 
     @property
@@ -437,4 +445,4 @@ class Answer:
 
 def is_same_price(usd: float | None, base: float | None) -> bool:
     """Whether two prices are known and the same to half a percent."""
-    return bool(usd and base and abs(usd / base - 1) < 0.005)
+    return bool(usd and base and abs(usd / base - 1) < SAME_PRICE_SHARE)

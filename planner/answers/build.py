@@ -92,7 +92,7 @@ def build_answer(
     `changes` are its what-ifs, `unlisted` a better deployment on GPUs that the scenario does not
     list, and `left_out` says what time did not allow.
     """
-    return _Builder(plan).build(parts, changes, unlisted, left_out, known)
+    return _Builder(plan, known).build(parts, changes, unlisted, left_out)
 
 
 def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | None = None) -> Offer:
@@ -285,30 +285,60 @@ def sweep_costs(plan: Plan) -> CostCurve | None:
 class _Builder:
     """Builds one answer; a candidate that appears twice is one offer."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.scenario = plan, plan.scenario
-        self._offers: dict[int, Offer] = {}
+    def __init__(self, plan: Plan, known: Answer | None) -> None:
+        self.plan, self.scenario, self.known = plan, plan.scenario, known
+        # the candidate is kept with its offer: its id is no other's then
+        self._offers: dict[int, tuple[Candidate, Offer]] = {}
+        if known:
+            self._take_over(known)
+
+    def _take_over(self, known: Answer) -> None:
+        """Take over the offers of an earlier answer to the same plan."""
+        plan = self.plan
+        pairs = [*zip(plan.candidates, known.candidates, strict=False)]
+        pairs += zip(plan.options.values(), known.options.values(), strict=True)
+        for candidate, offer in ((plan.runner_up, known.runner_up), (plan.chosen, known.chosen)):
+            if candidate and offer:
+                pairs.append((candidate, offer))
+        self._offers |= {id(candidate): (candidate, offer) for candidate, offer in pairs}
 
     def offer(self, candidate: Candidate | None, scenario: Scenario | None = None) -> Offer | None:
         """Return what is told of a candidate, the same object for the same candidate."""
         if candidate is None:
             return None
-        key = id(candidate)
-        if key not in self._offers:
-            self._offers[key] = build_offer(scenario or self.scenario, candidate, self.scenario)
-        return self._offers[key]
+        if id(candidate) not in self._offers:
+            offer = build_offer(scenario or self.scenario, candidate, self.scenario)
+            if candidate is self.plan.chosen:
+                offer = replace(offer, bills=(*offer.bills, *self._bill_day()))
+            self._offers[id(candidate)] = candidate, offer
+        return self._offers[id(candidate)][1]
 
     def build(
         self, parts: Collection[Part], changes: Sequence[WhatIf] | None, unlisted: Candidate | None,
-        left_out: str, known: Answer | None,
+        left_out: str,
     ) -> Answer:  # fmt: skip
+        """Build the answer, or add to the known one."""
+        answer = self.known or self._build_base()
+        produced = dict[str, Any]()
+        for part in parts:
+            if part != "engines" and getattr(answer, part) is None:
+                produced[part] = self._producers[part](answer)
+        if changes is not None:
+            produced["changes"] = tuple(map(self._build_change, changes))
+        if left_out:
+            produced["left_out"] = (*answer.left_out, left_out)
+        answer = replace(answer, unlisted=self.offer(unlisted) or answer.unlisted, **produced)
+        if "engines" in parts and answer.engines is None:
+            answer = replace(answer, engines=self._select_engines(answer))
+        return answer
+
+    def _build_base(self) -> Answer:
+        """Build all that takes no time."""
         plan, scenario, offer = self.plan, self.scenario, self.offer
         chosen, near = plan.chosen, plan.binding_constraint
         best = offer(chosen or plan.best)
-        if best and chosen:
-            best = self._offers[id(chosen)] = replace(best, bills=(*best.bills, *self._bill_day()))
         unified = plan.without_disaggregation.chosen if plan.is_disaggregated else None
-        answer = Answer(
+        return Answer(
             scenario=scenario,
             verdict=plan.verdict,
             probability=plan.probability,
@@ -336,24 +366,13 @@ class _Builder:
             api=plan.api_comparison,
             interruption=plan.interruption,
             notes=plan.notes,
-            left_out=(*plan.left_out, *([left_out] if left_out else [])),
+            left_out=plan.left_out,
             risks=tuple(self._list_risks(best)) if best else (),
             files=tuple(list_artifact_files(chosen.prediction, scenario.output_kinds))
             if chosen
             else (),
             not_written=tuple(explain_unsupported_artifacts(plan)) if chosen else (),
             benchmark_note=explain_benchmark_lengths(chosen.prediction) if chosen else "",
-            changes=None if changes is None else tuple(map(self._build_change, changes)),
-            unlisted=offer(unlisted),
-        )
-        produced = dict[str, Any]()
-        for part in parts:
-            earlier = getattr(known, part) if known else None
-            if part != "engines":
-                produced[part] = self._producers[part](answer) if earlier is None else earlier
-        answer = replace(answer, **produced)
-        return (
-            replace(answer, engines=self._select_engines(answer)) if "engines" in parts else answer
         )
 
     def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:
@@ -419,11 +438,8 @@ class _Builder:
         benchmarks = list[Benchmark]()
         for candidate, changes in confidence.benchmark_values:
             offer, is_own = self._get(candidate), candidate is self.plan.chosen
-            usd = candidate.usd_per_hour
-            share = 1 if offer.is_disaggregated else offer.deployment.layout.replicas
-            usd_per_day = None if usd is None else usd * 24 / share
             files = () if benchmarks else tuple(list_benchmark_files(self.plan))
-            benchmarks.append(Benchmark(offer, changes, is_own, usd_per_day, files))
+            benchmarks.append(Benchmark(offer, changes, is_own, files))
         return Choice(
             num_draws=NUM_DRAWS,
             p_unchanged=confidence.p_unchanged,

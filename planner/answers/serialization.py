@@ -156,7 +156,7 @@ def _serialize_choice(choice: Choice) -> Fields:
         and {
             "deployment": benchmark.offer.description,
             "changes_the_choice": benchmark.changes_choice,
-            "usd_per_day": benchmark.usd_per_day,
+            "usd_per_day": benchmark.offer.replica_usd_per_day,
             "commands": [launch.command for launch in benchmark.offer.launches],
             "files": list(benchmark.files),
         },

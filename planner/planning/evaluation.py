@@ -151,6 +151,11 @@ def check_against_slos(
     p_memory = compute_memory_probability(prediction)
     if p_memory < confidence:
         risks.append(prediction.memory.reason or "it may run out of memory")
+    limits += tuple(
+        rate_limit(name, utilization, utilization, -MAX_TOLERANCE_SIGMAS, p_memory, confidence)
+        for name, _ in violations
+        if name not in known
+    )
     violations.sort(key=lambda violation: violation[0] not in REPLICA_LIMITS)
     constraints, sentences = zip(*violations, strict=True) if violations else ((), ())
     return Candidate(

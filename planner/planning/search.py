@@ -608,7 +608,7 @@ def _build_plan(
     if binding is None:
         binding = _explain_infeasibility(list(ordered), rejected)
         return Plan(
-            scenario, None, None, None, None, binding, ordered, tuple(rejected), (),
+            scenario, None, None, None, None, binding, ordered, tuple(rejected), tuple(notes),
             store=search.store,
         )  # fmt: skip
     chosen = holding[0]

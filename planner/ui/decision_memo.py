@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from planner import __version__
 from planner.answers import Answer, Offer, Performance
-from planner.answers.answer import Benchmark, Change
+from planner.answers.answer import Benchmark, Change, is_same_price
 from planner.answers.wording import (
     BASIS_LABELS,
     CAPACITY_MEANING,
@@ -36,6 +36,7 @@ from planner.answers.wording import (
     format_pessimistic,
     list_doubts,
     list_other_bills,
+    name_limit,
     name_target,
 )
 from planner.core.files import get_report_date
@@ -458,14 +459,14 @@ class _MemoWriter:
         usd, base = offer.bill, self.base
         if usd is None or base is None:
             return "another price"
-        if abs(usd / base - 1) < 0.005:
+        if is_same_price(usd, base):
             return "the same price"
         return f"{format_usd(abs(usd - base))} {self._period} {'more' if usd > base else 'less'}"
 
     def _describe_option(self, title: str, offer: Offer, pro: str, con: str) -> Option:
         latency, served = EN_DASH, offer.capacity_rps
         if self.target and offer.performance:
-            value = offer.performance.get(self.target.metric, self.target.percentile)
+            value = offer.performance.get_for_display(self.target.metric, self.target.percentile)
             latency = _format_interval(value, self.target.seconds)
         change = (
             ""
@@ -512,7 +513,7 @@ class _MemoWriter:
             if offer.deployment.layout.replicas > 1
             else f"the GPUs of {self._letter(offer)}"
         )
-        price = _describe_day_price(benchmark.usd_per_day)
+        price = _describe_day_price(offer.replica_usd_per_day)
         start = f"Rent {extent} for a day{price} and run the scripts in `measure/`."
         if offer.price_key >= self.chosen.price_key:
             return f"{start} Plan again with the result, then sign.{share}"
@@ -524,9 +525,7 @@ class _MemoWriter:
 
     def _plan_own_benchmark(self, chosen: Offer, benchmark: Benchmark | None) -> str:
         """Say how to benchmark the recommendation, and what its result decides."""
-        usd = benchmark.usd_per_day if benchmark else None
-        if benchmark is None and chosen.usd_per_hour:
-            usd = chosen.usd_per_hour.mid * 24 * chosen.gpus_per_replica / chosen.num_gpus_billed
+        usd = chosen.replica_usd_per_day
         extent = "one replica of A" if chosen.deployment.layout.replicas > 1 else "the GPUs of A"
         start = f"Rent {extent} for a day{_describe_day_price(usd)} and run `serve.sh`, then `bench.sh`."
         share = _describe_value_of(benchmark) if benchmark else ""
@@ -544,18 +543,17 @@ class _MemoWriter:
         planned = 1 - self.scenario.headroom
         for limit in self.best.limits if self.best else ():
             shares = (min(end, MAX_SHARE) for end in (limit.use.lo, limit.use.mid, limit.use.hi))
+            name, bound = name_limit(limit, self.scenario), format_bound(limit)
+            mid, worst = format_amount(limit), format_pessimistic(limit)
             if limit.target:
                 name = capitalize(name_target(limit.target))
-                worst = format_pessimistic(limit)
-                yield Bar(
-                    name, format_amount(limit), worst, format_bound(limit), limit.status, *shares
-                )
             elif limit.is_load:
+                name, bound = "Load (of capacity)", f"{planned:.0%}"
                 mid, worst = (
                     f"{planned * use:.{int(abs(use - 1) < 0.005)}%}"
                     for use in (limit.use.mid, limit.pessimistic_use)
                 )
-                yield Bar("Load (of capacity)", mid, worst, f"{planned:.0%}", limit.status, *shares)
+            yield Bar(name, mid, worst, bound, limit.status, *shares)
 
     def _write_finding(self) -> str:
         bars = list(self._list_bars())
@@ -694,7 +692,7 @@ def _describe_day_price(usd: float | None) -> str:
 def _format_change(usd: float | None, base: float | None) -> str:
     if not usd or not base:
         return ""
-    if abs(usd / base - 1) < 0.005:
+    if is_same_price(usd, base):
         return "same"
     return f"{usd / base - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.answers import Answer, Offer
-from planner.answers.answer import CostCurve, LatencyCurve, Limit
+from planner.answers.answer import SAME_PRICE_SHARE, CostCurve, LatencyCurve, Limit
 from planner.answers.wording import (
     BASIS_LABELS,
     CAPACITY_MEANING,
@@ -421,7 +421,7 @@ def build_other_row(
     mine, usd = answer.chosen and answer.chosen.usd_per_hour, option.usd_per_hour
     change = usd.mid / mine.mid - 1 if mine and usd else None
     shown = ""
-    if change is not None and abs(change) >= 0.005:
+    if change is not None and abs(change) >= SAME_PRICE_SHARE:
         shown = f"{change:+.0%}".replace("-", "\N{MINUS SIGN}")
     return {
         **row,
@@ -430,7 +430,7 @@ def build_other_row(
         "month": month or EN_DASH,
         "hour": hour,
         "change": shown,
-        "cheaper": change is not None and change < -0.005,
+        "cheaper": change is not None and change < -SAME_PRICE_SHARE,
         "probability": format_odds(option),
         "tone": VERDICT_TONES[other.verdict],
         "order": usd.mid if usd else 1e9,
