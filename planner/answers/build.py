@@ -310,8 +310,24 @@ class _Builder:
             offer = build_offer(scenario or self.scenario, candidate, self.scenario)
             if candidate is self.plan.chosen:
                 offer = replace(offer, bills=(*offer.bills, *self._bill_day()))
+            elif any(candidate is each for each in self._billed_by_day):
+                (bill,), share = offer.bills, candidate.billed_fraction
+                per_mtok = bill.usd_per_mtok and bill.usd_per_mtok * share
+                offer = replace(
+                    offer, bills=(bill, Bill("scaled by the hour", bill.usd * share, per_mtok))
+                )
             self._offers[id(candidate)] = candidate, offer
         return self._offers[id(candidate)][1]
+
+    @property
+    def _billed_by_day(self) -> list[Candidate]:
+        """The candidates whose day is billed, where the choice rests on it."""
+        chosen, plan = self.plan.chosen, self.plan
+        if chosen is None or chosen.billed_fraction == 1:
+            return []
+        return [
+            each for each in (plan.gamble, plan.safe, plan.runner_up) if each and each.usd_per_hour
+        ]
 
     def build(
         self, parts: Collection[Part], changes: Sequence[WhatIf] | None, unlisted: Candidate | None,

@@ -167,6 +167,11 @@ def format_hourly_price(offer: Offer, dash: str = "-") -> str:
     return f"{format_usd(usd.mid)}/h ({source})"
 
 
+def format_day_bill(offer: Offer) -> str:
+    """Format what a deployment costs with replicas by the hour, after its headline; empty if not billed."""
+    return f", {format_usd(offer.bills[1].usd)} by the hour" if len(offer.bills) > 1 else ""
+
+
 def list_other_bills(answer: Answer) -> list[str]:
     """List what the plan costs on other bases than its headline, each with its basis."""
     offer, day = answer.best, answer.day

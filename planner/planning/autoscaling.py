@@ -255,6 +255,17 @@ def rank_by_daily_cost(
     return holding, days.get(holding[0].identity_key)
 
 
+def bill_by_day(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> Candidate:
+    """Bill an option by the day if `chosen` is, and the option may look cheaper for want of it."""
+    if candidate.identity_key == chosen.identity_key:
+        return chosen
+    if chosen.billed_fraction == 1 or candidate.price_key >= chosen.price_key:
+        return candidate
+    day = plan_autoscaling(scenario, candidate)
+    saved = day.saved_fraction if day and not day.violated_hours else 0.0
+    return replace(candidate, billed_fraction=1 - saved)
+
+
 def _estimate_min_daily_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
     """Estimate a lower bound of the day's cost, with replicas that start and stop at once.
 

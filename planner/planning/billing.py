@@ -135,7 +135,7 @@ class ApiComparison:
         if self.break_even_rps is None:
             return ""
         if self.is_about_equal:
-            return f"the same at {format_number(self.break_even_rps)} requests/s on average"
+            return f"equal at {format_number(self.break_even_rps)} requests/s on average"
         if self.is_api_cheaper and self.break_even_rps > self.usable_rps:
             usable = format_number(self.usable_rps, 2)
             return f"at any load that these GPUs serve (up to {usable} requests/s on average)"

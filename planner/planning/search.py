@@ -28,7 +28,12 @@ from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
-from planner.planning.autoscaling import AutoscalingPlan, plan_autoscaling, rank_by_daily_cost
+from planner.planning.autoscaling import (
+    AutoscalingPlan,
+    bill_by_day,
+    plan_autoscaling,
+    rank_by_daily_cost,
+)
 from planner.planning.billing import (
     ApiComparison,
     BillingComparison,
@@ -583,6 +588,10 @@ def _build_plan(
     holding = recommended or gamble
     if holding and scenario.daily_profile:
         holding, day = rank_by_daily_cost(scenario, holding)
+        gamble, safe = (
+            [bill_by_day(scenario, each, holding[0]) for each in option]
+            for option in (gamble, safe)
+        )
     failed = [] if holding else _state_nearest(search)
     if failed and failed[0].is_feasible and failed[0].probability >= GAMBLE_PROBABILITY:
         holding = gamble = failed[:1]  # a short replay stood on the limit; the full one counts

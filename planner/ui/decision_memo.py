@@ -31,6 +31,7 @@ from planner.answers.wording import (
     explain_shortfall,
     format_amount,
     format_bound,
+    format_day_bill,
     format_growth,
     format_odds,
     format_pessimistic,
@@ -362,7 +363,8 @@ class _MemoWriter:
             yield None, self._describe_api(f"{next(index)} · recommended")
         role = "own GPUs" if self.prefers_api else "recommended"
         least = f"{self.scenario.confidence:.0%}" if self.answer.verdict == "holds" else "50%"
-        reason = f"lowest price with a probability of {least} or more"
+        price = "lowest price by the hour" if self.chosen.billed_fraction < 1 else "lowest price"
+        reason = f"{price} with a probability of {least} or more"
         shown = [self.chosen]
         yield (
             self.chosen,
@@ -455,8 +457,15 @@ class _MemoWriter:
         titles = [option.title for shown, option in self.options if shown is offer]
         return titles[0].partition(" ")[0] if titles else _count_gpus(offer)
 
+    def _get_bills(self, offer: Offer) -> tuple[float | None, float | None]:
+        """Return the bills of an offer and of the first option, by the hour where both have one."""
+        chosen = self.chosen
+        if chosen and not self.prefers_api and min(len(offer.bills), len(chosen.bills)) > 1:
+            return offer.bills[1].usd, chosen.bills[1].usd
+        return offer.bill, self.base
+
     def _compare_cost(self, offer: Offer) -> str:
-        usd, base = offer.bill, self.base
+        usd, base = self._get_bills(offer)
         if usd is None or base is None:
             return "another price"
         if is_same_price(usd, base):
@@ -468,13 +477,11 @@ class _MemoWriter:
         if self.target and offer.performance:
             value = offer.performance.get_for_display(self.target.metric, self.target.percentile)
             latency = _format_interval(value, self.target.seconds)
-        change = (
-            ""
-            if offer is self.chosen and not self.prefers_api
-            else _format_change(offer.bill, self.base)
-        )
+        is_first = offer is self.chosen and not self.prefers_api
+        change = "" if is_first else _format_change(*self._get_bills(offer))
+        cost = _format_usd(offer.bill) + format_day_bill(offer) * (self.answer.day is not None)
         return Option(
-            title, _count_gpus(offer), _format_usd(offer.bill), change, _judge(offer), offer.status, latency,
+            title, _count_gpus(offer), cost, change, _judge(offer), offer.status, latency,
             f"{format_number(served.mid)} requests/s" if served else EN_DASH, pro, con,
         )  # fmt: skip
 
