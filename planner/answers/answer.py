@@ -111,9 +111,6 @@ class Offer:
     meets: bool  # every target at the expected speed
     is_simulated: bool
     limits: tuple[Limit, ...]
-    violations: Mapping[str, str]  # by the name of the limit
-    risks: tuple[str, ...]
-    limit_utilization: float
     bills: tuple[Bill, ...]  # the first is the headline; empty where no price is known
     price_key: tuple[bool, float]  # USD per hour, or GPUs where no price is known
     rank: tuple[object, ...]  # sorts from best to worst
@@ -123,7 +120,7 @@ class Offer:
     priced_side: TokenSide | None
     run_hours: Interval | None  # of a job
     capacity_rps: Interval | None
-    planned_rps: float
+    offered_rps: float  # what is admitted, or comes from a closed loop
     free_capacity: float | None  # negative when overloaded
     energy: tuple[tuple[str, Interval], ...]  # unit and value
     carbon: Carbon | None

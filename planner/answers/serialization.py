@@ -287,7 +287,7 @@ def _serialize_performance(
         "waits_grow": performance.queue_growth,
         "refused_share": offer.prediction.rejected_fraction,
         "capacity_rps": _to_json(offer.capacity_rps),
-        "planned_rps": offer.planned_rps,
+        "planned_rps": offer.offered_rps,
         "headroom": offer.free_capacity,
     }
 

@@ -69,13 +69,13 @@ def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
     """Find the largest load within the targets on the allowed GPUs, or a job's deadline."""
     scenario, load = plan.scenario, plan.scenario.workload
     if scenario.offline and plan.best and plan.performance:
-        if not load.rate or not load.num_prompts:
-            return ()
-        served, usable = plan.performance.request_tps, 1 - scenario.headroom
-        given, expected, slow = (
-            load.num_prompts / rate / 3600
-            for rate in (load.rate, served.mid * usable, served.lo * usable)
+        given, usable = (
+            scenario.deadline_hours,
+            plan.performance.request_tps * (1 - scenario.headroom),
         )
+        if not given or not load.rate:
+            return ()
+        expected, slow = (given * load.rate / rate for rate in (usable.mid, usable.lo))
         return (Relaxation("hours", "deadline", given, expected, slow),)
     if plan.best is None or scenario.found_figure or load.trace:
         return ()

@@ -385,7 +385,7 @@ def describe_draws(choice: Choice) -> str:
 def describe_rejected(answer: Answer) -> str:
     """Describe the part of the traffic that is rejected; empty if none is."""
     rate, offer = answer.scenario.workload.rate, answer.best
-    if not rate or not offer or format_number(offer.planned_rps) == format_number(rate):
+    if not rate or not offer or format_number(offer.offered_rps) == format_number(rate):
         return ""
     return f", the rest of {format_number(rate)} is rejected as too long"
 
@@ -454,10 +454,9 @@ def describe_headroom(answer: Answer) -> str:
     scenario, best = answer.scenario, answer.best
     if best is None or best.capacity_rps is None:
         return ""
-    load, rate = scenario.workload, best.planned_rps
-    if best.run_hours:
-        total = load.num_prompts or 0
-        allowed = format_number(total / rate / 3600)
+    load, rate = scenario.workload, best.offered_rps
+    if best.run_hours and scenario.deadline_hours:
+        total, allowed = load.num_prompts or 0, format_number(scenario.deadline_hours)
         hours = format_range(best.run_hours)
         text = f"It finishes {total:,} requests in {hours} hours, of {allowed} allowed."
         return f"{text} {_describe_free(answer, best)}"
@@ -532,7 +531,7 @@ def explain_growth(answer: Answer) -> str:
 def _explain_expected_growth(scenario: Scenario, growth: GrowthLimit) -> str:
     """Explain how far traffic may grow at the expected speed: one time in two it is less."""
     subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
-    offered, planned = growth.offered_rps, growth.planned_rps
+    offered, planned = growth.offered_rps, growth.usable_rps
     start = "At the expected speed"
     rate, reason = growth.expected or (growth.capacity.mid, end)
     end = f"{reason}{' (estimate)' * (growth.is_estimate and growth.expected is not None)}"

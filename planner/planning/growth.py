@@ -22,7 +22,7 @@ class GrowthLimit:
 
     capacity: Interval
     offered_rps: float
-    planned_rps: float  # the capacity less the headroom
+    usable_rps: float  # the capacity less the headroom
     # up to which every target is met at the expected speed, and which is missed beyond; None if
     # that is the capacity
     expected: tuple[float, str] | None

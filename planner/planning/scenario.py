@@ -156,6 +156,14 @@ class Scenario:
     fields: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def deadline_hours(self) -> float | None:
+        """The hours within which a job has to be done; None for other work."""
+        load = self.workload
+        if not self.offline or not load.num_prompts or not load.rate:
+            return None
+        return load.num_prompts / load.rate / 3600
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about what the file leaves open and the plan fills in."""
         return (

@@ -302,13 +302,12 @@ class _MemoWriter:
             name = f"Per million {best.priced_side} tokens"
             yield Tile(name, format_usd(best.usd_per_mtok.mid), "", when)
         if hours := best.run_hours:
-            within = (scenario.workload.num_prompts or 0) / (scenario.workload.rate or 1.0) / 3600
-            note = f"of {format_number(within)} h allowed"
+            note = f"of {format_number(scenario.deadline_hours or 0.0)} h allowed"
             yield Tile("Time for the job", format_number(hours.mid, 2), "h", note)
         elif self.chosen and (growth := self.growth):
             yield Tile("Room to grow", *format_growth(growth), describe_growth_end(growth))
         elif users := scenario.workload.concurrency:
-            served = format_number(best.planned_rps)
+            served = format_number(best.offered_rps)
             yield Tile("Served", served, "requests/s", f"at {users:,} concurrent requests")
         note = "that it is done in time" if scenario.offline else "that all targets are met"
         note += "" if self.chosen else " by it"
@@ -334,8 +333,7 @@ class _MemoWriter:
         traffic = (
             f"{load.concurrency or 0:,} concurrent requests, each followed at once by the next"
         )
-        if scenario.offline and load.num_prompts and load.rate:
-            hours = load.num_prompts / load.rate / 3600
+        if hours := scenario.deadline_hours:
             traffic = f"{load.num_prompts:,} requests within {format_number(hours)} hours"
         elif load.rate:
             busiest = " in the busiest hour" if scenario.daily_profile else ""

@@ -197,7 +197,7 @@ def _write_sentences(answer: Answer, best: Offer) -> list[str]:
     if best.is_overloaded:
         most = format_number(best.capacity_rps.mid) if best.capacity_rps else EN_DASH
         return [
-            f"{format_number(best.planned_rps, 3)} requests/s arrive; the capacity is {most}.",
+            f"{format_number(best.offered_rps, 3)} requests/s arrive; the capacity is {most}.",
             "The queue grows without bound, so no latencies are shown.",
         ]
     if answer.chosen is None:

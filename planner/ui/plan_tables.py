@@ -74,9 +74,9 @@ def _describe_offer(offer: Offer) -> str:
 def describe_scenario(scenario: Scenario) -> str:
     """Describe model and traffic in a line; offline as work with a deadline."""
     traffic, total = str(scenario.workload), scenario.workload.num_prompts
-    if scenario.offline and total and scenario.workload.rate:
-        hours = format_number(total / scenario.workload.rate / 3600)
-        traffic = f"{total:,} requests within {hours} hours; {traffic.partition('; ')[2]}"
+    if hours := scenario.deadline_hours:
+        rest = traffic.partition("; ")[2]
+        traffic = f"{total:,} requests within {format_number(hours)} hours; {rest}"
     return f"{scenario.model}; {traffic}"
 
 

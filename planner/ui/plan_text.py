@@ -220,9 +220,8 @@ def describe_traffic(answer: Answer) -> str:
     scenario, best = answer.scenario, answer.best
     load = scenario.workload
     tokens = f"{load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
-    if scenario.offline and load.num_prompts and load.rate:
-        hours = format_number(load.num_prompts / load.rate / 3600)
-        return f"{load.num_prompts:,} requests of {tokens} in {hours} h"
+    if hours := scenario.deadline_hours:
+        return f"{load.num_prompts:,} requests of {tokens} in {format_number(hours)} h"
     if load.rate is not None:
         peak = " in the busiest hour" if scenario.daily_profile else ""
         rate = format_number(load.rate)
@@ -231,7 +230,7 @@ def describe_traffic(answer: Answer) -> str:
     if best is None or best.capacity_rps is None:
         return text
     capacity = format_number(best.capacity_rps.mid)
-    return f"{text}: {format_number(best.planned_rps)} requests/s (capacity {capacity})"
+    return f"{text}: {format_number(best.offered_rps)} requests/s (capacity {capacity})"
 
 
 def _describe_waiting(answer: Answer) -> str:
@@ -263,7 +262,7 @@ def _describe_risk(answer: Answer) -> str:
         return "; ".join(list_doubts(best, "at risk"))
     if best.is_overloaded and best.capacity_rps and scenario.workload.rate:
         return (
-            f"overloaded: {format_number(best.planned_rps)} requests/s, capacity"
+            f"overloaded: {format_number(best.offered_rps)} requests/s, capacity"
             f" {format_number(best.capacity_rps.mid)}"
         )
     return ""
