@@ -402,7 +402,7 @@ class _Builder:
 
     def _list_best_by_engine(self) -> list[Candidate]:
         best = dict[str, Candidate]()
-        for candidate in self.plan.candidates:
+        for candidate in sorted(self.plan.candidates, key=lambda each: not each.is_simulated):
             best.setdefault(candidate.deployment.engine.name, candidate)
         return list(best.values())
 

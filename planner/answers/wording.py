@@ -12,6 +12,7 @@ from planner.answers.answer import (
     Offer,
     ReplicaLoss,
     Risk,
+    is_same_price,
 )
 from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
 from planner.core.number_format import (
@@ -57,7 +58,7 @@ CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requ
 RANK_REASONS: Mapping[RankReason, str] = {
     "day": "over the day this plan costs less",
     "memory": "it needs gpu_memory_utilization above the engine's default",
-    "probability": "this plan is likelier to",
+    "probability": "this plan is likelier to meet every target",
     "weights": "its weight format comes later in `quantization`",
     "kv_cache": "its KV cache format comes later in `kv_cache_dtype`",
     "drafts": "it needs speculative decoding, the plan does not",
@@ -79,14 +80,20 @@ _NAMES = {
 
 def describe_offer(offer: Offer) -> str:
     """Describe a deployment: GPUs, layout and formats, as their makers write them."""
-    model, args = offer.deployment.model, offer.deployment.args
-    method = model.quantization.method
-    parts = [offer.placement, f"{_write_name(model.dtype if method == 'none' else method)} weights"]
+    args = offer.deployment.args
+    parts = [offer.placement, describe_weights(offer)]
     if args.kv_cache_dtype not in (None, "auto"):
         parts += [f"{_write_name(args.kv_cache_dtype)} KV cache"]
     if offer.deployment.speculation:
         parts += [f"{_write_name(offer.deployment.speculation.method)} drafts"]
     return ", ".join(parts)
+
+
+def describe_weights(offer: Offer) -> str:
+    """Describe the format of the weights: "FP8 weights"."""
+    model = offer.deployment.model
+    method = model.quantization.method
+    return f"{_write_name(model.dtype if method == 'none' else method)} weights"
 
 
 def _write_name(name: str) -> str:
@@ -130,7 +137,7 @@ def explain_outside(scenario: Scenario, offer: Offer) -> str:
     if offer.outside != "count":
         return "not on your list" if offer.outside else ""
     most = next(each.max_gpus for each in scenario.gpus if each.gpu.name == offer.gpu)
-    return f"more than the {most:,} on your list"
+    return f"more than the {most:,} allowed"
 
 
 def format_odds(offer: Offer) -> str:
@@ -169,13 +176,21 @@ def format_hourly_price(offer: Offer, dash: str = "-") -> str:
 
 def format_day_bill(offer: Offer) -> str:
     """Format what a deployment costs with replicas by the hour, after its headline; empty if not billed."""
-    return f", {format_usd(offer.bills[1].usd)} by the hour" if len(offer.bills) > 1 else ""
+    if len(offer.bills) < 2:
+        return ""
+    return f", {format_usd(offer.bills[1].usd)} by the hour"
 
 
 def list_other_bills(answer: Answer) -> list[str]:
     """List what the plan costs on other bases than its headline, each with its basis."""
     offer, day = answer.best, answer.day
-    return [_describe_bill(bill, answer) for bill in offer.bills[1:]] if offer and day else []
+    if offer is None or day is None:
+        return []
+    return [
+        _describe_bill(bill, answer)
+        for bill in offer.bills[1:]
+        if not is_same_price(bill.usd, offer.bill)
+    ]
 
 
 def _describe_bill(bill: Bill, answer: Answer) -> str:
@@ -183,7 +198,9 @@ def _describe_bill(bill: Bill, answer: Answer) -> str:
     assert day is not None
     usd = f"{format_usd(bill.usd)}/month"
     if bill.basis == "scaled by the hour":
-        return f"{usd} with {min(day.replicas)}-{max(day.replicas)} replicas by the hour"
+        fewest, most = min(day.replicas), max(day.replicas)
+        count = f"{fewest}-{most} replicas" if fewest < most else format_count(most, "replica")
+        return f"{usd} with {count} by the hour"
     idle = day.rates.count(0)
     return (
         f"{usd} if none runs in the {idle} hours without traffic (`replicas_at_least: 0` at the top"

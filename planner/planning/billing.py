@@ -234,10 +234,12 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     instead, days = scenario.billing_alternatives, len(scaling.rates) / 24
     ways: dict[str, Callable[[float], float]] = {}
     usd: dict[str, float] = {}
+    is_reserved = scenario.prices.tier == "reserved"  # paid, used or not
     if (price := scaling.usd_per_gpu_hour) is not None:
+        hours = scaling.fixed_gpu_hours if is_reserved else scaling.gpu_hours
         usd |= {
             BILLING_FIXED: scaling.fixed_gpu_hours * price / days,
-            BILLING_AUTOSCALED: scaling.gpu_hours * price / days,
+            BILLING_AUTOSCALED: hours * price / days,
         }
         least = scenario.replicas_at_least
         ways[BILLING_AUTOSCALED] = lambda times: (
@@ -272,7 +274,7 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     cold = price_serverless(serverless, scaling, 1.0)[1] if serverless else None
     cold_start = _get_cold_start_s(serverless, scaling) if serverless else None
     factor = scaling.max_replica_rps * scaling.deployment.layout.replicas / max(scaling.rates)
-    stopped_hours = scaling.stopped_gpu_hours
+    stopped_hours = None if is_reserved else scaling.stopped_gpu_hours
     stopped = stopped_hours * price / days if stopped_hours and price is not None else None
     return BillingComparison(
         usd, requests, break_even_requests, cold, cold_start, base, stopped, factor

@@ -84,8 +84,10 @@ def find_unlisted_gpu(plan: Plan) -> Candidate | None:
     tried = try_each(search_to_end, {_describe_gpus(other): other}, "other GPUs")
     for other_plan in (other_plan for _, plans in tried for other_plan in plans or ()):
         better = other_plan.chosen
-        if better and (
-            better.cost_key < chosen.cost_key or better.probability > chosen.probability
+        if (
+            better
+            and better.usd_per_hour is not None
+            and (better.cost_key < chosen.cost_key or better.probability > chosen.probability)
         ):
             return better
     return None

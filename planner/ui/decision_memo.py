@@ -25,6 +25,7 @@ from planner.answers.wording import (
     describe_offer,
     describe_replica_gpus,
     describe_risk,
+    describe_weights,
     explain_confident_load,
     explain_open_figure,
     explain_outside,
@@ -243,6 +244,12 @@ class _MemoWriter:
             where = f" on {limits[0]}" if len(limits) == 1 else ""
             return f"No plan{where} meets the targets: change one of them, or allow more"
         if self.api and self.prefers_api:
+            stopped = self.api.stopped_usd
+            if stopped is not None and stopped <= self.api.api_usd:
+                return (
+                    f"Use the API{self._for(self.api.api_usd)}, or GPUs that stop without traffic"
+                    f" for {format_usd(stopped)}"
+                )
             return f"Use the API{self._for(self.api.api_usd)} instead of GPUs of your own"
         condition = " only after a benchmark" if self.answer.verdict == "at_risk" else ""
         if hours := chosen.run_hours:
@@ -405,10 +412,15 @@ class _MemoWriter:
     def _weigh(self, role: str, offer: Offer) -> tuple[str, str]:
         """Say what is for an option, and what against it."""
         cost, miss = self._compare_cost(offer), _describe_miss(offer)
+        if self.prefers_api and self.chosen and self.chosen.bill and offer.bill:
+            more = offer.bill - self.chosen.bill
+            side = "more" if more > 0 else "less"
+            cost = f"{format_usd(abs(more))} {self._period} {side} than B"
         if role == "safer":
             return f"only {miss}", cost
         if role == "next best":
-            return miss, cost
+            is_likelier = self.chosen is not None and offer.probability > self.chosen.probability
+            return (f"only {miss}", cost) if is_likelier else ("", f"{cost}, {miss}")
         if role == "cheaper":
             return cost, miss
         is_dearer = offer.bill and self.base and offer.bill > 1.005 * self.base
@@ -458,6 +470,8 @@ class _MemoWriter:
     def _get_bills(self, offer: Offer) -> tuple[float | None, float | None]:
         """Return the bills of an offer and of the first option, by the hour where both have one."""
         chosen = self.chosen
+        if self.prefers_api and len(offer.bills) > 1:  # as the API is compared with
+            return offer.bills[1].usd, self.base
         if chosen and not self.prefers_api and min(len(offer.bills), len(chosen.bills)) > 1:
             return offer.bills[1].usd, chosen.bills[1].usd
         return offer.bill, self.base
@@ -512,26 +526,23 @@ class _MemoWriter:
         """Say which other option to rent for a day, and what its result decides."""
         assert self.chosen is not None
         offer, share = benchmark.offer, _describe_value_of(benchmark)
-        replica = f"one replica of {self._letter(offer)} ({describe_replica_gpus(offer)})"
-        extent = (
-            replica
-            if offer.deployment.layout.replicas > 1
-            else f"the GPUs of {self._letter(offer)}"
-        )
+        extent = f"the GPUs of {self._letter(offer)}"
+        if offer.num_replicas > 1 and not offer.is_disaggregated:
+            extent = f"one replica of {self._letter(offer)} ({describe_replica_gpus(offer)})"
         price = _describe_day_price(offer.replica_usd_per_day)
         start = f"Rent {extent} for a day{price} and run the scripts in `measure/`."
         if offer.price_key >= self.chosen.price_key:
             return f"{start} Plan again with the result, then sign.{share}"
-        kept = "As fast as predicted"
-        if self.target:
-            limit = format_limit_seconds(self.target.seconds)
-            kept = f"{capitalize(name_target(self.target))} within {limit}"
-        return f"{start} {kept}: keep it, it costs less. If not: plan again with the result.{share}"
+        kept = (
+            "If it meets every target, keep it: it costs less. If not, plan again with the result."
+        )
+        return f"{start} {kept}{share}"
 
     def _plan_own_benchmark(self, chosen: Offer, benchmark: Benchmark | None) -> str:
         """Say how to benchmark the recommendation, and what its result decides."""
         usd = chosen.replica_usd_per_day
-        extent = "one replica of A" if chosen.deployment.layout.replicas > 1 else "the GPUs of A"
+        is_one = chosen.num_replicas > 1 and not chosen.is_disaggregated
+        extent = "one replica of A" if is_one else "the GPUs of A"
         start = f"Rent {extent} for a day{_describe_day_price(usd)} and run `serve.sh`, then `bench.sh`."
         share = _describe_value_of(benchmark) if benchmark else ""
         if self.choice and benchmark and self.choice.is_cheaper_likely:
@@ -600,7 +611,13 @@ class _MemoWriter:
                 continue
             base = self.chosen.bill if self.chosen else None
             cost = _format_usd(offer.bill), _format_change(offer.bill, base) or EN_DASH
-            yield name, _count_gpus(offer), *cost, _judge(offer), offer.status
+            yield name, self._name_other(offer), *cost, _judge(offer), offer.status
+
+    def _name_other(self, offer: Offer) -> str:
+        """Name the GPUs of another answer, and its weights where they are others than the plan's."""
+        own, weights = self.chosen, describe_weights(offer)
+        is_same = own is not None and describe_weights(own) == weights
+        return _count_gpus(offer) if is_same else f"{_count_gpus(offer)}, {weights}"
 
     def _say_in_words(self, change: str) -> str:
         for target in self.scenario.slo_targets:

@@ -84,7 +84,7 @@ def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
             "word": VERDICT_NAMES["nothing_meets"],
             "head": "The model does not fit",
             "say": [answer.binding.sentence],
-            "why": [f"{row[0]}: {row[1]}" for row in rows],
+            "why": [f"{row[0]}: {row[2]}" for row in rows],
             "figures": {"verdict": answer.verdict, "probability": 0.0},
         }
     word, tone = VERDICT_NAMES[answer.verdict], VERDICT_TONES[answer.verdict]
@@ -397,7 +397,7 @@ def _build_options(answer: Answer) -> list[Page]:
             "confidence": 100 * (confidence or wanted),
             "chosen": name == "recommended",
         }
-        if last is option:
+        if last and last.description == option.description and last.bill == option.bill:
             joined = f"{rows[-1]['label'].replace(' and ', ', ')} and {label.lower()}"
             rows[-1] = {**row, "label": joined, "chosen": row["chosen"] or rows[-1]["chosen"]}
         else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from planner.answers import Answer, Offer, Performance
-from planner.answers.answer import Relaxation
+from planner.answers.answer import Relaxation, is_same_price
 from planner.answers.wording import (
     RANK_REASONS,
     describe_draws,
@@ -15,9 +15,10 @@ from planner.answers.wording import (
     explain_open_figure,
     explain_shortfall,
     format_odds,
+    format_price,
 )
 from planner.core.intervals import Interval
-from planner.core.number_format import EN_DASH, format_number
+from planner.core.number_format import EN_DASH, format_number, format_usd
 from planner.core.text import capitalize, escape_markdown
 from planner.planning.scenario import Scenario
 from planner.planning.slo import SloTarget, format_latency, list_benchmark_targets
@@ -68,7 +69,7 @@ def _describe_offer(offer: Offer) -> str:
     if usd is None or offer.bill is None:
         return offer.description
     period = "for the job" if offer.run_hours else "a month"
-    return f"{offer.description} for ${usd.mid:,.2f} an hour, ${offer.bill:,.0f} {period}"
+    return f"{offer.description} for ${usd.mid:,.2f} an hour, {format_usd(offer.bill)} {period}"
 
 
 def describe_scenario(scenario: Scenario) -> str:
@@ -90,14 +91,14 @@ def explain_choice(answer: Answer) -> str:
         f"Closest cheaper option: {explain_binding(answer)}." if near else answer.binding.sentence
     )
     if runner_up is None:
-        return f"{text} No other layout or GPU meets the targets."
+        return text
     text = f"{text} The runner-up is {runner_up.description}"
-    usd, own = runner_up.usd_per_hour, chosen.usd_per_hour
-    if usd and own and usd.mid > own.mid * 1.001:
-        return f"{text}, ${usd.mid:,.2f} an hour, {usd.mid / own.mid - 1:.0%} more."
+    usd, own = runner_up.bill, chosen.bill
+    if usd and own and usd > own and not is_same_price(usd, own):
+        return f"{text}, {format_price(runner_up)}, {usd / own - 1:.0%} more."
     price = "at the same price" if usd and own else "with as many GPUs or more"
     reason = answer.runner_up_reason
-    odds = f" ({format_odds(runner_up)})" * (reason == "probability")
+    odds = f", {format_odds(chosen)} against {format_odds(runner_up)}" * (reason == "probability")
     return f"{text}, {price}. It comes second: {RANK_REASONS[reason] if reason else ''}{odds}."
 
 

@@ -212,7 +212,8 @@ def _describe_day(answer: Answer) -> str:
             parts[0] += f", {format_usd(bill.usd_per_mtok)} per M {best.priced_side} tokens"
     if day.violated_hours:
         parts += [f"{len(day.violated_hours)} hours may miss a target"]
-    return "; ".join(parts + list_other_bills(answer)[1:] * (answer.api is None))
+    others = list_other_bills(answer)[fewest < most :]  # the bill by the hour is told already
+    return "; ".join(parts + others * (answer.api is None))
 
 
 def describe_traffic(answer: Answer) -> str:
