@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from planner.core.intervals import Interval
-from planner.deploy import LaunchSpec
+from planner.deploy import LaunchSpec, build_launches
 from planner.engines.deployment import Deployment
 from planner.hardware.prices import GpuPrice
 from planner.latency.performance import Performance
@@ -126,7 +126,6 @@ class Offer:
     carbon: Carbon | None
     startup: StartupTime | None
     kv_transfer: tuple[float, float] | None  # bytes/s of a link, and seconds for a mean prompt
-    launches: tuple[LaunchSpec, ...]
     cache_hit_fraction: float
     utilization_reason: str  # for a gpu_memory_utilization that is not the engine's default
 
@@ -155,10 +154,20 @@ class Offer:
         """The GPUs that are paid for, idle ones of whole machines included."""
         return self.prediction.num_gpus_billed
 
+    @cached_property
+    def launches(self) -> tuple[LaunchSpec, ...]:
+        """The commands that start it; most offers are never asked for theirs."""
+        return build_launches(self.prediction) if self.performance else ()
+
     @property
     def usd_per_hour(self) -> Interval | None:
         """Its price by provider; None where none is known."""
         return self.prediction.usd_per_hour_interval
+
+    @property
+    def median_usd_per_hour(self) -> float | None:
+        """Its price at the middle quotes; None where none is known."""
+        return self.prediction.usd_per_hour
 
     @property
     def num_idle_gpus(self) -> int:
@@ -211,9 +220,8 @@ class Offer:
     @property
     def replica_usd_per_day(self) -> float | None:
         """The price of one replica for a day; of pools all."""
-        usd = self.usd_per_hour
-        share = self.gpus_per_replica / self.num_gpus_billed
-        return None if usd is None else usd.mid * 24 * share
+        usd, share = self.median_usd_per_hour, self.gpus_per_replica / self.num_gpus_billed
+        return None if usd is None else usd * 24 * share
 
     def get_limit(self, name: str) -> Limit | None:
         """Get a limit by its name; None for one that cannot be missed."""

@@ -29,7 +29,6 @@ from planner.answers.phrases import BASIS_PHRASES
 from planner.answers.ways_out import find_ways_out
 from planner.core.intervals import Interval
 from planner.deploy import (
-    build_launches,
     explain_benchmark_lengths,
     list_artifact_files,
     predict_benchmark_ramp,
@@ -132,7 +131,6 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         carbon=_estimate_carbon(scenario, candidate),
         startup=estimate_startup(deployment, scenario.storage),
         kv_transfer=_estimate_transfer(scenario, candidate),
-        launches=build_launches(prediction) if performance else (),
         cache_hit_fraction=prediction.effective_workload.cache_hit_fraction if performance else 0.0,
         utilization_reason=explain_memory_utilization(deployment),
     )
@@ -332,18 +330,16 @@ class _Builder:
     ) -> Answer:  # fmt: skip
         """Build the answer, or add to the known one."""
         answer = self.known or self._build_base()
-        produced = dict[str, Any]()
         for part in parts:
-            if part != "engines" and getattr(answer, part) is None:
-                produced[part] = self._producers[part](answer)
+            if getattr(answer, part) is None:
+                produced: dict[str, Any] = {part: self._producers[part](answer)}
+                answer = replace(answer, **produced)
+        produced = {}
         if changes is not None:
             produced["changes"] = tuple(map(self._build_change, changes))
         if left_out:
             produced["left_out"] = (*answer.left_out, left_out)
-        answer = replace(answer, unlisted=self.offer(unlisted) or answer.unlisted, **produced)
-        if "engines" in parts and answer.engines is None:
-            answer = replace(answer, engines=self._select_engines(answer))
-        return answer
+        return replace(answer, unlisted=self.offer(unlisted) or answer.unlisted, **produced)
 
     def _build_base(self) -> Answer:
         """Build all that takes no time."""
@@ -391,9 +387,10 @@ class _Builder:
     def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:
         """Select the alternatives that are engines, or find them alone."""
         names = list_engine_options(self.plan)
-        if answer.alternatives is None:
-            return self._build_alternatives(names) if names else ()
-        return tuple(each for each in answer.alternatives if each.option in names)
+        if answer.alternatives is not None:
+            return tuple(each for each in answer.alternatives if each.option in names)
+        found = find_alternatives(self.plan, lambda name: name in names) if names else ()
+        return tuple(map(self._build_alternative, found))
 
     def _get(self, candidate: Candidate) -> Offer:
         found = self.offer(candidate)
@@ -430,7 +427,8 @@ class _Builder:
         return {
             "growth": lambda _: find_growth_limit(self.plan),
             "choice": lambda _: self._build_choice(),
-            "alternatives": lambda _: self._build_alternatives(None),
+            "alternatives": self._build_alternatives,
+            "engines": self._select_engines,
             "ways_out": lambda answer: find_ways_out(self.plan, answer, self.offer),
             "curve": lambda answer: (
                 answer.best
@@ -465,8 +463,12 @@ class _Builder:
             benchmarks=tuple(benchmarks),
         )
 
-    def _build_alternatives(self, among: Collection[str] | None) -> tuple[Alternative, ...]:
-        return tuple(map(self._build_alternative, find_alternatives(self.plan, among)))
+    def _build_alternatives(self, answer: Answer) -> tuple[Alternative, ...]:
+        """Build every alternative; the engines, which come last, may be known."""
+        engines = answer.engines or ()
+        known = {each.option for each in engines}
+        found = find_alternatives(self.plan, lambda name: name not in known)
+        return (*map(self._build_alternative, found), *engines)
 
     def _build_alternative(self, other: CandidateAlternative) -> Alternative:
         offer, own, more = self.offer(other.candidate), self.offer(self.plan.chosen), None

@@ -119,7 +119,7 @@ def _serialize_option(offer: Offer) -> Fields:
     """Return what an option is, what it costs, and how likely it meets every target."""
     return {
         "deployment": offer.description,
-        "usd_per_hour": offer.usd_per_hour and offer.usd_per_hour.mid,
+        "usd_per_hour": offer.median_usd_per_hour,
         "bills": list(map(_serialize_bill, offer.bills)),
         "probability": round(offer.probability, 4),
         "memory": {
@@ -147,7 +147,7 @@ def _serialize_choice(choice: Choice) -> Fields:
         "instead": [
             {
                 "deployment": offer.description,
-                "usd_per_hour": offer.usd_per_hour and offer.usd_per_hour.mid,
+                "usd_per_hour": offer.median_usd_per_hour,
                 "share": share,
             }
             for offer, share in choice.instead

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from planner.answers.answer import (
     Alternative,
     Answer,
+    Basis,
     Bill,
     Choice,
     Limit,
@@ -181,15 +182,15 @@ def format_day_bill(offer: Offer) -> str:
     return f", {format_usd(offer.bills[1].usd)} by the hour"
 
 
-def list_other_bills(answer: Answer) -> list[str]:
-    """List what the plan costs on other bases than its headline, each with its basis."""
+def list_other_bills(answer: Answer, without: Basis | None = None) -> list[str]:
+    """List what the plan costs on other bases than its headline, and than one told already."""
     offer, day = answer.best, answer.day
     if offer is None or day is None:
         return []
     return [
         _describe_bill(bill, answer)
         for bill in offer.bills[1:]
-        if not is_same_price(bill.usd, offer.bill)
+        if bill.basis != without and not is_same_price(bill.usd, offer.bill)
     ]
 
 

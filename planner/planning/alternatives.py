@@ -1,6 +1,6 @@
 """Why not another GPU, engine or format: what each that the scenario allows comes to at the price of the plan."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
@@ -40,16 +40,16 @@ class CandidateAlternative:
 
 
 def find_alternatives(
-    plan: Plan, among: Collection[str] | None = None
+    plan: Plan, is_wanted: Callable[[str], bool] = lambda _: True
 ) -> tuple[CandidateAlternative, ...]:
     """Find every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead.
 
-    Only those `among` some options, if they are given.
+    Engines come last. Only options of which the name `is_wanted` are tried.
     """
     if (chosen := plan.chosen) is None:
         return ()
     kinds = _list_alternatives(plan, chosen)
-    wanted = {kind[0]: kind for kind in kinds if among is None or kind[0] in among}
+    wanted = {kind[0]: kind for kind in kinds if is_wanted(kind[0])}
     tried = try_each(lambda kind: _find_alternative(plan, chosen, *kind), wanted, "alternatives")
     watch = get_progress_watch()
     return tuple(

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from markupsafe import Markup
+
 from planner import __version__
 from planner.answers import Answer, Offer, Performance
 from planner.answers.answer import Benchmark, Change, is_same_price
@@ -741,5 +743,9 @@ _STATE_COLORS = {**SLO_STATUS_COLORS, "": MUTED_COLOR}
 def _render_html(memo: Memo) -> str:
     """Render page 1 for a notebook."""
     return render_template(
-        "ui", "memo.html", memo=memo, color=_STATE_COLORS[memo.state], escape=escape_html
+        "ui",
+        "memo.html",
+        memo=memo,
+        color=_STATE_COLORS[memo.state],
+        escape=lambda text: Markup(escape_html(text)),
     )

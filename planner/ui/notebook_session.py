@@ -73,9 +73,8 @@ def add_changes(plan: Plan, answer: Answer, time_limit_s: float = math.inf) -> A
     """
     with watch_progress(time_limit_s) as watch:
         changes = run_what_ifs(plan, search_cached)
-        parts = [part for part in (*FILE_PARTS, *MEMO_PARTS) if getattr(answer, part) is not None]
         left_out = watch.describe_left_out()
-        return build_answer(plan, parts, changes=changes, left_out=left_out, known=answer)
+        return build_answer(plan, changes=changes, left_out=left_out, known=answer)
 
 
 def open_study(

@@ -135,12 +135,12 @@ def _list_figures(answer: Answer, best: Offer) -> dict[str, Any]:
         "verdict": None if estimated else answer.verdict,
         "probability": None if estimated else answer.probability,
         "deployment": best.description,
-        "usd_per_hour": best.usd_per_hour and best.usd_per_hour.mid,
+        "usd_per_hour": best.median_usd_per_hour,
         "usd_per_month": month and month.mid,
         f"usd_per_mtok_{best.priced_side or 'output'}": tokens and tokens.mid,
         "capacity_rps": capacity and capacity.mid,
         "options": {
-            name: [option.description, option.price_key[1], option.probability]
+            name: [option.description, option.median_usd_per_hour, option.probability]
             for name, option in answer.options.items()
         },
     }  # fmt: skip

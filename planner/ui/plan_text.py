@@ -212,7 +212,7 @@ def _describe_day(answer: Answer) -> str:
             parts[0] += f", {format_usd(bill.usd_per_mtok)} per M {best.priced_side} tokens"
     if day.violated_hours:
         parts += [f"{len(day.violated_hours)} hours may miss a target"]
-    others = list_other_bills(answer)[fewest < most :]  # the bill by the hour is told already
+    others = list_other_bills(answer, without="scaled by the hour")
     return "; ".join(parts + others * (answer.api is None))
 
 
