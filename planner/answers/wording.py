@@ -458,7 +458,8 @@ def explain_replica_loss(loss: ReplicaLoss | None, offer: Offer) -> str:
         is_replica = usd and loss.role == "replica"
         second = f"; a second costs ${usd.mid:,.2f} an hour more" if is_replica and usd else ""
         return f"There is only one {loss.role}: while it restarts, nothing is served{second}."
-    left = f"other {loss.replicas - 1}" if loss.role == "replica" else "others"
+    others = f"other {loss.replicas - 1}" if loss.replicas > 2 else "other"
+    left = others if loss.role == "replica" else "others"
     text = f"With one of {loss.replicas} {loss.role}s down, the same traffic on the {left}"
     how = " (simulated)" * loss.is_simulated
     if loss.meets:

@@ -171,7 +171,7 @@ def describe_confidence(answer: Answer) -> str:
         return f"{text} No benchmark of one deployment would change the choice."
     target = "the plan itself" if benchmark.is_own else escape_markdown(benchmark.offer.description)
     extent = "both pools" if benchmark.offer.is_disaggregated else "one replica"
-    files = " and ".join(f"`{name}`" for name in benchmark.scripts)
+    files = " and ".join(benchmark.scripts)
     return (
         f"{text} Benchmark {target} first, {extent}{f' ({files})' * bool(files)}: the result changes"
         f" the choice in {benchmark.changes_choice:.0%} of cases."
