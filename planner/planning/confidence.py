@@ -34,6 +34,8 @@ MIN_REPORTED_PROBABILITY = 0.005
 """What happens in fewer draws is not worth a run."""
 MIN_BENCHMARK_ADVANTAGE = 0.05
 """A benchmark of another plan must change the choice in so much more of the draws to come before the plan's own."""
+MIN_BENCHMARKED_SHARE = 0.1
+"""Share of the draws that another plan must win: for less nobody rents its GPUs first."""
 MAX_BENCHMARKS = 6
 """Benchmarks that are asked about: of the plan, and of those that cost no more and are chosen instead most often."""
 
@@ -129,6 +131,9 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         (k, many / NUM_DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))
     ]
     cheaper = (candidates[k] for k, _ in instead if bills[k] < bills[own])
+    worth_renting = [
+        k for k, share in instead if bills[k] <= bills[own] and share >= MIN_BENCHMARKED_SHARE
+    ]
     return ChoiceConfidence(
         p_unchanged=won[own] / NUM_DRAWS,
         p_cheaper=float((more < 0).mean()),
@@ -139,10 +144,7 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         ),
         likeliest_cheaper=next(cheaper, None),
         benchmark_values=_rank_benchmarks(
-            rivals,
-            [own, *(k for k, _ in instead if bills[k] <= bills[own])][:MAX_BENCHMARKS],
-            shares,
-            z,
+            rivals, [own, *worth_renting][:MAX_BENCHMARKS], shares, z
         ),
     )
 
