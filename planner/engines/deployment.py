@@ -253,7 +253,7 @@ def deploy_on(
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
     if gpu.slice_of and layout.gpus_per_replica > 1:
         raise PlannerError(f"{gpu.name} is a slice of a GPU: no replica can span several slices")
-    args = resolve_engine_args(engine_args, engine, gpu, model)
+    args = resolve_engine_args(engine_args, engine, gpu, model, layout, speculation)
     link = gpus.resolve_link_bandwidth(gpu, interconnect) if interconnect else gpu.link_bandwidth
     return Deployment(
         model, gpu, layout, engine, args, speculation, gpus_per_node or gpu.gpus_per_node, link,

@@ -27,7 +27,31 @@ class BatchLimitTier(StrictEntry):
     not_named: tuple[str, ...] = ()
     max_num_batched_tokens: PositiveInt
     max_num_seqs: PositiveInt
-    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    largest_graph: tuple[PositiveInt, PositiveInt] | None = None  # below TP4, and from it on
+
+
+class StaticMemory(StrictEntry):
+    """MiB that SGLang leaves beside weights and KV cache: the head of `catalogs/engines.yaml`."""
+
+    base: NonNegativeFloat
+    token: NonNegativeFloat
+    graph: NonNegativeFloat
+    gpu: NonNegativeFloat
+    copy_graph: NonNegativeFloat
+    many_copy_graph: NonNegativeFloat
+    prompt_graph: NonNegativeFloat
+    latent_prompt_graphs: NonNegativeFloat
+    draft: NonNegativeFloat
+    draft_model: NonNegativeFloat
+    least: NonNegativeFloat
+
+
+class SplitPool(StrictEntry):
+    """A pool of its own for recurrent states or windows, beside that of full attention."""
+
+    ratio: float = Field(gt=0)
+    per_sequence: PositiveInt = 1
+    model_types: tuple[str, ...] = ()
 
 
 class CudaGraphCapture(StrictEntry):
@@ -78,6 +102,13 @@ class EngineFacts(StrictEntry):
     runner_v2: ModelRunnerV2
     lora_ends: dict[str, tuple[str, ...]]
     lora_extra_vocabulary: NonNegativeInt
+    static_memory: StaticMemory | None = None
+    num_seqs_of_model: dict[str, PositiveInt] = {}
+    num_seqs_with_draft: PositiveInt | None = None
+    shares_limits: bool = False
+    state_pool: SplitPool | None = None
+    window_pool: SplitPool | None = None
+    prefills_first: bool = False
 
 
 class EngineEntry(SourcedEntry):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError, check_known_names
-from planner.core.units import GIB
+from planner.core.units import GIB, MIB
 from planner.core.versions import Version
 from planner.engines.engine import BatchLimitTier, Engine
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model
+
+if TYPE_CHECKING:
+    from planner.engines.deployment import ParallelLayout, SpeculationConfig
 
 _DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 """Common short forms of dtypes -> the engine's name."""
@@ -54,11 +57,13 @@ MAX_KV_OFFLOAD_GIB = 65536
 
 
 def resolve_engine_args(
-    user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model
-) -> EngineArgs:
+    user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model,
+    layout: ParallelLayout | None = None, speculation: SpeculationConfig | None = None,
+) -> EngineArgs:  # fmt: skip
     """Fill in missing or None arguments as the engine does; `PlannerError` if it would not start.
 
-    `block_size` stays as given: backends and hybrid models change its default (see
+    Batch limits are those of one engine, also where copies of the attention share them
+    (`divide_batch_limits`). `block_size` stays as given: backends and hybrid models change its default (see
     `memory.kv_cache`). Order of steps: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0
     engine/arg_utils.py:3151.
     """
@@ -72,15 +77,20 @@ def resolve_engine_args(
     }
     length = user_args.get("max_model_len") or shape.max_position
     chunked = user_args.get("enable_chunked_prefill", facts.chunked_prefill)
-    tokens = tier.max_num_batched_tokens
+    copies = count_attention_copies(engine, model, layout)
+    tokens, most_seqs = tier.max_num_batched_tokens // copies, tier.max_num_seqs
+    if facts.num_seqs_of_model or (speculation and facts.num_seqs_with_draft):
+        drafted = facts.num_seqs_with_draft if speculation else None
+        shared = facts.num_seqs_of_model.get(shape.model_type, drafted)
+        most_seqs = max(shared // copies, 1) if shared else most_seqs
     if engine.name == "vllm":
         seqs = user_args.get("max_num_seqs") or tier.max_num_seqs
         tokens = min(tokens if chunked else max(tokens, length), seqs * length)
     tokens = user_args.get("max_num_batched_tokens", tokens)
     defaults = {
-        "gpu_memory_utilization": tier.gpu_memory_utilization or facts.gpu_memory_utilization,
+        "gpu_memory_utilization": facts.gpu_memory_utilization,
         "max_model_len": length,
-        "max_num_seqs": min(tier.max_num_seqs, tokens),
+        "max_num_seqs": most_seqs if facts.shares_limits else min(most_seqs, tokens),
         "max_num_batched_tokens": tokens,
         "dtype": (
             "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops else model.dtype
@@ -92,9 +102,71 @@ def resolve_engine_args(
         "async_scheduling": facts.async_scheduling,
     }
     args = EngineArgs(**{**defaults, **user_args})
+    if facts.static_memory and "gpu_memory_utilization" not in user_args:
+        share = _compute_static_share(args, engine, gpu, model, layout, speculation)
+        args = replace(args, gpu_memory_utilization=share)
     if (reason := _explain_refusal(args, engine, gpu, model)) is not None:
         raise PlannerError(reason)
     return args
+
+
+def count_attention_copies(engine: Engine, model: Model, layout: ParallelLayout | None) -> int:
+    """Count the copies of the attention that share the batch limits of a command."""
+    shares = engine.facts.shares_limits and layout is not None and model.architecture.is_moe
+    return layout.dp if shares and layout else 1
+
+
+def divide_batch_limits(args: Mapping[str, Any], copies: int) -> dict[str, Any]:
+    """Divide the batch limits of a command among copies of the attention, as SGLang does.
+
+    SGLang 0.5.16 server_args.py:5609, mem_cache/kv_cache_configurator.py:1631.
+    """
+    return {
+        name: max(value // copies, 1) if name in MAX_BATCH_LIMITS and value > 0 else value
+        for name, value in args.items()
+    }
+
+
+PROMPT_GRAPH_TOKENS = (
+    *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+    *range(1280, 4097, 256), *range(4608, 2**15, 512),
+)  # fmt: skip
+"""Tokens of SGLang's graphs of prompts (0.5.12 server_args.py:1662)."""
+VISION_SHARE, VISION_SHARE_SLOPE, VISION_SHARE_BOUNDS = 0.95, 0.1, (0.8, 1.05)
+REFERENCE_TOWER = 24 * 1024**2
+"""A model with a vision tower gets 0.95 of the share, less with a larger tower than ViT-L/14: layers
+x width^2 (SGLang 0.5.16 server_args.py:7951)."""
+
+
+def _compute_static_share(
+    args: EngineArgs, engine: Engine, gpu: Gpu, model: Model, layout: ParallelLayout | None,
+    speculation: SpeculationConfig | None,
+) -> float:  # fmt: skip
+    """Compute the default mem_fraction_static (SGLang 0.5.16 server_args.py:4054)."""
+    facts, shape = engine.facts, model.architecture
+    mib, tier = facts.static_memory, _select_batch_limits(engine, gpu)
+    assert mib is not None and tier.largest_graph is not None
+    copies, memory = count_attention_copies(engine, model, layout), gpu.memory_bytes / MIB
+    stage = layout.tp * copies if layout else 1
+    graph, tokens = tier.largest_graph[stage >= 4], max(args.max_num_batched_tokens * copies, 2048)
+    reserved = mib.base + mib.token * tokens + mib.graph * graph
+    reserved += mib.gpu * stage * (layout.pp if layout else 1)
+    if copies > 1:
+        reserved += graph * copies * (mib.many_copy_graph if graph > 300 else mib.copy_graph)
+    eager = speculation or copies > 1 or (layout and layout.pp > 1) or args.max_loras
+    if not (eager or shape.vision_towers or gpu.vendor != "nvidia"):
+        graphs = sum(size <= args.max_num_batched_tokens for size in PROMPT_GRAPH_TOKENS)
+        reserved += mib.latent_prompt_graphs if shape.is_mla else mib.prompt_graph * graphs
+    reserved = max(reserved, mib.least) if memory > 60 * 1024 else reserved
+    if speculation and speculation.method != "ngram":
+        reserved += mib.draft_model if speculation.method == "draft_model" else mib.draft
+    share = 1 - reserved / memory
+    blocks = [weight for weight in shape.vision_towers if weight.copies > 1 and weight.cols > 1]
+    if blocks:
+        size = max(w.copies for w in blocks) * min(w.cols for w in blocks) ** 2 / REFERENCE_TOWER
+        low, high = VISION_SHARE_BOUNDS
+        share *= VISION_SHARE * min(max(1 - VISION_SHARE_SLOPE * (size - 1), low), high)
+    return round(share, 3)
 
 
 def _select_batch_limits(engine: Engine, gpu: Gpu) -> BatchLimitTier:

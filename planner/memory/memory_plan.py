@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment
+from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig
 from planner.engines.engine import Engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.hardware.gpus import Gpu
@@ -354,12 +354,20 @@ def find_safe_memory_utilization(deployment: Deployment) -> float:
 
 def get_default_memory_utilization(deployment: Deployment) -> float:
     """Get the share of a GPU's memory that the engine takes by itself."""
-    return _get_default_utilization(deployment.engine, deployment.gpu, deployment.model)
+    return _get_default_utilization(
+        deployment.engine, deployment.gpu, deployment.model, replace(deployment.layout, replicas=1),
+        deployment.speculation, deployment.args.max_num_batched_tokens,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
-def _get_default_utilization(engine: Engine, gpu: Gpu, model: Model) -> float:
-    return resolve_engine_args({}, engine, gpu, model).gpu_memory_utilization
+def _get_default_utilization(
+    engine: Engine, gpu: Gpu, model: Model, layout: ParallelLayout,
+    speculation: SpeculationConfig | None, tokens: int,
+) -> float:  # fmt: skip
+    return resolve_engine_args(
+        {"max_num_batched_tokens": tokens}, engine, gpu, model, layout, speculation
+    ).gpu_memory_utilization
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:

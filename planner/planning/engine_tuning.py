@@ -71,7 +71,9 @@ def apply_engine_args(scenario: Scenario, usual: Deployment, **knobs: float) -> 
         for name in ("max_model_len", "kv_cache_dtype", "max_loras", "kv_offloading_size")
     }
     given |= scenario.engine_args
-    resolved = resolve_engine_args({**given, **knobs}, usual.engine, usual.gpu, usual.model)
+    resolved = resolve_engine_args(
+        {**given, **knobs}, usual.engine, usual.gpu, usual.model, usual.layout, usual.speculation
+    )
     return set_max_num_seqs(scenario, replace(usual, args=resolved))
 
 

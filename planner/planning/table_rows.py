@@ -12,8 +12,14 @@ from planner.core.errors import PlannerError, add_error_context, find_closest
 from planner.core.intervals import Interval
 from planner.core.readers import read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import (
+    Deployment,
+    ParallelLayout,
+    SpeculationConfig,
+    deploy_on,
+)
 from planner.engines.engine import explain_unsupported_gpu, get_engine, resolve_dynamo_version
+from planner.engines.engine_args import count_attention_copies, divide_batch_limits
 from planner.hardware.gpus import get_gpu
 from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS
 from planner.latency.startup_time import estimate_startup
@@ -184,8 +190,9 @@ def parse_deployment(
     args = ({} if pool else _get_recipe_args(model, cells)) | {
         name: cells[name] for name in ENGINE_ARG_COLUMNS if name in cells
     }
+    engine = get_engine(str(options.get("engine", "vllm")), options.get("engine_version"))
+    args = divide_batch_limits(args, count_attention_copies(engine, model, ParallelLayout(**sizes)))
     if pool == "prefill":  # prefill workers are started with more tokens per step than others
-        engine = get_engine(str(options.get("engine", "vllm")), options.get("engine_version"))
         args.setdefault("max_num_batched_tokens", get_pool_costs(engine).prefill_tokens)
     deployment = deploy_on(
         model, cells["gpu"], speculation=speculation, **sizes, **options, **memory, **args
