@@ -103,7 +103,7 @@ class EngineFacts(StrictEntry):
     lora_ends: dict[str, tuple[str, ...]]
     lora_extra_vocabulary: NonNegativeInt
     static_memory: StaticMemory | None = None
-    num_seqs_of_model: dict[str, PositiveInt] = {}
+    num_seqs_of_model: dict[str, PositiveInt] = Field(default_factory=dict)
     num_seqs_with_draft: PositiveInt | None = None
     shares_limits: bool = False
     state_pool: SplitPool | None = None

@@ -40,7 +40,7 @@ def find_safe_max_num_seqs(memory: MemoryPlan, workload: Workload, max_risk: flo
     mean, spread = _estimate_blocks_held(memory.layout, workload.prompt, workload.output)
     free, margin = max(0, memory.pool.num_blocks - 1), NormalDist().inv_cdf(1 - max_risk) * spread
     root = (math.sqrt(margin**2 + 4 * mean * free) - margin) / (2 * mean)
-    return math.floor(root**2 + 1e-9)
+    return math.floor(min(root**2 + 1e-9, memory.pool.max_sequences))
 
 
 @lru_cache(maxsize=256)

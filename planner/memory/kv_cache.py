@@ -79,6 +79,8 @@ class KvCacheLayout:
     in_flight: int  # maximum tokens in computation per request, for which windows are reserved
     dcp: int = 1
     counts_blocks: bool = False  # the version logs blocks x block size as "GPU KV cache size"
+    # sequences that a pool of states or windows holds per block of the pool of full attention
+    sequences_per_block: float = math.inf
 
     def count_request_blocks(self, tokens: int, in_flight: int = 1) -> int:
         """Count a request's blocks at `tokens` of context in all groups; default: decoding."""
@@ -120,6 +122,11 @@ class KvCachePool:
         return self.num_blocks / self.layout.max_blocks_per_request
 
     @property
+    def max_sequences(self) -> float:
+        """Sequences that run at once at most, by the pool of their states or windows."""
+        return self.num_blocks * self.layout.sequences_per_block // 1
+
+    @property
     def reported_tokens(self) -> int:
         """Logged GPU KV cache size: blocks x block size up to 0.20.0, then concurrency x length."""
         layout = self.layout
@@ -129,7 +136,8 @@ class KvCachePool:
 
     def count_sequences(self, tokens: int) -> int:
         """Count the decoding sequences with `tokens` of context that fit at once."""
-        return max(0, self.num_blocks - 1) // max(1, self.layout.count_request_blocks(tokens))
+        fit = max(0, self.num_blocks - 1) // max(1, self.layout.count_request_blocks(tokens))
+        return int(min(fit, self.max_sequences))
 
 
 StageCaches = Sequence[Mapping[LayerCache, int]]
@@ -161,6 +169,34 @@ def group_caches(
         token_bytes = (sum(c.token_bytes * n for c, n in stage.items()) for stage in stages)
         return (group,), [size * block_size for size in token_bytes], 1.0
     return _group_mixed_caches(stages, total, block_size, states)
+
+
+def _split_pools(
+    deployment: Deployment, stages: StageCaches, block_size: int
+) -> tuple[BlockGroups, float] | None:
+    """Give full attention the blocks, and states or windows pools in proportion to them.
+
+    Returns also the sequences per block that such a pool holds; None if the engine has none for the
+    model (SGLang 0.5.16 mem_cache/kv_cache_configurator.py:1762, model_executor/pool_configurator.py).
+    """
+    facts, model_type = deployment.engine.facts, deployment.model.architecture.model_type
+    caches = [cache for stage in stages for cache in stage]
+    full = [sum(c.token_bytes * n for c, n in s.items() if c.kind == "full") for s in stages]
+    states = [sum(cache.state_bytes * n for cache, n in stage.items()) for stage in stages]
+    windows = [sum(c.token_bytes * n for c, n in s.items() if c.window) for s in stages]
+    group = (KvCacheGroup("full", max(sum(stage.values()) for stage in stages), block_size),)
+    if not all(full) or _is_compressed(stages):
+        return None
+    if (pool := facts.state_pool) and any(states):
+        each = pool.per_sequence if deployment.args.enable_prefix_caching else 1
+        pages = [block_size * size * (1 + pool.ratio) for size in full]
+        held = min(f / s for f, s in zip(full, states, strict=True)) * pool.ratio / each
+        return (group, pages, 1 / (1 + pool.ratio)), held * block_size
+    if (pool := facts.window_pool) and any(windows) and model_type.startswith(pool.model_types):
+        pages = [block_size * (f + pool.ratio * w) for f, w in zip(full, windows, strict=True)]
+        widest = max(cache.window for cache in caches)
+        return (group, pages, 1.0), pool.ratio * block_size / (widest + block_size)
+    return None
 
 
 def _group_mixed_caches(
@@ -277,13 +313,16 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     architecture, facts = deployment.model.architecture, engine.facts
     dtype, k = resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
     stages = [
-        count_caches(layers, layout.tp, dtype, k) for layers in assign_stage_layers(deployment)
+        count_caches(layers, layout.tp, dtype, k, shares=engine.name != "sglang")
+        for layers in assign_stage_layers(deployment)
     ]
     block_size = args.block_size or facts.block_size
     if engine.name == "vllm" and args.block_size is None:
         block_size = get_backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
-    states = 1 + k
-    if any(cache.kind == "state" for stage in stages for cache in stage):
+    states, held = 1 + k, math.inf
+    if split := _split_pools(deployment, stages, block_size):
+        (groups, pages, used), held = split
+    elif any(cache.kind == "state" for stage in stages for cache in stage):
         has_gdn = any(
             isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn"
             for mixer in architecture.mixers
@@ -297,9 +336,10 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
             sum(stages, Counter()), max(block_size, 64 if has_checkpoints else KERNEL_BLOCK_TOKENS)
         )
         states += args.enable_prefix_caching + has_checkpoints
-    groups, pages, used = group_caches(
-        stages, block_size, states, hybrid=engine.release >= FIRST_RELEASE_WITH_HYBRID_POOL
-    )
+    if not split:
+        groups, pages, used = group_caches(
+            stages, block_size, states, hybrid=engine.release >= FIRST_RELEASE_WITH_HYBRID_POOL
+        )
     batches = layout.pp + args.async_scheduling if facts.window_batches == "concurrent" else 1
     return KvCacheLayout(
         groups=groups,
@@ -316,6 +356,7 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
         in_flight=batches * args.max_num_batched_tokens,
         dcp=layout.dcp,
         counts_blocks=facts.kv_tokens == "blocks",
+        sequences_per_block=held,
     )
 
 

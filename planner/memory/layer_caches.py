@@ -50,19 +50,19 @@ class LayerCache:
 
 
 def list_mixer_caches(
-    mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int = 0
+    mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int = 0, shares: bool = True
 ) -> list[LayerCache]:
     """List the caches of a mixer on one of `tp` ranks; `k` speculative tokens extend its states.
 
     KV heads are split until one is left per rank, then they are replicated; latents and index keys
-    always are.
+    always are. Unless an engine `shares` caches, layers that read those of others have one as well.
     """
     width = get_kv_element_bytes(kv_cache_dtype)
     if isinstance(mixer, RecurrentMixer):
         if mixer.kind == "compressor":
             return []  # DeepSeek-V4 stores its state with the latents
         return [LayerCache("state", state_bytes=mixer.compute_state_bytes(tp, k))]
-    if not mixer.stores_kv:
+    if shares and not mixer.stores_kv:
         return []
     if isinstance(mixer, LatentAttention):
         return _list_latent_caches(mixer, width)
@@ -74,13 +74,13 @@ def list_mixer_caches(
 
 
 def count_caches(
-    layers: Sequence[DecoderLayer], tp: int, kv_cache_dtype: str, k: int = 0
+    layers: Sequence[DecoderLayer], tp: int, kv_cache_dtype: str, k: int = 0, shares: bool = True
 ) -> Counter[LayerCache]:
     """Count the equal caches of all layers."""
     counts: Counter[LayerCache] = Counter()
     for layer, times in Counter(layers).items():
         for mixer in layer.mixers:
-            for cache in list_mixer_caches(mixer, tp, kv_cache_dtype, k):
+            for cache in list_mixer_caches(mixer, tp, kv_cache_dtype, k, shares):
                 counts[cache] += times
     return counts
 

@@ -153,7 +153,10 @@ def _compute_engine_capacity(
             f" {t.context[k, 0, 0]:,.0f} tokens"
         )
     max_running = stack_scalars(
-        [limit_sequences_by_adapters(case.deployment, case.workload) for case in cases]
+        [
+            min(limit_sequences_by_adapters(case.deployment, case.workload), pool.max_sequences)
+            for case, pool in zip(cases, pools, strict=True)
+        ]
     )
     return np.minimum(max_running, held), held, np.where(max_running <= held, "max_num_seqs", "kv")
 

@@ -181,7 +181,7 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
         groups.append((reach, group.block_size * pool.layout.dcp))
     has_lookahead = speculation and speculation.method.lower().startswith(LOOKAHEAD_DRAFT_METHODS)
     return EngineRules(
-        max_num_seqs=args.max_num_seqs,
+        max_num_seqs=int(min(args.max_num_seqs, max(pool.max_sequences, 1))),
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_blocks=pool.num_blocks,
         max_model_len=args.max_model_len,
@@ -281,7 +281,9 @@ def simulate_workload(
     arrival, prompt, output = arrival[served], prompt[served], output[served]
     uncounted = int(np.count_nonzero(served[:uncounted]))
     if model.kv_stretch > 1:
-        pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
+        held = pool.layout.sequences_per_block / model.kv_stretch  # of states, as many as before
+        layout = replace(pool.layout, sequences_per_block=held)
+        pool = replace(pool, layout=layout, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = build_engine_rules(deployment, pool, seed)
     if (prompt.astype(np.int64) + output).max() > rules.max_num_batched_tokens:
         # without it no engine would start for such requests
