@@ -57,6 +57,8 @@ class EngineState:
     adapters_s: float  # what adapters add to the current step
     host_loaded: float  # when the last blocks from host memory arrive
     last_output: float  # end of the step whose outputs were processed last
+    token_ratio: float  # share of their outputs that running requests reserve, at `ratio_step`
+    num_reserved: float  # tokens that they reserve
 
     num_sent: int
     num_due: int  # requests that this engine has to serve
@@ -86,6 +88,7 @@ class EngineState:
     fast_path_steps: int  # steps scheduled so far, the clock of the fast path
     fast_path_context: int  # tokens in the KV cache of sequences on the fast path
     fast_path_turn: int  # turn from which on sequences may enter the fast path
+    ratio_step: int  # `fast_path_steps` without steps of prompts since then
 
     is_steady: bool  # all running sequences decoded in the last step
     is_blocked: bool  # the first request of the queue did not fit
@@ -235,6 +238,7 @@ def create_engine_arrays(
         _close_rings(exit_rings[r])
         state[r].num_free_slots, state[r].steps_since_receive = num_slots, rules.recv_interval
         state[r].stuck, state[r].last_gap_s, state[r].next_visible = -1, -1.0, np.inf
+        state[r].token_ratio = rules.token_ratio
     return EngineArrays(
         state,
         np.full((engines, 1), rules.num_blocks - 1),

@@ -49,6 +49,10 @@ class EngineRules(NamedTuple):
     max_loras: int = 0  # adapters in one step, and slots on the GPU
     max_cpu_loras: int = 0  # adapters kept in host memory
     host_blocks: int = 0  # blocks that host memory keeps behind the KV cache pool
+    # a step has either prompts, which come first, or sequences that decode (SGLang)
+    prefills_first: bool = False
+    token_ratio: float = 0.0  # share of their outputs that running requests reserve at first
+    prefill_interval: int = 1  # steps from one that may start prompts to the next (vLLM)
 
 
 class StepCostTable(NamedTuple):

@@ -46,6 +46,12 @@ from planner.simulator.kernel_types import (
 
 FAST_PATH_COOLDOWN_TURNS = 16
 """Turns without a fast path after all sequences had to leave it."""
+MAX_RESERVED_TOKENS = 4096
+"""Tokens of an output that SGLang reserves at most (schedule_policy.py, CLIP_MAX_NEW_TOKENS)."""
+MIN_TOKEN_RATIO, TOKEN_RATIO_STEPS, RETRACT_STEPS = 0.14, 600, 20
+"""SGLang's share of outputs falls to this part of its first value in so many steps of decoding; after
+a retraction it is what running requests have, and so many tokens more (environ.py of 0.5.4 to
+0.5.23)."""
 
 
 @njit_compiled
@@ -118,7 +124,8 @@ def _receive_requests(
             or state.now >= until
         ):
             return next_request
-        state.now = next_request
+        state.now, state.token_ratio = next_request, rules.token_ratio
+        state.ratio_step = state.fast_path_steps
 
 
 @njit_force_inline
@@ -177,11 +184,24 @@ def _run_fast_path(
 
 
 @njit_compiled
-def _select_victim(running: np.ndarray, request: np.ndarray, rank: np.ndarray) -> int:
-    """Return the place in `running` to preempt: the last, or with priorities the least urgent."""
+def _select_victim(
+    rules: EngineRules, requests: RequestBatch, records: RequestRecords, engine: EngineInstance
+) -> int:
+    """Return the place in `running` to preempt: the last, or with priorities the least urgent.
+
+    SGLang takes the one with the fewest outputs, of equals the longest prompt (schedule_batch.py,
+    retract_decode).
+    """
+    running, rank = engine.running[: engine.state[0].num_awake], requests.rank
     last = len(running) - 1
-    for j in range(len(running) if len(rank) else 0):
-        if rank[request[running[j]]] > rank[request[running[last]]]:
+    for j in range(len(running) if len(rank) or rules.prefills_first else 0):
+        i, k = engine.request[running[j]], engine.request[running[last]]
+        if len(rank):
+            last = j if rank[i] > rank[k] else last
+            continue
+        ahead = engine.num_tokens[running[j]] - requests.prompt[i]
+        ahead -= engine.num_tokens[running[last]] - requests.prompt[k]
+        if ahead < 0 or (ahead == 0 and requests.prompt[i] > requests.prompt[k]):
             last = j
     return last
 
@@ -259,8 +279,9 @@ def _schedule_running(
     batch: np.ndarray,
     threshold: int,
     halt: bool,
+    first: int,
 ) -> tuple[int, int, int, bool]:
-    """Schedule running requests in order of admission, and preempt if blocks run out.
+    """Schedule running requests from place `first` on, and preempt if blocks run out.
 
     Returns scheduled and preempted requests, the rest of the token budget, and whether no prompt
     chunk is among them. With `halt`, state.stuck is -2 instead of the first preemption.
@@ -269,7 +290,7 @@ def _schedule_running(
     caching, windowed = tracks_block_contents(rules, requests), has_windows(rules)
     size, model_len = rules.groups[0, 1], rules.max_model_len
     budget = rules.max_num_batched_tokens - (state.num_running - state.num_awake)
-    taken, victims, k = 0, 0, 0
+    taken, victims, k = 0, 0, first
     uniform = rules.uses_v033_scheduler and rules.num_speculative_tokens > 0
     while k < state.num_awake and budget > 0:
         s = engine.running[k]
@@ -292,7 +313,7 @@ def _schedule_running(
             if engine.fast_path.entered[last] >= 0:
                 stop_fast_path(rules, table, records, engine, last)
                 budget += 1
-            place = _select_victim(engine.running[: state.num_awake], engine.request, requests.rank)
+            place = _select_victim(rules, requests, records, engine)
             victim = engine.running[place]
             returned = step_kernels.remove_from_step(batch, taken, victim)
             budget += returned
@@ -343,7 +364,9 @@ def _preempt_request(
     records.preemptions[victim] += 1
     _free_slot(rules, engine, slot)
     state.front_order -= 1
-    order = float(requests.rank[victim] if rules.priority else state.front_order)
+    state.back_order += 1
+    order = state.back_order if rules.prefills_first else state.front_order
+    order = float(requests.rank[victim] if rules.priority else order)
     queues.add_request(requests, engine, order, victim)
     return victim
 
@@ -379,6 +402,9 @@ def _schedule_waiting(
     state, pool, tables = engine.state[0], engine.pool, engine.tables
     caching, size = tracks_block_contents(rules, requests), rules.groups[0, 1]
     spec_tokens, model_len, ran = rules.num_speculative_tokens, rules.max_model_len, taken > 0
+    per_token = 0.0  # blocks
+    for g in range(len(rules.groups)):
+        per_token += (rules.groups[g, 0] == 0) / rules.groups[g, 1]
     while state.num_waiting and budget > 0 and state.num_free_slots > 0:
         q = queues.select_next_queue(rules, requests, engine)
         if q < 0:
@@ -412,9 +438,15 @@ def _schedule_waiting(
         needed = block_pool.count_blocks_to_admit(
             rules, pool, content, hit, tokens, end, engine.max_admission_blocks
         )
+        left = min(requests.output[i] - records.num_outputs[i], MAX_RESERVED_TOKENS)
+        if rules.prefills_first and state.num_running:
+            reserved = state.num_reserved + tokens - context - want + left + size
+            if needed + reserved * per_token >= pool.free[0]:
+                state.is_blocked = True
+                break
         if needed > pool.free[0]:
             # blocks that leave a window may make room
-            state.is_blocked = not (caching or has_windows(rules))
+            state.is_blocked = rules.prefills_first or not (caching or has_windows(rules))
             break
         engine.queue_heads[q] = queues.dequeue(engine.waiting, q)
         state.num_waiting -= 1
@@ -442,10 +474,59 @@ def _schedule_waiting(
             continue
         step_kernels.write_step_row(batch, taken, i, s, want, context, drafted)
         taken += 1
+        state.num_reserved += left if context + want >= tokens else 0
         if requests.adapter.size:
             queues.mark_adapter_used(engine, requests.adapter[i])
         budget -= want
     return taken
+
+
+@njit_compiled
+def _prepare_prefills(
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+) -> int:
+    """Return the place in `running` of the prompt that goes on, or behind the last; -1: decode.
+
+    Sets the tokens that the others reserve. SGLang computes prompts as long as there are any whose
+    tokens, with reserved ones, fit (scheduler.py, get_next_batch_to_run; schedule_policy.py,
+    PrefillAdder, 0.5.4 to 0.5.23).
+    """
+    state, num_slots, place = engine.state[0], len(engine.request), -1
+    if state.num_awake:
+        s = engine.running[state.num_awake - 1]
+        is_cut = engine.num_tokens[s] + engine.num_placeholders[s] - engine.num_computed[s] > 1
+        place = 0 if is_cut else -1
+    if place < 0 and (not state.num_waiting or state.is_blocked or not state.num_free_slots):
+        if engine.pool.free[0] <= state.num_running * len(rules.groups):  # any may be retracted
+            ring = engine.fast_path.running_ring
+            stop_fast_path_ring(rules, table, records, engine, ring, num_slots)
+        return -1
+    stop_fast_path_ring(rules, table, records, engine, engine.fast_path.running_ring, num_slots)
+    least = rules.token_ratio * MIN_TOKEN_RATIO
+    steps = state.fast_path_steps - state.ratio_step
+    ratio = state.token_ratio - steps * (rules.token_ratio - least) / TOKEN_RATIO_STEPS
+    place, state.num_reserved = state.num_awake - (place == 0), 0.0
+    for s in engine.running[:place]:
+        i = engine.request[s]
+        left = requests.prompt[i] + requests.output[i] - engine.num_tokens[s]
+        state.num_reserved += max(ratio, least) * min(left, MAX_RESERVED_TOKENS)
+    return place
+
+
+@njit_compiled
+def _raise_token_ratio(requests: RequestBatch, engine: EngineInstance) -> None:
+    """Set the share of outputs that requests reserve after a retraction, and admit again."""
+    state, outputs, most = engine.state[0], 0, 1
+    for s in engine.running[: state.num_awake]:
+        i = engine.request[s]
+        outputs += engine.num_tokens[s] - requests.prompt[i] + RETRACT_STEPS
+        most += requests.output[i]
+    state.token_ratio, state.ratio_step = min(outputs / most, 1.0), state.fast_path_steps
+    state.is_blocked = False
 
 
 @njit_compiled
@@ -694,27 +775,18 @@ def advance_engine(
                 rules.uses_v033_scheduler and state.num_running + state.num_waiting <= 1
             ):
                 threshold = rules.max_model_len
-            state.is_blocked = False
+            state.is_blocked &= rules.prefills_first
             state.turn += 1
             state.num_active_adapters = 0
+            place = (
+                _prepare_prefills(rules, table, requests, records, engine)
+                if rules.prefills_first
+                else 0
+            )
             if state.num_awake < state.num_running:
                 _allocate_fast_path_blocks(rules, table, requests, records, engine, threshold)
-            taken, victims, budget, uniform = _schedule_running(
-                rules,
-                table,
-                requests,
-                records,
-                engine,
-                batch,
-                threshold,
-                options.stop_at_first_preemption,
-            )
-            if state.stuck == -2:
-                break
-            for j in range(taken if requests.adapter.size else 0):
-                queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
-            if victims == 0:
-                taken = _schedule_waiting(
+            while True:
+                taken, victims, budget, uniform = _schedule_running(
                     rules,
                     table,
                     requests,
@@ -722,10 +794,33 @@ def advance_engine(
                     engine,
                     batch,
                     threshold,
-                    taken,
-                    budget,
-                    uniform,
+                    options.stop_at_first_preemption,
+                    max(place, 0),
                 )
+                for j in range(taken if requests.adapter.size else 0):
+                    queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
+                if victims == 0 and place >= 0 and state.stuck != -2:
+                    taken = _schedule_waiting(
+                        rules,
+                        table,
+                        requests,
+                        records,
+                        engine,
+                        batch,
+                        threshold,
+                        taken,
+                        budget,
+                        uniform,
+                    )
+                if taken or victims or place <= 0:
+                    break
+                place = -1  # no prompt fits: the others decode
+            if state.stuck == -2:
+                break
+            if rules.prefills_first:
+                state.ratio_step += place >= 0
+                if victims:
+                    _raise_token_ratio(requests, engine)
             state.num_taken, state.num_victims = taken, victims
             state.has_step = taken > 0 or state.num_awake < state.num_running
             if state.has_step or shares_clock:

@@ -16,6 +16,7 @@ from planner.core.errors import PlannerError
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
+from planner.engines.engine_args import count_attention_copies
 from planner.latency.step_model import StepModel
 from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.kv_cache import KvCachePool
@@ -43,6 +44,9 @@ FIRST_RELEASE_WITH_V033_SCHEDULER = Version(0, 33)
 
 Source: vLLM 0.33.0, v1/core/sched/scheduler.py:699.
 """
+INITIAL_TOKEN_RATIO, COPIES_TOKEN_RATIO = 0.7, 0.3
+"""Share of their outputs that running requests reserve at first, and its part with copies of the
+attention (SGLang 0.5.16 environ.py:356, server_args.py:5606)."""
 MAX_BLOCKS_PER_MEAN_PROMPT = 64
 """Blocks per mean prompt beyond which finer blocks change a simulation by less than a percent."""
 LOOKAHEAD_DRAFT_METHODS = ("eagle", "mtp", "draft_model", "dflash")
@@ -179,6 +183,7 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
     ):
         reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
         groups.append((reach, group.block_size * pool.layout.dcp))
+    copies = count_attention_copies(deployment.engine, deployment.model, deployment.layout)
     has_lookahead = speculation and speculation.method.lower().startswith(LOOKAHEAD_DRAFT_METHODS)
     return EngineRules(
         max_num_seqs=int(min(args.max_num_seqs, max(pool.max_sequences, 1))),
@@ -198,6 +203,8 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
         num_lookahead_tokens=deployment.num_draft_tokens if has_lookahead else 0,
         seed=seed,
         recv_interval=args.scheduler_recv_interval,
+        prefills_first=deployment.engine.facts.prefills_first,
+        token_ratio=INITIAL_TOKEN_RATIO * (COPIES_TOKEN_RATIO if copies > 1 else 1),
     )
 
 
