@@ -45,6 +45,7 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
     scheduler_recv_interval: int = 1  # SGLang: decode steps between polls for requests
+    prefill_schedule_interval: int = 1  # vLLM: data-parallel ranks compute prompts every n-th step
     limit_mm_per_prompt: str | None = None  # "image=2,video=0"
     revision: str | None = None  # branch, tag or commit of the checkpoint's repository
 
@@ -241,6 +242,13 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
         return (
             f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and"
             " 1 but for sglang"
+        )
+    if args.prefill_schedule_interval < 1 or (
+        args.prefill_schedule_interval > 1 and not engine.facts.prefill_schedule_interval
+    ):
+        return (
+            f"prefill_schedule_interval is {args.prefill_schedule_interval}; it must be at least 1,"
+            f" and 1 for {engine}: vllm has it from 0.24.0 on"
         )
     return _explain_refused_kv_cache(args, engine, gpu)
 
