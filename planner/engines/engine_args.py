@@ -167,7 +167,7 @@ def _compute_static_share(
         size = max(w.copies for w in blocks) * min(w.cols for w in blocks) ** 2 / REFERENCE_TOWER
         low, high = VISION_SHARE_BOUNDS
         share *= VISION_SHARE * min(max(1 - VISION_SHARE_SLOPE * (size - 1), low), high)
-    return round(share, 3)
+    return max(round(share, 3), 0.001)  # nothing fits then, as in the engine
 
 
 def _select_batch_limits(engine: Engine, gpu: Gpu) -> BatchLimitTier:

@@ -10,7 +10,7 @@ from planner.deploy.launch_spec import get_engine_packaging
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig, deploy_on
-from planner.engines.engine_args import EngineArgs
+from planner.engines.engine_args import MAX_BATCH_LIMITS, EngineArgs, divide_batch_limits
 from planner.engines.gpu_capabilities import explain_capability
 from planner.hardware import gpus
 from planner.hardware.gpus import Gpu
@@ -184,14 +184,12 @@ def _read_lora_args(values: Mapping[str, Any], defaults: Mapping[str, int]) -> d
 
 
 def _read_sglang_args(values: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
-    copies, changed = count_attention_copies(values), dict[str, Any]()
-    if isinstance(seqs := args.get("max_num_seqs"), int):
-        changed["max_num_seqs"] = max(seqs // copies, 1)
-    if isinstance(tokens := args.get("max_num_batched_tokens"), int):
+    limits = {name: args[name] for name in MAX_BATCH_LIMITS if isinstance(args.get(name), int)}
+    changed = divide_batch_limits(limits, count_attention_copies(values))
+    if (tokens := changed.get("max_num_batched_tokens")) is not None:
         changed["enable_chunked_prefill"] = tokens > 0
-        changed["max_num_batched_tokens"] = (
-            tokens // copies if tokens > 0 else values.get("max_prefill_tokens", 16384)
-        )
+        if tokens <= 0:
+            changed["max_num_batched_tokens"] = values.get("max_prefill_tokens", 16384)
     if values.get("disable_radix_cache"):
         changed["enable_prefix_caching"] = False
     if values.get("disable_overlap_schedule"):
