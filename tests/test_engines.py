@@ -11,6 +11,7 @@ from planner.core.catalog import load_catalog, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.versions import Version
 from planner.engines import engine as engines
+from planner.engines.deployment import deploy_on
 from planner.engines.engine import (
     EngineEntry,
     EngineFacts,
@@ -66,6 +67,34 @@ def test_default_batch_limits(version: str, card: str, tokens: int, seqs: int) -
 )
 def test_default_utilization(version: str, share: float) -> None:
     assert defaults(version, "H100").gpu_memory_utilization == share
+
+
+@pytest.mark.parametrize(
+    ("version", "card", "given", "mib"),
+    [  # SGLang's server_args.py of each release, at nvidia-smi's 143,771 and 183,359 MiB
+        ("0.5.3", "H200", {}, 512 + 1.5 * 8192 + 2 * 256 + 128),
+        ("0.5.12", "H200", {}, 512 + 1.5 * 8192 + 2 * 256 + 128 + 8 * 58),
+        ("0.5.12", "H200", {"tp": 8}, 512 + 1.5 * 8192 + 2 * 512 + 1024 + 8 * 58),
+        ("0.5.12", "B200", {"max_num_batched_tokens": 4096}, 10 * 1024),
+    ],
+)
+def test_sglangs_share_of_memory(version: str, card: str, given: dict, mib: float) -> None:
+    found = deploy_on("meta-llama/Llama-3.1-8B", card, engine="sglang", engine_version=version,
+                      **given)  # fmt: skip
+    total = {"H200": 143_771, "B200": 183_359}[card]
+    assert found.args.gpu_memory_utilization == pytest.approx(1 - mib / total, abs=0.002)
+
+
+def test_copies_of_sglangs_attention_share_limits_and_reserve_more() -> None:
+    """GLM-5.2 FP8 on eight H200, 0.5.14: 26 sequences of 9,228 tokens decode where measured, 33 to 45
+    GiB are reserved."""
+    found = deploy_on("zai-org/GLM-5.2-FP8", "H200", dp=8, ep=8, engine="sglang",
+                      engine_version="0.5.14")  # fmt: skip
+    reserved = 512 + 1.5 * 8192 + 2 * 512 + 1024 + 4.5 * 8 * 512
+    assert found.args.gpu_memory_utilization == pytest.approx(1 - reserved / 143_771, abs=0.002)
+    assert found.args.max_num_batched_tokens == 8192 // 8
+    flash = deploy_on("deepseek-ai/DeepSeek-V4-Flash", "B200", dp=4, ep=4, engine="sglang")
+    assert flash.args.max_num_seqs == 256 // 4  # arg_groups/deepseek_v4_hook.py
 
 
 @pytest.mark.parametrize(("version", "cached"), [("0.20.2", False), ("0.33.0", True)])

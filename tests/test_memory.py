@@ -469,3 +469,23 @@ def test_gains_are_worth_what_they_cost() -> None:
     )
     assert bought.loc["4-bit weights (AWQ)", "sequences"] > bought.loc["FP8 weights", "sequences"]
     assert (bought["more than now"] > 0).all()
+
+
+@pytest.mark.parametrize(("gpu", "decoding"), [("H200", 58), ("B200", 96)])
+def test_sglangs_pool_of_states_limits_the_sequences(gpu: str, decoding: int) -> None:
+    """Qwen3.6-35B-A3B at 0.8 of the memory: output rate x TPOT in SGLang's cookbook (0.5.15, 0.5.16).
+
+    Those that wait for the prompts of others, at most a quarter, are not among the sequences that decode.
+    """
+    model = deploy_on("Qwen/Qwen3.6-35B-A3B", gpu, engine="sglang", engine_version="0.5.15",
+                      gpu_memory_utilization=0.8)  # fmt: skip
+    assert decoding <= plan_memory(model).pool.max_sequences <= decoding * 4 / 3
+
+
+def test_sglang_stores_windows_and_shared_layers() -> None:
+    """Gemma-4-E4B: 7 of 42 layers see all (2 KV heads of 512), 35 a window (2 of 256) for which there is
+    0.8 of their tokens; 18 read the keys of others, and have room for their own
+    (pool_configurator.py of 0.5.16)."""
+    model = deploy_on("google/gemma-4-E4B-it", "H200", engine="sglang", engine_version="0.5.16")
+    page = plan_memory(model).pool.bytes_per_block
+    assert page == pytest.approx(2 * 2 * 2 * (7 * 512 + 0.8 * 35 * 256))

@@ -138,10 +138,17 @@ def alike(one: SimulationResult, other: SimulationResult) -> bool:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_blocks", [160, 3001])
 @pytest.mark.parametrize("concurrency", [0, 12])
-def test_shortcuts_change_nothing(overlap: bool, num_blocks: int, concurrency: int) -> None:
+@pytest.mark.parametrize(
+    "order", [{}, {"prefills_first": True, "token_ratio": 0.7}, {"prefill_interval": 4}]
+)
+def test_shortcuts_change_nothing(
+    overlap: bool, num_blocks: int, concurrency: int, order: dict
+) -> None:
     rng = np.random.default_rng(7)
     prompt, output = rng.integers(1, 900, 200), rng.integers(1, 250, 200)
-    engine = rules(async_scheduling=overlap, num_blocks=num_blocks, enable_prefix_caching=True)
+    engine = rules(
+        async_scheduling=overlap, num_blocks=num_blocks, enable_prefix_caching=True, **order
+    )
     arrival = sample_arrivals(200, 6.0, 1.0, rng)
     traffic = RequestBatch(arrival, prompt, output, concurrency=concurrency)
     fast = simulate_requests(engine, LINEAR, traffic)
@@ -153,6 +160,51 @@ def test_shortcuts_change_nothing(overlap: bool, num_blocks: int, concurrency: i
         fast, simulate_requests(engine, LINEAR, traffic._replace(content=own, content_start=start))
     )
     assert (fast.preemptions.sum() > 0) == (num_blocks == 160)
+
+
+def list_steps(engine: EngineRules, prompt: list[int], output: list[int]) -> list[dict[int, int]]:
+    """Request -> its tokens, step by step, of requests that arrive at once."""
+    traffic = RequestBatch(np.zeros(len(prompt)), np.array(prompt), np.array(output))
+    steps = simulate_requests(engine, LINEAR, traffic, log_steps=True).outcome
+    entries = steps.get_notes(NOTE_ENTRY, 3).astype(int).tolist()
+    return [
+        {request: tokens for row, request, tokens in entries if row == step}
+        for step in range(max(entries)[0] + 1)
+    ]
+
+
+def test_sglang_computes_prompts_alone_and_first() -> None:
+    """SGLang 0.5.16 scheduler.py, get_next_batch_to_run; schedule_policy.py, PrefillAdder."""
+    engine = rules(
+        max_num_batched_tokens=100, prefills_first=True, token_ratio=0.7, async_scheduling=False
+    )
+    steps = list_steps(engine, [150, 60], [3, 2])
+    assert steps == [{0: 100}, {0: 50, 1: 50}, {1: 10}, {0: 1, 1: 1}, {0: 1}]
+
+
+def test_sglang_admits_what_running_requests_leave_and_retracts_the_longest_prompt() -> None:
+    """24 blocks of 16 tokens hold one of the two to its end (schedule_batch.py, retract_decode)."""
+    engine = rules(
+        num_blocks=25, max_num_batched_tokens=160, async_scheduling=False, prefills_first=True
+    )
+    cautious = list_steps(engine._replace(token_ratio=0.7), [160, 112, 16], [80, 80, 60])
+    assert cautious[:2] == [{0: 160}, {0: 1}], "160 + 0.7 x 80, and 112 + 80, are more than 384"
+    assert next(k for k, step in enumerate(cautious) if 1 in step) == 80
+    bold = list_steps(engine._replace(token_ratio=0.0), [160, 112], [150, 80])
+    assert bold[:3] == [{0: 160}, {1: 112}, {0: 1, 1: 1}]
+    again = [k for k, step in enumerate(bold) if step.get(0, 0) > 1]
+    assert again == [0, 81, 82], (
+        "of equal answers the longest prompt goes, until the other has ended"
+    )
+
+
+def test_ranks_of_vllm_compute_prompts_every_fourth_step() -> None:
+    """vLLM pull 44558: not while others decode, unless the last such step left requests waiting."""
+    second = StepCostTable(np.ones(10), np.zeros(10))  # every step takes 1 s
+    traffic = RequestBatch(np.array([0.0, 1.5]), np.array([10, 10]), np.array([20, 2]))
+    engine = rules(prefill_interval=4, async_scheduling=False)
+    outcome = simulate_requests(engine, second, traffic).outcome
+    np.testing.assert_allclose(outcome.scheduled, [0, 4])
 
 
 def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
