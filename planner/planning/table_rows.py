@@ -216,8 +216,8 @@ def parse_deployment(
 def _get_recipe_args(model: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine arguments that InferenceX's scripts set, for a row of its tables."""
     family, gpu = model.architecture.model_type, get_gpu(cells["gpu"]).name
-    recipe_args: dict[str, Any] = {}
-    if not {"length_range_ratio", "concurrency"} <= cells.keys():
+    recipe_args, has_copies = dict[str, Any](), cells.get("dp", 1) > 1
+    if cells.get("length_range_ratio") != 0.8 or "concurrency" not in cells:
         return recipe_args
     for recipe in COLUMN_CATALOG["recipes"]:
         if (
@@ -225,6 +225,7 @@ def _get_recipe_args(model: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
             and family in recipe["models"]
             and gpu in recipe["gpus"]
             and cells["concurrency"] >= recipe["concurrency"]
+            and recipe.get("dp", has_copies) == has_copies
         ):
             recipe_args |= recipe["args"]
     return recipe_args
