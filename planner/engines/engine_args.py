@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 _DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 """Common short forms of dtypes -> the engine's name."""
+PROMPT_GRAPH_TOKENS = (
+    *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+    *range(1280, 4097, 256), *range(4608, 2**15, 512),
+)  # fmt: skip
+"""Tokens of SGLang's graphs of prompts (0.5.12 server_args.py:1662)."""
+VISION_SHARE, VISION_SHARE_SLOPE, VISION_SHARE_BOUNDS = 0.95, 0.1, (0.8, 1.05)
+REFERENCE_TOWER = 24 * 1024**2
+"""A model with a vision tower gets 0.95 of the share, less with a larger tower than ViT-L/14: layers
+x width^2 (SGLang 0.5.16 server_args.py:7951)."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
 
@@ -126,17 +135,6 @@ def divide_batch_limits(args: Mapping[str, Any], copies: int) -> dict[str, Any]:
         name: max(value // copies, 1) if name in MAX_BATCH_LIMITS and value > 0 else value
         for name, value in args.items()
     }
-
-
-PROMPT_GRAPH_TOKENS = (
-    *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
-    *range(1280, 4097, 256), *range(4608, 2**15, 512),
-)  # fmt: skip
-"""Tokens of SGLang's graphs of prompts (0.5.12 server_args.py:1662)."""
-VISION_SHARE, VISION_SHARE_SLOPE, VISION_SHARE_BOUNDS = 0.95, 0.1, (0.8, 1.05)
-REFERENCE_TOWER = 24 * 1024**2
-"""A model with a vision tower gets 0.95 of the share, less with a larger tower than ViT-L/14: layers
-x width^2 (SGLang 0.5.16 server_args.py:7951)."""
 
 
 def _compute_static_share(

@@ -1,8 +1,9 @@
 """Reproduce vLLM V1's scheduler step by step, compiled, without a Python object per request.
 
 It follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_scheduler.py,
-v1/engine/core.py:443) and, with `EngineRules.uses_v033_scheduler`, 0.33.0 where that differs. KV
-cache blocks are in `simulator.block_pool`. An engine can stop at any time and continue later, so
+v1/engine/core.py:443) and, with `EngineRules.uses_v033_scheduler`, 0.33.0 where that differs; with
+`EngineRules.prefills_first`, SGLang in what a step has, whom it admits and whom it retracts. KV cache
+blocks are in `simulator.block_pool`. An engine can stop at any time and continue later, so
 that several take turns behind one router (`simulator.router`).
 """
 
