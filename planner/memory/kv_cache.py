@@ -124,7 +124,8 @@ class KvCachePool:
     @property
     def max_sequences(self) -> float:
         """Sequences that run at once at most, by the pool of their states or windows."""
-        return self.num_blocks * self.layout.sequences_per_block // 1
+        held = self.layout.sequences_per_block
+        return int(self.num_blocks * held) if math.isfinite(held) else held
 
     @property
     def reported_tokens(self) -> int:
