@@ -178,7 +178,8 @@ def _split_pools(
     """Give full attention the blocks, and states or windows pools in proportion to them.
 
     Returns also the sequences per block that such a pool holds; None if the engine has none for the
-    model (SGLang 0.5.16 mem_cache/kv_cache_configurator.py:1762, model_executor/pool_configurator.py).
+    model. Without prefix caching there are as many states as sequences (SGLang 0.5.16
+    mem_cache/kv_cache_configurator.py:1735 and :1762, model_executor/pool_configurator.py:396).
     """
     facts, model_type = deployment.engine.facts, deployment.model.architecture.model_type
     caches = [cache for stage in stages for cache in stage]
@@ -188,10 +189,10 @@ def _split_pools(
     group = (KvCacheGroup("full", max(sum(stage.values()) for stage in stages), block_size),)
     if not all(full) or _is_compressed(stages):
         return None
-    if (pool := facts.state_pool) and any(states):
-        each = pool.per_sequence if deployment.args.enable_prefix_caching else 1
+    if (pool := facts.state_pool) and any(states) and deployment.args.enable_prefix_caching:
         pages = [block_size * size * (1 + pool.ratio) for size in full]
-        held = min(f / s for f, s in zip(full, states, strict=True)) * pool.ratio / each
+        held = min(f / s for f, s in zip(full, states, strict=True)) * pool.ratio
+        held /= pool.per_sequence
         return (group, pages, 1 / (1 + pool.ratio)), held * block_size
     if (pool := facts.window_pool) and any(windows) and model_type.startswith(pool.model_types):
         pages = [block_size * (f + pool.ratio * w) for f, w in zip(full, windows, strict=True)]
