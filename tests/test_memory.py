@@ -14,6 +14,7 @@ from planner.analysis.memory_sweeps import build_sequence_table, estimate_memory
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.engine import get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.memory.concurrency_limits import (
     estimate_preemption_risk,
@@ -23,6 +24,7 @@ from planner.memory.memory_plan import (
     MEMORY_TERMS,
     MemoryPlan,
     find_max_model_len,
+    find_memory_changes,
     find_safe_memory_utilization,
     plan_memory,
 )
@@ -345,6 +347,29 @@ def test_after_the_remedy_it_fits(model: str, gpu: str, tp: int, share: float) -
     else:
         after = plan_memory(followed(found))
         assert after.status == "ok" and after.remedy == ""
+
+
+def test_every_sequence_of_a_hybrid_needs_a_block_since_0_20() -> None:
+    """vllm-project/recipes pull 551 (856 blocks on an H100) and vllm pull 38270, not in 0.19.1.
+
+    CUDA graphs demand the blocks; a NVFP4 checkpoint has about 121 on a 5090, and 256 fails.
+    """
+    asked = deploy_on(
+        "Qwen/Qwen3.6-27B-FP8", "H100", engine_version="0.22.0", gpu_memory_utilization=0.95
+    )
+    found = plan_memory(asked)
+    assert not found.can_start
+    assert found.p_fits == 0
+    assert "max_num_seqs (1024) exceeds available Mamba cache blocks" in found.reason
+    assert found.pool.num_blocks == pytest.approx(856, rel=0.01)
+    (change,) = find_memory_changes(found)
+    assert change.argument == "max_num_seqs"
+    assert 800 < change.value <= 856
+    assert plan_memory(change.apply(asked)).status == "ok"
+    assert plan_memory(asked.with_args(enforce_eager=True)).can_start
+    assert plan_memory(replace(asked, engine=get_engine("vllm", "0.19.1"))).can_start
+    small = {"engine_version": "0.24.0", "max_model_len": 32768}
+    assert not plan_memory(deploy_on("nvidia/Qwen3.6-27B-NVFP4", "RTX-5090", **small)).can_start
 
 
 def test_the_remedy_takes_no_more_of_the_card_than_it_needs() -> None:

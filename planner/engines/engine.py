@@ -63,6 +63,7 @@ class EngineFacts(StrictEntry):
     kv_tokens: Literal["blocks", "concurrency"]
     window_batches: Literal["one", "concurrent"]
     null_block_reserved: bool
+    state_block_per_sequence: bool
     fp8_block_experts_whole: bool
     prefix_caching: bool
     prefix_caching_hybrid: bool
