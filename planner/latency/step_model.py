@@ -31,7 +31,7 @@ from planner.latency.kernel_costs import (
     estimate_matmul_s,
 )
 from planner.latency.step_work import StepWork, count_step_work, resolve_planned_kv_dtype
-from planner.memory.kv_cache import get_kv_element_bytes
+from planner.memory.kv_cache import get_kv_element_bytes, resolve_kv_cache_dtype
 from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collectives
 
 ASYNC_HOST_FRACTION = 0.35
@@ -324,7 +324,7 @@ def build_target_step_model(
         ranks=deployment.ranks_per_clock,
         padded_tokens=captured,
         shared_fraction=float(shared / sum(map(np.ptp, parts.values()))),
-        kv_stretch=get_kv_element_bytes(args.kv_cache_dtype or "auto")
+        kv_stretch=get_kv_element_bytes(resolve_kv_cache_dtype(deployment))
         / get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
         basis=known.basis,
         sigma_tpot=known.sigma_tpot,
