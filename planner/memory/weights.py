@@ -195,5 +195,7 @@ def compute_draft_bytes(
         compute_weight_bytes(draft, weight, draft_layout)
         for weight in draft.architecture.embedding_and_head
         if weight.part in shared_parts
+        # equal rotary tables are created once
+        or (weight.part == "engine" and weight in model.architecture.embedding_and_head)
     )
     return _sum_stage_bytes(draft, draft_layout, True)[0] - round(shared_bytes)
