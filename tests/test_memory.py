@@ -16,6 +16,7 @@ from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.engine_args import resolve_engine_args
+from planner.latency.step_model import build_step_model
 from planner.memory.concurrency_limits import (
     estimate_preemption_risk,
     find_safe_max_num_seqs,
@@ -370,6 +371,24 @@ def test_every_sequence_of_a_hybrid_needs_a_block_since_0_20() -> None:
     assert plan_memory(replace(asked, engine=get_engine("vllm", "0.19.1"))).can_start
     small = {"engine_version": "0.24.0", "max_model_len": 32768}
     assert not plan_memory(deploy_on("nvidia/Qwen3.6-27B-NVFP4", "RTX-5090", **small)).can_start
+
+
+def test_weights_in_host_memory_leave_the_card_but_not_under_the_second_runner() -> None:
+    """10 of 15.3 GiB, so that a 12 GB card serves an 8B (LMCache issue 1372; vllm issue 51396).
+
+    Embedding and head stay on the GPU, and the runner of 0.26 moves nothing.
+    """
+    asked = {"max_model_len": 8192, "cpu_offload_gb": 10}
+    found = plan_memory(deploy_on("Qwen/Qwen3-8B", "RTX-4070-Ti", engine_version="0.10.1", **asked))
+    assert found.can_start
+    assert found.weights.mid / GIB == pytest.approx(5.27, abs=0.05)
+    most = plan_memory(found.deployment.with_args(cpu_offload_gb=100))
+    assert most.weights.mid == pytest.approx(2 * 2 * 151_936 * 4096, rel=0.01)
+    newer = deploy_on("Qwen/Qwen3-8B", "RTX-4070-Ti", engine_version="0.26.0", **asked)
+    assert plan_memory(newer).weights.mid / GIB == pytest.approx(15.27, abs=0.05)
+    assert not plan_memory(newer).can_start
+    step = build_step_model(found.deployment)
+    assert 10 * GIB / 32e9 < step.fixed_s < 10 * GIB / 20e9  # over PCIe 4.0 x16
 
 
 def test_the_remedy_takes_no_more_of_the_card_than_it_needs() -> None:

@@ -41,12 +41,13 @@ class CudaGraphCapture(StrictEntry):
 
 
 class ModelRunnerV2(StrictEntry):
-    """The models that vLLM's model runner V2 serves, and whether it estimates its CUDA graphs."""
+    """The models that vLLM's model runner V2 serves, and what it does as the first one does."""
 
     model_types: tuple[str, ...]
     quantized: bool
     others: Literal["none", "dense", "all"]
     estimates: bool
+    offloads: bool
 
 
 class EngineFacts(StrictEntry):

@@ -10,10 +10,11 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from planner.core.units import MIB
+from planner.core.units import GIB, MIB
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
+from planner.memory.runtime_overhead import offloads_weights
 from planner.models.architecture import DecoderLayer, WeightTensor
 from planner.models.registry import DTYPE_BYTES, Model
 from planner.parallelism.pipeline import split_layers_into_stages
@@ -115,7 +116,32 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
         first, last = compute_lora_embedding_bytes(deployment)
         stages[0] += first
         stages[-1] += last
-    return tuple(stages)
+    offloaded = count_offloaded_bytes(deployment)
+    return tuple(size - part for size, part in zip(stages, offloaded, strict=True))
+
+
+def count_offloaded_bytes(deployment: Deployment) -> tuple[int, ...]:
+    """Count the weight bytes of each stage, per GPU, that stay in host memory: of layers only.
+
+    vLLM 0.33.0 model_executor/models/utils.py (make_layers), model_executor/offloader/uva.py.
+    """
+    model, layout = deployment.model, deployment.layout
+    limit = round(deployment.args.cpu_offload_gb * GIB)
+    if not limit or not offloads_weights(deployment.engine, model):
+        return (0,) * layout.pp
+    layers = model.architecture.layers
+    return tuple(
+        min(
+            limit,
+            round(
+                sum(
+                    _compute_layer_bytes(model, layers[i], layout, model.layer_prefixes[i])
+                    for i in range(start, end)
+                )
+            ),
+        )
+        for start, end in pairwise(split_layers_into_stages(len(layers), layout.pp))
+    )
 
 
 def compute_bytes_per_parameter(deployment: Deployment) -> float:
