@@ -295,6 +295,6 @@ def test_a_family_is_suggested_by_its_words():
     """No model is called "llama 4", and four are of that family."""
     near = find_near_names("llama 4", list_model_names())
     assert len(near) == 4 and all("Llama-4" in name for name in near)
-    with pytest.raises(PlannerError, match=r"did you mean meta-llama/Llama-4-Maverick"):
+    with pytest.raises(PlannerError, match=r"did you mean meta-llama/Llama-4-"):
         load_model("llama 4")
     assert find_near_names("zzz", list_model_names()) == ()

@@ -29,7 +29,7 @@ from planner.memory.deployment_changes import (
     list_changes,
 )
 from planner.memory.kv_cache import KvCacheLayout, KvCachePool, build_kv_layout
-from planner.memory.weights import compute_stage_bytes
+from planner.memory.weights import compute_loaded_bytes
 from planner.models.registry import Model
 
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
@@ -192,7 +192,7 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
         else runtime_overhead.estimate_cudagraph_actual(deployment, estimate)
     )
     stages = []
-    weights = compute_stage_bytes(deployment)
+    weights = compute_loaded_bytes(deployment)
     non_torch = runtime_overhead.estimate_non_torch(deployment)
     inner = last = runtime_overhead.estimate_activation(deployment)
     if len(weights) > 1:
@@ -214,6 +214,8 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
             available = free.map_monotone(lambda size: round(utilization * size))
         else:
             available = -used + budget
+        if not shifts:
+            available = available + runtime_overhead.estimate_start_spread(deployment)
         stages.append((terms, available, round(used.mid)))
     pools = [
         layout.build_pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")

@@ -235,13 +235,33 @@ def _get_fabric_suffix(deployment: Deployment) -> str:
 def estimate_non_torch(deployment: Deployment) -> Interval:
     """Estimate bytes outside torch's allocator: libraries, NCCL and all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
-        return _get_deployment_constant(deployment, "non-torch-rocm").as_non_negative_interval
+        name = "non-torch-rocm" + "-tp" * (
+            deployment.layout.tp > 1 and "fabric" in deployment.gpu.link
+        )
+        return _get_deployment_constant(deployment, name).as_non_negative_interval
     elsewhere, release = Interval.from_value(0), _get_constants_release(deployment)
     if deployment.gpu.architecture != "hopper" and release >= Version(0, 17):
         elsewhere = _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
+    elif deployment.gpu.architecture == "hopper" and deployment.layout.tp > 4:
+        elsewhere = _get_deployment_constant(deployment, "non-torch-wide").as_interval
     base = _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment))
     interval = base.as_non_negative_interval + elsewhere
     return Interval(max(0.0, interval.lo), interval.mid, interval.hi)
+
+
+def estimate_start_spread(deployment: Deployment) -> Interval:
+    """Estimate how far starts of the same command differ, by what no log of the constants has.
+
+    Zero in the middle: several GPUs, a vendor's builds other than NVIDIA's, recurrent layers.
+    """
+    architecture, gpu = deployment.model.architecture, deployment.gpu
+    cases = {
+        "spread-tp": deployment.layout.tp > 1,
+        "spread-vendor": gpu.vendor != "nvidia",
+        "spread-hybrid": architecture.is_hybrid,
+    }
+    spreads = [_get_deployment_constant(deployment, name) for name, holds in cases.items() if holds]
+    return sum((spread.as_interval for spread in spreads), Interval.from_value(0))
 
 
 def estimate_driver_context(deployment: Deployment) -> Interval:
