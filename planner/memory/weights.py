@@ -37,11 +37,11 @@ ROCM_FP8_LEFTOVER = 0.2
 About 0.2 for Ministral-3-14B on one MI300X (vLLM 0.13 to 0.18: 17.6 GiB for 14.7) and for DeepSeek-R1 on
 eight, less for Qwen3-235B.
 """
-ROCM_LOADED_BYTES = 0.7 * GIB
-"""What else is in use after loading on ROCm: 0.3 to 1.7 GiB beyond padding.
+RADEON_LOADED_BYTES, INSTINCT_LOADED_BYTES = 0.3 * GIB, 0.7 * GIB
+"""What else is in use after loading on ROCm, beyond padding.
 
-Starts of vLLM 0.11 to 0.18 on MI300X, 5 models (vllm-memory-estimator's validation set); 0.4 to 0.7
-on a Radeon AI PRO R9700.
+0 to 0.7 GiB in starts of vLLM 0.11 to 0.13 on Radeon AI PRO R9700; 0.3 to 1.7 in those of 0.11 to 0.18
+on MI300X, 5 models (vllm-memory-estimator's validation set).
 """
 FIRST_RELEASE_WITH_PADDED_EXPERTS = Version(0, 18)
 """Nemotron-3-Nano-30B-A3B-FP8 on one H200 takes 30.5 GiB until 0.16, 31.4 in 0.18 to 0.20."""
@@ -157,6 +157,8 @@ def compute_loaded_bytes(deployment: Deployment) -> tuple[int, ...]:
     On ROCm all memory in use counts (vLLM 0.19.1 platforms/rocm.py, get_current_memory_usage).
     """
     is_rocm, engine = deployment.gpu.vendor == "amd", deployment.engine
+    is_instinct = "fabric" in deployment.gpu.link
+    loaded = is_rocm * (INSTINCT_LOADED_BYTES if is_instinct else RADEON_LOADED_BYTES)
     stages = compute_stage_bytes(deployment)
     if engine.name != "vllm":
         return stages
@@ -165,7 +167,7 @@ def compute_loaded_bytes(deployment: Deployment) -> tuple[int, ...]:
     padded = _sum_over_stages(deployment, _compute_expert_padding) if pads else copied
     on_rocm = _sum_over_stages(deployment, _compute_rocm_padding) if is_rocm else copied
     return tuple(
-        round(size + copy + pads * padding + is_rocm * (rocm + ROCM_LOADED_BYTES))
+        round(size + copy + pads * padding + is_rocm * rocm + loaded)
         for size, copy, padding, rocm in zip(stages, copied, padded, on_rocm, strict=True)
     )
 
