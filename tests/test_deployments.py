@@ -44,8 +44,9 @@ STARTS = [
     ("openai/gpt-oss-120b", "H100-SXM", "checkpoint"),
     ("Qwen/Qwen3-32B", "H100-SXM", "checkpoint"),
     ("google/gemma-3-12b-it", "RTX-4090", "fp8"),
+    ("Qwen/Qwen3.6-27B", "H100-SXM", "fp8"),
 ]
-"""Models that people serve on one such card, with little left for the warm-up of 1,024 sequences."""
+"""Models that people serve on one such card, with little left for the warm-up of 1,024 sequences, or their states."""
 
 
 @pytest.mark.parametrize("tenants", [0, 6])

@@ -14,7 +14,9 @@ from planner.analysis.memory_sweeps import build_sequence_table, estimate_memory
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.engine import get_engine
 from planner.engines.engine_args import resolve_engine_args
+from planner.latency.step_model import build_step_model
 from planner.memory.concurrency_limits import (
     estimate_preemption_risk,
     find_safe_max_num_seqs,
@@ -23,6 +25,7 @@ from planner.memory.memory_plan import (
     MEMORY_TERMS,
     MemoryPlan,
     find_max_model_len,
+    find_memory_changes,
     find_safe_memory_utilization,
     plan_memory,
 )
@@ -345,6 +348,47 @@ def test_after_the_remedy_it_fits(model: str, gpu: str, tp: int, share: float) -
     else:
         after = plan_memory(followed(found))
         assert after.status == "ok" and after.remedy == ""
+
+
+def test_every_sequence_of_a_hybrid_needs_a_block_since_0_20() -> None:
+    """vllm-project/recipes pull 551 (856 blocks on an H100) and vllm pull 38270, not in 0.19.1.
+
+    CUDA graphs demand the blocks; a NVFP4 checkpoint has about 121 on a 5090, and 256 fails.
+    """
+    asked = deploy_on(
+        "Qwen/Qwen3.6-27B-FP8", "H100", engine_version="0.22.0", gpu_memory_utilization=0.95
+    )
+    found = plan_memory(asked)
+    assert not found.can_start
+    assert found.p_fits == 0
+    assert "max_num_seqs (1024) exceeds available Mamba cache blocks" in found.reason
+    assert found.pool.num_blocks == pytest.approx(856, rel=0.01)
+    (change,) = find_memory_changes(found)
+    assert change.argument == "max_num_seqs"
+    assert 800 < change.value <= 856
+    assert plan_memory(change.apply(asked)).status == "ok"
+    assert plan_memory(asked.with_args(enforce_eager=True)).can_start
+    assert plan_memory(replace(asked, engine=get_engine("vllm", "0.19.1"))).can_start
+    small = {"engine_version": "0.24.0", "max_model_len": 32768}
+    assert not plan_memory(deploy_on("nvidia/Qwen3.6-27B-NVFP4", "RTX-5090", **small)).can_start
+
+
+def test_weights_in_host_memory_leave_the_card_but_not_under_the_second_runner() -> None:
+    """10 of 15.3 GiB, so that a 12 GB card serves an 8B (LMCache issue 1372; vllm issue 51396).
+
+    Embedding and head stay on the GPU, and the runner of 0.26 moves nothing.
+    """
+    asked = {"max_model_len": 8192, "cpu_offload_gb": 10}
+    found = plan_memory(deploy_on("Qwen/Qwen3-8B", "RTX-4070-Ti", engine_version="0.10.1", **asked))
+    assert found.can_start
+    assert found.weights.mid / GIB == pytest.approx(5.27, abs=0.05)
+    most = plan_memory(found.deployment.with_args(cpu_offload_gb=100))
+    assert most.weights.mid == pytest.approx(2 * 2 * 151_936 * 4096, rel=0.01)
+    newer = deploy_on("Qwen/Qwen3-8B", "RTX-4070-Ti", engine_version="0.26.0", **asked)
+    assert plan_memory(newer).weights.mid / GIB == pytest.approx(15.27, abs=0.05)
+    assert not plan_memory(newer).can_start
+    step = build_step_model(found.deployment)
+    assert 10 * GIB / 32e9 < step.fixed_s < 10 * GIB / 20e9  # over PCIe 4.0 x16
 
 
 def test_the_remedy_takes_no_more_of_the_card_than_it_needs() -> None:

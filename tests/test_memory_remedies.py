@@ -96,8 +96,9 @@ def test_lint_without_a_gpu_says_what_is_not_checked() -> None:
     large = lint("vllm serve meta-llama/Llama-3.1-405B-Instruct -tp 2")
     assert "378 GiB of weights" in str(large) and "starts on no known GPU" in str(large)
     assert large.verdict == "at_risk" and not large.findings[0].needs_fix
-    for unknown in ("vllm serve mine", "vllm serve Qwen/Qwen3-32B -tp $TP",
-                    "vllm serve meta-llama/Llama-3.1-405B-Instruct --cpu-offload-gb 900"):  # fmt: skip
+    offloaded = lint("vllm serve meta-llama/Llama-3.1-405B-Instruct --cpu-offload-gb 900")
+    assert "70.9 GiB on its GPU (7.86 GiB" in str(offloaded)  # embedding and head
+    for unknown in ("vllm serve mine", "vllm serve Qwen/Qwen3-32B -tp $TP"):
         assert "Memory is not checked without a GPU. Add --gpu" in str(lint(unknown))
     assert "not checked" not in str(lint("vllm serve Qwen/Qwen3-8B", gpu="H100"))
 

@@ -17,7 +17,7 @@ from planner.analysis.speculation_tables import build_draft_table, sweep_speedup
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.speculation_methods import (
     explain_unsupported_method,
@@ -35,11 +35,14 @@ from planner.latency.speculative_decoding import (
     infer_acceptance_rate,
 )
 from planner.latency.step_model import build_step_model, compute_expected_tokens
+from planner.memory.kv_cache import build_kv_layout
 from planner.memory.memory_plan import plan_memory
+from planner.memory.weights import compute_draft_bytes
 from planner.models.registry import load_model
 from planner.planning.prediction import evaluate, get_memory_plan
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
+from planner.tools.lint.deployment_reader import read_speculation
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -530,3 +533,22 @@ def test_bad_input_is_one_clear_sentence() -> None:
         evaluate_speculation(replace(llama(), speculation=None), 1, 100)
     with pytest.raises(PlannerError, match="yields 1 to 4 tokens"):
         infer_acceptance_rate(5.0, 3)
+
+
+def test_gemma_4s_assistants_are_small_and_read_the_targets_cache() -> None:
+    """vLLM pull 41745: layers without keys and values; 78.5 million parameters and a 0.93 GB file.
+
+    The method may be called mtp or left out (vLLM pull 42180).
+    """
+    named = {"num_speculative_tokens": 4, "model": "google/gemma-4-31B-it-assistant"}
+    for config in (named, named | {"method": "mtp"}):
+        found = read_speculation("vllm", {"speculative_config": config})
+        deployment = deploy_on("google/gemma-4-31B-it", "H100", engine_version="0.24.0", tp=2)
+        drafted = replace(deployment, speculation=found)
+        alone, both = build_kv_layout(deployment), build_kv_layout(drafted)
+        assert both.stage_bytes_per_block == alone.stage_bytes_per_block
+        assert both.kv_bytes_per_token == alone.kv_bytes_per_token
+        single = compute_draft_bytes(deployment.model, found, ParallelLayout())
+        assert single == pytest.approx(0.93e9, rel=0.05)
+    smallest = load_model("google/gemma-4-E4B-it-assistant").architecture
+    assert smallest.params_total == pytest.approx(78.5e6, rel=0.04)

@@ -282,7 +282,7 @@ def test_an_explanation_ends_with_what_could_be_gained(tmp_path: Path) -> None:
 
 
 def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
-    """The lines of vllm-project/vllm issues 27508 (0.11) and 16343 (0.8.3, on a 3090)."""
+    """The lines of vllm issues 27508 (0.11) and 16343 (0.8.3, on a 3090), and recipes pull 551."""
     log = tmp_path / "vllm.log"
     log.write_text(
         "INFO Initializing a V1 LLM engine (v0.11.0) with config: model='openai/gpt-oss-120b',"
@@ -293,6 +293,12 @@ def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
         " 49152.\n"
     )
     assert "--max-model-len 49152 starts" in explain_log_file(log, "H100").suggestions
+    log.write_text(
+        "INFO Initializing a V1 LLM engine (v0.22.0) with config: model='Qwen/Qwen3.6-27B-FP8',"
+        " max_seq_len=262144\nValueError: max_num_seqs (1024) exceeds available Mamba cache blocks"
+        " (856). Each decode sequence requires one Mamba cache block.\n"
+    )
+    assert "--max-num-seqs 856 starts" in explain_log_file(log, "H100").suggestions
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 350.00 MiB. GPU 0 has a total "
                    "capacity of 23.68 GiB of which 212.81 MiB is free.\n")  # fmt: skip
     with pytest.raises(PlannerError, match=r"figures found.*The GPU is full.*quantized weights"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.core.readers import read_yaml
 from planner.core.units import GIB
 from planner.engines.deployment import ParallelLayout, SpeculationConfig, deploy_on
-from planner.memory.weights import compute_lora_bytes, compute_stage_bytes
+from planner.memory.weights import compute_loaded_bytes, compute_lora_bytes, compute_stage_bytes
 from planner.models.quantization import WEIGHT_FORMATS
 from planner.models.registry import load_model
 from planner.parallelism.pipeline import split_layers_into_stages
@@ -219,3 +219,25 @@ def test_expert_parallel_ranks_hold_every_expert_once(name: str, tp: int, dp: in
         if weight.part == "routed_experts" and weight.copies % ranks == 0:
             rows, cols, copies = compute_shard_shape(weight, ParallelLayout(tp=tp, dp=dp, ep=ranks))
             assert rows * cols * copies * ranks == weight.num_elements
+
+
+STARTS = [
+    ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", "MI300X", 8, 1, "0.11.2", 126.73),
+    ("Qwen/Qwen3-235B-A22B-Instruct-2507", "MI300X", 4, 1, "0.11.2", 112.61),
+    ("Qwen/Qwen3-235B-A22B-Instruct-2507", "MI300X", 8, 1, "0.11.2", 56.65),
+    ("RedHatAI/Ministral-3-14B-Instruct-2512", "MI300X", 1, 1, "0.14.1", 17.60),
+    ("deepseek-ai/DeepSeek-R1-0528", "MI300X", 8, 1, "0.14.1", 81.31),
+    ("deepseek-ai/DeepSeek-R1-0528", "H200", 8, 1, "0.14.1", 79.74),
+    ("RedHatAI/Llama-4-Maverick-17B-128E-Instruct-FP8", "H200", 8, 1, "0.11.2", 48.87),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "H200", 1, 1, "0.16.0", 30.52),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "H200", 1, 1, "0.18.0", 31.40),
+]
+"""Model, GPU, TP, EP, vLLM, "Model loading took ... GiB" (vllm-memory-estimator's validation set)."""
+
+
+@pytest.mark.parametrize(("name", "gpu", "tp", "ep", "version", "logged"), STARTS)
+def test_loading_adds_copies_and_padding(
+    name: str, gpu: str, tp: int, ep: int, version: str, logged: float
+) -> None:
+    deployment = deploy_on(name, gpu, tp=tp, ep=ep, engine_version=version)
+    assert compute_loaded_bytes(deployment)[0] / GIB == pytest.approx(logged, rel=0.011)

@@ -65,12 +65,13 @@ class CudaGraphCapture(StrictEntry):
 
 
 class ModelRunnerV2(StrictEntry):
-    """The models that vLLM's model runner V2 serves, and whether it estimates its CUDA graphs."""
+    """The models that vLLM's model runner V2 serves, and what it does as the first one does."""
 
     model_types: tuple[str, ...]
     quantized: bool
     others: Literal["none", "dense", "all"]
     estimates: bool
+    offloads: bool
 
 
 class EngineFacts(StrictEntry):
@@ -87,6 +88,7 @@ class EngineFacts(StrictEntry):
     kv_tokens: Literal["blocks", "concurrency"]
     window_batches: Literal["one", "concurrent"]
     null_block_reserved: bool
+    state_block_per_sequence: bool
     fp8_block_experts_whole: bool
     prefix_caching: bool
     prefix_caching_hybrid: bool

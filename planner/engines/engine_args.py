@@ -50,6 +50,7 @@ class EngineArgs:
     max_loras: int = 0  # 0: no LoRA
     max_lora_rank: int = 16
     max_cpu_loras: int = 0  # adapters kept in host memory; 0: as many as max_loras
+    cpu_offload_gb: float = 0.0  # GiB of weights of each GPU that stay in host memory
     kv_offloading_size: float = 0.0  # GiB of host memory for KV blocks, over all ranks; 0: none
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
@@ -63,7 +64,7 @@ MAX_BATCH_LIMITS = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 """Largest batches with tabulated step costs; above the longest context of the catalog's models."""
 FIRST_RELEASE_WITH_KV_OFFLOAD = Version(0, 12)
 """The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv)."""
-MAX_KV_OFFLOAD_GIB = 65536
+MAX_OFFLOAD_GIB = 65536
 
 
 def resolve_engine_args(
@@ -264,15 +265,15 @@ def _explain_refused_kv_cache(args: EngineArgs, engine: Engine, gpu: Gpu) -> str
         )
     if args.dtype == "bfloat16" and "bf16" not in gpu.peak_flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
-    if not 0 <= args.kv_offloading_size <= MAX_KV_OFFLOAD_GIB:
-        return (
-            f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to"
-            f" {MAX_KV_OFFLOAD_GIB:,}"
-        )
+    for name in ("kv_offloading_size", "cpu_offload_gb"):
+        if not 0 <= (size := getattr(args, name)) <= MAX_OFFLOAD_GIB:
+            return f"{name} is {size:g} GiB; it must be 0 to {MAX_OFFLOAD_GIB:,}"
     if args.kv_offloading_size and (
         engine.name != "vllm" or engine.release < FIRST_RELEASE_WITH_KV_OFFLOAD
     ):
         return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
+    if args.cpu_offload_gb and engine.name not in ("vllm", "sglang"):
+        return f"{engine} has no cpu_offload_gb"
     if args.kv_offloading_size and not args.enable_prefix_caching:
         return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"
     return None

@@ -30,8 +30,10 @@ from planner.latency.kernel_costs import (
     estimate_expert_s,
     estimate_matmul_s,
 )
+from planner.latency.kv_offload import COPY_LINK_FRACTION
 from planner.latency.step_work import StepWork, count_step_work, resolve_planned_kv_dtype
-from planner.memory.kv_cache import get_kv_element_bytes
+from planner.memory.kv_cache import get_kv_element_bytes, resolve_kv_cache_dtype
+from planner.memory.weights import count_offloaded_bytes
 from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collectives
 
 ASYNC_HOST_FRACTION = 0.35
@@ -315,7 +317,11 @@ def build_target_step_model(
         prefill_pair_s=prefill.get(None, 0.0),
         prefill_windows=tuple((window, s) for window, s in prefill.items() if window),
         state_s=w.state_bytes / (gpu.memory_bandwidth * c.kv),
-        fixed_s=_estimate_exposed_host_s(deployment, c, alone) + is_every_step * between,
+        fixed_s=_estimate_exposed_host_s(deployment, c, alone)
+        + is_every_step * between
+        # weights in host memory are read over the link at every step
+        + max(count_offloaded_bytes(deployment))
+        / (deployment.gpu.host_bandwidth * COPY_LINK_FRACTION),
         prefill_step_s=0.0 if args.enforce_eager or is_every_step else between,
         prompt_s=c.prompt_s,
         request_s=c.request_s,
@@ -324,7 +330,7 @@ def build_target_step_model(
         ranks=deployment.ranks_per_clock,
         padded_tokens=captured,
         shared_fraction=float(shared / sum(map(np.ptp, parts.values()))),
-        kv_stretch=get_kv_element_bytes(args.kv_cache_dtype or "auto")
+        kv_stretch=get_kv_element_bytes(resolve_kv_cache_dtype(deployment))
         / get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
         basis=known.basis,
         sigma_tpot=known.sigma_tpot,

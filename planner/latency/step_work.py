@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.memory.kv_cache import get_kv_element_bytes
+from planner.memory.kv_cache import get_kv_element_bytes, resolve_kv_cache_dtype
 from planner.memory.weights import compute_weight_bytes
 from planner.models.architecture import (
     DecoderLayer,
@@ -206,13 +206,13 @@ def resolve_planned_kv_dtype(deployment: Deployment) -> str:
 
     It is the requested one; for "auto" what the checkpoint declares, else the model's dtype.
     Without a request, it is the dtype of the recipes behind the calibration, so that a prediction
-    means what was measured: NVIDIA's NVFP4 checkpoints declare an FP8 cache, which vLLM uses.
+    means what was measured: NVIDIA's NVFP4 checkpoints declare an FP8 cache, which vLLM uses. All
+    recipes with an FP8 cache are of quantized weights; others have what the memory plan has.
     """
-    dtype = deployment.args.kv_cache_dtype
-    if dtype is not None:
-        return (deployment.model.quantization.kv_cache_dtype or dtype) if dtype == "auto" else dtype
     main = deployment.model.quantization.main_format
-    if main is not None and main.method == "nvfp4":
+    if deployment.args.kv_cache_dtype is not None or main is None:
+        return resolve_kv_cache_dtype(deployment)
+    if main.method == "nvfp4":
         return "fp8"
     return get_deployment_coefficients(deployment).kv_cache_dtype
 

@@ -116,24 +116,26 @@ def list_changes(
     deployment: Deployment,
     utilizations: Iterable[float | None] = (None,),
     lengths: Iterable[int | None] = (None,),
+    max_state_sequences: float = math.inf,
 ) -> dict[str, list[DeploymentChange]]:
     """List the changes that need less memory, by what they change, the mildest first.
 
     First what costs users nothing, then what costs accuracy, money and long requests. A value of
-    gpu_memory_utilization or max_model_len that is None depends on the other changes.
+    gpu_memory_utilization or max_model_len that is None depends on the other changes;
+    `max_state_sequences` is a limit of max_num_seqs that the start demands.
     """
     args, layout, model = deployment.args, deployment.layout, deployment.model
     is_shared = deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes
     tokens = max(MIN_REMEDY_BATCHED_TOKENS, args.max_num_seqs)
     bits = model.quantization.weight_bits
+    sequences = _list_powers_below(args.max_num_seqs, MIN_REMEDY_SEQUENCES)
+    if 0 < max_state_sequences < args.max_num_seqs:
+        sequences = sorted({*sequences, int(max_state_sequences)}, reverse=True)
     formats = [name for name in FORMAT_NAMES if parse_quantization(name).weight_bits < bits]
     costs: dict[str, list[tuple[Any, float]]] = {
         "gpu_free_bytes": [(None, 3.0)] if is_shared else [],
         "gpu_memory_utilization": [(share, 1.0) for share in utilizations],
-        "max_num_seqs": [
-            (size, 2.0 + 1.5 * math.log2(256 / size))
-            for size in _list_powers_below(args.max_num_seqs, MIN_REMEDY_SEQUENCES)
-        ],
+        "max_num_seqs": [(size, max(0.5, 2.0 + 1.5 * math.log2(256 / size))) for size in sequences],
         "max_num_batched_tokens": [
             (size, 8.0)
             for size in _list_powers_below(args.max_num_batched_tokens, tokens)

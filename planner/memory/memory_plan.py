@@ -29,7 +29,7 @@ from planner.memory.deployment_changes import (
     list_changes,
 )
 from planner.memory.kv_cache import KvCacheLayout, KvCachePool, build_kv_layout
-from planner.memory.weights import compute_stage_bytes
+from planner.memory.weights import compute_loaded_bytes
 from planner.models.registry import Model
 
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
@@ -109,8 +109,26 @@ class MemoryPlan:
 
     @property
     def can_start(self) -> bool:
-        """Whether the engine starts: all terms fit, and one request of max_model_len does."""
-        return self.status != "does_not_fit" and self.pool.max_concurrency_x >= 1
+        """Whether the engine starts: all terms, a request of max_model_len and states fit."""
+        return (
+            self.status != "does_not_fit"
+            and self.pool.max_concurrency_x >= 1
+            and self.pool.num_blocks >= self.num_state_blocks
+        )
+
+    @property
+    def num_state_blocks(self) -> int:
+        """Blocks that the start demands for the recurrent states of max_num_seqs sequences."""
+        args, facts = self.deployment.args, self.deployment.engine.facts
+        demands = facts.state_block_per_sequence and not args.enforce_eager
+        has_states = any(group.kind == "state" for group in self.layout.groups)
+        return args.max_num_seqs if demands and has_states else 0
+
+    @property
+    def max_state_sequences(self) -> float:
+        """The largest max_num_seqs whose states surely find blocks; infinite if they need none."""
+        blocks = int(max(0.0, self.kv_available.lo) // self.pool.bytes_per_block)
+        return blocks if self.num_state_blocks else math.inf
 
     @cached_property
     def p_fits(self) -> float:
@@ -126,7 +144,8 @@ class MemoryPlan:
             _estimate_free_at_start(self),
             int(self.deployment.engine.facts.null_block_reserved),
         )
-        want = (self.layout.max_blocks_per_request + reserve) * self.pool.bytes_per_block
+        blocks = max(self.layout.max_blocks_per_request + reserve, self.num_state_blocks)
+        want = blocks * self.pool.bytes_per_block
         rest, after = _estimate_after_pool(self)
         checks = (
             (free.mid - self.budget_bytes, free.mid - free.lo),
@@ -173,7 +192,7 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
         else runtime_overhead.estimate_cudagraph_actual(deployment, estimate)
     )
     stages = []
-    weights = compute_stage_bytes(deployment)
+    weights = compute_loaded_bytes(deployment)
     non_torch = runtime_overhead.estimate_non_torch(deployment)
     inner = last = runtime_overhead.estimate_activation(deployment)
     if len(weights) > 1:
@@ -195,6 +214,8 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
             available = free.map_monotone(lambda size: round(utilization * size))
         else:
             available = -used + budget
+        if not shifts:
+            available = available + runtime_overhead.estimate_start_spread(deployment)
         stages.append((terms, available, round(used.mid)))
     pools = [
         layout.build_pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")
@@ -274,6 +295,16 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
         )
     reserve = 1 if deployment.engine.facts.null_block_reserved else 0
     required = layout.max_blocks_per_request + reserve
+    if pools[2].num_blocks >= required and pools[0].num_blocks < memory.num_state_blocks:
+        is_possible = pools[2].num_blocks >= memory.num_state_blocks
+        return (
+            "at_risk" if is_possible else "does_not_fit",
+            (
+                f"max_num_seqs ({memory.num_state_blocks}) {'may exceed' if is_possible else 'exceeds'}"
+                f" available Mamba cache blocks ({pools[1].num_blocks}, {pools[0].num_blocks} to"
+                f" {pools[2].num_blocks}): each sequence needs one for its recurrent state"
+            ),
+        )
     if pools[0].num_blocks < required:
         status: MemoryStatus = "at_risk" if pools[2].num_blocks >= required else "does_not_fit"
         have, want = memory.kv_available.mid, required * memory.pool.bytes_per_block
@@ -413,13 +444,15 @@ def find_memory_changes(
     no combination helps.
     """
     deployment = memory.deployment
+    limit = memory.max_state_sequences
     changes = {
         argument: [] if arguments is not None and argument not in arguments else of_argument
-        for argument, of_argument in list_changes(deployment).items()
+        for argument, of_argument in list_changes(deployment, max_state_sequences=limit).items()
     }
     layouts = [change for change in changes.pop("layout") if change.value.num_gpus <= max_gpus]
     bases = _list_combinations([layouts, changes.pop("quantization")])
-    changes["max_num_seqs"] = [c for c in changes["max_num_seqs"] if c.value in SEARCHED_NUM_SEQS]
+    searched = (*SEARCHED_NUM_SEQS, limit)
+    changes["max_num_seqs"] = [c for c in changes["max_num_seqs"] if c.value in searched]
     changes["max_num_batched_tokens"] = changes["max_num_batched_tokens"][-1:]
     last = [changes.pop(name) for name in ("gpu_memory_utilization", "max_model_len")]
     choices = _list_combinations([*changes.values(), *last])  # the others decide their values

@@ -12,8 +12,10 @@ from planner.core.intervals import Interval
 from planner.core.units import GIB, MIB
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment
+from planner.engines.engine import Engine
 from planner.engines.engine_args import list_cudagraph_sizes
 from planner.models.architecture import DenseMlp, LatentAttention, ModelArchitecture, MoeBlock
+from planner.models.registry import Model
 
 FLASH_ATTENTION3_SPLITS = 32
 """FP32 partial results per query in the graphs of FlashAttention-3 (Hopper only)."""
@@ -91,14 +93,19 @@ def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstan
     return fitted_constant
 
 
-def uses_model_runner_v2(deployment: Deployment) -> bool:
+def uses_model_runner_v2(engine: Engine, model: Model) -> bool:
     """Return whether vLLM uses model runner V2 for the model (vLLM 0.26.0 config/vllm.py:605)."""
-    facts, architecture = deployment.engine.facts.runner_v2, deployment.model.architecture
+    facts, architecture = engine.facts.runner_v2, model.architecture
     is_dense = not architecture.is_moe and not architecture.is_hybrid
     if facts.others == "all" or (facts.others == "dense" and is_dense):
         return True
-    is_unquantized = deployment.model.quantization.method == "none"
+    is_unquantized = model.quantization.method == "none"
     return architecture.model_type in facts.model_types and (facts.quantized or is_unquantized)
+
+
+def offloads_weights(engine: Engine, model: Model) -> bool:
+    """Return whether the engine heeds --cpu-offload-gb for the model."""
+    return engine.facts.runner_v2.offloads or not uses_model_runner_v2(engine, model)
 
 
 def estimates_cudagraphs(deployment: Deployment) -> bool:
@@ -109,7 +116,10 @@ def estimates_cudagraphs(deployment: Deployment) -> bool:
     facts = deployment.engine.facts
     return (
         facts.cudagraph_memory == "estimated"
-        and (facts.runner_v2.estimates or not uses_model_runner_v2(deployment))
+        and (
+            facts.runner_v2.estimates
+            or not uses_model_runner_v2(deployment.engine, deployment.model)
+        )
         and deployment.gpu.vendor != "amd"
     )
 
@@ -195,7 +205,8 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
         + 2.0 * inner,
     ]
     if last_stage:
-        sampler = "sampler-bytes-v2" if uses_model_runner_v2(deployment) else "sampler-bytes"
+        is_v2 = uses_model_runner_v2(deployment.engine, deployment.model)
+        sampler = "sampler-bytes-v2" if is_v2 else "sampler-bytes"
         extra_vocab = args.max_loras * deployment.engine.facts.lora_extra_vocabulary
         phases.append(
             _get_deployment_constant(deployment, sampler).multiply(float(rows * architecture.vocab))
@@ -224,13 +235,33 @@ def _get_fabric_suffix(deployment: Deployment) -> str:
 def estimate_non_torch(deployment: Deployment) -> Interval:
     """Estimate bytes outside torch's allocator: libraries, NCCL and all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
-        return _get_deployment_constant(deployment, "non-torch-rocm").as_non_negative_interval
+        name = "non-torch-rocm" + "-tp" * (
+            deployment.layout.tp > 1 and "fabric" in deployment.gpu.link
+        )
+        return _get_deployment_constant(deployment, name).as_non_negative_interval
     elsewhere, release = Interval.from_value(0), _get_constants_release(deployment)
     if deployment.gpu.architecture != "hopper" and release >= Version(0, 17):
         elsewhere = _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
+    elif deployment.gpu.architecture == "hopper" and deployment.layout.tp > 4:
+        elsewhere = _get_deployment_constant(deployment, "non-torch-wide").as_interval
     base = _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment))
     interval = base.as_non_negative_interval + elsewhere
     return Interval(max(0.0, interval.lo), interval.mid, interval.hi)
+
+
+def estimate_start_spread(deployment: Deployment) -> Interval:
+    """Estimate how far starts of the same command differ, by what no log of the constants has.
+
+    Zero in the middle: several GPUs, a vendor's builds other than NVIDIA's, recurrent layers.
+    """
+    architecture, gpu = deployment.model.architecture, deployment.gpu
+    cases = {
+        "spread-tp": deployment.layout.tp > 1,
+        "spread-vendor": gpu.vendor != "nvidia",
+        "spread-hybrid": architecture.is_hybrid,
+    }
+    spreads = [_get_deployment_constant(deployment, name) for name, holds in cases.items() if holds]
+    return sum((spread.as_interval for spread in spreads), Interval.from_value(0))
 
 
 def estimate_driver_context(deployment: Deployment) -> Interval:

@@ -4,17 +4,18 @@ Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, f
 distributed/utils.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 
-from planner.core.units import MIB
+from planner.core.units import GIB, MIB
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
-from planner.models.architecture import DecoderLayer, WeightTensor
+from planner.memory.runtime_overhead import offloads_weights
+from planner.models.architecture import DecoderLayer, MoeBlock, WeightTensor
 from planner.models.registry import DTYPE_BYTES, Model
 from planner.parallelism.pipeline import split_layers_into_stages
 from planner.parallelism.sharding import compute_shard_shape
@@ -28,6 +29,24 @@ MXFP4_TILE_SIZES = (128, 256)
 
 vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837.
 """
+ROCM_ROW_PADDING = 256
+"""Bytes of padding per row on ROCm (VLLM_ROCM_MOE_PADDING, VLLM_ROCM_FP8_PADDING, on by default)."""
+ROCM_FP8_LEFTOVER = 0.2
+"""Share of FP8 matrices that padding and freed blocks take beside them.
+
+About 0.2 for Ministral-3-14B on one MI300X (vLLM 0.13 to 0.18: 17.6 GiB for 14.7) and for DeepSeek-R1 on
+eight, less for Qwen3-235B.
+"""
+RADEON_LOADED_BYTES, INSTINCT_LOADED_BYTES = 0.3 * GIB, 0.7 * GIB
+"""What else is in use after loading on ROCm, beyond padding.
+
+0 to 0.7 GiB in starts of vLLM 0.11 to 0.13 on Radeon AI PRO R9700; 0.3 to 1.7 in those of 0.11 to 0.18
+on MI300X, 5 models (vllm-memory-estimator's validation set).
+"""
+FIRST_RELEASE_WITH_PADDED_EXPERTS = Version(0, 18)
+"""Nemotron-3-Nano-30B-A3B-FP8 on one H200 takes 30.5 GiB until 0.16, 31.4 in 0.18 to 0.20."""
+EXPERT_TILE = 128
+"""The inner size of packed experts without a gate is padded to a multiple of this."""
 LARGE_ALLOCATION_BYTES, ALLOCATION_STEP_BYTES = 10 * MIB, 2 * MIB
 """torch reserves large tensors in multiples of the step (CUDACachingAllocator.cpp)."""
 
@@ -115,7 +134,121 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
         first, last = compute_lora_embedding_bytes(deployment)
         stages[0] += first
         stages[-1] += last
-    return tuple(stages)
+    offloaded = count_offloaded_bytes(deployment)
+    return tuple(size - part for size, part in zip(stages, offloaded, strict=True))
+
+
+def count_offloaded_bytes(deployment: Deployment) -> tuple[int, ...]:
+    """Count the weight bytes of each stage, per GPU, that stay in host memory: of layers only.
+
+    vLLM 0.33.0 model_executor/models/utils.py (make_layers), model_executor/offloader/uva.py.
+    """
+    model, layout = deployment.model, deployment.layout
+    limit = round(deployment.args.cpu_offload_gb * GIB)
+    if not limit or not offloads_weights(deployment.engine, model):
+        return (0,) * layout.pp
+    sizes = _sum_over_stages(deployment, _compute_layer_bytes)
+    return tuple(min(limit, round(size)) for size in sizes)
+
+
+def compute_loaded_bytes(deployment: Deployment) -> tuple[int, ...]:
+    """Compute the weight bytes per GPU of each stage once they are loaded, with copies and padding.
+
+    On ROCm all memory in use counts (vLLM 0.19.1 platforms/rocm.py, get_current_memory_usage).
+    """
+    is_rocm, engine = deployment.gpu.vendor == "amd", deployment.engine
+    is_instinct = "fabric" in deployment.gpu.link
+    loaded = is_rocm * (INSTINCT_LOADED_BYTES if is_instinct else RADEON_LOADED_BYTES)
+    stages = compute_stage_bytes(deployment)
+    if engine.name != "vllm":
+        return stages
+    pads = not is_rocm and engine.release >= FIRST_RELEASE_WITH_PADDED_EXPERTS
+    copied = _sum_over_stages(deployment, _compute_copied_bytes)
+    padded = _sum_over_stages(deployment, _compute_expert_padding) if pads else copied
+    on_rocm = _sum_over_stages(deployment, _compute_rocm_padding) if is_rocm else copied
+    return tuple(
+        round(size + copy + pads * padding + is_rocm * rocm + loaded)
+        for size, copy, padding, rocm in zip(stages, copied, padded, on_rocm, strict=True)
+    )
+
+
+def _sum_over_stages(
+    deployment: Deployment,
+    measure: Callable[[Model, DecoderLayer, ParallelLayout, str], float],
+) -> list[float]:
+    """Sum what each decoder layer of a pipeline stage has of `measure`."""
+    model, layout = deployment.model, deployment.layout
+    layers, prefixes = model.architecture.layers, model.layer_prefixes
+    return [
+        sum(measure(model, layers[i], layout, prefixes[i]) for i in range(start, end))
+        for start, end in pairwise(split_layers_into_stages(len(layers), layout.pp))
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _compute_copied_bytes(
+    model: Model, layer: DecoderLayer, layout: ParallelLayout, prefix: str
+) -> float:
+    """Compute the 16-bit copy of a packed kv_b_proj, which is absorbed into queries and outputs.
+
+    vLLM 0.33.0 model_executor/layers/attention/mla_attention.py, process_weights_after_loading.
+    """
+    return sum(
+        2.0 * prod(compute_shard_shape(weight, layout))
+        for weight in layer.weights
+        if weight.name.endswith("kv_b_proj")
+        and model.quantization.get_weight_format(weight, prefix)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _compute_expert_padding(
+    model: Model, layer: DecoderLayer, layout: ParallelLayout, prefix: str
+) -> float:
+    """Compute what packed experts without a gate gain where their inner size is padded to 128.
+
+    vLLM 0.19.1 quantization/utils/flashinfer_utils.py:435, flashinfer_fp4_moe.py:251.
+    """
+    if not isinstance(layer.mlp, MoeBlock) or layer.mlp.matrices != 2:
+        return 0.0
+    total = 0.0
+    for weight in layer.weights:
+        rows, cols, _ = compute_shard_shape(weight, layout)
+        inner = rows if weight.shard == "column" else cols
+        is_packed = model.quantization.get_weight_format(weight, prefix) is not None
+        if weight.part == "routed_experts" and is_packed:
+            size = compute_weight_bytes(model, weight, layout, prefix)
+            total += size * (ceil(inner / EXPERT_TILE) * EXPERT_TILE / inner - 1)
+    return total
+
+
+@lru_cache(maxsize=4096)
+def _compute_rocm_padding(
+    model: Model, layer: DecoderLayer, layout: ParallelLayout, prefix: str
+) -> float:
+    """Compute what rows take that are padded on ROCm, and the blocks that the copies leave.
+
+    Rows of a multiple of 512 bytes get 256 more, in a copy. That of the experts' outer matrix lands
+    in the block that the inner one left, which so stays whole; of FP8 matrices a share is left over,
+    unless their channels are scaled
+    (vLLM 0.19.1 fused_moe/unquantized_fused_moe_method.py:194, quantization/utils/fp8_utils.py:1408).
+    """
+    inner = outer = inner_padding = outer_padding = packed = 0.0
+    for weight in layer.weights:
+        rows, cols, copies = compute_shard_shape(weight, layout)
+        size = compute_weight_bytes(model, weight, layout, prefix)
+        scheme = model.quantization.get_weight_format(weight, prefix)
+        is_padded = 2 * cols % (2 * ROCM_ROW_PADDING) == 0
+        padding = rows * copies * ROCM_ROW_PADDING * is_padded
+        if weight.part != "routed_experts":
+            if scheme is not None and scheme.activation == "fp8" and scheme.group[0] != 1:
+                packed += size
+        elif scheme is None and weight.shard == "row":
+            outer, outer_padding = outer + size, outer_padding + padding
+        elif scheme is None:
+            inner, inner_padding = inner + size, inner_padding + padding
+    kept = max(inner - outer, outer_padding) if outer_padding else 0.0
+    return ROCM_FP8_LEFTOVER * packed + inner_padding + kept
 
 
 def compute_bytes_per_parameter(deployment: Deployment) -> float:
@@ -195,5 +328,7 @@ def compute_draft_bytes(
         compute_weight_bytes(draft, weight, draft_layout)
         for weight in draft.architecture.embedding_and_head
         if weight.part in shared_parts
+        # equal rotary tables are created once
+        or (weight.part == "engine" and weight in model.architecture.embedding_and_head)
     )
     return _sum_stage_bytes(draft, draft_layout, True)[0] - round(shared_bytes)

@@ -294,7 +294,7 @@ _SUFFIX_PATTERN = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|pre
 _VERSION_PATTERN = r"-v\d+(\.\d+)?(?=-|$)"
 _OTHER_MODEL_PATTERN = (
     r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark"
-    r"|draft\w*)\b"
+    r"|draft\w*|assistant)\b"
 )
 """Text after a known name that makes it the name of another model."""
 _BLOCK_FP8_MAKERS = (

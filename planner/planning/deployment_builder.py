@@ -84,8 +84,9 @@ def set_max_num_seqs(scenario: Scenario, deployment: Deployment) -> Deployment:
     if "max_num_seqs" in scenario.engine_args:
         return tried
     default = seqs = deployment.args.max_num_seqs
-    while not get_memory_plan(tried).can_start and seqs > NUM_SEQS_STEP:
-        seqs = min(256, seqs // 2)
+    while not (memory := get_memory_plan(tried)).can_start and seqs > NUM_SEQS_STEP:
+        limit = memory.max_state_sequences // NUM_SEQS_STEP * NUM_SEQS_STEP
+        seqs = int(limit) if 0 < limit < seqs else min(256, seqs // 2)
         tried = _limit_to_free_memory(scenario, deployment.with_args(max_num_seqs=seqs))
     if not get_memory_plan(tried).can_start:
         return deployment

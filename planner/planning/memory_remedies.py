@@ -38,7 +38,7 @@ class MemoryRemedy:
 class MemoryRemedies:
     """All remedies that free memory of a deployment that does not surely start."""
 
-    missing_bytes: float  # per GPU, for one request of max_model_len; at most 0 if it fits
+    missing_bytes: float  # per GPU, for what the start demands; at most 0 if it fits
     remedies: tuple[MemoryRemedy, ...]
     combination: str  # of changes that is enough; of several if none is enough alone
     same_gpus: str = ""  # the same without more GPUs; empty if none is, or a single one is
@@ -51,7 +51,7 @@ class MemoryRemedies:
     def describe(self) -> list[str]:
         """Return a heading and a line per remedy: those that are enough, or what all free."""
         missing = f"{format_number(self.missing_bytes / GIB, 2)} GiB per GPU is missing"
-        head = f"{missing} for one request of max_model_len. " if self.missing_bytes > 0 else ""
+        head = f"{missing}. " if self.missing_bytes > 0 else ""
         on_same_gpus = [f"together, on the same GPUs: {self.same_gpus}"] * bool(self.same_gpus)
         if len(self.enough) > 1:
             return [f"{head}Each of these is enough alone:", *map(str, self.enough), *on_same_gpus]
@@ -117,9 +117,9 @@ def shift_kv_available(memory: MemoryPlan, available_bytes: float | None) -> Mem
 
 
 def _compute_missing_bytes(memory: MemoryPlan) -> float:
-    """Compute the bytes per GPU that one request of max_model_len needs beyond what there is."""
+    """Compute the bytes per GPU that one request, and states at once, need beyond what there is."""
     reserve = int(memory.deployment.engine.facts.null_block_reserved)
-    blocks = memory.layout.max_blocks_per_request + reserve
+    blocks = max(memory.layout.max_blocks_per_request + reserve, memory.num_state_blocks)
     return blocks * memory.pool.bytes_per_block - memory.kv_available.mid
 
 
@@ -139,7 +139,10 @@ def _list_alternatives(memory: MemoryPlan) -> Iterator[list[DeploymentChange]]:
     """Yield the changes of each kind that the engine has an argument for, the mildest first."""
     deployment = memory.deployment
     names = load_argument_names(deployment.engine.name).engine_names
-    changes = list_changes(deployment, list_utilizations(deployment), list_shorter_lengths(memory))
+    changes = list_changes(
+        deployment, list_utilizations(deployment), list_shorter_lengths(memory),
+        memory.max_state_sequences,
+    )  # fmt: skip
     for argument, of_argument in changes.items():
         if argument == "quantization":
             yield from ([change] for change in of_argument)

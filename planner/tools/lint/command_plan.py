@@ -116,10 +116,10 @@ def describe_largest_gpu() -> str:
 def compute_memory_need(checked: CheckedCommand, version: str) -> MemoryNeed | None:
     """Compute the least memory of a command whose GPU is not known.
 
-    None if its model or a value is not known, or a part of the weights stays in host memory.
+    None if its model or a value is not known.
     """
     values = checked.argument_values
-    if any(map(is_unresolved, values.values())) or values.get("cpu_offload_gb"):
+    if any(map(is_unresolved, values.values())):
         return None
     try:
         deployment = build_command_deployment(checked, REFERENCE_GPU, version)

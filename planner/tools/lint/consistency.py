@@ -17,6 +17,7 @@ from planner.engines.cli_options import get_cli_options, is_unresolved
 from planner.engines.deployment import ParallelLayout
 from planner.engines.engine import Engine
 from planner.engines.speculation_methods import explain_unsupported_pipeline
+from planner.memory.runtime_overhead import offloads_weights
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.tools.lint.deployment_reader import (
@@ -52,6 +53,11 @@ def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Itera
         )
     yield from _check_format(checked, name, model)
     yield from _check_draft_pipeline(checked, layout, engine)
+    offload = checked.argument_values.get("cpu_offload_gb")
+    if isinstance(offload, float) and offload and engine and not offloads_weights(engine, model):
+        why = f"model runner V2, which serves this model in {engine}, leaves all weights on the GPU"
+        option, instead = "--cpu-offload-gb", "VLLM_USE_V2_MODEL_RUNNER=0 beside it"
+        yield LintFinding("flag", option, f"{option} {offload:g}", "useless", why, instead)
     yield from _check_lengths(checked, name, model.architecture.max_position, engine)
 
 

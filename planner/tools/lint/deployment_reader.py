@@ -287,8 +287,9 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
     if (settings := read_draft_settings(engine, values)) is None:
         return None
     method, tokens, draft = settings
-    if method == "draft_model" and draft:
-        return SpeculationConfig(method, tokens, draft=load_model(draft))
+    # Gemma 4's drafters are models of their own whatever the method is called (vllm pull 41745)
+    if draft and (method == "draft_model" or "-assistant" in draft):
+        return SpeculationConfig("draft_model", tokens, draft=load_model(draft))
     return SpeculationConfig(method, tokens, head=draft)
 
 
