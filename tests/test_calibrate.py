@@ -28,7 +28,7 @@ from planner.latency.coefficient_lookup import (
     get_deployment_coefficients,
     load_user_calibrations,
 )
-from planner.latency.step_model import build_target_step_model
+from planner.latency.step_model import build_step_model
 from planner.planning.prediction import get_memory_plan
 from planner.simulator.simulation import simulate_workload
 from planner.workload.length_distribution import LengthDistribution
@@ -76,7 +76,7 @@ def measure(
         **load,
     )
     found = simulate_workload(
-        DEPLOYMENT, get_memory_plan(DEPLOYMENT).pool, build_target_step_model(DEPLOYMENT, c), work
+        DEPLOYMENT, get_memory_plan(DEPLOYMENT).pool, build_step_model(DEPLOYMENT, work, c), work
     )
     ttft, tpot = (
         found.summarize(metric)["mean"] * 1e3 * np.exp(0.02 * rng.standard_normal())
@@ -135,7 +135,7 @@ def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_pa
 
 def test_more_runs_narrow_the_interval_and_never_below_what_repeats_differ_by(tmp_path):
     points = runs(machine(1), tmp_path)
-    known = get_deployment_coefficients(DEPLOYMENT)
+    known = build_step_model(DEPLOYMENT, points[1].workload)
     few, some, many = (
         fit_calibration(chosen, max_evaluations=7) for chosen in (points[1:3], points, points * 2)
     )
@@ -226,13 +226,14 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
     mine = tmp_path / "mine.yaml"
     found.save(mine, "2026-11-21")
     engine = apply_user_calibrations(DEPLOYMENT.engine, load_user_calibrations(mine))
-    own = get_deployment_coefficients(replace(DEPLOYMENT, engine=engine))
+    coefficients = get_deployment_coefficients(replace(DEPLOYMENT, engine=engine)).coefficients
+    own = build_step_model(replace(DEPLOYMENT, engine=engine))
     assert own.basis == "measured" and own.sigma_tpot == pytest.approx(
         found.estimate_sigma(1), abs=1e-3
     )
-    assert own.coefficients.memory == pytest.approx(found.after.memory, rel=0.01)
+    assert coefficients.memory == pytest.approx(found.after.memory, rel=0.01)
     planned_step, catalog_step = (
-        build_target_step_model(replace(DEPLOYMENT, engine=e)) for e in (engine, DEPLOYMENT.engine)
+        build_step_model(replace(DEPLOYMENT, engine=e)) for e in (engine, DEPLOYMENT.engine)
     )
     assert planned_step.sigma_tpot < catalog_step.sigma_tpot
     other = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")

@@ -233,13 +233,12 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
     off = []
     for k, (model, gpu, how) in enumerate(PIPELINES):
         deployment, memory = deployed(model, gpu, tuple(how.items()))
-        engines, step = (
-            deployment.layout.replicas * deployment.layout.dp,
-            build_step_model(deployment),
-        )
+        engines = deployment.layout.replicas * deployment.layout.dp
         for prompt, output in (SHORT[k % 6], SHORT[(k + 1) % 6], SHORT[(k + 3) % 6]):
             workload = Workload(prompt, output, concurrency=how["max_num_seqs"] * engines)
-            run = simulate_workload(deployment, memory.pool, step, workload)
+            run = simulate_workload(
+                deployment, memory.pool, build_step_model(deployment, workload), workload
+            )
             off.append(
                 closed_loop(deployment, memory, workload).request_tps.mid
                 / (run.request_tps * engines)
@@ -303,7 +302,9 @@ def test_speculation_serves_what_the_replay_does(budget, k, accepted, prompt, ou
     }
     deployment, memory = deployed(LLAMA_8B, "H100", tuple(how.items()))
     workload = Workload(prompt, output, concurrency=in_flight, num_prompts=6 * in_flight)
-    run = simulate_workload(deployment, memory.pool, build_step_model(deployment), workload)
+    run = simulate_workload(
+        deployment, memory.pool, build_step_model(deployment, workload), workload
+    )
     assert closed_loop(deployment, memory, workload).request_tps.mid == pytest.approx(
         run.request_tps, rel=0.25
     )

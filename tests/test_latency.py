@@ -161,9 +161,7 @@ def test_public_points_lie_near_the_prediction(
 
 
 def test_a_gpu_that_nobody_measured_says_so_and_is_less_certain():
-    known, unknown = (
-        build_target_step_model(deployed(gpu=gpu)[0]) for gpu in ("H100", "V100-SXM-32GB")
-    )
+    known, unknown = (build_step_model(deployed(gpu=gpu)[0]) for gpu in ("H100", "V100-SXM-32GB"))
     assert known.basis == "measured"
     assert unknown.basis in ("prior", "gpu-transfer")
     assert unknown.sigma_tpot > 1.5 * known.sigma_tpot
@@ -411,7 +409,9 @@ def against_the_replay(layouts, loads, closed):
             most = open_loop(deployment, memory, Workload(prompt, output, rate=1e4)).request_tps.mid
             workload = Workload(prompt, output, rate=load * most, num_prompts=2000)
             steady = open_loop(deployment, memory, workload)
-        run = simulate_workload(deployment, memory.pool, build_step_model(deployment), workload)
+        run = simulate_workload(
+            deployment, memory.pool, build_step_model(deployment, workload), workload
+        )
         for metric, point in product(("ttft", "tpot", "itl", "e2e"), ("mean", "p95")):
             off = math.log(getattr(steady, metric)[point].mid / run.summarize(metric)[point])
             found.setdefault((metric, point), []).append(off)
@@ -422,9 +422,9 @@ HOW_CLOSE = (
     # what, loads, closed, most that the median of |ln(closed form / replay)| may be: TTFT mean,
     # p95, TPOT mean, p95
     (CHECKED, (1, 6, 30, 150, 400), True, 0.03, 0.04, 0.025, 0.04),
-    (CHECKED, (0.2, 0.4, 0.6, 0.8), False, 0.05, 0.20, 0.05, 0.10),
+    (CHECKED, (0.2, 0.4, 0.6, 0.8), False, 0.05, 0.22, 0.05, 0.10),
     (PIPELINES, (2, 20, 100), True, 0.05, 0.2, 0.04, 0.05),
-    (PIPELINES, (0.2, 0.35), False, 0.06, 0.20, 0.06, 0.18),
+    (PIPELINES, (0.2, 0.35), False, 0.06, 0.22, 0.06, 0.18),
 )
 
 

@@ -96,8 +96,9 @@ def test_a_deployment_meets_its_target_up_to_its_largest_load() -> None:
     chosen = plan_once(scenario).chosen
     assert chosen
     deployment = chosen.deployment
-    slow = math.exp(build_step_model(deployment).sigma_tpot * compute_tolerance(0.8))
     most = find_max_load(scenario, chosen)
+    step = build_step_model(deployment, scenario.workload.with_rate(most))
+    slow = math.exp(step.sigma_tpot * compute_tolerance(0.8))
     for more, meets in ((0.97, True), (1.05, False)):
         loaded = scenario.workload.with_rate(more * most)
         run = simulate_once(deployment, loaded, 6000, step_cost_factor=slow, seed=901)

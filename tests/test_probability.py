@@ -53,11 +53,11 @@ CASES: dict[str, tuple[Scenario, Deployment]] = {
 def count_kept(name: str) -> float:
     """The share of true step costs at which the engine starts and every target holds."""
     scenario, deployment = CASES[name]
-    step, pool = build_step_model(deployment), get_memory_plan(deployment).pool
+    step = build_step_model(deployment, scenario.workload)
+    pool = get_memory_plan(deployment).pool
     draws = np.random.default_rng(5)
     z, starts = draws.standard_normal(DRAWS), draws.random(DRAWS)
     served = measure_capacity(scenario, deployment)
-    rate_sigma = max(step.sigma_tpot, step.sigma_output_tps)
     kept = 0
     for k, error in enumerate(z):
         run = simulate_workload(
@@ -65,7 +65,7 @@ def count_kept(name: str) -> float:
             seed=1000 + k, requests=REQUESTS, even=True,
         ).trim(100, 50)  # fmt: skip
         holds = scenario.workload.rate <= served * (1 - scenario.headroom) / math.exp(
-            rate_sigma * error
+            step.sigma_tpot * error
         )
         for target in scenario.slo_targets:
             sigma = step.sigma_ttft if target.metric == "ttft" else step.sigma_tpot
@@ -81,7 +81,7 @@ def count_kept(name: str) -> float:
 def measure_capacity(scenario: Scenario, deployment: Deployment) -> float:
     """Requests/s of a flood, between a quarter and three quarters of it."""
     flood = replace(scenario.workload, rate=None, concurrency=64, num_prompts=4000)
-    pool, step = get_memory_plan(deployment).pool, build_step_model(deployment)
+    pool, step = get_memory_plan(deployment).pool, build_step_model(deployment, flood)
     run = simulate_workload(deployment, pool, step, flood, seed=77, requests=4000, even=True)
     ended = np.sort(run.outcome.last_token) * run.clock_scale
     return float(2000 / (ended[3000] - ended[1000]))

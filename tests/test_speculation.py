@@ -34,7 +34,13 @@ from planner.latency.speculative_decoding import (
     find_profitable_batches,
     infer_acceptance_rate,
 )
-from planner.latency.step_model import build_step_model, compute_expected_tokens
+from planner.latency.step_model import (
+    build_speculative_step_models,
+    build_step_model,
+    build_target_step_model,
+    compute_expected_tokens,
+    estimate_draft_host_s,
+)
 from planner.memory.kv_cache import build_kv_layout
 from planner.memory.memory_plan import plan_memory
 from planner.memory.weights import compute_draft_bytes
@@ -69,7 +75,7 @@ def replayed(
         **asked,
     )
     return simulate_workload(
-        served, get_memory_plan(served).pool, build_step_model(served), workload
+        served, get_memory_plan(served).pool, build_step_model(served, workload), workload
     )
 
 
@@ -260,8 +266,9 @@ def test_a_recurrent_layer_writes_a_state_for_every_token() -> None:
         tp=4,
         speculation=SpeculationConfig("mtp", 3, 0.8),
     )
-    plain = build_step_model(replace(served, speculation=None))
-    assert build_step_model(served).state_s == pytest.approx(2.5 * plain.state_s)
+    plain = build_target_step_model(replace(served, speculation=None))
+    verifying = build_speculative_step_models(served, estimate_draft_host_s(served))[1]
+    assert verifying.state_s == pytest.approx(2.5 * plain.state_s)
 
 
 def test_a_four_bit_checkpoint_drafts_in_sixteen_bit() -> None:

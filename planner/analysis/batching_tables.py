@@ -79,7 +79,7 @@ def simulate_prefill_gaps(
     """
     budget = deployment.args.max_num_batched_tokens if chunked else prompt + sequences
     batch = math.ceil(sequences / deployment.layout.pp)  # in each concurrent batch
-    step = build_step_model(deployment.with_args(max_num_batched_tokens=budget))
+    step = build_step_model(deployment.with_args(max_num_batched_tokens=budget), workload)
     contexts = [round(workload.mean_decode_context)] * batch
     chunk_tokens = budget - batch * (1 + step.num_draft_tokens)
     if chunk_tokens < 1:

@@ -76,7 +76,7 @@ def run_load_ramp(
     rate, the loads are requests in flight, and the ceiling is the first number beyond which
     throughput hardly grows.
     """
-    step = build_step_model(deployment)
+    step = build_step_model(deployment, workload)
     slow = math.exp(Z_SCORE_80PCT * step.sigma_tpot)
 
     @cache
@@ -133,7 +133,7 @@ def _ramp_concurrency(
     loads = [2.0**power for power in range(min_power, max_power + 1)]
     rates = {load: simulate(load).mid.request_tps * engines for load in loads}
     end = next(load for load in loads if rates[load] >= MIN_SERVED_FRACTION * rates[loads[-1]])
-    sigma = build_step_model(deployment).sigma_tpot
+    sigma = build_step_model(deployment, simulate(end).workload).sigma_tpot
     rows = _build_ramp_rows(
         "Requests in flight",
         ((load, simulate(load), Interval.from_lognormal(rates[load], sigma)) for load in loads),

@@ -75,7 +75,7 @@ def simulate_routed(
     pool = pool or get_memory_plan(deployment).pool
     router = RouterConfig(deployment.num_engine_instances, ROUTING_POLICIES[policy])
     return simulate_workload(
-        deployment, pool, build_step_model(deployment), workload, router=router
+        deployment, pool, build_step_model(deployment, workload), workload, router=router
     )
 
 

@@ -13,7 +13,12 @@ from planner.core.intervals import Interval
 from planner.core.readers import read_yaml
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.step_model import build_step_model
+from planner.latency.measured_residuals import describe_run, find_nearest_run, list_novelties
+from planner.latency.step_model import (
+    REFERENCE_WORKLOAD,
+    build_step_model,
+    locate_operating_point,
+)
 from planner.planning.simulation_runs import run_short_simulation
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -85,7 +90,7 @@ def _compare_point(
     run = run_short_simulation(deployment, workload, workload.num_requests)
     row: dict[str, object] = {
         "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
-        "concurrency": concurrency, "basis": build_step_model(deployment).basis,
+        "concurrency": concurrency, "basis": build_step_model(deployment, workload).basis,
         "pool full": run.mid.compute_kv_usage_quantile(0.99) > FULL_KV_USAGE,
     }  # fmt: skip
     for metric, measured in zip(SERVING_METRICS, (tpot, ttft), strict=True):
@@ -176,46 +181,41 @@ def load_holdout_errors() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def describe_calibration_basis(deployment: Deployment) -> str:
-    """Describe the basis of the step costs of `deployment`, and the width of its intervals."""
-    gpu = deployment.gpu.name
-    engine = deployment.engine
-    family = deployment.model.architecture.model_type
+def describe_calibration_basis(deployment: Deployment, workload: Workload | None = None) -> str:
+    """Describe what the step costs of `deployment` rest on, and the width of its intervals."""
+    load = workload or REFERENCE_WORKLOAD
+    step, point = build_step_model(deployment, load), locate_operating_point(deployment, load)
     coefficients = get_deployment_coefficients(deployment)
-    pair = f"{gpu} under {engine.name}"
+    measured = f"{coefficients.points} measured points"
+    pair = f"{deployment.gpu.name} under {deployment.engine.name}"
+    family = deployment.model.architecture.model_type
     basis = {
-        "measured": (
-            f"on {coefficients.points} measured points of {pair}, such models among them"
-            f" ({coefficients.note})"
-        ),
-        "model-transfer": (
-            f"on {coefficients.points} measured points of {pair}, none of them of a model like this"
-            f" ({family})"
-        ),
+        "measured": f"on {measured} of {pair}, such models among them ({coefficients.note})",
+        "model-transfer": f"on {measured} of {pair}, none of them of a model like this ({family})",
         "gpu-transfer": (
             f"on measurements of other GPUs, for there are none of {pair} ({coefficients.note})"
         ),
         "prior": f"on what GPUs have in common, for there are no measurements of {pair}",
-    }[coefficients.basis]
-    new = (
-        f" New here: {', '.join(NOVELTY_LABELS[kind] for kind in coefficients.novelties)}."
-        if coefficients.novelties
-        else ""
-    )
+    }[step.basis]
+    labels = [NOVELTY_LABELS[kind] for kind in list_novelties(point.engine, point.traits)]
+    new = f" New here: {', '.join(labels)}." if labels else ""
+    nearest = find_nearest_run(point)
+    near = f" The nearest measured run is {describe_run(nearest)}." if nearest else ""
     tpot, ttft = (
         Interval.from_lognormal(1.0, sigma).relative_half_width
-        for sigma in (coefficients.sigma_tpot, coefficients.sigma_ttft)
+        for sigma in (step.sigma_tpot, step.sigma_ttft)
     )
     return (
-        f"The step costs of {deployment} rest {basis}.{new} Its 80% intervals reach {tpot} for the"
-        f" mean TPOT and {ttft} for the mean TTFT."
+        f"The step costs of {deployment} rest {basis}.{new}{near} Its 80% intervals reach {tpot} for"
+        f" the mean TPOT and {ttft} for the mean TTFT."
     )
 
 
 HOLDOUT_ERRORS_FILE = "validation/held_back.yaml"
 NOVELTY_LABELS = {
     "pair": "this model in this format on this GPU", "model": "models of this kind",
-    "gpu": "the GPU", "format": "its number format on this generation of GPUs",
-    "version": "the release",
+    "gpu": "the GPU", "generation": "its generation",
+    "format": "its number format on this generation of GPUs", "version": "the release",
+    "attention": "its kind of attention", "layout": "its kind of layout",
 }  # fmt: skip
 """What may be new in a scenario, in words."""

@@ -32,7 +32,7 @@ from planner.latency.coefficient_lookup import (
     get_deployment_coefficients,
     load_user_calibrations,
 )
-from planner.latency.step_model import build_target_step_model
+from planner.latency.step_model import StepModel, build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import derive_effective_workload
 from planner.planning.prediction import solve_load_cases
@@ -102,6 +102,11 @@ class CalibrationFit:
         """Name of the engine that ran."""
         return self.points[0].deployment.engine.name
 
+    @property
+    def step_before(self) -> StepModel:
+        """The step model of the first run, without the fit."""
+        return build_step_model(self.points[0].deployment, self.points[0].workload)
+
     def estimate_sigma(self, column: int) -> float:
         """Return the sigma of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
 
@@ -111,7 +116,7 @@ class CalibrationFit:
         """
         errors = np.abs(self.held_out_errors[:, column])
         errors = errors[np.isfinite(errors)]
-        prior_sigma = (self.coefficients.sigma_ttft, self.coefficients.sigma_tpot)[column]
+        prior_sigma = (self.step_before.sigma_ttft, self.step_before.sigma_tpot)[column]
         measured_sigma = float(np.quantile(errors, 0.8)) / Z_SCORE_80PCT if len(errors) else 0.0
         variance = (len(errors) * measured_sigma**2 + PRIOR_SIGMA_WEIGHT_RUNS * prior_sigma**2) / (
             len(errors) + PRIOR_SIGMA_WEIGHT_RUNS
@@ -199,14 +204,14 @@ class CalibrationFit:
         for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
         for column, name, old_sigma in (
-            (1, "TPOT", self.coefficients.sigma_tpot),
-            (0, "TTFT", self.coefficients.sigma_ttft),
+            (1, "TPOT", self.step_before.sigma_tpot),
+            (0, "TTFT", self.step_before.sigma_ttft),
         ):
             before, after = (
                 Interval.from_lognormal(1.0, sigma).relative_half_width
                 for sigma in (old_sigma, self.estimate_sigma(column))
             )
-            text = f"{before} before ({self.coefficients.basis}), {after} after (measured)"
+            text = f"{before} before ({self.step_before.basis}), {after} after (measured)"
             lines.append(f"80% interval of mean {name}: {text}")
         sigmas_off = np.abs(self.errors[:, 1]) / (self.estimate_sigma(0), self.estimate_sigma(1))
         if np.nanmax(sigmas_off) > OUTLIER_SIGMA:
@@ -257,11 +262,10 @@ def _predict_means_batch(
     ]
     cases: list[LoadCase] = []
     for c in trials:
-        steps = {
-            deployment: build_target_step_model(deployment, c)
-            for deployment in {load.deployment for load in loads}
-        }
-        cases += [replace(load, step=steps[load.deployment]) for load in loads]
+        cases += [
+            replace(load, step=build_step_model(load.deployment, load.workload, c))
+            for load in loads
+        ]
     means = [
         (performance.ttft["mean"].mid, performance.tpot["mean"].mid)
         for performance in solve_load_cases(cases)
@@ -275,7 +279,7 @@ def simulate_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, f
     result = simulate_workload(
         deployment,
         get_memory_plan(deployment).pool,
-        build_target_step_model(deployment, c),
+        build_step_model(deployment, point.workload, c),
         point.workload,
     )
     return result.summarize("ttft")["mean"], result.summarize("tpot")["mean"]

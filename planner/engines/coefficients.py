@@ -55,13 +55,6 @@ class UserCalibration(SourcedEntry):
     engine: str = ""
 
 
-class ErrorSpread(StrictEntry):
-    """Errors of a generation, or of attention data parallelism, relative to those of all."""
-
-    load: PositiveFloat = 1.0  # on new loads of measured pairs
-    new: PositiveFloat = 1.0  # on what is new otherwise
-
-
 class CalibrationEffect(StrictEntry):
     """One entry of a calibration catalog: factors of the coefficients if all conditions hold."""
 
@@ -69,45 +62,15 @@ class CalibrationEffect(StrictEntry):
     gpu: str | None = None
     model: str | None = None  # by `model_type`
     quantization: str | None = None
-    tp: int | None = None
-    dp: int | None = None
-    attention_dp: bool | None = None
     before: Version | None = (
         None  # the engine's release; of equal entries the lowest bound above it holds
     )
     times: dict[str, PositiveFloat] = Field(default_factory=dict)
     kv_cache_dtype: str = "auto"  # set by the measured recipes if the deployment does not
-    spread_tpot: ErrorSpread = ErrorSpread()
-    spread_ttft: ErrorSpread = ErrorSpread()
-    spread_output_tps: ErrorSpread = ErrorSpread()
-    points: int = 0  # measured for a pair of GPU and model
-    attention_dp_points: int = 0  # those of them with attention data parallelism
-    curves: int = 0  # their loads, each of one layout at several concurrencies or rates
-    versions: tuple[Version, ...] = ()
-
-
-class ErrorWidths(StrictEntry):
-    """Standard deviations of ln(measured / predicted) on runs that the fit left out as a group."""
-
-    curve: PositiveFloat  # a new load of a measured pair of GPU and model
-    pair: PositiveFloat  # a model and format measured on other GPUs only
-    model: PositiveFloat  # a model of a kind that was not measured
-    gpu: PositiveFloat
-    format: PositiveFloat  # a number format that was not measured on GPUs of this generation
-    version: PositiveFloat  # a release of an era of which none was measured with this pair
-
-
-class LoadErrorWidths(ErrorWidths):
-    """Error widths with one of their own for pairs of which many loads were measured."""
-
-    many: PositiveFloat  # a new load of a pair with many measured; `curve`: of other pairs
-    many_version: PositiveFloat  # such a load under a release that was not measured
+    points: int = 0  # measured on a GPU
 
 
 class CommonCalibration(SourcedEntry):
     """The common coefficients that all effects of a calibration catalog multiply."""
 
     coefficients: dict[str, PositiveFloat]
-    sigma_tpot: LoadErrorWidths
-    sigma_ttft: LoadErrorWidths
-    sigma_output_tps: ErrorWidths | None = None  # None: not measured, TPOT's is used

@@ -125,7 +125,11 @@ def estimate_gpu_activity(
     `decode_batch` is the number of sequences decoding in one engine while it runs. A pool of a
     disaggregated deployment only `prefills` or only `decodes`.
     """
-    w, step, layout = count_step_work(deployment), build_step_model(deployment), deployment.layout
+    w, step, layout = (
+        count_step_work(deployment),
+        build_step_model(deployment, load),
+        deployment.layout,
+    )
     served = request_tps / deployment.num_engine_instances
     computed = (load.prompt.mean - load.mean_cached_tokens) if prefills else 0.0
     # sequences x steps

@@ -23,7 +23,7 @@ from planner.engines.deployment import Deployment
 from planner.latency.step_model import (
     SPEEDUP_SIGMA,
     build_speculative_step_models,
-    build_target_step_model,
+    build_step_model,
     compute_expected_tokens,
     drop_acceptance_rate,
     estimate_draft_host_s,
@@ -153,7 +153,7 @@ def evaluate_speculation(
         ).pool.count_sequences(round(context))
     plain, verify, whole = map(float, estimate_step_s(deployment, batch, context))
     host = whole - float(estimate_step_s(deployment, batch, context, (0.0, 0.0))[2])
-    sigma = build_target_step_model(replace(deployment, speculation=None)).sigma_tpot
+    sigma = build_step_model(replace(deployment, speculation=None)).sigma_tpot
     tokens = compute_expected_tokens(
         speculation.acceptance_rate, speculation.num_speculative_tokens
     )

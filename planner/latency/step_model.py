@@ -31,11 +31,24 @@ from planner.latency.kernel_costs import (
     estimate_matmul_s,
 )
 from planner.latency.kv_offload import COPY_LINK_FRACTION
+from planner.latency.measured_residuals import (
+    OperatingPoint,
+    describe_traits,
+    estimate_mean_residuals,
+    estimate_residual,
+    get_basis,
+)
 from planner.latency.step_work import StepWork, count_step_work, resolve_planned_kv_dtype
 from planner.memory.kv_cache import get_kv_element_bytes, resolve_kv_cache_dtype
 from planner.memory.weights import count_offloaded_bytes
 from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collectives
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
+CORRECTION_POINTS = 11
+"""Numbers of sequences, from one to the most, at which measured runs correct a step."""
+FIXED_POINT_ROUNDS = 8
+"""Rounds in which the sequences of an open loop and the time of their steps agree."""
 ASYNC_HOST_FRACTION = 0.35
 """Fraction of the host's time per sequence that asynchronous scheduling does not hide."""
 
@@ -99,10 +112,10 @@ class StepModel:
     shared_fraction: float  # of the time of tokens in a full step: what all ranks do together
     # blocks for performance relative to the memory plan's, see `step_work.resolve_planned_kv_dtype`
     kv_stretch: float
-    basis: CalibrationBasis
-    sigma_tpot: float
-    sigma_ttft: float
-    sigma_output_tps: float  # a lower bound: with drafts it is no less than TPOT's
+    basis: CalibrationBasis = "prior"
+    # standard deviations of ln(measured / predicted)
+    sigma_tpot: float = 0.0
+    sigma_ttft: float = 0.0
     # [max_num_seqs + 1] per sequences in the step: drafting, adapters
     sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))
     num_draft_tokens: int = 0  # tokens that each decoding sequence verifies in addition to its own
@@ -281,14 +294,13 @@ They are cast, scale, softmax and draw.
 def build_target_step_model(
     deployment: Deployment, coefficients: StepCoefficients | None = None, queries: int = 1
 ) -> StepModel:
-    """Build the calibrated step model of `deployment` without speculation.
+    """Build the step model of `deployment` without speculation, as its coefficients alone give it.
 
     `coefficients` replaces the catalog's. `queries` is the number of tokens of a decoding sequence
     that attend to its cache, which is read once for all of them.
     """
     gpu, args, w = deployment.gpu, deployment.args, count_step_work(deployment)
-    known = get_deployment_coefficients(deployment)
-    c = coefficients or known.coefficients
+    c = coefficients or get_deployment_coefficients(deployment).coefficients
     c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK_HZ / (gpu.boost_clock_hz or HOPPER_CLOCK_HZ))
     captured = max(
         list_cudagraph_sizes(deployment.engine, args, gpu, deployment.num_draft_tokens), default=0
@@ -332,10 +344,6 @@ def build_target_step_model(
         shared_fraction=float(shared / sum(map(np.ptp, parts.values()))),
         kv_stretch=get_kv_element_bytes(resolve_kv_cache_dtype(deployment))
         / get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
-        basis=known.basis,
-        sigma_tpot=known.sigma_tpot,
-        sigma_ttft=known.sigma_ttft,
-        sigma_output_tps=known.sigma_output_tps,
     )
     return step if c.pace == 1 else step.scale(c.pace)
 
@@ -428,9 +436,8 @@ def build_speculative_step_models(
     )
     sequences = np.arange(max_sequences + 1.0)
     added = verifying.sequences_s + step_s + sequences * method.host_us * 1e-6
-    sigma = math.hypot(plain.sigma_tpot, SPEEDUP_SIGMA)
     if drafter is None:
-        return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
+        return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=SPEEDUP_SIGMA)
     draft = build_target_step_model(
         replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0)
     )
@@ -441,7 +448,7 @@ def build_speculative_step_models(
             replace(
                 verifying,
                 sequences_s=added + k * draft.interpolate_rows_s(sequences),
-                sigma_tpot=sigma,
+                sigma_tpot=SPEEDUP_SIGMA,
             ),
         )
     passes = k if method.passes == "each" else 1
@@ -463,7 +470,7 @@ def build_speculative_step_models(
         prefill_windows=verifying.prefill_windows + draft.prefill_windows,
         prefill_step_s=verifying.prefill_step_s + draft.prefill_step_s,
         state_s=verifying.state_s + passes * draft.state_s,
-        sigma_tpot=sigma,
+        sigma_tpot=SPEEDUP_SIGMA,
     )
     return plain, verifying, drafting
 
@@ -477,20 +484,106 @@ def drop_acceptance_rate(deployment: Deployment) -> Deployment:
     )
 
 
-def build_step_model(
-    deployment: Deployment, coefficients: StepCoefficients | None = None
-) -> StepModel:
-    """Build the step model of `deployment`, speculation included.
-
-    `coefficients` replaces the catalog's.
-    """
-    return _build_step_model_cached(deployment.with_replicas(1), coefficients)
+REFERENCE_WORKLOAD = Workload(
+    LengthDistribution.from_constant(1024), LengthDistribution.from_constant(256), concurrency=8
+)
+"""The load of a step model that is asked for without any."""
 
 
 @lru_cache(maxsize=16_384)  # a search builds thousands, and its what-ifs the same again
-def _build_step_model_cached(
+def build_step_model(
+    deployment: Deployment,
+    workload: Workload | None = None,
+    coefficients: StepCoefficients | None = None,
+) -> StepModel:
+    """Build the step model of `deployment` for the lengths of `workload`, speculation included.
+
+    Measured runs nearby correct it, and say how far off it may be at this load. `coefficients`
+    replaces the catalog's.
+    """
+    load = workload or REFERENCE_WORKLOAD
+    point = locate_operating_point(deployment, load)
+    step = _build_corrected_step_model(
+        deployment.with_replicas(1), point.position[1:], coefficients
+    )
+    tpot, ttft = estimate_residual(point, "tpot"), estimate_residual(point, "ttft")
+    # what runs say of TTFT corrects nothing, so it is part of the error
+    sigmas, basis = (tpot.sigma, math.hypot(ttft.mean, ttft.sigma)), get_basis(point)
+    if user := deployment.engine.calibration.get(deployment.gpu.name):
+        own = user.sigma_tpot or 0.0, user.sigma_ttft or 0.0
+        if deployment.model.architecture.model_type in user.models:
+            sigmas, basis = (own[0] or sigmas[0], own[1] or sigmas[1]), "measured"
+        else:  # no error is smaller than where it was measured
+            sigmas, basis = (max(own[0], sigmas[0]), max(own[1], sigmas[1])), "model-transfer"
+    return replace(
+        step,
+        basis=basis,
+        sigma_tpot=math.hypot(step.sigma_tpot, sigmas[0]),
+        sigma_ttft=sigmas[1],
+    )
+
+
+@lru_cache(maxsize=16_384)
+def _build_corrected_step_model(
+    deployment: Deployment, position: tuple[float, ...], coefficients: StepCoefficients | None
+) -> StepModel:
+    """Correct the step model by what measured runs say of steps with so many sequences.
+
+    `position` is where lengths and layout stand, without the sequences. A step with more sequences
+    takes no less time, and no more per sequence.
+    """
+    step = _build_uncorrected_step_model(deployment, coefficients)
+    most, width = deployment.args.max_num_seqs, 1 + step.num_draft_tokens
+    grid = np.unique(np.geomspace(1, most, CORRECTION_POINTS).round())
+    points = [
+        OperatingPoint(
+            deployment.engine.name,
+            describe_traits(deployment),
+            (math.log(min(n * step.stages, most)), *position),
+        )
+        for n in grid.tolist()
+    ]
+    factors = np.exp(estimate_mean_residuals(points, "tpot"))
+    plain = step.estimate_decode_step_s(grid, math.exp(position[0]))
+    corrected = np.maximum.accumulate(plain * factors)
+    corrected = np.minimum.accumulate(corrected / grid) * grid
+    least = float((corrected / plain).min())
+    scaled, rows = step.scale(least), np.append(0.0, grid * width)
+    added = np.interp(np.arange(len(step.rows_s)), rows, np.append(0.0, corrected - least * plain))
+    return replace(scaled, rows_s=scaled.rows_s + added)
+
+
+def locate_operating_point(deployment: Deployment, workload: Workload) -> OperatingPoint:
+    """Locate a deployment under a load among the measured runs.
+
+    Of an open loop the sequences are those in flight by Little's law.
+    """
+    step = _build_uncorrected_step_model(deployment.with_replicas(1), None)
+    context, most = workload.mean_decode_context, float(deployment.args.max_num_seqs)
+    sequences = (workload.concurrency or most) / deployment.num_engine_instances
+    if workload.rate:
+        arriving, limit = workload.rate / deployment.num_engine_instances, min(sequences, most)
+        steps, sequences = workload.output.mean / step.tokens_per_step, 1.0
+        for _ in range(FIXED_POINT_ROUNDS):
+            stay = steps * float(step.estimate_decode_step_s(sequences, context))
+            sequences = min(max(arriving * stay, 1.0), limit)
+    first_step_s = float(step.estimate_decode_step_s(1.0, context)) / step.tokens_per_step
+    position = (
+        min(max(sequences, 1.0), most), context, deployment.layout.tp, first_step_s,
+        workload.prompt.mean / workload.output.mean,
+    )  # fmt: skip
+    return OperatingPoint(
+        deployment.engine.name,
+        describe_traits(deployment.with_replicas(1)),
+        tuple(map(math.log, position)),
+    )
+
+
+@lru_cache(maxsize=16_384)
+def _build_uncorrected_step_model(
     deployment: Deployment, coefficients: StepCoefficients | None
 ) -> StepModel:
+    """Build the step model as coefficients alone give it."""
     if (speculation := deployment.speculation) is None:
         return build_target_step_model(deployment, coefficients)
     tokens = compute_expected_tokens(

@@ -76,8 +76,7 @@ def get_pool_coefficients(
     `costs` replaces the catalog's.
     """
     costs = costs or get_pool_costs(deployment.engine)
-    # a layout's own pace is that of mixed steps
-    coefficients = get_deployment_coefficients(deployment, layouts=False).coefficients
+    coefficients = get_deployment_coefficients(deployment).coefficients
     changes = dict(getattr(costs, phase))
     if phase == "prefill" and deployment.layout.dp > 1:
         changes["pace"] = changes.get("pace", 1.0) * costs.attention_dp

@@ -61,7 +61,7 @@ def build_workload_step_costs(
     return WorkloadStepCosts(
         deployment,
         workload,
-        step=step or build_step_model(deployment),
+        step=step or build_step_model(deployment, workload),
         pool=pool,
         adapters=compute_adapter_costs(deployment) if workload.adapters else AdapterCosts(),
         reuses_prefixes=reuses_prefixes,

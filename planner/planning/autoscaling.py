@@ -335,7 +335,7 @@ def simulate_day(
         scale_to=counts * fleet.layout.dp,
     )
     return simulate_workload(
-        fleet, get_memory_plan(fleet).pool, build_step_model(fleet), load, seed, requests=n,
+        fleet, get_memory_plan(fleet).pool, build_step_model(fleet, load), load, seed, requests=n,
         even=True, router=router,
         arrival=np.interp(arrivals, sums, np.arange(len(sums)) * seconds),
     )  # fmt: skip

@@ -138,7 +138,7 @@ def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
         else _estimate_prefix_hit_rate(deployment, workload),
     )  # fmt: skip
     capacity = replicas * _simulate_saturated_rps(deployment.with_replicas(1), lengths)
-    return Interval.from_lognormal(capacity, get_rate_sigma(deployment))
+    return Interval.from_lognormal(capacity, build_step_model(deployment, workload).sigma_tpot)
 
 
 @lru_cache(maxsize=64)
@@ -175,7 +175,7 @@ def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
         ),
     )
     result = simulate_workload(
-        replica, pool, build_step_model(replica), saturating, requests=n, even=True
+        replica, pool, build_step_model(replica, saturating), saturating, requests=n, even=True
     )
     begun, tokens = result.outcome.first_token * result.clock_scale, result.prompt + result.output
     end, slots = begun.max(), slots * result.engines
@@ -189,9 +189,3 @@ def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
         / result.engines
         * float(tokens[begun > mixed].sum() / tokens.mean() / (end - mixed))
     )
-
-
-def get_rate_sigma(deployment: Deployment) -> float:
-    """Return the standard deviation of the logarithm of the capacity."""
-    step = build_step_model(deployment)
-    return max(step.sigma_tpot, step.sigma_output_tps)

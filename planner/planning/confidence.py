@@ -12,15 +12,11 @@ from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import NormalDist
-from zlib import crc32
 
 import numpy as np
 
-from planner.latency.coefficient_lookup import (
-    get_deployment_coefficients,
-    get_weight_format_name,
-    load_calibration_catalog,
-)
+from planner.latency.measured_residuals import OperatingPoint, estimate_joint_residuals
+from planner.latency.step_model import locate_operating_point
 from planner.planning.candidate import Candidate
 from planner.planning.search import Plan
 from planner.planning.slo import MAX_TOLERANCE_SIGMAS
@@ -116,13 +112,13 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         return None
     rivals = _build_choice_set(plan, chosen)
     candidates = rivals.candidates
-    shares = [_decompose_variance(candidate) for candidate in candidates]
-    errors = {
-        name: _draw_standard_normal(name) for name in {name for each in shares for name in each}
-    }
-    z = np.array(
-        [sum(math.sqrt(share) * errors[name] for name, share in each.items()) for each in shares]
-    )
+    points = [
+        locate_operating_point(candidate.deployment, candidate.prediction.effective_workload)
+        for candidate in candidates
+    ]
+    correlation = _correlate_errors(points)
+    normals = np.random.default_rng(RANDOM_SEED).standard_normal((len(points), NUM_DRAWS))
+    z = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(points))) @ normals
     winners, own = rivals.choose(z), candidates.index(chosen)
     bills = [(c.cost_key[0], round(c.cost_key[1], 6)) for c in candidates]
     more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
@@ -144,7 +140,7 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         ),
         likeliest_cheaper=next(cheaper, None),
         benchmark_values=_rank_benchmarks(
-            rivals, [own, *worth_renting][:MAX_BENCHMARKS], shares, z
+            rivals, [own, *worth_renting][:MAX_BENCHMARKS], correlation, z
         ),
     )
 
@@ -175,44 +171,19 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     return _ChoiceSet(ordered, np.array(tolerances)[:, None])
 
 
-def _decompose_variance(candidate: Candidate) -> dict[str, float]:
-    """Shares of the variance of its step cost, by what has the same error; those of its layout alone last."""
-    deployment = candidate.deployment
-    coefficients, engine, card = (
-        get_deployment_coefficients(deployment),
-        deployment.engine,
-        deployment.gpu.name,
-    )
-    widths = load_calibration_catalog(engine.name).common.sigma_tpot
-    name, layout = str(engine), deployment.with_replicas(1).layout
-    weight_format = get_weight_format_name(deployment.model)
-    pair = f"{name}, {card}, {weight_format}"
-    own = f"{pair}, {layout}, {deployment.num_draft_tokens} drafts"
-    kinds = {
-        "model": f"{name}, the model",
-        "gpu": f"{name}, {card}",
-        "format": f"{name}, {weight_format} on {deployment.gpu.kernel_generation}",
-        "version": name,
-    }
-    found = {
-        kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0)
-        for new in coefficients.novelties
-        if new in kinds
-    }
-    found[pair] = max(widths.curve**2 - widths.many**2, 0.0) * (
-        coefficients.sigma_tpot > widths.many
-    )
-    found[own] = widths.many**2
-    return {name: square / sum(found.values()) for name, square in found.items()}
-
-
-def _draw_standard_normal(name: str) -> np.ndarray:
-    """Standard normal draws of an error, the same for the same name whatever else is drawn."""
-    return np.random.default_rng([RANDOM_SEED, crc32(name.encode())]).standard_normal(NUM_DRAWS)
+def _correlate_errors(points: list[OperatingPoint]) -> np.ndarray:
+    """Correlate the errors of the step costs at these points, [n, n]; those of two engines are independent."""
+    correlation = np.eye(len(points))
+    for engine in dict.fromkeys(point.engine for point in points):
+        own = [k for k, point in enumerate(points) if point.engine == engine]
+        covariance = estimate_joint_residuals([points[k] for k in own], "tpot")[1]
+        widths = np.sqrt(np.diag(covariance))
+        correlation[np.ix_(own, own)] = covariance / np.outer(widths, widths)
+    return correlation
 
 
 def _rank_benchmarks(
-    rivals: _ChoiceSet, asked: list[int], shares: list[dict[str, float]], z: np.ndarray
+    rivals: _ChoiceSet, asked: list[int], correlation: np.ndarray, z: np.ndarray
 ) -> tuple[tuple[Candidate, float], ...]:
     """How often the result of a benchmark of each of `asked` changes what the search says, most often first.
 
@@ -225,15 +196,8 @@ def _rank_benchmarks(
         NormalDist().inv_cdf(rivals.candidates[asked[0]].confidence), rivals.tolerances[asked[0], 0]
     )
     today, rows = rivals.choose(np.full((len(z), 1), enough))[0], []
-    for k in dict.fromkeys(
-        {list(shares[k])[-1]: k for k in reversed(asked)}[list(shares[k])[-1]] for k in asked
-    ):
-        known = np.array(
-            [
-                sum(math.sqrt(share * shares[k].get(name, 0)) for name, share in each.items())
-                for each in shares
-            ]
-        )
+    for k in asked:
+        known = correlation[:, k]
         left = np.sqrt(np.maximum(1 - known**2, 0.0))[:, None]
         changed = float((rivals.choose(np.outer(known, z[k]) + enough * left) != today).mean())
         rows.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))

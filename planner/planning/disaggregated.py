@@ -120,8 +120,12 @@ class DisaggregatedPools:
         `costs` replaces those of the catalog.
         """
         costs = costs or get_pool_costs(decode.engine)
-        prefill_step = build_step_model(prefill, get_pool_coefficients(prefill, "prefill", costs))
-        decode_step = build_step_model(decode, get_pool_coefficients(decode, "decode", costs))
+        prefill_step = build_step_model(
+            prefill, workload, get_pool_coefficients(prefill, "prefill", costs)
+        )
+        decode_step = build_step_model(
+            decode, workload, get_pool_coefficients(decode, "decode", costs)
+        )
         grid, stages = prefill_step.grid, prefill_step.stages
         collective_s = np.maximum.accumulate(
             sum((prefill_step.parts[name] for name in COLLECTIVE_PARTS), np.zeros(len(grid)))

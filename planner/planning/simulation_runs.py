@@ -36,7 +36,6 @@ from planner.planning.capacity import (
     compute_rejected_fraction,
     derive_effective_workload,
     estimate_capacity,
-    get_rate_sigma,
     is_finite_run,
 )
 from planner.queueing.steady_state import LoadCase, solve_open_loop
@@ -236,7 +235,7 @@ def run_simulation(
     Raises `PlannerError` if the deployment does not fit, and for requests that can never be
     scheduled.
     """
-    step = build_step_model(deployment)
+    step = build_step_model(deployment, workload)
     requests = count_requests_to_simulate(deployment, workload, quick=quick)
     sigmas = step.sigma_ttft, step.sigma_tpot
 
@@ -295,7 +294,7 @@ def run_short_simulation(
     A closed loop gets several waves. Without `with_interval` only at the expected step cost. `pool`
     replaces the KV cache pool of the memory plan.
     """
-    step = build_step_model(deployment)
+    step = build_step_model(deployment, workload)
     concurrency = math.ceil((workload.concurrency or 0) / deployment.num_engine_instances)
     requests = max(requests, MIN_CLOSED_LOOP_WAVES * concurrency)
     factors = (
@@ -339,9 +338,9 @@ def simulate_once(
             raise PlannerError(memory.reason)
         pool = memory.pool
     step = (
-        build_step_model(deployment)
+        build_step_model(deployment, workload)
         if step_cost_factor == 1
-        else build_step_model(deployment).scale(step_cost_factor)
+        else build_step_model(deployment, workload).scale(step_cost_factor)
     )
     even = not is_finite_run(workload)  # the sample stands for the rest of traffic that goes on
     return simulate_workload(deployment, pool, step, workload, seed, gauge_s, requests, even)
@@ -500,7 +499,8 @@ def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
     arriving = workload.num_requests / workload.rate if workload.rate else 0.0
     paced = min(arriving / duration, 1.0)  # fraction of the run in which the client sets the pace
     return Interval.from_lognormal(
-        (simulated + remaining) / duration, get_rate_sigma(deployment) * (1 - paced)
+        (simulated + remaining) / duration,
+        build_step_model(deployment, workload).sigma_tpot * (1 - paced),
     )
 
 

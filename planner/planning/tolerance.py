@@ -35,7 +35,6 @@ from planner.planning.candidate import Candidate
 from planner.planning.capacity import (
     compute_admitted_rps,
     estimate_capacity,
-    get_rate_sigma,
 )
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.evaluation import (
@@ -121,8 +120,12 @@ class EvaluationStore:
         """
         if not 0 < margin < math.inf:
             return math.copysign(math.inf, margin - 1)
-        sigma = min(build_step_model(deployment).sigma_tpot, get_rate_sigma(deployment))
+        sigma = self._get_step(deployment).sigma_tpot
         return math.log(margin) / sigma if sigma > 0 else math.copysign(math.inf, margin - 1)
+
+    def _get_step(self, deployment: Deployment) -> StepModel:
+        """The step model of `deployment` under the scenario's traffic."""
+        return build_step_model(deployment, get_candidate_workload(self.scenario, deployment))
 
     def get_margins(self, deployments: Sequence[Deployment], z: float) -> list[float]:
         """`get_margin` of each, on all cores: the compiled replay does not hold the interpreter's lock."""
@@ -180,7 +183,7 @@ class EvaluationStore:
         step = SHORT_STEP_SIGMAS if self.quick else TOLERANCE_STEP_SIGMAS
         self.find_tolerance(deployment, at_most, step)
         points, limits = sorted(self._uses[deployment].items()), []
-        slope = max(min(build_step_model(deployment).sigma_tpot, get_rate_sigma(deployment)), 1e-6)
+        slope = max(self._get_step(deployment).sigma_tpot, 1e-6)
         for limit in estimates:
             if known := {z: uses[limit.name] for z, uses in points if limit.name in uses}:
                 z, shares = np.array(list(known)), np.clip(list(known.values()), 1e-9, MAX_USE)
@@ -219,7 +222,7 @@ class EvaluationStore:
         """
         scenario, load = self.scenario, get_candidate_workload(self.scenario, deployment)
         try:
-            step = build_step_model(deployment)
+            step = build_step_model(deployment, load)
             share = self._estimate_load_margin(deployment, load, z)
             uses = {get_load_limit_name(scenario): share} if share else {}
             if not scenario.slo_targets or (share > 1 and self.quick):
@@ -256,7 +259,7 @@ class EvaluationStore:
         admitted = (
             scenario.workload.rate if scenario.offline else compute_admitted_rps(deployment, load)
         )
-        asked = admitted * math.exp(get_rate_sigma(deployment) * z)
+        asked = admitted * math.exp(build_step_model(deployment, load).sigma_tpot * z)
 
         def compute_share(served: Interval | None) -> float:
             return asked / max((served.mid if served else 0.0) * (1 - scenario.headroom), 1e-12)

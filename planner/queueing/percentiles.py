@@ -97,7 +97,6 @@ def derive_performance(
     )
     whole = s.ttft + later * s.tpot
     first, decoding = step.sigma_ttft, step.sigma_tpot
-    serving = np.maximum(decoding, step.sigma_output_tps)
     mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
     strays = (
         s.ttft_varies
@@ -124,8 +123,8 @@ def derive_performance(
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * STATISTIC_SIGMA_FACTORS,
         request_tps=np.ravel(s.rate * s.engines),
         capacity=np.ravel(s.peak * s.engines),
-        capacity_sigma=np.ravel(serving),
-        request_sigma=np.ravel(np.where(keeps_up, 0.0, serving)),  # all that arrives is served
+        capacity_sigma=np.ravel(decoding),
+        request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # all that arrives is served
         output_tokens=np.ravel(t.tokens),
         prompt_tokens=np.array([workload.prompt.mean for workload in workloads]),
         decode_batch=np.ravel(s.decode / s.groups),

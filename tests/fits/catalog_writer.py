@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fits.pooled_fit import (
-    ATTENTION_DP,
-    COMMON_PRIORS,
-    INTERVAL_METRICS,
-    RATE_METRIC_INDEX,
-    PooledFit,
-    fit_pooled,
-    load_measured_runs,
-)
+from fits.pooled_fit import COMMON_PRIORS, PooledFit, fit_pooled, load_measured_runs
+from fits.process_fit import summarize_left_out
+from fits.residual_fit import write_residuals
 from planner.core.catalog import CATALOG_DIR
 from planner.core.files import get_report_date, replace_atomically
 from planner.core.readers import read_text
-from planner.core.versions import Version
 from planner.latency.coefficient_lookup import (
-    NOVELTY_KINDS,
     RELEASE_BOUNDARIES,
     load_calibration_catalog,
     look_up_coefficients,
@@ -41,8 +33,6 @@ def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[st
     catalog.add_generations()
     catalog.add_gpus()
     catalog.add_models()
-    for label in catalog.list_groups("pair"):
-        catalog.add_pair(label)
     return catalog.entries
 
 
@@ -87,22 +77,13 @@ class _EngineCatalog:
         return list(dict.fromkeys(run.effect_groups[kind] for run in runs))
 
     def add_common(self, date: str) -> None:
-        """Add the coefficients and error widths that all GPUs and models share."""
+        """Add the coefficients that all GPUs and models share."""
         start = self.sum_effects(("common", ""), ("engine", self.engine), ("release", self.newest))
-        widths = {}
-        for column, metric in INTERVAL_METRICS.items():
-            if any(np.isfinite(run.measured[column]) for run in self.runs):
-                many = () if column == RATE_METRIC_INDEX else ("many", "many_version")
-                widths[f"sigma_{metric}"] = {
-                    kind: round(self.fit.estimate_error_width(self.engine, kind, column), 3)
-                    for kind in (*many, "curve", *NOVELTY_KINDS)
-                }
         self.entries["common"] = {
             "coefficients": {
                 name: float(f"{value * np.exp(start.get(name, 0)):.4g}")
                 for name, (value, _) in COMMON_PRIORS.items()
             },
-            **widths,
             "source": f"{len(self.runs)} public runs, see validation/measured_runs.csv; make fit",
             "date": date,
         }
@@ -124,29 +105,18 @@ class _EngineCatalog:
             latest = self.sum_effects(newest)
             own = self.sum_effects(("generation", generation), newest)
             self.add(generation, own, {"generation": generation}, always=generation in measured)
-            if spreads := self._describe_spreads(generation):
-                self.entries[generation] |= spreads
             for bound in self.bounds:
                 era = f"{self.engine}|{bound}|{generation}"
                 if older := self.sum_effects(("release generation", era)):
                     conditions = {"generation": generation, "before": bound}
                     self.add(f"{generation} before {bound}", _subtract(older, latest), conditions)
-        if any(run.spread_group == ATTENTION_DP for run in self.runs):
-            spreads = self._describe_spreads(ATTENTION_DP)
-            self.entries[ATTENTION_DP] = {"attention_dp": True} | spreads
-
-    def _describe_spreads(self, group: str) -> dict[str, Any]:
-        spreads = {
-            f"spread_{metric}": self.fit.describe_spread(self.engine, column, group)
-            for column, metric in INTERVAL_METRICS.items()
-        }
-        return {name: spread for name, spread in spreads.items() if spread}
 
     def add_gpus(self) -> None:
         """Add what GPUs change, and the KV cache formats that recipes give some."""
         for gpu in self.list_groups("gpu", all_engines=True):
             own = self.sum_effects(("gpu", gpu), ("gpu engine", f"{gpu}|{self.engine}"))
-            self.add(gpu, own, {"gpu": gpu})
+            points = sum(run.deployment.gpu.name == gpu for run in self.runs)
+            self.add(gpu, own, {"gpu": gpu, "points": points}, always=points > 0)
         for name, effect in load_calibration_catalog(self.engine).effects.items():
             if effect.kv_cache_dtype != "auto":  # from the recipes; no fit gives it
                 entry = self.entries.setdefault(name, {"gpu": effect.gpu})
@@ -163,26 +133,6 @@ class _EngineCatalog:
             own = self.sum_effects(("model format", label))
             self.add(f"{family} {method}", own, {"model": family, "quantization": method})
 
-    def add_pair(self, label: str) -> None:
-        """Add what was measured of a model on a GPU, and what its layouts change."""
-        family, method, gpu, _ = label.split("|")
-        runs = [run for run in self.runs if run.effect_groups["pair"] == label]
-        versions = {run.deployment.engine.version for run in runs if run.is_release_stated}
-        conditions = {"gpu": gpu, "model": family, "quantization": method}
-        name = f"{family} {method} on {gpu}"
-        self.add(name, self.sum_effects(("pair", label)), conditions, always=True)
-        self.entries[name] |= {
-            "points": len(runs),
-            "attention_dp_points": sum(run.deployment.layout.dp > 1 for run in runs),
-            "curves": self.fit.count_curves[label],
-            "versions": sorted(versions, key=Version.parse),
-        }
-        layouts = {(run.deployment.layout.tp, run.deployment.layout.dp) for run in runs}
-        for tp, dp in sorted(layouts):
-            own = self.sum_effects(("layout", f"{label}|{tp}|{dp}"))
-            layout = f"{name}, TP{tp}" + f" x DP{dp}" * (dp > 1)
-            self.add(layout, own, {**conditions, "tp": tp, "dp": dp})
-
 
 def _subtract(older: Mapping[str, float], latest: Mapping[str, float]) -> dict[str, float]:
     names = dict.fromkeys((*older, *latest))
@@ -190,14 +140,12 @@ def _subtract(older: Mapping[str, float], latest: Mapping[str, float]) -> dict[s
 
 
 def write_calibration_catalogs(fit: PooledFit, folder: Path = CATALOG_DIR / "calibration") -> None:
-    """Write the catalogs of all engines, and the held-out errors of the fit."""
-    tables = {
-        f"{engine}.yaml": build_calibration_catalog(fit, engine, f"{get_report_date():%Y-%m-%d}")
-        for engine in RELEASE_BOUNDARIES
-    }
-    for name, entries in {**tables, "../validation/held_back.yaml": fit.summarize()}.items():
+    """Write the catalogs of all engines, and what the fit leaves of each run."""
+    for engine in RELEASE_BOUNDARIES:
+        entries = build_calibration_catalog(fit, engine, f"{get_report_date():%Y-%m-%d}")
         replace_catalog_entries(
-            folder / name, yaml.dump(entries, sort_keys=False, width=110, Dumper=_CatalogDumper)
+            folder / f"{engine}.yaml",
+            yaml.dump(entries, sort_keys=False, width=110, Dumper=_CatalogDumper),
         )
     load_calibration_catalog.cache_clear()
     look_up_coefficients.cache_clear()
@@ -231,5 +179,8 @@ class _CatalogDumper(yaml.SafeDumper):
 if __name__ == "__main__":
     fitted = fit_pooled(load_measured_runs(), report=print)
     write_calibration_catalogs(fitted)
-    report = {**fitted.summarize(), "TPOT of held-out pairs": fitted.summarize_hardware()}
-    print(yaml.dump(report, sort_keys=False, Dumper=_CatalogDumper))
+    write_residuals(fitted)
+    replace_catalog_entries(
+        CATALOG_DIR / "validation" / "held_back.yaml",
+        yaml.dump(summarize_left_out(fitted), sort_keys=False, width=110, Dumper=_CatalogDumper),
+    )

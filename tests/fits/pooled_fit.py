@@ -7,16 +7,12 @@ from its generation (partial pooling). Errors are ln(predicted / measured) under
 likelihood (`robust_fit`). Predictions are analytical, shifted by how much the simulation of each
 run differs. `catalog_writer` writes the result.
 
-Held-out errors are those of fits without all runs of a curve, of a pair of model and GPU, of a
-model, a GPU or a release, each estimated by one Newton step from the fit to all runs. They give the
-widths of the catalog's intervals.
+What it leaves of each run goes to `residual_fit`.
 """
 
 import csv
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -35,15 +31,11 @@ from planner.calibration.robust_fit import (
 from planner.calibration.user_fit import COEFFICIENT_PRIORS
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError, add_error_context
-from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.readers import read_text, read_yaml
 from planner.core.units import MIB
 from planner.engines.coefficients import StepCoefficients, list_coefficient_names
 from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import (
-    MIN_CURVES_PER_PAIR,
-    NOVELTY_KINDS,
-    RELEASE_BOUNDARIES,
     find_era,
     get_weight_format_name,
 )
@@ -86,30 +78,19 @@ class EffectLevel(TypedDict, total=False):
 
 EFFECT_LEVELS: Mapping[str, EffectLevel] = read_yaml(Path(__file__).with_name("levels.yaml"))
 """Prior sigmas of the effects; the file explains them."""
-UNSTATED_RELEASE = "unstated"
-"""Era of runs without a release: a range of releases."""
 ATTENTION_DP = "attention data parallelism"
-MIN_CURVES_PER_SPREAD = 5.0
-"""Number of curves whose spread weighs as much as that of all other generations."""
-RATE_METRIC_INDEX = 2
-NOVELTIES = {"load": "curve", "new": "pair"}
-"""What spreads of errors are told apart by, and the groups that are held out for them."""
-INTERVAL_METRICS = {1: "tpot", 0: "ttft", RATE_METRIC_INDEX: "output_tps"}
-"""Those of `FIT_METRICS` whose intervals have their own width."""
+OWN_LEVELS = ("pair", "layout", "curve")
+"""Levels whose effects no run of another pair shares."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One measured run; `measured` holds ln of the means by `FIT_METRICS` (seconds, tokens/s).
-
-    A run whose release is not stated belongs to none that is.
-    """
+    """One measured run; `measured` holds ln of the means by `FIT_METRICS` (seconds, tokens/s)."""
 
     deployment: Deployment
     workload: Workload
     measured: np.ndarray
     curve: str
-    is_release_stated: bool = True
 
     @property
     def effect_groups(self) -> dict[str, str]:
@@ -118,7 +99,7 @@ class MeasuredRun:
         family = model.architecture.model_type
         model_format = f"{family}|{get_weight_format_name(model)}"
         pair = f"{model_format}|{gpu.name}|{engine.name}"
-        era = find_era(engine.name, engine.release) if self.is_release_stated else UNSTATED_RELEASE
+        era = find_era(engine.name, engine.release)
         return {
             "common": "",
             "engine": engine.name,
@@ -134,12 +115,6 @@ class MeasuredRun:
             "layout": f"{pair}|{self.deployment.layout.tp}|{self.deployment.layout.dp}",
             "curve": self.curve,
         }
-
-    @property
-    def spread_group(self) -> str:
-        """The runs whose errors have a spread of their own: a generation, or attention DP."""
-        gpu = self.deployment.gpu
-        return ATTENTION_DP if self.deployment.layout.dp > 1 else gpu.kernel_generation
 
     @property
     def hardware(self) -> str:
@@ -160,8 +135,7 @@ class MeasuredRun:
             shared["pair"] += f"|{ATTENTION_DP}"
         weight_format = get_weight_format_name(self.deployment.model)
         shared["format"] = f"{weight_format}|{groups['generation']}|{engine.name}"
-        version = engine.version if self.is_release_stated else UNSTATED_RELEASE
-        return {"curve": self.curve, **shared, "version": f"{engine.name} {version}"}
+        return {"curve": self.curve, **shared, "version": f"{engine.name} {engine.version}"}
 
 
 def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
@@ -187,7 +161,6 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
                 derive_effective_workload(deployment, workload),
                 np.log(values),
                 row["curve"],
-                bool(row["engine_version"]),
             )
         )
     for name, timed in load_timed_runs().items():
@@ -321,190 +294,27 @@ class PooledFit:
         """The fitted effects, [effects]."""
         return self.fit.x
 
-    @cached_property
-    def held_out_errors(self) -> dict[str, np.ndarray]:
-        """Errors [runs, metrics] of fits without the group that a run belongs to, by kind of group.
+    def compute_physics_errors(self, without: np.ndarray | None = None) -> np.ndarray:
+        """Compute ln(predicted / measured) [runs, metrics] by what runs of other pairs share too.
 
-        A curve that is held out has no effect of its own.
+        Effects of pairs, layouts and curves are left out: the residual process has them. `without`
+        selects runs [runs] that the fit goes without, to first order.
         """
-        shared = np.array([level != "curve" for level, _, _ in self.pool.effects])
-        shared_fit = replace(
-            self.fit, x=self.effect_logs[shared], slopes=self.fit.slopes[:, shared],
-            prior_sigma=self.fit.prior_sigma[shared],
-        )  # fmt: skip
-        run_indices = np.nonzero(self.pool.is_measured)[0]
-        held_out_errors = {}
-        for kind in ("curve", *NOVELTY_KINDS):
-            groups = np.array([run.holdout_groups[kind] for run in self.pool.runs])[run_indices]
-            errors, change = self.fit.errors.copy(), np.where(shared, 0.0, -self.effect_logs)
-            for group in np.unique(groups):
-                rows = groups == group
-                change[shared] = shared_fit.compute_step_without(rows)
-                errors[rows] += self.fit.slopes[rows] @ change
-            held_out_errors[kind] = np.full(self.pool.measured.shape, np.nan)
-            held_out_errors[kind][self.pool.is_measured] = errors
-        held_out_errors["version"][~self.has_other_release] = np.nan
-        return held_out_errors
-
-    def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-        """Return runs, errors and interval coverage by engine, kind of group and metric.
-
-        A run's interval comes from the errors of all other groups.
-        """
-        summary: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-        for engine in RELEASE_BOUNDARIES:
-            indices = np.flatnonzero(self._select_engine_runs(engine)).tolist()
-            for kind in ("curve", *NOVELTY_KINDS):
-                all_groups = np.array([self.pool.runs[k].holdout_groups[kind] for k in indices])
-                for column, name in enumerate(FIT_METRICS):
-                    errors = np.abs(self.held_out_errors[kind][indices, column])
-                    is_measured = np.isfinite(errors)
-                    errors, groups = errors[is_measured], all_groups[is_measured]
-                    if len(np.unique(groups)) < 3:
-                        continue
-                    is_inside = [
-                        error <= np.quantile(errors[groups != group], 0.8)
-                        for error, group in zip(errors, groups, strict=True)
-                    ]
-                    summary.setdefault(engine, {}).setdefault(kind, {})[name] = {
-                        "runs": len(errors),
-                        "median": round(float(np.expm1(np.median(errors))), 4),
-                        "mean": round(float(np.expm1(np.mean(errors))), 4),
-                        "inside": round(float(np.mean(is_inside)), 3),
-                    }
-        return summary
-
-    def summarize_hardware(self) -> dict[str, dict[str, float]]:
-        """Return runs, TPOT errors and intervals by hardware, with whole pairs held out.
-
-        The score is that of Winkler (1972) for an 80% interval of ln(measured / predicted): its
-        width, plus ten times what lies outside.
-        """
-        errors, summary = self._get_held_out_sizes(1, "pair"), dict[str, dict[str, float]]()
-        labels = np.array([run.hardware for run in self.pool.runs])
-        widths = {name: self.estimate_error_width(name, "pair", 1) for name in RELEASE_BOUNDARIES}
-        reach = Z_SCORE_80PCT * np.array(
-            [
-                widths[name] * self.spreads.get((name, 1, run.spread_group, "new"), 1.0)
-                for run in self.pool.runs
-                for name in (run.deployment.engine.name,)
-            ]
-        )
-        for label in [*np.unique(labels).tolist(), "all"]:
-            rows = np.isfinite(errors) & ((labels == label) | (label == "all"))
-            outside = np.maximum(errors - reach, 0.0)[rows]
-            summary[label] = {
-                "runs": int(rows.sum()),
-                "median": round(float(np.expm1(np.median(errors[rows]))), 4),
-                "mean": round(float(np.expm1(np.mean(errors[rows]))), 4),
-                "inside": round(float(np.mean(outside == 0)), 3),
-                "score": round(float(np.mean(2 * reach[rows] + 10 * outside)), 2),
-            }
-        return summary
-
-    @cached_property
-    def spreads(self) -> dict[tuple[str, int, str, str], float]:
-        """Held-out errors over those of all runs, by engine, metric, `spread_group` and novelty.
-
-        That is a load of a measured pair ("load"), or a pair ("new").
-
-        A few curves say little: at `MIN_CURVES_PER_SPREAD` the ratio counts half.
-        """
-        groups = np.array([run.spread_group for run in self.pool.runs])
-        curves = np.array([run.curve for run in self.pool.runs])
-        spreads = {}
-        for engine, column, novelty in product(RELEASE_BOUNDARIES, INTERVAL_METRICS, NOVELTIES):
-            errors = self._get_held_out_sizes(column, NOVELTIES[novelty])
-            is_engine = self._select_engine_runs(engine)
-            if not np.isfinite(errors[is_engine]).any():
-                continue
-            engine_error = np.nanquantile(errors[is_engine], 0.8)
-            for group in np.unique(groups[is_engine]).tolist():
-                rows = is_engine & (groups == group) & np.isfinite(errors)
-                if num_curves := len(np.unique(curves[rows])):
-                    ratio = np.quantile(errors[rows], 0.8) / engine_error
-                    spreads[engine, column, group, novelty] = float(
-                        (num_curves * ratio + MIN_CURVES_PER_SPREAD)
-                        / (num_curves + MIN_CURVES_PER_SPREAD)
-                    )
-        return spreads
-
-    def describe_spread(self, engine: str, column: int, group: str) -> dict[str, float]:
-        """Return the spreads of a group by novelty, as catalogs state them."""
-        found = {name: self.spreads.get((engine, column, group, name)) for name in NOVELTIES}
-        return {name: round(value, 2) for name, value in found.items() if value}
-
-    def estimate_error_width(self, engine: str, kind: str, column: int) -> float:
-        """Return the sigma of held-out errors, from their 80th percentile to ignore a few bad runs.
-
-        For new loads, pairs with fewer than `MIN_CURVES_PER_PAIR` curves ("curve") are separate
-        from the others ("many"), except for throughput, of which too few were measured. Neither is
-        wider than the widest of `NOVELTY_KINDS`.
-        """
-        rows = self._select_engine_runs(engine)
-        held_out = {"many": "curve", "many_version": "version"}.get(kind, kind)
-        novelty = "load" if held_out in ("curve", "version") else "new"
-        errors = self._get_held_out_sizes(column, held_out)
-        if column != RATE_METRIC_INDEX and kind in ("many", "curve", "many_version"):
-            rows &= np.array(
-                [
-                    self.count_curves[run.effect_groups["pair"]] >= MIN_CURVES_PER_PAIR
-                    for run in self.pool.runs
-                ]
-            ) == (kind != "curve")
-        scale = np.array(
-            [
-                self.spreads.get((engine, column, run.spread_group, novelty), 1.0)
-                for run in self.pool.runs
-            ]
-        )
-        if not np.isfinite(errors[rows]).any():  # of no run with its release
-            return self.estimate_error_width(engine, "pair", column)
-        value = float(np.nanquantile((errors / scale)[rows], 0.8)) / Z_SCORE_80PCT
-        return (
-            min(value, max(self.estimate_error_width(engine, new, column) for new in NOVELTY_KINDS))
-            if kind == "curve"
-            else value
-        )
-
-    def _get_held_out_sizes(self, column: int, kind: str) -> np.ndarray:
-        """Return the absolute held-out errors of a metric, [runs].
-
-        If TPOT was not measured, those of throughput or ITL stand in for it.
-        """
-        errors = np.abs(self.held_out_errors[kind])
-        columns = (1, 2, 3) if column == 1 else (column,)
-        return np.array(
-            [next((row[k] for k in columns if np.isfinite(row[k])), np.nan) for row in errors]
-        )
-
-    @cached_property
-    def has_other_release(self) -> np.ndarray:
-        """Whether a run's release is stated and its pair was measured under another one, [runs].
-
-        Otherwise what is held out with a release is the pair, too.
-        """
-        groups = [run.holdout_groups for run in self.pool.runs]
-        releases = Counter(
-            pair for pair, _ in {(group["pair"], group["version"]) for group in groups}
-        )
-        return np.array(
-            [
-                run.is_release_stated and releases[group["pair"]] > 1
-                for run, group in zip(self.pool.runs, groups, strict=True)
-            ]
-        )
-
-    @cached_property
-    def count_curves(self) -> Counter[str]:
-        """Number of measured curves of each pair."""
-        return Counter(
-            pair for pair, _ in {(run.effect_groups["pair"], run.curve) for run in self.pool.runs}
-        )
-
-    def _select_engine_runs(self, engine: str) -> np.ndarray:
-        """Return which runs are of an engine, [runs]."""
-        return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
+        own = np.array([level in OWN_LEVELS for level, _, _ in self.pool.effects])
+        change = np.where(own, -self.effect_logs, 0.0)
+        if without is not None:
+            is_curve = np.array([level == "curve" for level, _, _ in self.pool.effects])
+            fit = replace(
+                self.fit, x=self.effect_logs[~is_curve], slopes=self.fit.slopes[:, ~is_curve],
+                prior_sigma=self.fit.prior_sigma[~is_curve],
+            )  # fmt: skip
+            rows = without[np.nonzero(self.pool.is_measured)[0]]
+            step = np.zeros_like(change)
+            step[~is_curve] = fit.compute_step_without(rows)
+            change = np.where(own, change, step)
+        errors = np.full(self.pool.measured.shape, np.nan)
+        errors[self.pool.is_measured] = self.fit.errors + self.fit.slopes @ change
+        return errors
 
 
 def fit_pooled(

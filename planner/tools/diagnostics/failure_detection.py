@@ -247,7 +247,11 @@ class DiagnosisCase:
         )
         if ttft is None or queue is None or prefill is None:
             return None
-        step = build_step_model(self.planned.deployment) if self.planned else None
+        step = (
+            build_step_model(self.planned.deployment, self.measured_workload)
+            if self.planned
+            else None
+        )
         planned_s = (
             step.request_s + self.measured_workload.prompt.mean * step.prompt_token_s
             if step and self.measured_workload
@@ -260,7 +264,7 @@ class DiagnosisCase:
         """Planned seconds of a step that decodes the mean running requests and prefills nothing."""
         if self.planned is None or self.measured_workload is None or not self.knows_in_flight:
             return None
-        step = build_step_model(self.planned.deployment)
+        step = build_step_model(self.planned.deployment, self.measured_workload)
         return float(
             step.estimate_decode_step_s(
                 max(self.mean_running / self.planned.deployment.layout.dp, 1.0),

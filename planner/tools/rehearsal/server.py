@@ -90,7 +90,10 @@ class RehearsedServer:
         self.pool = replace(
             memory.pool, num_blocks=max(int(memory.pool.num_blocks * faults.kv_fraction), 2)
         )
-        layout, self.step_model = self.pool.layout, build_step_model(self.deployment)
+        layout, self.step_model = (
+            self.pool.layout,
+            build_step_model(self.deployment, planned.workload),
+        )
         self.slowdown, self._random = faults.slowdown, random.Random(0)
         rules = build_engine_rules(self.deployment, self.pool)
         rules = rules._replace(

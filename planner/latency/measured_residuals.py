@@ -1,0 +1,307 @@
+"""What measured runs say beyond the step model: a Gaussian process over ln(measured / predicted).
+
+    ln truth(d, x) = ln step model(d, x) + r(d, x),   r ~ Gaussian process
+
+d is a deployment, x the operating point: ln of the sequences per engine, of the context, of TP, of
+the time of a step with one sequence, and of prompt over output tokens. The covariance of two runs
+is a sum over the levels of `catalogs/calibration/process.yaml` that both belong to (the same GPU,
+model, pair of both, layout, ...): offset^2 + varying^2 exp(-|x - x'|^2 / 2), distances in length
+scales. Where runs were measured nearby, the mean corrects the step model and the error is small;
+where nothing is shared it is that of all levels together. Rasmussen and Williams, "Gaussian
+Processes for Machine Learning" (2006), chapter 2.
+
+`catalogs/calibration/residuals_ENGINE.csv` has the runs (`make fit` writes it). `pull` are their
+weights in the mean, K^-1 y; `noise` is each one's own standard deviation.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from io import StringIO
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from planner.core.catalog import CATALOG_DIR, StrictEntry, validate_entry
+from planner.core.readers import read_text, read_yaml
+from planner.core.versions import Version
+from planner.engines.deployment import Deployment
+from planner.hardware.gpus import get_gpu
+from planner.latency.coefficient_lookup import CalibrationBasis, find_era, get_weight_format_name
+from planner.models.architecture import DecoderLayer
+
+ResidualMetric = Literal["tpot", "ttft"]
+MAX_NEIGHBOURS = 64
+"""Runs that share most with what is asked, from which the width of its error comes."""
+MAX_RUNS_BYTES = 16 * 2**20
+SHARED_TRAITS = (
+    "version", "gpu", "model_type", "model", "quantization", "attention", "tp", "pp", "dp", "ep",
+    "curve",
+)  # fmt: skip
+"""Columns of a run that levels are made of; `complete_traits` adds what follows from them."""
+POSITION_COLUMNS = ("sequences", "context_tokens", "tp", "first_step_s", "prompt_per_output")
+
+
+NOVELTY_TRAITS: Mapping[str, tuple[str, ...]] = {
+    "pair": ("model_type", "quantization", "gpu"), "model": ("model_type",), "gpu": ("gpu",),
+    "generation": ("generation",), "format": ("quantization", "generation"), "version": ("era",),
+    "attention": ("attention",), "layout": ("layout_kind",),
+}  # fmt: skip
+"""What may be new about a deployment, and the traits that a measured run would have to share."""
+
+
+class ProcessLevel(StrictEntry):
+    """Runs that share all of `shares` have a residual in common."""
+
+    shares: tuple[str, ...]
+    offset: NonNegativeFloat = 0.0  # standard deviation of what is the same at all loads
+    varying: NonNegativeFloat = 0.0  # of what changes with the operating point
+    unseen: NonNegativeFloat = (
+        0.0  # added where no run belongs: what the step model's effects leave open
+    )
+
+
+class ProcessShape(StrictEntry):
+    """The covariance of one metric's residuals."""
+
+    levels: dict[str, ProcessLevel]
+    length_scales: tuple[PositiveFloat, ...]  # of `POSITION_COLUMNS`, in ln
+    noise: PositiveFloat  # standard deviation between repeats of a run
+
+
+class OperatingPoint(NamedTuple):
+    """A deployment under a load, as the process compares it with measured runs."""
+
+    engine: str
+    traits: tuple[tuple[str, str], ...]
+    position: tuple[float, ...]  # ln of `POSITION_COLUMNS`
+
+
+class Residual(NamedTuple):
+    """Mean and standard deviation of ln(measured / predicted)."""
+
+    mean: float
+    sigma: float
+
+
+@cache
+def load_process_shapes() -> dict[str, ProcessShape]:
+    """Load the covariances by metric."""
+    file = "calibration/process.yaml"
+    return {
+        metric: validate_entry(ProcessShape, fields, f"{file}, entry {metric}")
+        for metric, fields in read_yaml(CATALOG_DIR / file).items()
+    }
+
+
+def name_attention(layers: Sequence[DecoderLayer]) -> str:
+    """Name the kinds of attention and state of a model's layers, joined by +."""
+    kinds = set()
+    for mixer in (layer.mixer for layer in layers):
+        is_sparse = getattr(mixer, "index_heads", 0) or getattr(mixer, "compress", 1) != 1
+        within = " sparse" if is_sparse else " window" if getattr(mixer, "window", None) else ""
+        kinds.add(f"{type(mixer).__name__}{within}")
+    return "+".join(sorted(kinds))
+
+
+def complete_traits(engine: str, traits: Mapping[str, str]) -> dict[str, str]:
+    """Add what follows from a run's columns: its era, the GPU's generation, the kind of layout."""
+    kinds = {name: int(float(traits[name])) > 1 for name in ("pp", "dp", "tp")}
+    return {
+        **traits,
+        "engine": engine,
+        "era": find_era(engine, Version.parse(traits["version"])),
+        "generation": get_gpu(traits["gpu"]).kernel_generation,
+        "layout_kind": next((name for name, is_used in kinds.items() if is_used), "one GPU"),
+    }
+
+
+@lru_cache(maxsize=16_384)
+def describe_traits(deployment: Deployment) -> tuple[tuple[str, str], ...]:
+    """Return names and values of a deployment's traits; it belongs to no measured curve."""
+    model, layout, release = deployment.model, deployment.layout, deployment.engine.release
+    traits = complete_traits(
+        deployment.engine.name,
+        {
+            "version": f"{release.major}.{release.minor}.{release.patch}", "gpu": deployment.gpu.name,
+            "model_type": model.architecture.model_type, "model": model.name,
+            "quantization": get_weight_format_name(model),
+            "attention": name_attention(model.architecture.layers),
+            "tp": f"{layout.tp}", "pp": f"{layout.pp}", "dp": f"{layout.dp}", "ep": f"{layout.ep}",
+            "curve": "",
+        },
+    )  # fmt: skip
+    return tuple(traits.items())
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The measured runs of an engine that have one metric."""
+
+    rows: list[dict[str, str]]
+    positions: np.ndarray  # [runs, positions]
+    codes: dict[str, np.ndarray]  # [runs] by level
+    keys: dict[str, dict[tuple[str, ...], int]]  # the code of each group, by level
+    noise: np.ndarray  # [runs]
+    pull: np.ndarray  # [runs]
+
+
+@cache
+def load_measured_rows(engine: str) -> list[dict[str, str]]:
+    """Load the measured runs of an engine, with their traits; none of an engine without any."""
+    path = CATALOG_DIR / "calibration" / f"residuals_{engine}.csv"
+    if not path.exists():
+        return []
+    rows = csv.DictReader(StringIO(read_text(path, MAX_RUNS_BYTES), newline=""))
+    return [complete_traits(engine, row) for row in rows]
+
+
+@cache
+def _load_runs(engine: str, metric: ResidualMetric) -> _Runs:
+    rows = [row for row in load_measured_rows(engine) if row[f"{metric}_pull"]]
+    keys: dict[str, dict[tuple[str, ...], int]] = {}
+    codes = {}
+    for name, level in load_process_shapes()[metric].levels.items():
+        found = keys.setdefault(name, {})
+        codes[name] = np.array(
+            [found.setdefault(tuple(row[t] for t in level.shares), len(found)) for row in rows]
+        )
+    return _Runs(
+        rows,
+        np.log([[float(row[name]) for name in POSITION_COLUMNS] for row in rows]),
+        codes,
+        keys,
+        np.array([float(row[f"{metric}_noise"]) for row in rows]),
+        np.array([float(row[f"{metric}_pull"]) for row in rows]),
+    )
+
+
+def compute_covariance(
+    shape: ProcessShape,
+    positions: tuple[np.ndarray, np.ndarray],
+    codes: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+) -> np.ndarray:
+    """Compute the prior covariance [n, m] of two sets of points, by their positions and groups."""
+    one, other = (each / np.array(shape.length_scales) for each in positions)
+    squares = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
+    near, total = np.exp(-0.5 * np.maximum(squares, 0.0)), np.zeros((len(one), len(other)))
+    for name, level in shape.levels.items():
+        same = codes[0][name][:, None] == codes[1][name]
+        total += same * (level.offset**2 + level.varying**2 * near)
+    return total
+
+
+def _encode_groups(
+    points: Sequence[OperatingPoint], runs: _Runs, shape: ProcessShape
+) -> dict[str, np.ndarray]:
+    """Return the group of each point by level: that of the runs, or a negative one of its own."""
+    traits, codes = [dict(point.traits) for point in points], {}
+    for name, level in shape.levels.items():
+        groups = [tuple(each[trait] for trait in level.shares) for each in traits]
+        new = {key: -1 - k for k, key in enumerate(dict.fromkeys(groups))}
+        codes[name] = np.array([runs.keys[name].get(key, new[key]) for key in groups])
+    return codes
+
+
+def estimate_joint_residuals(
+    points: Sequence[OperatingPoint], metric: ResidualMetric
+) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate mean [n] and covariance [n, n] of the residuals of points of one engine.
+
+    The covariance includes the noise of a run.
+    """
+    shape, runs = load_process_shapes()[metric], _load_runs(points[0].engine, metric)
+    positions, codes = (
+        np.array([point.position for point in points]),
+        _encode_groups(points, runs, shape),
+    )
+    prior = compute_covariance(shape, (positions, positions), (codes, codes))
+    prior[np.diag_indices_from(prior)] += shape.noise**2
+    for name, level in shape.levels.items():
+        groups = codes[name]
+        both_unseen = (groups[:, None] == groups) & (groups < 0)
+        prior += level.unseen**2 * both_unseen
+    if not runs.rows:
+        return np.zeros(len(points)), prior
+    cross = compute_covariance(shape, (positions, runs.positions), (codes, runs.codes))
+    near = np.argsort(-cross.max(0), kind="stable")[:MAX_NEIGHBOURS]
+    among = {name: values[near] for name, values in runs.codes.items()}
+    own = compute_covariance(shape, (runs.positions[near],) * 2, (among, among))
+    factor = np.linalg.cholesky(own + np.diag(runs.noise[near] ** 2))
+    explained = np.linalg.solve(factor, cross[:, near].T)
+    return cross @ runs.pull, prior - explained.T @ explained
+
+
+def estimate_mean_residuals(points: Sequence[OperatingPoint], metric: ResidualMetric) -> np.ndarray:
+    """Estimate the means [n] of the residuals of points of one engine."""
+    shape, runs = load_process_shapes()[metric], _load_runs(points[0].engine, metric)
+    if not runs.rows:
+        return np.zeros(len(points))
+    positions = np.array([point.position for point in points]), runs.positions
+    codes = _encode_groups(points, runs, shape), runs.codes
+    return np.asarray(compute_covariance(shape, positions, codes) @ runs.pull)
+
+
+@lru_cache(maxsize=65_536)
+def estimate_residual(point: OperatingPoint, metric: ResidualMetric) -> Residual:
+    """Estimate the residual at one operating point."""
+    mean, covariance = estimate_joint_residuals([point], metric)
+    return Residual(float(mean[0]), math.sqrt(max(float(covariance[0, 0]), 1e-6)))
+
+
+def find_nearest_run(point: OperatingPoint) -> Mapping[str, str] | None:
+    """Find the measured run that shares most with `point`; None of an engine without any."""
+    shape, runs = load_process_shapes()["tpot"], _load_runs(point.engine, "tpot")
+    if not runs.rows:
+        return None
+    cross = compute_covariance(
+        shape,
+        (np.array([point.position]), runs.positions),
+        (_encode_groups([point], runs, shape), runs.codes),
+    )
+    return runs.rows[int(cross[0].argmax())]
+
+
+def describe_run(run: Mapping[str, str]) -> str:
+    """Describe a measured run: what it was, its load, and its TPOT where that was measured."""
+    layout = " x ".join(
+        f"{name.upper()}{run[name]}" for name in ("tp", "pp", "dp") if run[name] != "1"
+    )
+    tpot = f": {float(run['measured_tpot_ms']):.3g} ms per token" if run["measured_tpot_ms"] else ""
+    return (
+        f"{run['model']} on {run['gpu']} under {run['engine']} {run['version']}{f', {layout}' * bool(layout)},"
+        f" {float(run['sequences']):.3g} sequences at {float(run['context_tokens']):,.0f} tokens{tpot}"
+    )
+
+
+@cache
+def _list_measured_traits(engine: str) -> dict[str, set[tuple[str, ...]]]:
+    return {
+        kind: {tuple(row[name] for name in names) for row in load_measured_rows(engine)}
+        for kind, names in NOVELTY_TRAITS.items()
+    }
+
+
+@cache
+def list_novelties(engine: str, traits: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """List what no measured run of the engine shares with these traits, of `NOVELTY_TRAITS`."""
+    asked, measured = dict(traits), _list_measured_traits(engine)
+    return tuple(
+        kind
+        for kind, names in NOVELTY_TRAITS.items()
+        if tuple(asked[name] for name in names) not in measured[kind]
+    )
+
+
+def get_basis(point: OperatingPoint) -> CalibrationBasis:
+    """Return what the step cost at `point` rests on."""
+    new = list_novelties(point.engine, point.traits)
+    if not {"pair", "layout"} & set(new):
+        return "measured"
+    if "gpu" not in new:
+        return "model-transfer"
+    is_alike = not {"generation", "format", "model", "attention", "layout"} & set(new)
+    return "gpu-transfer" if is_alike else "prior"
