@@ -242,3 +242,26 @@ def test_every_fact_that_a_family_may_state_is_read() -> None:
         path.read_text(encoding="utf-8") for path in Path(from_config.__file__).parent.glob("*.py")
     )
     assert [name for name in ModelFamily.model_fields if f'"{name}"' not in code] == []
+
+
+def test_modules_that_gptq_leaves_in_16_bit_keep_their_size() -> None:
+    """GPTQModel's `dynamic` and AutoRound's `extra_config` say which (vLLM pulls 7086 and 25455).
+
+    Qwen's Qwen3.5-27B-GPTQ-Int4 packs the MLPs alone (onnxruntime/mobius pull 18).
+    """
+    dense = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "max_position_embeddings": 8192}  # fmt: skip
+    packed = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    rules: list[dict[str, Any]] = [{"dynamic": {"-:.*attn.*": {}}}, {"modules_to_not_convert": ["self_attn"]},
+                                   {"extra_config": {".*attn.*": {"bits": 16}}}]  # fmt: skip
+    for rule in rules:
+        model = load_model({**dense, "quantization_config": packed | rule})
+        formats = {
+            weight.name: model.quantization.get_weight_format(weight, "layers.0.")
+            for weight in model.architecture.layers[0].weights
+        }
+        assert formats["self_attn.q_proj"] is None
+        assert formats["mlp.down_proj"] is not None
+    hybrid = load_model("Qwen/Qwen3.5-27B-GPTQ-Int4")
+    assert hybrid.quantization.schemes[0][0] != ""

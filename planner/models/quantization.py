@@ -228,6 +228,8 @@ def parse_quantization_config(
                 f" {names!r:.50}"
             )
         ignored += names
+    overrides = _read_overrides(q, location)
+    ignored += [name for name, fields in overrides if fields["bits"] >= 16]
     groups, layers = q.get("config_groups"), q.get("quantized_layers")
     searched = [pattern for pattern in ignored if not _is_plain_name(pattern)]
     if (
@@ -251,7 +253,18 @@ def parse_quantization_config(
     else:
         scheme = _parse_uniform_format(q, location)
         method, head = scheme.method, bool(q.get("lm_head"))
-        formats = ((ROUTED_EXPERTS_PATTERN if method == "mxfp4" else "", scheme),)
+        main = ROUTED_EXPERTS_PATTERN if method == "mxfp4" else ""
+        if names := _list_quantized_modules(q):
+            main = _join_patterns(names)
+        others = [(name, fields) for name, fields in overrides if fields["bits"] < 16]
+        searched += [name for name, _ in others]
+        formats = (
+            *(
+                (_convert_to_regex(name), _parse_uniform_format({**q, **fields}, location))
+                for name, fields in others
+            ),
+            (main, scheme),
+        )
         # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
         if config.get("expert_dtype") == "fp4":
             formats = ((ROUTED_EXPERTS_PATTERN, WEIGHT_FORMATS["mxfp4"]), *formats)
@@ -262,6 +275,35 @@ def parse_quantization_config(
         "fp8" if _has_fp8_kv_scales(q) else None,
         sum(map(_estimate_regex_steps, searched)),
     )
+
+
+def _read_overrides(q: Mapping[str, Any], location: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Read what GPTQModel's `dynamic` or AutoRound's `extra_config` changes of modules; 16 bits: nothing packed.
+
+    GPTQModel's expressions begin with `-:` for modules that are left alone, or with `+:`.
+    """
+    overrides: list[tuple[str, Mapping[str, Any]]] = []
+    for key in ("dynamic", "extra_config"):
+        rules = q.get(key) or {}
+        if not isinstance(rules, Mapping):
+            raise PlannerError(
+                f"{location}, quantization_config.{key}: expected a mapping, got {rules!r:.60}"
+            )
+        for name, fields in rules.items():
+            given = fields if isinstance(fields, Mapping) else {}
+            bits = 16 if str(name).startswith("-:") else given.get("bits", q.get("bits", 4))
+            bare = re.sub(r"^[-+]:", "", str(name))
+            is_expression = key == "dynamic" or re.search(r"[*+\\\[(|]", bare)
+            if isinstance(bits, int):
+                overrides.append((f"re:{bare}" if is_expression else bare, {**given, "bits": bits}))
+    return overrides
+
+
+def _list_quantized_modules(q: Mapping[str, Any]) -> list[str]:
+    """List the modules of a block that are quantized; empty means all (Transformers' GPTQConfig)."""
+    blocks = q.get("modules_in_block_to_quantize")
+    names = [name for names in blocks for name in names] if isinstance(blocks, list) else []
+    return [re.sub(r"\.\d+(?=\.)", "", name) for name in names if isinstance(name, str)]
 
 
 def _has_fp8_kv_scales(q: Mapping[str, Any]) -> bool:
@@ -390,7 +432,7 @@ def _join_patterns(patterns: list[str]) -> str:
 
 def _strip_wrapper_prefix(pattern: str) -> str:
     """Strip wrappers of the decoder from a module name or glob, and translate it to our names."""
-    bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern)
+    bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern).rstrip(".")
     for theirs, ours in QUANTIZATION_CATALOG["modules"].items():
         bare = re.sub(theirs, ours, bare)
     return bare

@@ -366,7 +366,8 @@ def _find_variant(name: str) -> Model | None:
     """Find a catalog model by a longer name or the name of a quantized copy; None if none fits.
 
     NVFP4 copies keep the layers that NVIDIA's own keep: all but the routed experts of an MoE model
-    (Kimi-K2.6-NVFP4, Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
+    (Kimi-K2.6-NVFP4, Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid. Qwen's GPTQ copies
+    of hybrids keep attention and shared experts (onnxruntime/mobius pull 18).
     """
     if unsupported := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _normalize_name(name)):
         raise PlannerError(
@@ -403,6 +404,8 @@ def _find_variant(name: str) -> Model | None:
         targets: tuple[tuple[str, str], ...] = ()
         if named_format == "nvfp4" and base.architecture.is_moe:
             targets = ((q.ROUTED_EXPERTS_PATTERN, "nvfp4"),)
+        elif named_format == "gptq" and maker == "qwen" and base.architecture.is_hybrid:
+            targets = ((r"^(?!.*(attn|shared_expert|mtp))", "gptq"),)
         elif named_format == "nvfp4" and base.architecture.is_hybrid:
             targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
         quantization = (
