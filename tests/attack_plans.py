@@ -39,9 +39,10 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.deploy import render_artifacts
-from planner.engines.deployment import Deployment, ParallelLayout, choose_machines, deploy_on
+from planner.engines.deployment import Deployment, choose_machines, deploy_on
 from planner.engines.engine import explain_unsupported_gpu
 from planner.engines.engine_args import resolve_engine_args
+from planner.engines.layout import ParallelLayout
 from planner.hardware.prices import PriceSelection, look_up_gpu_price
 from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work

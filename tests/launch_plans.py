@@ -13,8 +13,9 @@ from planner.core.errors import PlannerError
 from planner.deploy import LaunchSpec, build_deployment_launch
 from planner.deploy.arguments import Argument, EnvVariable
 from planner.engines.cli_options import get_cli_options
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import EngineArgs
+from planner.engines.layout import SpeculationConfig
 from planner.engines.speculation_methods import normalize_method_name
 from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout

@@ -21,8 +21,9 @@ from planner.deploy.alerts import (
     get_prometheus_job,
     list_metrics_endpoints,
 )
-from planner.engines.deployment import SpeculationConfig, deploy_on
+from planner.engines.deployment import deploy_on
 from planner.engines.engine import get_engine
+from planner.engines.layout import SpeculationConfig
 from planner.engines.metric_names import get_metric_names
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.slo import SloTarget

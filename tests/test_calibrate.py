@@ -567,7 +567,7 @@ def test_a_json_says_only_how_it_went(tmp_path):
     with pytest.raises(PlannerError, match="not what ran: name its scenario"):
         read_benchmark_results([tmp_path / "x.json"])
     with pytest.raises(PlannerError, match="without speculation"):
-        from planner.engines.deployment import SpeculationConfig
+        from planner.engines.layout import SpeculationConfig
 
         read_benchmark_results(
             [tmp_path / "x.json"], replace(DEPLOYMENT, speculation=SpeculationConfig("eagle3", 3))

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shipped import closed_loop, open_loop
 
-from planner.engines.deployment import SpeculationConfig, deploy_on
+from planner.engines.deployment import deploy_on
+from planner.engines.layout import SpeculationConfig
 from planner.latency.performance import LATENCY_STATISTICS
 from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work

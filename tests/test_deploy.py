@@ -19,7 +19,8 @@ from planner.deploy import LaunchSpec, build_launch
 from planner.deploy import artifacts as deploy
 from planner.deploy.manifests import render_manifests
 from planner.engines.cli_options import get_cli_options
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.layout import SpeculationConfig
 from planner.hardware.prices import PriceSelection
 from planner.latency.performance import Performance
 from planner.memory.memory_plan import plan_memory

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from planner.core.units import GIB
-from planner.engines.deployment import ParallelLayout, deploy_on
+from planner.engines.deployment import deploy_on
+from planner.engines.layout import ParallelLayout
 from planner.memory.deployment_changes import DeploymentChange, list_changes, list_smaller_caches
 from planner.memory.memory_plan import find_memory_changes, plan_memory
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment, ParallelLayout
+from planner.engines.deployment import Deployment
+from planner.engines.layout import ParallelLayout
 from planner.memory.concurrency_limits import estimate_preemption_risk
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model

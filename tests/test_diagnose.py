@@ -14,9 +14,10 @@ from shipped import answer_of
 from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
 from planner.core.text import format_count
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.failure_modes import FailureMode
+from planner.engines.layout import SpeculationConfig
 from planner.engines.metric_names import get_metric_names
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan

@@ -20,7 +20,7 @@ from planner.core import http
 from planner.core.errors import PlannerError
 from planner.core.readers import read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text, redact_words
-from planner.engines.deployment import ParallelLayout
+from planner.engines.layout import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import explain_log_file

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.layout import SpeculationConfig
 from planner.memory.kv_cache import KvCacheLayout, build_kv_layout
 from planner.memory.layer_caches import count_caches
 from planner.models.registry import Model, load_model

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from shipped import closed_loop, open_loop
 
 from planner.core.errors import PlannerError
-from planner.engines.deployment import SpeculationConfig, deploy_on
+from planner.engines.deployment import deploy_on
+from planner.engines.layout import SpeculationConfig
 from planner.latency.step_model import (
     build_step_model,
     build_target_step_model,

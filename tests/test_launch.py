@@ -7,7 +7,8 @@ from launch_plans import arrived, described, planned, plans
 
 from planner.core.errors import PlannerError
 from planner.deploy import build_deployment_launch
-from planner.engines.deployment import SpeculationConfig, deploy_on
+from planner.engines.deployment import deploy_on
+from planner.engines.layout import SpeculationConfig
 from planner.planning.scenario import load_scenario
 
 SHARES = {"vllm": 0.5, "sglang": 0.22, "trtllm": 0.18, "tgi": 0.1}

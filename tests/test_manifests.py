@@ -33,8 +33,9 @@ from planner.deploy.manifests import (
     render_manifests,
 )
 from planner.engines.cli_options import get_cli_options
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
+from planner.engines.layout import SpeculationConfig
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments

@@ -10,7 +10,8 @@ import pytest
 from planner.core.errors import PlannerError, find_near_names
 from planner.core.readers import read_yaml
 from planner.core.units import GIB
-from planner.engines.deployment import ParallelLayout, deploy_on
+from planner.engines.deployment import deploy_on
+from planner.engines.layout import ParallelLayout
 from planner.memory.weights import compute_weight_bytes
 from planner.models.architecture import GroupedQueryAttention
 from planner.models.quantization import WEIGHT_FORMATS, matches_stored_format

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.engines.coefficients import StepCoefficients
-from planner.engines.deployment import ParallelLayout, deploy_on
+from planner.engines.deployment import deploy_on
 from planner.engines.engine import get_engine
+from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import get_gpu
 from planner.latency.coefficient_lookup import get_deployment_coefficients, load_calibration_catalog
 from planner.latency.step_work import count_step_work

@@ -12,7 +12,8 @@ import yaml
 from rehearsal import rehearse, run_in_virtual_time, send, serving
 
 from planner.core.errors import PlannerError
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.layout import SpeculationConfig
 from planner.planning.planned_replica import PlannedReplica
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator.kernel_types import EngineRules

@@ -399,7 +399,8 @@ def test_a_benchmark_of_few_requests_is_that_run() -> None:
 def test_seats_by_the_hundred_thousand_have_a_capacity() -> None:
     """72 attention ranks of 1,408 sequences each: twice as many in flight would be more than a workload may hold."""
     wide = {"model": "deepseek-ai/DeepSeek-R1", "gpu": "GB200", "engine": "sglang", "quantization": "fp8", "tp": "1",
-            "dp": "72", "ep": "72", "max_num_seqs": "101376", "gpu_memory_utilization": "0.8", "isl": "64", "osl": "9", "concurrency": "5632"}  # fmt: skip
+            "dp": "72", "ep": "72", "max_num_seqs": "101376", "gpu_memory_utilization": "0.8",
+            "isl": "64", "osl": "9", "concurrency": "5632"}  # fmt: skip
     found = predict_row(wide)
     assert found["status"] == "ok", found.get("error")
     assert float(str(found["capacity_rps"])) >= float(str(found["request_tps"])) > 0

@@ -17,8 +17,9 @@ from planner.analysis.speculation_tables import build_draft_table, sweep_speedup
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import (
     explain_unsupported_method,
     explain_unsupported_pipeline,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from planner.core.readers import read_yaml
 from planner.core.units import GIB
-from planner.engines.deployment import ParallelLayout, SpeculationConfig, deploy_on
+from planner.engines.deployment import deploy_on
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.memory.weights import compute_loaded_bytes, compute_lora_bytes, compute_stage_bytes
 from planner.models.quantization import WEIGHT_FORMATS
 from planner.models.registry import load_model

@@ -17,7 +17,8 @@ from planner.analysis.sweep import sweep
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
 from planner.core.units import GB, GIB
-from planner.engines.deployment import Deployment, ParallelLayout
+from planner.engines.deployment import Deployment
+from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import get_gpu, load_links, resolve_link_bandwidth
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import build_target_step_model

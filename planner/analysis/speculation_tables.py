@@ -7,7 +7,8 @@ import pandas as pd
 
 from planner.analysis.sweep import Row, sweep
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment, SpeculationConfig
+from planner.engines.deployment import Deployment
+from planner.engines.layout import SpeculationConfig
 from planner.engines.speculation_methods import explain_unsupported_method, load_draft_methods
 from planner.latency.speculative_decoding import (
     SpeculationSpeedup,

@@ -40,7 +40,9 @@ from planner.deploy.artifacts import (
 from planner.engines.deployment import choose_machines
 from planner.hardware.grids import JOULES_PER_KWH
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
+from planner.latency.measured_residuals import describe_run, find_nearest_run
 from planner.latency.startup_time import estimate_startup
+from planner.latency.step_model import locate_operating_point
 from planner.memory.memory_plan import explain_memory_utilization
 from planner.planning.alternatives import (
     CandidateAlternative,
@@ -63,6 +65,7 @@ from planner.planning.evaluation import (
     list_resource_limits,
 )
 from planner.planning.growth import find_growth_limit
+from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.slo import (
@@ -92,6 +95,15 @@ def build_answer(
     list, and `left_out` says what time did not allow.
     """
     return _Builder(plan, known).build(parts, changes, unlisted, left_out)
+
+
+def _describe_nearest_run(prediction: Prediction) -> str:
+    """Describe the measured run that shares most with a deployment at its load."""
+    if prediction.workload is None:
+        return ""
+    point = locate_operating_point(prediction.deployment, prediction.effective_workload)
+    nearest = find_nearest_run(point)
+    return describe_run(nearest) if nearest else ""
 
 
 def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | None = None) -> Offer:
@@ -132,6 +144,7 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         startup=estimate_startup(deployment, scenario.storage),
         kv_transfer=_estimate_transfer(scenario, candidate),
         cache_hit_fraction=prediction.effective_workload.cache_hit_fraction if performance else 0.0,
+        nearest_run=_describe_nearest_run(prediction),
         utilization_reason=explain_memory_utilization(deployment),
     )
 

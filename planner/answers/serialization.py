@@ -126,6 +126,7 @@ def _serialize_option(offer: Offer) -> Fields:
             "p_fits": round(offer.p_memory, 4),
             "slack_gib": offer.memory.slack_bytes / GIB,
         },
+        "nearest_measured_run": offer.nearest_run,
         "commands": [launch.command for launch in offer.launches],
     }
 

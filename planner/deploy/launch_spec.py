@@ -28,8 +28,9 @@ from planner.deploy.arguments import (
     format_for_shell,
 )
 from planner.engines.cli_options import CliOptions, get_cli_options
-from planner.engines.deployment import Deployment, SpeculationConfig
+from planner.engines.deployment import Deployment
 from planner.engines.engine import select_entry_for_release
+from planner.engines.layout import SpeculationConfig
 from planner.engines.speculation_methods import (
     explain_missing_draft,
     explain_unsupported_method,

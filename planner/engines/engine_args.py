@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.core.errors import PlannerError, check_known_names
 from planner.core.units import GIB, MIB
 from planner.core.versions import Version
 from planner.engines.engine import BatchLimitTier, Engine
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model
-
-if TYPE_CHECKING:
-    from planner.engines.deployment import ParallelLayout, SpeculationConfig
 
 _DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 """Common short forms of dtypes -> the engine's name."""

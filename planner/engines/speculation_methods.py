@@ -9,8 +9,9 @@ from pydantic import Field, NonNegativeFloat
 from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.versions import Version
-from planner.engines.deployment import Deployment, SpeculationConfig
+from planner.engines.deployment import Deployment
 from planner.engines.engine import Engine
+from planner.engines.layout import SpeculationConfig
 from planner.models.architecture import (
     DecoderLayer,
     DenseMlp,

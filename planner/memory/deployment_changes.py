@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.engines.argument_names import load_argument_names
-from planner.engines.deployment import Deployment, ParallelLayout
+from planner.engines.deployment import Deployment
+from planner.engines.layout import ParallelLayout
 from planner.models.quantization import parse_quantization
 from planner.parallelism.layouts import explain_illegal_layout
 

@@ -17,9 +17,10 @@ from typing import Literal, get_args
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig
+from planner.engines.deployment import Deployment
 from planner.engines.engine import Engine
 from planner.engines.engine_args import resolve_engine_args
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.hardware.gpus import Gpu
 from planner.memory import runtime_overhead
 from planner.memory.deployment_changes import (

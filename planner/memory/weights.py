@@ -12,7 +12,8 @@ from math import ceil, prod
 
 from planner.core.units import GIB, MIB
 from planner.core.versions import Version
-from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig
+from planner.engines.deployment import Deployment
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
 from planner.memory.runtime_overhead import offloads_weights
 from planner.models.architecture import DecoderLayer, MoeBlock, WeightTensor

@@ -3,8 +3,8 @@
 from itertools import product
 from math import ceil
 
-from planner.engines.deployment import ParallelLayout
 from planner.engines.engine import Engine
+from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model
 

@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from planner.engines.deployment import ParallelLayout
+from planner.engines.layout import ParallelLayout
 from planner.models.architecture import WeightTensor
 
 VOCAB_PADDING_ROWS = 64

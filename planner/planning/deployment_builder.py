@@ -4,7 +4,8 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.models.registry import Model

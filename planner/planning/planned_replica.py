@@ -11,8 +11,9 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveI
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_json, read_text
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
+from planner.engines.layout import SpeculationConfig
 from planner.latency.speculative_decoding import infer_acceptance_rate
 from planner.models.registry import load_model
 from planner.planning.evaluation import get_candidate_workload

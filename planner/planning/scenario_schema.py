@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError, check_known_names
-from planner.engines.deployment import SpeculationConfig
 from planner.engines.engine_args import LORA_RANKS, EngineArgs
+from planner.engines.layout import SpeculationConfig
 from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.memory.memory_plan import MemoryTerm

@@ -23,7 +23,8 @@ from operator import attrgetter, itemgetter
 from typing import Literal
 
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
-from planner.engines.deployment import Deployment, ParallelLayout
+from planner.engines.deployment import Deployment
+from planner.engines.layout import ParallelLayout
 from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model

@@ -9,8 +9,9 @@ from itertools import product
 
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
-from planner.engines.deployment import Deployment, ParallelLayout
+from planner.engines.deployment import Deployment
 from planner.engines.engine import explain_unsupported_gpu
+from planner.engines.layout import ParallelLayout
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_default_memory_utilization, get_memory_plan

@@ -12,14 +12,10 @@ from planner.core.errors import PlannerError, add_error_context, find_closest
 from planner.core.intervals import Interval
 from planner.core.readers import read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
-from planner.engines.deployment import (
-    Deployment,
-    ParallelLayout,
-    SpeculationConfig,
-    deploy_on,
-)
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import explain_unsupported_gpu, get_engine, resolve_dynamo_version
 from planner.engines.engine_args import count_attention_copies, divide_batch_limits
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.hardware.gpus import get_gpu
 from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS
 from planner.latency.startup_time import estimate_startup

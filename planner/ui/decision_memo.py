@@ -671,10 +671,12 @@ class _MemoWriter:
             replayed = "Analytical estimate, not simulated"
             if requests := performance.num_simulated_requests:
                 replayed = f"{requests:,} requests simulated with the engine's scheduler"
+            run = self.answer.best.nearest_run if self.answer.best else ""
+            nearest = f"The nearest measured run: {run}. " if run else ""
             yield (
                 "Method",
-                f"{replayed}. Step times are {BASIS_LABELS[performance.basis]}. 80% intervals: 4 of 5"
-                " measured systems fall inside.",
+                f"{replayed}. Step times are {BASIS_LABELS[performance.basis]}. {nearest}80% intervals:"
+                " 4 of 5 measured systems fall inside.",
             )
         if left_out:
             yield "Left out", f"{capitalize(escape_to_one_line('; '.join(left_out)))}."

@@ -13,6 +13,7 @@ What it leaves of each run goes to `residual_fit`.
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -294,6 +295,19 @@ class PooledFit:
         """The fitted effects, [effects]."""
         return self.fit.x
 
+    @cached_property
+    def _is_curve(self) -> np.ndarray:
+        return np.array([level == "curve" for level, _, _ in self.pool.effects])
+
+    @cached_property
+    def _shared_fit(self) -> RobustFit:
+        """The fit without the effects of curves: one that is left out has none of its own."""
+        shared = ~self._is_curve
+        return replace(
+            self.fit, x=self.effect_logs[shared], slopes=self.fit.slopes[:, shared],
+            prior_sigma=self.fit.prior_sigma[shared],
+        )  # fmt: skip
+
     def compute_physics_errors(self, without: np.ndarray | None = None) -> np.ndarray:
         """Compute ln(predicted / measured) [runs, metrics] by what runs of other pairs share too.
 
@@ -303,14 +317,9 @@ class PooledFit:
         own = np.array([level in OWN_LEVELS for level, _, _ in self.pool.effects])
         change = np.where(own, -self.effect_logs, 0.0)
         if without is not None:
-            is_curve = np.array([level == "curve" for level, _, _ in self.pool.effects])
-            fit = replace(
-                self.fit, x=self.effect_logs[~is_curve], slopes=self.fit.slopes[:, ~is_curve],
-                prior_sigma=self.fit.prior_sigma[~is_curve],
-            )  # fmt: skip
             rows = without[np.nonzero(self.pool.is_measured)[0]]
             step = np.zeros_like(change)
-            step[~is_curve] = fit.compute_step_without(rows)
+            step[~self._is_curve] = self._shared_fit.compute_step_without(rows)
             change = np.where(own, change, step)
         errors = np.full(self.pool.measured.shape, np.nan)
         errors[self.pool.is_measured] = self.fit.errors + self.fit.slopes @ change

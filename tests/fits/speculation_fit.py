@@ -17,7 +17,8 @@ import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
 
 from planner.core.catalog import SourcedEntry, load_catalog_rows
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.layout import SpeculationConfig
 from planner.latency.speculative_decoding import (
     SpeculationSpeedup,
     estimate_step_s,

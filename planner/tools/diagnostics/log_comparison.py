@@ -13,8 +13,9 @@ from planner.core.readers import read_text
 from planner.core.redaction import redact_text
 from planner.core.text import format_count
 from planner.core.units import GIB, MIB
-from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import EngineArgs
+from planner.engines.layout import SpeculationConfig
 from planner.hardware.gpus import Gpu, list_gpus
 from planner.hardware.gpus import get_gpu as find_gpu
 from planner.memory.memory_plan import MEMORY_TERMS, MemoryPlan, MemoryTerm, plan_memory

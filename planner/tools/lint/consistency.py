@@ -14,8 +14,8 @@ from planner.core.errors import PlannerError
 from planner.core.text import format_count
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import get_cli_options, is_unresolved
-from planner.engines.deployment import ParallelLayout
 from planner.engines.engine import Engine
+from planner.engines.layout import ParallelLayout
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.memory.runtime_overhead import offloads_weights
 from planner.models.registry import Model, load_model

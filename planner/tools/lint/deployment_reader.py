@@ -9,9 +9,10 @@ from planner.core.errors import PlannerError
 from planner.deploy.launch_spec import get_engine_packaging
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
-from planner.engines.deployment import Deployment, ParallelLayout, SpeculationConfig, deploy_on
+from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import MAX_BATCH_LIMITS, EngineArgs, divide_batch_limits
 from planner.engines.gpu_capabilities import explain_capability
+from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.hardware import gpus
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model, load_model

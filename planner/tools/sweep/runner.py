@@ -29,7 +29,7 @@ from planner.core.files import (
 )
 from planner.core.progress import show_step
 from planner.core.text import escape_to_one_line
-from planner.engines.deployment import ParallelLayout
+from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import get_gpu
 from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout
