@@ -490,7 +490,7 @@ REFERENCE_WORKLOAD = Workload(
 """The load of a step model that is asked for without any."""
 
 
-@lru_cache(maxsize=16_384)  # a search builds thousands, and its what-ifs the same again
+@lru_cache(maxsize=1024)  # each has tables of its own
 def build_step_model(
     deployment: Deployment,
     workload: Workload | None = None,
@@ -523,7 +523,7 @@ def build_step_model(
     )
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=4096)  # a search builds thousands, and its what-ifs the same again
 def _build_corrected_step_model(
     deployment: Deployment, position: tuple[float, ...], coefficients: StepCoefficients | None
 ) -> StepModel:
@@ -579,7 +579,7 @@ def locate_operating_point(deployment: Deployment, workload: Workload) -> Operat
     )
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=4096)
 def _build_uncorrected_step_model(
     deployment: Deployment, coefficients: StepCoefficients | None
 ) -> StepModel:
