@@ -127,9 +127,8 @@ class Offer:
     startup: StartupTime | None
     kv_transfer: tuple[float, float] | None  # bytes/s of a link, and seconds for a mean prompt
     cache_hit_fraction: float
-    nearest_run: (
-        str  # the measured run that the step costs lean on most; "" where an engine has none
-    )
+    # the measured run that the step costs lean on most, and its TPOT in seconds
+    nearest_run: tuple[str, float | None] | None
     utilization_reason: str  # for a gpu_memory_utilization that is not the engine's default
 
     @property

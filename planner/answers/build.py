@@ -97,13 +97,15 @@ def build_answer(
     return _Builder(plan, known).build(parts, changes, unlisted, left_out)
 
 
-def _describe_nearest_run(prediction: Prediction) -> str:
-    """Describe the measured run that shares most with a deployment at its load."""
+def _find_nearest_run(prediction: Prediction) -> tuple[str, float | None] | None:
+    """Find the measured run that shares most with a deployment at its load, and its TPOT."""
     if prediction.workload is None:
-        return ""
+        return None
     point = locate_operating_point(prediction.deployment, prediction.effective_workload)
-    nearest = find_nearest_run(point)
-    return describe_run(nearest) if nearest else ""
+    if (run := find_nearest_run(point)) is None:
+        return None
+    tpot_ms = run["measured_tpot_ms"]
+    return describe_run(run), float(tpot_ms) / 1e3 if tpot_ms else None
 
 
 def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | None = None) -> Offer:
@@ -144,7 +146,7 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         startup=estimate_startup(deployment, scenario.storage),
         kv_transfer=_estimate_transfer(scenario, candidate),
         cache_hit_fraction=prediction.effective_workload.cache_hit_fraction if performance else 0.0,
-        nearest_run=_describe_nearest_run(prediction),
+        nearest_run=_find_nearest_run(prediction),
         utilization_reason=explain_memory_utilization(deployment),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.answers.answer import FILE_PARTS, Answer, Bill, Choice, Limit, Offer
 from planner.answers.build import build_answer
-from planner.answers.wording import explain_alternative
+from planner.answers.wording import describe_nearest_run, explain_alternative
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
@@ -126,7 +126,7 @@ def _serialize_option(offer: Offer) -> Fields:
             "p_fits": round(offer.p_memory, 4),
             "slack_gib": offer.memory.slack_bytes / GIB,
         },
-        "nearest_measured_run": offer.nearest_run,
+        "nearest_measured_run": describe_nearest_run(offer),
         "commands": [launch.command for launch in offer.launches],
     }
 

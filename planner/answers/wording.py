@@ -386,6 +386,14 @@ def explain_binding(answer: Answer) -> str:
     return f"{describe_offer(near)}, {format_price(near)}{misses}: {explain_shortfall(near)}"
 
 
+def describe_nearest_run(offer: Offer) -> str:
+    """Describe the measured run that the step costs lean on most; empty where there is none."""
+    if offer.nearest_run is None:
+        return ""
+    run, tpot_s = offer.nearest_run
+    return f"{run}: {format_latency(tpot_s)} per token" if tpot_s else run
+
+
 def describe_draws(choice: Choice) -> str:
     """Describe what exact step costs would choose: "this plan 97%, a cheaper one 3%"."""
     shares = {

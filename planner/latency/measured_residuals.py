@@ -266,14 +266,14 @@ def find_nearest_run(point: OperatingPoint) -> Mapping[str, str] | None:
 
 
 def describe_run(run: Mapping[str, str]) -> str:
-    """Describe a measured run: what it was, its load, and its TPOT where that was measured."""
+    """Describe a measured run: what it was, and its load."""
     layout = " x ".join(
         f"{name.upper()}{run[name]}" for name in ("tp", "pp", "dp") if run[name] != "1"
     )
-    tpot = f": {float(run['measured_tpot_ms']):.3g} ms per token" if run["measured_tpot_ms"] else ""
     return (
-        f"{run['model']} on {run['gpu']} under {run['engine']} {run['version']}{f', {layout}' * bool(layout)},"
-        f" {float(run['sequences']):.3g} sequences at {float(run['context_tokens']):,.0f} tokens{tpot}"
+        f"{run['model']} on {run['gpu']} under {run['engine']} {run['version']}"
+        f"{f', {layout}' * bool(layout)}, {float(run['sequences']):.3g} sequences at"
+        f" {float(run['context_tokens']):,.0f} tokens"
     )
 
 

@@ -45,8 +45,8 @@ from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collecti
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
-CORRECTION_POINTS = 11
-"""Numbers of sequences, from one to the most, at which measured runs correct a step."""
+CORRECTION_SEQUENCES = 2.0 ** np.arange(13)
+"""Numbers of sequences at which measured runs correct a step."""
 FIXED_POINT_ROUNDS = 8
 """Rounds in which the sequences of an open loop and the time of their steps agree."""
 ASYNC_HOST_FRACTION = 0.35
@@ -533,13 +533,12 @@ def _build_corrected_step_model(
     takes no less time, and no more per sequence.
     """
     step = _build_uncorrected_step_model(deployment, coefficients)
-    most, width = deployment.args.max_num_seqs, 1 + step.num_draft_tokens
-    grid = np.unique(np.geomspace(1, most, CORRECTION_POINTS).round())
+    grid, width = CORRECTION_SEQUENCES, 1 + step.num_draft_tokens
     points = [
         OperatingPoint(
             deployment.engine.name,
             describe_traits(deployment),
-            (math.log(min(n * step.stages, most)), *position),
+            (math.log(n * step.stages), *position),
         )
         for n in grid.tolist()
     ]
@@ -547,9 +546,13 @@ def _build_corrected_step_model(
     plain = step.estimate_decode_step_s(grid, math.exp(position[0]))
     corrected = np.maximum.accumulate(plain * factors)
     corrected = np.minimum.accumulate(corrected / grid) * grid
-    least = float((corrected / plain).min())
+    least = float(factors.min())
     scaled, rows = step.scale(least), np.append(0.0, grid * width)
-    added = np.interp(np.arange(len(step.rows_s)), rows, np.append(0.0, corrected - least * plain))
+    added = np.interp(
+        np.arange(len(step.rows_s)),
+        rows,
+        np.append(0.0, np.maximum(corrected - least * plain, 0.0)),
+    )
     return replace(scaled, rows_s=scaled.rows_s + added)
 
 

@@ -3,9 +3,11 @@
 Every step of a deployment may take `exp(sigma z)` times what the model predicts, where `sigma` is
 the calibration's width and `z` a standard normal error. Slower steps never improve an SLO, so there
 is one largest `z` at which a limit still holds: its tolerance. The probability that a limit is kept
-is `Phi(tolerance)`, times the probability that the engine starts and does not run out of memory;
-that of all limits is the lowest of them, since one `z` moves all. `find_limits` is the only place
-where both come from replays, and `evaluation.estimate_limits` where only intervals are known.
+is `Phi(tolerance)`, times the probability that the engine starts and does not run out of memory.
+One `z` moves all steps, and another, hardly correlated, what a prompt costs beyond: that of all
+limits is the probability that both stay below the lowest tolerances of theirs
+(`Candidate.probability`). `find_limits` is the only place where both come from replays, and
+`evaluation.estimate_limits` where only intervals are known.
 
 A replay at a given `z` says which share of each limit is used there. All replays of a deployment use
 the same random numbers, so answers at other `z` follow by monotonicity, and a bisection finds the

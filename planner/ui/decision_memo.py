@@ -24,6 +24,7 @@ from planner.answers.wording import (
     describe_engine,
     describe_gpus,
     describe_growth_end,
+    describe_nearest_run,
     describe_offer,
     describe_replica_gpus,
     describe_risk,
@@ -671,7 +672,7 @@ class _MemoWriter:
             replayed = "Analytical estimate, not simulated"
             if requests := performance.num_simulated_requests:
                 replayed = f"{requests:,} requests simulated with the engine's scheduler"
-            run = self.answer.best.nearest_run if self.answer.best else ""
+            run = describe_nearest_run(self.answer.best) if self.answer.best else ""
             nearest = f"The nearest measured run: {run}. " if run else ""
             yield (
                 "Method",

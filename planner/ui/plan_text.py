@@ -11,6 +11,7 @@ from planner.answers.wording import (
     describe_draws,
     describe_engine,
     describe_gpu_price,
+    describe_nearest_run,
     describe_offer,
     describe_open_figure,
     describe_rejected,
@@ -363,6 +364,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
             "explain": lambda other: explain_alternative(answer, other),
             "limited_by": explain_binding(answer),
             "basis_labels": BASIS_LABELS,
+            "nearest_run": describe_nearest_run(best),
             "simulated": f"{requests} simulated requests per engine"
             if performance.num_simulated_requests
             else "analytical estimate",
