@@ -37,7 +37,7 @@ def test_attention_data_parallelism_serves_a_large_expert_model_on_half_the_gpus
     engine: str, at_most: int
 ) -> None:
     """At even odds: DeepSeek-V3 takes 32 H200 without it: each tensor parallel rank holds all of its KV cache."""
-    limits = {"ttft": {"p95": 5000.0}, "tpot": {"p95": 100.0}}
+    limits = {"ttft": {"p95": 5000.0}, "tpot": {"p95": 120.0}}
     plan = search_deployments(
         asked("deepseek-ai/DeepSeek-V3", limits, engine=engine, confidence=0.5, at_most=at_most)
     )
@@ -123,5 +123,5 @@ def test_slots_and_tokens_of_a_step_do_not_make_up_for_each_other() -> None:
         index="max_num_batched_tokens", columns="max_num_seqs", values="probability"
     )
     fewest, *_, most = by_slots.columns
-    assert by_slots[fewest].max() < 0.2 < 0.8 < by_slots[most].min()
+    assert by_slots[fewest].max() < 0.2 < 0.6 < by_slots[most].min()
     assert (by_slots.diff(axis=1).iloc[:, 1:] > -0.02).all(axis=None)

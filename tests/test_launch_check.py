@@ -33,13 +33,13 @@ QUESTION: dict[str, Any] = {
 ON_H100 = {**QUESTION, "calibration": None, "gpus": [{"gpu": "H100", "at_most": 1}]}
 FAULTS = {
     "as planned": RehearsalFaults(),
-    "30% slower": RehearsalFaults(slowdown=1.3),
+    "60% slower": RehearsalFaults(slowdown=1.6),
     "half the KV cache": RehearsalFaults(kv_fraction=0.5),
     "another batch size": RehearsalFaults(max_num_seqs=6),
     "colder prefix cache": RehearsalFaults(prefix_hit_fraction=0.3),
 }
 NAMED = {
-    "30% slower": "times as long as planned in every benchmark",
+    "60% slower": "times as long as planned in every benchmark",
     "half the KV cache": "the KV cache has 0.50 times the planned tokens",
     "another batch size": "max_num_seqs is 6, planned 32",
     "colder prefix cache": "a colder prefix cache",
@@ -120,8 +120,8 @@ def test_a_fault_is_named(name: str, log: bool, launches: dict[str, Launch]) -> 
 
 
 def test_what_a_failure_means_is_said(launches: dict[str, Launch]) -> None:
-    slow = launches["30% slower"].check()
-    assert slow.slowdown == pytest.approx(1.3, abs=0.1)
+    slow = launches["60% slower"].check()
+    assert slow.slowdown == pytest.approx(1.6, abs=0.15)
     assert (
         "targets with what was measured: p95 TPOT" in slow.consequences[0]
         and "L40S" in slow.consequences[1]
@@ -142,7 +142,7 @@ def test_the_exit_code_and_the_page_are_the_verdicts(
     assert main([*words, "--out", str(tmp_path / "page.pdf")]) == 0
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
     assert capsys.readouterr().out.startswith("PASS: ")
-    words[3] = str(launches["30% slower"].folder / "bench.json")
+    words[3] = str(launches["60% slower"].folder / "bench.json")
     assert main([*words, "--out", str(tmp_path / "page.md")]) == 1
     assert (tmp_path / "page.md").read_text().count("| FAIL |") >= 2
     assert main([*words[:2], *words[4:], "--json"]) == 3  # no benchmark: latencies are unknown
@@ -150,7 +150,7 @@ def test_the_exit_code_and_the_page_are_the_verdicts(
     assert shown["verdict"] == "NOT MEASURED"
 
 
-@pytest.mark.parametrize("name", ["as planned", "30% slower"])
+@pytest.mark.parametrize("name", ["as planned", "60% slower"])
 def test_live_traffic_alone_is_judged_by_its_pages(name: str, launches: dict[str, Launch]) -> None:
     launch = launches[name]
     pages = [launch.folder / "before.txt", launch.folder / "after.txt"]
@@ -160,8 +160,8 @@ def test_live_traffic_alone_is_judged_by_its_pages(name: str, launches: dict[str
     assert rows["p95 TTFT, bucket edge"].status == "PASS"
     if name == "as planned":
         assert check.verdict == "PASS" and rows["p95 TPOT, bucket edge"].status == "PASS"
-    else:  # 32 ms lies between the edges 25 and 50
-        assert rows["p95 TPOT, bucket edge"].status == "NOT MEASURED"
+    else:
+        assert rows["p95 TPOT, bucket edge"].status == "FAIL"
         assert check.verdict == "FAIL" and "GPU is slower" in check.deviations[0]
         assert "run bench.sh" in check.consequences[0]
 
@@ -179,7 +179,7 @@ def test_a_server_that_did_not_start_fails(plan: Path, tmp_path: Path) -> None:
 def test_a_plan_without_its_question_is_judged_and_not_planned_again(
     launches: dict[str, Launch], tmp_path: Path
 ) -> None:
-    slow = launches["30% slower"]
+    slow = launches["60% slower"]
     fields = json.loads((slow.plan / "plan.json").read_text())
     del fields["question"]
     (tmp_path / "plan.json").write_text(json.dumps(fields))
@@ -240,7 +240,7 @@ def test_a_slow_server_within_wide_intervals_passes_with_a_remark(
     del fields["question"]["calibration"]
     fields["service_level"] = [{**slo, "limit_ms": 1000} for slo in fields["service_level"]]
     (tmp_path / "plan.json").write_text(json.dumps(fields))
-    files = launches["30% slower"].folder
+    files = launches["60% slower"].folder
     check = check_launch(tmp_path, [files / "bench.json"], log=files / "vllm.log")
     assert "times the expected time" in check.remarks[0] and "headroom calibrate" in str(check)
     assert not launches["as planned"].check().remarks

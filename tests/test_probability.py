@@ -193,15 +193,16 @@ def test_what_may_be_taken_has_the_probability_of_its_own_plan() -> None:
             assert again.limits == candidate.limits, str(candidate)
 
 
-def test_a_plan_is_as_probable_as_the_weakest_of_its_limits() -> None:
-    """And its rows say so: nothing sets a status once it is found."""
+def test_a_plan_is_at_most_as_probable_as_the_weakest_of_its_limits() -> None:
+    """And at least as all would be if they were independent; nothing sets a status once it is found."""
     plan = plan_replicas(find_rate_with_a_gamble())
     for candidate in (plan.gamble, plan.chosen):
-        assert candidate and candidate.probability == min(
-            limit.probability for limit in candidate.limits
-        )
+        assert candidate
+        odds = [limit.probability for limit in candidate.limits]
+        assert math.prod(odds) - 0.01 <= candidate.probability <= min(odds) + 1e-9
         statuses = {limit.status for limit in candidate.limits}
-        assert ("at risk" in statuses) == candidate.at_risk and "missed" not in statuses
+        assert candidate.at_risk or "at risk" not in statuses
+        assert "missed" not in statuses
         rows = build_offer(plan.scenario, candidate).limits
         assert {row.status for row in rows} == statuses
         assert all((row.use.hi > 1) == (row.status != "met") for row in rows)

@@ -532,28 +532,28 @@ def _build_corrected_step_model(
     `position` is where lengths and layout stand, without the sequences. A step with more sequences
     takes no less time, and no more per sequence.
     """
-    step = _build_uncorrected_step_model(deployment, coefficients)
-    grid, width = CORRECTION_SEQUENCES, 1 + step.num_draft_tokens
+    step = build_uncorrected_step_model(deployment, coefficients)
     points = [
         OperatingPoint(
             deployment.engine.name,
             describe_traits(deployment),
             (math.log(n * step.stages), *position),
         )
-        for n in grid.tolist()
+        for n in CORRECTION_SEQUENCES.tolist()
     ]
-    factors = np.exp(estimate_mean_residuals(points, "tpot"))
-    plain = step.estimate_decode_step_s(grid, math.exp(position[0]))
+    residuals = estimate_mean_residuals(points, "tpot")
+    sequences = np.arange(1.0, deployment.args.max_num_seqs + 1)
+    factors = np.exp(np.interp(np.log(sequences), np.log(CORRECTION_SEQUENCES), residuals))
+    plain = step.estimate_decode_step_s(sequences, math.exp(position[0]))
     corrected = np.maximum.accumulate(plain * factors)
-    corrected = np.minimum.accumulate(corrected / grid) * grid
-    least = float(factors.min())
-    scaled, rows = step.scale(least), np.append(0.0, grid * width)
-    added = np.interp(
-        np.arange(len(step.rows_s)),
-        rows,
-        np.append(0.0, np.maximum(corrected - least * plain, 0.0)),
+    corrected = np.minimum.accumulate(corrected / sequences) * sequences
+    least = math.exp(residuals.min())
+    added = np.append(0.0, np.maximum(corrected - least * plain, 0.0))
+    scaled = step.scale(least)
+    in_row = np.arange(len(step.rows_s)) / (1 + step.num_draft_tokens)
+    return replace(
+        scaled, rows_s=scaled.rows_s + np.interp(in_row, np.append(0.0, sequences), added)
     )
-    return replace(scaled, rows_s=scaled.rows_s + added)
 
 
 def locate_operating_point(deployment: Deployment, workload: Workload) -> OperatingPoint:
@@ -561,7 +561,7 @@ def locate_operating_point(deployment: Deployment, workload: Workload) -> Operat
 
     Of an open loop the sequences are those in flight by Little's law.
     """
-    step = _build_uncorrected_step_model(deployment.with_replicas(1), None)
+    step = build_uncorrected_step_model(deployment.with_replicas(1), None)
     context, most = workload.mean_decode_context, float(deployment.args.max_num_seqs)
     sequences = (workload.concurrency or most) / deployment.num_engine_instances
     if workload.rate:
@@ -583,10 +583,10 @@ def locate_operating_point(deployment: Deployment, workload: Workload) -> Operat
 
 
 @lru_cache(maxsize=4096)
-def _build_uncorrected_step_model(
+def build_uncorrected_step_model(
     deployment: Deployment, coefficients: StepCoefficients | None
 ) -> StepModel:
-    """Build the step model as coefficients alone give it."""
+    """Build the step model as coefficients alone give it, speculation included."""
     if (speculation := deployment.speculation) is None:
         return build_target_step_model(deployment, coefficients)
     tokens = compute_expected_tokens(

@@ -27,7 +27,11 @@ from planner.latency.performance import (
     STATISTIC_SIGMA_FACTORS,
     Performance,
 )
-from planner.latency.step_model import StepModel, build_step_model
+from planner.latency.step_model import (
+    StepModel,
+    build_step_model,
+    build_uncorrected_step_model,
+)
 from planner.latency.worker_pool_costs import (
     WorkerPoolCosts,
     get_pool_coefficients,
@@ -120,11 +124,12 @@ class DisaggregatedPools:
         `costs` replaces those of the catalog.
         """
         costs = costs or get_pool_costs(decode.engine)
-        prefill_step = build_step_model(
-            prefill, workload, get_pool_coefficients(prefill, "prefill", costs)
+        # measured runs of whole engines say little of engines that only prefill or only decode
+        prefill_step = build_uncorrected_step_model(
+            prefill, get_pool_coefficients(prefill, "prefill", costs)
         )
-        decode_step = build_step_model(
-            decode, workload, get_pool_coefficients(decode, "decode", costs)
+        decode_step = build_uncorrected_step_model(
+            decode, get_pool_coefficients(decode, "decode", costs)
         )
         grid, stages = prefill_step.grid, prefill_step.stages
         collective_s = np.maximum.accumulate(
@@ -157,7 +162,9 @@ class DisaggregatedPools:
         decode_pool = DecodeWorkerPool(
             decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover
         )
-        sigmas = get_pool_sigmas(decode, decode_step.sigma_tpot, prefill_step.sigma_ttft)
+        whole = build_step_model(decode, workload)
+        sigmas = get_pool_sigmas(decode, whole.sigma_tpot, whole.sigma_ttft)
+        decode_step = replace(decode_step, basis=whole.basis)
         transfer_s = estimate_kv_transfer(prefill, decode)[1]
         return cls(
             prefill_pool, decode_pool, prefill_step, decode_step, ranks, resident, transfer_s,

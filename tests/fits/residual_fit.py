@@ -25,6 +25,8 @@ from planner.latency.measured_residuals import (
 from planner.latency.step_model import locate_operating_point
 
 STUDENT_T_DOF, REWEIGHTING_ROUNDS, MAX_RESIDUAL = 4.0, 4, 2.0
+MAX_PLAUSIBLE_RESIDUAL = {"tpot": 0.5, "ttft": 1.0}
+"""Runs further off ran something else than was written down, or waited for memory."""
 STAND_IN_NOISE = {1: 1.0, 2: 1.5, 3: 1.3}
 """Noise relative to that of TPOT, by the metric that tells it: TPOT, throughput, median ITL."""
 
@@ -96,7 +98,8 @@ def write_residuals(fit: PooledFit) -> None:
     for engine in RELEASE_BOUNDARIES:
         for metric, (residuals, relative) in columns.items():
             shape = load_process_shapes()[metric]
-            known = np.flatnonzero((engines == engine) & np.isfinite(residuals))
+            is_plausible = np.abs(residuals) <= MAX_PLAUSIBLE_RESIDUAL[metric]
+            known = np.flatnonzero((engines == engine) & is_plausible)
             own = [complete_traits(engine, rows[k]) for k in known]
             positions = np.log([[float(row[name]) for name in POSITION_COLUMNS] for row in own])
             codes = encode_levels(own, shape)
