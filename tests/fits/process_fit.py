@@ -16,6 +16,7 @@ import numpy as np
 
 from fits.pooled_fit import PooledFit
 from fits.residual_fit import (
+    MAX_PLAUSIBLE_RESIDUAL,
     STUDENT_T_DOF,
     compute_step_residuals,
     describe_runs,
@@ -35,6 +36,8 @@ from planner.latency.measured_residuals import (
 
 LEFT_OUT: Mapping[str, float] = {"curve": 1.0, "pair": 1.0, "model": 0.7}
 """What is left out to learn from, and the weight of its likelihood."""
+NO_EVIDENCE = 30.0
+"""Noise of a run that predicts no other."""
 REPORTED = ("curve", "pair", "model", "gpu", "format", "version")
 METRIC_COLUMNS: Mapping[ResidualMetric, int] = {"tpot": 1, "ttft": 0}
 LEAST_VALUE, FIRST_STEP, LAST_STEP, MAX_SWEEPS = 1e-3, 0.6, 0.08, 12
@@ -56,6 +59,7 @@ class _EngineRuns:
         self.rows = [complete_traits(engine, row) for row in rows]
         self.positions = np.log([[float(row[name]) for name in POSITION_COLUMNS] for row in rows])
         self.residuals = residuals[self.known]
+        self.most = MAX_PLAUSIBLE_RESIDUAL["tpot" if column == 1 else "ttft"]
         self.noise = (noise if column == 1 else np.ones(len(noise)))[self.known]
         before = fit.compute_physics_errors()[self.known, column]
         self.groups = {
@@ -77,6 +81,7 @@ class _EngineRuns:
         codes = encode_levels(self.rows, shape)
         prior = compute_covariance(shape, (self.positions,) * 2, (codes, codes))
         noise = weigh_runs(prior, self.residuals, shape.noise * self.noise)
+        noise[np.abs(self.residuals) > self.most] = NO_EVIDENCE
         inverse = np.linalg.inv(prior + np.diag(noise**2))
         errors, sigma = np.empty(len(prior)), np.empty(len(prior))
         for label in np.unique(self.groups[kind]):
