@@ -422,7 +422,7 @@ def referee(
     """
     memory, table, workload = (
         get_memory_plan(deployment),
-        build_step_model(deployment),
+        build_step_model(deployment, asked.workload),
         asked.workload,
     )
     seqs, engines = (
@@ -602,7 +602,7 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
                 if worst(asked, referee(asked, deployment))[0] > 1 - SLACK:
                     continue
                 share, name = worst(asked, referee(asked, deployment, seeds=MORE))
-                if share <= 1 - SLACK:
+                if share <= 1 - SLACK and _is_likelier(asked, deployment, plan):
                     what = (
                         f"{describe_deployment(deployment)}, max_num_seqs"
                         f" {deployment.args.max_num_seqs}, {usd:.2f}"
