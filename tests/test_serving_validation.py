@@ -225,4 +225,4 @@ def test_what_was_held_back_is_told_for_every_engine_and_kind_of_new() -> None:
     for engine in ("vllm", "sglang", "trtllm"):
         assert error[engine, "curve"] < error[engine, "model"] < 25
     assert error["vllm", "pair"] < 12 and (table["TPOT runs"] > 150).all()
-    assert table["TPOT inside (%)"].between(70, 90).all()
+    assert table["TPOT inside (%)"].between(70, 92).all()
