@@ -294,7 +294,7 @@ def test_disaggregated_pools_count_all_gpus_and_decode_undisturbed() -> None:
     apart, together = predict_row({**CHAT, **pools}), predict_row(CHAT)
     assert apart["status"] == "ok"
     assert apart["usd_per_hour"] == 2 * together["usd_per_hour"]
-    assert apart["tpot_ms_mean"] < 1.05 * together["tpot_ms_mean"]
+    assert apart["tpot_ms_mean"] < together["tpot_ms_mean"]
     assert 0 < apart["ttft_ms_mean"] < 60_000
 
 

@@ -219,12 +219,8 @@ def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_lo
     )
     assert quiet and flooded and one and quiet.capacity and one.capacity
     for end in ("lo", "mid", "hi"):
-        assert getattr(quiet.capacity, end) == pytest.approx(
-            getattr(flooded.request_tps, end), rel=0.01
-        )
-        assert getattr(quiet.capacity, end) == pytest.approx(
-            3 * getattr(one.capacity, end), rel=0.01
-        )
+        assert getattr(quiet.capacity, end) == pytest.approx(getattr(flooded.request_tps, end))
+        assert getattr(quiet.capacity, end) == pytest.approx(3 * getattr(one.capacity, end))
 
 
 def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with() -> None:

@@ -264,7 +264,7 @@ def test_a_measured_tier_of_host_memory() -> None:
             )
         names = ("total_tok_s", "mean_e2e_s", "p90_e2e_s", "mean_ttft_s", "p90_ttft_s")
         figures = dict(zip(names, np.mean(orders, axis=0), strict=True))
-        assert figures == pytest.approx({name: row[name] for name in names}, rel=0.35)
+        assert figures == pytest.approx({name: row[name] for name in names}, rel=0.31)
         in_flight, measured = (at["total_tok_s"] * at["mean_e2e_s"] for at in (figures, row))
         assert in_flight == pytest.approx(measured, rel=0.02)
         found[asked_for, offloads] = figures
@@ -335,7 +335,7 @@ def test_a_measured_fleet_under_two_routers() -> None:
 
     At 20 requests/s the newest run dips in both columns, below what the same machines did at 15 and
     22: its 760 requests took 47 and 45 s longer than the 748 at 22 did, though these came faster.
-    With the pause of the other column the replay has each within 8%; the other two runs have none.
+    With the pause of the other column the replay has each within 6%; the other two runs have none.
     At 15, with affinity, it is 25% off the newest run and 5% off the other two: to end its 300
     requests when it did took 13 ms a token, and it says 30 to 45. Measured TTFT contradicts itself:
     in turn its median is 18 s at 22 requests/s, 0.4 at 25 and 21 at 35, where by the throughput as
@@ -381,10 +381,10 @@ def test_a_measured_fleet_under_two_routers() -> None:
         took = tokens / measured[f"{other}_tok_s"]
         paused = tokens / (tokens / found + slow * (took[3] - took[4]))
         assert paused == pytest.approx(newest, rel=0.29) and paused[slow] == pytest.approx(
-            newest[slow], rel=0.08
+            newest[slow], rel=0.06
         )
         assert found == pytest.approx(np.median([newest, *earlier], axis=0), rel=0.16)
-    for run, most in (("", 0.18), ("earlier_", 0.18), ("sglang_", 0.18)):
+    for run, most in (("", 0.15), ("earlier_", 0.16), ("sglang_", 0.1)):
         for found, policy in ((in_turn, "round_robin"), (affine, "affinity")):
             assert np.median(np.abs(found / measured[f"{run}{policy}_tok_s"] - 1)) < most
     assert (affine[3:] > 1.5 * in_turn[3:]).all()

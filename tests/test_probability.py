@@ -74,7 +74,7 @@ def count_kept(name: str) -> float:
 
     for k, error in enumerate(z):
         holds = scenario.workload.rate <= served * (1 - scenario.headroom) / math.exp(
-            step.sigma_tpot * error
+            step.sigma_capacity * error
         )
         for target in scenario.slo_targets:
             is_ttft = target.metric == "ttft"  # which has an error of its own

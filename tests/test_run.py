@@ -55,7 +55,7 @@ def even(monkeypatch: pytest.MonkeyPatch) -> StepModel:
         decode_windows=(), prefill_pair_s=0.0, prefill_windows=(), state_s=0.0, prefill_step_s=0.0,
         prompt_s=0.0,
         request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z_SCORE_80PCT,
-        sigma_ttft=0.0,
+        sigma_ttft=0.0, sigma_capacity=math.log(1.25) / runs.Z_SCORE_80PCT,
     )  # fmt: skip
     for module in (runs, limits):
         monkeypatch.setattr(module, "build_step_model", lambda *_: flat)

@@ -63,7 +63,7 @@ def test_vllm_is_predicted_within_a_few_percent(points) -> None:
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 def test_other_engines_are_predicted_from_the_same_physics(points, engine) -> None:
     (other,) = compute_serving_accuracy(points[points["engine"] == engine]).to_dict("records")
-    assert other["TPOT median (%)"] < 25 and other["TTFT median (%)"] < 55
+    assert other["TPOT median (%)"] < 25 and other["TTFT median (%)"] < 50
 
 
 def test_intervals_hold_most_of_what_was_measured(points) -> None:
@@ -106,7 +106,7 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
     found = compare_timed_run(run)
     (row,) = timed.summarize_timed_accuracy({name: found}).to_dict("records")
     assert row["TTFT median error (%)"] < 14 and row["E2E median error (%)"] < 8
-    assert row["running off by"] < 10 and row["waiting off by"] < 9
+    assert row["running off by"] < 9 and row["waiting off by"] < 9
     gauges = found.to_gauge_frame
     for column in ("measured", "replayed"):
         running = gauges[gauges["gauge"] == "running"][column]

@@ -12,7 +12,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.latency.step_model import build_target_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.kv_cache import resolve_kv_cache_dtype
 from planner.memory.layer_caches import get_kv_element_bytes
@@ -91,7 +91,7 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
         if name != "checkpoint" and max(compute_stage_bytes(served)) >= largest:
             raise PlannerError(f"{name} is no smaller than the checkpoint")
         memory = plan_memory(served)
-        step = build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH)
+        step = build_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH)
         fits = memory.status != "does_not_fit"
         return {
             "format": entry.title,

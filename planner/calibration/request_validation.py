@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from planner.calibration.memory_validation import PublishedRun
 from planner.core.catalog import load_catalog
-from planner.latency.step_model import build_target_step_model
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
@@ -99,7 +99,7 @@ def compare_timed_run(run: TimedRun) -> RunComparison:
         simulate_workload(
             deployment,
             pool,
-            build_target_step_model(deployment),
+            build_step_model(deployment, run.workload),
             run.workload,
             gauge_s=GAUGE_SAMPLE_INTERVAL_S,
         ),

@@ -121,8 +121,8 @@ def resolve_engine_args(
 
 def count_attention_copies(engine: Engine, model: Model, layout: ParallelLayout | None) -> int:
     """Count the copies of the attention that share the batch limits of a command."""
-    shares = engine.facts.shares_limits and layout is not None and model.architecture.is_moe
-    return layout.dp if shares and layout else 1
+    shares_limits = engine.facts.shares_limits and model.architecture.is_moe
+    return layout.dp if layout and shares_limits else 1
 
 
 def divide_batch_limits(args: Mapping[str, Any], copies: int) -> dict[str, Any]:

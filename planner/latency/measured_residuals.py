@@ -27,6 +27,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from planner.core.catalog import CATALOG_DIR, StrictEntry, validate_entry
 from planner.core.readers import read_text, read_yaml
+from planner.core.units import MIB
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import get_gpu
@@ -36,15 +37,13 @@ from planner.models.architecture import DecoderLayer
 ResidualMetric = Literal["tpot", "ttft"]
 MAX_NEIGHBOURS = 64
 """Runs that share most with what is asked, from which the width of its error comes."""
-MAX_RUNS_BYTES = 16 * 2**20
+MAX_RUNS_BYTES = 16 * MIB
 SHARED_TRAITS = (
     "version", "gpu", "model_type", "model", "quantization", "attention", "tp", "pp", "dp", "ep",
     "curve",
 )  # fmt: skip
 """Columns of a run that levels are made of; `complete_traits` adds what follows from them."""
 POSITION_COLUMNS = ("sequences", "context_tokens", "tp", "first_step_s", "prompt_per_output")
-
-
 NOVELTY_TRAITS: Mapping[str, tuple[str, ...]] = {
     "pair": ("model_type", "quantization", "gpu"), "model": ("model_type",), "gpu": ("gpu",),
     "generation": ("generation",), "format": ("quantization", "generation"), "version": ("era",),
@@ -80,13 +79,6 @@ class OperatingPoint(NamedTuple):
     position: tuple[float, ...]  # ln of `POSITION_COLUMNS`
 
 
-class Residual(NamedTuple):
-    """Mean and standard deviation of ln(measured / predicted)."""
-
-    mean: float
-    sigma: float
-
-
 @cache
 def load_process_shapes() -> dict[str, ProcessShape]:
     """Load the covariances by metric."""
@@ -109,7 +101,7 @@ def name_attention(layers: Sequence[DecoderLayer]) -> str:
 
 def complete_traits(engine: str, traits: Mapping[str, str]) -> dict[str, str]:
     """Add what follows from a run's columns: its era, the GPU's generation, the kind of layout."""
-    kinds = {name: int(float(traits[name])) > 1 for name in ("pp", "dp", "tp")}
+    kinds = {name: int(traits[name]) > 1 for name in ("pp", "dp", "tp")}
     return {
         **traits,
         "engine": engine,
@@ -171,7 +163,9 @@ def _load_runs(engine: str, metric: ResidualMetric) -> _Runs:
         )
     return _Runs(
         rows,
-        np.log([[float(row[name]) for name in POSITION_COLUMNS] for row in rows]),
+        np.log([[float(row[name]) for name in POSITION_COLUMNS] for row in rows]).reshape(
+            len(rows), len(POSITION_COLUMNS)
+        ),
         codes,
         keys,
         np.array([float(row[f"{metric}_noise"]) for row in rows]),
@@ -206,63 +200,52 @@ def _encode_groups(
     return codes
 
 
-def estimate_joint_residuals(
+def _relate_to_runs(
     points: Sequence[OperatingPoint], metric: ResidualMetric
-) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate mean [n] and covariance [n, n] of the residuals of points of one engine.
-
-    The covariance includes the noise of a run.
-    """
+) -> tuple[_Runs, dict[str, np.ndarray], np.ndarray]:
+    """Return the runs of the points' engine, the points' groups, and the covariance of both, [n, runs]."""
     shape, runs = load_process_shapes()[metric], _load_runs(points[0].engine, metric)
-    positions, codes = (
-        np.array([point.position for point in points]),
-        _encode_groups(points, runs, shape),
-    )
+    codes = _encode_groups(points, runs, shape)
+    positions = np.array([point.position for point in points]), runs.positions
+    return runs, codes, compute_covariance(shape, positions, (codes, runs.codes))
+
+
+def estimate_mean_residuals(points: Sequence[OperatingPoint], metric: ResidualMetric) -> np.ndarray:
+    """Estimate the means [n] of the residuals of points of one engine."""
+    runs, _, cross = _relate_to_runs(points, metric)
+    return np.asarray(cross @ runs.pull)
+
+
+def estimate_residual_covariance(
+    points: Sequence[OperatingPoint], metric: ResidualMetric
+) -> np.ndarray:
+    """Estimate the covariance [n, n] of the residuals of points of one engine, a run's noise included."""
+    shape = load_process_shapes()[metric]
+    runs, codes, cross = _relate_to_runs(points, metric)
+    positions = np.array([point.position for point in points])
     prior = compute_covariance(shape, (positions, positions), (codes, codes))
     prior[np.diag_indices_from(prior)] += shape.noise**2
     for name, level in shape.levels.items():
         groups = codes[name]
-        both_unseen = (groups[:, None] == groups) & (groups < 0)
-        prior += level.unseen**2 * both_unseen
-    if not runs.rows:
-        return np.zeros(len(points)), prior
-    cross = compute_covariance(shape, (positions, runs.positions), (codes, runs.codes))
+        prior += level.unseen**2 * ((groups[:, None] == groups) & (groups < 0))
     near = np.argsort(-cross.max(0), kind="stable")[:MAX_NEIGHBOURS]
     among = {name: values[near] for name, values in runs.codes.items()}
     own = compute_covariance(shape, (runs.positions[near],) * 2, (among, among))
     factor = np.linalg.cholesky(own + np.diag(runs.noise[near] ** 2))
     explained = np.linalg.solve(factor, cross[:, near].T)
-    return cross @ runs.pull, prior - explained.T @ explained
-
-
-def estimate_mean_residuals(points: Sequence[OperatingPoint], metric: ResidualMetric) -> np.ndarray:
-    """Estimate the means [n] of the residuals of points of one engine."""
-    shape, runs = load_process_shapes()[metric], _load_runs(points[0].engine, metric)
-    if not runs.rows:
-        return np.zeros(len(points))
-    positions = np.array([point.position for point in points]), runs.positions
-    codes = _encode_groups(points, runs, shape), runs.codes
-    return np.asarray(compute_covariance(shape, positions, codes) @ runs.pull)
+    return np.asarray(prior - explained.T @ explained)
 
 
 @lru_cache(maxsize=65_536)
-def estimate_residual(point: OperatingPoint, metric: ResidualMetric) -> Residual:
-    """Estimate the residual at one operating point."""
-    mean, covariance = estimate_joint_residuals([point], metric)
-    return Residual(float(mean[0]), math.sqrt(max(float(covariance[0, 0]), 1e-6)))
+def estimate_error_width(point: OperatingPoint, metric: ResidualMetric) -> float:
+    """Estimate the standard deviation of the residual at one operating point."""
+    return math.sqrt(max(float(estimate_residual_covariance([point], metric)[0, 0]), 1e-6))
 
 
 def find_nearest_run(point: OperatingPoint) -> Mapping[str, str] | None:
     """Find the measured run that shares most with `point`; None of an engine without any."""
-    shape, runs = load_process_shapes()["tpot"], _load_runs(point.engine, "tpot")
-    if not runs.rows:
-        return None
-    cross = compute_covariance(
-        shape,
-        (np.array([point.position]), runs.positions),
-        (_encode_groups([point], runs, shape), runs.codes),
-    )
-    return runs.rows[int(cross[0].argmax())]
+    runs, _, cross = _relate_to_runs([point], "tpot")
+    return runs.rows[int(cross[0].argmax())] if runs.rows else None
 
 
 def describe_run(run: Mapping[str, str]) -> str:

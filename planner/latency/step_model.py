@@ -34,8 +34,8 @@ from planner.latency.kv_offload import COPY_LINK_FRACTION
 from planner.latency.measured_residuals import (
     OperatingPoint,
     describe_traits,
+    estimate_error_width,
     estimate_mean_residuals,
-    estimate_residual,
     get_basis,
 )
 from planner.latency.step_work import StepWork, count_step_work, resolve_planned_kv_dtype
@@ -116,6 +116,7 @@ class StepModel:
     # standard deviations of ln(measured / predicted)
     sigma_tpot: float = 0.0
     sigma_ttft: float = 0.0
+    sigma_capacity: float = 0.0  # of full steps, whatever the load
     # [max_num_seqs + 1] per sequences in the step: drafting, adapters
     sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))
     num_draft_tokens: int = 0  # tokens that each decoding sequence verifies in addition to its own
@@ -506,20 +507,27 @@ def build_step_model(
     step = _build_corrected_step_model(
         deployment.with_replicas(1), point.position[1:], coefficients
     )
-    tpot, ttft = estimate_residual(point, "tpot"), estimate_residual(point, "ttft")
     # what runs say of TTFT corrects nothing, so it is part of the error
-    sigmas, basis = (tpot.sigma, math.hypot(ttft.mean, ttft.sigma)), get_basis(point)
+    bias = float(estimate_mean_residuals([point], "ttft")[0])
+    full = point._replace(position=(math.log(deployment.args.max_num_seqs), *point.position[1:]))
+    tpot, most = (estimate_error_width(each, "tpot") for each in (point, full))
+    ttft = math.hypot(bias, estimate_error_width(point, "ttft"))
+    basis = get_basis(point)
     if user := deployment.engine.calibration.get(deployment.gpu.name):
-        own = user.sigma_tpot or 0.0, user.sigma_ttft or 0.0
-        if deployment.model.architecture.model_type in user.models:
-            sigmas, basis = (own[0] or sigmas[0], own[1] or sigmas[1]), "measured"
-        else:  # no error is smaller than where it was measured
-            sigmas, basis = (max(own[0], sigmas[0]), max(own[1], sigmas[1])), "model-transfer"
+        own = user.sigma_tpot or 0.0, user.sigma_ttft or 0.0, user.sigma_tpot or 0.0
+        is_own = deployment.model.architecture.model_type in user.models
+        basis = "measured" if is_own else "model-transfer"
+        # transferred, no error is smaller than where it was measured
+        tpot, ttft, most = (
+            mine or other if is_own else max(mine, other)
+            for mine, other in zip(own, (tpot, ttft, most), strict=True)
+        )
     return replace(
         step,
         basis=basis,
-        sigma_tpot=math.hypot(step.sigma_tpot, sigmas[0]),
-        sigma_ttft=sigmas[1],
+        sigma_tpot=math.hypot(step.sigma_tpot, tpot),
+        sigma_ttft=ttft,
+        sigma_capacity=math.hypot(step.sigma_tpot, most),
     )
 
 
@@ -533,15 +541,8 @@ def _build_corrected_step_model(
     takes no less time, and no more per sequence.
     """
     step = build_uncorrected_step_model(deployment, coefficients)
-    points = [
-        OperatingPoint(
-            deployment.engine.name,
-            describe_traits(deployment),
-            (math.log(n * step.stages), *position),
-        )
-        for n in CORRECTION_SEQUENCES.tolist()
-    ]
-    residuals = estimate_mean_residuals(points, "tpot")
+    traits = describe_traits(deployment)
+    residuals = _estimate_step_residuals(deployment.engine.name, traits, step.stages, position)
     sequences = np.arange(1.0, deployment.args.max_num_seqs + 1)
     factors = np.exp(np.interp(np.log(sequences), np.log(CORRECTION_SEQUENCES), residuals))
     plain = step.estimate_decode_step_s(sequences, math.exp(position[0]))
@@ -556,6 +557,18 @@ def _build_corrected_step_model(
     )
 
 
+@lru_cache(maxsize=4096)  # the same for all engine arguments and trial coefficients
+def _estimate_step_residuals(
+    engine: str, traits: tuple[tuple[str, str], ...], stages: int, position: tuple[float, ...]
+) -> np.ndarray:
+    """Estimate the residuals of a step of each stage with `CORRECTION_SEQUENCES`."""
+    points = [
+        OperatingPoint(engine, traits, (math.log(n * stages), *position))
+        for n in CORRECTION_SEQUENCES.tolist()
+    ]
+    return estimate_mean_residuals(points, "tpot")
+
+
 def locate_operating_point(deployment: Deployment, workload: Workload) -> OperatingPoint:
     """Locate a deployment under a load among the measured runs.
 
@@ -563,9 +576,10 @@ def locate_operating_point(deployment: Deployment, workload: Workload) -> Operat
     """
     step = build_uncorrected_step_model(deployment.with_replicas(1), None)
     context, most = workload.mean_decode_context, float(deployment.args.max_num_seqs)
-    sequences = (workload.concurrency or most) / deployment.num_engine_instances
+    engines = deployment.num_engine_instances
+    sequences = workload.concurrency / engines if workload.concurrency else most
     if workload.rate:
-        arriving, limit = workload.rate / deployment.num_engine_instances, min(sequences, most)
+        arriving, limit = workload.rate / engines, min(sequences, most)
         steps, sequences = workload.output.mean / step.tokens_per_step, 1.0
         for _ in range(FIXED_POINT_ROUNDS):
             stay = steps * float(step.estimate_decode_step_s(sequences, context))

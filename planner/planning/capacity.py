@@ -138,7 +138,7 @@ def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
         else _estimate_prefix_hit_rate(deployment, workload),
     )  # fmt: skip
     capacity = replicas * _simulate_saturated_rps(deployment.with_replicas(1), lengths)
-    return Interval.from_lognormal(capacity, build_step_model(deployment, workload).sigma_tpot)
+    return Interval.from_lognormal(capacity, build_step_model(deployment, workload).sigma_capacity)
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from planner.latency.measured_residuals import OperatingPoint, estimate_joint_residuals
+from planner.latency.measured_residuals import OperatingPoint, estimate_residual_covariance
 from planner.latency.step_model import locate_operating_point
 from planner.planning.candidate import Candidate
 from planner.planning.search import Plan
@@ -176,7 +176,7 @@ def _correlate_errors(points: list[OperatingPoint]) -> np.ndarray:
     correlation = np.eye(len(points))
     for engine in dict.fromkeys(point.engine for point in points):
         own = [k for k, point in enumerate(points) if point.engine == engine]
-        covariance = estimate_joint_residuals([points[k] for k in own], "tpot")[1]
+        covariance = estimate_residual_covariance([points[k] for k in own], "tpot")
         widths = np.sqrt(np.diag(covariance))
         correlation[np.ix_(own, own)] = covariance / np.outer(widths, widths)
     return correlation

@@ -122,12 +122,14 @@ class EvaluationStore:
         """
         if not 0 < margin < math.inf:
             return math.copysign(math.inf, margin - 1)
-        sigma = self._get_step(deployment).sigma_tpot
+        sigma = self._get_least_sigma(deployment)
         return math.log(margin) / sigma if sigma > 0 else math.copysign(math.inf, margin - 1)
 
-    def _get_step(self, deployment: Deployment) -> StepModel:
-        """The step model of `deployment` under the scenario's traffic."""
-        return build_step_model(deployment, get_candidate_workload(self.scenario, deployment))
+    def _get_least_sigma(self, deployment: Deployment) -> float:
+        """The smaller of the errors of a step at the load and of the capacity."""
+        load = get_candidate_workload(self.scenario, deployment)
+        step = build_step_model(deployment, load)
+        return min(step.sigma_tpot, step.sigma_capacity)
 
     def get_margins(self, deployments: Sequence[Deployment], z: float) -> list[float]:
         """`get_margin` of each, on all cores: the compiled replay does not hold the interpreter's lock."""
@@ -185,7 +187,7 @@ class EvaluationStore:
         step = SHORT_STEP_SIGMAS if self.quick else TOLERANCE_STEP_SIGMAS
         self.find_tolerance(deployment, at_most, step)
         points, limits = sorted(self._uses[deployment].items()), []
-        slope = max(self._get_step(deployment).sigma_tpot, 1e-6)
+        slope = max(self._get_least_sigma(deployment), 1e-6)
         for limit in estimates:
             if known := {z: uses[limit.name] for z, uses in points if limit.name in uses}:
                 z, shares = np.array(list(known)), np.clip(list(known.values()), 1e-9, MAX_USE)
@@ -261,7 +263,7 @@ class EvaluationStore:
         admitted = (
             scenario.workload.rate if scenario.offline else compute_admitted_rps(deployment, load)
         )
-        asked = admitted * math.exp(build_step_model(deployment, load).sigma_tpot * z)
+        asked = admitted * math.exp(build_step_model(deployment, load).sigma_capacity * z)
 
         def compute_share(served: Interval | None) -> float:
             return asked / max((served.mid if served else 0.0) * (1 - scenario.headroom), 1e-12)

@@ -123,7 +123,7 @@ def derive_performance(
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * STATISTIC_SIGMA_FACTORS,
         request_tps=np.ravel(s.rate * s.engines),
         capacity=np.ravel(s.peak * s.engines),
-        capacity_sigma=np.ravel(decoding),
+        capacity_sigma=np.ravel(step.sigma_capacity),
         request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # all that arrives is served
         output_tokens=np.ravel(t.tokens),
         prompt_tokens=np.array([workload.prompt.mean for workload in workloads]),

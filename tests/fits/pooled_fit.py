@@ -118,16 +118,6 @@ class MeasuredRun:
         }
 
     @property
-    def hardware(self) -> str:
-        """The kind of hardware, or attention data parallelism, as the error report names it."""
-        gpu = self.deployment.gpu
-        if self.deployment.layout.dp > 1:
-            return ATTENTION_DP
-        if gpu.vendor != "nvidia":
-            return gpu.vendor
-        return f"nvidia, {'PCIe' if gpu.link.startswith('pcie') else 'NVLink'}"
-
-    @property
     def holdout_groups(self) -> dict[str, str]:
         """The groups that the run is held out with, by what may be new in a scenario."""
         groups, engine = self.effect_groups, self.deployment.engine

@@ -102,7 +102,7 @@ def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
     if engine == "sglang":
         dcp = sizes.get("dcp_size", 1)
         copies, ep = (
-            count_attention_copies(values),
+            read_attention_copies(values),
             tp if sizes.get("expert_parallel_size", 1) > 1 else 1,
         )
         if copies > 1:
@@ -122,7 +122,7 @@ def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
     )
 
 
-def count_attention_copies(values: Mapping[str, Any]) -> int:
+def read_attention_copies(values: Mapping[str, Any]) -> int:
     """Return SGLang's number of attention copies, which share its batch limits (server_args.py)."""
     copies = values.get("attn_dp_size") or (
         values.get("data_parallel_size") if values.get("enable_dp_attention") else 1
@@ -186,7 +186,7 @@ def _read_lora_args(values: Mapping[str, Any], defaults: Mapping[str, int]) -> d
 
 def _read_sglang_args(values: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
     limits = {name: args[name] for name in MAX_BATCH_LIMITS if isinstance(args.get(name), int)}
-    changed = divide_batch_limits(limits, count_attention_copies(values))
+    changed = divide_batch_limits(limits, read_attention_copies(values))
     if (tokens := changed.get("max_num_batched_tokens")) is not None:
         changed["enable_chunked_prefill"] = tokens > 0
         if tokens <= 0:
