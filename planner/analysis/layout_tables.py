@@ -21,7 +21,7 @@ from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import get_gpu, load_links, resolve_link_bandwidth
 from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.step_model import build_step_model
+from planner.latency.step_model import build_target_step_model
 from planner.parallelism.communication import estimate_collectives
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
 from planner.parallelism.pipeline import compute_pipeline_bubble
@@ -437,7 +437,7 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
         collectives = estimate_collectives(
             placed, np.array([1.0]), get_deployment_coefficients(placed).coefficients
         )
-        cost = build_step_model(placed).estimate_step(*batch_args)
+        cost = build_target_step_model(placed).estimate_step(*batch_args)
         collective_s = cost.seconds_by_part["collectives"] + cost.seconds_by_part["expert exchange"]
         sent = sum(part.count * float(part.bytes[0]) for part in collectives)
         rows.append({
