@@ -157,19 +157,19 @@ def compute_loaded_bytes(deployment: Deployment) -> tuple[int, ...]:
 
     On ROCm all memory in use counts (vLLM 0.19.1 platforms/rocm.py, get_current_memory_usage).
     """
-    is_rocm, engine = deployment.gpu.vendor == "amd", deployment.engine
-    is_instinct = "fabric" in deployment.gpu.link
-    loaded = is_rocm * (INSTINCT_LOADED_BYTES if is_instinct else RADEON_LOADED_BYTES)
-    stages = compute_stage_bytes(deployment)
-    if engine.name != "vllm":
+    stages, release = compute_stage_bytes(deployment), deployment.engine.release
+    if deployment.engine.name != "vllm":
         return stages
-    pads = not is_rocm and engine.release >= FIRST_RELEASE_WITH_PADDED_EXPERTS
-    copied = _sum_over_stages(deployment, _compute_copied_bytes)
-    padded = _sum_over_stages(deployment, _compute_expert_padding) if pads else copied
-    on_rocm = _sum_over_stages(deployment, _compute_rocm_padding) if is_rocm else copied
+    measures, loaded = [_compute_copied_bytes], 0.0
+    if deployment.gpu.vendor == "amd":
+        measures.append(_compute_rocm_padding)
+        is_instinct = "fabric" in deployment.gpu.link
+        loaded = INSTINCT_LOADED_BYTES if is_instinct else RADEON_LOADED_BYTES
+    elif release >= FIRST_RELEASE_WITH_PADDED_EXPERTS:
+        measures.append(_compute_expert_padding)
+    added = [_sum_over_stages(deployment, measure) for measure in measures]
     return tuple(
-        round(size + copy + pads * padding + is_rocm * rocm + loaded)
-        for size, copy, padding, rocm in zip(stages, copied, padded, on_rocm, strict=True)
+        round(size + sum(more) + loaded) for size, *more in zip(stages, *added, strict=True)
     )
 
 

@@ -185,9 +185,7 @@ def _run_fast_path(
 
 
 @njit_compiled
-def _select_victim(
-    rules: EngineRules, requests: RequestBatch, records: RequestRecords, engine: EngineInstance
-) -> int:
+def _select_victim(rules: EngineRules, requests: RequestBatch, engine: EngineInstance) -> int:
     """Return the place in `running` to preempt: the last, or with priorities the least urgent.
 
     SGLang takes the one with the fewest outputs, of equals the longest prompt (schedule_batch.py,
@@ -317,7 +315,7 @@ def _schedule_running(
             if engine.fast_path.entered[last] >= 0:
                 stop_fast_path(rules, table, records, engine, last)
                 budget += 1
-            place = _select_victim(rules, requests, records, engine)
+            place = _select_victim(rules, requests, engine)
             victim = engine.running[place]
             returned = step_kernels.remove_from_step(batch, taken, victim)
             budget += returned
