@@ -47,6 +47,13 @@ from planner.workload.workload import Workload
 
 CORRECTION_SEQUENCES = 2.0 ** np.arange(13)
 """Numbers of sequences at which measured runs correct a step."""
+PROMPT_CORRECTION_SEQUENCES = 16
+"""Number of sequences at which measured TTFT corrects prompts, of `CORRECTION_SEQUENCES`."""
+SHARE_RIDGE = 0.3
+"""Ridge of the equations that tell the residuals of prompts and of decode steps apart.
+
+It was chosen by the errors of measured curves that were left out (2026-11).
+"""
 FIXED_POINT_ROUNDS = 8
 """Rounds in which the sequences of an open loop and the time of their steps agree."""
 ASYNC_HOST_FRACTION = 0.35
@@ -73,11 +80,18 @@ class StepCost:
 
 PARTS_OF_ALL_RANKS = ("experts", "expert exchange")
 """Parts of a step that ranks with experts in common do together, whose tokens they are."""
-COST_FIELDS = (
-    "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s",
-    "prefill_step_s", "prompt_s", "request_s", "prompt_token_s",
+PROMPT_COST_FIELDS = (
+    "prefill_pair_s", "prefill_windows", "prefill_step_s", "prompt_s", "request_s",
+    "prompt_token_s",
 )  # fmt: skip
-"""Fields of a step model that are seconds, besides its parts and windows."""
+"""Fields of a step model that are seconds of prompts, besides its parts."""
+COST_FIELDS = (
+    *PROMPT_COST_FIELDS, "rows_s", "sequences_s", "decode_context_s", "decode_windows", "state_s",
+    "fixed_s",
+)  # fmt: skip
+"""Fields of a step model that are seconds, besides its parts."""
+LARGE_DECODE_TOKENS = 256
+"""Tokens of a step above which their cost is corrected as that of prompts."""
 
 
 @dataclass(frozen=True)
@@ -195,14 +209,28 @@ class StepModel:
 
     def scale(self, factor: float) -> Self:
         """Return the same step at `factor` times the cost."""
-        scaled: dict[str, Any] = {name: getattr(self, name) * factor for name in COST_FIELDS}
-        for name in ("decode_windows", "prefill_windows"):
-            scaled[name] = tuple(
-                (window, seconds * factor) for window, seconds in getattr(self, name)
+        parts = {name: seconds * factor for name, seconds in self.parts.items()}
+        scaled = self._scale_fields(COST_FIELDS, factor)
+        return replace(self, parts=parts, **scaled)
+
+    def scale_prompts(self, factor: float) -> Self:
+        """Return the same step, with what prompts add to decode steps at `factor` times the cost."""
+        parts = {}
+        for name, seconds in self.parts.items():
+            added = np.maximum(seconds - np.interp(LARGE_DECODE_TOKENS, self.grid, seconds), 0.0)
+            parts[name] = seconds + (factor - 1) * added * (self.grid > LARGE_DECODE_TOKENS)
+        return replace(self, parts=parts, **self._scale_fields(PROMPT_COST_FIELDS, factor))
+
+    def _scale_fields(self, names: Sequence[str], factor: float) -> dict[str, Any]:
+        """Return these fields, seconds or (window, seconds) pairs, at `factor` times the cost."""
+        scaled: dict[str, Any] = {}
+        for name in names:
+            value = getattr(self, name)
+            is_windows = isinstance(value, tuple)
+            scaled[name] = (
+                tuple((w, s * factor) for w, s in value) if is_windows else value * factor
             )
-        return replace(
-            self, parts={name: seconds * factor for name, seconds in self.parts.items()}, **scaled
-        )
+        return scaled
 
     def estimate_step(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
         """Estimate a step of prompt `chunks` (tokens, context before) and decoding sequences.
@@ -507,11 +535,11 @@ def build_step_model(
     step = _build_corrected_step_model(
         deployment.with_replicas(1), point.position[1:], coefficients
     )
-    # what runs say of TTFT corrects nothing, so it is part of the error
-    bias = float(estimate_mean_residuals([point], "ttft")[0])
+    # prompts are corrected alike at all loads, so what runs say of this one is part of the error
+    here, usual = estimate_mean_residuals([point, _find_usual_point(point)], "ttft").tolist()
     full = point._replace(position=(math.log(deployment.args.max_num_seqs), *point.position[1:]))
     tpot, most = (estimate_error_width(each, "tpot") for each in (point, full))
-    ttft = math.hypot(bias, estimate_error_width(point, "ttft"))
+    ttft = math.hypot(here - usual, estimate_error_width(point, "ttft"))
     basis = get_basis(point)
     if user := deployment.engine.calibration.get(deployment.gpu.name):
         own = user.sigma_tpot or 0.0, user.sigma_ttft or 0.0, user.sigma_tpot or 0.0
@@ -540,33 +568,71 @@ def _build_corrected_step_model(
     `position` is where lengths and layout stand, without the sequences. A step with more sequences
     takes no less time, and no more per sequence.
     """
-    step = build_uncorrected_step_model(deployment, coefficients)
-    traits = describe_traits(deployment)
-    residuals = _estimate_step_residuals(deployment.engine.name, traits, step.stages, position)
-    sequences = np.arange(1.0, deployment.args.max_num_seqs + 1)
-    factors = np.exp(np.interp(np.log(sequences), np.log(CORRECTION_SEQUENCES), residuals))
-    plain = step.estimate_decode_step_s(sequences, math.exp(position[0]))
-    corrected = np.maximum.accumulate(plain * factors)
-    corrected = np.minimum.accumulate(corrected / sequences) * sequences
-    least = math.exp(residuals.min())
-    added = np.append(0.0, np.maximum(corrected - least * plain, 0.0))
-    scaled = step.scale(least)
-    in_row = np.arange(len(step.rows_s)) / (1 + step.num_draft_tokens)
-    return replace(
-        scaled, rows_s=scaled.rows_s + np.interp(in_row, np.append(0.0, sequences), added)
+    plain = build_uncorrected_step_model(deployment, coefficients)
+    tpot, ttft = _estimate_residuals(
+        deployment.engine.name, describe_traits(deployment), plain.stages, position
     )
+    residuals, prompts = _split_residuals(plain, position, tpot, ttft)
+    sequences, context = np.arange(1.0, deployment.args.max_num_seqs + 1), math.exp(position[0])
+    factors = np.exp(np.interp(np.log(sequences), np.log(CORRECTION_SEQUENCES), residuals))
+    corrected = np.maximum.accumulate(plain.estimate_decode_step_s(sequences, context) * factors)
+    corrected = np.minimum.accumulate(corrected / sequences) * sequences
+    least = residuals.min()
+    step = plain.scale(math.exp(least)).scale_prompts(math.exp(prompts - least))
+    missing = corrected - step.estimate_decode_step_s(sequences, context)
+    added = np.append(0.0, np.maximum.accumulate(np.maximum(missing, 0.0)))
+    in_row = np.arange(len(step.rows_s)) / (1 + step.num_draft_tokens)
+    return replace(step, rows_s=step.rows_s + np.interp(in_row, np.append(0.0, sequences), added))
+
+
+def _split_residuals(
+    step: StepModel, position: tuple[float, ...], tpot: np.ndarray, ttft: float
+) -> tuple[np.ndarray, float]:
+    """Split residuals of TPOT [sequences] and TTFT into those of decode steps and of prompts.
+
+    Prompts take a share of TPOT, and decode steps one of TTFT. What a small share would have to
+    explain is damped.
+    """
+    context, prompt_per_output = math.exp(position[0]), math.exp(position[-1])
+    output = context / (prompt_per_output + 0.5)
+    prompt = max(round(context - output / 2), 1)
+    decode_s = step.estimate_decode_step_s(CORRECTION_SEQUENCES, context)
+    passes = math.ceil(prompt / step.max_tokens)
+    prompt_s = max(step.estimate_prompt(prompt).seconds - passes * float(decode_s[0]), 0.0)
+    waited_s = CORRECTION_SEQUENCES * prompt_s * step.tokens_per_step / output
+    usual = CORRECTION_SEQUENCES.tolist().index(PROMPT_CORRECTION_SEQUENCES)
+    in_ttft = prompt_s / (prompt_s + float(decode_s[usual]))
+    prompts = tpot[usual] + _weigh_share(in_ttft) * (ttft - tpot[usual])
+    in_tpot = decode_s / (waited_s + decode_s)
+    return tpot - (1 - in_tpot) * _weigh_share(in_tpot) * (prompts - tpot), float(prompts)
+
+
+def _weigh_share(share: Any) -> Any:
+    """Return by what a residual is multiplied to be explained by a part with this share of the time.
+
+    >>> _weigh_share(1.0), round(_weigh_share(0.5), 2), _weigh_share(0.0)  # not 1, 2, infinity
+    (1.0, 1.18, 0.0)
+    """
+    return share * (1 + SHARE_RIDGE) / (share**2 + SHARE_RIDGE)
 
 
 @lru_cache(maxsize=4096)  # the same for all engine arguments and trial coefficients
-def _estimate_step_residuals(
+def _estimate_residuals(
     engine: str, traits: tuple[tuple[str, str], ...], stages: int, position: tuple[float, ...]
-) -> np.ndarray:
-    """Estimate the residuals of a step of each stage with `CORRECTION_SEQUENCES`."""
+) -> tuple[np.ndarray, float]:
+    """Estimate the residuals of TPOT for a step of each stage with `CORRECTION_SEQUENCES`, and of TTFT."""
     points = [
         OperatingPoint(engine, traits, (math.log(n * stages), *position))
         for n in CORRECTION_SEQUENCES.tolist()
     ]
-    return estimate_mean_residuals(points, "tpot")
+    usual = _find_usual_point(points[0])
+    ttft = estimate_mean_residuals([usual], "ttft")
+    return estimate_mean_residuals(points, "tpot"), float(ttft[0])
+
+
+def _find_usual_point(point: OperatingPoint) -> OperatingPoint:
+    """Find the point whose TTFT corrects prompts, whatever the load."""
+    return point._replace(position=(math.log(PROMPT_CORRECTION_SEQUENCES), *point.position[1:]))
 
 
 def locate_operating_point(deployment: Deployment, workload: Workload) -> OperatingPoint:

@@ -33,6 +33,7 @@ from planner.latency.measured_residuals import (
     compute_covariance,
     load_process_shapes,
 )
+from planner.latency.step_model import PROMPT_CORRECTION_SEQUENCES
 
 LEFT_OUT: Mapping[str, float] = {"curve": 1.0, "pair": 1.0, "model": 0.7}
 """What is left out to learn from, and the weight of its likelihood."""
@@ -52,6 +53,7 @@ class _EngineRuns:
     ) -> None:
         steps, noise, ttft = compute_step_residuals(fit)
         residuals = steps if column == 1 else ttft
+        self.column = column
         runs = fit.pool.runs
         own = np.array([run.deployment.engine.name == engine for run in runs])
         self.known = np.flatnonzero(own & np.isfinite(residuals))
@@ -78,20 +80,37 @@ class _EngineRuns:
 
     def predict_left_out(self, shape: ProcessShape, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Predict each group from the others: errors and standard deviations, [runs]."""
+        errors, sigma, _ = self.correct_left_out(shape, kind)
+        return errors, sigma
+
+    def correct_left_out(
+        self, shape: ProcessShape, kind: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Predict as `predict_left_out` does, and return the errors after the correction too.
+
+        TTFT is corrected as with `PROMPT_CORRECTION_SEQUENCES`, whatever the load.
+        """
         codes = encode_levels(self.rows, shape)
         prior = compute_covariance(shape, (self.positions,) * 2, (codes, codes))
+        usual = self.positions.copy()
+        if self.column == METRIC_COLUMNS["ttft"]:
+            usual[:, 0] = np.log(PROMPT_CORRECTION_SEQUENCES)
+        cross = compute_covariance(shape, (usual, self.positions), (codes, codes))
         noise = weigh_runs(prior, self.residuals, shape.noise * self.noise)
         noise[np.abs(self.residuals) > self.most] = NO_EVIDENCE
         inverse = np.linalg.inv(prior + np.diag(noise**2))
-        errors, sigma = np.empty(len(prior)), np.empty(len(prior))
+        errors, sigma, corrected = (np.empty(len(prior)) for _ in range(3))
         for label in np.unique(self.groups[kind]):
             out = np.flatnonzero(self.groups[kind] == label)
             residuals = self.residuals + self.changes[kind, label]
             block = np.linalg.inv(inverse[np.ix_(out, out)])
-            errors[out] = block @ (inverse[out] @ residuals)
+            pull = inverse @ residuals
+            errors[out] = block @ pull[out]
+            others = pull - inverse[:, out] @ errors[out]  # 0 for those that are out
+            corrected[out] = residuals[out] - cross[out] @ others
             variance = np.diag(block) - noise[out] ** 2 + (shape.noise * self.noise[out]) ** 2
             sigma[out] = np.sqrt(np.maximum(variance, 1e-4))
-        return errors, sigma
+        return errors, sigma, corrected
 
 
 def compute_loss(shape: ProcessShape, engines: Sequence[_EngineRuns]) -> float:
@@ -148,14 +167,9 @@ def summarize_left_out(fit: PooledFit) -> dict[str, dict[str, dict[str, dict[str
     for engine, (metric, column) in product(RELEASE_BOUNDARIES, METRIC_COLUMNS.items()):
         runs, shape = _EngineRuns(fit, engine, column, REPORTED), load_process_shapes()[metric]
         for kind in REPORTED:
-            errors, sigma = runs.predict_left_out(shape, kind)
-            if metric == "ttft":  # whose mean is part of its width, see `build_step_model`
-                left = [
-                    runs.residuals[k] + runs.changes[kind, label][k]
-                    for k, label in enumerate(runs.groups[kind])
-                ]
-                errors, sigma = np.array(left), np.hypot(left - errors, sigma)
-            sizes, reach = np.abs(errors), Z_SCORE_80PCT * sigma
+            errors, sigma, corrected = runs.correct_left_out(shape, kind)
+            # what runs say of this load beyond the correction is part of the width
+            sizes, reach = np.abs(corrected), Z_SCORE_80PCT * np.hypot(corrected - errors, sigma)
             summary.setdefault(engine, {}).setdefault(kind, {})[metric] = {
                 "runs": len(sizes),
                 "median": round(float(np.expm1(np.median(sizes))), 4),
