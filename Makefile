@@ -31,6 +31,15 @@ test-all: .venv/ready-dev
 fit: .venv/ready
 	PYTHONPATH=tests $(BIN)/python -m fits.catalog_writer
 
+# The pinned cohort of measured runs, predicted anew: after a fit, or a change that is meant to move it.
+cohort: .venv/ready
+	PYTHONPATH=tests $(BIN)/python -m fits.cohort
+
+# How right the predictions are, by group and with every point, as a page of its own.
+accuracy: .venv/ready
+	$(BIN)/jupyter nbconvert --log-level WARN --to html --execute --no-input \
+	    --output-dir reports --output accuracy notebooks/7-validation.ipynb
+
 # What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
 pools: .venv/ready
 	PYTHONPATH=tests $(BIN)/python -m fits.pool_cost_fit

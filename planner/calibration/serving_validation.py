@@ -25,6 +25,9 @@ from planner.workload.workload import Workload
 
 SERVING_POINTS_FILE = "validation/serving_points.yaml"
 SERVING_METRICS = ("TPOT", "TTFT")
+COHORT_FILE = CATALOG_DIR / "validation" / "cohort.csv"
+COHORT_GROUPS = ("engine", "generation", "attention", "layout", "format", "load")
+"""What the pinned cohort is grouped by: `generation` of GPUs, kinds of `attention` and `layout`."""
 FULL_KV_USAGE = 0.97
 """Fraction of KV blocks in use from which the KV cache limits the running requests; the rest is
 rounding."""
@@ -59,6 +62,23 @@ class ServingCurve(SourcedEntry):
         return deployment, Workload(
             prompt, output, concurrency=concurrency, num_prompts=10 * concurrency
         )
+
+
+class PeerErrors(SourcedEntry):
+    """What another planner publishes of its errors: means of |predicted / measured - 1|, percent."""
+
+    tpot_mean_percent: PositiveFloat
+    ttft_mean_percent: PositiveFloat
+    points: PositiveInt | None = None
+
+    def to_row(self) -> dict[str, object]:
+        """Return the entry as columns of a table."""
+        return {
+            "points": self.points,
+            "TPOT mean (%)": self.tpot_mean_percent,
+            "TTFT mean (%)": self.ttft_mean_percent,
+            "source": f"{self.source}, {self.date}",
+        }
 
 
 @cache
@@ -121,23 +141,38 @@ def compute_serving_accuracy(points: pd.DataFrame, by: tuple[str, ...] = ()) -> 
     return pd.DataFrame(rows)
 
 
-def summarize_serving_accuracy(points: pd.DataFrame) -> str:
-    """Summarize the errors of `simulate_serving_points` in two sentences."""
-    (total,) = compute_serving_accuracy(points).to_dict("records")
-    full = points[points["pool full"]]
-    text = (
-        f"Over these {len(points)} points of {points['curve'].nunique()} curves the median error is"
-        f" {total['TPOT median (%)']:.1f}% for the mean TPOT and {total['TTFT median (%)']:.0f}%"
-        f" for the mean TTFT; {total['TPOT inside (%)']:.0f}% and {total['TTFT inside (%)']:.0f}%"
-        " of the 80% intervals hold what was measured."
-    )
-    if len(full):
-        (errors,) = compute_serving_accuracy(full).to_dict("records")
-        text += (
-            f" At {len(full)} of them the KV pool is full and requests queue for it: there the"
-            f" errors are {errors['TPOT median (%)']:.1f}% and {errors['TTFT median (%)']:.0f}%."
-        )
-    return text
+def load_cohort() -> pd.DataFrame:
+    """Load the pinned cohort: measured runs, each predicted without its own curve.
+
+    Columns are those of `simulate_serving_points` and `COHORT_GROUPS`. `make cohort` writes the file.
+    """
+    rows = pd.read_csv(COHORT_FILE)
+    points = rows[["model", "curve", *COHORT_GROUPS]].copy()
+    for metric in SERVING_METRICS:
+        lo, mid, hi = (rows[f"{metric.lower()}_{end}_ms"] for end in ("lo", "mid", "hi"))
+        measured = rows[f"measured_{metric.lower()}_ms"]
+        points[f"measured {metric} (ms)"] = measured
+        points[f"predicted {metric} (ms)"] = list(map(Interval, lo, mid, hi))
+        points[f"{metric} error"] = mid / measured - 1
+        points[f"{metric} inside"] = measured.between(lo, hi).where(measured.notna())
+    return points
+
+
+def compute_cohort_accuracy(points: pd.DataFrame) -> pd.DataFrame:
+    """Return errors and interval coverage of `load_cohort` by each of `COHORT_GROUPS`."""
+    tables = [
+        compute_serving_accuracy(points, (by,)).rename(columns={by: "group"}).assign(by=by)
+        for by in COHORT_GROUPS
+    ]
+    table = pd.concat(tables)
+    return table[["by", *table.columns.drop("by")]]
+
+
+@cache
+def load_peer_errors() -> pd.DataFrame:
+    """Load the errors that other planners publish of themselves, one row each."""
+    peers = load_catalog("validation/peers.yaml", PeerErrors)
+    return pd.DataFrame([{"planner": name, **peer.to_row()} for name, peer in peers.items()])
 
 
 def find_tightest_curve(points: pd.DataFrame, other_than: str = "") -> str:

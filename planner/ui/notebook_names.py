@@ -42,9 +42,9 @@ _BY_MODULE: Mapping[str, str] = {
     "calibration.memory_validation": "compute_memory_residuals summarize_memory_accuracy",
     "calibration.request_validation": "compare_timed_run load_timed_runs summarize_timed_accuracy",
     "calibration.serving_validation": (
-        "compute_serving_accuracy describe_calibration_basis find_nearest_curve "
-        "find_tightest_curve load_holdout_errors simulate_serving_points "
-        "summarize_serving_accuracy"
+        "compute_cohort_accuracy describe_calibration_basis find_nearest_curve "
+        "find_tightest_curve load_cohort load_holdout_errors load_peer_errors "
+        "simulate_serving_points"
     ),
     "core.text": "escape_markdown nest_markdown",
     "core.units": "GIB",

@@ -129,15 +129,18 @@ class MeasuredRun:
         return {"curve": self.curve, **shared, "version": f"{engine.name} {engine.version}"}
 
 
-def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
-    """Load the runs of a CSV file, and the timed ones.
+def load_rows(path: Path) -> list[dict[str, str]]:
+    """Load the rows of a CSV file as text."""
+    return list(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")))
+
+
+def parse_measured_runs(rows: Sequence[Mapping[str, str]], path: Path) -> list[MeasuredRun]:
+    """Parse rows of the CSV file `path`.
 
     Columns are those of `headroom predict`, `MEASURED_COLUMN_NAMES`, `curve` and `source`.
     """
     measured_runs = []
-    for number, row in enumerate(
-        csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2
-    ):
+    for number, row in enumerate(rows, start=2):
         with add_error_context(f"{path.name}, line {number}"):
             deployment, workload = parse_measured_run(parse_cells(row)[0], path.parent, [])
             if not (memory := get_memory_plan(deployment)).can_start:
@@ -154,6 +157,12 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
                 row["curve"],
             )
         )
+    return measured_runs
+
+
+def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
+    """Load the runs of a CSV file, and the timed ones."""
+    measured_runs = parse_measured_runs(load_rows(path), path)
     for name, timed in load_timed_runs().items():
         measured_runs.append(
             MeasuredRun(
