@@ -285,3 +285,36 @@ def test_remedies_propose_no_format_that_the_gpu_refuses() -> None:
     for gpu, expected in (("V100-SXM-32GB", []), ("A100-SXM-80GB", ["fp8", "awq"])):
         deployment = deploy_on("meta-llama/Llama-3.1-70B", gpu, engine_version="0.12.0")
         assert [c.value for c in list_changes(deployment)["quantization"]] == expected
+
+
+def test_the_search_proposes_nothing_that_the_gate_refuses() -> None:
+    """Of four generations and three formats: no FP8 on Volta and Turing, no AWQ on Volta (vLLM 0.12.0)."""
+    gpus = [
+        {"gpu": name, "at_most": 8} for name in ("V100-SXM-32GB", "T4", "A100-SXM-80GB", "B200")
+    ]
+    formats = ["checkpoint", "fp8", "awq", "int8"]
+    question = ask("meta-llama/Llama-2-13b-hf", "T4", "vllm", "0.12.0", gpus=gpus)
+    plan = search({**question, "quantization": formats})
+    deployments = [each.deployment for each in plan.candidates]
+    assert deployments and not any(map(explain_refused_start, deployments))
+    seen = {(d.gpu.name, d.model.quantization.method) for d in deployments}
+    refused = {("V100-SXM-32GB", "fp8"), ("T4", "fp8"), ("V100-SXM-32GB", "awq"), ("B200", "int8")}
+    assert not seen & refused
+    assert {
+        ("V100-SXM-32GB", "none"),
+        ("T4", "awq"),
+        ("A100-SXM-80GB", "fp8"),
+        ("B200", "fp8"),
+    } <= seen
+    said = {each.reason for each in plan.rejected}
+    assert any("does not run fp8 weights on V100-SXM-32GB" in reason for reason in said)
+
+
+def test_a_format_that_the_command_asks_for_is_judged_by_the_same_rule() -> None:
+    linted = lint(
+        "vllm serve meta-llama/Llama-3.1-8B --quantization fp8", "0.12.0", gpu="V100-SXM-32GB"
+    )
+    assert linted.verdict == "mend" and "needs 8.0" in str(linted)
+    assert lint(
+        "vllm serve meta-llama/Llama-3.1-8B --quantization fp8", "0.12.0", gpu="A100-SXM-80GB"
+    ).verdict != "mend"  # fmt: skip
