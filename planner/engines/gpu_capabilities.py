@@ -1,8 +1,5 @@
 """What an engine runs on which GPUs, by `catalogs/capabilities.yaml`: weight formats and attention."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
@@ -73,21 +70,17 @@ def explain_unsupported_format(name: str, gpu: Gpu, engine: Engine) -> str:
 def explain_unsupported_attention(model: Model, gpu: Gpu, engine: Engine) -> str:
     """Explain why an engine has no kernels for a model's attention on a GPU; empty if it has."""
     rules = _load_rules(engine.name).attention
-    kinds = dict.fromkeys(_list_attention_kinds(model))
+    latent = [m for m in model.architecture.attentions if isinstance(m, LatentAttention)]
+    has = {
+        "compressed": any(mixer.window for mixer in latent),
+        "sparse": any(mixer.index_heads and not mixer.window for mixer in latent),
+    }
     reasons = (
         _explain_first_refusal(rules, kind, f"{kind} latent attention", gpu, engine)
-        for kind in kinds
+        for kind, applies in has.items()
+        if applies
     )
     return next(filter(None, reasons), "")
-
-
-def _list_attention_kinds(model: Model) -> Iterator[str]:
-    """List the kinds of attention that need kernels of their own."""
-    for mixer in model.architecture.attentions:
-        if isinstance(mixer, LatentAttention) and mixer.window:
-            yield "compressed"
-        elif isinstance(mixer, LatentAttention) and mixer.index_heads:
-            yield "sparse"
 
 
 def _explain_first_refusal(
@@ -96,7 +89,7 @@ def _explain_first_refusal(
     for rule in rules:
         is_about = name in rule.names.split() and rule.applies_to(engine.release)
         if is_about and (reason := rule.explain_refusal(gpu)):
-            capability: Any = gpu.compute_capability
+            capability = gpu.compute_capability
             known = f" (compute capability {capability})" if capability else ""
             return f"{engine} does not run {title} on {gpu.name}{known}; {reason}"
     return ""
