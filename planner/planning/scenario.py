@@ -81,7 +81,7 @@ class CandidateGpu:
 
 
 PREFILL_ONLY_NOTE = (
-    "With answers of one token only prompts are computed, as for embeddings and reranking"
+    "With answers of one token only prompts are computed, as for embeddings and reranking."
 )
 
 
@@ -175,7 +175,8 @@ class Scenario:
         task = load_model(self.model).pooling_task
         asks = "embeddings" if task else "completions of a token"
         return (
-            f"{PREFILL_ONLY_NOTE}; `bench.sh` asks for {asks}.",
+            PREFILL_ONLY_NOTE,
+            f"`bench.sh` asks for {asks}.",
             *(_explain_pooling_option(engine, task) for engine in engines),
         )
 
