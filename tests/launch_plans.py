@@ -18,7 +18,7 @@ from planner.engines.engine_args import EngineArgs
 from planner.engines.layout import SpeculationConfig
 from planner.engines.speculation_methods import normalize_method_name
 from planner.models.registry import load_model
-from planner.parallelism.layouts import explain_illegal_layout
+from planner.parallelism.start_gate import explain_refused_start
 from planner.tools.lint.deployment_reader import read_draft_settings, read_engine_args, read_layout
 
 VERSIONS = {
@@ -96,9 +96,8 @@ def plans(engine: str, many: int, seed: int = 0) -> Iterator[LaunchSpec]:
             return
         try:
             deployment = drawn(engine, random.Random(f"{engine} {seed} {at}"))
-            if explain_illegal_layout(
-                deployment.model, deployment.layout, deployment.gpus_per_node, deployment.engine
-            ):
+            crosses_node = deployment.layout.tp > deployment.gpus_per_node
+            if crosses_node or explain_refused_start(deployment):
                 continue
             made = build_deployment_launch(deployment)
         except PlannerError:

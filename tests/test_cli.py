@@ -293,3 +293,28 @@ def test_replay_writes_the_steps_that_vllm_took(tmp_path: Path) -> None:
     case = str(recorded / "preemption_async.json")
     assert main(["replay", case, "--fixed-step-time", "1", "--step-log", str(steps)]) == 0
     assert steps.read_bytes() == (recorded / "preemption_async.vllm-0.33.0.csv").read_bytes()
+
+
+def test_models_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each model has the plan that it has alone; what cannot be planned says why in its row."""
+    question = {
+        "model": "Qwen/Qwen3-0.6B", "quantization": ["checkpoint"],
+        "gpus": [{"gpu": "L4", "at_most": 1}],
+        "workload": {"rate": 0.2, "prompt_tokens": {"mean": 100}, "output_tokens": {"mean": 20}},
+        "service_level": {"ttft": {"p95": 5000}},
+    }  # fmt: skip
+    file = tmp_path / "q.yaml"
+    file.write_text(json.dumps(question))
+    names = ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-405B", "acme/none-such-1b"]
+    asked = ["plan", str(file), "--set", f"model={json.dumps(names)}"]
+    assert main(asked) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [name for name in names if sum(name in row for row in rows)] == names
+    assert "1 x L4" in rows[0].replace("\N{MULTIPLICATION SIGN}", "x") and "likely" in rows[0]
+    assert any("no plan: " in row for row in rows) and any("not planned: " in row for row in rows)
+    main([*asked, "--json"])
+    both = json.loads(capsys.readouterr().out)["models"]
+    main(["plan", str(file), "--json"])
+    assert both[names[0]]["command"] == json.loads(capsys.readouterr().out)["command"]
+    assert main([*asked, "--out", str(tmp_path / "out")]) == 2
+    assert "take one model" in capsys.readouterr().err

@@ -1,10 +1,19 @@
 """The framework advice follows the stated rules, whatever the points are tuned to."""
 
+from itertools import product
+
 import pytest
 
 from planner.core.errors import PlannerError
+from planner.engines.engine import get_engine
 from planner.hardware.gpus import get_gpu
-from planner.planning.framework_choice import WorkloadTraits, choose_framework, load_frameworks
+from planner.planning.framework_choice import (
+    WorkloadTraits,
+    choose_framework,
+    explain_engines,
+    list_trait_facts,
+    load_frameworks,
+)
 
 H100, MI300X = "H100 SXM", "MI300X"
 
@@ -21,7 +30,7 @@ H100, MI300X = "H100 SXM", "MI300X"
         (WorkloadTraits(fixed_shapes=True, rebuild_acceptable=True), [H100, "L40S"], "vllm"),
         (WorkloadTraits(fixed_shapes=True, rebuild_acceptable=True), [H100, MI300X], "vllm"),
         (WorkloadTraits(fixed_shapes=True, rebuild_acceptable=True), [MI300X], "vllm"),
-        (WorkloadTraits(hugging_face_stack=True), [H100], "tgi"),
+        (WorkloadTraits(hugging_face_stack=True), [H100], "vllm"),
         (WorkloadTraits(portability=True), [H100], "vllm"),
         (
             WorkloadTraits(portability=True, structured_or_agentic=True, prefix_reuse=True),
@@ -69,9 +78,33 @@ def test_reused_prefixes_speak_for_every_engine_that_caches_them_by_default() ->
     assert any("0.28" in rule.fact for rule in load_frameworks()["vllm"].rules)
 
 
-def test_tgi_never_hides_its_maintenance_status() -> None:
-    choice = choose_framework(WorkloadTraits(hugging_face_stack=True), [get_gpu(H100)])
-    assert any("archived" in reason for reason in choice.reasons)
+def test_no_trait_advises_a_project_that_was_archived() -> None:
+    """huggingface/text-generation-inference is read-only since 2026-03-21."""
+    names = WorkloadTraits.__dataclass_fields__
+    for held in product((False, True), repeat=len(names)):
+        traits = WorkloadTraits(**dict(zip(names, held, strict=True)))
+        for cards in ([H100], ["T4"], [MI300X]):
+            choice = choose_framework(traits, map(get_gpu, cards))
+            (tgi,) = (score for score in choice.ranked if score.name == "tgi")
+            assert choice.chosen.name != "tgi" and tgi.ruled_out
+    assert "archived in March 2026" in tgi.ruled_out
+
+
+def test_a_scenario_that_names_it_is_told_so() -> None:
+    notes = explain_engines(WorkloadTraits(), [get_gpu(H100)], [get_engine("tgi")])
+    assert len(notes) == 1 and "Text Generation Inference was archived in March 2026" in notes[0]
+    assert explain_engines(WorkloadTraits(), [get_gpu(H100)], [get_engine("vllm")]) == ()
+
+
+def test_traits_show_their_effect() -> None:
+    traits = WorkloadTraits(structured_or_agentic=True, prefix_reuse=True)
+    (note,) = explain_engines(traits, [get_gpu(H100)], [get_engine("vllm")])
+    assert "favour SGLang" in note and "`engine: sglang` plans it" in note
+    (note,) = explain_engines(traits, [get_gpu(H100)], [get_engine("sglang")])
+    assert "favour SGLang" in note and "which is planned" in note
+    assert any("up to 5x" in fact for fact in list_trait_facts(traits, [get_gpu(H100)]))
+    (nothing,) = list_trait_facts(WorkloadTraits(fixed_shapes=True), [get_gpu(MI300X)])
+    assert "nothing depends on fixed_shapes" in nothing
 
 
 def test_every_fact_has_a_source_and_reaches_the_table() -> None:

@@ -134,3 +134,23 @@ def test_a_head_that_nothing_can_ask_for_later_is_refused_before_the_search() ->
         load_scenario(
             "chat-70b", {"engine": ["vllm", "tgi"], "engine_version": None, "speculation": drafts}
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "version", "option"),
+    [
+        # docs.vllm.ai: --task until 0.12, --runner since; SGLang's docs: embedding models
+        ("Qwen/Qwen3-Embedding-8B", "vllm", "0.33.0", "--runner pooling"),
+        ("Qwen/Qwen3-Embedding-8B", "vllm", "0.12.0", "--runner pooling"),
+        ("Qwen/Qwen3-Embedding-8B", "vllm", "0.8.5", "--task embed"),
+        ("Qwen/Qwen3-Reranker-4B", "vllm", "0.8.5", "--task score"),
+        ("Qwen/Qwen3-Embedding-8B", "sglang", "0.5.23", "--is-embedding"),
+    ],
+)
+def test_embeddings_are_served_as_such(model: str, engine: str, version: str, option: str) -> None:
+    launch = build_deployment_launch(
+        deploy_on(model, "L40S", engine=engine, engine_version=version)
+    )
+    assert f" {option} " in launch.shell_line
+    chat = deploy_on("Qwen/Qwen3-8B", "L40S", engine=engine, engine_version=version)
+    assert option.split()[0] not in build_deployment_launch(chat).shell_line

@@ -388,6 +388,8 @@ class Answer:
     api: ApiComparison | None
     interruption: Interruption | None
     notes: tuple[str, ...]
+    engine_notes: tuple[str, ...]  # engines that have ended, and what the traits favour
+    trait_facts: tuple[str, ...]  # that count for the choice of an engine, with their points
     left_out: tuple[str, ...]
     risks: tuple[Risk, ...]
     files: tuple[str, ...]

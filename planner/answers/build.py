@@ -64,6 +64,7 @@ from planner.planning.evaluation import (
     get_load_limit_name,
     list_resource_limits,
 )
+from planner.planning.framework_choice import explain_engines, list_trait_facts
 from planner.planning.growth import find_growth_limit
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
@@ -390,6 +391,12 @@ class _Builder:
             api=plan.api_comparison,
             interruption=plan.interruption,
             notes=plan.notes,
+            engine_notes=explain_engines(
+                scenario.traits,
+                [each.gpu for each in scenario.gpus],
+                (scenario.engine, *scenario.other_engines),
+            ),
+            trait_facts=list_trait_facts(scenario.traits, [each.gpu for each in scenario.gpus]),
             left_out=plan.left_out,
             risks=tuple(self._list_risks(best)) if best else (),
             files=tuple(list_artifact_files(chosen.prediction, scenario.output_kinds))

@@ -93,6 +93,7 @@ def serialize_answer(answer: Answer) -> Fields:
         "risks": [{"risk": risk.kind, **_to_json(risk.figures)} for risk in answer.risks],
         "assumptions": list(scenario.assumptions),
         "notes": [*answer.notes, *answer.left_out],
+        "engine_notes": [*answer.engine_notes, *answer.trait_facts],
         "command": launches[0].command if len(launches) == 1 else None,
         "commands": {launch.role: launch.command for launch in launches}
         if len(launches) > 1

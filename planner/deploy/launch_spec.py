@@ -27,7 +27,7 @@ from planner.deploy.arguments import (
     format_for_display,
     format_for_shell,
 )
-from planner.engines.cli_options import CliOptions, get_cli_options
+from planner.engines.cli_options import CliOptions, find_pooling_option, get_cli_options
 from planner.engines.deployment import Deployment
 from planner.engines.engine import select_entry_for_release
 from planner.engines.layout import SpeculationConfig
@@ -332,7 +332,7 @@ def build_deployment_launch(
         drain_s=DRAIN_TIMEOUT_S,
         address=EnvVariable("MASTER_ADDR", "the address of node 0"),
         master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
-        adapters=adapters,
+        pooling=_find_pooling_option(deployment), adapters=adapters,
         adapter_list=EnvVariable(
             "ADAPTERS",
             f"name the adapters ({adapters}) as NAME=PATH, separated by spaces; for a container only the"
@@ -357,6 +357,12 @@ def build_deployment_launch(
         estimate_startup(deployment, storage),
         "; ".join(filter(None, notes)), role=role, exported_variables=rendered["filled"],
     )  # fmt: skip
+
+
+def _find_pooling_option(deployment: Deployment) -> tuple[str, ...]:
+    """Find the option with which the engine serves embeddings or scores; empty if it answers."""
+    task, engine = deployment.model.pooling_task, deployment.engine
+    return find_pooling_option(engine.name, engine.version, task) if task else ()
 
 
 def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> dict[str, Any]:

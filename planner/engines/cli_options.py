@@ -441,6 +441,22 @@ def get_cli_options(engine: str, version: str | Version) -> CliOptions:
     return CliOptions(engine, nearest, note, lists, _index_by_spelling(engine, nearest))
 
 
+def find_pooling_option(
+    engine: str, version: str | Version, task: str = "embed"
+) -> tuple[str, ...]:
+    """Find the option and value with which a version serves a task, embed or score, of pooling models.
+
+    Empty if none is known. Sources: the lists of options; docs.vllm.ai, pooling models; SGLang's
+    embedding models.
+
+    >>> find_pooling_option("vllm", "0.33.0"), find_pooling_option("vllm", "0.8.5")
+    (('--runner', 'pooling'), ('--task', 'embed'))
+    """
+    spellings = get_cli_options(engine, version).spellings
+    options = (("--runner", "pooling"), ("--is-embedding",), ("--task", task))
+    return next((option for option in options if option[0] in spellings), ())
+
+
 @cache
 def _index_by_spelling(engine: str, version: Version) -> Mapping[str, CliOption]:
     """Index the options of a listed version by all their spellings."""

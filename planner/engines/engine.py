@@ -112,6 +112,7 @@ class EngineFacts(StrictEntry):
     window_pool: SplitPool | None = None
     prefills_first: bool = False
     prefill_schedule_interval: bool = False
+    ended: str = ""
 
 
 class EngineEntry(SourcedEntry):

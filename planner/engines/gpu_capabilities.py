@@ -1,20 +1,18 @@
-"""What an engine runs from some compute capability of a GPU on, by `catalogs/flags/values.yaml`."""
-
-from functools import cache
+"""What an engine runs on which GPUs, by `catalogs/capabilities.yaml`: weight formats and attention."""
 
 from pydantic import Field
 
-from planner.core.catalog import SourcedEntry, validate_entry
-from planner.core.readers import read_yaml
+from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.versions import Version
-from planner.engines.cli_options import FLAGS_DIR
+from planner.engines.engine import Engine
 from planner.hardware.gpus import Gpu
+from planner.models.architecture import LatentAttention
+from planner.models.registry import Model
 
 
 class VersionedEntry(SourcedEntry):
-    """An entry about arguments of some versions."""
+    """An entry about some versions."""
 
-    arguments: tuple[str, ...]
     from_: Version | None = Field(default=None, alias="from")
     before: Version | None = None
 
@@ -25,33 +23,73 @@ class VersionedEntry(SourcedEntry):
         )
 
 
-class LeastCapability(VersionedEntry):
-    """Least compute capability in `catalogs/flags/values.yaml`, whose head explains every field."""
+class CapabilityRule(VersionedEntry):
+    """Compute capabilities that a format or an attention runs on; the catalog's head explains them."""
 
-    values: str
-    least: float
+    names: str
+    least: float | None = None
+    most: float | None = None
+    majors: tuple[int, ...] = ()
+    why: str = ""
+
+    def explain_refusal(self, gpu: Gpu) -> str | None:
+        """Explain what the rule asks for, where the GPU is none of those; None if it is one."""
+        if self.least is None and not self.majors:
+            return "no GPU runs it there"
+        capability = gpu.compute_capability
+        if gpu.vendor != "nvidia" or capability is None:
+            return None
+        if self.majors:
+            asked = " and ".join(f"{major}.x" for major in self.majors)
+            is_met = int(capability) in self.majors
+        else:
+            assert self.least is not None
+            asked = f"{self.least}" + (f" to {self.most}" if self.most else "")
+            is_met = self.least <= capability <= (self.most or capability)
+        return None if is_met else f"it needs {asked}" + (f" ({self.why})" if self.why else "")
 
 
-@cache
-def load_least_capabilities(engine: str) -> tuple[LeastCapability, ...]:
-    """Return what `engine` runs from some compute capability on."""
-    entries = read_yaml(FLAGS_DIR / "values.yaml")["capabilities"].get(engine, [])
-    return tuple(
-        validate_entry(
-            LeastCapability, entry, f"flags/values.yaml, capabilities, entry {n} of {engine}"
-        )
-        for n, entry in enumerate(entries, start=1)
+class EngineCapabilities(StrictEntry):
+    """One engine's entry of `catalogs/capabilities.yaml`."""
+
+    formats: tuple[CapabilityRule, ...] = ()
+    attention: tuple[CapabilityRule, ...] = ()
+
+
+def _load_rules(engine: str) -> EngineCapabilities:
+    known = load_catalog("capabilities.yaml", EngineCapabilities)
+    return known.get(engine, EngineCapabilities())
+
+
+def explain_unsupported_format(name: str, gpu: Gpu, engine: Engine) -> str:
+    """Explain why an engine does not run a weight format on a GPU; empty if nothing is against it."""
+    rules = _load_rules(engine.name).formats
+    return _explain_first_refusal(rules, name, f"{name} weights", gpu, engine)
+
+
+def explain_unsupported_attention(model: Model, gpu: Gpu, engine: Engine) -> str:
+    """Explain why an engine has no kernels for a model's attention on a GPU; empty if it has."""
+    rules = _load_rules(engine.name).attention
+    latent = [m for m in model.architecture.attentions if isinstance(m, LatentAttention)]
+    has = {
+        "compressed": any(mixer.window for mixer in latent),
+        "sparse": any(mixer.index_heads and not mixer.window for mixer in latent),
+    }
+    reasons = (
+        _explain_first_refusal(rules, kind, f"{kind} latent attention", gpu, engine)
+        for kind, applies in has.items()
+        if applies
     )
+    return next(filter(None, reasons), "")
 
 
-def explain_capability(engine: str, value: str, gpu: Gpu, version: Version) -> str:
-    """Explain why a GPU's compute capability is too low for a value; empty if it is not."""
-    capability = gpu.compute_capability
-    for entry in load_least_capabilities(engine):
-        is_about = value in entry.values.split() and entry.applies_to(version)
-        if is_about and gpu.vendor == "nvidia" and capability and capability < entry.least:
-            return (
-                f"{value} does not run on {gpu.name} (compute capability {capability}) in {engine}"
-                f" {version}; it needs {entry.least}"
-            )
+def _explain_first_refusal(
+    rules: tuple[CapabilityRule, ...], name: str, title: str, gpu: Gpu, engine: Engine
+) -> str:
+    for rule in rules:
+        is_about = name in rule.names.split() and rule.applies_to(engine.release)
+        if is_about and (reason := rule.explain_refusal(gpu)):
+            capability = gpu.compute_capability
+            known = f" (compute capability {capability})" if capability else ""
+            return f"{engine} does not run {title} on {gpu.name}{known}; {reason}"
     return ""

@@ -13,6 +13,7 @@ from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.models.quantization import parse_quantization
 from planner.parallelism.layouts import explain_illegal_layout
+from planner.parallelism.start_gate import explain_refused_start
 
 MAX_REMEDY_UTILIZATION = 0.95
 """Largest gpu_memory_utilization to propose; `catalogs/flags/rules.yaml` calls 0.98 risky."""
@@ -132,7 +133,12 @@ def list_changes(
     sequences = _list_powers_below(args.max_num_seqs, MIN_REMEDY_SEQUENCES)
     if 0 < max_state_sequences < args.max_num_seqs:
         sequences = sorted({*sequences, int(max_state_sequences)}, reverse=True)
-    formats = [name for name in FORMAT_NAMES if parse_quantization(name).weight_bits < bits]
+    formats = [
+        name
+        for name in FORMAT_NAMES
+        if parse_quantization(name).weight_bits < bits
+        and not explain_refused_start(DeploymentChange("quantization", name).apply(deployment))
+    ]
     costs: dict[str, list[tuple[Any, float]]] = {
         "gpu_free_bytes": [(None, 3.0)] if is_shared else [],
         "gpu_memory_utilization": [(share, 1.0) for share in utilizations],

@@ -173,6 +173,7 @@ class ModelArchitecture:
     mtp_layers: tuple[DecoderLayer, ...] = ()
     tied: bool = False
     warnings: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # that serve it, where its config.json states `architectures`
 
     @cached_property
     def distinct_layers(self) -> Mapping[DecoderLayer, int]:

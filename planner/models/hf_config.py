@@ -89,6 +89,7 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
         vision_towers=_build_vision_towers(top, hidden),
         mtp_layers=_build_mtp_layers(c, hidden, kinds),
         tied=tied,
+        classes=tuple(top.read_list("architectures", str) or ()),
         warnings=tuple(dict.fromkeys(top.warnings + c.warnings)),  # last: building adds to them
     )
 

@@ -25,6 +25,7 @@ class WeightFormat:
     scale_bytes: float = 4
     zero_bits: float = 0
     column_bytes: float = 0  # per input: GPTQ's g_idx
+    split_groups: bool = False  # a split matrix may leave parts of groups
 
     def compute_matrix_bytes(self, rows: int, cols: int) -> float:
         """Compute the bytes of a `rows` x `cols` matrix with its scales."""

@@ -54,6 +54,13 @@ class Model:
         """The name that clients ask for."""
         return self.local_name or self.name
 
+    @property
+    def pooling_task(self) -> str:
+        """What it is served for by its name, "embed" or "score"; empty if it answers."""
+        bare = self.name.rpartition("/")[2].casefold()
+        tasks = {"embed": r"embed|\b(e5|gte|bge)\b", "score": r"rerank"}
+        return next((task for task, words in tasks.items() if re.search(words, bare)), "")
+
     @cached_property
     def layer_prefixes(self) -> tuple[str, ...]:
         """The module path of each layer, "layers.3.", or of the first that is stored alike."""

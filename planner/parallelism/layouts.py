@@ -8,7 +8,7 @@ from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model
 
-FP8_BLOCK_SIZE = 128
+_MLP_PARTS = ("dense_mlp", "shared_experts", "routed_experts")
 MAX_PIPELINE_STAGES = 8
 """Longest pipeline that is tried; bubbles and latency grow with every stage."""
 
@@ -51,31 +51,41 @@ def explain_illegal_layout(
             return "expert parallelism needs a mixture-of-experts model"
         if layout.ep not in (tp, tp * layout.dp):
             return f"expert parallel size is tp x dp = {tp * layout.dp}, not {layout.ep}"
-    if model.quantization.method == "fp8_block":
-        check_experts = engine is None or engine.facts.fp8_block_experts_whole
-        for name, width, parts in _collect_fp8_block_widths(model, layout, check_experts):
-            if width % parts or (width // parts) % FP8_BLOCK_SIZE:
+    return _explain_split_groups(model, layout, engine)
+
+
+def _explain_split_groups(
+    model: Model, layout: ParallelLayout, engine: Engine | None
+) -> str | None:
+    """Explain which matrix tensor parallelism would cut within a quantization group; None if none.
+
+    Outputs of a column-parallel matrix have to leave whole groups of rows, inputs of a row-parallel
+    one whole groups of columns (vLLM quantization/fp8.py; awq.py: "The input size is not aligned
+    with the quantized weight shape"). Experts in 4 bits get smaller groups (moe_wna16.py).
+    """
+    experts_whole = engine is None or engine.facts.fp8_block_experts_whole
+    for layer, prefix in model.distinct_layers if model.quantization.schemes else ():
+        for weight in layer.weights:
+            scheme = model.quantization.get_weight_format(weight, prefix)
+            is_routed = weight.part == "routed_experts"
+            if scheme is None or scheme.split_groups or weight.shard not in ("column", "row"):
+                continue
+            if is_routed and (layout.ep > 1 or scheme.bits < 8 or not experts_whole):
+                continue
+            is_column = weight.shard == "column"
+            if is_column and weight.part not in _MLP_PARTS:
+                continue  # checkpoints keep narrow ones in 16 bit, which a name alone does not say
+            side, size = ("output", weight.rows) if is_column else ("input", weight.cols)
+            parts, group = layout.tp * (layout.dp if is_routed else 1), scheme.group[not is_column]
+            if group <= 1 or (not is_column and size % group):
+                continue  # of inputs: its checkpoint has other groups than are assumed
+            if size % parts or (size // parts) % group:
                 return (
-                    f"the output size of {name} / {parts} GPUs = {width / parts:g} is not divisible"
-                    f" by weight quantization block_n = {FP8_BLOCK_SIZE}"
+                    f"the {side} size of {weight.name} / {parts} GPUs = {size / parts:g} is not"
+                    f" divisible by weight quantization {'block_n' if is_column else 'group'} ="
+                    f" {group}"
                 )
     return None
-
-
-def _collect_fp8_block_widths(
-    model: Model, layout: ParallelLayout, check_experts: bool
-) -> dict[tuple[str, int, int], None]:
-    """Collect (name, size, parts) of sizes that are split and must remain whole 128-blocks."""
-    widths: dict[tuple[str, int, int], None] = {}
-    for layer in model.architecture.distinct_layers:
-        for weight in layer.weights:
-            if weight.shard != "column":
-                continue
-            if check_experts and weight.part == "routed_experts" and layout.ep == 1:
-                widths["the experts' gate and up", weight.rows, layout.tp * layout.dp] = None
-            elif weight.part in ("dense_mlp", "shared_experts"):
-                widths["gate and up", weight.rows, layout.tp] = None
-    return widths
 
 
 def list_legal_layouts(

@@ -4,11 +4,13 @@ import math
 from functools import lru_cache
 from typing import Any
 
+from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.models.registry import Model
+from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.workload.workload import Workload
 
@@ -37,7 +39,10 @@ def build_deployment(
     kv_cache_dtype: str = "auto",
     speculation: SpeculationConfig | None = None,
 ) -> Deployment:  # fmt: skip
-    """Build the scenario's deployment, with the limits that its workload and memory allow."""
+    """Build the scenario's deployment, with the limits that its workload and memory allow.
+
+    Raises `PlannerError` for a model or arguments that the engine refuses; the layout is legal.
+    """
     max_model_len = choose_max_model_len(
         scenario.workload, scenario.context_buffer, model.architecture.max_position
     )
@@ -54,6 +59,8 @@ def build_deployment(
         spare_replicas=scenario.spare_replicas, sold_in=candidate_gpu.machine_sizes,
         memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
+    if reason := explain_refused_model(model, candidate_gpu.gpu, scenario.engine):
+        raise PlannerError(reason)
     return set_max_num_seqs(scenario, deployment)
 
 

@@ -17,10 +17,10 @@ from operator import attrgetter
 from planner.core.errors import PlannerError
 from planner.core.progress import advance, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
-from planner.engines.engine import explain_unsupported_gpu
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
+from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated import evaluate_disaggregated
@@ -111,11 +111,11 @@ def _generate_worker_shapes(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations),
         enumerate(scenario.kv_cache_dtypes),
     ):  # fmt: skip
-        if variant.engine.facts.kv_handover == "none" or explain_unsupported_gpu(
-            candidate_gpu.gpu, variant.engine
+        model, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
+        if variant.engine.facts.kv_handover == "none" or explain_refused_model(
+            model, candidate_gpu.gpu, variant.engine
         ):
             continue
-        model, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
         for layout in list_legal_layouts(
             model,
             candidate_gpu.gpu,

@@ -1,8 +1,12 @@
-"""Choose a serving framework by points for the facts in `catalogs/frameworks.yaml`."""
+"""Choose a serving framework by points for the facts in `catalogs/frameworks.yaml`.
+
+A project that has ended is never chosen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 
@@ -10,6 +14,7 @@ from pydantic import field_validator
 
 from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.errors import PlannerError
+from planner.engines.engine import Engine, get_engine
 from planner.hardware.gpus import Gpu
 
 
@@ -128,7 +133,8 @@ def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkCh
     for name, framework in load_frameworks().items():
         reasons = tuple(rule for rule in framework.rules if words.issuperset(rule.when))
         serves = any(name in gpu.supported for gpu in gpus)
-        ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
+        missing = f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
+        ruled_out = get_engine(name).facts.ended if serves else missing
         scores.append(
             FrameworkScore(
                 name, framework.title, sum(rule.points for rule in reasons), reasons, ruled_out
@@ -138,3 +144,44 @@ def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkCh
     if ranked[0].ruled_out:
         raise PlannerError(f"no known framework serves on {', '.join(gpu.name for gpu in gpus)}")
     return FrameworkChoice(tuple(ranked))
+
+
+def explain_engines(
+    traits: WorkloadTraits, gpus: Iterable[Gpu], engines: Iterable[Engine]
+) -> tuple[str, ...]:
+    """Explain which of `engines` have ended, and which one the traits favour, in a sentence each."""
+    engines, known = tuple(engines), load_frameworks()
+    ended = {known[engine.name].title: engine.facts.ended for engine in engines}
+    notes = tuple(f"{title} was {what}" for title, what in ended.items() if what)
+    if not (held := _list_held_traits(traits)):
+        return notes
+    try:
+        choice = choose_framework(traits, gpus)
+    except PlannerError as error:
+        return (*notes, str(error))
+    best = choice.chosen
+    is_planned = best.name in {engine.name for engine in engines}
+    outcome = "which is planned" if is_planned else f"`engine: {best.name}` plans it"
+    points = ", ".join(f"{s.title} {s.points}" for s in choice.ranked if not s.ruled_out)
+    note = f"with the traits {', '.join(held)} the facts favour {best.title} (points: {points}); {outcome}"
+    return (*notes, note)
+
+
+def list_trait_facts(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """List the facts that count for the traits, with the points of each."""
+    if not (held := _list_held_traits(traits)):
+        return ()
+    with suppress(PlannerError):  # no framework serves on the GPUs
+        choice = choose_framework(traits, gpus)
+        facts = tuple(
+            f"{score.title} {rule.points:+d}: {rule.fact}"
+            for score in choice.ranked
+            for rule in score.reasons
+            if not score.ruled_out and not held.keys().isdisjoint(rule.when)
+        )
+        return facts or (f"nothing depends on {', '.join(held)} alone on these GPUs",)
+    return ()
+
+
+def _list_held_traits(traits: WorkloadTraits) -> dict[str, bool]:
+    return {trait: applies for trait, applies in asdict(traits).items() if applies}

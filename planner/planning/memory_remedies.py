@@ -9,7 +9,6 @@ from planner.core.units import GIB
 from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
-from planner.engines.gpu_capabilities import explain_capability
 from planner.memory.deployment_changes import CHANGE_PRICES, DeploymentChange, list_changes
 from planner.memory.memory_plan import (
     MemoryPlan,
@@ -18,6 +17,7 @@ from planner.memory.memory_plan import (
     list_utilizations,
     plan_memory,
 )
+from planner.parallelism.start_gate import explain_refused_start
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _compute_missing_bytes(memory: MemoryPlan) -> float:
 def _plan(deployment: Deployment) -> MemoryPlan | None:
     """Plan the memory; None if the engine or the GPU refuses the arguments or the format."""
     engine, gpu, model = deployment.engine, deployment.gpu, deployment.model
-    if explain_capability(engine.name, model.quantization.method, gpu, engine.release):
+    if explain_refused_start(deployment):
         return None
     try:
         resolve_engine_args(vars(deployment.args), engine, gpu, model)

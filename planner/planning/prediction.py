@@ -8,6 +8,7 @@ from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_share
 from planner.engines.deployment import Deployment
 from planner.engines.engine import find_required_plugin
+from planner.engines.model_registries import judge_model_support
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
 from planner.latency.performance import Performance
 from planner.latency.power import (
@@ -175,6 +176,7 @@ class Prediction:
             *self.deployment.model.warnings,
             self.deployment.engine.substitution_note,
             *self.memory.warnings,
+            judge_model_support(self.deployment.model, self.deployment.engine).sentence,
         )
         notes += self.performance.warnings if self.performance else ()
         method, engine = self.deployment.model.quantization.method, self.deployment.engine

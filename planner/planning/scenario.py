@@ -20,7 +20,7 @@ from planner.core.errors import (
 from planner.core.number_format import format_number
 from planner.core.readers import read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
-from planner.engines.cli_options import get_cli_options
+from planner.engines.cli_options import find_pooling_option
 from planner.engines.engine import Engine, find_dynamo_release, get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
@@ -81,19 +81,15 @@ class CandidateGpu:
 
 
 PREFILL_ONLY_NOTE = (
-    "With answers of one token only prompts are computed, as for embeddings and reranking;"
-    " `bench.sh` asks for completions of a token."
+    "With answers of one token only prompts are computed, as for embeddings and reranking."
 )
-EMBEDDING_OPTIONS = ("--runner pooling", "--is-embedding", "--task embed")
-"""Options with which engines serve embeddings, the current one of each first."""
 
 
-def _explain_embedding_option(engine: Engine) -> str:
-    """Explain with which option of its version an engine serves embeddings."""
-    spellings = get_cli_options(engine.name, engine.release).spellings
-    for option in EMBEDDING_OPTIONS:
-        if option.split()[0] in spellings:
-            return f"{engine} serves embeddings with `{option}`."
+def _explain_pooling_option(engine: Engine, task: str) -> str:
+    """Explain with which option of its version an engine serves embeddings or scores."""
+    if option := " ".join(find_pooling_option(engine.name, engine.release, task or "embed")):
+        written = ", as the command has it" if task else ""
+        return f"{engine} serves embeddings with `{option}`{written}."
     return f"{engine} has no option for embeddings that is known here."
 
 
@@ -176,7 +172,13 @@ class Scenario:
 
     def _explain_prefill_only(self) -> tuple[str, ...]:
         engines = (self.engine, *self.other_engines)
-        return PREFILL_ONLY_NOTE, *map(_explain_embedding_option, engines)
+        task = load_model(self.model).pooling_task
+        asks = "embeddings" if task else "completions of a token"
+        return (
+            PREFILL_ONLY_NOTE,
+            f"`bench.sh` asks for {asks}.",
+            *(_explain_pooling_option(engine, task) for engine in engines),
+        )
 
     def _explain_peak(self, volume: TrafficVolume) -> str:
         requests = volume.count_daily_requests(self.workload.mean_tokens_per_request)

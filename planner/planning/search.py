@@ -89,6 +89,8 @@ NEAR_MISS_RATIO, MAX_NEAR_MISSES = 1.1, 3
 """So many so little beyond a limit in short simulations get full ones before a search gives up."""
 ROUGH_PRECISION = 1.5
 """Of the closed form where it is only the start of a search."""
+MAX_REFUSALS = 3
+"""Reasons that are named where the engines refuse all there is."""
 MAX_PUSHED = 3
 """Options that came nearest in a search and are pushed as far as they meet the targets."""
 MAX_RUNNER_UP_PROBES = 8
@@ -841,6 +843,8 @@ def _explain_infeasibility(
         near = candidates[0]
         text = f"Closest: {near.description}; {near.shortfall}."
         return BindingConstraint(_get_first_violation(near), text)
+    if refusals := _list_refusals(rejected):
+        return BindingConstraint("engine", f"Nothing starts: {'; '.join(refusals)}.")
     if not rejected:
         return BindingConstraint(
             "engine",
@@ -852,6 +856,13 @@ def _explain_infeasibility(
     return BindingConstraint(
         last.bottleneck, f"It fits nowhere: {last.description}{where}: {last.reason}"
     )
+
+
+def _list_refusals(rejected: list[RejectedOption]) -> list[str]:
+    """List the first reasons of what the engines refuse, if that is all there is."""
+    if any(rejection.bottleneck != "engine" for rejection in rejected):
+        return []
+    return list(dict.fromkeys(rejection.reason for rejection in rejected))[:MAX_REFUSALS]
 
 
 def get_reference_deployment(plan: Plan) -> Deployment:

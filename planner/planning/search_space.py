@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -10,13 +11,13 @@ from itertools import product
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
-from planner.engines.engine import explain_unsupported_gpu
 from planner.engines.layout import ParallelLayout
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_default_memory_utilization, get_memory_plan
-from planner.models.registry import load_model
-from planner.parallelism.layouts import list_legal_layouts
+from planner.models.registry import Model, load_model
+from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
+from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.candidate import Candidate, describe_deployment, mark_as_tuned
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.engine_tuning import generate_variants
@@ -159,21 +160,20 @@ def generate_search_options(
             load_model(scenario.model, quantization=quantization),
             under.engine,
         )
-        if reason := explain_unsupported_gpu(gpu, engine):
-            if q == 0 and layout_filter(candidate_gpu, ParallelLayout()):
-                yield RejectedOption(str(engine), gpu.name, 1, reason, "engine")
+        if reason := explain_refused_model(model, gpu, engine):
+            if layout_filter(candidate_gpu, ParallelLayout()):
+                what = str(engine) + (f", {quantization}" if quantization else "")
+                yield RejectedOption(what, gpu.name, 1, reason, "engine")
             continue
         layouts = list_legal_layouts(
             model, gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, engine
         )
         settled = scenario.layout.items()
+        shapes = [shape for shape in layouts if all(getattr(shape, k) == v for k, v in settled)]
+        if settled and not shapes:
+            yield from _explain_fixed_layout(under, candidate_gpu, model)
         kinds = product(
-            [
-                shape
-                for shape in layouts
-                if layout_filter(candidate_gpu, shape)
-                and all(getattr(shape, k) == v for k, v in settled)
-            ],
+            [shape for shape in shapes if layout_filter(candidate_gpu, shape)],
             enumerate(scenario.kv_cache_dtypes),
             enumerate(speculations),
         )
@@ -216,6 +216,18 @@ def generate_search_options(
             yield RejectedOption(
                 describe_deployment(deployment), gpu.name, layout.num_gpus, reason, "stock"
             )
+
+
+def _explain_fixed_layout(
+    scenario: Scenario, candidate_gpu: CandidateGpu, model: Model
+) -> Iterator[RejectedOption]:
+    """Yield why the layout that the scenario fixes is not legal, if the engine refuses it."""
+    with suppress(PlannerError):  # sizes that contradict each other
+        layout = ParallelLayout(**scenario.layout)
+        node = candidate_gpu.max_machine_gpus
+        if reason := explain_illegal_layout(model, layout, node, scenario.engine):
+            gpu = candidate_gpu.gpu.name
+            yield RejectedOption(str(layout), gpu, layout.num_gpus, reason, "engine")
 
 
 def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:

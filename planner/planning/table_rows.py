@@ -13,7 +13,7 @@ from planner.core.intervals import Interval
 from planner.core.readers import read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
 from planner.engines.deployment import Deployment, deploy_on
-from planner.engines.engine import explain_unsupported_gpu, get_engine, resolve_dynamo_version
+from planner.engines.engine import get_engine, resolve_dynamo_version
 from planner.engines.engine_args import count_attention_copies, divide_batch_limits
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.hardware.gpus import get_gpu
@@ -23,6 +23,7 @@ from planner.latency.worker_pool_costs import get_pool_costs
 from planner.memory.memory_plan import find_max_model_len, get_memory_plan
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
+from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.prediction import RATE_METRICS, Prediction
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import read_trace
@@ -193,8 +194,10 @@ def parse_deployment(
     deployment = deploy_on(
         model, cells["gpu"], speculation=speculation, **sizes, **options, **memory, **args
     )
-    if reason := explain_unsupported_gpu(deployment.gpu, deployment.engine):
-        notes.append(reason)
+    if reason := explain_refused_model(model, deployment.gpu, deployment.engine):
+        if not set(cells) & set(COLUMN_CATALOG["measured"]):
+            raise PlannerError(reason)
+        notes.append(reason)  # what was measured did start
     if reason := explain_illegal_layout(
         model, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine
     ):

@@ -1,7 +1,7 @@
 """Format an answer for the terminal: what to rent first, everything else on request."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.answers.answer import Answer, Limit, Offer, Relaxation, WaysOut
@@ -29,6 +29,7 @@ from planner.answers.wording import (
     list_other_bills,
     name_limit,
 )
+from planner.core.errors import PlannerError
 from planner.core.number_format import (
     format_limit_seconds,
     format_number,
@@ -122,6 +123,24 @@ def format_summary(
     for part in parts:
         lines += [*([""] if is_spaced else []), *part]
     return "\n".join(lines)
+
+
+def format_models(answers: Mapping[str, Answer | PlannerError], style: TerminalStyle) -> str:
+    """Format a row per model: what to rent, its price and probability, or why there is no plan."""
+    return "\n".join(
+        style.format_rows([(model, _describe_model(found)) for model, found in answers.items()])
+    )
+
+
+def _describe_model(found: Answer | PlannerError) -> str:
+    if isinstance(found, PlannerError):
+        return f"not planned: {found}"
+    if found.chosen is None:
+        return f"no plan: {found.binding.sentence}"
+    best = found.chosen
+    at_risk = " (at risk)" if found.verdict == "at_risk" else ""
+    what = f"{describe_offer(best)}, {describe_engine(best)}: {format_price(best)}"
+    return f"{what}, {format_odds(best)} likely{at_risk}"
 
 
 def _select_rows(rows: Sequence[Limit], num_hidden: int) -> tuple[Sequence[Limit], Sequence[Limit]]:

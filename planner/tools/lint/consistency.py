@@ -16,6 +16,7 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import get_cli_options, is_unresolved
 from planner.engines.engine import Engine
 from planner.engines.layout import ParallelLayout
+from planner.engines.model_registries import judge_model_support
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.memory.runtime_overhead import offloads_weights
 from planner.models.registry import Model, load_model
@@ -28,7 +29,7 @@ from planner.tools.lint.deployment_reader import (
     read_layout,
     resolve_served_model,
 )
-from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.option_checks import CheckedCommand
 
 CHECKPOINT_ONLY_FORMATS = ("awq", "gptq", "compressed-tensors", "exl2", "marlin")
@@ -38,6 +39,7 @@ CHECKPOINT_ONLY_FORMATS = ("awq", "gptq", "compressed-tensors", "exl2", "marlin"
 def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Iterator[LintFinding]:
     """Yield the contradictions of a command, whatever the GPU."""
     yield from _check_devices(checked)
+    yield from check_model_support(checked, engine)
     try:
         name, model = resolve_served_model(checked)
         layout = read_layout(checked.command.engine, checked.argument_values)
@@ -59,6 +61,27 @@ def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Itera
         option, instead = "--cpu-offload-gb", "VLLM_USE_V2_MODEL_RUNNER=0 beside it"
         yield LintFinding("flag", option, f"{option} {offload:g}", "useless", why, instead)
     yield from _check_lengths(checked, name, model.architecture.max_position, engine)
+
+
+def check_model_support(checked: CheckedCommand, engine: Engine | None) -> Iterator[LintFinding]:
+    """Yield that the release does not know the served model, or that nothing records whether it does.
+
+    A command that names another class or Transformers' own code is taken at its word.
+    """
+    values = checked.argument_values
+    if engine is None or values.get("model_impl") == "transformers" or "hf_overrides" in values:
+        return
+    try:
+        name, model = resolve_served_model(checked)
+    except PlannerError:
+        return
+    support = judge_model_support(model, engine)
+    if support.sentence:
+        is_refused = support.state == "refused"
+        verdict: LintVerdict = "contradicts" if is_refused else "ok"
+        yield LintFinding(
+            "setting", "model", name[:300], verdict, support.sentence, refused=is_refused
+        )
 
 
 def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:

@@ -11,12 +11,13 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import MAX_BATCH_LIMITS, EngineArgs, divide_batch_limits
-from planner.engines.gpu_capabilities import explain_capability
+from planner.engines.gpu_capabilities import explain_unsupported_format
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.hardware import gpus
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
+from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.option_checks import CheckedCommand
 
@@ -309,9 +310,6 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
         and quantization in get_engine_packaging(engine).online
     ):
         model = load_model(model.name, quantization=quantization)
-    for method in {str(quantization), model.quantization.method}:
-        if too_low := explain_capability(engine, method, gpu_spec, checked.version):
-            raise RefusedDeploymentError(too_low)
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):
@@ -340,6 +338,12 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
         )  # fmt: skip
     except PlannerError as error:
         raise RefusedDeploymentError(str(error)) from None
+    requested = quantization.lower() if isinstance(quantization, str) else ""
+    if reason := (
+        explain_unsupported_format(requested, gpu_spec, deployment.engine)
+        or explain_refused_model(deployment.model, gpu_spec, deployment.engine)
+    ):
+        raise RefusedDeploymentError(reason)
     largest = max(node, layout.tp)
     if reason := explain_illegal_layout(deployment.model, layout, largest, deployment.engine):
         raise RefusedDeploymentError(f"{name} on {layout}: {reason}")

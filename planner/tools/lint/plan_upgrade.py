@@ -19,6 +19,7 @@ from planner.engines.engine import get_engine
 from planner.engines.engine_args import EngineArgs
 from planner.engines.metric_names import get_metric_names
 from planner.memory.memory_plan import MemoryPlan, get_memory_plan
+from planner.parallelism.start_gate import explain_refused_start
 from planner.planning.candidate import Candidate
 from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.planning.prediction import Prediction
@@ -154,12 +155,17 @@ class PlanUpgrade:
             rows += compare_predictions(before, after, self.planned.targets)
         return rows
 
+    @cached_property
+    def start_refusal(self) -> str:
+        """Why the plan does not start at the new version; empty if it does."""
+        memory = get_memory_plan(self.after)
+        return explain_refused_start(self.after) or ("" if memory.can_start else memory.reason)
+
     @property
     def verdict(self) -> str:
         """Whether the plan still meets its targets at the new version, in a sentence."""
-        memory = get_memory_plan(self.after)
-        if not memory.can_start:
-            return f"the plan does not start: {memory.reason}"
+        if self.start_refusal:
+            return f"the plan does not start: {self.start_refusal}"
         if self.candidates is None:
             return "this plan.json does not state its question: memory and options only"
         before, after = self.candidates
@@ -174,7 +180,7 @@ class PlanUpgrade:
         """0: nothing to do; 3: something is risky or at risk; 1: something must change."""
         verdict = judge_findings(self.findings)
         after = self.candidates[1] if self.candidates else None
-        if not get_memory_plan(self.after).can_start or (after and not after.is_feasible):
+        if self.start_refusal or (after and not after.is_feasible):
             verdict = "mend"
         elif verdict == "ok" and after and not after.is_confident:
             verdict = "at_risk"

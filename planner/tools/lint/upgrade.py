@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.engines.cli_options import CliOption, get_cli_options
+from planner.tools.lint.consistency import check_model_support
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.option_checks import (
     VERSIONED_DEFAULTS,
@@ -16,7 +17,11 @@ from planner.tools.lint.option_checks import (
 def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
     """Return what changes for a command at version `to`: new verdicts and changed defaults."""
     current = {(finding.kind, finding.name): finding for finding in checked.findings}
-    upgraded = check_command(checked.command, to).findings
+    at_target = find_engine_version(checked.command.engine, to)
+    upgraded = (
+        *check_command(checked.command, to).findings,
+        *check_model_support(checked, at_target),
+    )
     changed = [
         finding
         for finding in upgraded

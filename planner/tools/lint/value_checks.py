@@ -19,6 +19,7 @@ from planner.tools.lint.findings import LintFinding, LintVerdict
 class ValueBounds(VersionedEntry):
     """Bounds of a number in `catalogs/flags/values.yaml`, whose head explains every field."""
 
+    arguments: tuple[str, ...]
     say: str
     least: int
     most: int | None = None

@@ -107,8 +107,10 @@ def run_plan(options: argparse.Namespace) -> int:
     from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
     from planner.ui.terminal import detect_style
 
-    scenario = load_scenario(options.scenario, parse_overrides(options))
-    plan = search_deployments(scenario)
+    overrides = parse_overrides(options)
+    if isinstance(overrides.get("model"), list):
+        return _plan_models(options, overrides)
+    plan = search_deployments(load_scenario(options.scenario, overrides))
     if options.json:
         answer = build_answer(plan, FILE_PARTS)
         if options.out:
@@ -137,6 +139,42 @@ def run_plan(options: argparse.Namespace) -> int:
     if left_out := get_progress_watch().describe_left_out():
         print(*style.format_rows([("Left out", left_out)]), sep="\n")
     return EXIT_CODES[answer.verdict]
+
+
+def _plan_models(options: argparse.Namespace, overrides: dict[str, object]) -> int:
+    """Print the plans of several models side by side; the exit code is that of the best verdict."""
+    from planner.answers import FILE_PARTS, Answer, build_answer, serialize_answer
+    from planner.planning.scenario import load_scenario
+    from planner.planning.search import search_deployments
+    from planner.ui.plan_text import EXIT_CODES, format_models
+    from planner.ui.terminal import detect_style
+
+    models = overrides["model"]
+    assert isinstance(models, list)
+    if not models or not all(isinstance(model, str) for model in models):
+        raise PlannerError(f"--set model takes a name or a list of names, got {models!r:.100}")
+    if options.out or options.all:
+        raise PlannerError("--out and --all take one model; name it with --set model=NAME")
+    answers: dict[str, Answer | PlannerError] = {}
+    for model in dict.fromkeys(models):
+        try:
+            scenario = load_scenario(options.scenario, {**overrides, "model": model})
+            parts = FILE_PARTS if options.json else ()
+            answers[model] = build_answer(search_deployments(scenario), parts)
+        except PlannerError as error:  # such as a format that this model does not have
+            answers[model] = error
+    if options.json:
+        plans = {
+            model: {"error": str(found)}
+            if isinstance(found, PlannerError)
+            else serialize_answer(found)
+            for model, found in answers.items()
+        }
+        print(format_json({"models": plans}))
+    else:
+        print(format_models(answers, detect_style()))
+    codes = [EXIT_CODES[a.verdict] for a in answers.values() if not isinstance(a, PlannerError)]
+    return min(codes, default=2)
 
 
 def add_report(commands: "Subparsers") -> None:
