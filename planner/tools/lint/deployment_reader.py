@@ -13,6 +13,7 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import MAX_BATCH_LIMITS, EngineArgs, divide_batch_limits
 from planner.engines.gpu_capabilities import explain_capability
 from planner.engines.layout import ParallelLayout, SpeculationConfig
+from planner.engines.speculation_methods import normalize_method_name
 from planner.hardware import gpus
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model, load_model
@@ -41,6 +42,10 @@ class RefusedDeploymentError(PlannerError):
     """The engine does not start so on this GPU: not a gap of the planner's knowledge."""
 
 
+class UnmodelledError(PlannerError):
+    """The engine may well start so; what it does then is not modelled here."""
+
+
 def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
     """Return number, if given, and GPU of "H100", "4xH100", "4x H100-SXM" or "H100:4"."""
     pattern = r"(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?"
@@ -51,6 +56,23 @@ def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
             f" {gpu!r:.60}"
         )
     return int(count) if count else None, gpus.get_gpu(match[2])
+
+
+def read_named_gpu(checked: CheckedCommand) -> str | None:
+    """Return the GPU that a command's file names, with how many it gives; None if it names none.
+
+    The number is left out where the command takes more, as on several machines.
+    """
+    command = checked.command
+    if not command.gpu:
+        return None
+    named, gpu = parse_gpu_count(command.gpu)
+    count = (command.setup and command.setup.num_gpus) or named
+    try:
+        needed = read_layout(command.engine, checked.argument_values).num_gpus
+    except PlannerError:
+        return gpu.name
+    return f"{count}x{gpu.name}" if count and count >= needed else gpu.name
 
 
 def get_served_name(checked: CheckedCommand) -> str:
@@ -291,6 +313,13 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
     # Gemma 4's drafters are models of their own whatever the method is called (vllm pull 41745)
     if draft and (method == "draft_model" or "-assistant" in draft):
         return SpeculationConfig("draft_model", tokens, draft=load_model(draft))
+    try:
+        normalize_method_name(method)
+    except PlannerError:
+        raise UnmodelledError(
+            f"the speculative method {method!r:.60} is not modelled here, so that the memory of what"
+            " drafts, latencies and throughput are not checked"
+        ) from None
     return SpeculationConfig(method, tokens, head=draft)
 
 
@@ -309,6 +338,11 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
         and quantization in get_engine_packaging(engine).online
     ):
         model = load_model(model.name, quantization=quantization)
+    elif isinstance(quantization, str) and model.quantization.method == "none":
+        raise UnmodelledError(
+            f"what {engine} makes of {name} with the quantization {quantization!r:.60} is not modelled"
+            " here, so that the memory of its weights, latencies and throughput are not checked"
+        )
     for method in {str(quantization), model.quantization.method}:
         if too_low := explain_capability(engine, method, gpu_spec, checked.version):
             raise RefusedDeploymentError(too_low)

@@ -44,6 +44,18 @@ SERVER_MENTION_PATTERN = re.compile(
 
 
 @dataclass(frozen=True)
+class PortUse:
+    """Who reaches a container's server, and at which of its ports."""
+
+    name: str  # "healthcheck", "startupProbe", "ports", "Service llm"
+    ports: tuple[int, ...]  # one of them has to be the server's; empty: not known
+    written: str
+    host: str = ""  # by which it is asked inside the container; empty: from outside
+    problem: str = ""  # why it reaches nothing, whatever the port
+    is_certain: bool = True  # whether other containers beside it change nothing about that
+
+
+@dataclass(frozen=True)
 class ContainerSetup:
     """What `docker run`, a compose file or a manifest gives the container of a server."""
 
@@ -56,6 +68,10 @@ class ContainerSetup:
     service_names: tuple[str, ...] = ()  # Services whose addresses are in the environment
     mounts: Mapping[str, str] = field(default_factory=dict)  # path in it -> on the host
     image: str = ""
+    uses: tuple[PortUse, ...] = ()
+    # "shared": other programs may listen at the same address
+    network: Literal["own", "host", "shared"] = "own"
+    addresses: tuple[str, ...] = ()  # that it is given
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,7 @@ class ServerCommand:
     # the wrapper's names of options -> the engine's
     renamed_options: Mapping[str, str] = field(default_factory=dict)
     planned_on: str = ""  # the GPU of the plan that wrote the command
+    gpu: str = ""  # that its file names, with a number if it names one
 
     @property
     def line(self) -> str:
@@ -338,6 +355,8 @@ def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
     gpus = given.get("--gpus", "").strip("'\"")
     devices = gpus.removeprefix("device=") if gpus.startswith("device=") else ""
     count = len(devices.split(",")) if devices else int(gpus) if gpus.isdecimal() else None
+    network = given.get("--network", given.get("--net", ""))
+    published = [text for key, text in options if key in ("-p", "--publish")]
     return ContainerSetup(
         "docker",
         bool(given.keys() & {"--gpus", "--device", "--runtime", "--privileged"}),
@@ -348,7 +367,26 @@ def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
             for key, text in options
             if key in ("-v", "--volume") and ":" in text
         },
+        uses=tuple(read_published_ports(published, network == "host")),
+        network="host" if network == "host" else "shared" if ":" in network else "own",
+        addresses=tuple(filter(None, (given.get("--ip"),))),
     )
+
+
+def read_published_ports(published: Sequence[str], is_host_network: bool) -> Iterator[PortUse]:
+    """Yield the ports that a container publishes, such as "8080:8000"; nothing if one is not known.
+
+    In the host's network Docker ignores them, so that the port on the host has to be the server's.
+    """
+    ports = list[int]()
+    for one in published:
+        parts = one.partition("/")[0].split(":")
+        port = parts[-2] if is_host_network and len(parts) > 1 else parts[-1]
+        if not port.isdecimal():
+            return
+        ports.append(int(port))
+    if ports:
+        yield PortUse("ports", tuple(ports), f"ports {', '.join(published)}"[:300])
 
 
 class EngineImage(NamedTuple):

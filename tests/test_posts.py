@@ -1,0 +1,299 @@
+"""What people posted, second round: what stands between two files, two engines or two lines.
+
+`data/posts` has posted files cut down to facts; the right answers are those of the threads.
+"""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.tools.lint.findings import LINT_EXIT_CODES
+from planner.tools.lint.named_gpus import find_named_gpu
+from planner.tools.lint.report import LintReport, lint
+
+POSTS = Path(__file__).parent / "data" / "posts"
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.models.hub.check_hub_reachable", lambda: False)
+
+
+def to_fix(report: LintReport) -> dict[str, str]:
+    """Name -> verdict of all that needs a fix."""
+    return {one.name: one.verdict for one in report.findings if one.needs_fix}
+
+
+def write_service(command: str, image: str = "vllm/vllm-openai:v0.20.2", **more: object) -> str:
+    service = {"image": image, "command": command, "gpus": "all", "ipc": "host", **more}
+    return yaml.safe_dump({"services": {"llm": service}})
+
+
+def write_deployment(args: list[str], *others: object, **more: object) -> str:
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.20.2",
+        "args": ["Qwen/Qwen3-8B", *args],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        **more,
+    }
+    template = {"metadata": {"labels": {"app": "llm"}}, "spec": {"containers": [container]}}
+    deployment = {"kind": "Deployment", "spec": {"template": template}}
+    return yaml.safe_dump_all([deployment, *others])
+
+
+def test_a_health_check_on_127_0_0_1_never_reaches_a_lan_address() -> None:
+    report = lint(str(POSTS / "20_compose_health_lan.yml"))
+    assert to_fix(report) == {"healthcheck": "contradicts"}
+    assert LINT_EXIT_CODES[report.verdict] == 1
+
+
+SERVICE = {
+    "kind": "Service",
+    "metadata": {"name": "llm", "labels": {"app": "llm"}},
+    "spec": {
+        "selector": {"app": "llm"},
+        "ports": [{"name": "web", "port": 80, "targetPort": 8000}],
+    },
+}
+NAMED = [{"containerPort": 8000, "name": "http"}]
+UNREACHED = {
+    "a published port of a container that listens elsewhere": (
+        write_service("Qwen/Qwen3-8B --port 8080", ports=["80:8000"]),
+        {"ports": "contradicts"},
+    ),
+    "a health check of another port": (
+        write_service("Qwen/Qwen3-8B", healthcheck={"test": "curl -f http://localhost:8080/health"}),
+        {"healthcheck": "contradicts"},
+    ),
+    "SGLang's default is 30000": (
+        write_service(
+            "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --host 0.0.0.0",
+            "lmsysorg/sglang:v0.5.10", ports=["8000:8000"],
+        ),
+        {"ports": "contradicts"},
+    ),
+    "the container's own loopback": (
+        write_service("Qwen/Qwen3-8B --host 127.0.0.1", ports=["8000:8000"]),
+        {"--host": "contradicts"},
+    ),
+    "an address of the host in a network of its own": (
+        write_service("Qwen/Qwen3-8B --host 192.168.1.50"),
+        {"--host": "contradicts"},
+    ),
+    "docker run": (
+        "docker run --gpus all --ipc=host -p 8000:8000 vllm/vllm-openai:v0.20.2 Qwen/Qwen3-8B --port 8001",
+        {"ports": "contradicts"},
+    ),
+    "a probe by the name of a port": (
+        write_deployment(["--port", "8080"], ports=NAMED, readinessProbe={"httpGet": {"port": "http"}}),
+        {"readinessProbe": "contradicts"},
+    ),
+    "a probe by a name that no port has": (
+        write_deployment([], ports=NAMED, readinessProbe={"httpGet": {"port": "metrics"}}),
+        {"readinessProbe": "contradicts"},
+    ),
+    "a Service": (write_deployment(["--port=8080"], SERVICE), {"Service llm": "contradicts"}),
+    "an Ingress at the port of the container": (
+        write_deployment([], SERVICE, {
+            "kind": "Ingress", "metadata": {"name": "i"},
+            "spec": {"defaultBackend": {"service": {"name": "llm", "port": {"number": 8000}}}},
+        }),
+        {"Ingress i": "contradicts"},
+    ),
+    "a ServiceMonitor": (
+        write_deployment([], SERVICE, {
+            "kind": "ServiceMonitor", "metadata": {"name": "m"},
+            "spec": {"selector": {"matchLabels": {"app": "llm"}}, "endpoints": [{"port": "metrics"}]},
+        }),
+        {"ServiceMonitor m": "contradicts"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text,found", UNREACHED.values(), ids=UNREACHED)
+def test_where_a_server_listens_is_held_against_who_reaches_it(
+    text: str, found: dict[str, str]
+) -> None:
+    assert to_fix(lint(text)) == found
+
+
+PROXY = {"name": "proxy", "image": "nginx:1", "ports": [{"containerPort": 8000}]}
+REACHED = {
+    "ports and check as the server listens": write_service(
+        "Qwen/Qwen3-8B --port 8080",
+        ports=["127.0.0.1:80:8080/tcp", "9999:9999"],
+        healthcheck={"test": ["CMD", "curl", "-f", "http://0.0.0.0:8080/health"]},
+    ),
+    "the host's network, behind a proxy of the host": write_service(
+        "Qwen/Qwen3-8B --host 127.0.0.1", network_mode="host"
+    ),
+    "a check by a variable": write_service(
+        "Qwen/Qwen3-8B --port 8080", healthcheck={"test": "curl localhost:$$PORT/health"}
+    ),
+    "an address that compose gives": write_service(
+        "Qwen/Qwen3-8B --host 172.20.0.5", networks={"a": {"ipv4_address": "172.20.0.5"}}
+    ),
+    "TGI's image listens on 80": (
+        "docker run --gpus all --shm-size 1g -p 8080:80"
+        " ghcr.io/huggingface/text-generation-inference:3.1.0 --model-id Qwen/Qwen3-8B"
+    ),
+    "a Service of another pod": write_deployment(
+        ["--port", "8080"],
+        {**SERVICE, "spec": {**SERVICE["spec"], "selector": {"app": "web"}}},  # type: ignore[dict-item]
+    ),
+    "a sidecar listens at the Service's port": write_deployment(
+        ["--port", "8200", "--host", "127.0.0.1"], SERVICE
+    ).replace("      containers:\n", f"      containers:\n      - {PROXY}\n"),
+    "another program in the container": write_service(
+        'sh -c "vllm serve Qwen/Qwen3-8B --port 8001 & exec nginx"',
+        ports=["80:8000"],
+        entrypoint="",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", REACHED.values(), ids=REACHED)
+def test_who_is_reached_is_no_finding(text: str) -> None:
+    assert not {"ports", "healthcheck", "--host", "--hostname", "Service llm"} & set(
+        to_fix(lint(text))
+    )
+
+
+def test_a_serving_runtime_of_any_image_needs_shared_memory() -> None:
+    report = lint(str(POSTS / "29_kserve_servingruntime.yaml"))
+    assert to_fix(report) == {"/dev/shm": "risky"}
+    assert LINT_EXIT_CODES[report.verdict] == 3
+
+
+def test_kserve_joins_a_runtime_and_its_service() -> None:
+    report = lint(str(POSTS / "30_kserve_runtime_upstream.yaml"))
+    assert len(report.commands) == 1
+    (one,) = report.commands
+    assert str(one.checked.version) == "0.20.2"
+    assert one.checked.command.setup
+    assert one.checked.command.setup.num_gpus == 2
+    assert one.need and one.need.num_gpus == 2
+    assert to_fix(report) == {
+        "--enable-reasoning": "removed", "--no-such-option": "unknown", "/dev/shm": "risky",
+    }  # fmt: skip
+
+
+def write_kserve(port: str, runtime: dict[str, object], **model: object) -> str:
+    container = {"name": "kserve-container", "image": "example.org/own:1", "args": [
+        "--model=/mnt/models", "--max-model-len=8192", f"--port={port}"]}  # fmt: skip
+    formats = [{"name": "vllm", "autoSelect": True}]
+    spec = {"containers": [container], "supportedModelFormats": formats}
+    service = {"modelFormat": {"name": "vllm"}, "storageUri": "hf://Qwen/Qwen3-8B", **model}
+    return yaml.safe_dump_all([
+        {"kind": "ClusterServingRuntime", "metadata": {"name": "own"}, "spec": {**spec, **runtime}},
+        {"kind": "InferenceService", "spec": {"predictor": {"model": service}}},
+    ])  # fmt: skip
+
+
+def test_a_runtime_is_found_by_its_format_and_asked_at_8080() -> None:
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    assert not to_fix(lint(write_kserve("8080", {}, **limits)))
+    assert to_fix(lint(write_kserve("8000", {}, **limits))) == {"KServe": "contradicts"}
+    assert to_fix(lint(write_kserve("8080", {}))) == {"GPUs": "risky"}
+    # 8 GB of weights in 16 bit do not fit a T4
+    selector = {"nodeSelector": {"nvidia.com/gpu.product": "Tesla-T4"}}
+    assert lint(write_kserve("8080", selector, **limits)).verdict == "mend"
+
+
+def test_the_gpu_that_a_file_names_is_planned_on() -> None:
+    (one,) = lint(str(POSTS / "26_helm_values_extraargs.yaml")).commands
+    assert one.plan
+    assert one.plan.deployment.gpu.name == "L40S"
+    assert one.plan.deployment.layout.num_gpus == 4
+
+
+NAMING = {
+    "node's label": ({"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}, "H100-SXM"),
+    "shared by time": ({"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-A10G-SHARED"}}, "A10G"),
+    "Google's A100 has 40 GB": (
+        {"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}}, "A100-SXM-40GB",
+    ),
+    "Amazon's instance": (
+        {"nodeSelector": {"node.kubernetes.io/instance-type": "g6e.12xlarge"}}, "L40S",
+    ),
+    "Azure's instance": ({"instanceType": "Standard_NC24ads_A100_v4"}, "A100-PCIE-80GB"),
+    "SkyPilot": ({"resources": {"accelerators": "H200:8"}}, "8xH200-SXM"),
+    "SkyPilot, as a mapping": ({"resources": {"accelerators": {"L4": 2}}}, "2xL4"),
+    "KubeAI": ({"resourceProfile": "nvidia-gpu-l4:1"}, "1xL4"),
+    "the smallest of several": (
+        {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "gpu", "operator": "In", "values": ["NVIDIA-H200", "NVIDIA-A100-SXM4-40GB"]}]}]},
+        "A100-SXM-40GB",
+    ),
+    "what it does not want": (
+        {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "gpu", "operator": "NotIn", "values": ["NVIDIA-L4"]}]}]}, "",
+    ),
+    "no GPU": ({"nodeSelector": {"pool": "gpu", "kubernetes.io/arch": "amd64"}}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("node,gpu", NAMING.values(), ids=NAMING)
+def test_gpus_are_found_by_what_clouds_call_them(node: dict[str, object], gpu: str) -> None:
+    assert find_named_gpu(node) == gpu
+
+
+STACK = {
+    "repository": "vllm/vllm-openai",
+    "tag": "v0.20.2",
+    "modelURL": "Qwen/Qwen3-8B",
+    "requestGPU": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "config,found",
+    [
+        ({"extraArgs": ["--tensor-parallel-size", "2"]}, {"/dev/shm": "risky"}),
+        ({"tensorParallelSize": 2}, {}),
+    ],
+)
+def test_production_stack_mounts_shm_for_its_own_key(
+    config: dict[str, object], found: dict[str, str]
+) -> None:
+    assert to_fix(lint(yaml.safe_dump({"modelSpec": [{**STACK, "vllmConfig": config}]}))) == found
+
+
+def test_a_chart_with_the_command_in_its_image() -> None:
+    """As vLLM's own chart, whose Service reaches `containerPort`."""
+    command = ["vllm", "serve", "Qwen/Qwen3-8B", "--host", "0.0.0.0", "--port", "8000"]
+    values = {
+        "image": {"repository": "vllm/vllm-openai", "tag": "v0.20.2", "command": command},
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
+    }
+    (one,) = lint(yaml.safe_dump({**values, "containerPort": 8000})).commands
+    assert (str(one.checked.version), one.plan and one.plan.deployment.gpu.name) == ("0.20.2", "L4")
+    assert to_fix(lint(yaml.safe_dump({**values, "containerPort": 8080}))) == {
+        "containerPort": "contradicts"
+    }
+
+
+UNMODELLED = {
+    "posted": (str(POSTS / "27_compose_dsv4_dspark.yml"), "4xH20"),
+    "vLLM, without a GPU": (
+        """vllm serve Qwen/Qwen3-8B --speculative-config '{"method":"dspark","num_speculative_tokens":3}'""",
+        None,
+    ),
+    "SGLang": (
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm DSPARK",
+        "H100",
+    ),
+    "a quantization at load": ("vllm serve Qwen/Qwen3-8B --quantization torchao", "H100"),
+    "an unknown model": ("vllm serve /models/of-our-own", "H100"),
+}
+
+
+@pytest.mark.parametrize("what,gpu", UNMODELLED.values(), ids=UNMODELLED)
+def test_what_is_not_planned_does_not_end_with_0(what: str, gpu: str | None) -> None:
+    report = lint(what, gpu=gpu)
+    assert LINT_EXIT_CODES[report.verdict] == 3
+    assert "did you mean medusa" not in str(report)
+    assert "Not planned" in str(report)
