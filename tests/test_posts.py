@@ -3,11 +3,17 @@
 `data/posts` has posted files cut down to facts; the right answers are those of the threads.
 """
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from planner.calibration.benchmark_results import read_benchmark_results
+from planner.calibration.user_fit import BenchmarkPoint
+from planner.core.errors import PlannerError
+from planner.engines.deployment import deploy_on
+from planner.tools.diagnostics.diagnosis import Diagnosis, diagnose
 from planner.tools.lint.findings import LINT_EXIT_CODES
 from planner.tools.lint.named_gpus import find_named_gpu
 from planner.tools.lint.report import LintReport, lint
@@ -297,3 +303,124 @@ def test_what_is_not_planned_does_not_end_with_0(what: str, gpu: str | None) -> 
     assert LINT_EXIT_CODES[report.verdict] == 3
     assert "did you mean medusa" not in str(report)
     assert "Not planned" in str(report)
+
+
+def read_runs(text: str, tmp_path: Path, engine: str) -> tuple[BenchmarkPoint, tuple[str, ...]]:
+    path = tmp_path / "bench.txt"
+    path.write_text(text, encoding="utf-8")
+    deployment = deploy_on("openai/gpt-oss-20b", "H100", engine=engine)
+    results = read_benchmark_results([path], deployment, to_fit=False)
+    (point,) = results.points
+    return point, results.notes
+
+
+SGLANG_TABLE = (POSTS / "91_bench_table_sglang.txt").read_text(encoding="utf-8")
+SGLANG_JSON = {
+    "backend": "sglang-oai", "request_rate": 4.0, "completed": 100, "max_concurrency": 8,
+    "total_input_tokens": 100_000, "total_output_tokens": 20_000, "mean_ttft_ms": 100.0,
+    "mean_e2e_latency_ms": 2090.0, "mean_itl_ms": 11.0,
+}  # fmt: skip
+TRTLLM_TABLE = """
+===========================================================
+= REQUEST DETAILS
+===========================================================
+Number of requests:             100
+Number of concurrent requests:  94.6049
+Average Input Length (tokens):  128.0000
+Average Output Length (tokens): 128.0000
+===========================================================
+= PERFORMANCE OVERVIEW
+===========================================================
+Request Throughput (req/sec):                     86.5373
+Total Output Throughput (tokens/sec):             11076.7700
+Average request latency (ms):                     1093.2284
+Average time-to-first-token [TTFT] (ms):   162.6706
+Average time-per-output-token [TPOT] (ms): 7.3272
+
+[TPOT] P50    : 7.6079
+[TTFT] P99    : 232.4339
+"""
+"""As trtllm-bench prints it; (1093.23 - 162.67) / 127 = 7.3272 is what it calls TPOT."""
+TABLES = {
+    # (8432.23 - 2731) / 1023
+    "SGLang's table": ("sglang", SGLANG_TABLE, 2.731, 5.5731e-3, "E2E and TTFT"),
+    "without E2E it is the mean gap": (
+        "sglang", SGLANG_TABLE.replace("Mean E2E", "Some E2E"), 2.731, 5.71e-3, "ITL",
+    ),
+    # (2090 - 100) / 199
+    "SGLang's JSON": ("sglang", json.dumps(SGLANG_JSON), 0.1, 10e-3, "E2E and TTFT"),
+    "trtllm-bench": ("trtllm", TRTLLM_TABLE, 0.1626706, 7.3272e-3, ""),
+    "trtllm-bench, worked out": (
+        "trtllm", TRTLLM_TABLE.replace("Average time-per", "Time-per"), 0.1626706, 7.3272e-3, "E2E and TTFT",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine,text,ttft,tpot,origin", TABLES.values(), ids=TABLES)
+def test_tables_without_tpot_are_read(
+    engine: str, text: str, ttft: float, tpot: float, origin: str, tmp_path: Path
+) -> None:
+    point, notes = read_runs(text, tmp_path, engine)
+    assert point.ttft == pytest.approx(ttft)
+    assert point.tpot == pytest.approx(tpot, rel=1e-4)
+    assert [note.rpartition("means of ")[2] for note in notes if "TPOT" in note] == [origin] * bool(
+        origin
+    )
+
+
+def test_a_missing_field_is_not_called_vllms(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match=r"as a benchmark's result, field completed"):
+        read_runs(SGLANG_TABLE.replace("Successful", "Some"), tmp_path, "sglang")
+
+
+def diagnose_text(text: str, tmp_path: Path) -> Diagnosis:
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    return diagnose(log=path)
+
+
+def test_a_retraction_with_a_full_cache_is_found_in_sglangs_words() -> None:
+    diagnosis = diagnose(log=POSTS / "62_sglang_retraction.log")
+    assert [one.mode for one in diagnosis.findings] == ["kv_preemption"]
+    text = str(diagnosis)
+    assert "from 341 with 5 running to 22 with 6" in text
+    assert "schedule_conservativeness" in text
+    assert "max_running_requests" in text
+    assert "sglang:num_retracted" in text
+    assert "kv_cache_dtype fp8_e4m3" in text
+    assert "max_num_seqs" not in text
+    assert "vllm" not in text
+    assert diagnosis.exit_code == 1
+
+
+DECODE = "Decode batch. #running-req: {}, #token: 9, token usage: {}, gen throughput (token/s): {}, #queue-req: {}\n"
+RETRACT = "Decode out of memory happened. #retracted_reqs: {}, #new_token_ratio: 0.4 -> 0.7\n"
+LOGS = {
+    "older words": (DECODE.format(9, 0.97, 90, 2) * 2 + RETRACT.format(1), ["kv_preemption"]),
+    "many, though the cache has room by now": (
+        DECODE.format(9, 0.5, 90, 0) + RETRACT.format(4), ["kv_preemption"],
+    ),
+    "one, and nobody waits": (DECODE.format(9, 0.97, 90, 0) * 2 + RETRACT.format(1), []),
+    "one, and the cache has room": (DECODE.format(9, 0.5, 90, 1) * 3 + RETRACT.format(1), []),
+    "a slow last request": (DECODE.format(9, 0.5, 900, 0) + DECODE.format(1, 0.1, 90, 0), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text,modes", LOGS.values(), ids=LOGS)
+def test_occasional_retractions_are_fine(text: str, modes: list[str], tmp_path: Path) -> None:
+    assert [one.mode for one in diagnose_text(text, tmp_path).findings] == modes
+
+
+@pytest.mark.parametrize("text", ["hello world\nthis is no log\n", "", "GET / 200\n" * 9])
+def test_what_is_no_engines_log_is_not_judged(text: str, tmp_path: Path) -> None:
+    diagnosis = diagnose_text(text, tmp_path)
+    assert diagnosis.exit_code == 3
+    assert "No problem found" not in str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[TRT-LLM] [I] Using LLM with PyTorch backend", "INFO vLLM is up", "server_args=ServerArgs()"],
+)
+def test_an_engines_log_without_errors_has_no_problem(line: str, tmp_path: Path) -> None:
+    assert diagnose_text(line, tmp_path).exit_code == 0
