@@ -14,9 +14,12 @@ from planner.calibration.user_fit import BenchmarkPoint
 from planner.core.errors import PlannerError
 from planner.engines.deployment import deploy_on
 from planner.tools.diagnostics.diagnosis import Diagnosis, diagnose
+from planner.tools.diagnostics.log_comparison import LogExplanation
 from planner.tools.lint.findings import LINT_EXIT_CODES
 from planner.tools.lint.named_gpus import find_named_gpu
 from planner.tools.lint.report import LintReport, lint
+from planner.ui.cli import main
+from planner.ui.log_explanation import explain_log
 
 POSTS = Path(__file__).parent / "data" / "posts"
 
@@ -424,3 +427,84 @@ def test_what_is_no_engines_log_is_not_judged(text: str, tmp_path: Path) -> None
 )
 def test_an_engines_log_without_errors_has_no_problem(line: str, tmp_path: Path) -> None:
     assert diagnose_text(line, tmp_path).exit_code == 0
+
+
+def explain_text(text: str, tmp_path: Path, gpu: str | None = None) -> LogExplanation:
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    return explain_log(path, gpu)
+
+
+def test_the_figures_of_a_refusal_are_held_against_the_plan() -> None:
+    explanation = explain_log(
+        POSTS / "72_kaito_refused.log",
+        "2xH100-NVL",
+        command="vllm serve mistralai/Mistral-Small-4-119B-2603 --tensor-parallel-size 2"
+        " --gpu-memory-utilization 0.84",
+    )
+    rows = {row.term: row for row in explanation.lines}
+    assert rows["kv_needed"].value == pytest.approx(22.5)
+    assert rows["kv_needed"].status == "PASS"  # as the plan has it
+    assert rows["kv_available"].value == pytest.approx(17.39)
+    assert rows["longest"].value == 810_208
+    assert "--max-model-len 810208 starts" in explanation.suggestions
+    assert "requests of 1,000 + 200 tokens" not in explanation.suggestions
+
+
+MIXTRAL = (POSTS / "oom_with_command.log").read_text(encoding="utf-8")
+
+
+def test_a_memory_error_names_what_would_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain-log", str(POSTS / "oom_with_command.log")]) == 1
+    text = capsys.readouterr().out
+    assert "mistralai/Mixtral-8x22B-Instruct-v0.1 on 4 x" in text
+    assert "TP4" in text
+    assert "0.2 GiB short" in text  # 448 - 241.38 MiB
+    assert "gpu_memory_utilization 0.94" in text  # 76.12 of 79.14 GiB are those of 0.95
+    assert "fewer max_num_seqs" in text
+    assert "an FP8 checkpoint" in text
+    assert "max_model_len 5" in text  # shorter than 65,536
+
+
+FAILED = {
+    "only the error": ("RuntimeError: nobody knows this one\n", "Not compared with a plan"),
+    "only a known error": (MIXTRAL.partition("ERROR")[2], "0.2 GiB short"),
+    "a refusal without its model": (
+        (POSTS / "72_kaito_refused.log").read_text(encoding="utf-8"), "--max-model-len 810208 starts",
+    ),
+    "SGLang's": ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "A higher --mem"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text,told", FAILED.values(), ids=FAILED)
+def test_a_failed_start_ends_with_1(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    assert main(["explain-log", str(path)]) == 1
+    assert told in capsys.readouterr().out
+
+
+PATHS = {
+    "/models/Qwen_Qwen3-32B.w4a16": 4,
+    "/root/.cache/hub/models--Qwen--Qwen3-32B-AWQ/snapshots/0123abc": 4,
+    "./Qwen3-32B-FP8": 8,
+    "/data/models/Qwen3-32B/": 16,
+}
+
+
+@pytest.mark.parametrize("path,bits", PATHS.items())
+def test_paths_name_a_model_and_its_format(path: str, bits: int, tmp_path: Path) -> None:
+    log = f"non-default args: {{'model': '{path}'}}\nAvailable KV cache memory: 40.0 GiB\n"
+    model = explain_text(log, tmp_path, "H200").plan.deployment.model
+    assert (model.quantization.weight_bits, len(model.architecture.layers)) == (bits, 64)
+    (command,) = lint(f"vllm serve {path}", gpu="2xH200").commands
+    assert command.plan
+    assert command.plan.deployment.model.quantization.weight_bits == bits
+
+
+@pytest.mark.parametrize("gpu", ["H100-NVL", "2xH100-NVL", "2 x H100 NVL", "H100-NVL:2"])
+def test_a_number_of_gpus_has_one_form(gpu: str, tmp_path: Path) -> None:
+    log = "non-default args: {'model': 'Qwen/Qwen3-32B'}\nAvailable KV cache memory: 20.0 GiB\n"
+    assert explain_text(log, tmp_path, gpu).plan.deployment.gpu.name == "H100-NVL"

@@ -1,13 +1,15 @@
 """Find why an engine did not start by phrases of its log, see `catalogs/startup_errors.yaml`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.core.catalog import StrictEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.number_format import format_number
 from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line
-from planner.core.units import GIB
+from planner.core.units import GIB, parse_bytes
 
 FOREIGN_MEMORY_ERRORS = ("foreign_process", "memory_profiling")
 """Errors about memory that other processes take or give back."""
@@ -40,6 +42,48 @@ class StartupError:
     def remedy(self) -> str:
         """The remedy, with the figures of the log."""
         return self.phrase.remedy.format_map(self.figures)
+
+
+class FailedStartError(PlannerError):
+    """A log says why a start failed, and its deployment is not known: there is nothing to compare."""
+
+    def __init__(self, line: str, errors: Sequence[StartupError], reason: str) -> None:
+        """Keep the log's last error, what is known of all, and why nothing was compared."""
+        known = [f"{error.phrase.title}. {error.remedy}" for error in errors]
+        super().__init__("; ".join([reason, *(f"it ended so: {each}" for each in known or [line])]))
+        shortage = find_memory_shortage(errors)
+        self.lines = [
+            f"The log ends with: {line}",
+            *known,
+            *([f"{shortage}, beside what the engine holds already"] if shortage else []),
+            f"Not compared with a plan: {reason}",
+        ]
+
+
+@dataclass(frozen=True)
+class MemoryShortage:
+    """What PyTorch asked for and did not get; bytes of one GPU."""
+
+    missing: float
+    total: float
+    allocated: float | None  # by PyTorch
+
+    def __str__(self) -> str:
+        return f"{format_number(self.missing / GIB, 1)} GiB short"
+
+
+def find_memory_shortage(errors: Iterable[StartupError]) -> MemoryShortage | None:
+    """Find by how much an allocation failed; None if no error states it."""
+    for error in errors:
+        sizes = {
+            name: parse_bytes(error.figures[name].replace(" ", ""))
+            for name in ("asked", "free", "total", "allocated")
+            if name in error.figures and re.search("[GM]iB", error.figures[name])
+        }
+        if {"asked", "free", "total"} <= set(sizes) and sizes["asked"] > sizes["free"]:
+            missing = sizes["asked"] - sizes["free"]
+            return MemoryShortage(missing, sizes["total"], sizes.get("allocated"))
+    return None
 
 
 def has_memory_error(errors: Iterable[StartupError]) -> bool:

@@ -1,6 +1,5 @@
 """Translate a command into the planner's terms: model, layout, arguments and speculation."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,9 +13,8 @@ from planner.engines.engine_args import MAX_BATCH_LIMITS, EngineArgs, divide_bat
 from planner.engines.gpu_capabilities import explain_capability
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import normalize_method_name
-from planner.hardware import gpus
-from planner.hardware.gpus import Gpu
-from planner.models.registry import Model, load_model
+from planner.hardware.gpus import parse_gpu_count
+from planner.models.registry import Model, load_model, load_model_at
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.option_checks import CheckedCommand
@@ -44,18 +42,6 @@ class RefusedDeploymentError(PlannerError):
 
 class UnmodelledError(PlannerError):
     """The engine may well start so; what it does then is not modelled here."""
-
-
-def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
-    """Return number, if given, and GPU of "H100", "4xH100", "4x H100-SXM" or "H100:4"."""
-    pattern = r"(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?"
-    match = re.fullmatch(pattern, gpu.strip(), re.IGNORECASE)
-    if match is None or (match[1] and match[3]) or (count := match[1] or match[3]) == "0":
-        raise PlannerError(
-            "--gpu takes the name of a GPU, as in `headroom gpus`, or 4xH100 for four; got"
-            f" {gpu!r:.60}"
-        )
-    return int(count) if count else None, gpus.get_gpu(match[2])
 
 
 def read_named_gpu(checked: CheckedCommand) -> str | None:
@@ -101,13 +87,7 @@ def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
         raise PlannerError("the command names no model")
     if is_unresolved(name):
         raise PlannerError(f"the model is {name!r:.80}, which is filled in only where it runs")
-    try:
-        return name, load_model(name)
-    except PlannerError:
-        last = name.rstrip("/").rpartition("/")[2]
-        if name.count("/") < 2 and not name.startswith(("/", ".", "~")):
-            raise
-        return name, load_model(last)
+    return name, load_model_at(name)
 
 
 def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:

@@ -19,6 +19,7 @@ from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
 from planner.engines.deployment import Deployment
+from planner.hardware.gpus import parse_gpu_count
 from planner.memory.memory_plan import (
     MEMORY_STATUSES,
     MemoryPlan,
@@ -41,7 +42,6 @@ from planner.tools.lint.deployment_reader import (
     UnmodelledError,
     build_command_deployment,
     get_served_name,
-    parse_gpu_count,
     read_named_gpu,
     resolve_served_model,
 )
