@@ -13,6 +13,8 @@ from planner.calibration.benchmark_results import read_benchmark_results
 from planner.calibration.user_fit import BenchmarkPoint
 from planner.core.errors import PlannerError
 from planner.engines.deployment import deploy_on
+from planner.planning.scenario import parse_scenario
+from planner.planning.table_rows import INPUT_COLUMNS, parse_cells, parse_measured_run
 from planner.tools.diagnostics.diagnosis import Diagnosis, diagnose
 from planner.tools.diagnostics.log_comparison import LogExplanation
 from planner.tools.lint.findings import LINT_EXIT_CODES
@@ -508,3 +510,105 @@ def test_paths_name_a_model_and_its_format(path: str, bits: int, tmp_path: Path)
 def test_a_number_of_gpus_has_one_form(gpu: str, tmp_path: Path) -> None:
     log = "non-default args: {'model': 'Qwen/Qwen3-32B'}\nAvailable KV cache memory: 20.0 GiB\n"
     assert explain_text(log, tmp_path, gpu).plan.deployment.gpu.name == "H100-NVL"
+
+
+def test_a_download_at_each_start_outlasts_150_seconds() -> None:
+    """vllm-project/aibrix issue 1054: an 8B that is downloaded at each start never came up."""
+    report = lint(str(POSTS / "32_k8s_startup_probe.yaml"))
+    assert to_fix(report) == {"startupProbe": "risky"}
+    (finding,) = [one for one in report.findings if one.needs_fix]
+    assert "1 Gbit/s (assumed)" in finding.why
+    assert LINT_EXIT_CODES[report.verdict] == 3
+
+
+CACHE = {"volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}]}
+BUDGETS = {
+    "15 minutes are enough": ({"periodSeconds": 10, "failureThreshold": 90}, {}, [], False),
+    "a volume keeps the download": (
+        {"periodSeconds": 5, "failureThreshold": 30}, CACHE, [{"name": "c", "mountPath": "/root/.cache"}], False,
+    ),
+    "a volume for something else does not": (
+        {"periodSeconds": 5, "failureThreshold": 30}, CACHE, [{"name": "c", "mountPath": "/logs"}], True,
+    ),
+    "nothing starts in 20 seconds": (
+        {"periodSeconds": 5, "failureThreshold": 4}, CACHE, [{"name": "c", "mountPath": "/root/.cache"}], True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("probe,pod,mounts,found", BUDGETS.values(), ids=BUDGETS)
+def test_a_probes_budget_is_held_against_the_download(
+    probe: dict[str, int], pod: dict[str, object], mounts: list[object], found: bool
+) -> None:
+    text = write_deployment(
+        [], volumeMounts=mounts, startupProbe={**probe, "httpGet": {"port": 8000}}
+    )
+    document = yaml.safe_load(text)
+    document["spec"]["template"]["spec"] |= pod
+    assert ("startupProbe" in to_fix(lint(yaml.safe_dump(document)))) == found
+
+
+def test_kserve_fetches_before_the_container_starts() -> None:
+    probe = {
+        "startupProbe": {"periodSeconds": 5, "failureThreshold": 30, "httpGet": {"port": 8080}}
+    }
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    assert not to_fix(lint(write_kserve("8080", {}, **limits, **probe)))
+
+
+@pytest.mark.parametrize(
+    "command,version,told",
+    [
+        # logs of 0.20.0 and 0.20.2 from compose warn; the image of 0.10 ran the API server's module
+        ("docker run --gpus all vllm/vllm-openai --model Qwen/Qwen3-8B", "0.20.2", True),
+        ("docker run --gpus all vllm/vllm-openai --model Qwen/Qwen3-8B", "0.10.0", False),
+        ("vllm serve --model Qwen/Qwen3-8B", "0.10.0", True),
+        ("vllm serve Qwen/Qwen3-8B", "0.20.2", False),
+        ("python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B", "0.20.2", False),
+    ],
+)
+def test_the_model_by_an_option_is_deprecated(command: str, version: str, told: bool) -> None:
+    whys = [one.why for one in lint(command, version).findings if one.name == "--model"]
+    assert any("first word" in why for why in whys) == told
+
+
+@pytest.mark.parametrize(
+    "pin,told", [("", True), (" --revision abc", False), (" --code-revision abc", False)]
+)
+def test_remote_code_that_is_not_pinned_is_called_a_risk(pin: str, told: bool) -> None:
+    report = lint(f"vllm serve Qwen/Qwen3-8B --trust-remote-code{pin}", "0.20.2")
+    assert any(one.why.startswith("a risk") for one in report.findings) == told
+    assert report.verdict == "ok"
+
+
+MEDIA = ['{"image": 2, "audio": 0}', "image=2,audio=0", '{"image": {"count": 2}, "audio": 0}']
+
+
+@pytest.mark.parametrize("limits", MEDIA)
+def test_limits_of_media_are_read_in_every_form(limits: str) -> None:
+    model = "Qwen/Qwen2.5-VL-7B-Instruct"
+    row = {"model": model, "gpu": "H100", "limit_mm_per_prompt": limits}
+    cells, _ = parse_cells(row)
+    deployment, _ = parse_measured_run(
+        {**cells, "isl": 100.0, "osl": 10.0, "concurrency": 1}, Path(), []
+    )
+    assert deployment.media_limits == {"image": 2, "audio": 0}
+    scenario = parse_scenario(
+        {
+            "question": "q", "model": model, "gpus": [{"gpu": "H100", "at_most": 1}],
+            "workload": {"prompt_tokens": {"mean": 100}, "output_tokens": {"mean": 10}, "concurrency": 1},
+            "service_level": {"ttft": {"p95": 2000}},
+            "engine_args": {"limit_mm_per_prompt": yaml.safe_load(limits)},
+        },
+        "posted",
+    )  # fmt: skip
+    assert scenario.engine_args["limit_mm_per_prompt"] == "image=2,audio=0"
+
+
+def test_predict_lists_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["predict", "--help"])
+    text = capsys.readouterr().out
+    assert ".yaml" not in text
+    missing = [name for name in INPUT_COLUMNS if name not in text]
+    assert not missing

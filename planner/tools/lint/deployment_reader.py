@@ -9,7 +9,12 @@ from planner.deploy.launch_spec import get_engine_packaging
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, deploy_on
-from planner.engines.engine_args import MAX_BATCH_LIMITS, EngineArgs, divide_batch_limits
+from planner.engines.engine_args import (
+    MAX_BATCH_LIMITS,
+    EngineArgs,
+    divide_batch_limits,
+    format_media_limits,
+)
 from planner.engines.gpu_capabilities import explain_capability
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import normalize_method_name
@@ -144,13 +149,8 @@ def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         del args["max_model_len"]
     if args.get("dtype") == "auto":
         del args["dtype"]
-    if isinstance(limits := args.get("limit_mm_per_prompt"), Mapping):
-        counts = {
-            kind: limit.get("count") if isinstance(limit, Mapping) else limit
-            for kind, limit in limits.items()
-        }
-        media = (f"{kind}={limit}" for kind, limit in counts.items() if isinstance(limit, int))
-        args["limit_mm_per_prompt"] = ",".join(media)
+    if "limit_mm_per_prompt" in args:
+        args["limit_mm_per_prompt"] = format_media_limits(args["limit_mm_per_prompt"])
     args |= {
         "sglang": _read_sglang_args,
         "trtllm": _read_trtllm_args,

@@ -326,7 +326,11 @@ def _read_setup(node: YamlMapping, place: _Place) -> ContainerSetup:
     uses = [*read_pod_uses(node, place.labels, place.objects)]
     if isinstance(port := node.get("containerPort"), int):  # of a chart's values
         uses.append(PortUse("containerPort", (port,), f"containerPort: {port}"))
-    if place.kind in (*RUNTIME_KINDS, "InferenceService") and not is_foreign:
+    is_kserve = place.kind in (
+        *RUNTIME_KINDS,
+        "InferenceService",
+    )  # which fetches the weights itself
+    if is_kserve and not is_foreign:
         uses.append(read_kserve_use(node))
     return ContainerSetup(
         "kubernetes",
@@ -339,6 +343,7 @@ def _read_setup(node: YamlMapping, place: _Place) -> ContainerSetup:
         probe,
         limit_s,
         () if pod.get("enableServiceLinks") is False else _list_service_names(place),
+        volumes=None if is_foreign or is_kserve else tuple(map(str, mounts.values())),
         uses=tuple(uses),
         network="host" if pod.get("hostNetwork") is True else "shared" if has_others else "own",
     )

@@ -67,6 +67,7 @@ class ContainerSetup:
     start_limit_s: float | None = None  # when it does
     service_names: tuple[str, ...] = ()  # Services whose addresses are in the environment
     mounts: Mapping[str, str] = field(default_factory=dict)  # path in it -> on the host
+    volumes: tuple[str, ...] | None = None  # paths that outlive the container; None: not known
     image: str = ""
     uses: tuple[PortUse, ...] = ()
     # "shared": other programs may listen at the same address
