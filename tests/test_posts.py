@@ -612,3 +612,96 @@ def test_predict_lists_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert ".yaml" not in text
     missing = [name for name in INPUT_COLUMNS if name not in text]
     assert not missing
+
+
+def test_a_cluster_of_ray_has_more_gpus_than_a_container() -> None:
+    """As GoogleCloudPlatform/kubernetes-engine-samples, ai-ml/llm-multihost-gpus."""
+    script = (
+        "bash /vllm-workspace/examples/online_serving/multi-node-serving.sh leader;"
+        " python3 -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-405B"
+        " --tensor-parallel-size 8 --pipeline-parallel-size 2"
+    )
+    container = {
+        "name": "leader", "image": "vllm/vllm-openai:v0.8.5", "command": ["sh", "-c", script],
+        "resources": {"limits": {"nvidia.com/gpu": "8"}},
+    }  # fmt: skip
+    template = {"spec": {"hostIPC": True, "containers": [container]}}
+    for kind, found in (("LeaderWorkerSet", {}), ("Deployment", {})):
+        document = {"kind": kind, "spec": {"leaderTemplate": template}}
+        assert to_fix(lint(yaml.safe_dump(document))) == found
+    alone = {**container, "command": ["sh", "-c", script.partition(";")[2]]}
+    document = {"kind": "Deployment", "spec": {"hostIPC": True, "containers": [alone]}}
+    assert to_fix(lint(yaml.safe_dump(document))) == {"GPUs": "contradicts"}
+
+
+def test_the_operators_runtime_names_its_options_beside_its_model() -> None:
+    """As production-stack, src/gateway_inference_extension/configs/vllm/vllm-runtime.yaml."""
+    spec = {
+        "tensorParallelSize": 1, "gpuMemoryUtilization": "0.8", "deploymentStrategy": "RollingUpdate",
+        "extraArgs": ["--max-num-seq", "1024"],
+        "model": {"modelURL": "meta-llama/Llama-3.2-1B-Instruct", "maxModelLen": 4096},
+    }  # fmt: skip
+    (one,) = lint(yaml.safe_dump({"kind": "VLLMRuntime", "spec": spec}), "0.20.2").commands
+    values = one.checked.argument_values
+    assert (values["max_model_len"], values["gpu_memory_utilization"]) == (4096, 0.8)
+    assert not [finding.name for finding in one.checked.findings if finding.needs_fix]
+
+
+def test_the_variables_of_a_container_are_filled_in() -> None:
+    """As GoogleCloudPlatform/kubernetes-engine-samples, ai-ml/llm-serving-gemma/tgi."""
+    container = {
+        "image": "us-docker.pkg.dev/gcr.io/huggingface-text-generation-inference-cu121.2-1.py310",
+        "args": ["--model-id=$(MODEL_ID)", "--num-shard=1"],
+        "env": [{"name": "MODEL_ID", "value": "google/gemma-2-2b-it"}],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+    }  # fmt: skip
+    selector = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    spec = {"nodeSelector": selector, "containers": [container]}
+    service = {**SERVICE, "spec": {**SERVICE["spec"], "selector": {"app": "tgi"}}}  # type: ignore[dict-item]
+    pod = {"kind": "Pod", "metadata": {"labels": {"app": "tgi"}}, "spec": spec}
+    (one,) = lint(yaml.safe_dump_all([pod, service])).commands
+    assert one.plan
+    assert one.plan.deployment.gpu.name == "L4"
+    assert not [finding.name for finding in one.checked.findings if finding.needs_fix]
+
+
+def test_a_task_of_dstack_has_its_variables_image_and_gpus() -> None:
+    """As dstack.ai/docs/examples/inference/vllm."""
+    task = {
+        "type": "service", "image": "vllm/vllm-openai:v0.20.2", "env": ["MODEL=Qwen/Qwen3-32B", "HF_TOKEN"],
+        "commands": ["vllm serve $MODEL --tensor-parallel-size $DSTACK_GPUS_NUM --max-model-len 8192"],
+        "resources": {"gpu": "H100:2"},
+    }  # fmt: skip
+    report = lint(yaml.safe_dump(task))
+    (one,) = report.commands
+    assert one.plan
+    assert (one.plan.deployment.layout.tp, one.plan.deployment.gpu.name) == (2, "H100-SXM")
+    assert str(one.checked.version) == "0.20.2"
+    assert report.verdict == "ok"
+
+
+GUIDES = {
+    # vllm-project/recipes: moonshotai/Kimi-K2.5.md
+    "what a reader fills in": (
+        "vllm serve m/n \\\n  --port <http_port> \\\n  --max-num-seqs <number of users>\n",
+        {"--port": "unread", "--max-num-seqs": "unread"},
+    ),
+    # DeepSeek/DeepSeek-V3_1.md
+    "what stands elsewhere": ("vllm serve ...\n  --enable-auto-tool-choice\n  --tool-call-parser hermes\n", {}),
+    # OpenAI/GPT-OSS.md
+    "another program that runs": ("mcp run -t sse server.py:mcp\nvllm serve m/n --tool-server a:1\n", {}),
+    "lines that are cut off": (
+        "vllm serve m/n\n  --max-num-seqs 8\n", {"--max-num-seqs": "contradicts"},
+    ),
+    "an image on a line of its own": (
+        "docker run --gpus all --ipc=host\nvllm/vllm-openai:v0.20.2 m/n\n",
+        {"vllm/vllm-openai:v0.20.2": "contradicts"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code,found", GUIDES.values(), ids=GUIDES)
+def test_guides_leave_out_and_fill_in(code: str, found: dict[str, str], tmp_path: Path) -> None:
+    guide = tmp_path / "guide.md"
+    guide.write_text(f"# Serve\n\n```bash\n{code}```\n", encoding="utf-8")
+    assert to_fix(lint(str(guide), "0.20.2")) == found

@@ -110,13 +110,10 @@ def _derive_tpot(run: object) -> object:
         return run
     whole, first, gap = (run.get(f"mean_{name}_ms") for name in ("e2el", "ttft", "itl"))
     tokens, count = run.get("total_output_tokens"), run.get("completed")
-    numbers = [each for each in (whole, first, tokens, count) if isinstance(each, int | float)]
-    if len(numbers) == 4 and count and tokens > count:
-        return {
-            **run,
-            "mean_tpot_ms": (whole - first) / (tokens / count - 1),
-            "derived": "E2E and TTFT",
-        }
+    numbers = (whole, first, tokens, count)
+    if None not in numbers and count and tokens > count:  # else of no number, which is told later
+        tpot = ((whole or 0.0) - (first or 0.0)) / (tokens / count - 1)
+        return {**run, "mean_tpot_ms": tpot, "derived": "E2E and TTFT"}
     return {**run, "mean_tpot_ms": gap, "derived": "ITL"} if gap else run
 
 

@@ -76,9 +76,9 @@ def find_memory_shortage(errors: Iterable[StartupError]) -> MemoryShortage | Non
     """Find by how much an allocation failed; None if no error states it."""
     for error in errors:
         sizes = {
-            name: parse_bytes(error.figures[name].replace(" ", ""))
+            name: size
             for name in ("asked", "free", "total", "allocated")
-            if name in error.figures and re.search("[GM]iB", error.figures[name])
+            if (size := parse_bytes(error.figures.get(name, "").replace(" ", ""))) is not None
         }
         if {"asked", "free", "total"} <= set(sizes) and sizes["asked"] > sizes["free"]:
             missing = sizes["asked"] - sizes["free"]

@@ -52,6 +52,11 @@ _CHART_ONLY_KEYS = (
 _ENGINES = ("vllm", "sglang", "trtllm", "tgi")
 _MODEL_KEYS = ("model", "modelName", "modelId", "modelURL", "model_name", "model_id")
 _KSERVE_OPTIONS = {"--model_name", "--model_id", "--model_dir", "--backend"}
+_GPU_COUNT_VARIABLES = ("DSTACK_GPUS_NUM", "SKYPILOT_NUM_GPUS_PER_NODE")
+"""Variables with the number of a task's GPUs (dstack.ai, docs.skypilot.co: environment variables)."""
+_CLUSTER_KINDS = ("LeaderWorkerSet", "RayCluster", "RayService", "RayClusterFleet")
+_CLUSTER_PATTERN = re.compile(r"\bray start\b|multi-node-serving\.sh|run_cluster\.sh")
+"""By which a container is known as one of several that run one server."""
 _PROBE_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "failureThreshold": 3}
 """Defaults of a probe (kubernetes.io, Configure Liveness, Readiness and Startup Probes)."""
 
@@ -79,6 +84,8 @@ class _Place:
     labels: YamlMapping = field(default_factory=dict)  # of the pod
     config_maps: Mapping[str, YamlMapping] | None = None
     gpu: str = ""  # that the file names for what is here
+    environment: Mapping[str, str] = field(default_factory=dict)  # of shell text
+    image: str = ""  # in which shell text runs
     kind: str = ""  # of the document
 
     def enter(self, key: object) -> "_Place":
@@ -149,7 +156,11 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
     if not isinstance(node, Mapping):
         if isinstance(node, str) and (mention := SERVER_MENTION_PATTERN.search(node)):
             try:
-                yield from find_commands(node, place.path, None)
+                image = parse_image_name(place.image)
+                for command in find_commands(node, place.path, None, place.environment):
+                    is_ours = image is not None and image.engine == command.engine
+                    version = image.version if image and is_ours else ""
+                    yield replace(command, gpu=place.gpu, version=command.version or version)
             except PlannerError as error:
                 engine = next((name for name in ("sglang", "trtllm") if name in mention[0]), "vllm")
                 unread = (mention[0], f"({error})")
@@ -157,12 +168,25 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
         return
     if gpu := find_named_gpu(node):
         place = replace(place, gpu=gpu)
+        count = gpu.partition("x")[0] if re.match(r"\d+x", gpu) else ""
+        counted = dict.fromkeys(_GPU_COUNT_VARIABLES, count) if count else {}
+        place = replace(place, environment={**place.environment, **counted})
+    place = replace(place, image=_read_image_name(node) or place.image)
+    for key in ("env", "envs"):  # of dstack and SkyPilot
+        known = {k: v for k, v in _parse_environment(node.get(key)).items() if v != f"${{{k}}}"}
+        place = replace(place, environment={**place.environment, **known})
     if isinstance(node.get("modelURL"), str) and ("vllmConfig" in node or "repository" in node):
         yield replace(_parse_production_stack(node, place.path), gpu=place.gpu)
         return
-    served, config = node.get("model"), node.get("vllmConfig")
-    if isinstance(served, Mapping) and "modelURL" in served and isinstance(config, Mapping):
-        # production-stack's operator has the chart's names in two places
+    served = node.get("model")
+    if isinstance(served, Mapping) and "modelURL" in served:
+        # production-stack's operator has the chart's names in two places, older ones beside the model
+        known = get_cli_options("vllm", load_flag_lists("vllm").versions[-1]).spellings
+        config = node.get("vllmConfig") or {
+            key: value
+            for key, value in node.items()
+            if key == "extraArgs" or f"--{_convert_camel_case(str(key))}" in known
+        }
         yield from _find_in_node({**served, "vllmConfig": {**served, **config}}, place)
         return
     if isinstance(node.get("modelFormat"), Mapping):
@@ -203,24 +227,32 @@ def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCo
     name = _read_image_name(node)
     if variables is not None:
         name = expand_variables(name, variables)
-    if not words and not parse_image_name(name):
+    runs_text = node.get("commands") or node.get("run")  # of dstack and SkyPilot, read as shell text
+    if not words and (runs_text or not parse_image_name(name)):
         return
     environment, findings = _read_environment(node, place)
     if variables is None:
-        words = [
-            re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
-            for word in words
-        ]
+        words = _expand_references(words, environment)
     # Kubernetes' command is in place of the image's entry point, and compose's is not.
     is_replaced = bool(lists["entrypoint"]) or (variables is None and bool(lists["command"]))
     setup = replace(_read_setup(node, place), image=name)
     commands = list(parse_container(name, words, environment, place.path, is_replaced))
+    is_member = place.kind in _CLUSTER_KINDS or _CLUSTER_PATTERN.search(" ".join(words))
+    setup = replace(setup, is_member=bool(is_member))
     # another server, or a program in the background, may be the one that is asked
     if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", " ".join(words)):
         setup = replace(setup, network="shared")
     for command in commands:
         known = (*findings, *command.findings)
         yield replace(command, setup=setup, findings=known, gpu=_name_gpu(node, place))
+
+
+def _expand_references(words: Iterable[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the words of a container with its variables, as Kubernetes writes them: $(NAME)."""
+    pattern = r"\$\(([A-Za-z_]\w*)\)"
+    return [
+        re.sub(pattern, lambda match: environment.get(match[1], match[0]), word) for word in words
+    ]
 
 
 def _name_gpu(node: YamlMapping, place: _Place) -> str:
@@ -265,6 +297,7 @@ def _parse_values_node(node: YamlMapping, place: _Place) -> Iterator[ServerComma
         if place.model and not has_model and words[0].startswith("-"):
             words = [place.model.removeprefix("hf://"), *words]
         environment, findings = _read_environment(node, place)
+        words = _expand_references(words, environment)
         # a chart's values are not all that it gives its container
         is_container = bool(place.pod and place.kind) or place.compose_variables is not None
         place = place if is_container else replace(place, pod=None)
@@ -390,7 +423,8 @@ def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> Cont
     is_shared = str(node.get("ipc", "private")) not in ("private", "shareable", "none")
     size = node.get("shm_size")
     mode, networks = str(node.get("network_mode") or ""), node.get("networks")
-    addresses = (get_nested(networks, name, "ipv4_address") for name in networks or ())
+    joined = networks.values() if isinstance(networks, Mapping) else ()
+    addresses = (get_nested(one, "ipv4_address") for one in joined)
     return ContainerSetup(
         "compose",
         bool(requests or gpus or node.get("devices") or node.get("runtime") or node.get("privileged")),

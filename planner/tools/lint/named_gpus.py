@@ -27,7 +27,7 @@ def find_named_gpu(node: Mapping[str, Any]) -> str:
 
     With a number if it names one, such as "4xL40S" for SkyPilot's `accelerators: L40S:4`.
     """
-    named = [gpu for text in _list_wanted(node) if (gpu := resolve_gpu(text))]
+    named = [one for text in _list_wanted(node) if (one := resolve_gpu(text))]
     smallest = min(named, key=lambda one: one[1].memory_bytes, default=None)
     if smallest is None:
         return ""

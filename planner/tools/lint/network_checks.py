@@ -11,6 +11,7 @@ from planner.tools.lint.server_commands import ContainerSetup, PortUse
 
 _ANY_ADDRESSES = ("", "0.0.0.0", "::", "[::]", "*")
 _LOOPBACK_PATTERN = re.compile(r"localhost|127(\.\d{1,3}){3}|\[?::1\]?")
+_TGI_IMAGE_PATTERN = re.compile(r"(^|/)huggingface/text-generation-inference(?=[:@]|$)")
 _TGI_IMAGE_PORT = "80"
 """PORT in the image of TGI, whose launcher's own default is 3000 (its Dockerfile, 3.1)."""
 
@@ -48,8 +49,11 @@ def find_listener(checked: CheckedCommand) -> Listener | None:
         values.get(name.lstrip("-"), known[name].default if name in known else None)
         for name in (option, "--port")
     )
-    if command.engine == "tgi" and command.container and "PORT" not in command.environment:
-        port = values.get("port") if "--port" in command.argv else _TGI_IMAGE_PORT
+    is_given = "PORT" in command.environment or "--port" in command.argv
+    if command.engine == "tgi" and command.container and not is_given:
+        # other images, such as Google's, have variables of their own
+        is_official = command.setup and _TGI_IMAGE_PATTERN.search(command.setup.image)
+        port = _TGI_IMAGE_PORT if is_official else None
     others = {v for name, v in values.items() if "port" in name and isinstance(v, int)}
     return Listener(
         option,

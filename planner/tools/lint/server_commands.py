@@ -17,7 +17,7 @@ _ENGINE_IMAGES = (
     ("vllm", True, re.compile(r"(^|/)(vllm-openai[\w-]*|vllm-tpu)(?=[:@]|$)")),
     ("vllm", False, re.compile(r"(^|/)vllm[\w-]*(?=[:@]|$)")),
     ("sglang", False, re.compile(r"(^|/)sglang[\w-]*(?=[:@]|$)")),
-    ("tgi", True, re.compile(r"(^|/)text-generation-inference(?=[:@]|$)")),
+    ("tgi", True, re.compile(r"(^|/)[\w-]*text-generation-inference[\w.-]*(?=[:@]|$)")),
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
@@ -36,6 +36,7 @@ _VALUELESS_DOCKER_OPTIONS = {
 """Options of `docker run` that take no value."""
 IMAGE_OPTION = "--container-image"
 """Slurm's option (`srun` with pyxis) for the image in which a command runs."""
+_CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
     r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server"
@@ -69,6 +70,7 @@ class ContainerSetup:
     mounts: Mapping[str, str] = field(default_factory=dict)  # path in it -> on the host
     volumes: tuple[str, ...] | None = None  # paths that outlive the container; None: not known
     image: str = ""
+    is_member: bool = False  # of several containers that run one server
     uses: tuple[PortUse, ...] = ()
     # "shared": other programs may listen at the same address
     network: Literal["own", "host", "shared"] = "own"
@@ -174,11 +176,15 @@ def _rejoin_options(
     for statement in statements:
         first = statement.words[0]
         is_option = re.match("--?[A-Za-z]", first)
-        is_image = bool(joined) and "run" in joined[-1][0].words[:4] and parse_image_name(first)
+        started = joined[-1][0].words[:4] if joined else ()
+        is_image = _CONTAINER_PROGRAMS & {*started} and "run" in started and parse_image_name(first)
         if not joined or not (is_option or is_image):
             joined.append((statement, ()))
             continue
         before, findings = joined[-1]
+        if {"...", "\u2026"} & {*before.words}:  # a guide leaves out what stands elsewhere
+            joined[-1] = replace(before, words=(*before.words, *statement.words)), findings
+            continue
         is_blank = not before.words[-1].strip()
         why = "the line before ends " + (
             "with a blank after its backslash" if is_blank else "without a backslash"
@@ -204,7 +210,7 @@ def _parse_statement(
     if depth > 3 or not words:
         return
     program = PurePath(words[0]).name
-    if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
+    if program in _CONTAINER_PROGRAMS and "run" in words[:4]:
         yield from _parse_docker_run(words, environment, location, depth)
         return
     shell_option = next(
