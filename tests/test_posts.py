@@ -705,3 +705,31 @@ def test_guides_leave_out_and_fill_in(code: str, found: dict[str, str], tmp_path
     guide = tmp_path / "guide.md"
     guide.write_text(f"# Serve\n\n```bash\n{code}```\n", encoding="utf-8")
     assert to_fix(lint(str(guide), "0.20.2")) == found
+
+
+WRAPPED = {
+    # as people paste them: broken at the width of a page
+    "a refusal": (
+        "ERROR [core.py:708] ValueError: \nTo serve at least one request with the models's max seq len"
+        " (40960), \n(5.62 GiB KV cache is needed, which is larger than the available KV cache memory"
+        " (4.50 GiB). \nBased on the available memory, the estimated maximum model length is 32768. \n",
+        "--max-model-len 32768 starts",
+    ),
+    "an allocation": (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.47 GiB.\n> GPU 0 has a total"
+        " capacity of 23.57 GiB of which 2.66 GiB is free.\n> Including non-PyTorch memory, this process"
+        " has 20.88 GiB memory in use.\n",
+        "0.8 GiB short",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text,told", WRAPPED.values(), ids=WRAPPED)
+def test_errors_are_known_however_their_lines_are_broken(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    assert main(["explain-log", str(path)]) == 1
+    assert told in capsys.readouterr().out
+    assert diagnose(log=path).exit_code == 1

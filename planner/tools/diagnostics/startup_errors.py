@@ -13,8 +13,8 @@ from planner.core.units import GIB, parse_bytes
 
 FOREIGN_MEMORY_ERRORS = ("foreign_process", "memory_profiling")
 """Errors about memory that other processes take or give back."""
-MAX_LINE_CHARS = 2000
-"""Characters of a line that are searched."""
+MAX_LINE_CHARS, MAX_UNWRAPPED_CHARS = 2000, 65_536
+"""Characters of a line that are searched, and of the log's end without its line breaks."""
 
 
 class ErrorPhrase(StrictEntry):
@@ -111,12 +111,19 @@ def find_startup_errors(text: str) -> list[StartupError]:
     for line in text.splitlines():
         for key, (phrase, pattern) in phrases.items():
             if match := pattern.search(line[:MAX_LINE_CHARS]):
-                figures = {
-                    name: value for name, value in match.groupdict().items() if value is not None
-                }
-                errors.setdefault(
-                    key,
-                    StartupError(key, phrase, figures, redact_text(escape_to_one_line(line))[:300]),
-                )
+                errors.setdefault(key, _make_error(key, phrase, match, line))
                 break
+    # people break long lines where they paste them
+    unwrapped = re.sub(r"\s*\n[>\s]*", " ", text[-MAX_UNWRAPPED_CHARS:])
+    for key, (phrase, pattern) in phrases.items():
+        match = pattern.search(unwrapped)
+        if match and match[0] not in text:  # which is of one line
+            found = _make_error(key, phrase, match, match[0])
+            if key not in errors or len(found.figures) > len(errors[key].figures):
+                errors[key] = found
     return list(errors.values())
+
+
+def _make_error(key: str, phrase: ErrorPhrase, match: re.Match[str], line: str) -> StartupError:
+    figures = {name: value for name, value in match.groupdict().items() if value is not None}
+    return StartupError(key, phrase, figures, redact_text(escape_to_one_line(line))[:300])

@@ -227,7 +227,9 @@ def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCo
     name = _read_image_name(node)
     if variables is not None:
         name = expand_variables(name, variables)
-    runs_text = node.get("commands") or node.get("run")  # of dstack and SkyPilot, read as shell text
+    runs_text = node.get("commands") or node.get(
+        "run"
+    )  # of dstack and SkyPilot, read as shell text
     if not words and (runs_text or not parse_image_name(name)):
         return
     environment, findings = _read_environment(node, place)
