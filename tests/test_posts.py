@@ -733,3 +733,22 @@ def test_errors_are_known_however_their_lines_are_broken(
     assert main(["explain-log", str(path)]) == 1
     assert told in capsys.readouterr().out
     assert diagnose(log=path).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "check,waits,found",
+    [
+        ({"start_period": "30s"}, True, True),  # and 3 x 30 s; an 8B needs 16 GB first
+        ({"start_period": "10m", "interval": "10s"}, True, False),
+        ({"start_period": "1m30s", "interval": "500ms"}, True, True),
+        ({"start_period": "30s"}, False, False),  # nobody waits: it becomes healthy later
+        ({"start_period": "${WAIT}"}, True, False),
+    ],
+)
+def test_what_waits_for_a_service_gives_up(check: dict[str, str], waits: bool, found: bool) -> None:
+    check = {"test": "curl -f http://localhost:8000/health", **check}
+    document = yaml.safe_load(write_service("Qwen/Qwen3-8B", healthcheck=check))
+    if waits:
+        needs = {"llm": {"condition": "service_healthy"}}
+        document["services"]["web"] = {"image": "web", "depends_on": needs}
+    assert to_fix(lint(yaml.safe_dump(document))) == ({"healthcheck": "risky"} if found else {})

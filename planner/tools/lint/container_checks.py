@@ -88,12 +88,19 @@ def _check_probe(
     place = f"{deployment.model.name} on {deployment.gpu.name}"
     origin = "are downloaded over 1 Gbit/s (assumed)" if is_downloaded else "come over a network"
     again = ", again after each kill: no volume keeps them" if is_downloaded else ""
+    is_waiting = setup.runtime == "compose"
+    effect = "what waits for it gives up" if is_waiting else "it kills the server"
+    again = "" if is_waiting else again
     why = (
-        f"it kills the server after {limit_s:.0f} s, and {place} starts in"
+        f"{effect} after {limit_s:.0f} s, and {place} starts in"
         f" {_format_startup(stored)}, {_format_startup(slowest)} if the weights {origin}{again}"
     )
     failures = round(1.5 * slowest.total.hi / 10)
-    advice = f"startupProbe: {{periodSeconds: 10, failureThreshold: {failures}, ...}}"
+    advice = (
+        f"start_period: {10 * failures}s"
+        if is_waiting
+        else f"startupProbe: {{periodSeconds: 10, failureThreshold: {failures}, ...}}"
+    )
     verdict: LintVerdict = "contradicts" if limit_s < stored.total.lo else "risky"
     yield _make_finding(setup.probe, f"{setup.probe}: {limit_s:.0f} s", verdict, why, advice)
 

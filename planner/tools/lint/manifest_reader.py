@@ -80,6 +80,7 @@ class _Place:
     pod: YamlMapping | None = None
     model: str = ""  # that a chart's values name
     compose_variables: Mapping[str, str] | None = None  # None: not in a compose file
+    awaited: frozenset[str] = frozenset()  # services of it that others wait for
     objects: tuple[YamlMapping, ...] = ()  # of Kubernetes, that are applied together
     labels: YamlMapping = field(default_factory=dict)  # of the pod
     config_maps: Mapping[str, YamlMapping] | None = None
@@ -139,7 +140,8 @@ def find_commands_in_documents(
         here = place
         if isinstance(document, Mapping) and isinstance(document.get("services"), Mapping):
             variables = parse_assignments(files.find(".env") or "")
-            here = replace(place, compose_variables=variables)
+            awaited = _list_awaited(document["services"])
+            here = replace(place, compose_variables=variables, awaited=awaited)
         elif isinstance(document, Mapping):
             here = replace(place, kind=str(document.get("kind", "")))
         yield from _find_in_node(document, here)
@@ -181,11 +183,11 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
     served = node.get("model")
     if isinstance(served, Mapping) and "modelURL" in served:
         # production-stack's operator has the chart's names in two places, older ones beside the model
-        known = get_cli_options("vllm", load_flag_lists("vllm").versions[-1]).spellings
+        spellings = get_cli_options("vllm", load_flag_lists("vllm").versions[-1]).spellings
         config = node.get("vllmConfig") or {
             key: value
             for key, value in node.items()
-            if key == "extraArgs" or f"--{_convert_camel_case(str(key))}" in known
+            if key == "extraArgs" or f"--{_convert_camel_case(str(key))}" in spellings
         }
         yield from _find_in_node({**served, "vllmConfig": {**served, **config}}, place)
         return
@@ -338,7 +340,12 @@ def _guess_engine(words: Sequence[str]) -> str | None:
 def _read_setup(node: YamlMapping, place: _Place) -> ContainerSetup:
     """Return what a compose service or a manifest's container is given."""
     if place.compose_variables is not None:
-        return _read_compose_setup(node, place.compose_variables)
+        setup = _read_compose_setup(node, place.compose_variables)
+        is_awaited = place.path.rpartition(".")[2] in place.awaited
+        limit_s = _read_health_limit(node.get("healthcheck")) if is_awaited else None
+        return (
+            setup if limit_s is None else replace(setup, probe="healthcheck", start_limit_s=limit_s)
+        )
     resources, pod = node.get("resources"), place.pod or {}
     limits = get_nested(resources, "limits")
     names = list(limits) if isinstance(limits, Mapping) else []
@@ -405,6 +412,44 @@ def _read_start_limit(node: YamlMapping) -> tuple[str, float | None]:
     return "", None
 
 
+def _list_awaited(services: YamlMapping) -> frozenset[str]:
+    """Return the services whose health others wait for, and give up where it fails."""
+    waits = (get_nested(one, "depends_on") for one in services.values())
+    return frozenset(
+        str(name)
+        for wait in waits
+        if isinstance(wait, Mapping)
+        for name, how in wait.items()
+        if get_nested(how, "condition") == "service_healthy"
+    )
+
+
+def _read_health_limit(check: object) -> float | None:
+    """Return after how many seconds a service counts as unhealthy; None if that is not known.
+
+    docs.docker.com, Dockerfile reference: failures within the start period do not count.
+    """
+    if not isinstance(check, Mapping) or not check.get("test"):
+        return None
+    start, interval = (
+        _parse_duration(check.get(key, default))
+        for key, default in (("start_period", "0s"), ("interval", "30s"))
+    )
+    retries = check.get("retries", 3)
+    if start is None or interval is None or not isinstance(retries, int):
+        return None
+    return start + interval * retries
+
+
+def _parse_duration(text: object) -> float | None:
+    """Return the seconds of "1m30s"; None for other text."""
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[hms])", str(text))
+    if not parts or "".join(map("".join, parts)) != str(text):
+        return None
+    return sum(float(number) * units[unit] for number, unit in parts)
+
+
 def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> ContainerSetup:
     """Return what a compose service gives its container."""
     reserved = list_items(get_nested(node, "deploy", "resources", "reservations", "devices"))
@@ -434,6 +479,7 @@ def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> Cont
         None if is_shared or "/dev/shm" in (*mounts, *memory)
         else parse_bytes(str(size)) if size else DEFAULT_SHM_BYTES,
         mounts=mounts,
+        volumes=tuple(mounts),
         uses=tuple(read_compose_uses(node, mode == "host")),
         network="host" if mode == "host" else "shared" if ":" in mode else "own",
         addresses=tuple(map(str, filter(None, addresses))),
