@@ -520,7 +520,7 @@ def test_rows_of_other_machines_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("x.json", "{}", "x.json, as a result of vllm bench serve, field completed: field is missing"),
+        ("x.json", "{}", "x.json, as a benchmark's result, field completed: field is missing"),
         ("x.json", "hello", "x.json is not JSON"),
         ("x.json", json.dumps(BENCH) + "\n{\n", "x.json, line 2 is not JSON"),
         ("x.json", json.dumps([BENCH, BENCH | {"completed": 0}]), "x.json, run 2.*field completed.*above 0"),

@@ -15,6 +15,7 @@ from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_json, parse_yaml, read_text
 from planner.core.redaction import redact_text
+from planner.hardware.gpus import parse_gpu_count
 from planner.models.hf_config import parse_hf_config
 from planner.models.registry import _merge_entry_config, list_models, load_model
 from planner.planning.scenario import find_scenario_file, load_scenario, parse_scenario
@@ -22,7 +23,6 @@ from planner.simulator.schedule_cases import run_schedule_case
 from planner.tools.batch import predict_row
 from planner.tools.diagnostics.log_comparison import infer_deployment
 from planner.tools.diagnostics.startup_log import parse_startup_log
-from planner.tools.lint.deployment_reader import parse_gpu_count
 from planner.tools.lint.source_reader import read_source
 from planner.ui.cli import main
 from planner.workload import traces

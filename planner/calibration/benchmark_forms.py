@@ -5,7 +5,8 @@ Forms, each with what was read (2026-11):
 - SGLang's bench_serving, JSON lines: vLLM's names, except `e2e_latency` (docs/developer_guide).
 - GuideLLM, `benchmarks.json`: benchmark/schemas/generative of 0.5, config.strategy or args.strategy.
 - AIPerf, `profile_export_aiperf.json` of 0.10, and genai-perf's `profile_export_genai_perf.json`.
-- The table that vLLM and SGLang print at the end ("Serving Benchmark Result").
+- The table that vLLM and SGLang print at the end ("Serving Benchmark Result"); SGLang's has no TPOT since 2025.
+- What trtllm-bench prints ("PERFORMANCE OVERVIEW"): docs/source/performance/perf-benchmarking of 1.2.
 - inference-perf, `stage_N_lifecycle_metrics.json` and its summary: docs/reports.md, in seconds.
 """
 
@@ -49,22 +50,71 @@ _TABLE_LINE = re.compile(
 )
 
 
+_TRTLLM_HEAD = "= PERFORMANCE OVERVIEW"
+_TRTLLM_LABELS = {
+    "Number of requests": "completed",
+    "Number of concurrent requests": "max_concurrency",
+    "Average Input Length (tokens)": "mean_input_tokens",
+    "Average Output Length (tokens)": "mean_output_tokens",
+    "Request Throughput (req/sec)": "request_throughput",
+    "Total Output Throughput (tokens/sec)": "output_throughput",
+    "Average request latency (ms)": "mean_e2el_ms",
+    "Average time-to-first-token [TTFT] (ms)": "mean_ttft_ms",
+    "Average time-per-output-token [TPOT] (ms)": "mean_tpot_ms",
+    **{
+        f"[{metric}] {statistic.upper()}": f"{statistic}_{field}_ms"
+        for statistic in ("p50", "p95", "p99")
+        for metric, field in (("TTFT", "ttft"), ("TPOT", "tpot"), ("Latency", "e2el"))
+    },
+}  # fmt: skip
+"""vLLM's names of fields by the labels that trtllm-bench prints."""
+_TRTLLM_LINE = re.compile(
+    rf"^[#>\s]{{0,9}}({'|'.join(map(re.escape, _TRTLLM_LABELS))})\s*:[ \t]+(\d[\d.E+]{{0,20}})",
+    re.M,
+)
+_COUNTS = ("completed", "failed", "max_concurrency", "total_input_tokens", "total_output_tokens")
+
+
 def read_printed_tables(text: str) -> list[Fields]:
     """Return the runs whose tables a text has, as they are printed; none without a table.
 
     Older releases print rate and concurrency above the table.
     """
-    runs, above = [], text.partition(TABLE_HEAD)[0]
+    runs, above = list[Fields](), text.partition(TABLE_HEAD)[0]
     for part in text.split(TABLE_HEAD)[1:]:
         table, _, below = part.partition("\n=====")
         pairs = _TABLE_LINE.findall(f"{above}\n{table}")
         runs.append({_TABLE_LABELS[label]: float(value) for label, value in pairs})
         above = below
-    counts = ("completed", "failed", "max_concurrency", "total_input_tokens", "total_output_tokens")
+    before, *parts = text.split(_TRTLLM_HEAD)
+    for part in parts:
+        pairs = _TRTLLM_LINE.findall(f"{before}\n{part}")
+        run: Fields = {_TRTLLM_LABELS[label]: float(value) for label, value in pairs}
+        before = part
+        for side in ("input", "output"):
+            if mean := run.pop(f"mean_{side}_tokens", 0.0):
+                run[f"total_{side}_tokens"] = mean * run.get("completed", 0.0)
+        runs.append(run)
     return [
-        {name: int(value) if name in counts else value for name, value in run.items()}
+        {name: round(value) if name in _COUNTS else value for name, value in run.items()}
         for run in runs
     ]
+
+
+def _derive_tpot(run: object) -> object:
+    """Return a run with the mean time per output token that its form leaves out, as SGLang's does.
+
+    By definition it is what is left of a request's time after the first token, over its other tokens.
+    """
+    if not isinstance(run, Mapping) or "mean_tpot_ms" in run:
+        return run
+    whole, first, gap = (run.get(f"mean_{name}_ms") for name in ("e2el", "ttft", "itl"))
+    tokens, count = run.get("total_output_tokens"), run.get("completed")
+    numbers = (whole, first, tokens, count)
+    if None not in numbers and count and tokens > count:  # else of no number, which is told later
+        tpot = ((whole or 0.0) - (first or 0.0)) / (tokens / count - 1)
+        return {**run, "mean_tpot_ms": tpot, "derived": "E2E and TTFT"}
+    return {**run, "mean_tpot_ms": gap, "derived": "ITL"} if gap else run
 
 
 def convert_to_vllm_runs(data: object, location: str) -> list[object]:
@@ -79,12 +129,12 @@ def convert_to_vllm_runs(data: object, location: str) -> list[object]:
             return [_convert_guidellm(run) for run in data["benchmarks"]]
         for key, convert in _CONVERTERS.items():
             if key in data:
-                return [convert(data)]
+                return [_derive_tpot(convert(data))]
+        return [_derive_tpot(data)]
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise PlannerError(
             f"{location}, as a result of a load generator: {type(error).__name__} at {error}"
         ) from None
-    return [data]
 
 
 def _convert_sglang(data: Mapping[str, Any]) -> Fields:

@@ -14,7 +14,6 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 
 from planner.calibration.benchmark_forms import (
     STATISTICS,
-    TABLE_HEAD,
     convert_to_vllm_runs,
     read_printed_tables,
 )
@@ -199,7 +198,9 @@ def _read_bench_file(
         )
     for number, (source, data) in enumerate(runs, 1):
         where = path.name if len(runs) == 1 else f"{path.name}, run {number}"
-        run = validate_entry(VllmBenchResult, data, f"{where}, as a result of vllm bench serve")
+        run = validate_entry(VllmBenchResult, data, f"{where}, as a benchmark's result")
+        if isinstance(data, dict) and (origin := data.get("derived")):
+            notes.append(f"{where} states no TPOT: it was worked out from its means of {origin}")
         try:
             # bench.sh shares a prefix; the prompts of other load generators are taken as unlike
             workload = run.build_workload(prefix_tokens if data is source else 0)
@@ -260,7 +261,7 @@ def _iterate_json_objects(path: Path) -> Iterator[object]:
     Of a text with printed tables, yield their fields.
     """
     text = read_text(path, MAX_RESULT_FILE_BYTES)
-    if TABLE_HEAD in text and (runs := read_printed_tables(text)):
+    if runs := read_printed_tables(text):
         yield from runs
         return
     try:

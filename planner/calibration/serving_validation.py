@@ -152,7 +152,7 @@ def load_cohort() -> pd.DataFrame:
         lo, mid, hi = (rows[f"{metric.lower()}_{end}_ms"] for end in ("lo", "mid", "hi"))
         measured = rows[f"measured_{metric.lower()}_ms"]
         points[f"measured {metric} (ms)"] = measured
-        points[f"predicted {metric} (ms)"] = list(map(Interval, lo, mid, hi))
+        points[f"predicted {metric} (ms)"] = pd.Series(list(map(Interval, lo, mid, hi)))
         points[f"{metric} error"] = mid / measured - 1
         points[f"{metric} inside"] = measured.between(lo, hi).where(measured.notna())
     return points

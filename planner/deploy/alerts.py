@@ -199,5 +199,9 @@ def build_monitoring_values(
         "of": build_series_selector(deployment), "job": get_prometheus_job(deployment),
         "endpoints": at, "planned_hits": prediction.effective_workload.cache_hit_fraction,
         "planned_acceptance": compute_planned_acceptance(deployment),
-        "modes": load_failure_modes(engine_metric_names.names) if engine_metric_names.names else {},
+        "modes": (
+            load_failure_modes(engine_metric_names.names, deployment.engine.name)
+            if engine_metric_names.names
+            else {}
+        ),
     }  # fmt: skip

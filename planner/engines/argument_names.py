@@ -1,5 +1,6 @@
 """Argument names of the planner and of each engine."""
 
+import re
 from functools import cache
 
 from pydantic import Field
@@ -14,6 +15,7 @@ class ArgumentNames(SourcedEntry):
     cache: dict[str, str] = Field(default_factory=dict)
     methods: dict[str, str] = Field(default_factory=dict)
     drafting: dict[str, str] = Field(default_factory=dict)
+    words: dict[str, str] = Field(default_factory=dict)
 
     @property
     def engine_names(self) -> dict[str, str]:
@@ -25,3 +27,14 @@ class ArgumentNames(SourcedEntry):
 def load_argument_names(engine: str) -> ArgumentNames:
     """Load the engine's names of arguments and of speculative methods."""
     return load_catalog("flags/arguments.yaml", ArgumentNames)[engine]
+
+
+def translate_arguments(text: str, engine: str) -> str:
+    """Return a text with the planner's names of arguments in the engine's words.
+
+    >>> translate_arguments("a lower gpu_memory_utilization", "sglang")
+    'a lower mem_fraction_static'
+    """
+    own = {**load_argument_names(engine).engine_names, **load_argument_names(engine).words}
+    pattern = rf"(?<!--)\b({'|'.join(sorted(own, key=len, reverse=True))})\b"
+    return re.sub(pattern, lambda match: own[match[1]], text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -65,6 +66,26 @@ FIRST_RELEASE_WITH_KV_OFFLOAD = Version(0, 12)
 MAX_OFFLOAD_GIB = 65536
 
 
+def format_media_limits(limits: object) -> object:
+    """Return limits of media in one form; what is of no form that engines take stays as it is.
+
+    >>> format_media_limits('{"image": 2, "audio": {"count": 0}}')
+    'image=2,audio=0'
+    """
+    if isinstance(limits, str) and limits.lstrip().startswith("{"):
+        try:
+            limits = json.loads(limits)
+        except ValueError:
+            return limits
+    if not isinstance(limits, Mapping):
+        return limits
+    counts = {
+        kind: limit.get("count") if isinstance(limit, Mapping) else limit
+        for kind, limit in limits.items()
+    }
+    return ",".join(f"{kind}={count}" for kind, count in counts.items() if isinstance(count, int))
+
+
 def resolve_engine_args(
     user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model,
     layout: ParallelLayout | None = None, speculation: SpeculationConfig | None = None,
@@ -79,6 +100,9 @@ def resolve_engine_args(
     facts, shape, tier = engine.facts, model.architecture, _select_batch_limits(engine, gpu)
     check_known_names(user_args, EngineArgs.__dataclass_fields__, "engine argument")
     user_args = {name: value for name, value in user_args.items() if value is not None}
+    if "limit_mm_per_prompt" in user_args:
+        limits = format_media_limits(user_args["limit_mm_per_prompt"])
+        user_args["limit_mm_per_prompt"] = limits
     user_args |= {
         name: _DTYPE_SPELLINGS.get(user_args[name], user_args[name])
         for name in ("dtype", "kv_cache_dtype")

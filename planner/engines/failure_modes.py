@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
+from pydantic import Field
+
 from planner.core.catalog import StrictEntry, load_catalog
+from planner.engines.argument_names import translate_arguments
 
 
 class FailureMode(StrictEntry):
@@ -14,15 +17,32 @@ class FailureMode(StrictEntry):
     check: str
     remedy: str
     source: str
+    engines: dict[str, str] = Field(default_factory=dict)
 
 
-def load_failure_modes(names: Mapping[str, str | None]) -> dict[str, FailureMode]:
-    """Load all failure modes by key, with the engine's own metric `names` (by role) in the checks.
+def load_failure_modes(
+    names: Mapping[str, str | None], engine: str = "vllm"
+) -> dict[str, FailureMode]:
+    """Load all failure modes by key, in the words of an engine.
 
-    A metric that is not reported keeps the name of its role.
+    Checks have its own metric `names` (by role), a metric that is not reported that of its role;
+    arguments have the engine's names, and a remedy of its own comes first.
     """
     shown_names = {role: name or f"{role} (not reported)" for role, name in names.items()}
+
+    def translate(text: str) -> str:
+        return translate_arguments(text, engine)
+
     return {
-        key: mode.model_copy(update={"check": mode.check.format_map(shown_names)})
+        key: mode.model_copy(
+            update={
+                "symptom": translate(mode.symptom),
+                "cause": translate(mode.cause),
+                "check": translate(mode.check.format_map(shown_names)),
+                "remedy": " ".join(
+                    filter(None, (mode.engines.get(engine), translate(mode.remedy)))
+                ),
+            }
+        )
         for key, mode in load_catalog("failure_modes.yaml", FailureMode).items()
     }

@@ -255,6 +255,18 @@ def get_gpu(name: str) -> Gpu:
     return names[normalize_gpu_name(name)]
 
 
+def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
+    """Return number, if given, and GPU of "H100", "4xH100", "4x H100-SXM" or "H100:4"."""
+    pattern = r"(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?"
+    match = re.fullmatch(pattern, gpu.strip(), re.IGNORECASE)
+    if match is None or (match[1] and match[3]) or (count := match[1] or match[3]) == "0":
+        raise PlannerError(
+            "--gpu takes the name of a GPU, as in `headroom gpus`, or 4xH100 for four; got"
+            f" {gpu!r:.60}"
+        )
+    return int(count) if count else None, get_gpu(match[2])
+
+
 def resolve_link_bandwidth(gpu: Gpu, name: str) -> float:
     """Return the bytes/s per direction of a GPU inside a node over the named link.
 

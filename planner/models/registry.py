@@ -338,6 +338,31 @@ def _look_up_model(name: str) -> Model:
     raise PlannerError(f"{error}; the path of its config.json would do as well{network}")
 
 
+def load_model_at(path: str, *, quantization: str | None = None) -> Model:
+    """Load a model by a name, or by the path at which an engine has its copy.
+
+    Copies lie in folders such as "/models/Qwen3-8B", "/models/Qwen_Qwen3-8B.w4a16" or
+    "models--Qwen--Qwen3-8B/snapshots/0123". Raises `PlannerError` for an unknown one.
+    """
+    try:
+        return load_model(path, quantization=quantization)
+    except PlannerError:
+        if path.count("/") < 2 and not path.startswith(("/", ".", "~")):
+            raise
+    folder = re.sub(r"/snapshots/[^/]+$", "", path.rstrip("/")).rpartition("/")[2]
+    folder = folder.removeprefix("models--").replace("--", "/", 1)
+    maker, sign, name = folder.partition("_")
+    try:
+        return load_model(folder, quantization=quantization)
+    except PlannerError as error:
+        if not (sign and maker and name) or "/" in folder:
+            raise
+        try:
+            return load_model(f"{maker}/{name}", quantization=quantization)
+        except PlannerError:
+            raise error from None
+
+
 def resolve_repository(name: str) -> str:
     """Return the Hub repository of a catalog model's short name; other names stay as they are."""
     if "/" in name:

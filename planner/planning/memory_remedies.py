@@ -48,6 +48,11 @@ class MemoryRemedies:
         """Those of which each is enough alone, in the order of `list_memory_remedies`."""
         return [remedy for remedy in self.remedies if remedy.is_enough]
 
+    def without(self, argument: str) -> "MemoryRemedies":
+        """Return the remedies that do not change an argument."""
+        kept = (one for one in self.remedies if not one.change.startswith(argument))
+        return replace(self, remedies=tuple(kept))
+
     def describe(self) -> list[str]:
         """Return a heading and a line per remedy: those that are enough, or what all free."""
         missing = f"{format_number(self.missing_bytes / GIB, 2)} GiB per GPU is missing"

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError, check_known_names
-from planner.engines.engine_args import LORA_RANKS, EngineArgs
+from planner.engines.engine_args import LORA_RANKS, EngineArgs, format_media_limits
 from planner.engines.layout import SpeculationConfig
 from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
 from planner.latency.startup_time import DEFAULT_STORAGE
@@ -27,6 +27,8 @@ MAX_GPUS_PER_KIND = 16_384
 MAX_G_CO2E_PER_KWH = 10_000
 """Largest `grid` of a scenario; burning lignite causes about 1,000."""
 SettingValue = int | float | bool | str
+EngineArgValue = Annotated[SettingValue, BeforeValidator(format_media_limits)]
+"""A value of an engine's argument; the only one that is no scalar states limits of media."""
 ArtifactKind = Literal[
     "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
     "compose", "kubernetes", "production-stack", "kserve", "dynamo", "skypilot", "runpod",
@@ -348,7 +350,7 @@ class ScenarioEntry(StrictEntry):
     gpus: Annotated[tuple[CandidateGpuEntry, ...], BeforeValidator(_wrap_in_list)]
     engine: NameList = ("vllm",)
     engine_version: str | None = None
-    engine_args: dict[str, SettingValue] = Field(default_factory=dict)
+    engine_args: dict[str, EngineArgValue] = Field(default_factory=dict)
     layout: LayoutEntry = Field(default_factory=LayoutEntry)
     workload: WorkloadEntry
     adapters: AdaptersEntry | None = None

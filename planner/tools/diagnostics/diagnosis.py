@@ -1,15 +1,17 @@
 """Diagnose one replica: what is wrong, the evidence, the cause, and the effect of each remedy."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from planner.core.errors import PlannerError
 from planner.core.readers import read_text
 from planner.core.templates import render_template
 from planner.core.units import MIB
+from planner.engines.argument_names import translate_arguments
 from planner.engines.engine import get_engine
 from planner.engines.failure_modes import FailureMode, load_failure_modes
 from planner.engines.metric_names import get_metric_names
@@ -37,6 +39,12 @@ from planner.tools.diagnostics.startup_errors import (
 from planner.tools.diagnostics.stat_lines import StatLines, read_stat_lines
 
 MAX_LOG_BYTES = 64 * MIB
+_ENGINE_WORDS = {
+    "vllm": r"\b[vV]LLM\b|\bvllm\b|\bEngineCore\b|KV cache memory:",
+    "sglang": r"\b[sS][gG][lL]ang\b|#running-req|server_args=|mem_fraction_static|mem usage=",
+    "trtllm": r"TRT-LLM|\btensorrt_llm\b|TensorRT-LLM",
+}
+"""Words by which an engine's log is known."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class Diagnosis:
     planned: PlannedReplica | None
     errors: tuple[StartupError, ...] = ()
     stat_lines: StatLines | None = None
-    not_judged: str = ""  # why the pages tell nothing
+    not_judged: str = ""  # why the pages, or the log, tell nothing
+    logged_engine: str = "vllm"  # that wrote the log
 
     @cached_property
     def findings(self) -> list[DiagnosisFinding]:
@@ -59,8 +68,14 @@ class Diagnosis:
     @property
     def modes(self) -> dict[str, FailureMode]:
         """All modes of the catalog, with this engine's names of metrics."""
-        names = self.case.measured.names if self.case else get_metric_names(get_engine())
-        return load_failure_modes(names.names)
+        engine = get_engine(self.engine_name)
+        names = self.case.measured.names if self.case else get_metric_names(engine)
+        return load_failure_modes(names.names, engine.name)
+
+    @property
+    def engine_name(self) -> str:
+        """The engine of the pages, or else of the log."""
+        return self.case.measured.engine if self.case else self.logged_engine
 
     @cached_property
     def remedies(self) -> list[Remedy]:
@@ -142,6 +157,7 @@ class Diagnosis:
             "diagnosis",
             diagnosis=self,
             modes=self.modes,
+            translate=partial(translate_arguments, engine=self.engine_name),
             before=self.case and self.case.simulated,
         ).strip("\n")
 
@@ -155,7 +171,12 @@ class Diagnosis:
             ]
             or ["not_judged" if self.not_judged else "healthy"],
             "findings": [
-                {"mode": finding.mode, "evidence": list(finding.evidence)}
+                {
+                    "mode": finding.mode,
+                    "evidence": [
+                        translate_arguments(s, self.engine_name) for s in finding.evidence
+                    ],
+                }
                 for finding in self.findings
             ],
             "not_told": list(self.questions),
@@ -166,7 +187,7 @@ class Diagnosis:
                     "mode": error.phrase.mode,
                     "figures": dict(error.figures),
                     "line": error.line,
-                    "remedy": error.remedy,
+                    "remedy": translate_arguments(error.remedy, self.engine_name),
                 }
                 for error in self.errors
             ],
@@ -215,5 +236,17 @@ def diagnose(
         except NoLoadError as error:
             not_judged = str(error)
     text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
-    errors = tuple(find_startup_errors(text))
-    return Diagnosis(case, planned, errors, read_stat_lines(text), not_judged)
+    errors, lines = tuple(find_startup_errors(text)), read_stat_lines(text)
+    engine = lines.engine if lines else detect_logged_engine(text)
+    if log is not None and case is None and not (errors or lines or engine or not_judged):
+        not_judged = (
+            f"{Path(log).name} has no line that vLLM, SGLang or TensorRT-LLM is known to write"
+        )
+    return Diagnosis(case, planned, errors, lines, not_judged, engine or "vllm")
+
+
+def detect_logged_engine(text: str) -> str:
+    """Return the engine that a log names most often; empty if it names none."""
+    counts = {engine: len(re.findall(words, text)) for engine, words in _ENGINE_WORDS.items()}
+    best = max(counts, key=lambda engine: counts[engine])
+    return best if counts[best] else ""

@@ -1,5 +1,6 @@
 """Compare a startup log with the plan of its deployment, and calibrate the next plan."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,15 +12,15 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.readers import read_text
 from planner.core.redaction import redact_text
-from planner.core.text import format_count
+from planner.core.text import escape_to_one_line, format_count
 from planner.core.units import GIB, MIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import EngineArgs
 from planner.engines.layout import SpeculationConfig
-from planner.hardware.gpus import Gpu, list_gpus
+from planner.hardware.gpus import Gpu, list_gpus, parse_gpu_count
 from planner.hardware.gpus import get_gpu as find_gpu
 from planner.memory.memory_plan import MEMORY_TERMS, MemoryPlan, MemoryTerm, plan_memory
-from planner.models.registry import Model, load_model
+from planner.models.registry import Model, load_model, load_model_at
 from planner.planning.argument_advice import build_default_workload, suggest_changes
 from planner.planning.candidate import describe_deployment, describe_formats
 from planner.planning.memory_remedies import (
@@ -32,8 +33,11 @@ from planner.planning.scenario_schema import coerce_engine_args
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.tools.comparison import Column, ComparisonRow, format_table
 from planner.tools.diagnostics.startup_errors import (
+    FailedStartError,
+    MemoryShortage,
     StartupError,
     find_logged_kv_bytes,
+    find_memory_shortage,
     find_startup_errors,
     has_memory_error,
 )
@@ -41,6 +45,7 @@ from planner.tools.diagnostics.startup_log import (
     COUNT_FIGURES,
     LOG_PHRASES,
     StartupLog,
+    find_failures,
     parse_startup_log,
 )
 
@@ -48,7 +53,9 @@ EXAMPLE_LOG = CATALOG_DIR / "validation" / "granite-3.1-8b-h100.log"
 """Lines of a public log from an H100, as an example."""
 BUDGET_TERMS = (*MEMORY_TERMS, "requested", "unexplained")
 """Terms of the memory budget, in bytes."""
-COUNT_UNITS = {"max_concurrency": "x", "num_blocks": "blocks", "kv_tokens": "tokens"}
+COUNT_UNITS = {
+    "max_concurrency": "x", "num_blocks": "blocks", "kv_tokens": "tokens", "longest": "tokens",
+}  # fmt: skip
 AMBIGUOUS_FRACTION = 0.03
 """Other memory off plan, as a fraction of GPU memory, from which on a log that does not state its
 utilization may have had another one."""
@@ -66,7 +73,7 @@ def _compare_figure(term: str, planned: Interval, logged: float) -> ComparisonRo
         logged / size,
         worse="both",
         rounding=0.01,
-        decimals=0 if term in ("num_blocks", "kv_tokens") else 2,
+        decimals=0 if term in ("num_blocks", "kv_tokens", "longest") else 2,
         term=term,
     )
 
@@ -225,6 +232,11 @@ class LogExplanation:
     def verdict(self) -> str:
         """Which term is furthest off, in a sentence."""
         if not set(MEMORY_TERMS) & {line.term for line in self.lines}:
+            if kv := self.get_line("kv_available"):
+                state = (
+                    "as planned" if kv.status == "PASS" else f"{kv.difference_text} GiB off plan"
+                )
+                return f"Of the budget the log states the KV cache alone: {state}."
             return (
                 "The log states no term of the budget, so there is nothing to hold the plan"
                 " against."
@@ -288,7 +300,30 @@ class LogExplanation:
         logged = find_logged_kv_bytes(self.errors, self.log.figures.get("kv_available"))
         if not has_memory_error(self.errors) or not self.matches_deployment:
             return None
-        return find_memory_remedies(shift_kv_available(self.plan, logged))
+        shortage = find_memory_shortage(self.errors)
+        if shortage is None:
+            return find_memory_remedies(shift_kv_available(self.plan, logged))
+        # the budget was kept, and what it leaves did not suffice: a larger one makes it worse
+        needed = self.plan.layout.max_blocks_per_request * self.plan.pool.bytes_per_block
+        available = min(needed - shortage.missing, self.plan.kv_available.mid)
+        remedies = find_memory_remedies(shift_kv_available(self.plan, available))
+        return remedies and remedies.without("gpu_memory_utilization")
+
+    @property
+    def shortage_line(self) -> str:
+        """By how much an allocation failed, and the utilization that leaves as much; or empty."""
+        if (shortage := find_memory_shortage(self.errors)) is None:
+            return ""
+        share = self.plan.deployment.args.gpu_memory_utilization
+        held = (shortage.allocated or 0.0) / shortage.total
+        origin = "it has"
+        if not self.states_utilization and held > share:
+            share, origin = min(round(held * 20) / 20, 0.95), "that PyTorch holds so much suggests"
+        lower = math.floor(100 * (share - shortage.missing / shortage.total) - 1e-9) / 100
+        return (
+            f"{shortage}, beside the budget: gpu_memory_utilization {lower:g} leaves it free ({origin}"
+            f" {share:g}), and fewer max_num_seqs need less for sampling and graphs"
+        )
 
     @property
     def suggestions(self) -> str:
@@ -296,8 +331,9 @@ class LogExplanation:
 
         Empty if the log does not fit.
         """
-        if self.errors or not self.matches_deployment:
+        if self.errors or self.log.failure or not self.matches_deployment:
             lines = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
+            lines += filter(None, [self.shortage_line])
             if remedies := self.remedies:
                 lines += [f"{'  ' * bool(n)}{line}" for n, line in enumerate(remedies.describe())]
             if lines:
@@ -341,7 +377,9 @@ def infer_deployment(
         arguments.pop(key, None) for key in ("quantization", "speculation", "model", "gpu")
     )
     chip = (
-        find_gpu(gpu) if gpu else _find_logged_gpu(gpu_name) or (planned.gpu if planned else None)
+        parse_gpu_count(gpu)[1]
+        if gpu
+        else _find_logged_gpu(gpu_name) or (planned.gpu if planned else None)
     )
     total = arguments.get("gpu_total", 0)
     if chip is None:
@@ -406,7 +444,7 @@ def _find_logged_gpu(name: str | None) -> Gpu | None:
 
 def _plan_logged_scenario(scenario: Scenario, log: StartupLog, gpu: str | None) -> Deployment:
     """Plan a scenario on the GPU of `log`; raise `PlannerError` if that can be one of several."""
-    chip = find_gpu(gpu) if gpu else _find_logged_gpu(log.arguments.get("gpu"))
+    chip = parse_gpu_count(gpu)[1] if gpu else _find_logged_gpu(log.arguments.get("gpu"))
     total = log.figures.get("total", 0.0)
     if chip:
         matches = [c for c in scenario.gpus if c.gpu.name == chip.name] or scenario.gpus[:1]
@@ -431,7 +469,7 @@ def _resolve_logged_model(
     if planned is not None and name in (None, planned.model.name):
         return planned.model
     try:
-        model = load_model(str(name))
+        model = load_model_at(str(name))
     except PlannerError:
         if planned is None:
             raise
@@ -444,7 +482,7 @@ def _resolve_logged_model(
             f"the log is of {name}, the scenario plans {planned.model.name}; add --gpu NAME instead"
         )
     return (
-        load_model(str(name), quantization=quantization)
+        load_model_at(str(name), quantization=quantization)
         if quantization and model.quantization.method == "none"
         else model
     )
@@ -461,6 +499,10 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
         "num_blocks": Interval.from_value(memory.pool.num_blocks),
         "kv_tokens": Interval.from_value(memory.pool.reported_tokens),
         "max_concurrency": memory.max_concurrency,
+        "kv_needed": Interval.from_value(
+            memory.layout.max_blocks_per_request * memory.pool.bytes_per_block
+        ),
+        "longest": _find_longest_interval(memory),
     }  # fmt: skip
     pool = (memory.kv_available.mid or 1.0, memory.kv_available.lo, memory.kv_available.hi)
     for name in ("num_blocks", "kv_tokens"):
@@ -475,6 +517,21 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
     if (rest := _compare_unexplained_memory(log.figures, memory, graphs)) is not None:
         lines.insert([line.term for line in lines].index("kv_available"), rest)
     return LogExplanation(log, memory, tuple(lines))
+
+
+def _find_longest_interval(memory: MemoryPlan) -> Interval:
+    """Find the longest request that the KV cache holds, whatever the model was made for."""
+    lo, mid, hi = (
+        memory.layout.compute_max_model_len(
+            max(
+                0,
+                int(max(0.0, size) // memory.pool.bytes_per_block)
+                - memory.deployment.engine.facts.null_block_reserved,
+            )
+        )
+        for size in (memory.kv_available.lo, memory.kv_available.mid, memory.kv_available.hi)
+    )
+    return Interval(lo, mid, hi)
 
 
 def _compare_unexplained_memory(
@@ -539,16 +596,45 @@ def explain_log_file(
     """
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors = find_startup_errors(text)
+    if gpu is not None:
+        parse_gpu_count(gpu)
     try:
         log = parse_startup_log(text, knows_model=model is not None or planned is not None)
+        guessed = ""
+        if model is not None:
+            log = replace(log, arguments={**log.arguments, "model": model})
+        if gpu is None and planned is None and not _find_logged_gpu(log.arguments.get("gpu")):
+            gpu, guessed = _guess_gpu(find_memory_shortage(errors))
+        explanation = _explain_log(log, gpu, planned)
     except PlannerError as error:
-        sentence = "".join(
-            f"; it ended so: {startup_error.phrase.title}. {startup_error.remedy}"
-            for startup_error in errors
-        )
-        raise PlannerError(f"{error}{sentence}") from None
-    if model is not None:
-        log = replace(log, arguments={**log.arguments, "model": model})
+        lines = [one.line for one in errors] or find_failures(text)
+        if not lines:
+            raise
+        line = redact_text(escape_to_one_line(lines[-1]))[:400]
+        raise FailedStartError(line, errors, str(error)) from None
+    inferred = " ".join(filter(None, (guessed, explanation.inferred)))
+    return replace(explanation, errors=tuple(errors), inferred=inferred)
+
+
+def _guess_gpu(shortage: MemoryShortage | None) -> tuple[str | None, str]:
+    """Return the GPU whose memory is nearest to what PyTorch states, and that it is a guess."""
+    whole = [gpu for gpu in list_gpus() if not gpu.slice_of]
+    if shortage is None:
+        return None, ""
+    near = sorted(whole, key=lambda gpu: abs(gpu.memory_bytes - shortage.total))
+    if abs(near[0].memory_bytes - shortage.total) > 0.02 * shortage.total:
+        return None, ""
+    stated = f"{shortage.total / GIB:.2f} GiB"
+    return (
+        near[0].name,
+        f"Inferred: {near[0].name}, of all GPUs the nearest to its {stated}; --gpu says another.",
+    )
+
+
+def _explain_log(
+    log: StartupLog, gpu: str | None, planned: Deployment | Scenario | None
+) -> LogExplanation:
+    """Compare a log with the plan of its deployment, by the utilization that it implies."""
     description = ""
     is_stated = "gpu_memory_utilization" in log.arguments or isinstance(planned, Deployment)
     if isinstance(planned, Scenario):
@@ -568,7 +654,6 @@ def explain_log_file(
         )
     return replace(
         explanation,
-        errors=tuple(errors),
         memory_requested=description,
         inferred=inferred,
         states_utilization=is_stated or bool(inferred),

@@ -78,9 +78,7 @@ def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
     arguments |= {
         f"gpu_{name}": round(figures[name]) for name in ("total", "free") if name in figures
     }
-    failures = [
-        line for line in re.findall(LOG_PHRASES["failure"], text) if "root cause above" not in line
-    ]
+    failures = find_failures(text)
     if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures) and not (
         failures and (knows_model or "model" in arguments)
     ):
@@ -94,6 +92,12 @@ def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
         "non-default args" in text,
         failures[-1].strip() if failures else "",
     )
+
+
+def find_failures(text: str) -> list[str]:
+    """Return the errors of a log that end a start, without those that only point at another."""
+    found = re.findall(LOG_PHRASES["failure"], text)
+    return [line for line in found if "root cause above" not in line]
 
 
 def _find_numbers(pattern: str, text: str) -> list[str]:

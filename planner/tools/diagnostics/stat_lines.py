@@ -12,9 +12,11 @@ MIN_WAITING = 4.0
 """Requests that wait in the usual line, above which they queue."""
 MIN_STALLED_LINES = 3
 """Last lines in which nothing is computed while requests are in flight: half a minute."""
-_STAT_PATTERNS = (
+MIN_SLOWDOWN = 4.0
+"""Factor by which fewer tokens a second are generated for as many requests, from which it is told."""
+_STAT_PATTERNS = {
     # vLLM v1/metrics/loggers.py and V0's engine/metrics.py
-    re.compile(
+    "vllm": re.compile(
         r"(?:Avg prompt throughput: (?P<prompt>[\d.]{1,12}) tokens/s, Avg generation throughput:"
         r" (?P<generated>[\d.]{1,12}) tokens/s, )?"
         r"Running: (?P<running>\d{1,7}) reqs,.{0,60}?(?:Waiting|Pending): (?P<waiting>\d{1,7}) reqs,"
@@ -22,12 +24,12 @@ _STAT_PATTERNS = (
         r".{0,60}?GPU KV cache usage: (?P<usage>\d{1,3}(?:\.\d{1,4})?)%"
     ),
     # SGLang's scheduler: a fraction, not percent
-    re.compile(
+    "sglang": re.compile(
         r"#running-req: (?P<running>\d{1,7}),.{0,120}?token usage: (?P<fraction>[01]?\.\d{1,4})"
         r".{0,200}?(?:gen throughput \(token/s\): (?P<generated>[\d.]{1,12}), )?#queue-req:"
         r" (?P<waiting>\d{1,7})"
     ),
-)
+}
 _PREEMPTION_PATTERNS = (
     # vLLM V0's scheduler, every 50th; SGLang's
     re.compile(r"is preempted by.{0,300}total_cumulative_preemption_cnt=(?P<total>\d{1,9})"),
@@ -53,6 +55,7 @@ class StatLines:
 
     lines: tuple[StatLine, ...]
     preemptions: int = 0
+    engine: str = "vllm"
 
     @property
     def running(self) -> float:
@@ -75,8 +78,25 @@ class StatLines:
         last = self.lines[-MIN_STALLED_LINES:]
         return len(last) == MIN_STALLED_LINES and all(line.tps == 0 for line in last)
 
+    @property
+    def slowdown(self) -> str:
+        """That as many requests are served with far fewer tokens a second than before; empty if not."""
+        paced = [line for line in self.lines if line.tps]
+        if len(paced) < 2:
+            return ""
+        best = max(paced, key=lambda line: line.tps or 0.0)
+        later = paced[paced.index(best) :]
+        worst = min(later, key=lambda line: line.tps or 0.0)
+        if (best.tps or 0.0) < MIN_SLOWDOWN * (worst.tps or 0.0) or worst.running < best.running:
+            return ""
+        return (
+            f"tokens a second fall from {best.tps:,.0f} with {best.running:.0f} running to"
+            f" {worst.tps:,.0f} with {worst.running:.0f}"
+        )
+
     def __str__(self) -> str:
-        counted = f"; {format_count(self.preemptions, 'preemption')}" if self.preemptions else ""
+        word = "retraction" if self.engine == "sglang" else "preemption"
+        counted = f"; {format_count(self.preemptions, word)}" if self.preemptions else ""
         if not self.lines:
             return f"no periodic lines{counted}"
         return (
@@ -91,8 +111,11 @@ class StatLines:
             count = f"in the last {MIN_STALLED_LINES} lines or more no token is computed"
             yield DiagnosisFinding("stalled", (str(self), count))
             return
-        if self.preemptions >= MIN_PREEMPTIONS:
-            yield DiagnosisFinding("kv_preemption", (str(self),))
+        # of an excerpt, one is enough where the cache is full and others wait for it
+        is_full = self.kv_usage >= BUSY_FRACTION and self.waiting >= 1
+        if self.preemptions >= MIN_PREEMPTIONS or (self.preemptions and is_full):
+            evidence = (str(self), *filter(None, (self.slowdown,)))
+            yield DiagnosisFinding("kv_preemption", evidence)
         if self.waiting < max(MIN_WAITING, 0.1 * self.running):
             return
         if self.kv_usage >= BUSY_FRACTION:
@@ -108,13 +131,15 @@ class StatLines:
 
 def read_stat_lines(text: str) -> StatLines | None:
     """Return the lines of `text` while something runs or waits; None without any."""
-    rows, preemptions = [], 0
+    rows, preemptions, engine = [], 0, "vllm"
     for line in text.splitlines():
         for pattern in _PREEMPTION_PATTERNS:
             if match := pattern.search(line[:2000]):
                 counts = {name: int(count) for name, count in match.groupdict().items()}
                 preemptions = max(preemptions + counts.get("count", 0), counts.get("total", 0))
-        match = next(filter(None, (p.search(line[:2000]) for p in _STAT_PATTERNS)), None)
+                engine = "sglang" if "count" in counts else engine
+        found = ((name, p.search(line[:2000])) for name, p in _STAT_PATTERNS.items())
+        engine, match = next((one for one in found if one[1]), (engine, None))
         if match is None:
             continue
         figures = {name: float(value or 0) for name, value in match.groupdict().items()}
@@ -123,4 +148,4 @@ def read_stat_lines(text: str) -> StatLines | None:
         tps = figures.get("prompt", 0.0) + figures["generated"] if match["generated"] else None
         if figures["running"] or figures["waiting"]:
             rows.append(StatLine(figures["running"], figures["waiting"], min(usage, 1.0), tps))
-    return StatLines(tuple(rows), preemptions) if rows or preemptions else None
+    return StatLines(tuple(rows), preemptions, engine) if rows or preemptions else None

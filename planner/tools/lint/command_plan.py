@@ -19,7 +19,7 @@ from planner.planning.argument_advice import (
 )
 from planner.planning.memory_remedies import MemoryRemedies, find_memory_remedies
 from planner.planning.prediction import Prediction, predict
-from planner.tools.lint.deployment_reader import build_command_deployment
+from planner.tools.lint.deployment_reader import UnmodelledError, build_command_deployment
 from planner.tools.lint.option_checks import CheckedCommand
 from planner.workload.workload import Workload
 
@@ -116,7 +116,7 @@ def describe_largest_gpu() -> str:
 def compute_memory_need(checked: CheckedCommand, version: str) -> MemoryNeed | None:
     """Compute the least memory of a command whose GPU is not known.
 
-    None if its model or a value is not known.
+    None if its model or a value is not known. Raises `UnmodelledError` for what no GPU would help.
     """
     values = checked.argument_values
     if any(map(is_unresolved, values.values())):
@@ -124,6 +124,8 @@ def compute_memory_need(checked: CheckedCommand, version: str) -> MemoryNeed | N
     try:
         deployment = build_command_deployment(checked, REFERENCE_GPU, version)
         memory = plan_memory(deployment)
+    except UnmodelledError:
+        raise
     except PlannerError:
         return None
     return MemoryNeed(

@@ -93,6 +93,8 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
     if is_distributed or values.get("distributed_executor_backend") == "ray":
         return
     given = command.setup and command.setup.num_gpus
+    if command.setup and command.setup.is_member:
+        return
     with suppress(PlannerError):  # an impossible layout
         num_gpus, name = read_layout(command.engine, values).num_gpus, "CUDA_VISIBLE_DEVICES"
         visible = command.environment.get(name, "")

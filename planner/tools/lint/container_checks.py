@@ -8,7 +8,11 @@ from planner.core.units import GIB, MIB
 from planner.engines.cli_options import load_recorded_names
 from planner.engines.deployment import deploy_on
 from planner.latency.startup_time import StartupTime, estimate_startup
-from planner.tools.lint.deployment_reader import build_command_deployment, read_layout
+from planner.tools.lint.deployment_reader import (
+    build_command_deployment,
+    get_served_name,
+    read_layout,
+)
 from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.option_checks import CheckedCommand
 from planner.tools.lint.server_commands import ContainerSetup
@@ -27,6 +31,8 @@ _GPU_ADVICE = {
 }
 _FASTEST_GPU, _SMALLEST_MODEL = "H100", "Qwen/Qwen3-0.6B"
 """What the least startup is estimated for, if GPU or model is not known."""
+_DEFAULT_HUB_CACHE = "/root/.cache/huggingface"
+"""Where huggingface_hub keeps what it downloads (its documentation, HF_HOME)."""
 
 
 def check_container(checked: CheckedCommand, gpu: str | None) -> Iterator[LintFinding]:
@@ -36,7 +42,8 @@ def check_container(checked: CheckedCommand, gpu: str | None) -> Iterator[LintFi
         return
     is_for_gpus = not re.search(r"cpu|tpu|hpu|xpu|neuron|gaudi", setup.image)
     is_visible = "NVIDIA_VISIBLE_DEVICES" in checked.command.environment
-    if is_for_gpus and not (setup.has_gpus or is_visible):
+    # what was not read may be a router, which needs none
+    if is_for_gpus and not (setup.has_gpus or is_visible or checked.command.unread):
         why = "the container is given no GPU, unless the host's runtime gives it all"
         yield _make_finding("GPUs", "no GPUs", "risky", why, _GPU_ADVICE[setup.runtime])
     yield from _check_shared_memory(checked, setup)
@@ -73,18 +80,46 @@ def _check_probe(
             deployment = deploy_on(_SMALLEST_MODEL, _FASTEST_GPU, engine_version=version)
         except PlannerError:
             return
-    stored, downloaded = (estimate_startup(deployment, storage) for storage in ("nvme", "download"))
-    if stored is None or downloaded is None or limit_s >= downloaded.total.mid:
+    is_downloaded = _is_downloaded_again(checked, setup)
+    slow = "internet" if is_downloaded else "network"
+    stored, slowest = (estimate_startup(deployment, storage) for storage in ("nvme", slow))
+    if stored is None or slowest is None or limit_s >= slowest.total.mid:
         return
     place = f"{deployment.model.name} on {deployment.gpu.name}"
+    origin = "are downloaded over 1 Gbit/s (assumed)" if is_downloaded else "come over a network"
+    again = ", again after each kill: no volume keeps them" if is_downloaded else ""
+    is_waiting = setup.runtime == "compose"
+    effect = "what waits for it gives up" if is_waiting else "it kills the server"
+    again = "" if is_waiting else again
     why = (
-        f"it kills the server after {limit_s:.0f} s, and {place} starts in"
-        f" {_format_startup(stored)}, {_format_startup(downloaded)} if the weights are downloaded"
+        f"{effect} after {limit_s:.0f} s, and {place} starts in"
+        f" {_format_startup(stored)}, {_format_startup(slowest)} if the weights {origin}{again}"
     )
-    failures = round(1.5 * downloaded.total.hi / 10)
-    advice = f"startupProbe: {{periodSeconds: 10, failureThreshold: {failures}, ...}}"
+    failures = round(1.5 * slowest.total.hi / 10)
+    advice = (
+        f"start_period: {10 * failures}s"
+        if is_waiting
+        else f"startupProbe: {{periodSeconds: 10, failureThreshold: {failures}, ...}}"
+    )
     verdict: LintVerdict = "contradicts" if limit_s < stored.total.lo else "risky"
     yield _make_finding(setup.probe, f"{setup.probe}: {limit_s:.0f} s", verdict, why, advice)
+
+
+def _is_downloaded_again(checked: CheckedCommand, setup: ContainerSetup) -> bool:
+    """Return whether each start downloads the weights: a model of the Hub, and no volume for its cache."""
+    environment, name = checked.command.environment, get_served_name(checked)
+    places = [
+        str(checked.argument_values.get("download_dir") or ""),
+        *(environment.get(variable, "") for variable in ("HF_HOME", "HF_HUB_CACHE")),
+        _DEFAULT_HUB_CACHE,
+    ]
+    is_kept = any(
+        place.startswith(volume) or re.search("cache|hugging|model", volume.casefold())
+        for volume in setup.volumes or ()
+        for place in places
+    )
+    is_on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name))
+    return is_on_hub and setup.volumes is not None and not is_kept
 
 
 def _format_startup(startup: StartupTime) -> str:

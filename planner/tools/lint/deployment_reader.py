@@ -1,6 +1,5 @@
 """Translate a command into the planner's terms: model, layout, arguments and speculation."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,12 +9,17 @@ from planner.deploy.launch_spec import get_engine_packaging
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, deploy_on
-from planner.engines.engine_args import MAX_BATCH_LIMITS, EngineArgs, divide_batch_limits
+from planner.engines.engine_args import (
+    MAX_BATCH_LIMITS,
+    EngineArgs,
+    divide_batch_limits,
+    format_media_limits,
+)
 from planner.engines.gpu_capabilities import explain_unsupported_format
 from planner.engines.layout import ParallelLayout, SpeculationConfig
-from planner.hardware import gpus
-from planner.hardware.gpus import Gpu
-from planner.models.registry import Model, load_model
+from planner.engines.speculation_methods import normalize_method_name
+from planner.hardware.gpus import parse_gpu_count
+from planner.models.registry import Model, load_model, load_model_at
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario_schema import coerce_engine_args
@@ -42,16 +46,25 @@ class RefusedDeploymentError(PlannerError):
     """The engine does not start so on this GPU: not a gap of the planner's knowledge."""
 
 
-def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
-    """Return number, if given, and GPU of "H100", "4xH100", "4x H100-SXM" or "H100:4"."""
-    pattern = r"(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?"
-    match = re.fullmatch(pattern, gpu.strip(), re.IGNORECASE)
-    if match is None or (match[1] and match[3]) or (count := match[1] or match[3]) == "0":
-        raise PlannerError(
-            "--gpu takes the name of a GPU, as in `headroom gpus`, or 4xH100 for four; got"
-            f" {gpu!r:.60}"
-        )
-    return int(count) if count else None, gpus.get_gpu(match[2])
+class UnmodelledError(PlannerError):
+    """The engine may well start so; what it does then is not modelled here."""
+
+
+def read_named_gpu(checked: CheckedCommand) -> str | None:
+    """Return the GPU that a command's file names, with how many it gives; None if it names none.
+
+    The number is left out where the command takes more, as on several machines.
+    """
+    command = checked.command
+    if not command.gpu:
+        return None
+    named, gpu = parse_gpu_count(command.gpu)
+    count = (command.setup and command.setup.num_gpus) or named
+    try:
+        needed = read_layout(command.engine, checked.argument_values).num_gpus
+    except PlannerError:
+        return gpu.name
+    return f"{count}x{gpu.name}" if count and count >= needed else gpu.name
 
 
 def get_served_name(checked: CheckedCommand) -> str:
@@ -80,13 +93,7 @@ def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
         raise PlannerError("the command names no model")
     if is_unresolved(name):
         raise PlannerError(f"the model is {name!r:.80}, which is filled in only where it runs")
-    try:
-        return name, load_model(name)
-    except PlannerError:
-        last = name.rstrip("/").rpartition("/")[2]
-        if name.count("/") < 2 and not name.startswith(("/", ".", "~")):
-            raise
-        return name, load_model(last)
+    return name, load_model_at(name)
 
 
 def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
@@ -143,13 +150,8 @@ def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         del args["max_model_len"]
     if args.get("dtype") == "auto":
         del args["dtype"]
-    if isinstance(limits := args.get("limit_mm_per_prompt"), Mapping):
-        counts = {
-            kind: limit.get("count") if isinstance(limit, Mapping) else limit
-            for kind, limit in limits.items()
-        }
-        media = (f"{kind}={limit}" for kind, limit in counts.items() if isinstance(limit, int))
-        args["limit_mm_per_prompt"] = ",".join(media)
+    if "limit_mm_per_prompt" in args:
+        args["limit_mm_per_prompt"] = format_media_limits(args["limit_mm_per_prompt"])
     args |= {
         "sglang": _read_sglang_args,
         "trtllm": _read_trtllm_args,
@@ -292,6 +294,13 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
     # Gemma 4's drafters are models of their own whatever the method is called (vllm pull 41745)
     if draft and (method == "draft_model" or "-assistant" in draft):
         return SpeculationConfig("draft_model", tokens, draft=load_model(draft))
+    try:
+        normalize_method_name(method)
+    except PlannerError:
+        raise UnmodelledError(
+            f"the speculative method {method!r:.60} is not modelled here, so that the memory of what"
+            " drafts, latencies and throughput are not checked"
+        ) from None
     return SpeculationConfig(method, tokens, head=draft)
 
 
@@ -310,6 +319,11 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
         and quantization in get_engine_packaging(engine).online
     ):
         model = load_model(model.name, quantization=quantization)
+    elif isinstance(quantization, str) and model.quantization.method == "none":
+        raise UnmodelledError(
+            f"what {engine} makes of {name} with the quantization {quantization!r:.60} is not modelled"
+            " here, so that the memory of its weights, latencies and throughput are not checked"
+        )
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):

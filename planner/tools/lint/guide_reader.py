@@ -30,6 +30,9 @@ _SPAN_PATTERN = re.compile(
 )
 
 
+_PLACEHOLDER_PATTERN = re.compile(r"(?<![<\w$])<([A-Za-z][\w.:/ -]{0,60})>")
+
+
 def is_guide(text: str, name: str) -> bool:
     """Return whether a text is prose around commands: by the name of its file, or by its blocks."""
     suffix = PurePath(name).suffix.lower()
@@ -38,8 +41,17 @@ def is_guide(text: str, name: str) -> bool:
 
 
 def split_guide(text: str) -> list[tuple[int, str]]:
-    """Return the number of the line and the text of all code in which a server may start."""
-    return sorted(_find_code(text))
+    """Return the number of the line and the text of all code in which a server may start.
+
+    What a reader fills in, such as <port>, is a shell's variable in it.
+    """
+    return sorted(
+        (line, _PLACEHOLDER_PATTERN.sub(_name_placeholder, code)) for line, code in _find_code(text)
+    )
+
+
+def _name_placeholder(match: re.Match[str]) -> str:
+    return "${" + re.sub(r"\W+", "_", match[1]) + "}"
 
 
 def _find_code(text: str) -> Iterator[tuple[int, str]]:

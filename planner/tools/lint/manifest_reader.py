@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml
@@ -15,10 +15,19 @@ from planner.engines.cli_options import (
     load_flag_lists,
 )
 from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.kserve_reader import RUNTIME_KINDS, join_runtimes, read_kserve_use
+from planner.tools.lint.named_gpus import find_named_gpu, name_slice
+from planner.tools.lint.network_reader import (
+    get_nested,
+    list_items,
+    read_compose_uses,
+    read_pod_uses,
+)
 from planner.tools.lint.server_commands import (
     DEFAULT_SHM_BYTES,
     SERVER_MENTION_PATTERN,
     ContainerSetup,
+    PortUse,
     ServerCommand,
     find_commands,
     parse_container,
@@ -43,6 +52,11 @@ _CHART_ONLY_KEYS = (
 _ENGINES = ("vllm", "sglang", "trtllm", "tgi")
 _MODEL_KEYS = ("model", "modelName", "modelId", "modelURL", "model_name", "model_id")
 _KSERVE_OPTIONS = {"--model_name", "--model_id", "--model_dir", "--backend"}
+_GPU_COUNT_VARIABLES = ("DSTACK_GPUS_NUM", "SKYPILOT_NUM_GPUS_PER_NODE")
+"""Variables with the number of a task's GPUs (dstack.ai, docs.skypilot.co: environment variables)."""
+_CLUSTER_KINDS = ("LeaderWorkerSet", "RayCluster", "RayService", "RayClusterFleet")
+_CLUSTER_PATTERN = re.compile(r"\bray start\b|multi-node-serving\.sh|run_cluster\.sh")
+"""By which a container is known as one of several that run one server."""
 _PROBE_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "failureThreshold": 3}
 """Defaults of a probe (kubernetes.io, Configure Liveness, Readiness and Startup Probes)."""
 
@@ -66,8 +80,14 @@ class _Place:
     pod: YamlMapping | None = None
     model: str = ""  # that a chart's values name
     compose_variables: Mapping[str, str] | None = None  # None: not in a compose file
-    services: tuple[YamlMapping, ...] = ()
+    awaited: frozenset[str] = frozenset()  # services of it that others wait for
+    objects: tuple[YamlMapping, ...] = ()  # of Kubernetes, that are applied together
+    labels: YamlMapping = field(default_factory=dict)  # of the pod
     config_maps: Mapping[str, YamlMapping] | None = None
+    gpu: str = ""  # that the file names for what is here
+    environment: Mapping[str, str] = field(default_factory=dict)  # of shell text
+    image: str = ""  # in which shell text runs
+    kind: str = ""  # of the document
 
     def enter(self, key: object) -> "_Place":
         """Return the place of the value under a key, or of an item of a list."""
@@ -104,23 +124,26 @@ def find_commands_in_documents(
     documents: Sequence[object], engine: str | None, files: FileFinder
 ) -> Iterator[ServerCommand]:
     """Yield the commands of YAML documents that are applied together."""
+    documents = list(join_runtimes(documents))
     objects = [document for document in documents if isinstance(document, Mapping)]
     objects += [
         item for one in objects if isinstance(items := one.get("items"), list)
         for item in items if isinstance(item, Mapping)
     ]  # fmt: skip
     config_maps = {
-        str(_get_nested(one, "metadata", "name")): data
+        str(get_nested(one, "metadata", "name")): data
         for one in objects if one.get("kind") == "ConfigMap"
         if isinstance(data := one.get("data"), Mapping)
     }  # fmt: skip
-    services = tuple(one for one in objects if one.get("kind") == "Service")
-    place = _Place(files, engine, services=services, config_maps=config_maps)
+    place = _Place(files, engine, objects=tuple(objects), config_maps=config_maps)
     for document in documents:
         here = place
         if isinstance(document, Mapping) and isinstance(document.get("services"), Mapping):
             variables = parse_assignments(files.find(".env") or "")
-            here = replace(place, compose_variables=variables)
+            awaited = _list_awaited(document["services"])
+            here = replace(place, compose_variables=variables, awaited=awaited)
+        elif isinstance(document, Mapping):
+            here = replace(place, kind=str(document.get("kind", "")))
         yield from _find_in_node(document, here)
 
 
@@ -135,18 +158,37 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
     if not isinstance(node, Mapping):
         if isinstance(node, str) and (mention := SERVER_MENTION_PATTERN.search(node)):
             try:
-                yield from find_commands(node, place.path, None)
+                image = parse_image_name(place.image)
+                for command in find_commands(node, place.path, None, place.environment):
+                    is_ours = image is not None and image.engine == command.engine
+                    version = image.version if image and is_ours else ""
+                    yield replace(command, gpu=place.gpu, version=command.version or version)
             except PlannerError as error:
                 engine = next((name for name in ("sglang", "trtllm") if name in mention[0]), "vllm")
                 unread = (mention[0], f"({error})")
                 yield ServerCommand(place.path, engine, (), {}, unread=unread)
         return
+    if gpu := find_named_gpu(node):
+        place = replace(place, gpu=gpu)
+        count = gpu.partition("x")[0] if re.match(r"\d+x", gpu) else ""
+        counted = dict.fromkeys(_GPU_COUNT_VARIABLES, count) if count else {}
+        place = replace(place, environment={**place.environment, **counted})
+    place = replace(place, image=_read_image_name(node) or place.image)
+    for key in ("env", "envs"):  # of dstack and SkyPilot
+        known = {k: v for k, v in _parse_environment(node.get(key)).items() if v != f"${{{k}}}"}
+        place = replace(place, environment={**place.environment, **known})
     if isinstance(node.get("modelURL"), str) and ("vllmConfig" in node or "repository" in node):
-        yield _parse_production_stack(node, place.path)
+        yield replace(_parse_production_stack(node, place.path), gpu=place.gpu)
         return
-    served, config = node.get("model"), node.get("vllmConfig")
-    if isinstance(served, Mapping) and "modelURL" in served and isinstance(config, Mapping):
-        # production-stack's operator has the chart's names in two places
+    served = node.get("model")
+    if isinstance(served, Mapping) and "modelURL" in served:
+        # production-stack's operator has the chart's names in two places, older ones beside the model
+        spellings = get_cli_options("vllm", load_flag_lists("vllm").versions[-1]).spellings
+        config = node.get("vllmConfig") or {
+            key: value
+            for key, value in node.items()
+            if key == "extraArgs" or f"--{_convert_camel_case(str(key))}" in spellings
+        }
         yield from _find_in_node({**served, "vllmConfig": {**served, **config}}, place)
         return
     if isinstance(node.get("modelFormat"), Mapping):
@@ -157,6 +199,8 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
             place.path or "configuration", place.engine or "vllm", options, {}, subcommand=True
         )
         return
+    if isinstance(labels := get_nested(node, "metadata", "labels"), Mapping):
+        place = replace(place, labels=labels)
     if isinstance(node.get("containers"), list):
         place = replace(place, pod=node)
     models = [value for name in _MODEL_KEYS if isinstance(value := node.get(name), str)]
@@ -167,34 +211,57 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
     commands = list(_parse_container_node(node, place)) or list(_parse_values_node(node, place))
     yield from commands
     for key, value in node.items():
-        if not (commands and _COMMAND_KEY_PATTERN.search(str(key))) and key != "entrypoint":
+        is_read = commands and (key == "image" or _COMMAND_KEY_PATTERN.search(str(key)))
+        if not is_read and key != "entrypoint":
             yield from _find_in_node(value, place.enter(key))
 
 
 def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
     """Yield the command of a compose service, or of a manifest's container."""
     variables = place.compose_variables
+    image = node.get("image")  # vLLM's chart has the command in it
+    holder = {**image, **node} if isinstance(image, Mapping) else node
     lists = {
-        key: _split_command_value(node.get(key), variables)
+        key: _split_command_value(holder.get(key), variables)
         for key in ("entrypoint", "command", "args")
     }
     words = [word for key in lists for word in lists[key]]
     name = _read_image_name(node)
     if variables is not None:
         name = expand_variables(name, variables)
-    if not words and not parse_image_name(name):
+    runs_text = node.get("commands") or node.get(
+        "run"
+    )  # of dstack and SkyPilot, read as shell text
+    if not words and (runs_text or not parse_image_name(name)):
         return
     environment, findings = _read_environment(node, place)
     if variables is None:
-        words = [
-            re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
-            for word in words
-        ]
+        words = _expand_references(words, environment)
     # Kubernetes' command is in place of the image's entry point, and compose's is not.
     is_replaced = bool(lists["entrypoint"]) or (variables is None and bool(lists["command"]))
     setup = replace(_read_setup(node, place), image=name)
-    for command in parse_container(name, words, environment, place.path, is_replaced):
-        yield replace(command, setup=setup, findings=(*findings, *command.findings))
+    commands = list(parse_container(name, words, environment, place.path, is_replaced))
+    is_member = place.kind in _CLUSTER_KINDS or _CLUSTER_PATTERN.search(" ".join(words))
+    setup = replace(setup, is_member=bool(is_member))
+    # another server, or a program in the background, may be the one that is asked
+    if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", " ".join(words)):
+        setup = replace(setup, network="shared")
+    for command in commands:
+        known = (*findings, *command.findings)
+        yield replace(command, setup=setup, findings=known, gpu=_name_gpu(node, place))
+
+
+def _expand_references(words: Iterable[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the words of a container with its variables, as Kubernetes writes them: $(NAME)."""
+    pattern = r"\$\(([A-Za-z_]\w*)\)"
+    return [
+        re.sub(pattern, lambda match: environment.get(match[1], match[0]), word) for word in words
+    ]
+
+
+def _name_gpu(node: YamlMapping, place: _Place) -> str:
+    """Return the GPU, or the slice of it, that the file names for a container."""
+    return name_slice(place.gpu, get_nested(node, "resources", "limits") or {})
 
 
 def _read_image_name(node: YamlMapping) -> str:
@@ -234,15 +301,23 @@ def _parse_values_node(node: YamlMapping, place: _Place) -> Iterator[ServerComma
         if place.model and not has_model and words[0].startswith("-"):
             words = [place.model.removeprefix("hf://"), *words]
         environment, findings = _read_environment(node, place)
+        words = _expand_references(words, environment)
+        # a chart's values are not all that it gives its container
+        is_container = bool(place.pod and place.kind) or place.compose_variables is not None
+        place = place if is_container else replace(place, pod=None)
+        setup = _read_setup(node, place) if is_container or "resources" in node else None
         yield ServerCommand(
             f"{place.path}.{key}".lstrip("."),
             engine,
             tuple(words),
             environment,
             image.version if image and image.engine == engine else "",
+            container=is_container,
             subcommand=True,
             note=f"read as options of {engine}",
             findings=findings,
+            setup=setup and replace(setup, image=_read_image_name(node)),
+            gpu=_name_gpu(node, place),
         )
 
 
@@ -265,36 +340,63 @@ def _guess_engine(words: Sequence[str]) -> str | None:
 def _read_setup(node: YamlMapping, place: _Place) -> ContainerSetup:
     """Return what a compose service or a manifest's container is given."""
     if place.compose_variables is not None:
-        return _read_compose_setup(node, place.compose_variables)
+        setup = _read_compose_setup(node, place.compose_variables)
+        is_awaited = place.path.rpartition(".")[2] in place.awaited
+        limit_s = _read_health_limit(node.get("healthcheck")) if is_awaited else None
+        return (
+            setup if limit_s is None else replace(setup, probe="healthcheck", start_limit_s=limit_s)
+        )
     resources, pod = node.get("resources"), place.pod or {}
-    limits = _get_nested(resources, "limits")
+    limits = get_nested(resources, "limits")
     names = list(limits) if isinstance(limits, Mapping) else []
     mounts = {
-        str(_get_nested(mount, "name")): _get_nested(mount, "mountPath")
-        for mount in _list(node.get("volumeMounts"))
+        str(get_nested(mount, "name")): get_nested(mount, "mountPath")
+        for mount in list_items(node.get("volumeMounts"))
     }
     shm: float | None = DEFAULT_SHM_BYTES
-    for volume in _list(pod.get("volumes")):
-        if mounts.get(str(_get_nested(volume, "name"))) == "/dev/shm":
-            size = _get_nested(volume, "emptyDir", "sizeLimit")
+    for volume in list_items(pod.get("volumes")):
+        if mounts.get(str(get_nested(volume, "name"))) == "/dev/shm":
+            size = get_nested(volume, "emptyDir", "sizeLimit")
             shm = parse_bytes(str(size)) if size else None
     is_foreign = not place.pod  # a template whose pod is not here
     probe, limit_s = _read_start_limit(node)
+    beside = [*list_items(pod.get("containers"))[1:], *list_items(pod.get("initContainers"))]
+    has_others = (is_foreign and "containerPort" not in node) or any(
+        one in list_items(pod.get("containers")) or get_nested(one, "restartPolicy") == "Always"
+        for one in beside
+    )
+    uses = [*read_pod_uses(node, place.labels, place.objects)]
+    if isinstance(port := node.get("containerPort"), int):  # of a chart's values
+        uses.append(PortUse("containerPort", (port,), f"containerPort: {port}"))
+    is_kserve = place.kind in (
+        *RUNTIME_KINDS,
+        "InferenceService",
+    )  # which fetches the weights itself
+    if is_kserve and not is_foreign:
+        uses.append(read_kserve_use(node))
     return ContainerSetup(
         "kubernetes",
         is_foreign
+        or place.kind in RUNTIME_KINDS  # whose GPUs the InferenceService gives
         or any("/" in str(name) for name in names)
-        or bool(_get_nested(resources, "claims")),
+        or bool(get_nested(resources, "claims")),
         _read_gpu_limit(limits),
         None if is_foreign or pod.get("hostIPC") is True else shm,
         probe,
         limit_s,
         () if pod.get("enableServiceLinks") is False else _list_service_names(place),
+        volumes=None if is_foreign or is_kserve else tuple(map(str, mounts.values())),
+        uses=tuple(uses),
+        network="host" if pod.get("hostNetwork") is True else "shared" if has_others else "own",
     )
 
 
 def _list_service_names(place: _Place) -> tuple[str, ...]:
-    return tuple(str(_get_nested(service, "metadata", "name")) for service in place.services)
+    return tuple(
+        str(get_nested(one, "metadata", "name"))
+        for one in place.objects
+        if one.get("kind") == "Service"
+    )
 
 
 def _read_start_limit(node: YamlMapping) -> tuple[str, float | None]:
@@ -310,22 +412,66 @@ def _read_start_limit(node: YamlMapping) -> tuple[str, float | None]:
     return "", None
 
 
+def _list_awaited(services: YamlMapping) -> frozenset[str]:
+    """Return the services whose health others wait for, and give up where it fails."""
+    waits = (get_nested(one, "depends_on") for one in services.values())
+    return frozenset(
+        str(name)
+        for wait in waits
+        if isinstance(wait, Mapping)
+        for name, how in wait.items()
+        if get_nested(how, "condition") == "service_healthy"
+    )
+
+
+def _read_health_limit(check: object) -> float | None:
+    """Return after how many seconds a service counts as unhealthy; None if that is not known.
+
+    docs.docker.com, Dockerfile reference: failures within the start period do not count.
+    """
+    if not isinstance(check, Mapping) or not check.get("test"):
+        return None
+    start, interval = (
+        _parse_duration(check.get(key, default))
+        for key, default in (("start_period", "0s"), ("interval", "30s"))
+    )
+    retries = check.get("retries", 3)
+    if start is None or interval is None or not isinstance(retries, int):
+        return None
+    return start + interval * retries
+
+
+def _parse_duration(text: object) -> float | None:
+    """Return the seconds of "1m30s"; None for other text."""
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[hms])", str(text))
+    if not parts or "".join(map("".join, parts)) != str(text):
+        return None
+    return sum(float(number) * units[unit] for number, unit in parts)
+
+
 def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> ContainerSetup:
     """Return what a compose service gives its container."""
-    reserved = _list(_get_nested(node, "deploy", "resources", "reservations", "devices"))
+    reserved = list_items(get_nested(node, "deploy", "resources", "reservations", "devices"))
     gpus = node.get("gpus")
-    requests = [*reserved, *_list(gpus)]
-    count, ids = (_get_nested(requests[0] if requests else None, key) for key in ("count", "device_ids"))  # fmt: skip
+    requests = [*reserved, *list_items(gpus)]
+    count, ids = (get_nested(requests[0] if requests else None, key) for key in ("count", "device_ids"))  # fmt: skip
     named = (
-        ",".join(_interpolate(str(one), variables) for one in _list(ids)).split(",") if ids else []
+        ",".join(_interpolate(str(one), variables) for one in list_items(ids)).split(",")
+        if ids
+        else []
     )
-    mounts = dict(_read_volume(one) for one in _list(node.get("volumes")))
+    mounts = dict(_read_volume(one) for one in list_items(node.get("volumes")))
     tmpfs = node.get("tmpfs")
     memory = [
-        str(one).partition(":")[0] for one in ([tmpfs] if isinstance(tmpfs, str) else _list(tmpfs))
+        str(one).partition(":")[0]
+        for one in ([tmpfs] if isinstance(tmpfs, str) else list_items(tmpfs))
     ]
     is_shared = str(node.get("ipc", "private")) not in ("private", "shareable", "none")
     size = node.get("shm_size")
+    mode, networks = str(node.get("network_mode") or ""), node.get("networks")
+    joined = networks.values() if isinstance(networks, Mapping) else ()
+    addresses = (get_nested(one, "ipv4_address") for one in joined)
     return ContainerSetup(
         "compose",
         bool(requests or gpus or node.get("devices") or node.get("runtime") or node.get("privileged")),
@@ -333,11 +479,11 @@ def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> Cont
         None if is_shared or "/dev/shm" in (*mounts, *memory)
         else parse_bytes(str(size)) if size else DEFAULT_SHM_BYTES,
         mounts=mounts,
+        volumes=tuple(mounts),
+        uses=tuple(read_compose_uses(node, mode == "host")),
+        network="host" if mode == "host" else "shared" if ":" in mode else "own",
+        addresses=tuple(map(str, filter(None, addresses))),
     )  # fmt: skip
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _read_gpu_limit(limits: object) -> int | None:
@@ -345,13 +491,6 @@ def _read_gpu_limit(limits: object) -> int | None:
     names = limits if isinstance(limits, Mapping) else {}
     counts = (names[name] for name in names if str(name).endswith(("/gpu", "/gaudi")))
     return _parse_count(next(counts, None))
-
-
-def _get_nested(node: object, *keys: str) -> object:
-    """Return the value under nested keys; None if there is none."""
-    for key in keys:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
 
 
 def _parse_count(value: object) -> int | None:
@@ -375,11 +514,20 @@ def _parse_production_stack(node: YamlMapping, location: str) -> ServerCommand:
         *_split_command_value(extra, None),
     )
     version = engine_image.version if engine_image else ""
-    has_workers = _get_nested(node, "raySpec", "enabled") is True  # with GPUs of their own
+    has_workers = get_nested(node, "raySpec", "enabled") is True  # with GPUs of their own
     count = None if has_workers else _parse_count(node.get("requestGPU", ""))
     environment = _parse_environment(node.get("env"))
-    # the chart mounts /dev/shm where a model takes more than one GPU
-    setup = ContainerSetup("kubernetes", count != 0, count, shm_bytes=None)
+    # the chart mounts /dev/shm for its own key of tensor parallelism, not for one in extraArgs
+    # (helm/templates/deployment-vllm-multi.yaml, commit 010004e)
+    mounts = [get_nested(one, "mountPath") for one in list_items(node.get("extraVolumeMounts"))]
+    has_shm = (
+        (isinstance(config, Mapping) and "tensorParallelSize" in config)
+        or "raySpec" in node
+        or "/dev/shm" in mounts
+        or get_nested(node, "lmcacheConfig", "enablePD") is True
+    )
+    shm_bytes = None if has_shm else DEFAULT_SHM_BYTES
+    setup = ContainerSetup("kubernetes", count != 0, count, shm_bytes)
     return ServerCommand(location, "vllm", words, environment, version, True, True, setup=setup)
 
 
@@ -396,7 +544,7 @@ def _parse_kserve(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
     `--model_id` and `--model_name` are options of its Hugging Face server, and
     `--backend=huggingface` starts no vLLM (kserve.github.io, Hugging Face runtime, 0.15 to 0.20).
     """
-    kind = str(_get_nested(node, "modelFormat", "name")).lower()
+    kind = str(get_nested(node, "modelFormat", "name")).lower()
     words = [
         part for word in _split_command_value(node.get("args"), None) for part in word.split("=", 1)
     ]
@@ -429,6 +577,7 @@ def _parse_kserve(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
         note=note,
         findings=findings,
         setup=_read_setup(node, place),
+        gpu=_name_gpu(node, place),
     )
 
 
@@ -465,28 +614,28 @@ def _read_environment(
 ) -> tuple[dict[str, str], tuple[LintFinding, ...]]:
     """Return a container's environment, and findings about what of it is not here."""
     environment, findings = dict[str, str](), list[LintFinding]()
-    for item in [*_list(node.get("env_file")), node.get("env_file")]:
+    for item in [*list_items(node.get("env_file")), node.get("env_file")]:
         path = item.get("path") if isinstance(item, Mapping) else item
         if isinstance(path, str):
             text = place.files.find(path)
             environment |= parse_assignments(text or "")
             if text is None and not (isinstance(item, Mapping) and item.get("required") is False):
                 findings.append(make_unread_variables(path))
-    for item in _list(node.get("envFrom")):
-        name = str(_get_nested(item, "configMapRef", "name"))
+    for item in list_items(node.get("envFrom")):
+        name = str(get_nested(item, "configMapRef", "name"))
         data = (place.config_maps or {}).get(name)
         environment |= _parse_environment(data)
-        if data is None and _get_nested(item, "configMapRef"):
+        if data is None and get_nested(item, "configMapRef"):
             findings.append(make_unread_variables(name))
     given = _parse_environment(node.get("environment")) | _parse_environment(node.get("env"))
     if place.compose_variables is not None:
         given = {
             name: _interpolate(value, place.compose_variables) for name, value in given.items()
         }
-    for item in _list(node.get("env")):
-        reference = _get_nested(item, "valueFrom", "configMapKeyRef")
-        data = (place.config_maps or {}).get(str(_get_nested(reference, "name")))
-        if data and (key := str(_get_nested(reference, "key"))) in data:
+    for item in list_items(node.get("env")):
+        reference = get_nested(item, "valueFrom", "configMapKeyRef")
+        data = (place.config_maps or {}).get(str(get_nested(reference, "name")))
+        if data and (key := str(get_nested(reference, "key"))) in data:
             given[str(item.get("name"))] = _format_scalar(data[key])
     return environment | given, tuple(findings)
 
@@ -513,7 +662,7 @@ def _parse_environment(value: object) -> dict[str, str]:
             for name, content in value.items()
         }
     environment = {}
-    for entry in _list(value):
+    for entry in list_items(value):
         if isinstance(entry, Mapping) and "name" in entry:
             name = str(entry["name"])
             environment[name] = (

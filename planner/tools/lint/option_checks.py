@@ -330,17 +330,17 @@ def check_positional_words(
             problem = "unknown", "it belongs to no option", ""
         if problem:
             yield LintFinding("word", word[:80], word[:300], *problem, refused=True)
-    is_vllm_serve = command.engine == "vllm" and command.subcommand and not command.container
-    if (
-        is_vllm_serve
-        and "model" in parsed.values
-        and not parsed.positional
-        and version >= Version(0, 8, 5)
-    ):
-        why = (
-            "`vllm serve` takes the model as its first word; --model is taken with a warning, or"
-            " not at all"
+    # the image is `vllm serve` too in these releases; logs of 0.20.0 and 0.20.2 in compose warn
+    is_vllm_serve = command.subcommand and (not command.container or version >= Version(0, 20, 0))
+    is_option = "model" in parsed.values and not parsed.positional
+    if command.engine == "vllm" and is_vllm_serve and is_option and version >= Version(0, 8, 5):
+        fate = "it is taken with a warning, and will go"
+        fate = (
+            fate
+            if version >= Version(0, 20, 0)
+            else "--model is taken with a warning, or not at all"
         )
+        why = f"`vllm serve` takes the model as its first word; {fate}"
         yield LintFinding(
             "flag", "--model", f"--model {parsed.values['model']}"[:300], "ok", why, ""
         )

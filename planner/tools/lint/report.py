@@ -19,6 +19,7 @@ from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
 from planner.engines.deployment import Deployment
+from planner.hardware.gpus import parse_gpu_count
 from planner.memory.memory_plan import (
     MEMORY_STATUSES,
     MemoryPlan,
@@ -38,9 +39,10 @@ from planner.tools.lint.consistency import find_contradictions
 from planner.tools.lint.container_checks import check_container
 from planner.tools.lint.deployment_reader import (
     RefusedDeploymentError,
+    UnmodelledError,
     build_command_deployment,
     get_served_name,
-    parse_gpu_count,
+    read_named_gpu,
     resolve_served_model,
 )
 from planner.tools.lint.findings import (
@@ -52,6 +54,7 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
 from planner.tools.lint.metric_checks import check_metrics
+from planner.tools.lint.network_checks import check_network
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
 from planner.tools.lint.server_commands import IMAGE_OPTION, ServerCommand, quote_word
 from planner.tools.lint.source_reader import read_source
@@ -139,13 +142,16 @@ class LintReport:
 
     @property
     def verdict(self) -> ReportVerdict:
-        """`at_risk`: it starts, but something is risky, or its memory may not suffice."""
+        """`at_risk`: it starts, but something is risky or not judged, or its memory may not suffice."""
         if not all(memory.can_start for memory in self._memory_plans):
             return "mend"
         verdict = judge_findings((*self.findings, *self.upgrade_findings))
         is_tight = any(memory.status != "ok" for memory in self._memory_plans)
-        exceeds_gpus = any(report.need and report.need.exceeds_all_gpus for report in self.commands)
-        return "at_risk" if verdict == "ok" and (is_tight or exceeds_gpus) else verdict
+        is_open = any(
+            report.not_planned_reason or (report.need and report.need.exceeds_all_gpus)
+            for report in self.commands
+        )
+        return "at_risk" if verdict == "ok" and (is_tight or is_open) else verdict
 
     @property
     def _memory_plans(self) -> list[MemoryPlan]:
@@ -227,8 +233,8 @@ def lint(
         pool = (
             f"a {command.role} worker of pools is planned as a server of its own, which does both"
         )
-        planned_gpu = gpu or command.planned_on or None
-        in_container = check_container(checked, planned_gpu)
+        planned_gpu = gpu or command.planned_on or read_named_gpu(checked)
+        in_container = (*check_container(checked, planned_gpu), *check_network(checked))
         checked = replace(checked, findings=_merge_findings(checked.findings, in_container))
         notes += [pool] if command.role and planned_gpu else []
         notes += (
@@ -340,7 +346,10 @@ def _plan_command(
         if finding.refused and fixed.diff
     )
     if gpu is None:
-        need = compute_memory_need(again, version)
+        try:
+            need = compute_memory_need(again, version)
+        except UnmodelledError as error:
+            return CommandReport(checked, fixed, None, str(error), unsettled)
         return CommandReport(checked, fixed, None, "", unsettled, need)
     starting = checked
     if any(finding.refused for finding in checked.findings):

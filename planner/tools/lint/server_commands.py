@@ -17,7 +17,7 @@ _ENGINE_IMAGES = (
     ("vllm", True, re.compile(r"(^|/)(vllm-openai[\w-]*|vllm-tpu)(?=[:@]|$)")),
     ("vllm", False, re.compile(r"(^|/)vllm[\w-]*(?=[:@]|$)")),
     ("sglang", False, re.compile(r"(^|/)sglang[\w-]*(?=[:@]|$)")),
-    ("tgi", True, re.compile(r"(^|/)text-generation-inference(?=[:@]|$)")),
+    ("tgi", True, re.compile(r"(^|/)[\w-]*text-generation-inference[\w.-]*(?=[:@]|$)")),
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
@@ -36,11 +36,24 @@ _VALUELESS_DOCKER_OPTIONS = {
 """Options of `docker run` that take no value."""
 IMAGE_OPTION = "--container-image"
 """Slurm's option (`srun` with pyxis) for the image in which a command runs."""
+_CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
     r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server"
     r"|\bsglang\s+serve\b|trtllm-serve|text-generation-launcher|\bdynamo\.(vllm|sglang|trtllm)\b"
 )
+
+
+@dataclass(frozen=True)
+class PortUse:
+    """Who reaches a container's server, and at which of its ports."""
+
+    name: str  # "healthcheck", "startupProbe", "ports", "Service llm"
+    ports: tuple[int, ...]  # one of them has to be the server's; empty: not known
+    written: str
+    host: str = ""  # by which it is asked inside the container; empty: from outside
+    problem: str = ""  # why it reaches nothing, whatever the port
+    is_certain: bool = True  # whether other containers beside it change nothing about that
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,13 @@ class ContainerSetup:
     start_limit_s: float | None = None  # when it does
     service_names: tuple[str, ...] = ()  # Services whose addresses are in the environment
     mounts: Mapping[str, str] = field(default_factory=dict)  # path in it -> on the host
+    volumes: tuple[str, ...] | None = None  # paths that outlive the container; None: not known
     image: str = ""
+    is_member: bool = False  # of several containers that run one server
+    uses: tuple[PortUse, ...] = ()
+    # "shared": other programs may listen at the same address
+    network: Literal["own", "host", "shared"] = "own"
+    addresses: tuple[str, ...] = ()  # that it is given
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,7 @@ class ServerCommand:
     # the wrapper's names of options -> the engine's
     renamed_options: Mapping[str, str] = field(default_factory=dict)
     planned_on: str = ""  # the GPU of the plan that wrote the command
+    gpu: str = ""  # that its file names, with a number if it names one
 
     @property
     def line(self) -> str:
@@ -156,11 +176,15 @@ def _rejoin_options(
     for statement in statements:
         first = statement.words[0]
         is_option = re.match("--?[A-Za-z]", first)
-        is_image = bool(joined) and "run" in joined[-1][0].words[:4] and parse_image_name(first)
+        started = joined[-1][0].words[:4] if joined else ()
+        is_image = _CONTAINER_PROGRAMS & {*started} and "run" in started and parse_image_name(first)
         if not joined or not (is_option or is_image):
             joined.append((statement, ()))
             continue
         before, findings = joined[-1]
+        if {"...", "\u2026"} & {*before.words}:  # a guide leaves out what stands elsewhere
+            joined[-1] = replace(before, words=(*before.words, *statement.words)), findings
+            continue
         is_blank = not before.words[-1].strip()
         why = "the line before ends " + (
             "with a blank after its backslash" if is_blank else "without a backslash"
@@ -186,7 +210,7 @@ def _parse_statement(
     if depth > 3 or not words:
         return
     program = PurePath(words[0]).name
-    if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
+    if program in _CONTAINER_PROGRAMS and "run" in words[:4]:
         yield from _parse_docker_run(words, environment, location, depth)
         return
     shell_option = next(
@@ -338,6 +362,8 @@ def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
     gpus = given.get("--gpus", "").strip("'\"")
     devices = gpus.removeprefix("device=") if gpus.startswith("device=") else ""
     count = len(devices.split(",")) if devices else int(gpus) if gpus.isdecimal() else None
+    network = given.get("--network", given.get("--net", ""))
+    published = [text for key, text in options if key in ("-p", "--publish")]
     return ContainerSetup(
         "docker",
         bool(given.keys() & {"--gpus", "--device", "--runtime", "--privileged"}),
@@ -348,7 +374,26 @@ def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
             for key, text in options
             if key in ("-v", "--volume") and ":" in text
         },
+        uses=tuple(read_published_ports(published, network == "host")),
+        network="host" if network == "host" else "shared" if ":" in network else "own",
+        addresses=tuple(filter(None, (given.get("--ip"),))),
     )
+
+
+def read_published_ports(published: Sequence[str], is_host_network: bool) -> Iterator[PortUse]:
+    """Yield the ports that a container publishes, such as "8080:8000"; nothing if one is not known.
+
+    In the host's network Docker ignores them, so that the port on the host has to be the server's.
+    """
+    ports = list[int]()
+    for one in published:
+        parts = one.partition("/")[0].split(":")
+        port = parts[-2] if is_host_network and len(parts) > 1 else parts[-1]
+        if not port.isdecimal():
+            return
+        ports.append(int(port))
+    if ports:
+        yield PortUse("ports", tuple(ports), f"ports {', '.join(published)}"[:300])
 
 
 class EngineImage(NamedTuple):

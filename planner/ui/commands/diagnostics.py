@@ -25,7 +25,9 @@ def add_explain_log(commands: "Subparsers") -> None:
         help="scenario to compare with, on the GPU of the log or --gpu; arguments in the log take "
         "precedence",
     )
-    parser.add_argument("--gpu", metavar="NAME", help="GPU of the server; few logs name it")
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="GPU of the server, or how many (4xH100); few logs name it"
+    )
     parser.add_argument(
         "--model", metavar="NAME", help="model of the server, if the log does not name it"
     )
@@ -43,15 +45,20 @@ def add_explain_log(commands: "Subparsers") -> None:
 @watch_command
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
+    from planner.tools.diagnostics.startup_errors import FailedStartError
     from planner.ui.log_explanation import explain_log
 
-    explanation = explain_log(
-        options.log,
-        options.gpu,
-        scenario=options.scenario,
-        command=options.launched,
-        model=options.model,
-    )
+    try:
+        explanation = explain_log(
+            options.log,
+            options.gpu,
+            scenario=options.scenario,
+            command=options.launched,
+            model=options.model,
+        )
+    except FailedStartError as error:
+        print(format_json({"failure": error.lines}) if options.json else "\n".join(error.lines))
+        return 1
     failed = int(bool(explanation.log.failure or explanation.errors))
     if options.json:
         print(format_json(explanation.to_json()))

@@ -16,20 +16,40 @@ if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
 
 
+class ColumnHelpFormatter(argparse.HelpFormatter):
+    """Help that ends with the columns of a table, which are read only then."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from planner.planning.table_rows import COLUMN_CATALOG, INPUT_COLUMNS
+
+        kinds = dict[str, list[str]]()
+        for name, kind in INPUT_COLUMNS.items():
+            kinds.setdefault(COLUMN_CATALOG["kinds"][kind]["accepts"], []).append(name)
+        lines = (
+            super(ColumnHelpFormatter, self)._fill_text(
+                f"{accepts}: {', '.join(names)}", width, "  "
+            )
+            for accepts, names in kinds.items()
+        )
+        return "\n".join(
+            ["columns, by what their cells hold; an empty cell leaves it open:", *lines]
+        )
+
+
 def add_predict(commands: "Subparsers") -> None:
     """Declare `headroom predict`."""
     parser = commands.add_parser(
         "predict",
         help="predict memory, latencies and cost of deployments, one per CSV row",
+        formatter_class=ColumnHelpFormatter,
+        epilog="columns",
     )
     parser.add_argument(
         "rows",
         type=Path,
         metavar="ROWS.csv",
         help="deployments. Required columns: model, gpu. For latencies: isl and osl (mean tokens of "
-        "prompt and answer) with request_rate or concurrency. Optional: engine, engine_version, "
-        "quantization, tp, pp, replicas, and engine arguments by their own names. Full list: "
-        "planner/planning/table_columns.yaml",
+        "prompt and answer) with request_rate or concurrency. All columns stand below",
     )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="PREDICTIONS.csv", help="file to write"

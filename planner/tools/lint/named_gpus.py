@@ -1,0 +1,87 @@
+"""Find the GPU that a deployment's file names: labels of nodes, instance types, accelerators."""
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from planner.core.catalog import load_catalog
+from planner.core.errors import PlannerError
+from planner.engines.engine import CloudNames
+from planner.hardware.gpus import Gpu, get_gpu
+from planner.tools.lint.network_reader import get_nested, list_items
+
+_NAMING_KEYS = (
+    "accelerators",
+    "accelerator",
+    "resourceProfile",
+    "instanceType",
+    "instance_type",
+    "gpu",
+)
+"""Keys whose text names a GPU or an instance type: SkyPilot, dstack, KubeAI, KAITO and others."""
+
+
+def find_named_gpu(node: Mapping[str, Any]) -> str:
+    """Return the GPU on which a mapping wants to run, the smallest of several; empty if it names none.
+
+    With a number if it names one, such as "4xL40S" for SkyPilot's `accelerators: L40S:4`.
+    """
+    named = [one for text in _list_wanted(node) if (one := resolve_gpu(text))]
+    smallest = min(named, key=lambda one: one[1].memory_bytes, default=None)
+    if smallest is None:
+        return ""
+    count, gpu = smallest
+    return f"{count}x{gpu.name}" if count else gpu.name
+
+
+def resolve_gpu(text: str) -> tuple[int, Gpu] | None:
+    """Return number (0: none is said) and GPU of a label's value or an instance type; None if unknown."""
+    clouds = load_catalog("clouds.yaml", CloudNames)
+    for pattern, name in clouds["instances"].names.items():
+        if fnmatchcase(text.casefold(), pattern):
+            return 0, get_gpu(name)
+    match = re.fullmatch(r"(?:nvidia-gpu-|amd-gpu-)?(.+?)(?::(\d{1,3}))?", text.strip())
+    if match is None:
+        return None
+    name = re.sub(r"-shared$", "", match[1], flags=re.IGNORECASE)
+    try:
+        return int(match[2] or 0), get_gpu(clouds["gpu labels"].names.get(name.casefold(), name))
+    except PlannerError:
+        return None
+
+
+def _list_wanted(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a mapping that may name a GPU."""
+    selectors = [node.get("nodeSelector"), node.get("node_selector")]
+    for selector in selectors:
+        yield from map(str, selector.values() if isinstance(selector, Mapping) else ())
+    required = get_nested(
+        node, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    terms = [
+        *list_items(get_nested(required, "nodeSelectorTerms")),
+        *list_items(node.get("nodeSelectorTerms")),
+    ]
+    for term in terms:
+        for expression in list_items(get_nested(term, "matchExpressions")):
+            if get_nested(expression, "operator") == "In":
+                yield from map(str, list_items(get_nested(expression, "values")))
+    for holder in (node, node.get("resources"), node.get("resource")):
+        for key in _NAMING_KEYS:
+            value = get_nested(holder, key)
+            if isinstance(value, Mapping):
+                yield from (f"{name}:{count}" for name, count in value.items())
+            elif isinstance(value, str):
+                yield value
+
+
+def name_slice(gpu: str, resources: Mapping[str, Any]) -> str:
+    """Return the slice of a GPU that a container asks for, or the GPU; empty for an unknown slice."""
+    profile = next((str(name) for name in resources if str(name).startswith("nvidia.com/mig-")), "")
+    if not (gpu and profile):
+        return gpu
+    try:
+        return get_gpu(f"{gpu}-MIG-{profile.removeprefix('nvidia.com/mig-')}").name
+    except PlannerError:
+        return ""
