@@ -44,7 +44,8 @@ def select_cohort(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
         curves: dict[str, list[dict[str, str]]] = {}
         for row in group:
             curves.setdefault(row["curve"], []).append(row)
-        longest = sorted(max(curves.values(), key=lambda runs: len(runs)), key=_get_load)
+        by_length = sorted(curves.values(), key=lambda curve: -len(curve))
+        longest = sorted(by_length[0], key=_get_load)
         selected += [longest[k] for k in sorted({len(longest) // 2, len(longest) - 1})]
     return selected
 
