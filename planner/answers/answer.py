@@ -388,6 +388,7 @@ class Answer:
     api: ApiComparison | None
     interruption: Interruption | None
     notes: tuple[str, ...]
+    stages_note: str  # what speaks against pipeline stages inside a machine
     engine_notes: tuple[str, ...]  # engines that have ended, and what the traits favour
     trait_facts: tuple[str, ...]  # that count for the choice of an engine, with their points
     left_out: tuple[str, ...]

@@ -92,7 +92,7 @@ def serialize_answer(answer: Answer) -> Fields:
         "replica_loss": answer.replica_loss and _to_json(answer.replica_loss),
         "risks": [{"risk": risk.kind, **_to_json(risk.figures)} for risk in answer.risks],
         "assumptions": list(scenario.assumptions),
-        "notes": [*answer.notes, *answer.left_out],
+        "notes": [*answer.notes, *filter(None, [answer.stages_note]), *answer.left_out],
         "engine_notes": [*answer.engine_notes, *answer.trait_facts],
         "command": launches[0].command if len(launches) == 1 else None,
         "commands": {launch.role: launch.command for launch in launches}

@@ -1,5 +1,7 @@
 """What an engine runs on which GPUs, by `catalogs/capabilities.yaml`: weight formats and attention."""
 
+from functools import cache
+
 from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
@@ -56,6 +58,7 @@ class EngineCapabilities(StrictEntry):
     attention: tuple[CapabilityRule, ...] = ()
 
 
+@cache
 def _load_rules(engine: str) -> EngineCapabilities:
     known = load_catalog("capabilities.yaml", EngineCapabilities)
     return known.get(engine, EngineCapabilities())

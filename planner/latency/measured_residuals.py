@@ -18,7 +18,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from io import StringIO
 from typing import Literal, NamedTuple
 
@@ -37,6 +37,8 @@ from planner.models.architecture import DecoderLayer
 ResidualMetric = Literal["tpot", "ttft"]
 MAX_NEIGHBOURS = 64
 """Runs that share most with what is asked, from which the width of its error comes."""
+ROWS_AT_ONCE = 64
+"""Rows of a covariance that are compared at once, for memory."""
 MAX_RUNS_BYTES = 16 * MIB
 SHARED_TRAITS = (
     "version", "gpu", "model_type", "model", "quantization", "attention", "tp", "pp", "dp", "ep",
@@ -69,6 +71,12 @@ class ProcessShape(StrictEntry):
     levels: dict[str, ProcessLevel]
     length_scales: tuple[PositiveFloat, ...]  # of `POSITION_COLUMNS`, in ln
     noise: PositiveFloat  # standard deviation between repeats of a run
+
+    @cached_property
+    def variances(self) -> np.ndarray:
+        """[2, levels] of what is the same at all loads, and of what changes with them."""
+        deviations = [(level.offset, level.varying) for level in self.levels.values()]
+        return np.array(deviations).T ** 2
 
 
 class OperatingPoint(NamedTuple):
@@ -135,8 +143,8 @@ class _Runs:
 
     rows: list[dict[str, str]]
     positions: np.ndarray  # [runs, positions]
-    codes: dict[str, np.ndarray]  # [runs] by level
-    keys: dict[str, dict[tuple[str, ...], int]]  # the code of each group, by level
+    codes: np.ndarray  # [levels, runs]
+    keys: list[dict[tuple[str, ...], int]]  # the code of each group, by level
     noise: np.ndarray  # [runs]
     pull: np.ndarray  # [runs]
 
@@ -154,19 +162,18 @@ def load_measured_rows(engine: str) -> list[dict[str, str]]:
 @cache
 def _load_runs(engine: str, metric: ResidualMetric) -> _Runs:
     rows = [row for row in load_measured_rows(engine) if row[f"{metric}_pull"]]
-    keys: dict[str, dict[tuple[str, ...], int]] = {}
-    codes = {}
-    for name, level in load_process_shapes()[metric].levels.items():
-        found = keys.setdefault(name, {})
-        codes[name] = np.array(
-            [found.setdefault(tuple(row[t] for t in level.shares), len(found)) for row in rows]
-        )
+    levels = load_process_shapes()[metric].levels.values()
+    keys: list[dict[tuple[str, ...], int]] = [{} for _ in levels]
+    codes = [
+        [found.setdefault(tuple(row[t] for t in level.shares), len(found)) for row in rows]
+        for level, found in zip(levels, keys, strict=True)
+    ]
     return _Runs(
         rows,
         np.log([[float(row[name]) for name in POSITION_COLUMNS] for row in rows]).reshape(
             len(rows), len(POSITION_COLUMNS)
         ),
-        codes,
+        np.array(codes),
         keys,
         np.array([float(row[f"{metric}_noise"]) for row in rows]),
         np.array([float(row[f"{metric}_pull"]) for row in rows]),
@@ -176,43 +183,59 @@ def _load_runs(engine: str, metric: ResidualMetric) -> _Runs:
 def compute_covariance(
     shape: ProcessShape,
     positions: tuple[np.ndarray, np.ndarray],
-    codes: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+    codes: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
-    """Compute the prior covariance [n, m] of two sets of points, by their positions and groups."""
-    one, other = (each / np.array(shape.length_scales) for each in positions)
+    """Compute the prior covariance [n, m] of two sets of points, by their positions and groups.
+
+    `codes` are [levels, n] and [levels, m].
+    """
+    shared = _compare_groups(shape, *codes)
+    return np.asarray(shared[0] + shared[1] * _compare_positions(shape, *positions))
+
+
+def _compare_positions(shape: ProcessShape, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return exp(-|x - x'|^2 / 2), [n, m]."""
+    one, other = (each / np.array(shape.length_scales) for each in (one, other))
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
-    near, total = np.exp(-0.5 * np.maximum(squares, 0.0)), np.zeros((len(one), len(other)))
-    for name, level in shape.levels.items():
-        same = codes[0][name][:, None] == codes[1][name]
-        total += same * (level.offset**2 + level.varying**2 * near)
-    return total
+    return np.asarray(np.exp(-0.5 * np.maximum(squares, 0.0)))
 
 
-def _encode_groups(
-    points: Sequence[OperatingPoint], runs: _Runs, shape: ProcessShape
-) -> dict[str, np.ndarray]:
-    """Return the group of each point by level: that of the runs, or a negative one of its own."""
-    traits, codes = [dict(point.traits) for point in points], {}
-    for name, level in shape.levels.items():
-        groups = [tuple(each[trait] for trait in level.shares) for each in traits]
-        new = {key: -1 - k for k, key in enumerate(dict.fromkeys(groups))}
-        codes[name] = np.array([runs.keys[name].get(key, new[key]) for key in groups])
-    return codes
+def _compare_groups(shape: ProcessShape, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the variances [2, n, m] of the groups that two sets of points share."""
+    blocks = [
+        np.tensordot(shape.variances, block[:, :, None] == other[:, None, :], 1)
+        for block in np.split(one, range(ROWS_AT_ONCE, one.shape[1], ROWS_AT_ONCE), axis=1)
+    ]
+    return np.concatenate(blocks, axis=1)
+
+
+@lru_cache(maxsize=1024)
+def _relate_traits(
+    engine: str, metric: ResidualMetric, traits: tuple[tuple[str, str], ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the groups [levels] of these traits, new ones negative, and what they share with each run."""
+    shape, runs, known = load_process_shapes()[metric], _load_runs(engine, metric), dict(traits)
+    codes = [
+        found.get(tuple(known[trait] for trait in level.shares), -1)
+        for level, found in zip(shape.levels.values(), runs.keys, strict=True)
+    ]
+    return np.array(codes), _compare_groups(shape, np.array(codes)[:, None], runs.codes)[:, 0]
 
 
 def _relate_to_runs(
     points: Sequence[OperatingPoint], metric: ResidualMetric
-) -> tuple[_Runs, dict[str, np.ndarray], np.ndarray]:
-    """Return the runs of the points' engine, the points' groups, and the covariance of both, [n, runs]."""
+) -> tuple[_Runs, np.ndarray]:
+    """Return the runs of the points' engine, and the covariance [n, runs] of both."""
     shape, runs = load_process_shapes()[metric], _load_runs(points[0].engine, metric)
-    codes = _encode_groups(points, runs, shape)
-    positions = np.array([point.position for point in points]), runs.positions
-    return runs, codes, compute_covariance(shape, positions, (codes, runs.codes))
+    shared = [_relate_traits(point.engine, metric, point.traits)[1] for point in points]
+    near = _compare_positions(shape, np.array([point.position for point in points]), runs.positions)
+    offsets, varying = np.stack(shared, axis=1)
+    return runs, offsets + varying * near
 
 
 def estimate_mean_residuals(points: Sequence[OperatingPoint], metric: ResidualMetric) -> np.ndarray:
     """Estimate the means [n] of the residuals of points of one engine."""
-    runs, _, cross = _relate_to_runs(points, metric)
+    runs, cross = _relate_to_runs(points, metric)
     return np.asarray(cross @ runs.pull)
 
 
@@ -220,20 +243,31 @@ def estimate_residual_covariance(
     points: Sequence[OperatingPoint], metric: ResidualMetric
 ) -> np.ndarray:
     """Estimate the covariance [n, n] of the residuals of points of one engine, a run's noise included."""
-    shape = load_process_shapes()[metric]
-    runs, codes, cross = _relate_to_runs(points, metric)
+    shape, (runs, cross) = load_process_shapes()[metric], _relate_to_runs(points, metric)
     positions = np.array([point.position for point in points])
+    codes = _number_groups(points, metric)
     prior = compute_covariance(shape, (positions, positions), (codes, codes))
     prior[np.diag_indices_from(prior)] += shape.noise**2
-    for name, level in shape.levels.items():
-        groups = codes[name]
+    for level, groups in zip(shape.levels.values(), codes, strict=True):
         prior += level.unseen**2 * ((groups[:, None] == groups) & (groups < 0))
     near = np.argsort(-cross.max(0), kind="stable")[:MAX_NEIGHBOURS]
-    among = {name: values[near] for name, values in runs.codes.items()}
-    own = compute_covariance(shape, (runs.positions[near],) * 2, (among, among))
+    among, places = runs.codes[:, near], runs.positions[near]
+    own = compute_covariance(shape, (places, places), (among, among))
     factor = np.linalg.cholesky(own + np.diag(runs.noise[near] ** 2))
     explained = np.linalg.solve(factor, cross[:, near].T)
     return np.asarray(prior - explained.T @ explained)
+
+
+def _number_groups(points: Sequence[OperatingPoint], metric: ResidualMetric) -> np.ndarray:
+    """Return the groups [levels, n] of points: those of the runs, or negative ones of their own."""
+    levels = load_process_shapes()[metric].levels.values()
+    codes = np.array([_relate_traits(p.engine, metric, p.traits)[0] for p in points]).T
+    for level, groups in zip(levels, codes, strict=True):
+        new: dict[tuple[str, ...], int] = {}
+        for k in np.flatnonzero(groups < 0).tolist():
+            traits = dict(points[k].traits)
+            groups[k] = new.setdefault(tuple(traits[t] for t in level.shares), -1 - len(new))
+    return codes
 
 
 @lru_cache(maxsize=65_536)
@@ -244,7 +278,7 @@ def estimate_error_width(point: OperatingPoint, metric: ResidualMetric) -> float
 
 def find_nearest_run(point: OperatingPoint) -> Mapping[str, str] | None:
     """Find the measured run that shares most with `point`; None of an engine without any."""
-    runs, _, cross = _relate_to_runs([point], "tpot")
+    runs, cross = _relate_to_runs([point], "tpot")
     return runs.rows[int(cross[0].argmax())] if runs.rows else None
 
 

@@ -167,6 +167,7 @@ class Candidate:
             self.cost_key,
             self.is_disaggregated,
             self.raises_memory,
+            self.has_inner_stages,
             -round(self.probability / PROBABILITY_TIE),
             sum(
                 math.ceil(pool.num_gpus_billed / pool.gpus_per_node)
@@ -184,6 +185,14 @@ class Candidate:
             return False, self.rank_key
         probability = -round(self.probability / PROBABILITY_TIE)
         return True, probability, self.capacity_utilization, self.limit_utilization, self.rank_key
+
+    @property
+    def has_inner_stages(self) -> bool:
+        """It has pipeline stages inside a machine, where tensor parallelism is what people build."""
+        return any(
+            pool.layout.pp > 1 and pool.layout.gpus_per_replica <= pool.gpus_per_node
+            for pool in self.prediction.pools
+        )
 
     @property
     def raises_memory(self) -> bool:

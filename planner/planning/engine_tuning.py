@@ -83,6 +83,8 @@ SAFE_ENOUGH_SIGMAS = 2.0
 """Beyond two standard deviations (98%) speed and capacity count, no longer safety."""
 CLEAR_GAIN_SIGMAS = 0.1
 """A tolerance that is larger by less is no gain: about three points of probability."""
+NEAR_MARGIN = 1.15
+"""What is beyond its limits by less may hold between two values of a ladder."""
 MAX_TUNING_STEPS = 4
 """Where so many more steps of the same gain would not reach the limit, tuning gives up."""
 
@@ -149,26 +151,46 @@ def tune_to_margin(
     """Move arguments along their ladders until the margin at `z` is at most `goal`, or no step helps.
 
     Of all neighbours the best is taken, so that no neighbour of the result is nearer to its limits.
+    Where that ends close to them, what lies between the values of a ladder is tried too.
     """
-    best, margin = deployment, store.get_margin(deployment, z)
+    best, margin, is_between = deployment, store.get_margin(deployment, z), False
     while margin > goal:
-        neighbours = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+        neighbours = (
+            list(_generate_between(store.scenario, best))
+            if is_between
+            else list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+        )
         margins = store.get_margins(neighbours, z)
         nearest = min(margins, default=math.inf)
-        if (margin - nearest) * MAX_TUNING_STEPS < margin - goal:
+        if (margin - nearest) * MAX_TUNING_STEPS >= margin - goal:
+            best, margin = neighbours[margins.index(nearest)], nearest
+        elif is_between or margin > goal * NEAR_MARGIN:
             break
-        best, margin = neighbours[margins.index(nearest)], nearest
+        else:
+            is_between = True
     return best
 
 
-def tune_to_tolerance(store: EvaluationStore, deployment: Deployment) -> Deployment:
+def _generate_between(scenario: Scenario, deployment: Deployment) -> Iterator[Deployment]:
+    """Generate `deployment` with a max_num_seqs halfway to the values of its ladder beside it."""
+    seqs = deployment.args.max_num_seqs
+    if "max_num_seqs" not in scenario.engine_args:
+        halfway = {round(math.sqrt(seqs * each)) for each in _list_adjacent(NUM_SEQS_LADDER, seqs)}
+        for value in sorted(halfway - {seqs}):
+            yield from _keep_startable(deployment.with_args(max_num_seqs=value))
+
+
+def tune_to_tolerance(
+    store: EvaluationStore, deployment: Deployment, *others: Deployment
+) -> Deployment:
     """Move arguments along their ladders for as long as a neighbour is safer, or as safe and better.
 
-    So no neighbour is clearly safer than the result, and none dominates it.
+    So no neighbour is clearly safer than the result, and none dominates it. `others` are looked at
+    as neighbours of `deployment` are.
     """
     best, z = deployment, store.find_tolerance(deployment, SAFE_ENOUGH_SIGMAS)
     seen = {best}
-    pending = list(generate_neighbours(store.scenario, best))
+    pending = [*others, *generate_neighbours(store.scenario, best)]
     while pending:
         tried = pending.pop(0)
         if tried in seen:

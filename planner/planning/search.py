@@ -2,10 +2,10 @@
 
 The rule: of all deployments whose probability (`planning.tolerance`) is at least the scenario's
 `confidence` the cheapest; at the same price one that takes no more memory than the engine does by
-itself, then the highest probability, the fewest machines, and the formats nearest to the
-checkpoint. Where nothing reaches it, the cheapest with a probability of a half is chosen and the
-plan is at risk. Beside it stand the gamble, the cheapest with a probability of a half, and the safe
-option, the cheapest with 95%.
+itself, then one without pipeline stages inside a machine, then the highest probability, the fewest
+machines, and the formats nearest to the checkpoint. Where nothing reaches it, the cheapest with a
+probability of a half is chosen and the plan is at risk. Beside it stand the gamble, the cheapest
+with a probability of a half, and the safe option, the cheapest with 95%.
 
 The search is best first by price. A family (GPU, engine, formats, drafts, layout) enters with the
 fewest replicas that the closed form, at its largest measured error, leaves open. The cheapest open
@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 from operator import attrgetter, itemgetter
 from typing import Literal
 
+from planner.core.number_format import format_probability
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
@@ -45,6 +46,7 @@ from planner.planning.candidate import Candidate, mark_as_tuned
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
+    NEAR_MARGIN,
     SAFE_ENOUGH_SIGMAS,
     tune_to_margin,
     tune_to_tolerance,
@@ -185,6 +187,22 @@ class Plan:
             return ()
         return self.best.violations if self.best else (self.binding_constraint.sentence,)
 
+    @property
+    def stages_note(self) -> str:
+        """What speaks against pipeline stages inside a machine, and what does without; empty if none are chosen."""
+        if self.chosen is None or not self.chosen.has_inner_stages:
+            return ""
+        usual, instead = self.runner_up, "nothing that was tried does without them"
+        if usual and not usual.has_inner_stages:
+            usd = usual.usd_per_hour
+            price = f"${usd:,.2f}/h" if usd is not None else "no price known"
+            probability = format_probability(usual.probability)
+            instead = f"without them {usual.description}: {price}, {probability} likely"
+        return (
+            "pipeline stages inside a machine are rarely built, and few runs with them were"
+            f" measured; {instead}"
+        )
+
     @cached_property
     def autoscaling(self) -> AutoscalingPlan | None:
         """The replicas of the chosen candidate by hour; None if the scenario has no daily profile."""
@@ -296,6 +314,9 @@ def _search_unified(scenario: Scenario) -> Plan:
             or (safe[0].price_key <= first.price_key and safe[0].rank_key < first.rank_key)
         ):
             recommended = [safe[0], *recommended[1:]]
+        if recommended[0].has_inner_stages:  # what people build is the next best to it
+            usual = search.find_cheapest(scenario.confidence, inner_stages=False)
+            recommended = [recommended[0], *usual, *recommended[1:]]
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 
@@ -343,13 +364,14 @@ class _Search:
     @show_step("simulating layouts")
     def find_cheapest(
         self, probability: float, *, others: int = 0,
-        max_price: tuple[bool, float] = (True, math.inf),
+        max_price: tuple[bool, float] = (True, math.inf), inner_stages: bool = True,
     ) -> list[Candidate]:  # fmt: skip
         """Find the cheapest deployment that meets every target with `probability`.
 
-        It comes first; the next that do with other GPUs or layouts follow, up to `others`.
+        It comes first; the next that do with other GPUs or layouts follow, up to `others`. Without
+        `inner_stages` none has pipeline stages inside a machine.
         """
-        return _CheapestFirst(self, probability, others, max_price).run()
+        return _CheapestFirst(self, probability, others, max_price, inner_stages).run()
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
@@ -363,10 +385,13 @@ class _Search:
         deployment = self.tuned.get(start, start)
         margin = self._get_margin(deployment, probability)
         if 1 < margin <= HOPELESS_MARGIN:
-            deployment = tune_to_margin(
-                self.store, deployment, self._get_z(deployment, probability)
-            )
+            z = self._get_z(deployment, probability)
+            deployment = tune_to_margin(self.store, deployment, z)
             margin = self._get_margin(deployment, probability)
+            if 1 < margin <= NEAR_MARGIN and family.other_start:
+                other = tune_to_margin(self.store, family.other_start.with_replicas(replicas), z)
+                if (found := self._get_margin(other, probability)) < margin:
+                    deployment, margin = other, found
             self.tuned[start] = deployment
         return deployment, margin
 
@@ -412,7 +437,10 @@ class _Search:
         """Judge what passed by full simulations, with its arguments tuned first if `tune`."""
         deployment = candidate.deployment
         if tune:
-            deployment = tune_to_tolerance(self.store, deployment)
+            starts = [deployment]
+            if family.other_start:
+                starts.append(family.other_start.with_replicas(deployment.layout.replicas))
+            deployment = tune_to_tolerance(self.store, *starts)
             self.tuned[family.start.with_replicas(deployment.layout.replicas)] = deployment
         preference = family.preference_key
         is_usual = deployment.args == family.start.args
@@ -441,8 +469,10 @@ class _CheapestFirst:
     probability: float
     others: int
     max_price: tuple[bool, float]
-    # price of the fewest open replicas, minus the estimate's tolerance, family, replicas to try
-    heap: list[tuple[bool, float, float, int, int]] = field(default_factory=list)
+    inner_stages: bool
+    # price of the fewest open replicas, whether it has stages inside a machine, minus the estimate's
+    # tolerance, family, replicas to try
+    heap: list[tuple[bool, float, bool, float, int, int]] = field(default_factory=list)
     passed: list[tuple[Candidate, int]] = field(default_factory=list)  # short simulations
     postponed: list[tuple[int, int]] = field(default_factory=list)  # no cheaper than what passed
     enough: dict[int, int] = field(default_factory=dict)  # replicas that are known to be, by family
@@ -455,7 +485,8 @@ class _CheapestFirst:
     def run(self) -> list[Candidate]:
         """Probe families by price, and judge what passed once nothing open is cheaper."""
         for k, family in enumerate(self.search.families):
-            self._push(k, family.get_min_replicas(self._get_z(family)))
+            if self.inner_stages or not family.estimate.has_inner_stages:
+                self._push(k, family.get_min_replicas(self._get_z(family)))
         while self.heap or self.passed:
             if self.passed and (
                 not self.heap or self.heap[0][:2] > _add_rounding(self._get_price_limit())
@@ -501,8 +532,9 @@ class _CheapestFirst:
         fewest = family.get_min_replicas(self._get_z(family))
         price = family.price(self.search.scenario, fewest)
         if fewest <= family.max_replicas and price <= self.max_price:
-            tolerance = family.estimate.tolerance_sigmas
-            heappush(self.heap, (*price, -tolerance, k, min(replicas, family.max_replicas)))
+            estimate = family.estimate
+            order = estimate.has_inner_stages, -estimate.tolerance_sigmas
+            heappush(self.heap, (*price, *order, k, min(replicas, family.max_replicas)))
 
     def _judge_cheapest(self) -> None:
         """Judge the cheapest that passed by full simulations, until enough are chosen."""
@@ -530,7 +562,7 @@ class _CheapestFirst:
 
     def _probe_next(self) -> bool:
         """Probe the cheapest open family, if any probe is left for it; return whether to go on."""
-        unpriced, price, _, k, replicas = heappop(self.heap)
+        unpriced, price, *_, k, replicas = heappop(self.heap)
         if self.probability > GAMBLE_PROBABILITY and is_out_of_time():
             self.probes_left, self.search.is_cut = 0, True
         is_equal = bool(self.passed) and _add_rounding((unpriced, price)) >= self._get_price_limit()

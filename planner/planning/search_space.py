@@ -24,9 +24,6 @@ from planner.planning.engine_tuning import generate_variants
 from planner.planning.evaluation import evaluate_candidates, may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
 
-MAX_TUNED_PRICE_FACTOR = 2.0
-"""Families that cost more than so many times the cheapest are looked at with their usual arguments only."""
-
 
 @dataclass(frozen=True)
 class RejectedOption:
@@ -48,11 +45,12 @@ SearchOption = tuple[Deployment, int, tuple[int, ...]]
 class Family:
     """One way to run a replica: GPU, engine, formats, drafts and layout, in any number of replicas.
 
-    `start` has the arguments that the closed form likes best; `refuted` is what replay has ruled
-    out.
+    `start` has the arguments that the closed form likes best, `other_start` those that come next;
+    `refuted` is what replay has ruled out.
     """
 
     start: Deployment  # one replica
+    other_start: Deployment | None
     max_replicas: int
     preference_key: tuple[int, ...]
     estimate: Candidate  # in closed form, in as many replicas as it then takes
@@ -98,19 +96,27 @@ def build_families(
     def is_open(candidate: Candidate) -> bool:
         return may_be_feasible(scenario, candidate) or _lacks_power(candidate)
 
+    def is_enough(candidate: Candidate) -> bool:
+        return candidate.is_feasible and not candidate.at_risk
+
     fewest = _find_min_replicas(scenario, usual, is_open)
-    least = min((c.cost_key for c in fewest if is_open(c)), default=(True, math.inf))
+    enough = dict(
+        zip(
+            map(_get_option_key, usual), _find_min_replicas(scenario, usual, is_enough), strict=True
+        )
+    )
+    # with other arguments only what may still cost less than what does with its usual ones
+    known = min((c.cost_key for c in enough.values() if is_enough(c)), default=(True, math.inf))
     tuned = [
         (variant, most, mark_as_tuned(preference))
         for candidate, (deployment, most, preference) in zip(fewest, usual, strict=True)
-        if not is_open(candidate)
-        or candidate.cost_key <= (least[0], MAX_TUNED_PRICE_FACTOR * least[1])
+        if not is_open(candidate) or candidate.cost_key <= known
         for variant in generate_variants(scenario, deployment)
     ]
     options = [*usual, *tuned]
     fewest += _find_min_replicas(scenario, tuned, is_open)
-    best: dict[object, tuple[tuple[object, ...], Candidate, SearchOption]] = {}
-    for candidate, option in zip(fewest, options, strict=True):
+    ranked: dict[object, list[tuple[tuple[object, ...], int, Candidate, SearchOption]]] = {}
+    for k, (candidate, option) in enumerate(zip(fewest, options, strict=True)):
         if not is_open(candidate):
             candidate = replace(candidate, limit_utilization=math.inf)
         deployment = option[0]
@@ -121,20 +127,31 @@ def build_families(
             candidate.price_key,
             candidate.limit_utilization,
         )
-        if key not in best or rank < best[key][0]:
-            best[key] = rank, candidate, option
-    chosen = [option for _, _, option in best.values()]
-    enough = _find_min_replicas(
-        scenario, chosen, lambda found: found.is_feasible and not found.at_risk
-    )
-    return [
-        Family(
-            deployment.with_replicas(1), most, preference, estimate,
-            least.deployment.layout.replicas if math.isfinite(least.limit_utilization) else most + 1,
+        ranked.setdefault(key, []).append((rank, k, candidate, option))
+    best = [sorted(each)[:2] for each in ranked.values()]
+    others = [first[-1] for first, *_ in best if _get_option_key(first[-1]) not in enough]
+    found = _find_min_replicas(scenario, others, is_enough)
+    enough |= zip(map(_get_option_key, others), found, strict=True)
+    families = []
+    for (*_, least, option), *second in best:
+        deployment, most, preference = option
+        is_open_at_all = math.isfinite(least.limit_utilization)
+        families.append(
+            Family(
+                deployment.with_replicas(1),
+                second[0][-1][0].with_replicas(1) if second else None,
+                most,
+                preference,
+                enough[_get_option_key(option)],
+                least.deployment.layout.replicas if is_open_at_all else most + 1,
+            )
         )
-        for (_, least, _), (deployment, most, preference), estimate
-        in zip(best.values(), chosen, enough, strict=True)
-    ], rejected  # fmt: skip
+    return families, rejected
+
+
+def _get_option_key(option: SearchOption) -> tuple[Deployment, tuple[int, ...]]:
+    deployment, _, preference = option
+    return deployment, preference
 
 
 def _lacks_power(candidate: Candidate) -> bool:

@@ -78,6 +78,7 @@ def _forget_estimates() -> None:
         step_model._build_corrected_step_model,
         step_model._estimate_residuals,
         measured_residuals.estimate_error_width,
+        measured_residuals._relate_traits,
     ):
         estimate.cache_clear()
 
@@ -102,7 +103,7 @@ def _load_shortened(engine: str, curve: str, metric: ResidualMetric) -> "measure
         runs,
         rows=[runs.rows[k] for k in kept],
         positions=runs.positions[kept],
-        codes={name: codes[kept] for name, codes in runs.codes.items()},
+        codes=runs.codes[:, kept],
         noise=runs.noise[kept],
         pull=runs.pull[kept] - inverse[np.ix_(kept, out)] @ own,
     )

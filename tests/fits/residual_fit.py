@@ -66,15 +66,13 @@ def compute_step_residuals(fit: PooledFit) -> tuple[np.ndarray, np.ndarray, np.n
     )
 
 
-def encode_levels(rows: Sequence[dict[str, str]], shape: ProcessShape) -> dict[str, np.ndarray]:
-    """Return the group of each run by level, as numbers."""
-    return {
-        name: np.unique(
-            np.array(["|".join(row[trait] for trait in level.shares) for row in rows]),
-            return_inverse=True,
-        )[1]
-        for name, level in shape.levels.items()
-    }
+def encode_levels(rows: Sequence[dict[str, str]], shape: ProcessShape) -> np.ndarray:
+    """Return the group of each run by level, as numbers [levels, runs]."""
+    labels = (
+        ["|".join(row[trait] for trait in level.shares) for row in rows]
+        for level in shape.levels.values()
+    )
+    return np.array([np.unique(each, return_inverse=True)[1] for each in labels])
 
 
 def weigh_runs(prior: np.ndarray, residuals: np.ndarray, noise: np.ndarray) -> np.ndarray:
