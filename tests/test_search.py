@@ -385,7 +385,7 @@ FOUND_BY_HAND: dict[str, tuple[float, dict[str, object]]] = {
         "workload": {**CLOSED, "output_tokens": {"mean": 200}, "concurrency": 200},
         "service_level": {"e2e": {"p95": 10_000}},
     }),
-    "with other arguments than those of a lower probability": (11.9, {
+    "with other arguments than those of a lower probability": (23.7, {
         "model": LLAMA_8B, "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
         "quantization": ["checkpoint", "fp8", "awq"],
         "adapters": {"count": 10, "ranks": [16], "zipf": 1.5},

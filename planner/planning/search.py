@@ -42,7 +42,7 @@ from planner.planning.billing import (
     compare_billing,
     compare_to_api,
 )
-from planner.planning.candidate import Candidate, mark_as_tuned
+from planner.planning.candidate import PROBABILITY_TIE, Candidate, mark_as_tuned
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
@@ -713,7 +713,10 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
                 places[estimate.deployment] = search.state(
                     estimate.deployment, estimate.preference_key
                 )
-    return sorted(places.values(), key=attrgetter("limit_utilization", "cost_key"))
+    return sorted(
+        places.values(),
+        key=lambda c: (-round(c.probability / PROBABILITY_TIE), c.cost_key, c.limit_utilization),
+    )
 
 
 def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
