@@ -20,7 +20,7 @@ from planner.memory.memory_plan import MemoryPlan
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
-from planner.planning.growth import GrowthLimit
+from planner.planning.growth import GrowthLimit, Surge
 from planner.planning.interruption import Interruption
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
@@ -28,6 +28,7 @@ from planner.planning.search_space import RejectedOption
 from planner.planning.slo import LimitStatus, SloTarget
 
 Part = Literal[
+    "surge",
     "growth",
     "choice",
     "engines",
@@ -39,7 +40,7 @@ Part = Literal[
     "ramp",
 ]
 """A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("engines", "ways_out")
+SUMMARY_PARTS: tuple[Part, ...] = ("surge", "engines", "ways_out")
 """What the first lines say."""
 MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
@@ -395,6 +396,7 @@ class Answer:
     files: tuple[str, ...]
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
+    surge: Surge | None = None  # at more traffic than planned
     growth: GrowthLimit | None = None
     choice: Choice | None = None
     engines: tuple[Alternative, ...] | None = None  # those of other engines

@@ -65,7 +65,7 @@ from planner.planning.evaluation import (
     list_resource_limits,
 )
 from planner.planning.framework_choice import explain_engines, list_trait_facts
-from planner.planning.growth import find_growth_limit
+from planner.planning.growth import find_growth_limit, judge_surge
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -447,6 +447,7 @@ class _Builder:
     @property
     def _producers(self) -> dict[Part, Callable[[Answer], object]]:
         return {
+            "surge": lambda _: judge_surge(self.plan),
             "growth": lambda _: find_growth_limit(self.plan),
             "choice": lambda _: self._build_choice(),
             "alternatives": self._build_alternatives,

@@ -116,7 +116,7 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         locate_operating_point(candidate.deployment, candidate.prediction.effective_workload)
         for candidate in candidates
     ]
-    correlation = _correlate_errors(points)
+    correlation = _correlate_errors(points, plan.scenario.load_sigma)
     normals = np.random.default_rng(RANDOM_SEED).standard_normal((len(points), NUM_DRAWS))
     z = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(points))) @ normals
     winners, own = rivals.choose(z), candidates.index(chosen)
@@ -171,15 +171,21 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     return _ChoiceSet(ordered, np.array(tolerances)[:, None])
 
 
-def _correlate_errors(points: list[OperatingPoint]) -> np.ndarray:
-    """Correlate the errors of the step costs at these points, [n, n]; those of two engines are independent."""
-    correlation = np.eye(len(points))
+def _correlate_errors(points: list[OperatingPoint], load_sigma: float) -> np.ndarray:
+    """Correlate the errors of the step costs at these points, [n, n]; those of two engines are independent.
+
+    All share that of traffic that is a range, `load_sigma`, as far as it weighs beside their own.
+    """
+    correlation, sigmas = np.eye(len(points)), np.ones(len(points))
     for engine in dict.fromkeys(point.engine for point in points):
         own = [k for k, point in enumerate(points) if point.engine == engine]
         covariance = estimate_residual_covariance([points[k] for k in own], "tpot")
         widths = np.sqrt(np.diag(covariance))
         correlation[np.ix_(own, own)] = covariance / np.outer(widths, widths)
-    return correlation
+        sigmas[own] = widths
+    angles = np.arctan2(load_sigma, sigmas)
+    steps, load = np.cos(angles), np.sin(angles)
+    return correlation * np.outer(steps, steps) + np.outer(load, load)
 
 
 def _rank_benchmarks(
