@@ -17,6 +17,7 @@ from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
+from planner.planning.what_if import allow_formats, find_unlisted_format
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 
@@ -241,3 +242,24 @@ def test_draws_choose_by_what_the_day_costs() -> None:
     assert steady.price_key < daily.price_key and daily.cost_key < steady.cost_key
     found = estimate_choice_confidence(replace(plan, chosen=daily, candidates=(daily, steady)))
     assert found and found.p_cheaper == 0.0 and found.p_unchanged > 0.7
+
+
+def test_an_unlisted_format_is_cheaper_and_judged_as_when_it_is_allowed() -> None:
+    entry: dict[str, Any] = {
+        "question": "?", "model": "Qwen/Qwen3-32B", "gpus": [{"gpu": "L40S", "at_most": 4}],
+        "workload": {"prompt_tokens": {"exactly": 1000}, "output_tokens": {"exactly": 200}, "rate": 0.3},
+        "service_level": {"ttft": {"p95": 6000}, "tpot": {"p95": 110}},
+    }  # fmt: skip
+    plan = search_deployments(parse_scenario(entry, "asked"))
+    found = find_unlisted_format(plan)
+    assert plan.chosen and found
+    candidate, _ = found
+    assert candidate.usd_per_hour and plan.chosen.usd_per_hour
+    assert candidate.usd_per_hour < plan.chosen.usd_per_hour and candidate.is_confident
+    allowed = parse_scenario({**entry, "quantization": ["checkpoint", "fp8", "awq"]}, "asked")
+    again = state_deployment(allowed, candidate.deployment)
+    assert again.probability == candidate.probability
+    best = search_deployments(allowed).chosen
+    assert best and best.usd_per_hour and best.usd_per_hour <= candidate.usd_per_hour
+    assert (all_formats := allow_formats(plan.scenario))
+    assert find_unlisted_format(replace(plan, scenario=all_formats)) is None

@@ -29,6 +29,7 @@ from planner.planning.slo import LimitStatus, SloTarget
 
 Part = Literal[
     "surge",
+    "formats",
     "growth",
     "choice",
     "engines",
@@ -40,7 +41,7 @@ Part = Literal[
     "ramp",
 ]
 """A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("surge", "engines", "ways_out")
+SUMMARY_PARTS: tuple[Part, ...] = ("surge", "formats", "engines", "ways_out")
 """What the first lines say."""
 MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
@@ -244,6 +245,15 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class UnlistedFormat:
+    """A cheaper deployment in a format that the scenario does not allow, and what that costs in quality."""
+
+    offer: Offer
+    quality: str  # as published; empty where nothing is on file
+    source: str
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """A benchmark of one replica, and in which share of draws its result changes the choice."""
 
@@ -397,6 +407,7 @@ class Answer:
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
     surge: Surge | None = None  # at more traffic than planned
+    formats: tuple[UnlistedFormat, ...] | None = None  # that cost less; one or none
     growth: GrowthLimit | None = None
     choice: Choice | None = None
     engines: tuple[Alternative, ...] | None = None  # those of other engines

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
+from planner.analysis.memory_sweeps import load_weight_formats
 from planner.answers.answer import (
     Alternative,
     Answer,
@@ -24,6 +25,7 @@ from planner.answers.answer import (
     Part,
     ReplicaLoss,
     Risk,
+    UnlistedFormat,
 )
 from planner.answers.phrases import BASIS_PHRASES
 from planner.answers.ways_out import find_ways_out
@@ -77,7 +79,7 @@ from planner.planning.slo import (
     get_range_at,
 )
 from planner.planning.tolerance import simulate_candidate
-from planner.planning.what_if import WhatIf
+from planner.planning.what_if import WhatIf, find_unlisted_format
 
 MAX_CANDIDATES = 12
 """Candidates that an answer tells."""
@@ -448,6 +450,7 @@ class _Builder:
     def _producers(self) -> dict[Part, Callable[[Answer], object]]:
         return {
             "surge": lambda _: judge_surge(self.plan),
+            "formats": lambda _: tuple(self._find_format()),
             "growth": lambda _: find_growth_limit(self.plan),
             "choice": lambda _: self._build_choice(),
             "alternatives": self._build_alternatives,
@@ -464,6 +467,18 @@ class _Builder:
                 predict_benchmark_ramp(self.plan.chosen.prediction) if self.plan.chosen else {}
             ),
         }
+
+    def _find_format(self) -> Iterator[UnlistedFormat]:
+        """Find a cheaper format that is not allowed, with the quality that it is known to cost."""
+        if found := find_unlisted_format(self.plan):
+            candidate, scenario = found
+            method = candidate.deployment.model.quantization.method
+            is_weights = scenario.kv_cache_dtypes == self.scenario.kv_cache_dtypes
+            entry = load_weight_formats().get(method) if is_weights else None
+            offer = build_offer(scenario, candidate, self.scenario)
+            yield UnlistedFormat(
+                offer, entry.quality if entry else "", entry.source if entry else ""
+            )
 
     def _build_choice(self) -> Choice | None:
         confidence = estimate_choice_confidence(self.plan)

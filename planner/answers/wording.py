@@ -13,6 +13,7 @@ from planner.answers.answer import (
     Offer,
     ReplicaLoss,
     Risk,
+    UnlistedFormat,
     is_same_price,
 )
 from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
@@ -506,6 +507,16 @@ def _describe_free(answer: Answer, best: Offer) -> str:
     free = f"{max(best.free_capacity or 0.0, 0.0):.0%} of it is free"
     text = f"{free}, headroom required {answer.scenario.headroom:.0%}."
     return " ".join(filter(None, (text, explain_growth(answer), explain_surge(answer))))
+
+
+def describe_format(found: UnlistedFormat) -> str:
+    """Describe a cheaper format that is not allowed: what it is, costs, and gives up."""
+    offer = found.offer
+    quality = found.quality.partition(" (")[0] or "no published figure of its quality is on file"
+    return (
+        f"{describe_offer(offer)} (not allowed): {format_price(offer)}, {format_odds(offer)} likely;"
+        f" {quality}"
+    )
 
 
 def describe_surge(answer: Answer) -> str:
