@@ -185,13 +185,25 @@ def _correlate_errors(points: list[OperatingPoint], load_sigma: float) -> np.nda
         sigmas[own] = widths
     angles = np.arctan2(load_sigma, sigmas)
     steps, load = np.cos(angles), np.sin(angles)
-    return correlation * np.outer(steps, steps) + np.outer(load, load)
+    shared: np.ndarray = np.outer(load, load)
+    return shared + correlation * np.outer(steps, steps)
+
+
+def _price_replica(candidate: Candidate) -> float:
+    """Price one replica, of pools all, in the unit of `price_key`."""
+    price, prediction = candidate.price_key[1], candidate.prediction
+    if candidate.is_disaggregated:
+        return price
+    share = candidate.deployment.layout.gpus_per_replica / prediction.num_gpus_billed
+    return max(price * share, 1e-9)
 
 
 def _rank_benchmarks(
     rivals: _ChoiceSet, asked: list[int], correlation: np.ndarray, z: np.ndarray
 ) -> tuple[tuple[Candidate, float], ...]:
-    """How often the result of a benchmark of each of `asked` changes what the search says, most often first.
+    """How often the result of a benchmark of each of `asked` changes what the search says.
+
+    First comes what is expected to save most for its own price, then what changes the choice most often.
 
     A result tells the error of its own layout, and of others as far as they share it, and then the
     cheapest is chosen that holds as probably as is asked of the plan. The plan's own, the first of
@@ -202,13 +214,18 @@ def _rank_benchmarks(
         NormalDist().inv_cdf(rivals.candidates[asked[0]].confidence), rivals.tolerances[asked[0], 0]
     )
     today, rows = rivals.choose(np.full((len(z), 1), enough))[0], []
+    costs = [each.cost_key[1] for each in rivals.candidates]
+    prices = np.array([*costs, math.inf])  # nothing that was looked at holds: no saving
     for k in asked:
         known = correlation[:, k]
         left = np.sqrt(np.maximum(1 - known**2, 0.0))[:, None]
-        changed = float((rivals.choose(np.outer(known, z[k]) + enough * left) != today).mean())
-        rows.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
+        told = rivals.choose(np.outer(known, z[k]) + enough * left)
+        changed = float((told != today).mean())
+        saved = float(np.maximum(prices[today] - prices[told], 0.0).mean())
+        saving = saved / _price_replica(rivals.candidates[k])
+        rows.append((saving, changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
     return tuple(
         (rivals.candidates[k], changed)
-        for _, changed, k in sorted(rows, reverse=True)
+        for _, _, changed, k in sorted(rows, reverse=True)
         if changed >= MIN_REPORTED_PROBABILITY
     )

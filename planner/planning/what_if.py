@@ -125,7 +125,9 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
     has_cache = more.kv_cache_dtypes != given.kv_cache_dtypes
     if not cheaper.gpus:
         return None
-    formats = {method: (method,) for method in more.quantizations if method in added}
+    formats: dict[str | None, tuple[str | None, ...]] = {
+        method: (method,) for method in more.quantizations if method in added
+    }
     formats |= {"fp8 KV cache": given.quantizations} if has_cache else {}
     found = list[tuple[Candidate, Scenario]]()
     for name, quantizations in formats.items():
