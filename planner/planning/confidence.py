@@ -33,7 +33,7 @@ MIN_BENCHMARK_ADVANTAGE = 0.05
 MIN_BENCHMARKED_SHARE = 0.1
 """Share of the draws that another plan must win: for less nobody rents its GPUs first."""
 MAX_BENCHMARKS = 6
-"""Benchmarks that are asked about: of the plan, and of those that cost no more and are chosen instead most often."""
+"""Benchmarks that are asked about: of the plan, and of options that cost no more and are chosen instead most often."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,13 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         (k, many / NUM_DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))
     ]
     cheaper = (candidates[k] for k, _ in instead if bills[k] < bills[own])
+    shown = {each.placement_key for each in (*plan.options.values(), plan.runner_up) if each}
     worth_renting = [
-        k for k, share in instead if bills[k] <= bills[own] and share >= MIN_BENCHMARKED_SHARE
+        k
+        for k, share in instead
+        if bills[k] <= bills[own]
+        and share >= MIN_BENCHMARKED_SHARE
+        and candidates[k].placement_key in shown
     ]
     return ChoiceConfidence(
         p_unchanged=won[own] / NUM_DRAWS,
