@@ -181,3 +181,12 @@ def test_what_is_measured_first_is_on_the_page_and_can_save_its_price() -> None:
         assert found and found.best_benchmark
         measured = [each for each, _ in found.benchmark_values if each is not chosen]
         assert measured == [gamble] and found.best_benchmark[0] is gamble
+
+
+def test_one_replica_is_priced_in_the_machines_that_are_for_rent() -> None:
+    """A replica of two GPUs needs all eight where only machines of eight are sold; a spare is not measured."""
+    one = like()
+    two = replace(one.deployment.with_replicas(2), spare_replicas=1)
+    assert replace(one, deployment=two).replica_share == pytest.approx(1 / 3)
+    whole = replace(two, machine_sizes=(8,))
+    assert replace(one, deployment=whole).replica_share == 1.0

@@ -117,6 +117,7 @@ class Offer:
     price_key: tuple[bool, float]  # USD per hour, or GPUs where no price is known
     rank: tuple[object, ...]  # sorts from best to worst
     billed_fraction: float
+    replica_share: float  # of its price, for which one replica is rented
     price: GpuPrice | None
     usd_per_mtok: Interval | None
     priced_side: TokenSide | None
@@ -223,9 +224,9 @@ class Offer:
 
     @property
     def replica_usd_per_day(self) -> float | None:
-        """The price of one replica for a day; of pools all."""
-        usd, share = self.median_usd_per_hour, self.gpus_per_replica / self.num_gpus_billed
-        return None if usd is None else usd * 24 * share
+        """The price of one replica for a day, in whole machines; of pools all."""
+        usd = self.median_usd_per_hour
+        return None if usd is None else usd * 24 * self.replica_share
 
     def get_limit(self, name: str) -> Limit | None:
         """Get a limit by its name; None for one that cannot be missed."""

@@ -137,6 +137,7 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         price_key=candidate.price_key,
         rank=candidate.rank_key,
         billed_fraction=candidate.billed_fraction,
+        replica_share=candidate.replica_share,
         price=price,
         usd_per_mtok=tokens and tokens[0],
         priced_side=tokens and tokens[1],

@@ -194,15 +194,6 @@ def _correlate_errors(points: list[OperatingPoint], load_sigma: float) -> np.nda
     return shared + correlation * np.outer(steps, steps)
 
 
-def _price_replica(candidate: Candidate) -> float:
-    """Price one replica, of pools all, in the unit of `price_key`."""
-    price, prediction = candidate.price_key[1], candidate.prediction
-    if candidate.is_disaggregated:
-        return price
-    share = candidate.deployment.layout.gpus_per_replica / prediction.num_gpus_billed
-    return max(price * share, 1e-9)
-
-
 def _rank_benchmarks(
     rivals: _ChoiceSet, asked: list[int], correlation: np.ndarray, z: np.ndarray
 ) -> tuple[tuple[Candidate, float], ...]:
@@ -227,7 +218,8 @@ def _rank_benchmarks(
         told = rivals.choose(np.outer(known, z[k]) + enough * left)
         changed = float((told != today).mean())
         saved = float(np.maximum(prices[today] - prices[told], 0.0).mean())
-        saving = saved / _price_replica(rivals.candidates[k])
+        benchmarked = rivals.candidates[k]
+        saving = saved / max(benchmarked.price_key[1] * benchmarked.replica_share, 1e-9)
         rows.append((saving, changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
     return tuple(
         (rivals.candidates[k], changed)
