@@ -190,8 +190,8 @@ def _correlate_errors(points: list[OperatingPoint], load_sigma: float) -> np.nda
         sigmas[own] = widths
     angles = np.arctan2(load_sigma, sigmas)
     steps, load = np.cos(angles), np.sin(angles)
-    shared: np.ndarray = np.outer(load, load)
-    return shared + correlation * np.outer(steps, steps)
+    together: np.ndarray = correlation * np.outer(steps, steps) + np.outer(load, load)
+    return together
 
 
 def _rank_benchmarks(
