@@ -49,7 +49,8 @@ def planted(
 
 
 def sure(*candidates: Candidate) -> ChoiceConfidence:
-    plan = replace(searched(), candidates=candidates, chosen=candidates[0])
+    cheapest = min(candidates, key=lambda each: each.cost_key)
+    plan = replace(searched(), candidates=candidates, chosen=candidates[0], gamble=cheapest)
     found = estimate_choice_confidence(plan)
     assert found and found == estimate_choice_confidence(
         replace(plan, candidates=candidates[::-1])
@@ -166,3 +167,26 @@ def test_a_benchmark_changes_the_choice_as_often_as_its_own_plan_turns_out_to_ho
     found = sure(sure_one, likely)
     _, share = next(each for each in found.benchmark_values if each[0] is likely)
     assert share == pytest.approx(likely.probability, abs=0.12) and found.p_cheaper > 0.5
+
+
+def test_what_is_measured_first_is_on_the_page_and_can_save_its_price() -> None:
+    """Of two that may cost less, that which is an option; one that is none is not measured."""
+    chosen = planted(like(), 9 * ENOUGH, 2.0, tp=4)
+    option, other = planted(like(), ENOUGH, 0.5, tp=1), planted(like(), ENOUGH, 1.0, tp=2)
+    plan = replace(
+        searched(), candidates=(chosen, option, other), chosen=chosen, runner_up=None, safe=None
+    )
+    for gamble in (option, other):
+        found = estimate_choice_confidence(replace(plan, gamble=gamble))
+        assert found and found.best_benchmark
+        measured = [each for each, _ in found.benchmark_values if each is not chosen]
+        assert measured == [gamble] and found.best_benchmark[0] is gamble
+
+
+def test_one_replica_is_priced_in_the_machines_that_are_for_rent() -> None:
+    """A replica of two GPUs needs all eight where only machines of eight are sold; a spare is not measured."""
+    one = like()
+    two = replace(one.deployment.with_replicas(2), spare_replicas=1)
+    assert replace(one, deployment=two).replica_share == pytest.approx(1 / 3)
+    whole = replace(two, machine_sizes=(8,))
+    assert replace(one, deployment=whole).replica_share == 1.0

@@ -17,6 +17,7 @@ from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
+from planner.planning.what_if import allow_formats, find_unlisted_format
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 
@@ -32,7 +33,7 @@ CARD = deploy_on(MODEL, "L40S", engine_version="0.20.2", max_model_len=4096, max
 FULL_CARD = CARD.with_args(gpu_memory_utilization=0.987)
 
 
-def ask(rate: float, headroom: float = 0.0, **limits: dict[str, float]) -> Scenario:
+def ask(rate: float | list[float], headroom: float = 0.0, **limits: dict[str, float]) -> Scenario:
     entry: dict[str, Any] = {
         "question": "?", "model": MODEL, "gpus": [{"gpu": "L40S", "at_most": 4}],
         "workload": {
@@ -44,11 +45,26 @@ def ask(rate: float, headroom: float = 0.0, **limits: dict[str, float]) -> Scena
     return parse_scenario(entry, "asked")
 
 
+RANGES = {
+    "pace of a range": [1.4, 2.9],
+    "wait of a range": [1.4, 3.2],
+    "load of a range": [3.8, 5.9],
+}
+"""Rates between which the true one lies in four of five draws; elsewhere it is exact."""
 CASES: dict[str, tuple[Scenario, Deployment]] = {
     "pace": (ask(2.0, ttft={"p95": 4000}, tpot={"p95": 37}), CARD),
     "wait": (ask(2.0, ttft={"p95": 300}, tpot={"mean": 120}), CARD),
     "load": (ask(4.9, headroom=0.3, ttft={"p99": 9000}), CARD),
     "memory": (ask(2.0, ttft={"p95": 4000}, tpot={"p95": 45}), FULL_CARD),
+    "pace of a range": (
+        ask(RANGES["pace of a range"], ttft={"p95": 4000}, tpot={"p95": 38}),
+        CARD,
+    ),
+    "wait of a range": (
+        ask(RANGES["wait of a range"], ttft={"p95": 300}, tpot={"mean": 120}),
+        CARD,
+    ),
+    "load of a range": (ask(RANGES["load of a range"], headroom=0.3, ttft={"p99": 9000}), CARD),
 }
 
 
@@ -61,6 +77,9 @@ def count_kept(name: str) -> float:
     draws = np.random.default_rng(5)
     z, starts = draws.standard_normal(DRAWS), draws.random(DRAWS)
     served = measure_capacity(scenario, deployment)
+    low, high = RANGES.get(name, (scenario.workload.rate, scenario.workload.rate))
+    spread = math.log(high / low) / 2 / 1.2816
+    rates = math.sqrt(low * high) * np.exp(spread * np.random.default_rng(6).standard_normal(DRAWS))
     kept = 0
     own = STEP_PROMPT_SPEARMAN * z + math.sqrt(1 - STEP_PROMPT_SPEARMAN**2) * draws.standard_normal(
         DRAWS
@@ -68,14 +87,13 @@ def count_kept(name: str) -> float:
 
     def replay(k: int, error: float) -> SimulationResult:
         return simulate_workload(
-            deployment, pool, step.scale(math.exp(step.sigma_tpot * error)), scenario.workload,
+            deployment, pool, step.scale(math.exp(step.sigma_tpot * error)),
+            replace(scenario.workload, rate=rates[k]),
             seed=1000 + k, requests=REQUESTS, even=True,
         ).trim(100, 50)  # fmt: skip
 
     for k, error in enumerate(z):
-        holds = scenario.workload.rate <= served * (1 - scenario.headroom) / math.exp(
-            step.sigma_capacity * error
-        )
+        holds = rates[k] <= served * (1 - scenario.headroom) / math.exp(step.sigma_capacity * error)
         for target in scenario.slo_targets:
             is_ttft = target.metric == "ttft"  # which has an error of its own
             sigma, its_error = (step.sigma_ttft, own[k]) if is_ttft else (step.sigma_tpot, error)
@@ -224,3 +242,24 @@ def test_draws_choose_by_what_the_day_costs() -> None:
     assert steady.price_key < daily.price_key and daily.cost_key < steady.cost_key
     found = estimate_choice_confidence(replace(plan, chosen=daily, candidates=(daily, steady)))
     assert found and found.p_cheaper == 0.0 and found.p_unchanged > 0.7
+
+
+def test_an_unlisted_format_is_cheaper_and_judged_as_when_it_is_allowed() -> None:
+    entry: dict[str, Any] = {
+        "question": "?", "model": "Qwen/Qwen3-32B", "gpus": [{"gpu": "L40S", "at_most": 4}],
+        "workload": {"prompt_tokens": {"exactly": 1000}, "output_tokens": {"exactly": 200}, "rate": 0.3},
+        "service_level": {"ttft": {"p95": 6000}, "tpot": {"p95": 110}},
+    }  # fmt: skip
+    plan = search_deployments(parse_scenario(entry, "asked"))
+    found = find_unlisted_format(plan)
+    assert plan.chosen and found
+    candidate, _ = found
+    assert candidate.usd_per_hour and plan.chosen.usd_per_hour
+    assert candidate.usd_per_hour < plan.chosen.usd_per_hour and candidate.is_confident
+    allowed = parse_scenario({**entry, "quantization": ["checkpoint", "fp8", "awq"]}, "asked")
+    again = state_deployment(allowed, candidate.deployment)
+    assert again.probability == candidate.probability
+    best = search_deployments(allowed).chosen
+    assert best and best.usd_per_hour and best.usd_per_hour <= candidate.usd_per_hour
+    assert (all_formats := allow_formats(plan.scenario))
+    assert find_unlisted_format(replace(plan, scenario=all_formats)) is None

@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -580,3 +580,12 @@ def test_all_mistakes_of_a_file_are_told_at_once_and_none_is_cut() -> None:
 def test_a_scenario_needs_no_question() -> None:
     fields = {name: value for name, value in SMALL.items() if name != "question"}
     assert SMALL["model"] in parse_scenario(fields, "mine").question
+
+
+@pytest.mark.parametrize(
+    ("rate", "accepted"),
+    [([6, 4], "two rising ones"), ([4], "two rising ones"), ([0, 3], "above 0"), ([1, "max"], "a number")],
+)  # fmt: skip
+def test_a_range_of_traffic_rises(rate: list[Any], accepted: str) -> None:
+    with pytest.raises(PlannerError, match=accepted):
+        load_scenario("chat-70b", {"workload.rate": rate})

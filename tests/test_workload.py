@@ -273,6 +273,23 @@ def test_a_mean_foretells_the_p95_of_other_public_traces(
     assert 0.7 < found.p95 / p95 < 1.25  # were all lengths alike: 0.3 to 0.4
 
 
+# Held out as above, with their p50: a lognormal through mean and p50 would have p95 of 5,615 and 947
+@pytest.mark.parametrize(
+    ("side", "mean", "p50", "p95"),
+    [("prompt", 2047.8, 1469, 7303.3), ("output", 291.4, 167, 736.2)],
+)
+def test_the_quantiles_of_a_mean_fit_it_and_those_of_traces(
+    side: RequestSide, mean: float, p50: float, p95: float
+) -> None:
+    """They are no lognormal's, as those of traces are none: the mean is that of all lengths shown."""
+    found = LengthDistribution.from_public_traces(mean, side)
+    assert found.p50 == pytest.approx(p50, rel=0.15) and found.p95 == pytest.approx(p95, rel=0.15)
+    assert np.quantile(found.values, np.linspace(0, 1, 4001)).mean() == pytest.approx(
+        mean, rel=0.01
+    )
+    assert "lognormal" not in str(found)
+
+
 @pytest.mark.parametrize("side", ["prompt", "output"])
 def test_typical_lengths_grow_smoothly_with_the_mean(side: RequestSide) -> None:
     means = np.geomspace(1, 100_000, 150)

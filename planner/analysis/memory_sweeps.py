@@ -39,6 +39,11 @@ class WeightFormatEntry(SourcedEntry):
     quality: str
 
 
+def load_weight_formats() -> dict[str, WeightFormatEntry]:
+    """Load the weight formats with what each is known to cost in quality."""
+    return load_catalog("formats.yaml", WeightFormatEntry)
+
+
 def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
     """Return each memory term in GiB, and whether `gpu_memory_utilization` covers it."""
     rows = [
@@ -75,10 +80,7 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
 
     Only formats that make the model smaller than its checkpoint are listed.
     """
-    base, formats = (
-        load_model(deployment.model.name),
-        load_catalog("formats.yaml", WeightFormatEntry),
-    )
+    base, formats = load_model(deployment.model.name), load_weight_formats()
     if not base.architecture.is_moe:  # engines store only experts in it
         formats = {name: entry for name, entry in formats.items() if name != "mxfp4"}
     largest = max(compute_stage_bytes(replace(deployment, model=base)))

@@ -20,7 +20,7 @@ from planner.memory.memory_plan import MemoryPlan
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
-from planner.planning.growth import GrowthLimit
+from planner.planning.growth import GrowthLimit, Surge
 from planner.planning.interruption import Interruption
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
@@ -28,6 +28,8 @@ from planner.planning.search_space import RejectedOption
 from planner.planning.slo import LimitStatus, SloTarget
 
 Part = Literal[
+    "surge",
+    "formats",
     "growth",
     "choice",
     "engines",
@@ -39,7 +41,7 @@ Part = Literal[
     "ramp",
 ]
 """A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("engines", "ways_out")
+SUMMARY_PARTS: tuple[Part, ...] = ("surge", "formats", "engines", "ways_out")
 """What the first lines say."""
 MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
@@ -115,6 +117,7 @@ class Offer:
     price_key: tuple[bool, float]  # USD per hour, or GPUs where no price is known
     rank: tuple[object, ...]  # sorts from best to worst
     billed_fraction: float
+    replica_share: float  # of its price, for which one replica is rented
     price: GpuPrice | None
     usd_per_mtok: Interval | None
     priced_side: TokenSide | None
@@ -221,9 +224,9 @@ class Offer:
 
     @property
     def replica_usd_per_day(self) -> float | None:
-        """The price of one replica for a day; of pools all."""
-        usd, share = self.median_usd_per_hour, self.gpus_per_replica / self.num_gpus_billed
-        return None if usd is None else usd * 24 * share
+        """The price of one replica for a day, in whole machines; of pools all."""
+        usd = self.median_usd_per_hour
+        return None if usd is None else usd * 24 * self.replica_share
 
     def get_limit(self, name: str) -> Limit | None:
         """Get a limit by its name; None for one that cannot be missed."""
@@ -240,6 +243,15 @@ class Alternative:
     text: str = ""  # what keeps it from starting, or from being tried
     rank_reason: RankReason | None = None
     served_change: float | None = None  # capacity against the plan's: 0.1 for 10% more
+
+
+@dataclass(frozen=True)
+class UnlistedFormat:
+    """A cheaper deployment in a format that the scenario does not allow, and what that costs in quality."""
+
+    offer: Offer
+    quality: str  # as published; empty where nothing is on file
+    source: str
 
 
 @dataclass(frozen=True)
@@ -396,6 +408,8 @@ class Answer:
     files: tuple[str, ...]
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
+    surge: Surge | None = None  # at more traffic than planned
+    formats: tuple[UnlistedFormat, ...] | None = None  # that cost less; one or none
     growth: GrowthLimit | None = None
     choice: Choice | None = None
     engines: tuple[Alternative, ...] | None = None  # those of other engines

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
+from planner.analysis.memory_sweeps import load_weight_formats
 from planner.answers.answer import (
     Alternative,
     Answer,
@@ -24,6 +25,7 @@ from planner.answers.answer import (
     Part,
     ReplicaLoss,
     Risk,
+    UnlistedFormat,
 )
 from planner.answers.phrases import BASIS_PHRASES
 from planner.answers.ways_out import find_ways_out
@@ -65,7 +67,7 @@ from planner.planning.evaluation import (
     list_resource_limits,
 )
 from planner.planning.framework_choice import explain_engines, list_trait_facts
-from planner.planning.growth import find_growth_limit
+from planner.planning.growth import find_growth_limit, judge_surge
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -77,7 +79,7 @@ from planner.planning.slo import (
     get_range_at,
 )
 from planner.planning.tolerance import simulate_candidate
-from planner.planning.what_if import WhatIf
+from planner.planning.what_if import WhatIf, find_unlisted_format
 
 MAX_CANDIDATES = 12
 """Candidates that an answer tells."""
@@ -135,6 +137,7 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         price_key=candidate.price_key,
         rank=candidate.rank_key,
         billed_fraction=candidate.billed_fraction,
+        replica_share=candidate.replica_share,
         price=price,
         usd_per_mtok=tokens and tokens[0],
         priced_side=tokens and tokens[1],
@@ -448,6 +451,8 @@ class _Builder:
     @property
     def _producers(self) -> dict[Part, Callable[[Answer], object]]:
         return {
+            "surge": lambda _: judge_surge(self.plan),
+            "formats": lambda _: tuple(self._find_format()),
             "growth": lambda _: find_growth_limit(self.plan),
             "choice": lambda _: self._build_choice(),
             "alternatives": self._build_alternatives,
@@ -464,6 +469,18 @@ class _Builder:
                 predict_benchmark_ramp(self.plan.chosen.prediction) if self.plan.chosen else {}
             ),
         }
+
+    def _find_format(self) -> Iterator[UnlistedFormat]:
+        """Find a cheaper format that is not allowed, with the quality that it is known to cost."""
+        if found := find_unlisted_format(self.plan):
+            candidate, scenario = found
+            method = candidate.deployment.model.quantization.method
+            is_weights = scenario.kv_cache_dtypes == self.scenario.kv_cache_dtypes
+            entry = load_weight_formats().get(method) if is_weights else None
+            offer = build_offer(scenario, candidate, self.scenario)
+            yield UnlistedFormat(
+                offer, entry.quality if entry else "", entry.source if entry else ""
+            )
 
     def _build_choice(self) -> Choice | None:
         confidence = estimate_choice_confidence(self.plan)

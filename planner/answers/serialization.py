@@ -51,6 +51,17 @@ def serialize_answer(answer: Answer) -> Fields:
         "why_not": None
         if answer.alternatives is None
         else {each.option: explain_alternative(answer, each) for each in answer.alternatives},
+        "more_traffic": answer.surge
+        and {
+            "more": round(answer.surge.more, 4),
+            "probability": round(answer.surge.probability, 4),
+        },
+        "cheaper_formats_not_allowed": None
+        if answer.formats is None
+        else [
+            {**_serialize_option(each.offer), "quality": each.quality, "source": each.source}
+            for each in answer.formats
+        ],
         "growth": growth
         and {
             "requests_per_s": growth.confident_rps,

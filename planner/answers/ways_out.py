@@ -10,7 +10,7 @@ from planner.core.progress import try_each
 from planner.planning.candidate import Candidate
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, settle_open_figure
-from planner.planning.what_if import propose_changes, search_to_end
+from planner.planning.what_if import allow_formats, propose_changes, search_to_end
 
 MAX_CHANGES_TRIED = 2
 """Changes that are searched for one that helps, beside other GPUs."""
@@ -35,26 +35,36 @@ def find_ways_out(
 
 
 def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None]) -> Change | None:
-    """Find the surest of the first deployments that other formats, counts or kinds of GPU allow."""
+    """Find what other formats on these GPUs, then more GPUs, then other kinds of GPU allow.
+
+    Of what is probable enough the cheapest, else the likeliest.
+    """
     given, options = plan.scenario, list[tuple[str, Scenario, Candidate]]()
     proposed = [
         (change, each)
         for change, each in propose_changes(plan)
         if (each.workload, each.slo_targets) == (given.workload, given.slo_targets)
     ]
+    formats = allow_formats(given)
     others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
-    searched = dict((*proposed[:MAX_CHANGES_TRIED], *others))
+    first = [("other formats allowed", formats)] if formats else []
+    searched = dict((*first, *proposed[:MAX_CHANGES_TRIED], *others))
     for change, plans in try_each(search_to_end, searched, "ways out"):
         options += [(change, each.scenario, each.chosen) for each in plans or () if each.chosen]
         if options and options[-1][2].is_confident:
             break
     if not options:
         return None
-    change, scenario, best = max(
-        options, key=lambda each: (each[2].is_confident, each[2].probability)
-    )
+    change, scenario, best = min(options, key=lambda each: _rank_fix(each[2]))
     is_other = best.deployment.gpu not in {each.gpu for each in given.gpus}
     return Change(change, offer(best, scenario), is_other)
+
+
+def _rank_fix(candidate: Candidate) -> tuple[object, ...]:
+    """Sort what would do by its price, and what is less probable than asked by that."""
+    if candidate.is_confident:
+        return False, candidate.cost_key
+    return True, -candidate.probability, candidate.cost_key
 
 
 def _relax_limits(best: Offer) -> Iterator[Relaxation]:

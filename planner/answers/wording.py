@@ -13,6 +13,7 @@ from planner.answers.answer import (
     Offer,
     ReplicaLoss,
     Risk,
+    UnlistedFormat,
     is_same_price,
 )
 from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
@@ -505,7 +506,33 @@ def describe_headroom(answer: Answer) -> str:
 def _describe_free(answer: Answer, best: Offer) -> str:
     free = f"{max(best.free_capacity or 0.0, 0.0):.0%} of it is free"
     text = f"{free}, headroom required {answer.scenario.headroom:.0%}."
-    return f"{text} {explain_growth(answer)}".rstrip()
+    return " ".join(filter(None, (text, explain_growth(answer), explain_surge(answer))))
+
+
+def describe_format(found: UnlistedFormat) -> str:
+    """Describe a cheaper format that is not allowed: what it is, costs, and gives up."""
+    offer = found.offer
+    quality = found.quality.partition(" (")[0] or "no published figure of its quality is on file"
+    return (
+        f"{describe_offer(offer)} (not allowed): {format_price(offer)}, {format_odds(offer)} likely;"
+        f" {quality}"
+    )
+
+
+def describe_surge(answer: Answer) -> str:
+    """Describe the probability at more traffic than planned: "at 20% more: 66% likely"; else empty."""
+    surge = answer.surge
+    if surge is None:
+        return ""
+    odds = format_probability(surge.probability, answer.scenario.confidence)
+    return f"at {surge.more:.0%} more: {odds} likely"
+
+
+def explain_surge(answer: Answer) -> str:
+    """Explain in a sentence what the probability assumes; empty where that was not computed."""
+    if answer.surge is None:
+        return ""
+    return f"The probability assumes this traffic; {describe_surge(answer)}."
 
 
 def format_growth(growth: GrowthLimit) -> tuple[str, str]:

@@ -107,6 +107,14 @@ class Candidate:
         return usd is None, self.prediction.num_gpus_billed if usd is None else usd
 
     @property
+    def replica_share(self) -> float:
+        """The share of its price that one replica is rented for, in whole machines; of pools all."""
+        if self.is_disaggregated:
+            return 1.0
+        single = replace(self.deployment.with_replicas(1), spare_replicas=0)
+        return single.num_gpus_billed / self.deployment.num_gpus_billed
+
+    @property
     def cost_key(self) -> tuple[bool, float]:
         """What candidates are compared by: their price, and of it what is paid."""
         unpriced, price = self.price_key

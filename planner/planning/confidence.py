@@ -33,7 +33,7 @@ MIN_BENCHMARK_ADVANTAGE = 0.05
 MIN_BENCHMARKED_SHARE = 0.1
 """Share of the draws that another plan must win: for less nobody rents its GPUs first."""
 MAX_BENCHMARKS = 6
-"""Benchmarks that are asked about: of the plan, and of those that cost no more and are chosen instead most often."""
+"""Benchmarks that are asked about: of the plan, and of options that cost no more and are chosen instead most often."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         locate_operating_point(candidate.deployment, candidate.prediction.effective_workload)
         for candidate in candidates
     ]
-    correlation = _correlate_errors(points)
+    correlation = _correlate_errors(points, plan.scenario.load_sigma)
     normals = np.random.default_rng(RANDOM_SEED).standard_normal((len(points), NUM_DRAWS))
     z = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(points))) @ normals
     winners, own = rivals.choose(z), candidates.index(chosen)
@@ -127,8 +127,13 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
         (k, many / NUM_DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))
     ]
     cheaper = (candidates[k] for k, _ in instead if bills[k] < bills[own])
+    shown = {each.placement_key for each in (*plan.options.values(), plan.runner_up) if each}
     worth_renting = [
-        k for k, share in instead if bills[k] <= bills[own] and share >= MIN_BENCHMARKED_SHARE
+        k
+        for k, share in instead
+        if bills[k] <= bills[own]
+        and share >= MIN_BENCHMARKED_SHARE
+        and candidates[k].placement_key in shown
     ]
     return ChoiceConfidence(
         p_unchanged=won[own] / NUM_DRAWS,
@@ -171,21 +176,30 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     return _ChoiceSet(ordered, np.array(tolerances)[:, None])
 
 
-def _correlate_errors(points: list[OperatingPoint]) -> np.ndarray:
-    """Correlate the errors of the step costs at these points, [n, n]; those of two engines are independent."""
-    correlation = np.eye(len(points))
+def _correlate_errors(points: list[OperatingPoint], load_sigma: float) -> np.ndarray:
+    """Correlate the errors of the step costs at these points, [n, n]; those of two engines are independent.
+
+    All share that of traffic that is a range, `load_sigma`, as far as it weighs beside their own.
+    """
+    correlation, sigmas = np.eye(len(points)), np.ones(len(points))
     for engine in dict.fromkeys(point.engine for point in points):
         own = [k for k, point in enumerate(points) if point.engine == engine]
         covariance = estimate_residual_covariance([points[k] for k in own], "tpot")
         widths = np.sqrt(np.diag(covariance))
         correlation[np.ix_(own, own)] = covariance / np.outer(widths, widths)
-    return correlation
+        sigmas[own] = widths
+    angles = np.arctan2(load_sigma, sigmas)
+    steps, load = np.cos(angles), np.sin(angles)
+    together: np.ndarray = correlation * np.outer(steps, steps) + np.outer(load, load)
+    return together
 
 
 def _rank_benchmarks(
     rivals: _ChoiceSet, asked: list[int], correlation: np.ndarray, z: np.ndarray
 ) -> tuple[tuple[Candidate, float], ...]:
-    """How often the result of a benchmark of each of `asked` changes what the search says, most often first.
+    """How often the result of a benchmark of each of `asked` changes what the search says.
+
+    First comes what is expected to save most for its own price, then what changes the choice most often.
 
     A result tells the error of its own layout, and of others as far as they share it, and then the
     cheapest is chosen that holds as probably as is asked of the plan. The plan's own, the first of
@@ -196,13 +210,19 @@ def _rank_benchmarks(
         NormalDist().inv_cdf(rivals.candidates[asked[0]].confidence), rivals.tolerances[asked[0], 0]
     )
     today, rows = rivals.choose(np.full((len(z), 1), enough))[0], []
+    costs = [each.cost_key[1] for each in rivals.candidates]
+    prices = np.array([*costs, math.inf])  # nothing that was looked at holds: no saving
     for k in asked:
         known = correlation[:, k]
         left = np.sqrt(np.maximum(1 - known**2, 0.0))[:, None]
-        changed = float((rivals.choose(np.outer(known, z[k]) + enough * left) != today).mean())
-        rows.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
+        told = rivals.choose(np.outer(known, z[k]) + enough * left)
+        changed = float((told != today).mean())
+        saved = float(np.maximum(prices[today] - prices[told], 0.0).mean())
+        benchmarked = rivals.candidates[k]
+        saving = saved / max(benchmarked.price_key[1] * benchmarked.replica_share, 1e-9)
+        rows.append((saving, changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
     return tuple(
         (rivals.candidates[k], changed)
-        for _, changed, k in sorted(rows, reverse=True)
+        for _, _, changed, k in sorted(rows, reverse=True)
         if changed >= MIN_REPORTED_PROBABILITY
     )

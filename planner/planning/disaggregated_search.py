@@ -51,6 +51,7 @@ def explain_skipped_pools(scenario: Scenario) -> str:
     reasons = {
         "a batch job has no latency target": scenario.offline,
         "the cost of LoRA adapters in pools is not measured": bool(scenario.workload.adapters),
+        "their probability is not computed for traffic that is a range": bool(scenario.load_sigma),
         "scaling pools over a day is not supported": scenario.daily_profile is not None,
     }
     return next((reason for reason, applies in reasons.items() if applies), "")

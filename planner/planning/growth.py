@@ -1,12 +1,18 @@
-"""How far the traffic of a plan may grow."""
+"""How far the traffic of a plan may grow, and what its probability is at more than planned."""
 
+import math
 from dataclasses import dataclass, replace
 
 from planner.core.intervals import Interval
 from planner.core.progress import show_step
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import compute_offered_rps, get_capacity_rps
-from planner.planning.max_load import find_max_load, judge_at_load
+from planner.planning.max_load import (
+    find_max_load,
+    get_figure,
+    get_load_kind,
+    judge_at_load,
+)
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 
@@ -14,6 +20,17 @@ MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
 BEYOND_LOAD = 1.05
 """What fails first beyond a load is what is weakest at so many times it."""
+
+SURGE_FACTOR = 1.2
+"""So much more traffic than planned is what a plan is told to stand, or not."""
+
+
+@dataclass(frozen=True)
+class Surge:
+    """More traffic than a plan assumes, and how probably it meets every target then."""
+
+    more: float  # 0.2 for 20% more
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,18 @@ class GrowthLimit:
         """The growth up to which the plan keeps the asked probability, 0.4 for 40%."""
         growth = max(self.confident_rps / self.offered_rps - 1, 0.0)
         return growth if growth >= MIN_GROWTH else 0.0
+
+
+def judge_surge(plan: Plan) -> Surge | None:
+    """Judge the plan at `SURGE_FACTOR` times its traffic, whole users; None without a prediction."""
+    scenario, chosen = plan.scenario, plan.chosen
+    if chosen is None or chosen.prediction.performance is None:
+        return None
+    kind = get_load_kind(scenario)
+    planned = get_figure(scenario, kind)
+    load = SURGE_FACTOR * planned
+    load = math.ceil(load - 1e-9) if kind == "concurrency" else load
+    return Surge(load / planned - 1, judge_at_load(scenario, chosen, load).probability)
 
 
 @show_step("growth")

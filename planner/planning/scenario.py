@@ -17,6 +17,7 @@ from planner.core.errors import (
     make_unknown_name_error,
     validate_unicode_text,
 )
+from planner.core.intervals import Interval
 from planner.core.number_format import format_number
 from planner.core.readers import read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
@@ -147,6 +148,7 @@ class Scenario:
     found_figure: OpenFigure | None = None  # that it has found; a limit is that of the first SLO
     volume: TrafficVolume | None = None  # of which the busiest hour's rate was worked out
     confidence: float = 0.8  # probability of meeting every SLO that a plan needs
+    load_sigma: float = 0.0  # standard deviation of ln(load), of traffic that is given as a range
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
     # of its file, paths absolute
     fields: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -158,6 +160,12 @@ class Scenario:
         if not self.offline or not load.num_prompts or not load.rate:
             return None
         return load.num_prompts / load.rate / 3600
+
+    @property
+    def rate_range(self) -> Interval | None:
+        """The requests/s with the range that the file states; None without a rate."""
+        rate = self.workload.rate
+        return None if rate is None else Interval.from_lognormal(rate, self.load_sigma)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -318,6 +326,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             grid=None if entry.grid is None else get_grid(entry.grid),
             open_figure=entry.open_figure,
             volume=entry.workload.volume,
+            load_sigma=entry.workload.traffic_range.sigma if entry.workload.traffic_range else 0.0,
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
                 max((get_gpu(g.gpu).memory_bytes for g in entry.gpus), default=0),

@@ -3,16 +3,18 @@
 `catalogs/scenarios/chat-70b.yaml` explains every field.
 """
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, create_model
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError, check_known_names
+from planner.core.intervals import Z_SCORE_80PCT
 from planner.engines.engine_args import LORA_RANKS, EngineArgs, format_media_limits
 from planner.engines.layout import SpeculationConfig
 from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
@@ -127,6 +129,27 @@ class PrefixEntry(StrictEntry):
     hit_rate: NonNegativeNumber = 1.0
 
 
+class TrafficRange(NamedTuple):
+    """Ends of the 80% interval of the traffic, in requests/s."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """The rate that is as likely exceeded as not, of a lognormal."""
+        return math.sqrt(self.low * self.high)
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the logarithm of the rate.
+
+        >>> round(TrafficRange(4, 6).sigma, 4)
+        0.1582
+        """
+        return math.log(self.high / self.low) / (2 * Z_SCORE_80PCT)
+
+
 OpenFigure = Literal["rate", "concurrency", "limit"]
 OPEN_FIGURE = sys.maxsize
 """Stands for the figure that is the question: `max`, the largest load, or `best`, the shortest limit."""
@@ -134,6 +157,18 @@ OPEN_FIGURE = sys.maxsize
 
 def _accept_max(value: object, validate: Callable[[object], float]) -> float:
     return OPEN_FIGURE if value == "max" else validate(value)
+
+
+def _accept_range(value: object, validate: Callable[[object], float]) -> float | TrafficRange:
+    """Validate a rate, or both ends of a range of it."""
+    if not isinstance(value, list | tuple):
+        return validate(value)
+    ends = [validate(end) for end in value]
+    if len(ends) != 2 or not ends[0] < ends[1]:
+        raise PydanticCustomError(
+            "range", "must be a number, or two rising ones between which it lies in 4 of 5 cases"
+        )
+    return TrafficRange(*ends)
 
 
 def _accept_best(value: object, validate: Callable[[object], float]) -> float:
@@ -195,9 +230,12 @@ class WorkloadEntry(StrictEntry):
     sessions: SessionsEntry | None = None
     trace: str | None = None
     rate: (
-        Annotated[float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_max)]
+        Annotated[
+            float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_range),
+            WrapValidator(_accept_max),
+        ]
         | None
-    ) = None
+    ) = None  # fmt: skip
     concurrency: Annotated[PositiveCount, WrapValidator(_accept_max)] | None = None
     burstiness: PositiveNumber | None = None
     requests: PositiveCount | None = None
@@ -212,6 +250,17 @@ class WorkloadEntry(StrictEntry):
         tuple[Annotated[int, Field(ge=0, le=24)], Annotated[int, Field(ge=0, le=24)]] | None
     ) = None
     office_days: Annotated[int, Field(ge=1, le=7)] | None = None
+
+    @property
+    def traffic_range(self) -> TrafficRange | None:
+        """The range in which the rate is stated to lie; None where it is one figure."""
+        rate: object = self.rate
+        return rate if isinstance(rate, TrafficRange) else None
+
+    @property
+    def middle_rate(self) -> float | None:
+        """The rate, or the middle of its range."""
+        return self.traffic_range.middle if self.traffic_range else self.rate
 
     @property
     def has_day(self) -> bool:

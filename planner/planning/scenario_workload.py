@@ -109,7 +109,7 @@ def parse_workload(
     tokens; the tail of others ends where no server takes them, at `context` tokens of the model.
     """
     entry = _fill_open_load(entry)
-    rate = entry.rate or (day.peak_rps if day else None)
+    rate = entry.middle_rate or (day.peak_rps if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
         raise PlannerError("workload: set both requests and within_hours, or neither")
     if entry.concurrency is not None:

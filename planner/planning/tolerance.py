@@ -9,6 +9,11 @@ limits is the probability that both stay below the lowest tolerances of theirs
 (`Candidate.probability`). `find_limits` is the only place where both come from replays, and
 `evaluation.estimate_limits` where only intervals are known.
 
+Traffic that is stated as a range errs by one more standard normal. The probability then is that of
+the nearest way to break a limit, of slower steps alone and of the direction in which the product of
+both grows fastest (the first-order reliability method; Hasofer and Lind, 1974): at `z`, limits are
+what the worse of both takes, and below 0 what the better does.
+
 A replay at a given `z` says which share of each limit is used there. All replays of a deployment use
 the same random numbers, so answers at other `z` follow by monotonicity, and a bisection finds the
 tolerance of all limits together with a handful of replays; that of each is interpolated between them.
@@ -129,7 +134,8 @@ class EvaluationStore:
         """The smaller of the errors of a step at the load and of the capacity."""
         load = get_candidate_workload(self.scenario, deployment)
         step = build_step_model(deployment, load)
-        return min(step.sigma_tpot, step.sigma_capacity)
+        sigma = min(step.sigma_tpot, step.sigma_capacity)
+        return sigma * math.cos(compute_load_angle(self.scenario, sigma))
 
     def get_margins(self, deployments: Sequence[Deployment], z: float) -> list[float]:
         """`get_margin` of each, on all cores: the compiled replay does not hold the interpreter's lock."""
@@ -187,12 +193,13 @@ class EvaluationStore:
         step = SHORT_STEP_SIGMAS if self.quick else TOLERANCE_STEP_SIGMAS
         self.find_tolerance(deployment, at_most, step)
         points, limits = sorted(self._uses[deployment].items()), []
-        slope = max(self._get_least_sigma(deployment), 1e-6)
+        least = max(self._get_least_sigma(deployment), 1e-6)
+        most = math.hypot(least, self.scenario.load_sigma)  # of a share that grows as both do
         for limit in estimates:
             if known := {z: uses[limit.name] for z, uses in points if limit.name in uses}:
                 z, shares = np.array(list(known)), np.clip(list(known.values()), 1e-9, MAX_USE)
                 logs = np.maximum.accumulate(np.log(shares))  # slower steps never lower a share
-                beyond = (min(-logs[0], 0.0) + max(-logs[-1], 0.0)) / slope
+                beyond = min(-logs[0], 0.0) / least + max(-logs[-1], 0.0) / most
                 tolerance = float(np.interp(0.0, logs, z)) + beyond
                 tolerance = min(max(tolerance, -MAX_TOLERANCE_SIGMAS), at_most)
                 use, reach = (
@@ -220,14 +227,33 @@ class EvaluationStore:
         return self._figures[deployment]
 
     def _simulate_uses(self, deployment: Deployment, z: float) -> dict[str, float]:
-        """Shares of the limits at `z`, by name: targets by a replay, load by the capacity.
+        """Shares of the limits at `z`, by name, of steps and of traffic that may be more than expected."""
+        slower = self._simulate_steps(self.scenario, deployment, z)
+        if not self.scenario.load_sigma or not z or "memory" in slower:
+            return slower
+        load = get_candidate_workload(self.scenario, deployment)
+        step = build_step_model(deployment, load)
+        angle = compute_load_angle(self.scenario, min(step.sigma_tpot, step.sigma_capacity))
+        more = math.exp(self.scenario.load_sigma * z * math.sin(angle))
+        loaded = replace(self.scenario, workload=self.scenario.workload.scale(more))
+        both = self._simulate_steps(loaded, deployment, z * math.cos(angle))
+        choose = max if z > 0 else min
+        return {
+            name: choose(uses[name] for uses in (slower, both) if name in uses)
+            for name in slower | both
+        }
+
+    def _simulate_steps(
+        self, scenario: Scenario, deployment: Deployment, z: float
+    ) -> dict[str, float]:
+        """Shares of the limits at `z` of the step costs: targets by a replay, load by the capacity.
 
         What is overloaded is not replayed: short runs say only so, in full ones its waits grow.
         """
-        scenario, load = self.scenario, get_candidate_workload(self.scenario, deployment)
+        load = get_candidate_workload(scenario, deployment)
         try:
             step = build_step_model(deployment, load)
-            share = self._estimate_load_margin(deployment, load, z)
+            share = self._estimate_load_margin(scenario, deployment, load, z)
             uses = {get_load_limit_name(scenario): share} if share else {}
             if not scenario.slo_targets or (share > 1 and self.quick):
                 return uses  # its queue grows, or leaves too little free
@@ -248,15 +274,16 @@ class EvaluationStore:
     def get_least_load_share(self, deployment: Deployment, z: float) -> float:
         """Get the least that the load can be as a share of the usable capacity, at `z`."""
         load = get_candidate_workload(self.scenario, deployment)
-        share = self._estimate_load_margin(deployment, load, z)
+        share = self._estimate_load_margin(self.scenario, deployment, load, z)
         return share / MAX_CAPACITY_ERROR_FACTOR if share >= MAX_CAPACITY_ERROR_FACTOR else share
 
-    def _estimate_load_margin(self, deployment: Deployment, load: Workload, z: float) -> float:
+    def _estimate_load_margin(
+        self, scenario: Scenario, deployment: Deployment, load: Workload, z: float
+    ) -> float:
         """The load as a share of the capacity that may be used, at `z`.
 
         In closed form where its largest error does not matter.
         """
-        scenario = self.scenario
         if scenario.workload.rate is None:
             share = compute_slot_share(scenario, deployment)  # slower steps change no slot
             return share if share > 1 else 0.0
@@ -277,6 +304,14 @@ class EvaluationStore:
             performance = predict(deployment, load, quick=self.quick).performance
             return compute_share(performance.request_tps if performance else None)
         return compute_share(estimate_capacity(deployment, load))
+
+
+def compute_load_angle(scenario: Scenario, sigma: float) -> float:
+    """Compute how far the worst direction turns from steps, of which `sigma` is the error, to the load.
+
+    In radians: 0 where the load is exact.
+    """
+    return math.atan2(scenario.load_sigma, sigma)
 
 
 def compute_error_factor(step: StepModel, target: SloTarget, z: float) -> float:

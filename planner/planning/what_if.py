@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_limit_seconds
@@ -10,12 +11,14 @@ from planner.core.progress import try_each
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
+from planner.models.registry import load_model
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidates, may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
 from planner.planning.slo import SloTarget
+from planner.planning.tolerance import state_deployment
 
 SUGGESTED_GPUS = (
     "L40S",
@@ -31,6 +34,10 @@ FALLBACK_MAX_GPUS = 64
 """GPUs of a kind that are tried, at least, if nothing is feasible on those allowed."""
 MAX_SUGGESTED_GPUS_SEARCHED = 2
 """Suggested GPUs that are searched: those with most analytical capacity for their price."""
+CLEARLY_CHEAPER = 0.95
+"""Share of the plan's price that a format which is not allowed may cost at most to be named."""
+MAX_FORMATS_JUDGED = 4
+"""Deployments of a format that is not allowed which are simulated, cheapest first."""
 CROWDED_KV_USAGE = 0.5
 """p99 use of the KV cache pool above which a smaller KV cache format could change the answer."""
 
@@ -99,6 +106,67 @@ def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     If there is a plan, changes that can only make it cheaper get its cost as their budget.
     """
     yield from _propose_cheaper_changes(plan) if plan.chosen else _propose_enabling_changes(plan)
+
+
+def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
+    """Find what a format that the scenario does not allow saves on the plan's own kind of GPU.
+
+    The closed form proposes, cheapest first, and the first that the judge finds probable enough is
+    taken, with the engine's default arguments; None where none of a few is.
+    """
+    chosen, given = plan.chosen, plan.scenario
+    if chosen is None or given.found_figure or chosen.is_disaggregated or not chosen.usd_per_hour:
+        return None
+    if (more := allow_formats(given)) is None:
+        return None
+    own = tuple(each for each in more.gpus if each.gpu == chosen.deployment.gpu)
+    cheaper = limit_to_budget(replace(more, gpus=own), chosen, CLEARLY_CHEAPER)
+    added = set(more.quantizations) - set(given.quantizations)
+    has_cache = more.kv_cache_dtypes != given.kv_cache_dtypes
+    if not cheaper.gpus:
+        return None
+    formats: dict[str | None, tuple[str | None, ...]] = {
+        method: (method,) for method in more.quantizations if method in added
+    }
+    formats |= {"fp8 KV cache": given.quantizations} if has_cache else {}
+    found = list[tuple[Candidate, Scenario]]()
+    for name, quantizations in formats.items():
+        caches = given.kv_cache_dtypes if name in added else more.kv_cache_dtypes[-1:]
+        scenario = replace(cheaper, quantizations=quantizations, kv_cache_dtypes=caches)
+        for candidate in _propose_by_price(scenario):
+            if found and candidate.cost_key >= found[-1][0].cost_key:
+                break
+            judged = state_deployment(scenario, candidate.deployment, candidate.preference_key)
+            if judged.is_confident:
+                found.append((judged, scenario))
+                break
+    return found[-1] if found else None
+
+
+def _propose_by_price(scenario: Scenario) -> list[Candidate]:
+    """List the first few deployments that may do by the closed form, cheapest first."""
+    candidates = [
+        each for each in search_analytically(scenario).candidates if may_be_feasible(scenario, each)
+    ]
+    return sorted(candidates, key=attrgetter("cost_key", "rank_key"))[:MAX_FORMATS_JUDGED]
+
+
+def allow_formats(scenario: Scenario) -> Scenario | None:
+    """Allow FP8 and 4-bit weights and an FP8 KV cache too, where engines and model take them.
+
+    None where the scenario allows them all.
+    """
+    allowed = scenario
+    for kind, _, changed in list_scenario_changes(scenario):
+        if kind in ("fp8", "awq"):
+            method = changed.quantizations[-1]
+            with suppress(PlannerError):  # a format that this model cannot take
+                load_model(scenario.model, quantization=method)
+                formats = (*allowed.quantizations, method)
+                allowed = replace(allowed, quantizations=formats)
+        elif kind == "cache":
+            allowed = replace(allowed, kv_cache_dtypes=changed.kv_cache_dtypes)
+    return None if allowed == scenario else allowed
 
 
 def list_scenario_changes(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:

@@ -33,6 +33,7 @@ from planner.answers.wording import (
     explain_open_figure,
     explain_outside,
     explain_shortfall,
+    explain_surge,
     format_amount,
     format_bound,
     format_day_bill,
@@ -462,7 +463,8 @@ class _MemoWriter:
             return ""
         if self.chosen and self.growth:
             room = _uncapitalize(explain_confident_load(self.growth))
-            return f"In brackets: 4 of 5 cases. Option {self._letter(self.chosen)}: {room}"
+            text = f"In brackets: 4 of 5 cases. Option {self._letter(self.chosen)}: {room}"
+            return f"{text} {explain_surge(self.answer)}".rstrip()
         return f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
 
     def _letter(self, offer: Offer) -> str:

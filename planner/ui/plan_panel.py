@@ -23,6 +23,7 @@ from planner.answers.wording import (
     describe_open_figure,
     explain_confident_load,
     explain_shortfall,
+    explain_surge,
     format_amount,
     format_bound,
     format_growth,
@@ -470,6 +471,8 @@ def _build_reasons(answer: Answer, best: Offer) -> list[str]:
     reasons = [explain_choice(answer), *answer.reasons]
     if answer.growth and answer.chosen and not answer.scenario.offline:
         reasons.append(explain_confident_load(answer.growth))
+    if surge := explain_surge(answer):
+        reasons.append(surge)
     if best.price:
         reasons.append(f"Price: {describe_gpu_price(best.price)}.")
     return list(dict.fromkeys(reasons))

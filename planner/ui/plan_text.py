@@ -10,11 +10,13 @@ from planner.answers.wording import (
     describe_adapters,
     describe_draws,
     describe_engine,
+    describe_format,
     describe_gpu_price,
     describe_nearest_run,
     describe_offer,
     describe_open_figure,
     describe_rejected,
+    describe_surge,
     explain_alternative,
     explain_binding,
     explain_growth,
@@ -97,6 +99,8 @@ def format_summary(
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
         "traffic": describe_traffic(answer),
+        "formats": [describe_format(each) for each in answer.formats or ()],
+        "surge": describe_surge(answer),
         "waiting": _describe_waiting(answer),
         "risk": _describe_risk(answer),
         "ways_out": _list_ways_out(answer),
@@ -246,6 +250,8 @@ def describe_traffic(answer: Answer) -> str:
     if load.rate is not None:
         peak = " in the busiest hour" if scenario.daily_profile else ""
         rate = format_number(load.rate)
+        if scenario.load_sigma and (given := scenario.rate_range):
+            rate = f"{format_number(given.lo)}-{format_number(given.hi)}"
         return f"{rate} request{'s' * (rate != '1')}/s of {tokens}{peak}"
     text = f"{load.concurrency:,} concurrent requests of {tokens}"
     if best is None or best.capacity_rps is None:

@@ -243,9 +243,13 @@ class LengthDistribution:
     def __str__(self) -> str:
         if self.kind == "fixed":
             return f"{self.mean:,.0f} tokens"
+        # with three figures no lognormal meets all, and p50 and p95 alone say no mean
+        shape = (
+            "bent to this mean" if {"mean", "p50", "p95"} <= {*self.given_figures} else self.kind
+        )
         return (
             f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99"
-            f" {self.p99:,.0f}, {self.kind})"
+            f" {self.p99:,.0f}, {shape})"
         )
 
 
