@@ -401,3 +401,53 @@ def test_a_catalog_without_a_section_is_one_sentence(text: str, tmp_path: Path) 
     (tmp_path / "fields.yaml").write_text(text)
     with pytest.raises(PlannerError, match=r"fields\.yaml, section sizes: expected names"):
         read_yaml_sections(tmp_path / "fields.yaml", "sizes")
+
+
+@pytest.mark.parametrize("text", ["just text\n", "a: [1\n b: {", "", None])
+def test_a_configuration_that_is_not_understood_is_not_ok(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "c.yaml").write_text(text)
+    command = "vllm serve Qwen/Qwen3-8B --config c.yaml"
+    report = lint(command, gpu="H100")
+    assert report.verdict == "at_risk" and "what it sets is not known" in str(report)
+    assert cli.main(["lint", command]) == 3
+    assert cli.main(["review", "vllm serve Qwen/Qwen3-8B", command, "--fail-on", "risky"]) == 3
+
+
+def test_a_pipe_is_no_empty_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.main(["review", "vllm serve Qwen/Qwen3-8B", str(tmp_path / "pipe")]) == 2
+
+
+UNDERSTOOD_BY_NOBODY = {
+    "text": b"hello world\nthis is no log\n",
+    "bytes": bytes(range(256)),
+    "none": b"",
+}
+COMMANDS_THAT_READ = (
+    "lint {}", "diagnose --log {}", "diagnose {}", "explain-log {}", "profile {}", "check {}", "plan {}",
+    "fleet {}", "upgrade {} --to 0.33.0", "rehearse {}", "verify {}", "verify chat-70b --log {}",
+    "verify chat-70b --bench {}", "verify chat-70b --metrics {}", "predict {} --out o.csv",
+    "sweep {} --out o.csv", "calibrate {} --scenario chat-70b --out o.yaml", "review {0} {0}",
+    "plan chat-70b --set workload.trace={}", "diagnose --log x --plan {}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNDERSTOOD_BY_NOBODY)
+@pytest.mark.parametrize("ending", ["txt", "yaml", "csv", "json", "log"])
+def test_no_command_is_content_with_what_it_does_not_understand(
+    kind: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"file.{ending}"
+    (tmp_path / name).write_bytes(UNDERSTOOD_BY_NOBODY[kind])
+    (tmp_path / "x").write_text("INFO vllm\n")
+    for command in COMMANDS_THAT_READ:
+        try:
+            code = cli.main(command.format(name).split())
+        except SystemExit as end:
+            code = int(end.code or 0)
+        assert code in (2, 3), f"{command}: exit {code}"

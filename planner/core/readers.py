@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from planner.core.access import check_may_read
 from planner.core.errors import PlannerError
 from planner.core.units import MIB
 
@@ -26,8 +27,12 @@ MAX_CSV_CELLS_PER_LINE = 1000
 
 
 def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
-    """Open a regular file for reading; `PlannerError` if it is none or exceeds `max_bytes`."""
+    """Open a regular file for reading.
+
+    Raises `PlannerError` if it is none, exceeds `max_bytes`, or `limit_reading` leaves it out.
+    """
     try:
+        check_may_read(path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(
@@ -38,6 +43,8 @@ def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
                 f"it has {status.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read"
             )
         return path.open("rb")
+    except PlannerError:
+        raise
     except (OSError, ValueError) as error:
         raise PlannerError(
             f"cannot read {prefix}{path}: {getattr(error, 'strerror', None) or error}"

@@ -361,7 +361,7 @@ def _get_plan(report: CommandReport | None) -> CommandPlan | None:
 
 def _is_empty_file(what: str) -> bool:
     with suppress(OSError, ValueError):
-        return Path(what).stat().st_size == 0
+        return Path(what).is_file() and Path(what).stat().st_size == 0
     return False
 
 

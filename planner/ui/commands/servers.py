@@ -228,16 +228,28 @@ def add_mcp(commands: "Subparsers") -> None:
         help="answer agents over the Model Context Protocol, on stdin and stdout",
         description="Serve plan, predict, lint, diagnose, explain_log, list_models and list_gpus"
         " to an agent, on stdin and stdout until it closes them. Nothing is read besides the files"
-        " and addresses that the agent passes. Needs the extra `mcp`.",
+        " below one folder that the agent passes, or that such a file names. Needs the extra `mcp`.",
     )
+    parser.add_argument(
+        "--root", type=Path, default=Path(), metavar="FOLDER",
+        help="where relative paths begin, and below which files are read (default: this folder)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--addresses", action="store_true",
+        help="also read /metrics addresses that the agent passes, and ask the Hub about models",
+    )  # fmt: skip
     parser.set_defaults(run=run_mcp, extra="mcp")
 
 
 @watch_command
-def run_mcp(_options: argparse.Namespace) -> None:
+def run_mcp(options: argparse.Namespace) -> None:
     """Serve until stdin is closed."""
     from planner.ui.mcp_server import build_server
 
     if sys.stdin is None or sys.stdout is None:
         raise PlannerError("headroom mcp needs stdin and stdout, over which the client speaks")
-    build_server().run("stdio")
+    try:
+        os.chdir(options.root)
+    except OSError as error:
+        raise PlannerError(f"--root {options.root}: {error.strerror}") from None
+    build_server(Path.cwd(), allows_addresses=options.addresses).run("stdio")
