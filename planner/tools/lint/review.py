@@ -92,7 +92,8 @@ class ServerReview:
         written = [
             SettingChange(
                 name,
-                *(side[name].shown if name in side else None for side in (before, after)),
+                before[name].shown if name in before else None,
+                after[name].shown if name in after else None,
                 effective.get(name, unset),
             )
             for name in dict.fromkeys((*before, *after))

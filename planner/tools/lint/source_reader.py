@@ -289,7 +289,7 @@ def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCo
         why = str(error)
     if not isinstance(content, Mapping):
         finding = LintFinding(
-            "flag", options[-1].option.name, str(options[-1])[:300], "unread",
+            "flag", options[-1].written, str(options[-1])[:300], "unread",
             f"what it sets is not known: {why}",
         )  # fmt: skip
         return replace(command, findings=(*command.findings, finding))

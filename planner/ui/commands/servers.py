@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError, require_extra
-from planner.core.files import check_not_overwriting, replace_atomically
+from planner.core.files import check_not_overwriting, check_replaceable, replace_atomically
 from planner.ui.commands.options import (
     format_json,
     parse_count,
@@ -147,6 +147,9 @@ def add_verify(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write the result to FILE.md or FILE.pdf"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="replace files that this command did not write"
+    )
     parser.set_defaults(run=run_verify)
 
 
@@ -161,9 +164,11 @@ def run_verify(options: argparse.Namespace) -> int:
 
     out = options.out
     if out is not None:
-        check_not_overwriting([*options.bench, *([options.log] if options.log else [])], [out])
+        pages = [Path(page) for page in (options.plan, *options.metrics)]
+        check_not_overwriting([*options.bench, *pages, *filter(None, [options.log])], [out])
         if out.suffix not in (".md", ".pdf"):
             raise PlannerError(f"--out names a .md or .pdf file, got {out}")
+        check_replaceable(out, "%PDF" if out.suffix == ".pdf" else "# ", force=options.force)
     typeset = load_typesetter() if out is not None and out.suffix == ".pdf" else str.encode
     check = check_launch(
         options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas
