@@ -18,12 +18,13 @@ from packaging.version import Version
 
 from planner.core import http
 from planner.core.errors import PlannerError
-from planner.core.readers import read_yaml_sections
+from planner.core.readers import parse_json, parse_yaml, read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text, redact_words
 from planner.engines.layout import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
+from planner.tools.batch import predict_row
 from planner.tools.diagnostics import diagnose
-from planner.tools.diagnostics.log_comparison import explain_log_file
+from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.lint.report import lint
 from planner.ui import cli
@@ -401,3 +402,120 @@ def test_a_catalog_without_a_section_is_one_sentence(text: str, tmp_path: Path) 
     (tmp_path / "fields.yaml").write_text(text)
     with pytest.raises(PlannerError, match=r"fields\.yaml, section sizes: expected names"):
         read_yaml_sections(tmp_path / "fields.yaml", "sizes")
+
+
+@pytest.mark.parametrize("text", ["just text\n", "a: [1\n b: {", "", None])
+def test_a_configuration_that_is_not_understood_is_not_ok(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "c.yaml").write_text(text)
+    command = "vllm serve Qwen/Qwen3-8B --config c.yaml"
+    report = lint(command, gpu="H100")
+    assert report.verdict == "at_risk" and "what it sets is not known" in str(report)
+    assert cli.main(["lint", command]) == 3
+    assert cli.main(["review", "vllm serve Qwen/Qwen3-8B", command, "--fail-on", "risky"]) == 3
+
+
+def test_a_pipe_is_no_empty_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.main(["review", "vllm serve Qwen/Qwen3-8B", str(tmp_path / "pipe")]) == 2
+
+
+UNDERSTOOD_BY_NOBODY = {
+    "text": b"hello world\nthis is no log\n",
+    "bytes": bytes(range(256)),
+    "none": b"",
+}
+COMMANDS_THAT_READ = (
+    "lint {}", "diagnose --log {}", "diagnose {}", "explain-log {}", "profile {}", "check {}", "plan {}",
+    "fleet {}", "upgrade {} --to 0.33.0", "rehearse {}", "verify {}", "verify chat-70b --log {}",
+    "verify chat-70b --bench {}", "verify chat-70b --metrics {}", "predict {} --out o.csv",
+    "sweep {} --out o.csv", "calibrate {} --scenario chat-70b --out o.yaml", "review {0} {0}",
+    "plan chat-70b --set workload.trace={}", "diagnose --log x --plan {}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNDERSTOOD_BY_NOBODY)
+@pytest.mark.parametrize("ending", ["txt", "yaml", "csv", "json", "log"])
+def test_no_command_is_content_with_what_it_does_not_understand(
+    kind: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"file.{ending}"
+    (tmp_path / name).write_bytes(UNDERSTOOD_BY_NOBODY[kind])
+    (tmp_path / "x").write_text("INFO vllm\n")
+    for command in COMMANDS_THAT_READ:
+        try:
+            code = cli.main(command.format(name).split())
+        except SystemExit as end:
+            code = int(end.code or 0)
+        assert code in (2, 3), f"{command}: exit {code}"
+
+
+LONG_NAME = "x" * 300  # file systems take 255 bytes
+
+
+@pytest.mark.parametrize(
+    "command",
+    [f"upgrade {LONG_NAME} --to 0.33.0", f"rehearse {LONG_NAME}", f"verify {LONG_NAME}",
+     f"diagnose --log a.log --plan {LONG_NAME}", f"init {LONG_NAME}.yaml", f"plan {LONG_NAME}.yaml",
+     f"lint {LONG_NAME}", f"explain-log {LONG_NAME}", f"plan chat-70b --set workload.trace={LONG_NAME}"],
+)  # fmt: skip
+def test_a_name_that_no_file_can_have_is_unusable_input(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").write_text("INFO vllm\n")
+    assert cli.main(command.split()) == 2
+
+
+@pytest.mark.parametrize("value", ["NaN", "inf", "-1", "1e3", "many"])
+def test_a_log_with_a_value_that_no_engine_has_is_refused(
+    value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EXAMPLE_LOG.read_text()
+    (tmp_path / "a.log").write_text(
+        f"Defaulting max_num_batched_tokens to {value} for usage context.\n{log}"
+    )
+    assert cli.main(["verify", "chat-70b", "--log", str(tmp_path / "a.log")]) in (1, 2, 3)
+    error = capsys.readouterr().err
+    assert "bug" not in error and (not error or "max_num_batched_tokens" in error)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("[1, 2]: 3", "where a name has to"), ("a: !!timestamp x", "its tag"), ("a: !!bool x", "its tag")],
+)  # fmt: skip
+def test_yaml_is_refused_in_plain_words(text: str, told: str) -> None:
+    with pytest.raises(PlannerError, match=told):
+        parse_yaml(text, "a.yaml")
+
+
+def test_json_with_half_a_letter_is_refused_and_with_a_whole_one_read() -> None:
+    assert parse_json('{"a": "\\ud83d\\ude00"}', "a.json") == {"a": "\U0001f600"}
+    with pytest.raises(PlannerError, match="half of a letter"):
+        parse_json('{"a": ["\\ud800"]}', "a.json")
+
+
+def test_one_bound_of_gpus_and_spares_before_work(tmp_path: Path) -> None:
+    """No NVLink domain has over 256 GPUs; 320 decode DeepSeek-V3 (arXiv 2412.19437, 3.4.2)."""
+    row = {
+        "model": "Qwen/Qwen3-30B-A3B",
+        "gpu": "H100",
+        "isl": "500",
+        "osl": "100",
+        "concurrency": "8",
+    }
+    for tp in ("1000", "1e3"):  # read as so many copies of the attention
+        answer = predict_row({**row, "tp": tp})
+        assert answer["status"] == "error" and "at most 512" in str(answer["error"]), answer
+    assert ParallelLayout(dp=320, ep=320).num_gpus == 320
+    with pytest.raises(PlannerError, match="at most 256"):
+        ParallelLayout(tp=257)
+    plan = json.loads(json.dumps(PLAN))
+    for change in ({"spare_replicas": 2**31}, {"layout": {**plan["layout"], "replicas": 2**31}}):
+        (tmp_path / "plan.json").write_text(json.dumps({**plan, **change}))
+        with pytest.raises(PlannerError, match="replicas"):
+            load_planned_replica(tmp_path / "plan.json")

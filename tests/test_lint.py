@@ -667,7 +667,8 @@ def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) ->
     assert (args.max_num_seqs, args.max_model_len) == (32, 8192)
     missing = lint("vllm serve m --config nowhere.yaml", "0.33.0")
     (unread,) = [one for one in missing.findings if one.verdict == "unread"]
-    assert unread.name == "nowhere.yaml" and "not known" in unread.why
+    assert unread.name == "--config" and "nowhere.yaml" in unread.written
+    assert "not known" in unread.why
 
 
 def test_the_fewest_requests_in_flight_are_one_in_every_engine() -> None:

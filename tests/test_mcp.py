@@ -3,7 +3,9 @@
 import json
 import os
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -132,3 +134,82 @@ def test_lists_name_what_the_catalogs_know() -> None:
     models = {model["name"]: model for model in TOOLS["list_models"]("qwen3-8b")["models"]}
     assert models["Qwen/Qwen3-8B"]["parameters"] == pytest.approx(8.19e9, rel=0.01)
     assert find_catalog_dates("prices.yaml")["prices.yaml"] >= "2026-09"
+
+
+OUTSIDE_TEXT = "swordfish,1,2"
+
+
+def call_in_process(
+    calls: list[tuple[str, dict[str, Any]]], root: Path, *, allows_addresses: bool = False
+) -> list[Any]:
+    async def call_all() -> list[Any]:
+        async with Client(build_server(root, allows_addresses=allows_addresses)) as client:
+            return [await client.call_tool(*one) for one in calls]
+
+    return anyio.run(call_all)
+
+
+def test_no_file_outside_the_folder_is_read_by_any_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root := tmp_path / "root").mkdir()
+    monkeypatch.chdir(root)
+    outside = tmp_path / "outside.csv"
+    outside.write_text(f"{OUTSIDE_TEXT}\n{OUTSIDE_TEXT}\n")
+    (root / "link.csv").symlink_to(outside)
+    scenario = (ROOT / "catalogs/scenarios/edge-8b-24gb.yaml").read_text()
+    (root / "mine.yaml").write_text(f"{scenario}\n")
+    (root / "compose.yml").write_text(
+        "services: {a: {image: 'vllm/vllm-openai:v0.18.0', env_file: ../outside.csv,"
+        " command: --model Qwen/Qwen3-8B --config ../outside.csv}}"
+    )
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for path in (str(outside), "../outside.csv", "link.csv", f"{root}/../outside.csv"):
+        calls += [
+            ("plan", {"scenario": path}),
+            ("plan", {"scenario": "mine.yaml", "set": {"workload.trace": path}}),
+            ("predict", {"row": {"model_config": path, "gpu": "H100"}}),
+            ("predict", {"row": {"model": path, "gpu": "H100"}}),
+            ("lint", {"what": path}),
+            ("lint", {"what": f"vllm serve {path} --config {path}"}),
+            ("diagnose", {"pages": [path]}),
+            ("diagnose", {"log": path}),
+            ("diagnose", {"log": "compose.yml", "plan": path}),
+            ("explain_log", {"log": path}),
+            ("explain_log", {"log": str(EXAMPLE_LOG), "scenario": path}),
+            ("explain_log", {"log": str(EXAMPLE_LOG), "gpu": "H100", "command": path}),
+        ]
+    for call, result in zip(calls, call_in_process(calls, root), strict=True):
+        answer = json.dumps([part.text for part in result.content])
+        assert "swordfish" not in answer + json.dumps(result.structured_content), call
+        assert result.is_error or call[0] == "lint", call
+    (linted,) = call_in_process([("lint", {"what": "compose.yml"})], root)
+    assert "swordfish" not in json.dumps(linted.structured_content)
+    assert linted.structured_content["verdict"] == "at_risk"  # not judged, and said
+
+
+def test_addresses_are_asked_only_where_the_server_is_told_so(tmp_path: Path) -> None:
+    asked = list[str]()
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        calls = [("diagnose", {"pages": [f"http://127.0.0.1:{server.server_port}/metrics"]})]
+        (refused,) = call_in_process(calls, tmp_path)
+        assert refused.is_error and asked == [] and "--addresses" in refused.content[0].text
+        call_in_process(calls, tmp_path, allows_addresses=True)
+        assert asked == ["/metrics"]
+        server.shutdown()
+
+
+def test_what_is_no_log_is_not_healthy(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("hello world\nthis is no log\n")
+    (result,) = call_in_process([("diagnose", {"log": str(tmp_path / "a.log")})], tmp_path)
+    assert result.structured_content["verdict"] == ["not_judged"]

@@ -229,3 +229,30 @@ def test_a_question_is_told_in_one_line(
     told = capsys.readouterr().out
     labels = [line[:10].strip() for line in told.splitlines()]
     assert "\x1b" not in told and labels[labels.index("Question") + 1] == "Model"
+
+
+def test_what_the_command_did_not_write_is_replaced_only_by_force(
+    tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text("model,gpu\nQwen/Qwen3-8B,H100\n")
+    (tmp_path / "serve.sh").write_text("my own\n")
+    (tmp_path / "page.md").write_text("my own page\n")
+    log = Path(__file__).parents[1] / "catalogs/validation/granite-3.1-8b-h100.log"
+    before = contents(tmp_path)
+    commands = (
+        (["predict", "rows.csv", "--out", "mine.yaml"], "mine.yaml", 0),
+        (["plan", "edge-8b-24gb", "--out", "."], "serve.sh", 0),
+        (["verify", "edge-8b-24gb", "--log", str(log), "--out", "page.md"], "page.md", None),
+    )
+    with contextlib.chdir(tmp_path):
+        for command, _, _ in commands:
+            assert main(command) == 2 and "--force" in capsys.readouterr().err
+        for missing in (["predict", "rows.csv", "--out", "no/o.csv"],):
+            assert main(missing) == 2 and "no folder" in capsys.readouterr().err
+        assert contents(tmp_path) == before
+        for command, name, code in commands:
+            ended = main([*command, "--force"])
+            assert code is None or ended == code
+            assert (tmp_path / name).read_bytes() != before[name]
+        assert main(["plan", "edge-8b-24gb", "--out", "."]) == 0  # its own files it replaces
+        assert main(["predict", "rows.csv", "--out", "mine.yaml"]) == 0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pydantic import ValidationError
 from rehearsal import rehearse, run_in_virtual_time, send, serving
 
 from planner.core.errors import PlannerError
@@ -18,7 +19,12 @@ from planner.planning.planned_replica import PlannedReplica
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator.kernel_types import EngineRules
 from planner.tools.rehearsal.engine import LiveEngine, LiveRequest
-from planner.tools.rehearsal.server import RehearsalFaults, RehearsedServer
+from planner.tools.rehearsal.server import (
+    CompletionBody,
+    RehearsalFaults,
+    RehearsedServer,
+    read_prompt,
+)
 from planner.ui.cli import main
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -184,3 +190,23 @@ def test_metrics_are_among_those_that_this_version_has(engine: str, version: str
         f"{engine}:time_to_first_token_seconds",
         f"{engine}:e2e_request_latency_seconds",
     } <= names
+
+
+def test_bodies_of_any_form_and_length_are_refused_before_work() -> None:
+    """A chat's content is a text or parts (OpenAI's API reference); the length is judged first."""
+    server = RehearsedServer(PlannedReplica(deployed(), CHAT, None, ()))
+    with_parts = [{"role": "user", "content": [{"type": "text", "text": "a" * 8}]}]
+    body = CompletionBody.model_validate({"messages": with_parts})
+    assert len(read_prompt(body, True, 4096)) == 1 + 2 + 1 + 1  # role, two tokens, end, assistant
+    for messages in ([{"role": "user", "content": ["x"]}], [{"content": 3}], ["x"], [{"role": []}]):
+        with pytest.raises(ValidationError):
+            CompletionBody.model_validate({"messages": messages})
+    long = "x" * (4 * server.rules.max_model_len + 8)
+    for fields, is_chat in (
+        ({"prompt": long}, False),
+        ({"prompt": [1] * 5000}, False),
+        ({"messages": [{"role": "user", "content": long}]}, True),
+        ({"messages": [{"role": "user", "content": long[:9000]}] * 2}, True),
+    ):
+        with pytest.raises(ValueError, match="exceeds max_model_len 4,096"):
+            read_prompt(CompletionBody.model_validate(fields), is_chat, 4096)

@@ -245,3 +245,17 @@ def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(
         headless.execute_notebooks([tmp_path / "a.ipynb"], {}, tmp_path)
     assert waited == []
     ended.set()
+
+
+def test_a_folder_may_have_braces_in_its_name(tmp_path: Path) -> None:
+    """papermill fills its parameters into paths (its `parameterize_path`), and refuses others."""
+    (work := tmp_path / "{p}{").mkdir()
+    notebook = new_notebook(
+        cells=[new_code_cell("print(6 * 7)")],
+        metadata={"kernelspec": {"name": "python3", "language": "python", "display_name": "p"}},
+    )
+    nbformat.write(notebook, work / "a.ipynb")
+    (work / "out").mkdir()
+    (copy,) = headless.execute_notebooks([work / "a.ipynb"], {}, work / "out")
+    (cell,) = (one for one in nbformat.read(copy, 4).cells if "6 * 7" in one.source)
+    assert cell.outputs[0].text == "42\n"

@@ -17,12 +17,12 @@ from planner.core.readers import read_text, read_yaml
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE_DIR = Path(__file__).resolve().parents[1]
 
 
 def locate_shipped_folder(folder: str) -> Path:
     """Locate a shipped folder, inside an installed package or beside it in a checkout."""
-    return _PACKAGE / folder if (_PACKAGE / folder).is_dir() else _PACKAGE.parent / folder
+    return PACKAGE_DIR / folder if (PACKAGE_DIR / folder).is_dir() else PACKAGE_DIR.parent / folder
 
 
 CATALOG_DIR = locate_shipped_folder("catalogs")
@@ -33,7 +33,7 @@ def compute_build_digest() -> str:
     """Return a digest of the planner's version, code and catalogs, which decide every answer."""
     digest = hashlib.sha256(__version__.encode() + b"\0")
     for root, kinds in (
-        (_PACKAGE, ("*.py", "*.yaml")),
+        (PACKAGE_DIR, ("*.py", "*.yaml")),
         (CATALOG_DIR, ("*.yaml", "*.csv", "*.json")),
     ):
         for path in sorted(path for kind in kinds for path in root.rglob(kind)):

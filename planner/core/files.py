@@ -31,6 +31,23 @@ def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None
         )
 
 
+def check_replaceable(path: Path, beginning: str, *, force: bool) -> None:
+    """Raise `PlannerError` unless a file may be written: new, empty, begun so, or by `force`.
+
+    The folder has to exist; `beginning` is that of every file that the same command writes.
+    """
+    if not path.parent.is_dir():
+        raise PlannerError(f"cannot write {path}: there is no folder {path.parent}")
+    if force or not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(len(beginning.encode()))
+    if start and start != beginning.encode():
+        raise PlannerError(
+            f"{path} is there, and no file that this command wrote: --force replaces it"
+        )
+
+
 @contextmanager
 def replace_atomically(
     *paths: Path, stale: Iterable[Path] = (), new: bool = False

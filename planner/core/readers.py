@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from planner.core.access import check_may_read
 from planner.core.errors import PlannerError
 from planner.core.units import MIB
 
@@ -25,9 +26,18 @@ MAX_JSON_BYTES = 800 * 10**6
 MAX_CSV_CELLS_PER_LINE = 1000
 
 
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""Half of a letter, escaped and read, which is none without the other half."""
+
+
 def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
-    """Open a regular file for reading; `PlannerError` if it is none or exceeds `max_bytes`."""
+    """Open a regular file for reading.
+
+    Raises `PlannerError` if it is none, exceeds `max_bytes`, or `limit_reading` leaves it out.
+    """
     try:
+        check_may_read(path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(
@@ -38,6 +48,8 @@ def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
                 f"it has {status.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read"
             )
         return path.open("rb")
+    except PlannerError:
+        raise
     except (OSError, ValueError) as error:
         raise PlannerError(
             f"cannot read {prefix}{path}: {getattr(error, 'strerror', None) or error}"
@@ -173,9 +185,17 @@ def parse_yaml(text: str, location: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         problem = ", ".join(filter(None, (error.context, error.problem)))
+        if error.problem == "found unhashable key":
+            problem = "a list or a mapping stands where a name has to"
         raise PlannerError(f"{location} is not valid YAML: {line}{problem}") from None
     # PyYAML's constructors of tags raise more than YAMLError
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+    except UnicodeEncodeError:
+        raise PlannerError(f"{location} is no Unicode text") from None
+    except (ValueError, LookupError, AttributeError):
+        raise PlannerError(
+            f"{location} is not valid YAML: a value is none of the type that its tag (!!...) says"
+        ) from None
+    except yaml.YAMLError as error:
         raise PlannerError(f"{location} is not valid YAML: {error}") from None
 
 
@@ -189,6 +209,8 @@ def parse_json(text: str, location: str) -> Any:
                 " are given"
             )
         data = json.loads(text, object_pairs_hook=_build_json_object)
+        if _SURROGATE.search(text) and _LONE_SURROGATE.search(json.dumps(data, ensure_ascii=False)):
+            raise ValueError("a text has half of a letter, which is no Unicode text")
         level: list[Any] = [[data]]
         for _ in range(MAX_NESTING_DEPTH + 1):
             parts = (

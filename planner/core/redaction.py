@@ -1,28 +1,58 @@
 """Mask secrets in all that is printed: commands, findings, messages and addresses."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 MASK = "..."
-_SECRET_WORDS = "key|keys|token|password|passwd|passphrase|pwd|secret|credential|credentials|auth"
-_SECRET_NAME = re.compile(rf"(?:^|[-_.])(?:{_SECRET_WORDS}|headers|apikey)$", re.IGNORECASE)
-"""A name that ends so holds a secret: HF_TOKEN, --api-key, db_password, OTLP headers."""
+_SECRET_PART = re.compile(
+    r"keys?|pass(?:phrase|code)|pwd|secrets|credentials?|creds?|auth|authorization|bearer|jwt"
+    r"|cookies?|pat|dsn|webhook|signature|sig|sas|headers"
+    r"|.*(?:token|password|passwd|pass|secret|apikey|accesskey|pw)"
+)
+"""A name with such a part holds a secret: HF_TOKEN_2, --api-key, DB_PASS, OTLP headers."""
+_NAME_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _HARMLESS_NAME = re.compile(
-    r"(?:^|[-_.])(?:(?:cache|sort|partition|primary|hash|public|label|group|eos|bos|pad|unk"
-    r"|stop|num|max|min|per|each|first|next)[-_](?:key|keys|token))$|allowed-headers$",
+    r"(?:^|[-_.])(?:(?:cache|sort|partition|primary|hash|public|label|group|eos|bos|pad|unk|stop"
+    r"|num|max|min|per|each|first|next|input|output|prompt|inter|adapter|routing)[-_](?:key|keys|token)"
+    r"|allowed-headers)$"
+    # what is said about a secret, or counted in tokens, is none
+    r"|[-_.](?:ids?|file|path|dir|name|ref|type|size|count|threshold|limit|length|len|latency|rate"
+    r"|seconds|s|ms|budget|fields?|enabled|mode|method|spec|selector|map|max|min|sum|bucket|total|usage|ratio|num"
+    r"|metrics|watermark|adaptive)$"
+    # a switch takes no value
+    r"|^--(?:no-)?(?:enable|disable|allow)-",
     re.IGNORECASE,
 )
 _SECRET_OPTIONS = ("--api-key", "--hf-token", "--admin-api-key")
 _MIN_ABBREVIATION = len("--api-")
 _ADDRESS_LOGIN = re.compile(r"(?<=[A-Za-z0-9+.-])(://)[^\s/@'\"]+@")
 _KNOWN_TOKENS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{4,}|sk-[\w-]{8,}|nvapi-[\w-]{8,}|gh[pousr]_\w{8,}|glpat-[\w-]{8,}"
-    r"|xox[abpr]-[\w-]{8,}|AKIA[A-Z0-9]{12,})|\bBearer\s+[^\s'\"]+"
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{4,}|api_org_\w{8,}|sk-[\w-]{8,}|nvapi-[\w-]{8,}"
+    r"|gh[pousr]_\w{8,}|github_pat_\w{8,}|gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|imt|ffct)-[\w-]{8,}"
+    r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}"
+    r"|(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AROA|ANPA|ANVA)[A-Z0-9]{12,}"
+    r"|AIza[\w-]{20,}|ya29\.[\w-]{8,}|GOCSPX-[\w-]{8,}"
+    r"|eyJ[\w-]{8,}(?:\.[\w-]*){1,4}|pypi-AgE[\w-]{8,}|npm_\w{16,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|[rs]k_(?:live|test)_\w{8,}|sq0(?:csp|atp)-[\w-]{8,}|dop_v1_\w{8,}|gsk_\w{16,}|r8_\w{16,}"
+    r"|(?:AC|SK)[0-9a-f]{32}|[0-9a-f]{32}-us\d{1,2}|\d{8,10}:[\w-]{35}"
+    r"|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,}|-----BEGIN [A-Z ]*PRIVATE KEY-----[^'\"]*)"
+    r"|\b(?:Bearer|Basic)\s+(?=[^\s'\"]*\d)[^\s'\"]+|\bBearer\s+[^\s'\"]{8,}"
 )
+"""Forms of tokens: those of detect-secrets' plugins (github.com/Yelp/detect-secrets, read
+2026-11-28), and of the model hubs and clouds that serve models."""
+_ADDRESS_SECRET = re.compile(
+    r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/"
+    r"|[\w.-]*webhook\.office\.com/|(?:[?&;]|\b)(?:sig|x-amz-[a-z-]*(?:signature|credential|token)"
+    r"|x-goog-(?:signature|credential)|accountkey|sharedaccess(?:key|signature)|_authtoken)=)"
+    r"[^\s&;'\"]+",
+    re.IGNORECASE,
+)
+"""Where an address or a connection string carries its secret."""
 _NAMED_VALUE = re.compile(
     r"(?P<name>(?<![\w.-])-{0,2}[A-Za-z][\w.-]*)"
-    r"(?P<sign>=|: ?|\s+(?=['\"]|\S*\d))(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;]+)"
+    r"(?P<sign>\\?['\"]?(?:=|: ?)|\s+(?=['\"]|\S*\d))"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;&]+)"
 )
 
 
@@ -32,37 +62,45 @@ def is_secret_name(name: str) -> bool:
     is_abbreviated = len(spelled) >= _MIN_ABBREVIATION and any(
         option.startswith(spelled) for option in _SECRET_OPTIONS
     )
-    return is_abbreviated or (
-        bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(spelled)
-    )
+    if is_abbreviated or _HARMLESS_NAME.search(spelled):
+        return is_abbreviated
+    return any(_SECRET_PART.fullmatch(part.lower()) for part in _NAME_PART.findall(name))
 
 
 def redact_text(text: str) -> str:
-    """Mask secrets in a line of text: logins of addresses, tokens, values of secret names."""
+    """Mask secrets in text: logins of addresses, tokens, signatures, values of secret names."""
 
     def mask_value(match: re.Match[str]) -> str:
         name, sign, value = match["name"], match["sign"], match["value"]
-        is_given = name.startswith("--") or sign == "=" or (sign[0] == ":" and len(name) > 5)
+        is_given = (
+            name.startswith("--")
+            or "=" in sign
+            or (":" in sign and (len(name) > 5 or sign[0] != ":"))
+        )
         masked = is_given and is_secret_name(name) and not _is_placeholder(value)
-        return f"{name}{sign}{MASK}" if masked else match[0]
+        shown = MASK if masked else _NAMED_VALUE.sub(mask_value, value)
+        return f"{name}{sign}{shown}"
 
-    text = _ADDRESS_LOGIN.sub(rf"\1{MASK}@", text)
-    return _KNOWN_TOKENS.sub(MASK, _NAMED_VALUE.sub(mask_value, text))
+    text = _ADDRESS_SECRET.sub(rf"\1{MASK}", _ADDRESS_LOGIN.sub(rf"\1{MASK}@", text))
+    return _NAMED_VALUE.sub(mask_value, _KNOWN_TOKENS.sub(MASK, text))
 
 
-def redact_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Mask the values of secret options in the words of a command."""
+def redact_words(
+    words: Sequence[str], is_known: Callable[[str], bool] = lambda name: True
+) -> tuple[str, ...]:
+    """Mask the values of secret options, and of those that are not known, in a command's words."""
     masked, hides_next = list[str](), False
     for word in words:
         name, equals, value = word.partition("=")
-        is_secret = name.startswith("-") and is_secret_name(name)
-        if hides_next and not word.startswith("--"):
+        is_option = bool(re.match("--?[A-Za-z]", name))
+        is_secret = is_option and (is_secret_name(name) or not is_known(name))
+        if hides_next and not (is_option and (word.startswith("--") or is_known(name))):
             masked.append(word if _is_placeholder(word) else MASK)
         elif is_secret and equals:
             masked.append(word if _is_placeholder(value) else f"{name}={MASK}")
         else:
             masked.append(redact_text(word))
-        hides_next = is_secret and not equals
+        hides_next = (is_secret and not equals) or (hides_next and not is_option)
     return tuple(masked)
 
 
@@ -71,16 +109,23 @@ def redact_json(data: Any) -> Any:
     if isinstance(data, str):
         return redact_text(data)
     if isinstance(data, Mapping):
-        return {name: redact_json(value) for name, value in data.items()}
+        return {
+            name: MASK
+            if isinstance(value, str) and is_secret_name(str(name))
+            else redact_json(value)
+            for name, value in data.items()
+        }
     return [redact_json(value) for value in data] if isinstance(data, list | tuple) else data
 
 
-def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Mask the values of secret variables."""
+def redact_environment(
+    environment: Mapping[str, str], harmless_names: Container[str]
+) -> dict[str, str]:
+    """Mask the values of all variables but those of `harmless_names`."""
     return {
-        name: MASK
-        if is_secret_name(name) and value and not _is_placeholder(value)
-        else redact_text(value)
+        name: redact_text(value)
+        if name in harmless_names or not value or _is_placeholder(value)
+        else MASK
         for name, value in environment.items()
     }
 

@@ -138,9 +138,14 @@ def resolve_engine_args(
     if facts.static_memory and "gpu_memory_utilization" not in user_args:
         share = _compute_static_share(args, engine, gpu, model, layout, speculation)
         args = replace(args, gpu_memory_utilization=share)
+    check_engine_args(args, engine, gpu, model)
+    return args
+
+
+def check_engine_args(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> None:
+    """Raise `PlannerError` that says why the engine would not start with these arguments, if so."""
     if (reason := _explain_refusal(args, engine, gpu, model)) is not None:
         raise PlannerError(reason)
-    return args
 
 
 def count_attention_copies(engine: Engine, model: Model, layout: ParallelLayout | None) -> int:

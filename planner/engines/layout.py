@@ -6,6 +6,12 @@ from typing import Self
 from planner.core.errors import PlannerError
 from planner.models.registry import Model
 
+MAX_TP_GPUS = 256
+"""GPUs of the largest NVLink domain that was built, of H100 (NVIDIA's Hopper architecture white
+paper, 2022); GB200's and GB300's have 72."""
+MAX_DP_RANKS = 512
+"""Above the widest that was published: 320 GPUs decode DeepSeek-V3 (arXiv 2412.19437, 3.4.2)."""
+
 
 @dataclass(frozen=True)
 class ParallelLayout:
@@ -24,6 +30,10 @@ class ParallelLayout:
                 raise PlannerError(
                     f"layout, field {name}: expected a whole number from 1, got {value!r}"
                 )
+        for size, most in ((self.tp, MAX_TP_GPUS), (self.dp, MAX_DP_RANKS)):
+            if size > most:
+                kind = "tensor" if size == self.tp else "data"
+                raise PlannerError(f"{kind} parallel size {size}: at most {most} are planned")
         if self.dcp > self.tp:
             raise PlannerError(f"dcp {self.dcp}: decode contexts are shared within tp {self.tp}")
         if self.ep not in (1, self.tp * self.dp):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
 
+from planner.core.access import may_fetch
 from planner.core.files import ensure_folder, replace_atomically
 from planner.core.http import fetch_bytes
 from planner.core.units import MIB
@@ -22,15 +23,22 @@ MAX_CONFIG_BYTES = 16 * MIB
 
 def find_hub_config(name: str) -> Path | None:
     """Find the newest `config.json` of a repository that an engine or the planner downloaded."""
-    cache_dir = Path(os.environ.get("HF_HUB_CACHE", _get_home() / "hub"))
+    cache_dir, _ = list_config_folders()
     folder = escape(f"models--{name.replace('/', '--')}")
     paths = [*cache_dir.glob(f"{folder}/snapshots/*/config.json"), _locate_config(name)]
     return max(filter(os.path.isfile, paths), key=os.path.getmtime, default=None)
 
 
+def list_config_folders() -> tuple[Path, Path]:
+    """List the folders of configurations: the Hub's own cache, and what the planner downloaded."""
+    hub_cache = Path(os.environ.get("HF_HUB_CACHE", _get_home() / "hub"))
+    return hub_cache, user_cache_path("headroom") / "models"
+
+
 def download_hub_config(name: str) -> Path | None:
     """Download the configuration of a repository; None without network or repository."""
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name, re.ASCII) or not check_hub_reachable():
+    is_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name, re.ASCII)
+    if not (is_name and may_fetch() and check_hub_reachable()):
         return None
     path = _locate_config(name)
     with suppress(OSError, ValueError):
@@ -58,7 +66,7 @@ def check_hub_reachable() -> bool:
 
 
 def _locate_config(name: str) -> Path:
-    return user_cache_path("headroom") / "models" / name.replace("/", "--") / CONFIG_FILES[0]
+    return list_config_folders()[1] / name.replace("/", "--") / CONFIG_FILES[0]
 
 
 def _get_home() -> Path:

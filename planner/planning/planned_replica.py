@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
@@ -18,7 +18,11 @@ from planner.latency.speculative_decoding import infer_acceptance_rate
 from planner.models.registry import load_model
 from planner.planning.evaluation import get_candidate_workload
 from planner.planning.scenario import Scenario, apply_overrides, load_scenario, parse_scenario
-from planner.planning.scenario_schema import coerce_engine_args
+from planner.planning.scenario_schema import (
+    MAX_GPUS_PER_KIND,
+    MAX_SPARE_REPLICAS,
+    coerce_engine_args,
+)
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.planning.slo import LatencyMetric, LatencyStatistic, SloTarget
 from planner.workload.workload import Workload
@@ -160,7 +164,7 @@ class _PlannedLayout(_PlanPart):
     dp: PositiveInt = 1
     ep: PositiveInt = 1
     dcp: PositiveInt = 1
-    replicas: PositiveInt
+    replicas: Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)]
 
 
 class _PlannedSpeculation(_PlanPart):
@@ -189,7 +193,7 @@ class PlanFile(_PlanPart):
     speculation: _PlannedSpeculation | None
     service_level: tuple[_PlannedSlo, ...] = Field(default=(), strict=False)
     planned_rps: PositiveFloat | None = None
-    spare_replicas: NonNegativeInt = 0
+    spare_replicas: Annotated[int, Field(ge=0, le=MAX_SPARE_REPLICAS)] = 0
     scenario: str = "plan.json"
     question: dict[str, Any] | None = None
     pools: dict[str, Any] | None = None

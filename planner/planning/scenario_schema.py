@@ -24,8 +24,8 @@ from planner.models.registry import load_model
 from planner.planning.slo import LatencyMetric, LatencyStatistic
 from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
-MAX_GPUS_PER_KIND = 16_384
-"""Largest `at_most` of a scenario's GPU."""
+MAX_GPUS_PER_KIND, MAX_SPARE_REPLICAS = 16_384, 1024
+"""Largest `at_most` of a scenario's GPU, and `spare_replicas`, of a scenario or a plan.json."""
 MAX_G_CO2E_PER_KWH = 10_000
 """Largest `grid` of a scenario; burning lignite causes about 1,000."""
 SettingValue = int | float | bool | str
@@ -418,7 +418,7 @@ class ScenarioEntry(StrictEntry):
     price_tier: PriceTier = "on_demand"
     price_seller: str | None = None
     instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)
-    spare_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    spare_replicas: Annotated[int, Field(ge=0, le=MAX_SPARE_REPLICAS)] = 0
     replicas_at_least: Annotated[int, Field(ge=0, le=1024)] = 1
     start_up_at_most: PositiveNumber | None = None
     power_at_most: PositiveNumber | None = None

@@ -1,6 +1,7 @@
 """The command line: `headroom`, also called `planner`."""
 
 import argparse
+import errno
 import gc
 import io
 import os
@@ -46,6 +47,9 @@ COMMANDS = (
 EXIT_FAILURE = 70
 """Exit code for a failure of the planner or the machine, `EX_SOFTWARE` of sysexits.h."""
 
+IMPOSSIBLE_NAME_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP)
+"""What systems say of names that no file can have: unusable input, whatever reads it first."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 if all went well, 2 for unusable input.
@@ -84,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
     except OSError as error:  # such as a full disk: readers and writers of files have their own
         _discard_stdout()
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename!s:.80}: " if error.filename else ""
         print_message(f"{where}{error.strerror or error}")
-        return EXIT_FAILURE
+        return 2 if error.errno in IMPOSSIBLE_NAME_ERRORS else EXIT_FAILURE
     except Exception as error:
         if os.environ.get("PLANNER_TRACEBACK"):
             raise

@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -15,10 +16,12 @@ from pydantic import ValidationError
 
 from planner import __version__
 from planner.answers.serialization import build_plan_json
-from planner.core.catalog import CATALOG_DIR
+from planner.core.access import limit_reading
+from planner.core.catalog import CATALOG_DIR, PACKAGE_DIR
 from planner.core.errors import PlannerError
 from planner.core.redaction import redact_json, redact_text
 from planner.core.text import escape_to_one_line
+from planner.models.hub import list_config_folders
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
 from planner.tools import diagnostics
@@ -31,8 +34,9 @@ JsonObject = dict[str, Any]
 Cell = str | int | float | bool | None
 INSTRUCTIONS = """Capacity planning for LLM serving. Figures in lists are [expected, low, high] of an
 80% interval, columns with _lo and _hi are its ends. `basis` names the catalogs that an answer rests
-on, each with the newest date that its sources state. Files and addresses are read only if you
-pass them, or a file that you pass names them in its own folder (.env); nothing runs."""
+on, each with the newest date that its sources state. Files are read only if you pass them, or a
+file that you pass names them, and only below the server's folder; addresses only if it was started
+with --addresses. Nothing runs."""
 STEP_COSTS = ("gpus.yaml", "models.yaml", "engines.yaml", "memory.yaml", "calibration/*.yaml")
 OPTIONS = ("engines.yaml", "flags/*.yaml")
 _LOCK = Lock()
@@ -218,13 +222,26 @@ TOOLS: dict[str, Callable[..., JsonObject]] = {
 """Functions by the name of their tool."""
 
 
-def build_server() -> PlannerServer:
-    """Build the server with all tools; they only read, and only what the caller names."""
+def build_server(root: Path | None = None, *, allows_addresses: bool = False) -> PlannerServer:
+    """Build the server with all tools; they only read, and only what the caller names.
+
+    Files are read below `root` (default: the working directory) alone, also those that a file
+    names, besides the planner's own and configurations of the Hub in this machine's caches.
+    """
+    folders = (root or Path.cwd(), CATALOG_DIR, PACKAGE_DIR, *list_config_folders())
+
+    def confine(function: Callable[..., JsonObject]) -> Callable[..., JsonObject]:
+        @wraps(function)
+        def answer(*args: Any, **arguments: Any) -> JsonObject:
+            with limit_reading(folders, allows_addresses=allows_addresses):
+                return function(*args, **arguments)
+
+        return answer
+
     server = PlannerServer(
         "headroom", instructions=INSTRUCTIONS, version=__version__, log_level="ERROR"
     )
     for name, function in TOOLS.items():
-        is_local = name != "diagnose"
-        hints = ToolAnnotations(read_only_hint=True, open_world_hint=not is_local)
-        server.add_tool(function, name=name, annotations=hints)
+        hints = ToolAnnotations(read_only_hint=True, open_world_hint=allows_addresses)
+        server.add_tool(confine(function), name=name, annotations=hints)
     return server

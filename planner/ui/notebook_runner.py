@@ -79,11 +79,15 @@ def _create_kernel(sockets: Path) -> _SharedKernel:
 def _run_notebook(
     notebook: Path, parameters: Mapping[str, Any], work: Path, idle: SimpleQueue[_SharedKernel]
 ) -> None:
-    known, kernel = papermill.inspect_notebook(str(notebook)), idle.get()
+    # papermill fills its parameters into paths, as str.format does
+    source, target = (
+        str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, work / notebook.name)
+    )
+    known, kernel = papermill.inspect_notebook(source), idle.get()
     try:
         papermill.execute_notebook(
-            str(notebook),
-            str(work / notebook.name),
+            source,
+            target,
             parameters={key: value for key, value in parameters.items() if key in known},
             cwd=str(Path.cwd()),
             progress_bar=False,

@@ -12,6 +12,7 @@ from planner.core.files import check_not_overwriting, ensure_folder, replace_ato
 from planner.core.readers import parse_json, read_text
 from planner.deploy import ALL_ARTIFACT_FILES, render_artifacts
 from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE
+from planner.planning.scenario import Scenario
 
 
 def _render_benchmark_files(answer: Answer) -> dict[str, str]:
@@ -66,6 +67,26 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
         with suppress(OSError):  # the user has other files there
             folder.rmdir()
     return tuple(texts)
+
+
+def check_plan_folder(scenario: Scenario, out: Path, *, force: bool) -> None:
+    """Raise `PlannerError` if a plan in `out` would replace files of the user, unless by `force`.
+
+    Those that the scenario reads are never replaced.
+    """
+    paths = [out / name for name in (*ALL_ARTIFACT_FILES, "plan.json")]
+    check_not_overwriting(scenario.files, paths)
+    kept = {SECRETS_FILE, *_list_previous_files(out)}
+    if (out / "plan.json").is_file():
+        with suppress(PlannerError):
+            data = parse_json(read_text(out / "plan.json"), "plan.json")
+            kept |= {"plan.json"} if isinstance(data, dict) and "files" in data else set()
+    own = [path.name for path in paths if path.is_file() and path.name not in kept]
+    if own and not force:
+        raise PlannerError(
+            f"{out} has {', '.join(own[:5])}, which no plan wrote: --force replaces them, or name"
+            " another folder"
+        )
 
 
 def _sets_variables(path: Path) -> bool:

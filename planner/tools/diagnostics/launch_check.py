@@ -28,7 +28,7 @@ from planner.core.readers import read_text
 from planner.core.templates import render_template
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.engines.engine_args import EngineArgs
+from planner.engines.engine_args import EngineArgs, check_engine_args
 from planner.engines.failure_modes import load_failure_modes
 from planner.latency.coefficient_lookup import apply_user_calibrations
 from planner.latency.performance import Performance
@@ -409,9 +409,11 @@ class LaunchCheck:
             if name in EngineArgs.__dataclass_fields__
         }
         try:
-            deployment = deployment.with_args(**arguments)
+            changed = deployment.with_args(**arguments)
+            check_engine_args(changed.args, changed.engine, changed.gpu, changed.model)
         except (PlannerError, TypeError, ValueError):  # values that this plan cannot have
             return deployment
+        deployment = changed
         if self.metrics and self.metrics.acceptance_fraction is not None:
             deployment = with_acceptance(deployment, self.metrics.acceptance_fraction)
         if (kv := self.kv_tokens) is None:
@@ -587,13 +589,16 @@ def check_launch(
         points, notes = results.points, results.notes
     text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
     version = deployment.engine.version
+    started = parse_startup_log(text, knows_model=True) if text else None
+    if started:
+        started = replace(started, arguments={**started.arguments, **started.engine_args})
     return LaunchCheck(
         planned,
         tuple(BenchmarkCheck(point, _predict_benchmark(point)) for point in points),
         measure_replica([read_metrics_page(page) for page in pages], version, seconds)
         if pages
         else None,
-        parse_startup_log(text, knows_model=True) if text else None,
+        started,
         measure_startup(text),
         tuple(find_startup_errors(text)),
         notes,

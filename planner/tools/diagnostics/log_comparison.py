@@ -15,7 +15,6 @@ from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line, format_count
 from planner.core.units import GIB, MIB
 from planner.engines.deployment import Deployment, deploy_on
-from planner.engines.engine_args import EngineArgs
 from planner.engines.layout import SpeculationConfig
 from planner.hardware.gpus import Gpu, list_gpus, parse_gpu_count
 from planner.hardware.gpus import get_gpu as find_gpu
@@ -29,7 +28,6 @@ from planner.planning.memory_remedies import (
     shift_kv_available,
 )
 from planner.planning.scenario import Scenario
-from planner.planning.scenario_schema import coerce_engine_args
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.tools.comparison import Column, ComparisonRow, format_table
 from planner.tools.diagnostics.startup_errors import (
@@ -418,13 +416,7 @@ def infer_deployment(
             "memory_calibration": dict(planned.memory_calibration),
             **({} if log.complete else vars(planned.args)),
         }
-    arguments |= coerce_engine_args(
-        {
-            name: value
-            for name, value in arguments.items()
-            if name in EngineArgs.__dataclass_fields__
-        }
-    )
+    arguments |= replace(log, arguments=arguments).engine_args
     if speculation is not None:
         method, draft, num_tokens = speculation
         draft_model = load_model(draft) if draft and draft != model_name else None

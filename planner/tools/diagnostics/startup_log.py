@@ -10,9 +10,11 @@ from itertools import islice
 from typing import Any
 
 from planner.core.catalog import CATALOG_DIR
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, add_error_context
 from planner.core.readers import read_yaml
 from planner.core.units import GIB
+from planner.engines.engine_args import EngineArgs
+from planner.planning.scenario_schema import coerce_engine_args
 
 LOG_PHRASES: Mapping[str, Any] = read_yaml(CATALOG_DIR / "startup_log.yaml")
 COUNT_FIGURES: Mapping[str, list[str]] = LOG_PHRASES["counts"]
@@ -44,6 +46,17 @@ class StartupLog:
     """Whether it lists all arguments that differ from the engine's defaults."""
     failure: str
     """The error that ended the start; empty for a server that started."""
+
+    @property
+    def engine_args(self) -> Mapping[str, Any]:
+        """The engine's arguments by their types; `PlannerError` names a value that is none."""
+        given = {
+            name: value
+            for name, value in self.arguments.items()
+            if name in EngineArgs.__dataclass_fields__
+        }
+        with add_error_context("the log"):
+            return coerce_engine_args(given)
 
 
 def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.core.redaction import redact_words
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import ParsedOption
 from planner.tools.lint.findings import (
@@ -16,6 +15,7 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.option_checks import CheckedCommand, normalize_variable_value
 from planner.tools.lint.server_commands import ServerCommand, quote_word
+from planner.tools.lint.shown_values import show_variable, show_words
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
             elif finding and finding.verdict != "ok":
                 after = _replace_option(checked, meant, name, finding)
         words += after
-        diff += _diff_option(name, before, after)
+        diff += _diff_option(checked, before, after)
     if {"model", "num_speculative_tokens"} <= set(draft_options):  # the engine asks for both
         added = ["--speculative-config", json.dumps(_convert_draft_options(draft_options))]
-        words, diff = [*words, *added], [*diff, _format_diff_line("+", added)]
+        words, diff = [*words, *added], [*diff, _format_diff_line(checked, "+", added)]
     environment = dict(checked.command.environment)
     for name, value in checked.command.environment.items():
         finding = findings.get(name)
@@ -74,22 +74,23 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
             or finding.verdict not in ("removed", "renamed", "useless")
         ):
             continue
-        diff.append(_format_diff_line("-", [f"{name}={value}"]))
+        shown = show_variable(checked.command.engine, name, value)
+        diff.append(_format_diff_line(checked, "-", [f"{name}={shown}"]))
         del environment[name]
         change = load_engine_changes(checked.command.engine).environment.get(name)
         if change and change.becomes and change.becomes in cli_options.spellings:
             added = [change.becomes, normalize_variable_value(value)]
             words += added
-            diff.append(_format_diff_line("+", added))
+            diff.append(_format_diff_line(checked, "+", added))
     for argument, value in remaining.items():
         added = _spell_argument(checked, argument, value)
         words += added
-        diff += [_format_diff_line("+", added)] if added else []
+        diff += [_format_diff_line(checked, "+", added)] if added else []
     model = list(checked.as_meant.positional)
     for finding in checked.findings:
         if finding.kind == "word" and finding.verdict == "contradicts":
             after = finding.written.split(" ", 1) if finding.written.startswith("--") else []
-            diff += _diff_option("", [finding.written], after)
+            diff += _diff_option(checked, [finding.written], after)
             words += after
             model.remove(next(word for word in model if word[:300] == finding.written))
     argv = (*model, *words)
@@ -107,15 +108,17 @@ def merge_diffs(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, .
     )
 
 
-def _diff_option(name: str, before: list[str], after: list[str]) -> list[str]:
+def _diff_option(checked: CheckedCommand, before: list[str], after: list[str]) -> list[str]:
     """Return the diff lines of one option, with secrets masked."""
     if before == after:
         return []
-    return [_format_diff_line("-", before)] + ([_format_diff_line("+", after)] if after else [])
+    return [_format_diff_line(checked, "-", before)] + (
+        [_format_diff_line(checked, "+", after)] if after else []
+    )
 
 
-def _format_diff_line(sign: str, words: list[str]) -> str:
-    return f"{sign} {' '.join(map(quote_word, redact_words(words)))}"
+def _format_diff_line(checked: CheckedCommand, sign: str, words: list[str]) -> str:
+    return f"{sign} {' '.join(map(quote_word, show_words(checked.command.engine, words)))}"
 
 
 def _replace_option(

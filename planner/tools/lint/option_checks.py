@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from planner.core.errors import PlannerError, find_closest
-from planner.core.redaction import is_secret_name, redact_environment
+from planner.core.redaction import is_secret_name
 from planner.core.versions import Version
 from planner.engines import engine as engines
 from planner.engines.cli_options import (
@@ -36,6 +36,7 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.rules import apply_option_rules
 from planner.tools.lint.server_commands import ServerCommand
+from planner.tools.lint.shown_values import is_shown_option, show_variable
 from planner.tools.lint.value_checks import check_values, is_accepted_word
 
 VERSIONED_DEFAULTS = {
@@ -145,7 +146,11 @@ def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> L
     written = " ".join(
         [
             option.written,
-            *(["..."] if is_secret_name(option.written) else map(shlex.quote, option.words)),
+            *(
+                map(shlex.quote, option.words)
+                if is_shown_option(options.engine, option.written)
+                else ["..."] * bool(option.words)
+            ),
         ]
     )[:300]
     change = load_engine_changes(options.engine).flags.get(name) or OptionChange()
@@ -355,7 +360,7 @@ def check_environment(command: ServerCommand, version: Version) -> Iterator[Lint
     )
     index = all_versions.index(nearest)
     for name, value in command.environment.items():
-        written = f"{name}={redact_environment({name: value})[name]}"[:300]
+        written = f"{name}={show_variable(engine, name, value)}"[:300]
         change = load_engine_changes(engine).environment.get(name) or OptionChange()
         is_placeholder = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
         if is_secret_name(name) and len(value) > 7 and not is_placeholder:

@@ -8,10 +8,8 @@ from typing import Any
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.redaction import (
     is_secret_name,
-    redact_environment,
     redact_json,
     redact_text,
-    redact_words,
 )
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
@@ -57,6 +55,7 @@ from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.network_checks import check_network
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
 from planner.tools.lint.server_commands import IMAGE_OPTION, ServerCommand, quote_word
+from planner.tools.lint.shown_values import show_variable, show_words
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
@@ -189,14 +188,15 @@ class LintReport:
         return dict(redact_json(report))
 
     def __str__(self) -> str:
-        return render_template(
+        text = render_template(
             "tools/lint",
             "lint",
             report=self,
             table=_format_findings_table,
             explain=_format_finding,
             public=_format_without_secrets,
-        ).strip("\n")
+        )
+        return redact_text(text).strip("\n")
 
 
 def lint(
@@ -433,11 +433,11 @@ def _merge_findings(
 def _format_without_secrets(command: ServerCommand) -> str:
     """Return the command in one line, with its environment in front, and without secrets."""
     variables = [
-        f"{name}={quote_word(value)}"
-        for name, value in redact_environment(command.environment).items()
+        f"{name}={quote_word(show_variable(command.engine, name, value))}"
+        for name, value in command.environment.items()
         if "$(" not in value  # the file sets it itself
     ]
-    shown = replace(command, argv=redact_words(command.argv))
+    shown = replace(command, argv=show_words(command.engine, command.argv))
     return escape_to_one_line(" ".join([*variables, redact_text(shown.line)]))
 
 

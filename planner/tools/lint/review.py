@@ -6,13 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
-from planner.core.redaction import MASK, is_secret_name, redact_environment, redact_text
+from planner.core.redaction import MASK, redact_json, redact_text
 from planner.core.templates import render_template
 from planner.core.text import escape_markdown, escape_to_one_line, format_count
 from planner.engines.argument_names import load_argument_names
@@ -42,6 +42,7 @@ from planner.tools.lint.plan_upgrade import (
     describe_load,
 )
 from planner.tools.lint.report import CommandReport, LintReport, lint
+from planner.tools.lint.shown_values import is_shown_option, show_variable
 from planner.workload.workload import Workload
 
 FailPolicy = Literal["fix", "risky", "never"]
@@ -91,12 +92,12 @@ class ServerReview:
         written = [
             SettingChange(
                 name,
-                _mask(name, before.get(name)),
-                _mask(name, after.get(name)),
+                before[name].shown if name in before else None,
+                after[name].shown if name in after else None,
                 effective.get(name, unset),
             )
             for name in dict.fromkeys((*before, *after))
-            if before.get(name) != after.get(name)
+            if name not in before or name not in after or before[name].value != after[name].value
         ]
         names = {change.name for change in written}
         defaults = (
@@ -306,7 +307,7 @@ class ChangeReview:
 
     def to_markdown(self) -> str:
         """Return the review as a comment; no text of the files can be markup or a mention."""
-        return render_template(
+        text = render_template(
             "tools/lint",
             "review.md",
             review=self,
@@ -314,6 +315,7 @@ class ChangeReview:
             value=_format_value,
             text=_format_text,
         )
+        return redact_text(text)
 
 
 def review_change(
@@ -360,7 +362,7 @@ def _get_plan(report: CommandReport | None) -> CommandPlan | None:
 
 def _is_empty_file(what: str) -> bool:
     with suppress(OSError, ValueError):
-        return Path(what).stat().st_size == 0
+        return Path(what).is_file() and Path(what).stat().st_size == 0
     return False
 
 
@@ -385,7 +387,14 @@ def _pair_commands(
     yield from ((report, None) for report in left)
 
 
-def _list_settings(report: CommandReport | None) -> dict[str, str]:
+class _Setting(NamedTuple):
+    """What a command sets, and what may be shown of it."""
+
+    value: str
+    shown: str
+
+
+def _list_settings(report: CommandReport | None) -> dict[str, _Setting]:
     """Return what a command sets, by name: version, image, model, options and environment."""
     if report is None:
         return {}
@@ -398,15 +407,17 @@ def _list_settings(report: CommandReport | None) -> dict[str, str]:
     for option in checked.as_meant.options:
         name = option.option.name if option.option else option.written.partition("=")[0]
         settings[name] = " ".join(option.words) or option.written
-    settings |= {name: str(value) for name, value in command.config.items()}
-    return settings | {f"{name}=": value for name, value in command.environment.items()}
-
-
-def _mask(name: str, value: str | None) -> str | None:
-    """Return a value without its secret."""
-    if value is None or not name.endswith("="):
-        return MASK if value and is_secret_name(name) else value and redact_text(value)
-    return redact_environment({name[:-1]: value})[name[:-1]]
+    shown = {
+        name: redact_text(value) if is_shown_option(command.engine, name) or not name.startswith("-")
+        else MASK
+        for name, value in settings.items()
+    }  # fmt: skip
+    for name, value in command.config.items():
+        settings[name], shown[name] = str(value), str(redact_json({name: value})[name])
+    for name, value in command.environment.items():
+        settings[f"{name}="] = value
+        shown[f"{name}="] = show_variable(command.engine, name, value)
+    return {name: _Setting(value, shown[name]) for name, value in settings.items()}
 
 
 def _list_findings(report: CommandReport | None) -> tuple[LintFinding, ...]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, validate_entry
 from planner.core.readers import read_yaml
-from planner.core.redaction import is_secret_name, redact_environment
+from planner.core.redaction import is_secret_name
 from planner.core.versions import Version
 from planner.engines.cli_options import (
     FLAGS_DIR,
@@ -21,6 +21,7 @@ from planner.engines.cli_options import (
 )
 from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.server_commands import ServerCommand
+from planner.tools.lint.shown_values import show_variable
 
 
 class OptionRule(SourcedEntry):
@@ -67,7 +68,7 @@ def apply_option_rules(
             continue
         name = rule.flag or next(iter(rule.when))
         if name.isupper():
-            written = f"{name}={redact_environment({name: str(values.get(name))})[name]}"[:300]
+            written = f"{name}={show_variable(command.engine, name, str(values.get(name)))}"[:300]
             yield LintFinding(
                 "environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses
             )

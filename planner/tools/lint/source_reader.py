@@ -280,14 +280,18 @@ def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCo
     ]
     if not options or not options[-1].words:
         return command
-    path = options[-1].words[0]
+    path, content, why = options[-1].words[0], None, "no such file here"
     try:
-        content = None if is_unresolved(path) else parse_yaml(nearby.find(path) or "", path)
+        text = None if is_unresolved(path) else nearby.find(path)
+        if text is not None:
+            content, why = parse_yaml(text, path), "the file has no options by name"
     except PlannerError as error:
-        return _add_note(command, str(error))
+        why = str(error)
     if not isinstance(content, Mapping):
-        why = "what it sets is not known: no such file here"
-        finding = LintFinding("setting", path[:80], f"configuration {path}"[:300], "unread", why)
+        finding = LintFinding(
+            "flag", options[-1].written, str(options[-1])[:300], "unread",
+            f"what it sets is not known: {why}",
+        )  # fmt: skip
         return replace(command, findings=(*command.findings, finding))
     note = f"read with {path!r:.80}: {', '.join(map(str, content))[:200]}"
     if command.engine == "trtllm":

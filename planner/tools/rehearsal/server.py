@@ -18,7 +18,7 @@ from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler
 
 from planner.core.errors import PlannerError
-from planner.core.units import GIB
+from planner.core.units import GIB, MIB
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.planned_replica import PlannedReplica
@@ -39,6 +39,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions in OpenAI's API."""
 
 
+MAX_BODY_BYTES_PER_TOKEN = 24
+"""Of a request, besides 1 MiB: six bytes for a character that JSON escapes, or a token's id."""
+
+
 @dataclass(frozen=True)
 class RehearsalFaults:
     """How the server differs from its plan."""
@@ -49,6 +53,19 @@ class RehearsalFaults:
     prefix_hit_fraction: float = 1.0  # of the requests whose prefix is cached
 
 
+class ContentPart(BaseModel):
+    """A part of a message; only texts count."""
+
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """A message of a chat."""
+
+    role: str = ""
+    content: str | list[ContentPart] | None = None
+
+
 class CompletionBody(BaseModel):
     """The fields of a request that matter here."""
 
@@ -56,7 +73,7 @@ class CompletionBody(BaseModel):
 
     model: str | None = None
     prompt: str | list[int] | list[str] | None = None
-    messages: list[dict[str, Any]] = Field(default_factory=list)
+    messages: list[Message] = Field(default_factory=list)
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     min_tokens: int = 0
@@ -327,8 +344,11 @@ class CompletionHandler(RehearsalHandler):
         """Generate an answer, streamed or whole."""
         self.check_key()
         try:
+            length = self.server.rules.max_model_len
+            if len(self.request.body) > length * MAX_BODY_BYTES_PER_TOKEN + MIB:
+                raise ValueError(f"the body is larger than {length:,} tokens can be")
             body = CompletionBody.model_validate_json(self.request.body)
-            tokens = read_prompt(body, self.is_chat)
+            tokens = read_prompt(body, self.is_chat, length)
         except (ValidationError, ValueError) as error:
             self.send_problem(HTTPStatus.BAD_REQUEST, str(error)[:500])
             return
@@ -401,15 +421,16 @@ class CompletionHandler(RehearsalHandler):
         await self.flush()
 
 
-def read_prompt(body: CompletionBody, is_chat: bool) -> list[int]:
-    """Return the tokens of a prompt or of messages; raise `ValueError` if there are none."""
+def read_prompt(body: CompletionBody, is_chat: bool, max_tokens: int) -> list[int]:
+    """Return the tokens of a prompt or of messages; raise `ValueError` for none or too many."""
     if is_chat:
-        tokens = []
+        tokens = list[int]()
         for message in body.messages:
-            content = message.get("content") or ""
-            parts = content if isinstance(content, list) else [{"text": content}]
-            text = "".join(str(part.get("text", "")) for part in parts)
-            tokens += [hash(str(message.get("role"))), *split_into_tokens(text), hash("end")]
+            content = message.content
+            parts = content if isinstance(content, list) else [ContentPart(text=content)]
+            text = "".join(part.text or "" for part in parts)
+            _check_length(len(tokens) + len(text) // CHARACTERS_PER_TOKEN, max_tokens)
+            tokens += [hash(message.role), *split_into_tokens(text), hash("end")]
         if tokens:
             return [*tokens, hash("assistant")]
         raise ValueError("messages: at least one is needed")
@@ -417,10 +438,18 @@ def read_prompt(body: CompletionBody, is_chat: bool) -> list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
+        _check_length(len(prompt) // CHARACTERS_PER_TOKEN, max_tokens)
         return split_into_tokens(prompt)
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        _check_length(len(prompt), max_tokens)
         return [token for token in prompt if isinstance(token, int)]
     raise ValueError("prompt: a text or a list of token ids is needed, one per request")
+
+
+def _check_length(num_tokens: int, max_tokens: int) -> None:
+    """Raise `ValueError` for a prompt that is too long, before its tokens are made."""
+    if num_tokens > max_tokens:
+        raise ValueError(f"a prompt of {num_tokens:,} tokens exceeds max_model_len {max_tokens:,}")
 
 
 def get_finish_reason(body: CompletionBody, output: int) -> str:

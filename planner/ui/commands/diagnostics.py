@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
+from planner.core.redaction import redact_text
 from planner.ui.commands.options import format_json, watch_command
 
 if TYPE_CHECKING:
@@ -63,14 +64,14 @@ def run_explain_log(options: argparse.Namespace) -> int:
     if options.json:
         print(format_json(explanation.to_json()))
         return failed
-    print(explanation)
+    print(redact_text(str(explanation)))
     if explanation.scenario_line:
         print(
             "\nTo plan with what this log says, add to the scenario"
             f" (GiB):\n{explanation.scenario_line}"
         )
     if explanation.suggestions:
-        print(f"\n{explanation.suggestions}")
+        print(redact_text(f"\n{explanation.suggestions}"))
     return failed
 
 
@@ -110,7 +111,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
     from planner.tools.diagnostics import diagnose
 
     diagnosis = diagnose(options.pages, options.log, options.plan, options.seconds)
-    print(format_json(diagnosis.to_json()) if options.json else diagnosis)
+    print(format_json(diagnosis.to_json()) if options.json else redact_text(str(diagnosis)))
     return diagnosis.exit_code
 
 

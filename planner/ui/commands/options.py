@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
 from planner.core.progress import watch_progress
-from planner.core.redaction import redact_text
+from planner.core.redaction import redact_json, redact_text
 from planner.core.text import escape_to_one_line, get_program_name
 from planner.ui.progress_line import CLEAR_LINE, draw_on_terminal
 
@@ -129,5 +129,5 @@ def print_message(message: str) -> None:
 
 
 def format_json(data: Mapping[str, object]) -> str:
-    """Return JSON for `--json`."""
-    return json.dumps(data, indent=2, allow_nan=False)
+    """Return JSON for `--json`, without secrets."""
+    return json.dumps(redact_json(data), indent=2, allow_nan=False)

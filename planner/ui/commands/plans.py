@@ -89,6 +89,9 @@ def add_plan(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="replace files that this command did not write"
+    )
     parser.add_argument("--all", action="store_true", help="print all details below the answer")
     parser.add_argument("--json", action="store_true", help="print plan.json instead of the answer")
     add_time_limit(parser)
@@ -103,14 +106,17 @@ def run_plan(options: argparse.Namespace) -> int:
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
     from planner.planning.what_if import find_unlisted_gpu
-    from planner.ui.plan_files import write_plan_files
+    from planner.ui.plan_files import check_plan_folder, write_plan_files
     from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
     from planner.ui.terminal import detect_style
 
     overrides = parse_overrides(options)
     if isinstance(overrides.get("model"), list):
         return _plan_models(options, overrides)
-    plan = search_deployments(load_scenario(options.scenario, overrides))
+    scenario = load_scenario(options.scenario, overrides)
+    if options.out:
+        check_plan_folder(scenario, options.out, force=options.force)
+    plan = search_deployments(scenario)
     if options.json:
         answer = build_answer(plan, FILE_PARTS)
         if options.out:

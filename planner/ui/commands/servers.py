@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError, require_extra
-from planner.core.files import check_not_overwriting, replace_atomically
+from planner.core.files import check_not_overwriting, check_replaceable, replace_atomically
 from planner.ui.commands.options import (
     format_json,
     parse_count,
@@ -147,6 +147,9 @@ def add_verify(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write the result to FILE.md or FILE.pdf"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="replace files that this command did not write"
+    )
     parser.set_defaults(run=run_verify)
 
 
@@ -161,9 +164,11 @@ def run_verify(options: argparse.Namespace) -> int:
 
     out = options.out
     if out is not None:
-        check_not_overwriting([*options.bench, *([options.log] if options.log else [])], [out])
+        pages = [Path(page) for page in (options.plan, *options.metrics)]
+        check_not_overwriting([*options.bench, *pages, *filter(None, [options.log])], [out])
         if out.suffix not in (".md", ".pdf"):
             raise PlannerError(f"--out names a .md or .pdf file, got {out}")
+        check_replaceable(out, "%PDF" if out.suffix == ".pdf" else "# ", force=options.force)
     typeset = load_typesetter() if out is not None and out.suffix == ".pdf" else str.encode
     check = check_launch(
         options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas
@@ -228,16 +233,28 @@ def add_mcp(commands: "Subparsers") -> None:
         help="answer agents over the Model Context Protocol, on stdin and stdout",
         description="Serve plan, predict, lint, diagnose, explain_log, list_models and list_gpus"
         " to an agent, on stdin and stdout until it closes them. Nothing is read besides the files"
-        " and addresses that the agent passes. Needs the extra `mcp`.",
+        " below one folder that the agent passes, or that such a file names. Needs the extra `mcp`.",
     )
+    parser.add_argument(
+        "--root", type=Path, default=Path(), metavar="FOLDER",
+        help="where relative paths begin, and below which files are read (default: this folder)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--addresses", action="store_true",
+        help="also read /metrics addresses that the agent passes, and ask the Hub about models",
+    )  # fmt: skip
     parser.set_defaults(run=run_mcp, extra="mcp")
 
 
 @watch_command
-def run_mcp(_options: argparse.Namespace) -> None:
+def run_mcp(options: argparse.Namespace) -> None:
     """Serve until stdin is closed."""
     from planner.ui.mcp_server import build_server
 
     if sys.stdin is None or sys.stdout is None:
         raise PlannerError("headroom mcp needs stdin and stdout, over which the client speaks")
-    build_server().run("stdio")
+    try:
+        os.chdir(options.root)
+    except OSError as error:
+        raise PlannerError(f"--root {options.root}: {error.strerror}") from None
+    build_server(Path.cwd(), allows_addresses=options.addresses).run("stdio")

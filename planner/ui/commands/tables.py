@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
+from planner.core.files import check_not_overwriting, check_replaceable
 from planner.core.text import format_count
 from planner.ui.commands.options import (
     parse_count,
@@ -63,6 +64,9 @@ def add_predict(commands: "Subparsers") -> None:
     parser.add_argument(
         "--resume", action="store_true", help="reuse the answers of an interrupted run"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="replace files that this command did not write"
+    )
     parser.set_defaults(run=run_predict)
 
 
@@ -71,6 +75,8 @@ def run_predict(options: argparse.Namespace) -> int:
     """Predict rows; 1 if any of them fails."""
     from planner.tools.batch import predict_file
 
+    check_not_overwriting([options.rows], [options.out])
+    check_replaceable(options.out, "id,status,error,", force=options.force)
     return predict_file(
         options.rows,
         options.out,

@@ -1,0 +1,137 @@
+"""Facts that catch faults which no other test noticed; each was planted by hand, and is caught here."""
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.engines.deployment import deploy_on
+from planner.latency.step_model import build_step_model
+from planner.memory.concurrency_limits import find_safe_max_num_seqs
+from planner.memory.kv_cache import KvCachePool
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.scenario import load_scenario
+from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.slo import SloTarget
+from planner.planning.tolerance import EvaluationStore, compute_error_factor
+from planner.tools.lint.report import lint
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
+
+
+def deploy(**fields: Any) -> Any:
+    return deploy_on("Qwen/Qwen3-8B", "L40S", **{"engine_version": "0.20.0", **fields})
+
+
+def test_the_null_block_is_no_room_for_requests() -> None:
+    """vLLM keeps block 0 as a placeholder: `BlockPool.__init__` pops it (v1/core/block_pool.py)."""
+    pool = get_memory_plan(deploy(max_model_len=4096)).pool
+    a_request = pool.layout.count_request_blocks(1024)
+    for requests in (1, 7):
+        exact = replace(pool, num_blocks=requests * a_request)
+        assert exact.count_sequences(1024) == requests - 1
+        assert replace(exact, num_blocks=exact.num_blocks + 1).count_sequences(1024) == requests
+
+
+def test_the_safe_number_of_sequences_risks_five_percent() -> None:
+    """Requests are drawn one by one: prompts, and a random moment of answers met by their length."""
+    memory = get_memory_plan(deploy(max_model_len=8192))
+    prompt, output = (
+        LengthDistribution.from_uniform(1500, 0.9),
+        LengthDistribution.from_uniform(500, 0.9),
+    )
+    safe = find_safe_max_num_seqs(memory, Workload(prompt, output, rate=1.0))
+    rng = np.random.default_rng(5)
+    prompts, outputs = np.asarray(prompt.values), np.asarray(output.values)
+    met = outputs / outputs.sum()
+
+    def risk(sequences: int) -> float:
+        shape = (4000, sequences)
+        contexts = rng.choice(prompts, shape) + rng.random(shape) * rng.choice(
+            outputs, shape, p=met
+        )
+        blocks = np.ceil(contexts / memory.pool.layout.block_size).sum(axis=1)
+        return float((blocks > memory.pool.num_blocks - 1).mean())
+
+    assert 0.005 < risk(safe) < 0.09
+
+
+def test_decode_contexts_multiply_the_tokens_that_a_pool_reports() -> None:
+    """vLLM's log multiplies by them (v1/core/kv_cache_utils.py, `_report_kv_cache_config`)."""
+    memory = get_memory_plan(
+        deploy_on("Qwen/Qwen3-30B-A3B", "H100", tp=8, dcp=2, engine_version="0.20.0")
+    )
+    layout = memory.pool.layout
+    assert layout.dcp == 2 and layout.counts_blocks and len(layout.groups) == 1
+    assert KvCachePool(layout, 1000, 1).reported_tokens == 1000 * layout.block_size * 2
+
+
+def test_a_larger_error_takes_more_of_every_limit() -> None:
+    """By definition of z: steps take exp(sigma z) times as long, and no limit likes slower steps."""
+    scenario = load_scenario("edge-8b-24gb")
+    deployment = get_reference_deployment(search_deployments(scenario))
+    store = EvaluationStore(scenario)
+    shares = [store.get_margin(deployment, z) for z in (-1.0, 0.0, 1.0)]
+    assert shares[0] < shares[1] < shares[2]
+    workload = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), rate=0.2
+    )
+    step = build_step_model(deployment, workload)
+    # a first token is less certain than the next ones, so that its error goes beyond that of steps
+    assert step.sigma_ttft > step.sigma_tpot
+    for z in (-1.5, 2.0):
+        extra = compute_error_factor(step, SloTarget("ttft", "p50", 1.0), z)
+        assert math.log(extra) == pytest.approx(z * (step.sigma_ttft - step.sigma_tpot), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--worker-use-ray", "--num-lookahead-slots 2", "--use-v2-block-manager", "--swap-space 4"],
+)
+def test_an_option_is_gone_after_the_version_that_had_it(option: str) -> None:
+    """Time runs forward: a version that no longer has an option is later than one that had it."""
+    findings = lint(f"vllm serve Qwen/Qwen3-8B {option}", "0.33.0").findings
+    (match,) = filter(
+        None,
+        (re.search(r"gone since (\S+), if not before; (\S+) had it", one.why) for one in findings),
+    )
+    since, had = (tuple(map(int, text.split("."))) for text in match.groups())
+    assert had < since
+    # and what is said is so: a server of the one version takes it, one of the other does not
+    for version, refused in ((match[2], False), (match[1], True)):
+        (one,) = (f for f in lint(f"vllm serve Qwen/Qwen3-8B {option}", version).findings
+                  if f.name == option.split()[0])  # fmt: skip
+        assert one.refused is refused
+
+
+KUBERNETES = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: llm}}
+spec:
+  template:
+    spec:
+      containers:
+      - name: llm
+        image: vllm/vllm-openai:v0.18.0
+        args: [--model, meta-llama/Llama-3.1-70B-Instruct, --tensor-parallel-size, "4"]
+        startupProbe: {{httpGet: {{path: /health, port: 8000}}, {fields}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ("initialDelaySeconds: 11, periodSeconds: 2, failureThreshold: 7", 25),
+        ("periodSeconds: 5, failureThreshold: 4", 20),
+        ("initialDelaySeconds: 9", 39),  # every 10 s, three times
+    ],
+)
+def test_a_probe_kills_after_its_delay_and_all_its_failures(fields: str, seconds: int) -> None:
+    """kubernetes.io, configure probes: the delay, then failureThreshold times periodSeconds."""
+    report = lint(KUBERNETES.format(fields=fields), gpu="4xH100")
+    (finding,) = (one for one in report.findings if "startupProbe" in one.name)
+    assert f"after {seconds} s" in finding.why and finding.verdict == "contradicts"

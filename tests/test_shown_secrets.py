@@ -1,0 +1,105 @@
+"""What is printed can be posted anywhere: no planted secret is shown, in whatever form and by whatever name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.core.errors import PlannerError
+from planner.core.redaction import is_secret_name, redact_json, redact_text
+from planner.engines.cli_options import load_recorded_names
+from planner.tools.lint.report import lint
+from planner.tools.lint.review import review_change
+
+VARIABLES = (
+    "DB_PASS", "PGPASS", "DB_PW", "MYTOKEN", "HF_TOKEN_2", "TOKEN_HF", "SECRET_VALUE", "KEY1",
+    "ACCESSKEY", "CREDS", "JWT", "COOKIE", "ADO_PAT", "PRIVATE_KEY_B64", "VLLM_API_KEY",
+    "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "DATABASE_URL", "SENTRY_DSN",
+    "HTTP_PROXY", "MONGO_URI", "WEBHOOK", "UNHEARD_OF", "X", "MYSQL_ROOT_PASSWORD",
+)  # fmt: skip
+OPTIONS = ("--db-pass", "--pin", "--my-setting", "--api-key", "--hf-token", "--license")
+FORMS = (
+    "https://hooks.slack.com/services/T0/B0/{}",
+    "https://discord.com/api/webhooks/12345/{}",
+    "DefaultEndpointsProtocol=https;AccountName=a;AccountKey={}==;EndpointSuffix=core.windows.net",
+    "Endpoint=sb://a.net/;SharedAccessKeyName=n;SharedAccessKey={}",
+    "https://a.blob.core.windows.net/c?sv=2022-11-02&sp=r&sig={}%3D",
+    "https://b.s3.amazonaws.com/k?X-Amz-Credential={0}/20261128&X-Amz-Signature={0}",
+    "https://storage.googleapis.com/b/o?X-Goog-Signature={}",
+    "https://user:{}@host/path",
+    "AIza{}AAAAAAAAAAAAAAAAAAAAAAAA", "hf_{}", "ghp_{}AAAA", "github_pat_{}AAAA", "glpat-{}AAAA",
+    "xoxb-1-{}AAAA", "sk-ant-{}AAAA", "sk_live_{}AAAA", "pypi-AgEIcHlwaS5vcmc{}", "npm_{}AAAAAAAAAAAA",
+    "ya29.{}AAAA", "GOCSPX-{}AAAA", "gsk_{}AAAAAAAAAA", "eyJhbGciOiJIUzI1NiJ9.{0}.{0}",
+    "SG.{0}AAAAAAAAAAAA.{0}AAAAAAAAAAAA", "nvapi-{}AAAA", "Authorization: Bearer {}", '{{"password": "{}"}}',
+    '{{"auth": {{"api_key": "{}"}}}}', "password={}",
+)  # fmt: skip
+"""What such secrets look like, by their owners' documentation; {} is the planted one."""
+PLANTED = "Zq7"  # part of every secret below, and of nothing else
+
+
+def find_planted(*texts: str) -> list[str]:
+    return [text[max(0, at - 40) : at + 20] for text in texts if (at := text.find(PLANTED)) >= 0]
+
+
+def write_compose(path: Path, salt: str) -> str:
+    secrets = [f"{PLANTED}{salt}{number:03}" for number in range(100)]
+    command = ["--model", "Qwen/Qwen3-8B", "--max-model-len", "4096"]
+    for option in OPTIONS:
+        command += [option, secrets.pop()]
+    command += [f"--other-setting={secrets.pop()}", "--served-model-name", f"hf_{secrets.pop()}"]
+    command += ["--hf-overrides", json.dumps({"password": secrets.pop()})]
+    environment = {name: secrets.pop() for name in VARIABLES}
+    # under a harmless name too
+    environment |= {
+        f"SGLANG_{number}": form.format(secrets.pop()) for number, form in enumerate(FORMS)
+    }
+    service = {
+        "image": "vllm/vllm-openai:v0.18.0",
+        "command": command,
+        "environment": {**environment, "NCCL_DEBUG": "INFO", "VLLM_LOGGING_LEVEL": "DEBUG"},
+    }
+    path.write_text(yaml.safe_dump({"services": {"llm": service}}))
+    return str(path)
+
+
+@pytest.mark.parametrize("gpu", [None, "H100"])
+def test_no_planted_secret_is_shown(gpu: str | None, tmp_path: Path) -> None:
+    old, new = write_compose(tmp_path / "old.yml", "a"), write_compose(tmp_path / "new.yml", "b")
+    report, review = lint(new, gpu=gpu, to="0.33.0"), review_change(old, new, gpu=gpu).to_markdown()
+    assert find_planted(str(report), json.dumps(report.to_json()), review) == []
+    # a change of what is not shown is seen, and what is harmless is shown
+    assert "`UNHEARD_OF=`" in review
+    empty = tmp_path / "empty.yml"
+    empty.touch()
+    new_server = review_change(str(empty), new).to_markdown()
+    assert "`INFO`" in new_server and "`DEBUG`" in new_server and find_planted(new_server) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_secret_in_any_of_its_forms_is_masked(form: str) -> None:
+    secret = form.format(f"{PLANTED}00000000")
+    for text in (secret, f"got {secret!r}, expected a number", f"{secret} {secret}"):
+        assert find_planted(redact_text(text), json.dumps(redact_json({"x": [text]}))) == [], text
+    with pytest.raises(PlannerError) as refused:
+        raise PlannerError(f"a value, got {secret}")
+    assert find_planted(str(refused.value)) == []
+
+
+@pytest.mark.parametrize("option", ["--max-model-len", "--gpu-memory-utilization"])
+def test_why_a_command_is_not_planned_repeats_no_token(option: str) -> None:
+    text = str(lint(f"vllm serve Qwen/Qwen3-8B {option} hf_{PLANTED}00000", gpu="H100"))
+    assert "Not planned" in text and find_planted(text) == []
+
+
+def test_masks_leave_what_is_read() -> None:
+    for text in (
+        "--max-num-batched-tokens 8192 --tokenizer-mode auto",
+        "time_per_output_token=12.5 eos_token_id=2 max_tokens: 300",
+        "revision 5f0b02c75b57c5855da9ae460ce51323ea669d8a",
+        "--served-model-name sk-8b --port 8000",
+        "Bearer tokens are checked; Basic checks too",
+    ):
+        assert redact_text(text) == text
+    known = load_recorded_names("environment", "vllm")
+    assert [name for name in known if is_secret_name(name)] == ["VLLM_API_KEY"]
