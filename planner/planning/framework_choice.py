@@ -161,9 +161,10 @@ def explain_engines(
         return (*notes, str(error))
     best = choice.chosen
     is_planned = best.name in {engine.name for engine in engines}
-    outcome = "which is planned" if is_planned else f"`engine: {best.name}` plans it"
+    outcome = "which is planned" if is_planned else f"which `engine: {best.name}` plans"
     points = ", ".join(f"{s.title} {s.points}" for s in choice.ranked if not s.ruled_out)
-    note = f"with the traits {', '.join(held)} the facts favour {best.title} (points: {points}); {outcome}"
+    named = ", ".join(name.replace("_", " ") for name in held)
+    note = f"with the traits {named} the facts favour {best.title}, {outcome} (points: {points})"
     return (*notes, note)
 
 
