@@ -39,8 +39,8 @@ _KNOWN_TOKENS = re.compile(
     r"|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,}|-----BEGIN [A-Z ]*PRIVATE KEY-----[^'\"]*)"
     r"|\b(?:Bearer|Basic)\s+(?=[^\s'\"]*\d)[^\s'\"]+|\bBearer\s+[^\s'\"]{8,}"
 )
-"""Forms of tokens: those of detect-secrets' plugins (github.com/Yelp/detect-secrets, read
-2026-11-28), and of the model hubs and clouds that serve models."""
+"""Forms of tokens: of the services that detect-secrets has plugins for (github.com/Yelp/detect-secrets,
+list of plugins as of 2026-11-28), but IBM's and Artifactory's, and of hubs and clouds that serve models."""
 _ADDRESS_SECRET = re.compile(
     r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/"
     r"|[\w.-]*webhook\.office\.com/|(?:[?&;]|\b)(?:sig|x-amz-[a-z-]*(?:signature|credential|token)"
