@@ -83,7 +83,8 @@ def test_a_log_is_explained_and_gives_a_fragment_to_paste(capsys):
 
 def test_benchmarks_of_a_slow_machine_change_the_plan(tmp_path, capsys):
     """An L4 takes 85 ms per token, where reading 16 GB at 300 GB/s takes 53: what is saved, the scenario plans with."""
-    (tmp_path / "mine.yaml").write_text(GOOD)
+    good = f"{GOOD}layout: {{tp: 1, pp: 1}}\n"  # what was measured
+    (tmp_path / "mine.yaml").write_text(good)
     run = {
         "completed": 100, "total_input_tokens": 50_000, "total_output_tokens": 10_000,
         "request_rate": "inf",
@@ -106,7 +107,7 @@ def test_benchmarks_of_a_slow_machine_change_the_plan(tmp_path, capsys):
     assert errors and float(errors[2]) < float(errors[1]) / 3
     assert f"calibration: {own}" in printed
     before = search_deployments(load_scenario(tmp_path / "mine.yaml"))
-    (tmp_path / "mine.yaml").write_text(GOOD + "calibration: own.yaml")
+    (tmp_path / "mine.yaml").write_text(good + "calibration: own.yaml")
     after = search_deployments(load_scenario(tmp_path / "mine.yaml"))
     was, now = (plan.best.prediction.performance for plan in (before, after))
     assert now.basis == "measured" != was.basis

@@ -329,7 +329,7 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
     times = paid.break_even_requests["API", "scaled by the hour"] / requests
     api, scaled = (
         compare_billing(replace(plan.scenario, billing_alternatives=instead), busier(found, more))
-        for more in (times, times * 1.05)
+        for more in (times, times * 1.06)
     )
     assert (
         api.usd["API"] < api.usd["scaled by the hour"]

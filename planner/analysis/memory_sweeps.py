@@ -7,7 +7,6 @@ from dataclasses import replace
 import pandas as pd
 
 from planner.analysis.sweep import Row, cap_at_zero, read_memory, sweep, sweep_args
-from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
@@ -23,25 +22,12 @@ from planner.memory.memory_plan import (
     plan_memory,
 )
 from planner.memory.weights import compute_stage_bytes
-from planner.models.quantization import parse_quantization
+from planner.models.quantization import load_weight_formats, parse_quantization
 from planner.models.registry import load_model
 from planner.workload.workload import Workload
 
 COMPARED_BATCH = 32
 """Sequences of the decode step by which weight formats are compared."""
-
-
-class WeightFormatEntry(SourcedEntry):
-    """One entry of `catalogs/formats.yaml`: a weight format with its published quality loss."""
-
-    title: str
-    checkpoint: str
-    quality: str
-
-
-def load_weight_formats() -> dict[str, WeightFormatEntry]:
-    """Load the weight formats with what each is known to cost in quality."""
-    return load_catalog("formats.yaml", WeightFormatEntry)
 
 
 def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
-from planner.analysis.memory_sweeps import load_weight_formats
 from planner.answers.answer import (
     Alternative,
     Answer,
@@ -46,6 +45,7 @@ from planner.latency.measured_residuals import describe_run, find_nearest_run
 from planner.latency.startup_time import estimate_startup
 from planner.latency.step_model import locate_operating_point
 from planner.memory.memory_plan import explain_memory_utilization
+from planner.models.quantization import load_weight_formats
 from planner.planning.alternatives import (
     CandidateAlternative,
     find_alternatives,

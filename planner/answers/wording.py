@@ -512,7 +512,7 @@ def _describe_free(answer: Answer, best: Offer) -> str:
 def describe_format(found: UnlistedFormat) -> str:
     """Describe a cheaper format that is not allowed: what it is, costs, and gives up."""
     offer = found.offer
-    quality = found.quality.partition(" (")[0] or "no published figure of its quality is on file"
+    quality = found.quality.partition(" (")[0] or "quality not published"
     return (
         f"{describe_offer(offer)} (not allowed): {format_price(offer)}, {format_odds(offer)} likely;"
         f" {quality}"

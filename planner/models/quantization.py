@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil, comb, inf, prod
 from typing import Any
 
-from planner.core.catalog import CATALOG_DIR
+from planner.core.catalog import CATALOG_DIR, SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.readers import read_yaml_sections
 from planner.models.architecture import WeightTensor
@@ -487,3 +487,16 @@ def _estimate_regex_steps(pattern: str) -> float:
     repeats, options = (len(re.findall(mark, expression)) for mark in (r"[*+{]", r"(?<!\()\?"))
     alternatives = prod(1 + part.count("|") for part in re.split(r"[()]", expression))
     return 2.0**options * alternatives * comb(_MAX_MODULE_PATH_CHARS + repeats, repeats + 1)
+
+
+class WeightFormatEntry(SourcedEntry):
+    """One entry of `catalogs/formats.yaml`: a weight format with its published quality loss."""
+
+    title: str
+    checkpoint: str
+    quality: str
+
+
+def load_weight_formats() -> dict[str, WeightFormatEntry]:
+    """Load the weight formats with what each is known to cost in quality."""
+    return load_catalog("formats.yaml", WeightFormatEntry)

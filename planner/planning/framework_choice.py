@@ -164,7 +164,7 @@ def explain_engines(
     outcome = "which is planned" if is_planned else f"which `engine: {best.name}` plans"
     points = ", ".join(f"{s.title} {s.points}" for s in choice.ranked if not s.ruled_out)
     named = ", ".join(name.replace("_", " ") for name in held)
-    note = f"with the traits {named} the facts favour {best.title}, {outcome} (points: {points})"
+    note = f"{named}: best served by {best.title}, {outcome} (points: {points})"
     return (*notes, note)
 
 
