@@ -296,25 +296,25 @@ def test_the_api_beside_a_day_says_what_the_days_bills_say() -> None:
 def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None:
     """What is left must do all of the work; a spare takes the place of what is gone."""
     tier = {"price_tier": "spot", "prices": {"L40S": 0.5}}
-    plan = plan_once(small(rate=20, sold_in=[1], **tier))
+    plan = plan_once(small(rate=12, sold_in=[1], **tier))
     assert plan.chosen and plan.interruption
     count, found = plan.chosen.deployment.layout.replicas, plan.interruption
     assert count > 1 and found.replicas == count and found.replicas_per_machine == 1
     assert found.probability < plan.chosen.probability
     capacity = plan.chosen.prediction.performance.capacity
-    assert capacity.mid * (count - 1) / count * 0.8 < 20  # so that the headroom is gone
+    assert capacity.mid * (count - 1) / count * 0.8 < 12  # so that the headroom is gone
     assert found.probability < 0.5 and found.spares_to_add == 1
     assert "spare_replicas: 1" in found.sentence
     assert serialize_answer(answer_of(plan))["interruption"]["probability_with_one_fewer"] == (
         pytest.approx(found.probability, abs=1e-4)
     )
     spare = estimate_interruption(
-        small(rate=20, spare_replicas=1, **tier),
+        small(rate=12, spare_replicas=1, **tier),
         replace(plan.chosen, deployment=replace(plan.chosen.deployment, spare_replicas=1)),
     )
     assert spare and spare.probability == plan.chosen.probability and spare.spares_to_add == 0
     assert f"the other {count} are" in spare.sentence
-    assert estimate_interruption(small(rate=20), plan.chosen) is None
+    assert estimate_interruption(small(rate=12), plan.chosen) is None
 
 
 def test_the_only_replica_is_missed_until_another_starts() -> None:

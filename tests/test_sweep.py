@@ -169,7 +169,7 @@ def test_a_sweep_over_days_has_what_each_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "MAX_REQUESTS_PER_DAY", 10_000)
-    fixed = {"gpus": [{"gpu": "L4", "at_most": 4}], "workload.rate": 24, "confidence": 0.5}
+    fixed = {"gpus": [{"gpu": "L4", "at_most": 4}], "workload.rate": 20, "confidence": 0.5}
     days = {"workload.day": [[1.0] * 24, [0.1] * 12 + [1.0] * 12]}
     sweep = load_sweep_spec(
         written(tmp_path, answer="plan", replay=True, scenario="edge-8b-24gb", set=fixed, grid=days)
