@@ -99,9 +99,9 @@ def test_a_scenario_that_names_it_is_told_so() -> None:
 def test_traits_show_their_effect() -> None:
     traits = WorkloadTraits(structured_or_agentic=True, prefix_reuse=True)
     (note,) = explain_engines(traits, [get_gpu(H100)], [get_engine("vllm")])
-    assert "favour SGLang" in note and "`engine: sglang` plans it" in note
+    assert "served by SGLang" in note and "which `engine: sglang` plans" in note
     (note,) = explain_engines(traits, [get_gpu(H100)], [get_engine("sglang")])
-    assert "favour SGLang" in note and "which is planned" in note
+    assert "served by SGLang" in note and "which is planned" in note
     assert any("up to 5x" in fact for fact in list_trait_facts(traits, [get_gpu(H100)]))
     (nothing,) = list_trait_facts(WorkloadTraits(fixed_shapes=True), [get_gpu(MI300X)])
     assert "nothing depends on fixed_shapes" in nothing
