@@ -478,14 +478,20 @@ FAILED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text,told", FAILED.values(), ids=FAILED)
-def test_a_failed_start_ends_with_1(
+def assert_failed_start_is_told(
     text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "server.log"
     path.write_text(text, encoding="utf-8")
     assert main(["explain-log", str(path)]) == 1
     assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text,told", FAILED.values(), ids=FAILED)
+def test_a_failed_start_ends_with_1(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_failed_start_is_told(text, told, tmp_path, capsys)
 
 
 PATHS = {
@@ -728,11 +734,8 @@ WRAPPED = {
 def test_errors_are_known_however_their_lines_are_broken(
     text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "server.log"
-    path.write_text(text, encoding="utf-8")
-    assert main(["explain-log", str(path)]) == 1
-    assert told in capsys.readouterr().out
-    assert diagnose(log=path).exit_code == 1
+    assert_failed_start_is_told(text, told, tmp_path, capsys)
+    assert diagnose(log=tmp_path / "server.log").exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,21 @@ Fields = dict[str, Any]
 """Values of JSON by field."""
 
 
+def _serialize_assumed(answer: Answer) -> Fields:
+    """Return what holds at more traffic than planned, and in formats that are not allowed."""
+    surge, formats = answer.surge, answer.formats
+    return {
+        "more_traffic": surge
+        and {"more": round(surge.more, 4), "probability": round(surge.probability, 4)},
+        "cheaper_formats_not_allowed": None
+        if formats is None
+        else [
+            {**_serialize_option(each.offer), "quality": each.quality, "source": each.source}
+            for each in formats
+        ],
+    }
+
+
 def serialize_answer(answer: Answer) -> Fields:
     """Return the content of `plan.json`; what is not known or not computed is null.
 
@@ -51,17 +66,7 @@ def serialize_answer(answer: Answer) -> Fields:
         "why_not": None
         if answer.alternatives is None
         else {each.option: explain_alternative(answer, each) for each in answer.alternatives},
-        "more_traffic": answer.surge
-        and {
-            "more": round(answer.surge.more, 4),
-            "probability": round(answer.surge.probability, 4),
-        },
-        "cheaper_formats_not_allowed": None
-        if answer.formats is None
-        else [
-            {**_serialize_option(each.offer), "quality": each.quality, "source": each.source}
-            for each in answer.formats
-        ],
+        **_serialize_assumed(answer),
         "growth": growth
         and {
             "requests_per_s": growth.confident_rps,

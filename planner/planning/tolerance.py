@@ -131,11 +131,14 @@ class EvaluationStore:
         return math.log(margin) / sigma if sigma > 0 else math.copysign(math.inf, margin - 1)
 
     def _get_least_sigma(self, deployment: Deployment) -> float:
-        """The smaller of the errors of a step at the load and of the capacity."""
-        load = get_candidate_workload(self.scenario, deployment)
-        step = build_step_model(deployment, load)
-        sigma = min(step.sigma_tpot, step.sigma_capacity)
+        """The error of a step by which a share of a limit grows at least."""
+        sigma = self._get_step_sigma(deployment)
         return sigma * math.cos(compute_load_angle(self.scenario, sigma))
+
+    def _get_step_sigma(self, deployment: Deployment) -> float:
+        """The smaller of the errors of a step at the load and of the capacity."""
+        step = build_step_model(deployment, get_candidate_workload(self.scenario, deployment))
+        return min(step.sigma_tpot, step.sigma_capacity)
 
     def get_margins(self, deployments: Sequence[Deployment], z: float) -> list[float]:
         """`get_margin` of each, on all cores: the compiled replay does not hold the interpreter's lock."""
@@ -231,9 +234,7 @@ class EvaluationStore:
         slower = self._simulate_steps(self.scenario, deployment, z)
         if not self.scenario.load_sigma or not z or "memory" in slower:
             return slower
-        load = get_candidate_workload(self.scenario, deployment)
-        step = build_step_model(deployment, load)
-        angle = compute_load_angle(self.scenario, min(step.sigma_tpot, step.sigma_capacity))
+        angle = compute_load_angle(self.scenario, self._get_step_sigma(deployment))
         more = math.exp(self.scenario.load_sigma * z * math.sin(angle))
         loaded = replace(self.scenario, workload=self.scenario.workload.scale(more))
         both = self._simulate_steps(loaded, deployment, z * math.cos(angle))
