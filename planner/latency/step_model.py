@@ -532,12 +532,12 @@ def build_step_model(
     """
     load = workload or REFERENCE_WORKLOAD
     point = locate_operating_point(deployment, load)
-    step = _build_corrected_step_model(
-        deployment.with_replicas(1), point.position[1:], coefficients
-    )
+    position = point.position[1:]
+    step = _build_corrected_step_model(deployment.with_replicas(1), position, coefficients)
     # prompts are corrected alike at all loads, so what runs say of this one is part of the error
-    here, usual = estimate_mean_residuals([point, _find_usual_point(point)], "ttft").tolist()
-    full = point._replace(position=(math.log(deployment.args.max_num_seqs), *point.position[1:]))
+    here = float(estimate_mean_residuals([point], "ttft")[0])
+    _, usual = _estimate_residuals(point.engine, point.traits, step.stages, position)
+    full = point._replace(position=(math.log(deployment.args.max_num_seqs), *position))
     tpot, most = (estimate_error_width(each, "tpot") for each in (point, full))
     ttft = math.hypot(here - usual, estimate_error_width(point, "ttft"))
     basis = get_basis(point)
@@ -625,14 +625,9 @@ def _estimate_residuals(
         OperatingPoint(engine, traits, (math.log(n * stages), *position))
         for n in CORRECTION_SEQUENCES.tolist()
     ]
-    usual = _find_usual_point(points[0])
+    usual = points[0]._replace(position=(math.log(PROMPT_CORRECTION_SEQUENCES), *position))
     ttft = estimate_mean_residuals([usual], "ttft")
     return estimate_mean_residuals(points, "tpot"), float(ttft[0])
-
-
-def _find_usual_point(point: OperatingPoint) -> OperatingPoint:
-    """Find the point whose TTFT corrects prompts, whatever the load."""
-    return point._replace(position=(math.log(PROMPT_CORRECTION_SEQUENCES), *point.position[1:]))
 
 
 def locate_operating_point(deployment: Deployment, workload: Workload) -> OperatingPoint:

@@ -20,6 +20,7 @@ from planner.latency.step_model import locate_operating_point
 from planner.planning.candidate import Candidate
 from planner.planning.search import Plan
 from planner.planning.slo import MAX_TOLERANCE_SIGMAS
+from planner.planning.tolerance import compute_load_angle
 
 NUM_DRAWS, RANDOM_SEED = 1000, 11
 MAX_DRAW_SIGMA = 2.5
@@ -188,7 +189,7 @@ def _correlate_errors(points: list[OperatingPoint], load_sigma: float) -> np.nda
         widths = np.sqrt(np.diag(covariance))
         correlation[np.ix_(own, own)] = covariance / np.outer(widths, widths)
         sigmas[own] = widths
-    angles = np.arctan2(load_sigma, sigmas)
+    angles = compute_load_angle(load_sigma, sigmas)
     steps, load = np.cos(angles), np.sin(angles)
     together: np.ndarray = correlation * np.outer(steps, steps) + np.outer(load, load)
     return together

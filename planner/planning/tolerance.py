@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -133,7 +134,7 @@ class EvaluationStore:
     def _get_least_sigma(self, deployment: Deployment) -> float:
         """The error of a step by which a share of a limit grows at least."""
         sigma = self._get_step_sigma(deployment)
-        return sigma * math.cos(compute_load_angle(self.scenario, sigma))
+        return sigma * math.cos(compute_load_angle(self.scenario.load_sigma, sigma))
 
     def _get_step_sigma(self, deployment: Deployment) -> float:
         """The smaller of the errors of a step at the load and of the capacity."""
@@ -234,7 +235,7 @@ class EvaluationStore:
         slower = self._simulate_steps(self.scenario, deployment, z)
         if not self.scenario.load_sigma or not z or "memory" in slower:
             return slower
-        angle = compute_load_angle(self.scenario, self._get_step_sigma(deployment))
+        angle = compute_load_angle(self.scenario.load_sigma, self._get_step_sigma(deployment))
         more = math.exp(self.scenario.load_sigma * z * math.sin(angle))
         loaded = replace(self.scenario, workload=self.scenario.workload.scale(more))
         both = self._simulate_steps(loaded, deployment, z * math.cos(angle))
@@ -307,12 +308,12 @@ class EvaluationStore:
         return compute_share(estimate_capacity(deployment, load))
 
 
-def compute_load_angle(scenario: Scenario, sigma: float) -> float:
-    """Compute how far the worst direction turns from steps, of which `sigma` is the error, to the load.
+def compute_load_angle(load_sigma: float, sigmas: Any) -> Any:
+    """Compute how far the worst direction turns from steps, of which `sigmas` are the errors, to the load.
 
     In radians: 0 where the load is exact.
     """
-    return math.atan2(scenario.load_sigma, sigma)
+    return np.arctan2(load_sigma, sigmas)
 
 
 def compute_error_factor(step: StepModel, target: SloTarget, z: float) -> float:
