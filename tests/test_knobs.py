@@ -131,5 +131,5 @@ def test_slots_and_tokens_of_a_step_do_not_make_up_for_each_other() -> None:
         index="max_num_batched_tokens", columns="max_num_seqs", values="probability"
     )
     fewest, *_, most = by_slots.columns
-    assert by_slots[fewest].max() < 0.2 < 0.59 < by_slots[most].min()
+    assert by_slots[fewest].max() < 0.2 < 0.5 < by_slots[most].min()
     assert (by_slots.diff(axis=1).iloc[:, 1:] > -0.02).all(axis=None)
