@@ -189,7 +189,7 @@ def test_a_name_that_says_a_format_and_a_configuration_that_does_not(tmp_path: P
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": None}))
     silent = load_model(folder)
-    assert silent.quantization.method == "none"
+    assert silent.quantization.method == "nvfp4"  # the other file was not copied with it
     assert "says nvfp4, and its configuration states no quantization" in silent.warnings[-1]
     assert load_model(folder, quantization="nvfp4").warnings == ()
     stated = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}

@@ -135,12 +135,16 @@ def load_model(
     if quantization is not None:
         model = _apply_format(quantization, model)
     named_format = _split_format_from_name(model.name)[1]
-    if not model.quantization.schemes and named_format not in (None, "none"):
+    is_silent = quantization is None and not model.quantization.schemes
+    if is_silent and named_format not in (None, "none"):
         note = (
             f"{model.name} says {named_format}, and its configuration states no quantization:"
-            f" planned in {model.dtype}; add its hf_quant_config.json, or quantization"
+            f" planned in {named_format}, on the layers that such checkpoints usually convert"
         )
-        model = replace(model, warnings=(*model.warnings, note))
+        stored, _ = _convert_like_copies(named_format, model, "")
+        model = replace(
+            model, quantization=stored, warnings=(*model.warnings, note), is_inferred=True
+        )
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPE_BYTES:
             raise make_unknown_name_error(dtype, (*DTYPE_BYTES, "auto"), "dtype")
@@ -394,13 +398,29 @@ def _index_stripped_names() -> dict[str, str]:
     return stripped
 
 
-def _find_variant(name: str) -> Model | None:
-    """Find a catalog model by a longer name or the name of a quantized copy; None if none fits.
+def _convert_like_copies(
+    named_format: str, model: Model, maker: str
+) -> tuple[q.CheckpointQuantization, bool]:
+    """Return the format on the layers that published copies of such models convert, and if not on all.
 
     NVFP4 copies keep the layers that NVIDIA's own keep: all but the routed experts of an MoE model
     (Kimi-K2.6-NVFP4, Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid. Qwen's GPTQ copies
     of hybrids keep attention and shared experts (onnxruntime/mobius pull 18).
     """
+    targets: tuple[tuple[str, str], ...] = ()
+    if named_format == "nvfp4" and model.architecture.is_moe:
+        targets = ((q.ROUTED_EXPERTS_PATTERN, "nvfp4"),)
+    elif named_format == "gptq" and maker == "qwen" and model.architecture.is_hybrid:
+        targets = ((r"^(?!.*(attn|shared_expert|mtp))", "gptq"),)
+    elif named_format == "nvfp4" and model.architecture.is_hybrid:
+        targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
+    if targets:
+        return q.parse_quantization(named_format, targets), True
+    return _convert_quantization(named_format, model), False
+
+
+def _find_variant(name: str) -> Model | None:
+    """Find a catalog model by a longer name or the name of a quantized copy; None if none fits."""
     if unsupported := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _normalize_name(name)):
         raise PlannerError(
             f"{name}: {unsupported[1]} checkpoints are not planned for;"
@@ -433,19 +453,10 @@ def _find_variant(name: str) -> Model | None:
     if named_format is not None and not (
         q.matches_stored_format(named_format, quantization) and bits == quantization.weight_bits
     ):
-        targets: tuple[tuple[str, str], ...] = ()
-        if named_format == "nvfp4" and base.architecture.is_moe:
-            targets = ((q.ROUTED_EXPERTS_PATTERN, "nvfp4"),)
-        elif named_format == "gptq" and maker == "qwen" and base.architecture.is_hybrid:
-            targets = ((r"^(?!.*(attn|shared_expert|mtp))", "gptq"),)
-        elif named_format == "nvfp4" and base.architecture.is_hybrid:
-            targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
-        quantization = (
-            q.parse_quantization(named_format, targets)
-            if targets
-            else _convert_quantization(named_format, base)
-        )
+        quantization, is_partial = _convert_like_copies(named_format, base, maker)
         stored = "16-bit" if named_format == "none" else named_format
-        note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
+        note += (
+            f" with {stored} {'experts' if base.architecture.is_moe and is_partial else 'weights'}"
+        )
     warnings = (*base.warnings, note)
     return replace(base, name=name, quantization=quantization, warnings=warnings, is_inferred=True)
