@@ -175,14 +175,7 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
         ("layers_block_type", pattern),
     ):
         if names:
-            for name in names:
-                if name not in _LAYER_TYPE_NAMES:
-                    raise c.make_field_error(
-                        field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", name
-                    )
-            suffix = " none" if c.read_bool("single_blocks") else ""
-            mixers = [_LAYER_TYPE_NAMES[name] for name in names]
-            return [mixer if " " in mixer else mixer + suffix for mixer in mixers]
+            return _look_up_layer_types(c, field, names, c.read_bool("single_blocks"))
     if c.get_nested("linear_attn_config"):
         recurrent = set(c.read_nested("linear_attn_config").read_list("kda_layers", int))
         return ["recurrent" if index + 1 in recurrent else "full" for index in range(count)]
@@ -203,6 +196,18 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
     if cycle := c.read_int("full_attention_interval", 0, minimum=0):
         return ["full" if (index + 1) % cycle == 0 else "recurrent" for index in range(count)]
     return _classify_windows(c, count)
+
+
+def _look_up_layer_types(
+    c: ConfigReader, field: str, names: list[str], has_single_blocks: bool
+) -> list[str]:
+    """Return the mixer of each named layer; of a single block the feed-forward block too."""
+    if unknown := [name for name in names if name not in _LAYER_TYPE_NAMES]:
+        raise c.make_field_error(field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", unknown[0])
+    layers = (_LAYER_TYPE_NAMES[name] for name in names)
+    return [
+        f"{layer} none" if has_single_blocks and " " not in layer else layer for layer in layers
+    ]
 
 
 def _classify_windows(c: ConfigReader, count: int) -> list[str]:
@@ -385,24 +390,24 @@ def _build_layer(
         c.read_bool("parallel_attn") and not c.read_bool("new_decoder_architecture")
     )
     count = c.read_int("norms", 1 if has_one_norm else 2, minimum=0)
-    weights += blocks.build_norms(
-        c, hidden, count + (c.read_int("moe_norms", 0) if ffn_kind == "moe" else 0)
-    )
-    if input_size := c.read_int("hidden_size_per_layer_input", 0, minimum=0):
-        weights += blocks.build_linear(
-            "per_layer_input_gate", input_size, hidden, "replicated", "norm"
-        )
-        weights += blocks.build_linear(
-            "per_layer_projection", hidden, input_size, "replicated", "norm"
-        )
-        weights += blocks.build_vector("post_per_layer_input_norm", hidden)
+    moe_norms = c.read_int("moe_norms", 0) if ffn_kind == "moe" else 0
+    input_size = c.read_int("hidden_size_per_layer_input", 0, minimum=0)
     # hyper-connections before attention and feed-forward
-    if streams := c.read_int("hc_mult", 0, minimum=0):
-        mixing = (2 + streams) * streams
-        weights += 2 * (
-            WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, stored_bits=32),
-        )
-        weights += blocks.build_vector("hc.base", 2 * (mixing + 3), bits=32)
+    streams = c.read_int("hc_mult", 0, minimum=0)
+    mixing = (2 + streams) * streams
+    connection = WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False,
+                              stored_bits=32)  # fmt: skip
+    weights = blocks.join_weights([
+        weights,
+        blocks.build_norms(c, hidden, count + moe_norms),
+        *((
+            blocks.build_linear("per_layer_input_gate", input_size, hidden, "replicated", "norm"),
+            blocks.build_linear("per_layer_projection", hidden, input_size, "replicated", "norm"),
+            blocks.build_vector("post_per_layer_input_norm", hidden),
+        ) if input_size else ()),
+        *(((connection,) * 2, blocks.build_vector("hc.base", 2 * (mixing + 3), bits=32))
+          if streams else ()),
+    ])  # fmt: skip
     return DecoderLayer(mixer, ffn, weights, extra)
 
 
@@ -410,46 +415,35 @@ def _build_embedding_and_head(
     c: ConfigReader, hidden: int, vocab: int, layers: int, tied: bool
 ) -> tuple[WeightTensor, ...]:
     """Build embeddings, final norm and head."""
-    ends: tuple[WeightTensor, ...] = (
-        WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),
-    )
-    ends += blocks.build_norms(c, hidden, c.read_int("final_norms", 1, minimum=0))
-    if not tied:
-        ends += blocks.build_linear(
-            "lm_head",
-            vocab,
-            hidden,
-            "vocab",
-            "lm_head",
-            c.read_bool("lm_head_bias", c.read_bool("head_bias")),
-        )
+    positions = None
     if "position_offset" in c.traits:
-        rows = c.read_int("max_position_embeddings") + c.read_int("position_offset", 0, minimum=0)
-        ends += (WeightTensor("embed_positions", rows, hidden, part="embedding", linear=False),)
-    if input_size := c.read_int("hidden_size_per_layer_input", 0, minimum=0):
-        rows = c.read_int("vocab_size_per_layer_input", vocab, maximum=2**24)
-        ends += (
-            WeightTensor(
-                "embed_tokens_per_layer",
-                rows,
-                layers * input_size,
-                "vocab",
-                "embedding",
-                linear=False,
-            ),
+        positions = c.read_int("max_position_embeddings") + c.read_int(
+            "position_offset", 0, minimum=0
         )
-        ends += blocks.build_linear(
-            "per_layer_model_projection", layers * input_size, hidden, "column", "embedding"
-        )
-        ends += blocks.build_vector("per_layer_projection_norm", input_size)
-    if streams := c.read_int("hc_mult", 0, minimum=0):
-        ends += (
-            WeightTensor(
-                "hc_head", streams, streams * hidden, part="norm", linear=False, stored_bits=32
-            ),
-        )
-        ends += blocks.build_vector("hc_head.base", streams + 1, bits=32)
-    return ends
+    input_size = c.read_int("hidden_size_per_layer_input", 0, minimum=0)
+    inputs, streams = layers * input_size, c.read_int("hc_mult", 0, minimum=0)
+    return blocks.join_weights([
+        (WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),),
+        blocks.build_norms(c, hidden, c.read_int("final_norms", 1, minimum=0)),
+        blocks.build_linear("lm_head", vocab, hidden, "vocab", "lm_head",
+                            c.read_bool("lm_head_bias", c.read_bool("head_bias")))
+        if not tied else (),
+        (WeightTensor("embed_positions", positions, hidden, part="embedding", linear=False),)
+        if positions else (),
+        *((
+            (WeightTensor("embed_tokens_per_layer",
+                          c.read_int("vocab_size_per_layer_input", vocab, maximum=2**24), inputs,
+                          "vocab", "embedding", linear=False),),
+            blocks.build_linear("per_layer_model_projection", inputs, hidden, "column",
+                                "embedding"),
+            blocks.build_vector("per_layer_projection_norm", input_size),
+        ) if input_size else ()),
+        *((
+            (WeightTensor("hc_head", streams, streams * hidden, part="norm", linear=False,
+                          stored_bits=32),),
+            blocks.build_vector("hc_head.base", streams + 1, bits=32),
+        ) if streams else ()),
+    ])  # fmt: skip
 
 
 def _build_rotary_tables(
@@ -531,14 +525,8 @@ def _build_mtp_layers(
         "mtp_layers_block_type", str
     )
     if pattern:
-        if unknown := [name for name in pattern if name not in _LAYER_TYPE_NAMES]:
-            raise c.make_field_error(
-                "mtp_hybrid_override_pattern",
-                f"entries among {', '.join(_LAYER_TYPE_NAMES)}",
-                unknown[0],
-            )
-        words = [f"{_LAYER_TYPE_NAMES[name]} none".split() for name in pattern]
-        mtp_kinds: list[LayerKind] = [(mixer, ffn, ()) for mixer, ffn, *_ in words]
+        layers = _look_up_layer_types(c, "mtp_hybrid_override_pattern", pattern, True)
+        mtp_kinds: list[LayerKind] = [(mixer, ffn, ()) for mixer, ffn, *_ in map(str.split, layers)]
     else:
         mixer, ffn, overrides = next(
             (kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1]
