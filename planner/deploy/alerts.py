@@ -6,8 +6,6 @@ may be off by the whole bucket. Burn rates and windows are those of Google's SRE
 "Alerting on SLOs" (2018): 2% of a month's budget in an hour, 5% in six hours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
