@@ -17,8 +17,6 @@ from planner.simulator.compilation import njit_allocating, njit_compiled, njit_f
 from planner.simulator.decode_fast_path import (
     allocate_fast_path_blocks,
     begin_fast_path_step,
-    insert_before,
-    remove_from_ring,
     run_decode_only_steps,
     start_fast_path,
     stop_fast_path,
@@ -378,7 +376,7 @@ def _free_slot(rules: EngineRules, engine: EngineInstance, slot: int) -> None:
     """Free a slot and its blocks."""
     state = engine.state[0]
     block_pool.free_sequence(rules, engine.pool, engine.tables, slot)
-    remove_from_ring(engine.fast_path.running_ring, slot)
+    block_pool.remove_from_ring(engine.fast_path.running_ring, slot)
     engine.request[slot] = -1
     engine.free_slots[state.num_free_slots] = slot
     state.num_free_slots += 1
@@ -459,7 +457,7 @@ def _schedule_waiting(
         state.num_running += 1
         state.num_admitted += 1
         engine.fast_path.admission[s] = state.num_admitted
-        insert_before(engine.fast_path.running_ring, s, len(engine.request))
+        block_pool.insert_before(engine.fast_path.running_ring, s, len(engine.request))
         engine.request[s], engine.num_tokens[s], engine.num_computed[s] = i, tokens, context
         engine.num_placeholders[s] = engine.num_drafts[s] = engine.tokens_in_flight[s] = 0
         engine.ready_at[s] = 0.0
@@ -590,30 +588,6 @@ def _price_step(
         seconds += queues.compute_adapter_s(rules, table, requests, engine, batch, taken)
     state.step_s = seconds if timed else 1.0
     state.num_step_tokens, state.num_decoding = total, decoding
-
-
-@njit_force_inline
-def _start_step(
-    rules: EngineRules, table: StepCostTable, engine: EngineInstance, turn: int, taken: int
-) -> float:
-    """Start the step that was priced, and count it; return its start."""
-    state, usable, decoding = engine.state[0], rules.num_blocks - 1, engine.state[0].num_decoding
-    start = max(state.now, state.next_start)
-    stage_s = state.step_s / table.stages
-    state.next_start = start + stage_s
-    state.last_end = max(start + state.step_s, state.last_end + stage_s)
-    engine.batch_sizes[turn], engine.batch_ends[turn] = taken, state.last_end
-    engine.batch_log_rows[turn] = state.num_logged_steps
-    state.num_steps_in_flight += 1
-    busy_s = state.next_start - start
-    used = usable - engine.pool.free[0]
-    engine.usage[used * (kinds.NUM_KV_USAGE_BINS - 1) // usable] += busy_s
-    engine.totals[0] += 1
-    engine.totals[1] += busy_s
-    engine.totals[2] += state.num_step_tokens
-    engine.totals[3] += decoding
-    engine.totals[4] += decoding * busy_s
-    return start
 
 
 @njit_allocating
@@ -854,7 +828,19 @@ def advance_engine(
         state.is_scheduled = False
         taken, victims, total = state.num_taken, state.num_victims, state.num_step_tokens
         if state.has_step:
-            start = _start_step(rules, table, engine, turn, taken)
+            engine.batch_log_rows[turn] = state.num_logged_steps
+            start = step_kernels.start_step(
+                rules,
+                state,
+                engine.pool.free[0],
+                engine.batch_sizes,
+                engine.batch_ends,
+                engine.usage,
+                engine.totals,
+                table.stages,
+                turn,
+                taken,
+            )
             if gauge_s > 0:
                 _record_gauges(rules, engine, gauge_s, start, total)
             if log:
