@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.latency.shared_prefix_reads import MAX_BLOCK_SHARERS
 from planner.simulator.compilation import njit_allocating, njit_compiled, njit_force_inline
-from planner.simulator.kernel_types import EngineRules
+from planner.simulator.kernel_types import EngineRules, RequestBatch
 
 
 class BlockPool(NamedTuple):
@@ -375,13 +375,15 @@ def free_sequence(rules: EngineRules, pool: BlockPool, tables: BlockTables, s: i
 @njit_compiled
 def cache_full_blocks(
     rules: EngineRules,
+    requests: RequestBatch,
     pool: BlockPool,
     tables: BlockTables,
     s: int,
-    content: np.ndarray,
+    i: int,
     tokens: int,
 ) -> None:
-    """Add a slot's full blocks among its first `tokens` to the prefix cache."""
+    """Add full blocks among the first `tokens` of request `i` in slot `s` to the prefix cache."""
+    content = requests.content[requests.content_start[i] :]
     count, full = len(rules.groups), tokens // rules.groups[0, 1]
     for j in range(tables.published[s], full):
         for g in range(count):

@@ -248,10 +248,8 @@ def allocate_fast_path_blocks(
     overlap = overlaps_steps(rules, table)
     s = ring[0, num_slots + (phase + 1 - overlap) % size]
     while s < num_slots:
-        content = requests.content[requests.content_start[engine.request[s]] :]
-        block_pool.cache_full_blocks(
-            rules, pool, tables, s, content, tables.capacity[s] - overlap * size
-        )
+        tokens = tables.capacity[s] - overlap * size
+        block_pool.cache_full_blocks(rules, requests, pool, tables, s, engine.request[s], tokens)
         s = ring[0, s]
 
 

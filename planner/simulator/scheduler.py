@@ -334,8 +334,7 @@ def _schedule_running(
             block_pool.allocate_slots(rules, pool, tables, s, end)
         full = min(context + want, engine.num_tokens[s])
         if caching and full >= (tables.published[s] + 1) * size:
-            content = requests.content[requests.content_start[i] :]
-            block_pool.cache_full_blocks(rules, pool, tables, s, content, full)
+            block_pool.cache_full_blocks(rules, requests, pool, tables, s, i, full)
         drafted = min(engine.num_drafts[s], want + context - engine.num_tokens[s] - pending)
         step_kernels.write_step_row(batch, taken, i, s, want, context, max(0, drafted))
         uniform &= engine.num_drafts[s] > 0
@@ -465,7 +464,7 @@ def _schedule_waiting(
         block_pool.allocate_slots(rules, pool, tables, s, end)
         if caching and more == 0:
             full = min(context + want, tokens)
-            block_pool.cache_full_blocks(rules, pool, tables, s, content, full)
+            block_pool.cache_full_blocks(rules, requests, pool, tables, s, i, full)
         if np.isnan(records.scheduled[i]):
             records.scheduled[i], records.cached[i] = state.now, context
         if more:
@@ -690,8 +689,9 @@ def _process_outputs(
                 computed = engine.num_computed[s] - engine.num_placeholders[s]
                 settled = min(computed - max(0, 1 + accepted - left), engine.num_tokens[s])
                 if settled >= (tables.published[s] + 1) * size:
-                    content = requests.content[requests.content_start[i] :]
-                    block_pool.cache_full_blocks(rules, engine.pool, tables, s, content, settled)
+                    block_pool.cache_full_blocks(
+                        rules, requests, engine.pool, tables, s, i, settled
+                    )
         if 1 + accepted >= left:
             if requests.concurrency:
                 records.released[records.ended[0]] = end
