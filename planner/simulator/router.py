@@ -306,8 +306,7 @@ def _serve_requests(
     sent_at = np.full(
         (count if router.policy == kinds.ROUTE_PREFIX_AFFINITY else 0, contents), -np.inf
     )
-    size, ends, n = rules.groups[0, 1], [0.0], len(replica)
-    ends.clear()
+    size, ends, n = rules.groups[0, 1], [0.0][:0], len(replica)
     while True:
         at = requests.arrival[i] if i < n else np.inf
         if requests.concurrency and requests.concurrency <= i < n:

@@ -382,6 +382,26 @@ def _free_slot(rules: EngineRules, engine: EngineInstance, slot: int) -> None:
 
 
 @njit_force_inline
+def _admit_request(engine: EngineInstance, q: int, i: int, tokens: int, context: int) -> int:
+    """Give the first request of queue `q` a slot, with `context` of its `tokens` computed."""
+    state = engine.state[0]
+    engine.queue_heads[q] = queues.dequeue(engine.waiting, q)
+    state.num_waiting -= 1
+    state.num_free_slots -= 1
+    s = engine.free_slots[state.num_free_slots]
+    engine.running[state.num_awake] = s
+    state.num_awake += 1
+    state.num_running += 1
+    state.num_admitted += 1
+    engine.fast_path.admission[s] = state.num_admitted
+    block_pool.insert_before(engine.fast_path.running_ring, s, len(engine.request))
+    engine.request[s], engine.num_tokens[s], engine.num_computed[s] = i, tokens, context
+    engine.num_placeholders[s] = engine.num_drafts[s] = engine.tokens_in_flight[s] = 0
+    engine.ready_at[s] = 0.0
+    return s
+
+
+@njit_force_inline
 def _schedule_waiting(
     rules: EngineRules,
     table: StepCostTable,
@@ -394,10 +414,7 @@ def _schedule_waiting(
     budget: int,
     uniform: bool,
 ) -> int:
-    """Schedule waiting requests after the `taken` ones, up to the first that does not fit.
-
-    Returns the new number of scheduled requests.
-    """
+    """Schedule waiting requests after the `taken` ones until one does not fit; return how many are."""
     state, pool, tables = engine.state[0], engine.pool, engine.tables
     caching, size = tracks_block_contents(rules, requests), rules.groups[0, 1]
     spec_tokens, model_len, ran = rules.num_speculative_tokens, rules.max_model_len, taken > 0
@@ -413,14 +430,11 @@ def _schedule_waiting(
         tokens, hit = int(requests.prompt[i] + records.num_outputs[i]), 0
         content = requests.content[requests.content_start[i] if caching else 0 :]
         if caching:
-            hit = block_pool.find_longest_cached_prefix(
-                pool, content, (tokens - 1) // size, rules.groups
-            )
-        more = (
-            block_pool.touch_host_hits(pool, content, hit, (tokens - 1) // size)
-            if rules.host_blocks and caching
-            else 0
-        )
+            limit = (tokens - 1) // size
+            hit = block_pool.find_longest_cached_prefix(pool, content, limit, rules.groups)
+        more = 0
+        if rules.host_blocks and caching:
+            more = block_pool.touch_host_hits(pool, content, hit, (tokens - 1) // size)
         context, drafted = (hit + more) * size, 0
         want = tokens - context
         if want == 1 and uniform and (ran or hit) and context + spec_tokens + 2 <= model_len:
@@ -447,19 +461,7 @@ def _schedule_waiting(
             # blocks that leave a window may make room
             state.is_blocked = rules.prefills_first or not (caching or has_windows(rules))
             break
-        engine.queue_heads[q] = queues.dequeue(engine.waiting, q)
-        state.num_waiting -= 1
-        state.num_free_slots -= 1
-        s = engine.free_slots[state.num_free_slots]
-        engine.running[state.num_awake] = s
-        state.num_awake += 1
-        state.num_running += 1
-        state.num_admitted += 1
-        engine.fast_path.admission[s] = state.num_admitted
-        block_pool.insert_before(engine.fast_path.running_ring, s, len(engine.request))
-        engine.request[s], engine.num_tokens[s], engine.num_computed[s] = i, tokens, context
-        engine.num_placeholders[s] = engine.num_drafts[s] = engine.tokens_in_flight[s] = 0
-        engine.ready_at[s] = 0.0
+        s = _admit_request(engine, q, i, tokens, context)
         block_pool.reuse_cached_prefix(rules, pool, tables, s, content, hit)
         block_pool.allocate_slots(rules, pool, tables, s, end)
         if caching and more == 0:
@@ -723,6 +725,74 @@ def _compact_running(engine: EngineInstance) -> None:
     state.num_awake, state.is_steady, state.is_blocked = stay, False, False
 
 
+@njit_force_inline
+def _schedule_step(
+    rules: EngineRules,
+    table: StepCostTable,
+    requests: RequestBatch,
+    records: RequestRecords,
+    engine: EngineInstance,
+    batch: np.ndarray,
+    options: SimulationOptions,
+) -> None:
+    """Schedule the next step into `batch`: running requests, then waiting ones; and price it."""
+    state, threshold = engine.state[0], rules.long_prefill_token_threshold
+    if threshold == 0 or (rules.uses_v033_scheduler and state.num_running + state.num_waiting <= 1):
+        threshold = rules.max_model_len
+    state.is_blocked &= rules.prefills_first
+    state.turn += 1
+    state.num_active_adapters = 0
+    place = (
+        _prepare_prefills(rules, table, requests, records, engine) if rules.prefills_first else 0
+    )
+    if state.num_awake < state.num_running:
+        _allocate_fast_path_blocks(rules, table, requests, records, engine, threshold)
+    defers = rules.prefill_interval > 1 and _defers_prompts(rules, engine)
+    while True:
+        taken, victims, budget, uniform = _schedule_running(
+            rules,
+            table,
+            requests,
+            records,
+            engine,
+            batch,
+            threshold,
+            options.stop_at_first_preemption,
+            max(place, 0),
+            defers,
+        )
+        for j in range(taken if requests.adapter.size else 0):
+            queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
+        if victims == 0 and place >= 0 and state.stuck != -2 and not defers:
+            taken = _schedule_waiting(
+                rules,
+                table,
+                requests,
+                records,
+                engine,
+                batch,
+                threshold,
+                taken,
+                budget,
+                uniform,
+            )
+        if taken or victims or place <= 0:
+            break
+        place = -1  # no prompt fits: the others decode
+    if state.stuck == -2:
+        return
+    if victims == 0 and not defers:
+        state.leaves_queue = state.num_waiting > 0
+    if rules.prefills_first:
+        state.ratio_step += place >= 0
+        if victims:
+            _raise_token_ratio(requests, engine)
+    state.num_taken, state.num_victims = taken, victims
+    state.has_step = taken > 0 or state.num_awake < state.num_running
+    if state.has_step or options.shares_clock:
+        _price_step(rules, table, requests, records, engine, batch, taken, options.timed)
+
+
 @njit_compiled
 def advance_engine(
     rules: EngineRules,
@@ -745,11 +815,8 @@ def advance_engine(
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
     state, depth, shares_clock = engine.state[0], len(engine.batches), options.shares_clock
     timed, log, gauge_s = options.timed, options.log, options.gauge_s
-    has_fast_path = allows_fast_path(rules, table, requests, options)
-    before = state.num_finished
+    before, has_fast_path = state.num_finished, allows_fast_path(rules, table, requests, options)
     while (shares_clock or state.num_finished < state.num_due) and state.now < until:
-        turn = (state.oldest + state.num_steps_in_flight) % depth
-        batch = engine.batches[turn]
         next_request = until
         if not state.is_scheduled:
             next_request = _receive_requests(
@@ -761,97 +828,31 @@ def advance_engine(
                 rules, table, requests, records, engine, next_request, not shares_clock
             ):
                 continue
-            threshold = rules.long_prefill_token_threshold
-            turn = (state.oldest + state.num_steps_in_flight) % depth
-            batch = engine.batches[turn]
-            if threshold == 0 or (
-                rules.uses_v033_scheduler and state.num_running + state.num_waiting <= 1
-            ):
-                threshold = rules.max_model_len
-            state.is_blocked &= rules.prefills_first
-            state.turn += 1
-            state.num_active_adapters = 0
-            place = (
-                _prepare_prefills(rules, table, requests, records, engine)
-                if rules.prefills_first
-                else 0
-            )
-            if state.num_awake < state.num_running:
-                _allocate_fast_path_blocks(rules, table, requests, records, engine, threshold)
-            defers = rules.prefill_interval > 1 and _defers_prompts(rules, engine)
-            while True:
-                taken, victims, budget, uniform = _schedule_running(
-                    rules,
-                    table,
-                    requests,
-                    records,
-                    engine,
-                    batch,
-                    threshold,
-                    options.stop_at_first_preemption,
-                    max(place, 0),
-                    defers,
-                )
-                for j in range(taken if requests.adapter.size else 0):
-                    queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
-                if victims == 0 and place >= 0 and state.stuck != -2 and not defers:
-                    taken = _schedule_waiting(
-                        rules,
-                        table,
-                        requests,
-                        records,
-                        engine,
-                        batch,
-                        threshold,
-                        taken,
-                        budget,
-                        uniform,
-                    )
-                if taken or victims or place <= 0:
-                    break
-                place = -1  # no prompt fits: the others decode
+            batch = engine.batches[(state.oldest + state.num_steps_in_flight) % depth]
+            _schedule_step(rules, table, requests, records, engine, batch, options)
             if state.stuck == -2:
                 break
-            if victims == 0 and not defers:
-                state.leaves_queue = state.num_waiting > 0
-            if rules.prefills_first:
-                state.ratio_step += place >= 0
-                if victims:
-                    _raise_token_ratio(requests, engine)
-            state.num_taken, state.num_victims = taken, victims
-            state.has_step = taken > 0 or state.num_awake < state.num_running
-            if state.has_step or shares_clock:
-                _price_step(rules, table, requests, records, engine, batch, taken, timed)
             if shares_clock:
                 state.is_scheduled = True
                 break
-        state.is_scheduled = False
+        turn, state.is_scheduled = (state.oldest + state.num_steps_in_flight) % depth, False
         taken, victims, total = state.num_taken, state.num_victims, state.num_step_tokens
         if state.has_step:
             engine.batch_log_rows[turn] = state.num_logged_steps
             start = step_kernels.start_step(
-                rules,
-                state,
-                engine.pool.free[0],
-                engine.batch_sizes,
-                engine.batch_ends,
-                engine.usage,
-                engine.totals,
-                table.stages,
-                turn,
-                taken,
-            )
+                rules, state, engine.pool.free[0], engine.batch_sizes, engine.batch_ends,
+                engine.usage, engine.totals, table.stages, turn, taken,
+            )  # fmt: skip
             if gauge_s > 0:
                 _record_gauges(rules, engine, gauge_s, start, total)
             if log:
-                _log_step(engine, batch, taken, victims, total)
+                _log_step(engine, engine.batches[turn], taken, victims, total)
             state.is_steady = total == taken == state.num_running
-        elif state.num_steps_in_flight == victims == 0 and find_next_host_load(engine) < np.inf:
-            state.now = min(
-                find_next_host_load(engine), next_request if next_request > state.now else np.inf
-            )
-            continue
         elif state.num_steps_in_flight == victims == 0:
+            loaded = find_next_host_load(engine)
+            if loaded < np.inf:
+                state.now = min(loaded, next_request if next_request > state.now else np.inf)
+                continue
             state.stuck = (
                 queues.peek_first(engine.waiting, int(np.argmin(engine.queue_heads)))
                 if state.num_waiting
