@@ -16,6 +16,7 @@ from planner.simulator import (
     engine_state,
     scheduler,
     step_cost_kernels,
+    step_scheduling,
     waiting_queues,
 )
 from planner.simulator import kernel_types as kinds
@@ -442,6 +443,7 @@ run_compiled_simulation = EntryPoint(
         scheduler,
         shared_prefix_reads,
         step_cost_kernels,
+        step_scheduling,
         waiting_queues,
     ),
 )
