@@ -259,9 +259,9 @@ def count_nodes(deployment: Deployment) -> int:
     layout = deployment.layout
     groups, held = layout.pp * layout.dp, deployment.gpus_per_node // layout.tp
     if not held:
-        node = deployment.gpus_per_node
         raise PlannerError(
-            f"tensor parallel size {layout.tp} is more than the {node} GPUs of a node"
+            f"tensor parallel size {layout.tp} is more than the {deployment.gpus_per_node} GPUs of"
+            " a node"
         )
     return next(
         nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0

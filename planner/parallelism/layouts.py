@@ -115,18 +115,18 @@ def list_legal_layouts(
     node, moe, layouts = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
     max_gpus = 1 if gpu.slice_of else max_gpus  # slices don't talk to each other
     has_dp = moe and (engine is None or engine.facts.data_parallel_attention)
-    for tp in _list_powers_of_two(min(node, max_gpus)):
+    for tp in list_powers_of_two(min(node, max_gpus)):
         stages = range(1, min(max_gpus // tp, MAX_PIPELINE_STAGES) + 1)
         layouts += [
             ParallelLayout(tp=tp, pp=pp, ep=ep)
             for pp, ep in product(stages, (1, tp) if moe and tp > 1 else (1,))
             if not pp % ceil(tp * pp / node)
         ]
-        ranks = _list_powers_of_two(max_gpus // tp)[1:] if has_dp else []
+        ranks = list_powers_of_two(max_gpus // tp)[1:] if has_dp else []
         layouts += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
     return [layout for layout in layouts if not explain_illegal_layout(model, layout, node, engine)]
 
 
-def _list_powers_of_two(maximum: int) -> list[int]:
+def list_powers_of_two(maximum: int) -> list[int]:
     """List the powers of two up to `maximum`."""
     return [2**power for power in range(max(maximum, 1).bit_length())]
