@@ -43,7 +43,7 @@ def facts(served: Model) -> tuple[Any, ...]:
     """Everything of a model that a plan rests on."""
     a = served.architecture
     kinds = tuple(
-        (layer.mixer, layer.mlp, layer.num_parameters, times)
+        (layer.mixer, layer.mlp, sum(weight.num_elements for weight in layer.weights), times)
         for layer, times in a.distinct_layers.items()
     )
     return (a.max_position, a.vocab, a.params_total, kinds, served.quantization, served.dtype)
@@ -81,7 +81,9 @@ def test_the_size_in_a_name_is_the_models() -> None:
 @pytest.mark.parametrize(("name", "total"), PUBLISHED["totals"].items())
 def test_parameters_are_the_published_total(name: str, total: int) -> None:
     a = load_model(name).architecture
-    counted = a.params_stored + sum(layer.num_parameters for layer in a.mtp_layers)
+    counted = a.params_stored + sum(
+        weight.num_elements for layer in a.mtp_layers for weight in layer.weights
+    )
     assert min(abs(a.params_total - total), abs(counted - total)) <= 1e-6 * total
 
 

@@ -107,7 +107,7 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
     (row,) = timed.summarize_timed_accuracy({name: found}).to_dict("records")
     assert row["TTFT median error (%)"] < 15 and row["E2E median error (%)"] < 8
     assert row["running off by"] < 9 and row["waiting off by"] < 9
-    gauges = found.to_gauge_frame
+    gauges = found.gauge_frame
     for column in ("measured", "replayed"):
         running = gauges[gauges["gauge"] == "running"][column]
         assert running.max() == pytest.approx(

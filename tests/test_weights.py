@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,10 +47,10 @@ def test_an_fp8_checkpoint_keeps_its_attention_in_bf16() -> None:
 
 def test_stages_split_as_vllm_does() -> None:
     """vLLM distributed/utils.py get_pp_indices, run."""
-    assert np.diff(split_layers_into_stages(80, 3)).tolist() == [27, 27, 26]
-    assert np.diff(split_layers_into_stages(61, 4)).tolist() == [15, 15, 16, 15]
-    assert np.diff(split_layers_into_stages(94, 4)).tolist() == [23, 24, 24, 23]
-    assert np.diff(split_layers_into_stages(62, 5)).tolist() == [12, 12, 13, 13, 12]
+    assert [*map(len, split_layers_into_stages(80, 3))] == [27, 27, 26]
+    assert [*map(len, split_layers_into_stages(61, 4))] == [15, 15, 16, 15]
+    assert [*map(len, split_layers_into_stages(94, 4))] == [23, 24, 24, 23]
+    assert [*map(len, split_layers_into_stages(62, 5))] == [12, 12, 13, 13, 12]
 
 
 def test_end_stages_hold_embedding_and_head() -> None:
@@ -128,10 +127,8 @@ def test_lora_slots() -> None:
         for weight in layer.weights
     ]
     assert compute_lora_bytes(weights, ParallelLayout(), 1, 16) == 2 * 41_943_040
-    assert (
-        compute_lora_bytes(weights, ParallelLayout(), 4, 16, ("q_proj", "v_proj"))
-        == 4 * 2 * 6_815_744
-    )
+    adapted = [weight for weight in weights if weight.name.endswith(("q_proj", "v_proj"))]
+    assert compute_lora_bytes(adapted, ParallelLayout(), 4, 16) == 4 * 2 * 6_815_744
 
 
 @pytest.mark.parametrize(

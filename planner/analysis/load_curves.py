@@ -33,7 +33,7 @@ def get_load(workload: Workload) -> tuple[str, float]:
     )
 
 
-def with_load(workload: Workload, load: float) -> Workload:
+def set_load(workload: Workload, load: float) -> Workload:
     """Return `workload` with this many requests/s, or users if it has no rate.
 
     A trace's own arrivals are dropped.
@@ -62,7 +62,7 @@ def sweep_performance(scenario: Scenario, candidate: Candidate) -> list[tuple[fl
         loads = {float(max(round(load), 1)) for load in loads}
     ordered = sorted(loads)
     decode, prefill = candidate.deployment, candidate.prediction.prefill
-    workloads = [with_load(workload, load) for load in ordered]
+    workloads = [set_load(workload, load) for load in ordered]
     if prefill:
         predictions = [evaluate_disaggregated(prefill, decode, load) for load in workloads]
     else:

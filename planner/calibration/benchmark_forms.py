@@ -188,12 +188,12 @@ def _convert_guidellm(run: Mapping[str, Any]) -> Fields:
 def _convert_aiperf(data: Mapping[str, Any]) -> Fields:
     """Convert a result of AIPerf or genai-perf, whose inter-token latency is per request."""
     latencies = {
-        "ttft": (_rename(data["time_to_first_token"]), 1.0),
-        "tpot": (_rename(data.get("inter_token_latency") or {}), 1.0),
-        "itl": (_rename(data.get("inter_chunk_latency") or {}), 1.0),
-        "e2el": (_rename(data["request_latency"]), 1.0),
+        "ttft": (_add_mean(data["time_to_first_token"]), 1.0),
+        "tpot": (_add_mean(data.get("inter_token_latency") or {}), 1.0),
+        "itl": (_add_mean(data.get("inter_chunk_latency") or {}), 1.0),
+        "e2el": (_add_mean(data["request_latency"]), 1.0),
     }
-    lengths = (_rename(data[f"{side}_sequence_length"]) for side in ("input", "output"))
+    lengths = (_add_mean(data[f"{side}_sequence_length"]) for side in ("input", "output"))
     count = (data.get("request_count") or {}).get("avg") or data["request_latency"].get("count")
     throughput = data["request_throughput"]["avg"]
     settings = data.get("input_config") or {}
@@ -250,7 +250,7 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Fields]] = {
 """What converts an object that has this key."""
 
 
-def _rename(summary: Mapping[str, Any]) -> Fields:
+def _add_mean(summary: Mapping[str, Any]) -> Fields:
     return {**summary, "mean": summary.get("avg")}
 
 

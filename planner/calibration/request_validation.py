@@ -65,7 +65,7 @@ class RunComparison:
         return np.asarray(getattr(self.replay, metric) / measured - 1)
 
     @property
-    def to_gauge_frame(self) -> pd.DataFrame:
+    def gauge_frame(self) -> pd.DataFrame:
         """Running and waiting requests, measured and simulated, one row per sample and gauge."""
         seconds, *measured = np.array(self.run.gauges, float).T
         frame = self.replay.gauges
@@ -81,7 +81,7 @@ class RunComparison:
 
     def compute_gauge_error(self, gauge: str) -> float:
         """Return the mean absolute error of "running" or "waiting", in requests."""
-        frame = self.to_gauge_frame[self.to_gauge_frame["gauge"] == gauge]
+        frame = self.gauge_frame.query("gauge == @gauge")
         return float((frame["replayed"] - frame["measured"]).abs().mean())
 
 

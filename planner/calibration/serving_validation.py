@@ -182,9 +182,7 @@ def find_tightest_curve(points: pd.DataFrame, other_than: str = "") -> str:
     return str((full if len(full) else others).sort_values("measured TTFT (ms)")["curve"].iloc[-1])
 
 
-def find_nearest_curve(
-    deployment: Deployment, curves: Mapping[str, ServingCurve] | None = None
-) -> str:
+def find_nearest_curve(deployment: Deployment) -> str:
     """Find the curve most like `deployment`: by engine, GPU, model family, then number of GPUs."""
 
     def get_differences(item: tuple[str, ServingCurve]) -> tuple[bool, bool, bool, int]:
@@ -197,7 +195,7 @@ def find_nearest_curve(
             abs(other.layout.num_gpus - deployment.layout.gpus_per_replica),
         )
 
-    return min((curves or load_serving_curves()).items(), key=get_differences)[0]
+    return min(load_serving_curves().items(), key=get_differences)[0]
 
 
 def load_holdout_errors() -> pd.DataFrame:

@@ -128,7 +128,9 @@ class CalibrationFit:
         sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
         others = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
         has_kv_dtype = all(point.deployment.args.kv_cache_dtype for point in self.points)
-        medians = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self._medians().items())
+        medians = ", ".join(
+            f"{name} {after:.1%}" for name, (_, after) in self._compute_medians().items()
+        )
         return UserCalibration(
             coefficients={
                 name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()
@@ -168,7 +170,7 @@ class CalibrationFit:
                 f"cannot write the calibration {path}: {reason}; name a file with --out"
             ) from None
 
-    def _medians(self) -> dict[str, np.ndarray]:
+    def _compute_medians(self) -> dict[str, np.ndarray]:
         """Return the median error before and after the fit by metric, of those measured."""
         sizes = np.abs(np.expm1(self.errors))
         by_metric = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
@@ -200,7 +202,7 @@ class CalibrationFit:
         )
         count = format_count(len(self.points), "run")
         lines = [f"{self.entry} under {self.engine}: {count} of {listed}"]
-        medians = self._medians()
+        medians = self._compute_medians()
         for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
         for column, name, old_sigma in (
@@ -317,16 +319,18 @@ def fit_calibration(
     measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
     is_measured = np.isfinite(measured)
 
-    def at(x: np.ndarray) -> StepCoefficients:
+    def build_coefficients(x: np.ndarray) -> StepCoefficients:
         return replace(before, **dict(zip(names, np.exp(start + x).tolist(), strict=True)))
 
     @remember_last
     def compute_errors(x: np.ndarray) -> np.ndarray:
-        predicted = [_compute_run_means(means, point, at(x)) for point in points]
+        predicted = [_compute_run_means(means, point, build_coefficients(x)) for point in points]
         return np.asarray(np.log(predicted) - measured)
 
     def predict_logs(trials: Sequence[np.ndarray]) -> np.ndarray:
-        return np.asarray(np.log(_predict_means_batch(points, [at(x) for x in trials])))
+        return np.asarray(
+            np.log(_predict_means_batch(points, [build_coefficients(x) for x in trials]))
+        )
 
     for point in points:
         _compute_run_means(predict_means, point, before)
@@ -343,7 +347,9 @@ def fit_calibration(
     for k in range(len(points)):
         rows = np.nonzero(is_measured)[0] == k
         held_out_errors[k, is_measured[k]] += fit.slopes[rows] @ fit.compute_step_without(rows)
-    return CalibrationFit(entry, coefficients, at(fit.x), tuple(points), errors, held_out_errors)
+    return CalibrationFit(
+        entry, coefficients, build_coefficients(fit.x), tuple(points), errors, held_out_errors
+    )
 
 
 def _compute_run_means(

@@ -1,4 +1,4 @@
-"""Compute what to monitor of a plan and at which thresholds: for alerts, dashboard and runbook.
+"""Monitor a plan: what, at which thresholds, for alerts, runbook and Grafana dashboard.
 
 An SLO is checked at the lowest bucket edge of the engine's histogram at or above its limit: a
 request above that edge was certainly slower, whereas a quantile interpolated between two edges
@@ -6,17 +6,17 @@ may be off by the whole bucket. Burn rates and windows are those of Google's SRE
 "Alerting on SLOs" (2018): 2% of a month's budget in an hour, 5% in six hours.
 """
 
-from __future__ import annotations
-
+import hashlib
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 from markupsafe import Markup
 
-from planner.core.templates import quote_promql
+from planner.core.templates import quote_promql, render_template
 from planner.engines.deployment import Deployment
 from planner.engines.failure_modes import load_failure_modes
 from planner.engines.metric_names import get_metric_names
@@ -205,3 +205,14 @@ def build_monitoring_values(
             else {}
         ),
     }  # fmt: skip
+
+
+def render_dashboard(values: Mapping[str, Any]) -> str:
+    """Render `grafana.json`: expected values and SLOs behind the metrics; panels: `grafana.yaml.j2`."""
+    title = values["title"]
+    panels = yaml.safe_load(render_template("deploy", "grafana.yaml", **values))
+    uid = f"headroom-{hashlib.sha256(title.encode()).hexdigest()[:16]}"
+    dashboard = json.loads(
+        render_template("deploy", "grafana.json", title=title, uid=uid, panels=panels)
+    )
+    return json.dumps(dashboard, indent=1, ensure_ascii=False) + "\n"

@@ -75,25 +75,25 @@ def _quote_part(part: str) -> str:
 def format_for_script(word: Argument) -> str:
     """Format an argument for `serve.sh`, which sets `replica` and `here`, its own folder."""
 
-    def spelled(part: ArgumentPart) -> str:
+    def spell(part: ArgumentPart) -> str:
         if isinstance(part, ReplicaPort):
             return f'"$(({part} + replica{f" * {part.stride}" * (part.stride > 1)}))"'
         return f'"$here"/{part}' if isinstance(part, SiblingFile) else format_for_shell((part,))
 
-    return "".join(map(spelled, word))
+    return "".join(map(spell, word))
 
 
 def format_for_pod(word: Argument, renamed: Mapping[str, str] | None = None) -> str:
     """Format an argument for Kubernetes: $(NAME), and $$ for a dollar of the text."""
 
-    def named(variable: EnvVariable) -> str:
+    def name_variable(variable: EnvVariable) -> str:
         if variable.times != 1:
             raise PlannerError(
                 f"a pod cannot count in {variable.name}: this version needs serve.sh on each node"
             )
         return f"$({(renamed or {}).get(variable.name, variable.name)})"
 
-    return _format_for_container(word, named)
+    return _format_for_container(word, name_variable)
 
 
 def format_for_compose(word: Argument) -> str:
@@ -101,10 +101,12 @@ def format_for_compose(word: Argument) -> str:
     return _format_for_container(word, str)
 
 
-def _format_for_container(word: Argument, named: Callable[[EnvVariable], str]) -> str:
-    def spelled(part: ArgumentPart) -> str:
+def _format_for_container(word: Argument, name_variable: Callable[[EnvVariable], str]) -> str:
+    def spell(part: ArgumentPart) -> str:
         if isinstance(part, SiblingFile):
             return f"{CONTAINER_MOUNT_DIR}/{part}"
-        return named(part) if isinstance(part, EnvVariable) else str(part).replace("$", "$$")
+        return (
+            name_variable(part) if isinstance(part, EnvVariable) else str(part).replace("$", "$$")
+        )
 
-    return "".join(map(spelled, word))
+    return "".join(map(spell, word))

@@ -13,7 +13,6 @@ from planner.core.progress import show_step
 from planner.core.templates import render_template
 from planner.deploy import alerts, manifests
 from planner.deploy.arguments import format_for_script
-from planner.deploy.dashboard import render_dashboard
 from planner.deploy.launch_spec import BOOTSTRAP_PORT, build_launch, build_launches, get_checkpoint
 from planner.engines.metric_names import get_metric_names
 from planner.latency.performance import Performance
@@ -151,7 +150,7 @@ def render_artifacts(
             **values,
         )
     rendered |= {"trtllm.yaml": launch.config} | (
-        {"grafana.json": render_dashboard(values)} if "grafana.json" in names else {}
+        {"grafana.json": alerts.render_dashboard(values)} if "grafana.json" in names else {}
     )
     return {
         name: rendered[name] if name in rendered else render_template("deploy", name, **values)

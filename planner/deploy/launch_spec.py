@@ -112,6 +112,9 @@ class ModelFlagsEntry(SourcedEntry):
     tools: dict[str, tuple[OutputParser, ...]] = Field(default_factory=dict)
 
 
+NO_MODEL_FLAGS = ModelFlagsEntry(source="", date="")
+
+
 @dataclass(frozen=True)
 class LaunchFlag:
     """One option of a launch, and the reason for it."""
@@ -256,9 +259,9 @@ def count_nodes(deployment: Deployment) -> int:
     layout = deployment.layout
     groups, held = layout.pp * layout.dp, deployment.gpus_per_node // layout.tp
     if not held:
-        node = deployment.gpus_per_node
         raise PlannerError(
-            f"tensor parallel size {layout.tp} is more than the {node} GPUs of a node"
+            f"tensor parallel size {layout.tp} is more than the {deployment.gpus_per_node} GPUs of"
+            " a node"
         )
     return next(
         nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0
@@ -319,7 +322,7 @@ def build_deployment_launch(
             raise PlannerError(
                 f"revision {revision} is not one of a checkpoint quantized with {converted}"
             )
-    online = converted if converted in facts.online else ""
+    task, online = deployment.model.pooling_task, converted if converted in facts.online else ""
     rendered = _render_engine_template(
         engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
         family=_get_model_flags(deployment),
@@ -332,7 +335,8 @@ def build_deployment_launch(
         drain_s=DRAIN_TIMEOUT_S,
         address=EnvVariable("MASTER_ADDR", "the address of node 0"),
         master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
-        pooling=_find_pooling_option(deployment), adapters=adapters,
+        pooling=find_pooling_option(engine.name, engine.version, task) if task else (),
+        adapters=adapters,
         adapter_list=EnvVariable(
             "ADAPTERS",
             f"name the adapters ({adapters}) as NAME=PATH, separated by spaces; for a container only the"
@@ -357,12 +361,6 @@ def build_deployment_launch(
         estimate_startup(deployment, storage),
         "; ".join(filter(None, notes)), role=role, exported_variables=rendered["filled"],
     )  # fmt: skip
-
-
-def _find_pooling_option(deployment: Deployment) -> tuple[str, ...]:
-    """Find the option with which the engine serves embeddings or scores; empty if it answers."""
-    task, engine = deployment.model.pooling_task, deployment.engine
-    return find_pooling_option(engine.name, engine.version, task) if task else ()
 
 
 def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> dict[str, Any]:
@@ -460,29 +458,20 @@ def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None
 
 def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
     """Return why the model needs remote code, and its parsers at this engine version."""
-    name, engine = deployment.model.name, deployment.engine
-    model_flags_entry = load_catalog("model_flags.yaml", ModelFlagsEntry).get(
-        deployment.model.architecture.model_type
-    )
-    if model_flags_entry is None:
-        return {"remote_code": None, "reasoning": None, "tools": None}
-    until = model_flags_entry.remote_code_until.get(engine.name)
-    code = None if until and engine.release >= until else model_flags_entry.remote_code
-    if model_flags_entry.only and not any(
-        part.lower() in name.lower() for part in model_flags_entry.only
-    ):
-        return {"remote_code": code, "reasoning": None, "tools": None}
+    name, engine = deployment.model.name.lower(), deployment.engine
+    known = load_catalog("model_flags.yaml", ModelFlagsEntry)
+    entry = known.get(deployment.model.architecture.model_type, NO_MODEL_FLAGS)
+    until = entry.remote_code_until.get(engine.name)
+    is_named = not entry.only or any(part.lower() in name for part in entry.only)
 
     def newest(parsers: Mapping[str, tuple[OutputParser, ...]]) -> str | None:
-        there = [
-            parser.name for parser in parsers.get(engine.name, ()) if parser.since <= engine.release
-        ]
-        return there[-1] if there else None
+        there = (p.name for p in parsers.get(engine.name, ()) if p.since <= engine.release)
+        return next(reversed([*there]), None) if is_named else None
 
     return {
-        "remote_code": code,
-        "reasoning": newest(model_flags_entry.reasoning),
-        "tools": newest(model_flags_entry.tools),
+        "remote_code": None if until and engine.release >= until else entry.remote_code,
+        "reasoning": newest(entry.reasoning),
+        "tools": newest(entry.tools),
     }
 
 

@@ -159,33 +159,33 @@ def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
     deployment = launch.deployment
     check_artifact_supported(kind, deployment.engine)
     engine = deployment.engine
-    if launch.nodes > 1 and kind in ("compose", "runpod", "production-stack"):
-        raise PlannerError(
-            f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}"
-        )
-    if kind in ("kubernetes", "kserve", "production-stack") and launch.image is None:
-        raise PlannerError(
-            f"files: {kind} needs an image, and none of {engine} for {deployment.gpu.name} is"
-            " published"
-        )
-    if kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia":
-        raise PlannerError(
-            f"files: {kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}"
-        )
-    env_variables = [
-        variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")
-    ]
-    if env_variables and (kind == "runpod" or (kind == "kserve" and "MODEL" in launch.variables)):
-        missing = env_variables[0].missing
-        raise PlannerError(
-            f"files: {kind} cannot ask for what the plan leaves open: {missing}, in the scenario"
-        )
-    if (
-        launch.nodes > 1
-        and kind in ("kubernetes", "kserve")
-        and "MASTER_ADDR" not in launch.variables
+    variables, is_split = launch.variables, launch.nodes > 1
+    asked = [variables[name].missing for name in ("MODEL", "DRAFT") if name in variables]
+    for is_broken, problem in (
+        (
+            is_split and kind in ("compose", "runpod", "production-stack"),
+            f"{kind} starts a replica on one node, and the plan spans {launch.nodes}",
+        ),
+        (
+            kind in ("kubernetes", "kserve", "production-stack") and launch.image is None,
+            f"{kind} needs an image, and none of {engine} for {deployment.gpu.name} is published",
+        ),
+        (
+            kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia",
+            f"{kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}",
+        ),
+        (
+            (kind == "runpod" and asked) or (kind == "kserve" and "MODEL" in variables),
+            f"{kind} cannot ask for what the plan leaves open: {next(iter(asked), '')}, in the"
+            " scenario",
+        ),
+        (
+            is_split and kind in ("kubernetes", "kserve") and "MASTER_ADDR" not in variables,
+            f"{engine} spans nodes by a launcher of its own, not by {kind}",
+        ),
     ):
-        raise PlannerError(f"files: {engine} spans nodes by a launcher of its own, not by {kind}")
+        if is_broken:
+            raise PlannerError(f"files: {problem}")
 
 
 def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[str, Any]:

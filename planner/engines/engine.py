@@ -1,22 +1,18 @@
 """Serving engines by version: facts about each release, its GPUs, and NVIDIA Dynamo's releases."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from planner.core.catalog import EntryT, SourcedEntry, StrictEntry, load_catalog, validate_entry
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.versions import Version, is_nightly
+from planner.engines.coefficients import UserCalibration
 from planner.hardware.gpus import Gpu
-
-if TYPE_CHECKING:
-    from planner.engines.coefficients import UserCalibration
 
 
 class BatchLimitTier(StrictEntry):

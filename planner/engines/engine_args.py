@@ -1,8 +1,7 @@
 """Engine arguments by the engine's own names, and what a version resolves them to."""
 
-from __future__ import annotations
-
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -143,9 +142,14 @@ def resolve_engine_args(
 
 
 def check_engine_args(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> None:
-    """Raise `PlannerError` that says why the engine would not start with these arguments, if so."""
-    if (reason := _explain_refusal(args, engine, gpu, model)) is not None:
-        raise PlannerError(reason)
+    """Raise `PlannerError` that says why the engine would not start with these arguments, if so.
+
+    vLLM config/scheduler.py, cache.py and model.py.
+    """
+    rules = (*_list_batch_rules(args, engine, model), *_list_kv_cache_rules(args, engine, gpu))
+    for is_broken, reason in rules:
+        if is_broken:
+            raise PlannerError(reason)
 
 
 def count_attention_copies(engine: Engine, model: Model, layout: ParallelLayout | None) -> int:
@@ -198,7 +202,6 @@ def _compute_static_share(
 
 def _select_batch_limits(engine: Engine, gpu: Gpu) -> BatchLimitTier:
     """Select the default batch limits of a GPU by its memory and parts of its name."""
-
     name = gpu.name.lower()
     return next(
         tier
@@ -209,101 +212,128 @@ def _select_batch_limits(engine: Engine, gpu: Gpu) -> BatchLimitTier:
     )
 
 
-def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
-    """Explain why the engine would not start with these arguments; None if it would.
+BrokenRule = tuple[bool, str]
+"""Whether arguments break a rule of the engine, and a sentence that says so."""
 
-    vLLM config/scheduler.py, cache.py and model.py.
-    """
+
+def _list_batch_rules(args: EngineArgs, engine: Engine, model: Model) -> list[BrokenRule]:
+    """List the rules of lengths, batches and scheduling, in the order in which they are checked."""
     length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
-    max_position = model.architecture.max_position
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            return f"{name} is {value}; it must be at least 1"
-    for name, limit in MAX_BATCH_LIMITS.items():
-        if (value := getattr(args, name)) > limit:
-            return f"{name} is {value}; at most {limit} are planned"
-    if args.long_prefill_token_threshold < 0:
-        return (
+    sizes = {
+        name: getattr(args, name) for name in ("max_model_len", *MAX_BATCH_LIMITS, "block_size")
+    }
+    media = r"(image|video|audio)=\d+"
+    max_position, is_vllm = model.architecture.max_position, engine.name == "vllm"
+    max_recv_interval = math.inf if engine.name == "sglang" else 1
+    max_prefill_interval = math.inf if engine.facts.prefill_schedule_interval else 1
+    return [
+        *(
+            (size is not None and size < 1, f"{name} is {size}; it must be at least 1")
+            for name, size in sizes.items()
+        ),
+        *(
+            (sizes[name] > limit, f"{name} is {sizes[name]}; at most {limit} are planned")
+            for name, limit in MAX_BATCH_LIMITS.items()
+        ),
+        (
+            args.long_prefill_token_threshold < 0,
             f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0"
-            " (off) or more"
-        )
-    if not re.fullmatch(
-        r"(image|video|audio)=\d+(,(image|video|audio)=\d+)*", args.limit_mm_per_prompt or "image=1"
-    ):
-        return (
+            " (off) or more",
+        ),
+        (
+            not re.fullmatch(f"{media}(,{media})*", args.limit_mm_per_prompt or "image=1"),
             f"limit_mm_per_prompt is {args.limit_mm_per_prompt!r:.80}; expected such as"
-            " image=2,video=0"
-        )
-    if args.revision is not None and not re.fullmatch(r"[\w][\w./-]{0,199}", args.revision):
-        return f"revision is {args.revision!r:.80}; expected a branch, tag or commit"
-    if not 0 < args.gpu_memory_utilization <= 1:
-        return (
+            " image=2,video=0",
+        ),
+        (
+            args.revision is not None and not re.fullmatch(r"\w[\w./-]{0,199}", args.revision),
+            f"revision is {args.revision!r:.80}; expected a branch, tag or commit",
+        ),
+        (
+            not 0 < args.gpu_memory_utilization <= 1,
             f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at"
-            " most 1"
-        )
-    if length > max_position:
-        return (
+            " most 1",
+        ),
+        (
+            length > max_position,
             f"max_model_len {length} is more than the {max_position} tokens that {model.name} was"
-            " made for"
-        )
-    if tokens < seqs and engine.name == "vllm":
-        return (
+            " made for",
+        ),
+        (
+            tokens < seqs and is_vllm,
             f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs"
-            f" ({seqs})"
-        )
-    if tokens < length and engine.name == "vllm" and not args.enable_chunked_prefill:
-        return (
+            f" ({seqs})",
+        ),
+        (
+            tokens < length and is_vllm and not args.enable_chunked_prefill,
             f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without"
-            " chunked prefill"
-        )
-    if args.max_loras and args.max_lora_rank not in LORA_RANKS:
-        return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
-    if 0 < args.max_cpu_loras < args.max_loras:  # vLLM 0.33.0 config/lora.py
-        return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
-    if args.scheduling_policy not in ("fcfs", "priority"):
-        return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
-    if args.scheduler_recv_interval < 1 or (
-        args.scheduler_recv_interval > 1 and engine.name != "sglang"
-    ):
-        return (
+            " chunked prefill",
+        ),
+        (
+            args.max_loras != 0 and args.max_lora_rank not in LORA_RANKS,
+            f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}",
+        ),
+        (  # vLLM 0.33.0 config/lora.py
+            0 < args.max_cpu_loras < args.max_loras,
+            f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}",
+        ),
+        (
+            args.scheduling_policy not in ("fcfs", "priority"),
+            f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority",
+        ),
+        (
+            not 1 <= args.scheduler_recv_interval <= max_recv_interval,
             f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and"
-            " 1 but for sglang"
-        )
-    if args.prefill_schedule_interval < 1 or (
-        args.prefill_schedule_interval > 1 and not engine.facts.prefill_schedule_interval
-    ):
-        return (
+            " 1 but for sglang",
+        ),
+        (
+            not 1 <= args.prefill_schedule_interval <= max_prefill_interval,
             f"prefill_schedule_interval is {args.prefill_schedule_interval}; it must be at least 1,"
-            f" and 1 for {engine}: vllm has it from 0.24.0 on"
-        )
-    return _explain_refused_kv_cache(args, engine, gpu)
+            f" and 1 for {engine}: vllm has it from 0.24.0 on",
+        ),
+    ]
 
 
-def _explain_refused_kv_cache(args: EngineArgs, engine: Engine, gpu: Gpu) -> str | None:
-    """Explain why the engine takes no such KV cache or number format; None if it does."""
-    accepted = engine.facts.kv_cache_dtypes
-    if accepted and args.kv_cache_dtype not in (None, *accepted):
-        return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
+def _list_kv_cache_rules(args: EngineArgs, engine: Engine, gpu: Gpu) -> list[BrokenRule]:
+    """List the rules of number formats and host memory, in the order in which they are checked."""
+    known_dtypes, dtype = engine.facts.kv_cache_dtypes, args.kv_cache_dtype
     required, capability = engine.facts.fp8_kv_capability, gpu.compute_capability
-    if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < required:
-        return (
-            f"kv_cache_dtype {args.kv_cache_dtype} does not run on {gpu.name} (compute capability"
-            f" {capability}) in {engine}; it needs {required}: use auto"
-        )
-    if args.dtype == "bfloat16" and "bf16" not in gpu.peak_flops:
-        return f"dtype bfloat16 does not run on {gpu.name}; use float16"
-    for name in ("kv_offloading_size", "cpu_offload_gb"):
-        if not 0 <= (size := getattr(args, name)) <= MAX_OFFLOAD_GIB:
-            return f"{name} is {size:g} GiB; it must be 0 to {MAX_OFFLOAD_GIB:,}"
-    if args.kv_offloading_size and (
-        engine.name != "vllm" or engine.release < FIRST_RELEASE_WITH_KV_OFFLOAD
-    ):
-        return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
-    if args.cpu_offload_gb and engine.name not in ("vllm", "sglang"):
-        return f"{engine} has no cpu_offload_gb"
-    if args.kv_offloading_size and not args.enable_prefix_caching:
-        return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"
-    return None
+    offloaded = {name: getattr(args, name) for name in ("kv_offloading_size", "cpu_offload_gb")}
+    has_kv_offload = engine.name == "vllm" and engine.release >= FIRST_RELEASE_WITH_KV_OFFLOAD
+    return [
+        (
+            bool(known_dtypes) and dtype not in (None, *known_dtypes),
+            f"kv_cache_dtype {dtype!r} is none of {', '.join(known_dtypes)}",
+        ),
+        (
+            (dtype or "").startswith("fp8") and 0 < (capability or 0) < required,
+            f"kv_cache_dtype {dtype} does not run on {gpu.name} (compute capability {capability})"
+            f" in {engine}; it needs {required}: use auto",
+        ),
+        (
+            args.dtype == "bfloat16" and "bf16" not in gpu.peak_flops,
+            f"dtype bfloat16 does not run on {gpu.name}; use float16",
+        ),
+        *(
+            (
+                not 0 <= size <= MAX_OFFLOAD_GIB,
+                f"{name} is {size:g} GiB; it must be 0 to {MAX_OFFLOAD_GIB:,}",
+            )
+            for name, size in offloaded.items()
+        ),
+        (
+            args.kv_offloading_size > 0 and not has_kv_offload,
+            f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on",
+        ),
+        (
+            args.cpu_offload_gb > 0 and engine.name not in ("vllm", "sglang"),
+            f"{engine} has no cpu_offload_gb",
+        ),
+        (
+            args.kv_offloading_size > 0 and not args.enable_prefix_caching,
+            "kv_offloading_size keeps prefixes, and enable_prefix_caching is off",
+        ),
+    ]
 
 
 def list_cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:

@@ -96,7 +96,7 @@ def _judge_class(name: str, span: ReleaseSpan, engine: Engine) -> ModelSupport:
     if engine.release >= first:
         return ModelSupport("known")
     if missing is not None and engine.release <= missing:
-        latest = "" if _follows(missing, first) else " at the latest"
+        latest = "" if _is_next_release(missing, first) else " at the latest"
         return ModelSupport(
             "refused", f"{engine} does not know {name}; it is supported since {first}{latest}"
         )
@@ -106,7 +106,7 @@ def _judge_class(name: str, span: ReleaseSpan, engine: Engine) -> ModelSupport:
     )
 
 
-def _follows(earlier: Version, later: Version) -> bool:
-    """Return whether no release lies between two."""
+def _is_next_release(earlier: Version, later: Version) -> bool:
+    """Return whether no release lies between the two."""
     is_patch = earlier.series == later.series and later.patch == earlier.patch + 1
     return is_patch or (later.patch == 0 and later.minor == earlier.minor + 1)

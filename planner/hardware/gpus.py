@@ -34,7 +34,7 @@ class _GpuMemory(StrictEntry):
     source: str
 
     @model_validator(mode="after")
-    def _less_than_on_the_box(self) -> Self:
+    def _check_reported_memory(self) -> Self:
         if self.gib >= self.marketed_gb:
             raise ValueError(
                 f"gib {self.gib:g} is not below the {self.marketed_gb:g} GB on the box: what does"
@@ -64,7 +64,7 @@ class GpuEntry(SourcedEntry):
     sold_in: tuple[PositiveInt, ...] = ()
 
     @model_validator(mode="after")
-    def _every_peak(self) -> Self:
+    def _check_peaks(self) -> Self:
         capability = self.chip.compute_capability or 0.0
         first_capability = {"fp32": 0.0, "fp16": 0.0, "bf16": 8.0, "fp8": 8.9, "fp4": 10.0}
         required = {name for name, first in first_capability.items() if capability >= first}

@@ -1,7 +1,5 @@
 """Batch sizes that the KV cache holds, their preemption risk, and the gain of more memory."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from statistics import NormalDist

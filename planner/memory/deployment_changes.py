@@ -12,7 +12,7 @@ from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.models.quantization import parse_quantization
-from planner.parallelism.layouts import explain_illegal_layout
+from planner.parallelism.layouts import explain_illegal_layout, list_powers_of_two
 from planner.parallelism.start_gate import explain_refused_start
 
 MAX_REMEDY_UTILIZATION = 0.95
@@ -130,7 +130,8 @@ def list_changes(
     is_shared = deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes
     tokens = max(MIN_REMEDY_BATCHED_TOKENS, args.max_num_seqs)
     bits = model.quantization.weight_bits
-    sequences = _list_powers_below(args.max_num_seqs, MIN_REMEDY_SEQUENCES)
+    batches = reversed(list_powers_of_two(args.max_num_seqs - 1))
+    sequences = [size for size in batches if size >= MIN_REMEDY_SEQUENCES]
     if 0 < max_state_sequences < args.max_num_seqs:
         sequences = sorted({*sequences, int(max_state_sequences)}, reverse=True)
     formats = [
@@ -145,8 +146,8 @@ def list_changes(
         "max_num_seqs": [(size, max(0.5, 2.0 + 1.5 * math.log2(256 / size))) for size in sequences],
         "max_num_batched_tokens": [
             (size, 8.0)
-            for size in _list_powers_below(args.max_num_batched_tokens, tokens)
-            if args.enable_chunked_prefill
+            for size in reversed(list_powers_of_two(args.max_num_batched_tokens - 1))
+            if args.enable_chunked_prefill and size >= tokens
         ],
         "kv_cache_dtype": [(name, 40.0) for name in list_smaller_caches(deployment)],
         "quantization": [(name, 1000.0 * rank) for rank, name in enumerate(formats, start=1)],
@@ -186,8 +187,3 @@ def _list_larger_layouts(deployment: Deployment) -> list[ParallelLayout]:
         for larger in (*wider, *deeper, *both)
         if not explain_illegal_layout(deployment.model, larger, node, deployment.engine)
     ]
-
-
-def _list_powers_below(current: int, least: int) -> list[int]:
-    """List the powers of two from `least` to below `current`, the largest first."""
-    return [size for k in range(24, 0, -1) if least <= (size := 2**k) < current]

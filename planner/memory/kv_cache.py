@@ -4,15 +4,12 @@ Rules from vLLM 0.20.2 (v1/core/kv_cache_utils.py:1052-1684, platforms/interface
 0.33.0 (v1/core/kv_cache_planning.py:416, v1/core/kv_cache_utils.py:1061-1130).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from planner.core.errors import PlannerError
 from planner.core.versions import Version
@@ -101,7 +98,7 @@ class KvCacheLayout:
             key=lambda tokens: self.count_request_blocks(tokens, self.in_flight),
         )
 
-    def build_pool(self, available: Sequence[float]) -> KvCachePool:
+    def build_pool(self, available: Sequence[float]) -> "KvCachePool":
         """Build the pool from the `available` bytes of each stage; the smallest decides for all."""
         pages = self.stage_bytes_per_block
         counts = [int(max(0, size) // page) for size, page in zip(available, pages, strict=True)]
@@ -302,8 +299,8 @@ def assign_stage_layers(deployment: Deployment) -> list[tuple[DecoderLayer, ...]
     """Assign layers to pipeline stages; those of a draft go to the last."""
     layers = deployment.model.architecture.layers
     stages = [
-        layers[start:end]
-        for start, end in pairwise(split_layers_into_stages(len(layers), deployment.layout.pp))
+        layers[stage.start : stage.stop]
+        for stage in split_layers_into_stages(len(layers), deployment.layout.pp)
     ]
     stages[-1] += list_draft_layers(deployment)
     return stages

@@ -18,10 +18,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.engines.engine import Engine
 from planner.engines.engine_args import resolve_engine_args
-from planner.engines.layout import ParallelLayout, SpeculationConfig
-from planner.hardware.gpus import Gpu
 from planner.memory import runtime_overhead
 from planner.memory.deployment_changes import (
     MAX_REMEDY_UTILIZATION,
@@ -31,7 +28,6 @@ from planner.memory.deployment_changes import (
 )
 from planner.memory.kv_cache import KvCacheLayout, KvCachePool, build_kv_layout
 from planner.memory.weights import compute_loaded_bytes
-from planner.models.registry import Model
 
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
 MEMORY_STATUSES: tuple[MemoryStatus, ...] = get_args(MemoryStatus)
@@ -77,11 +73,6 @@ class MemoryPlan:
     warnings: tuple[str, ...]
 
     @property
-    def bytes_outside_budget(self) -> int:
-        """Bytes outside the budget: driver context, other tenants, and terms not in the budget."""
-        return self.total_bytes - self.budget_bytes
-
-    @property
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes by name, in sum `total_bytes`; a negative KV cache is missing memory."""
         inside: dict[str, int] = {}
@@ -92,7 +83,7 @@ class MemoryPlan:
         for term in MEMORY_TERMS:
             sizes = inside if term in self.budgeted_terms else others
             sizes[MEMORY_TERM_LABELS[term]] = round(getattr(self, term).mid)
-        rest, outside = self.bytes_outside_budget, {}
+        rest, outside = self.total_bytes - self.budget_bytes, {}
         for name, size in others.items():
             outside[name] = min(rest, size)
             rest -= outside[name]
@@ -384,22 +375,13 @@ def find_safe_memory_utilization(deployment: Deployment) -> float:
     return max(0.0, math.floor(100 * limit / memory.total_bytes) / 100)
 
 
+@lru_cache(maxsize=4096)
 def get_default_memory_utilization(deployment: Deployment) -> float:
     """Get the share of a GPU's memory that the engine takes by itself."""
-    return _get_default_utilization(
-        deployment.engine, deployment.gpu, deployment.model, replace(deployment.layout, replicas=1),
-        deployment.speculation, deployment.args.max_num_batched_tokens,
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=256)
-def _get_default_utilization(
-    engine: Engine, gpu: Gpu, model: Model, layout: ParallelLayout,
-    speculation: SpeculationConfig | None, tokens: int,
-) -> float:  # fmt: skip
     return resolve_engine_args(
-        {"max_num_batched_tokens": tokens}, engine, gpu, model, layout, speculation
-    ).gpu_memory_utilization
+        {"max_num_batched_tokens": deployment.args.max_num_batched_tokens}, deployment.engine,
+        deployment.gpu, deployment.model, deployment.layout, deployment.speculation,
+    ).gpu_memory_utilization  # fmt: skip
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:

@@ -7,8 +7,8 @@ distributed/utils.py.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from math import ceil, prod
+from operator import attrgetter
 
 from planner.core.units import GIB, MIB
 from planner.core.versions import Version
@@ -71,18 +71,15 @@ def compute_weight_bytes(
 
 def compute_lora_bytes(
     weights: Iterable[WeightTensor], layout: ParallelLayout, max_loras: int, max_lora_rank: int,
-    targets: tuple[str, ...] = (), reserved: bool = False,
+    reserved: bool = False,
 ) -> int:  # fmt: skip
     """Compute the bytes per GPU that vLLM allocates for adapters: matrices A and B per slot.
 
     Both have rank `max_lora_rank` and 16 bit; only the side that the weight itself splits is split
-    (vLLM 0.33.0 lora/layers/). `targets` are module names such as "q_proj"; empty means every
-    linear layer. `reserved` rounds sizes up as torch's allocator does.
+    (vLLM 0.33.0 lora/layers/). `reserved` rounds sizes up as torch's allocator does.
     """
     total = 0
-    for weight in weights:
-        if not weight.linear or (targets and weight.name.split(".")[-1] not in targets):
-            continue
+    for weight in filter(attrgetter("linear"), weights):
         rows, cols, copies = compute_shard_shape(weight, layout)
         for side in (rows, cols):
             size = 2 * max_loras * max_lora_rank * side
@@ -125,10 +122,8 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
         stages[-1] += compute_draft_bytes(model, deployment.speculation, layout)
     if args.max_loras:
         layers, v0 = model.architecture.layers, deployment.engine.is_v0
-        for stage, (start, end) in enumerate(
-            pairwise(split_layers_into_stages(len(layers), layout.pp))
-        ):
-            weights = [weight for layer in layers[start:end] for weight in layer.weights]
+        for stage, numbers in enumerate(split_layers_into_stages(len(layers), layout.pp)):
+            weights = [weight for number in numbers for weight in layers[number].weights]
             stages[stage] += compute_lora_bytes(
                 weights, layout, args.max_loras, args.max_lora_rank, reserved=v0
             )
@@ -148,7 +143,7 @@ def count_offloaded_bytes(deployment: Deployment) -> tuple[int, ...]:
     limit = round(deployment.args.cpu_offload_gb * GIB)
     if not limit or not offloads_weights(deployment.engine, model):
         return (0,) * layout.pp
-    sizes = _sum_over_stages(deployment, _compute_layer_bytes)
+    sizes = _sum_over_stages(model, layout, _compute_layer_bytes)
     return tuple(min(limit, round(size)) for size in sizes)
 
 
@@ -167,22 +162,23 @@ def compute_loaded_bytes(deployment: Deployment) -> tuple[int, ...]:
         loaded = INSTINCT_LOADED_BYTES if is_instinct else RADEON_LOADED_BYTES
     elif release >= FIRST_RELEASE_WITH_PADDED_EXPERTS:
         measures.append(_compute_expert_padding)
-    added = [_sum_over_stages(deployment, measure) for measure in measures]
+    model, layout = deployment.model, deployment.layout
+    added = [_sum_over_stages(model, layout, measure) for measure in measures]
     return tuple(
         round(size + sum(more) + loaded) for size, *more in zip(stages, *added, strict=True)
     )
 
 
 def _sum_over_stages(
-    deployment: Deployment,
+    model: Model,
+    layout: ParallelLayout,
     measure: Callable[[Model, DecoderLayer, ParallelLayout, str], float],
 ) -> list[float]:
     """Sum what each decoder layer of a pipeline stage has of `measure`."""
-    model, layout = deployment.model, deployment.layout
     layers, prefixes = model.architecture.layers, model.layer_prefixes
     return [
-        sum(measure(model, layers[i], layout, prefixes[i]) for i in range(start, end))
-        for start, end in pairwise(split_layers_into_stages(len(layers), layout.pp))
+        sum(measure(model, layers[i], layout, prefixes[i]) for i in stage)
+        for stage in split_layers_into_stages(len(layers), layout.pp)
     ]
 
 
@@ -265,31 +261,21 @@ def compute_bytes_per_parameter(deployment: Deployment) -> float:
 @lru_cache(maxsize=4096)
 def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]:
     """Sum weight bytes per stage; `lean`: one rotary table, and towers on the first stage only."""
-    architecture = model.architecture
-    stages = []
-    for stage, (start, end) in enumerate(
-        pairwise(split_layers_into_stages(len(architecture.layers), layout.pp))
-    ):
-        first, last = stage == 0, stage == layout.pp - 1
-        total = sum(
-            _compute_layer_bytes(model, architecture.layers[i], layout, model.layer_prefixes[i])
-            for i in range(start, end)
-        )
-        for weight in architecture.embedding_and_head:
-            is_embedding, everywhere = weight.part == "embedding", weight.part == "engine"
-            if (
-                everywhere
-                or (first and is_embedding)
-                or (last and (not is_embedding or architecture.tied))
-            ):
-                divisor = weight.copies if lean and weight.name == "mrope_once" else 1
-                total += compute_weight_bytes(model, weight, layout) / divisor
-        if first or not lean:
-            total += sum(
-                compute_weight_bytes(model, weight, layout) for weight in architecture.vision_towers
-            )
-        stages.append(round(total))
-    return tuple(stages)
+    architecture, last = model.architecture, layout.pp - 1
+    towers = sum(
+        compute_weight_bytes(model, weight, layout) for weight in architecture.vision_towers
+    )
+    stages = _sum_over_stages(model, layout, _compute_layer_bytes)
+    for weight in architecture.embedding_and_head:
+        is_embedding, everywhere = weight.part == "embedding", weight.part == "engine"
+        divisor = weight.copies if lean and weight.name == "mrope_once" else 1
+        size = compute_weight_bytes(model, weight, layout) / divisor
+        for stage in range(layout.pp):
+            at_end = stage == last and (not is_embedding or architecture.tied)
+            stages[stage] += size if everywhere or (stage == 0 and is_embedding) or at_end else 0
+    return tuple(
+        round(size + (towers if stage == 0 or not lean else 0)) for stage, size in enumerate(stages)
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -148,11 +148,6 @@ class DecoderLayer:
     weights: tuple[WeightTensor, ...]
     extra_mixer: RecurrentMixer | None = None  # Falcon-H1's state space, V4's compressor
 
-    @cached_property
-    def num_parameters(self) -> int:
-        """Elements of all its weights."""
-        return sum(weight.num_elements for weight in self.weights)
-
     @property
     def mixers(self) -> tuple[SequenceMixer, ...]:
         """The mixers, each of which keeps a cache or a state."""

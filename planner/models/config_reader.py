@@ -1,7 +1,5 @@
 """Checked reading of a `config.json`: synonyms, class defaults, types and ranges of fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
@@ -34,7 +32,7 @@ class ConfigReader:
         self.defaults: Mapping[str, Any] = traits.get("defaults", {})
         self.warnings: list[str] = []
 
-    def override(self, changes: Mapping[str, Any]) -> ConfigReader:
+    def override(self, changes: Mapping[str, Any]) -> "ConfigReader":
         """Copy the reader with some fields replaced, as one layer has them; share its warnings."""
         fields = ConfigReader({**self.config, **changes}, self.traits, self.location)
         fields.warnings = self.warnings
@@ -133,7 +131,7 @@ class ConfigReader:
             raise self.make_field_error(name, "a mapping", value)
         return value
 
-    def read_nested(self, name: str) -> ConfigReader:
+    def read_nested(self, name: str) -> "ConfigReader":
         """Read a nested configuration without class defaults; it is empty if absent."""
         return ConfigReader(self.get_nested(name) or {}, {}, f"{self.location}, {name}")
 

@@ -17,6 +17,7 @@ from planner.core.readers import parse_json, read_text
 from planner.models import quantization as q
 from planner.models.architecture import DecoderLayer, ModelArchitecture
 from planner.models.hf_config import parse_hf_config
+from planner.models.quantization_config import parse_quantization_config
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes per element of the dtypes of weights and activations."""
@@ -214,7 +215,7 @@ def _build_model(config: Mapping[str, Any], name: str, location: str = "config.j
     dtype = str(next(filter(None, dtypes), "bfloat16")).removeprefix("torch.")
     if dtype not in DTYPE_BYTES or dtype == "float32":
         dtype = "bfloat16"  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
-    stored = q.parse_quantization_config(config, location)
+    stored = parse_quantization_config(config, location)
     if stored.steps * len(architecture.layers) > MAX_PATTERN_STEPS:
         raise PlannerError(
             f"{location}, field quantization_config: its expressions of module names may take"

@@ -83,23 +83,21 @@ def build_mamba2(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTe
     mixer = RecurrentMixer("mamba2", heads, inner, 2 * state, groups, kernel, inner * state, width)
     grouped = groups * state
     bias = c.read_bool("mamba_proj_bias", c.read_bool("use_bias"))
-    weights = join_weights([
+    return mixer, join_weights([
         build_linear("mixer.in_proj", 2 * inner + heads, hidden, "column", RECURRENT_PART, bias),
         build_linear("mixer.in_proj_groups", 2 * grouped, hidden, "kv", RECURRENT_PART, bias, 1,
                      groups),
         build_vector("mixer.conv1d", inner * kernel, RECURRENT_PART, "column"),
         (WeightTensor("mixer.conv1d_groups", 2 * grouped * kernel, 1, "kv", RECURRENT_PART,
                       num_shard_units=groups, linear=False),),
+        build_vector("mixer.conv1d.bias", inner + 2 * grouped, RECURRENT_PART, "column")
+        if c.read_bool("use_conv_bias", True) else (),
+        *(build_vector(f"mixer.{name}", heads, RECURRENT_PART, "column", bits=32)
+          for name in ("A_log", "D", "dt_bias")),
+        build_vector("mixer.norm", inner, RECURRENT_PART, "column")
+        if c.read_bool("mamba_rms_norm", True) else (),
+        build_linear("mixer.out_proj", hidden, inner, "row", RECURRENT_PART, bias),
     ])  # fmt: skip
-    if c.read_bool("use_conv_bias", True):
-        weights += build_vector("mixer.conv1d.bias", inner + 2 * grouped, RECURRENT_PART, "column")
-    for name in ("A_log", "D", "dt_bias"):
-        weights += build_vector(f"mixer.{name}", heads, RECURRENT_PART, "column", bits=32)
-    if c.read_bool("mamba_rms_norm", True):
-        weights += build_vector("mixer.norm", inner, RECURRENT_PART, "column")
-    return mixer, weights + build_linear(
-        "mixer.out_proj", hidden, inner, "row", RECURRENT_PART, bias
-    )
 
 
 def build_mamba1(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
@@ -198,6 +196,9 @@ def build_compressed_attention(
         window,
         compress=ratio,
     )
+    overlap = 2 if ratio == 4 else 1
+    widths = {"compressor": dim, "compressor.indexer": index_dim} if ratio else {}
+    state = sum(2 * overlap * ratio * overlap * width for width in widths.values())
     weights = join_weights([
         build_linear("self_attn.q_a_proj", q_rank, hidden, "replicated", "attention"),
         build_vector("self_attn.q_a_norm", q_rank),
@@ -208,33 +209,20 @@ def build_compressed_attention(
                      "attention"),
         build_linear("self_attn.o_b_proj", hidden, groups * o_rank, "row", "attention"),
         build_vector("self_attn.sinks", heads, "attention", "column", bits=32),
-    ])  # fmt: skip
-    overlap, state = (2 if ratio == 4 else 1), 0
-    for name, width in (("compressor", dim), ("compressor.indexer", index_dim)):
-        if not (ratio and width):
-            continue
-        state += 2 * overlap * ratio * overlap * width
-        rows = overlap * width
-        weights += (
-            WeightTensor(f"self_attn.{name}.kv_proj", rows, hidden, part="indexer", linear=False),
-            WeightTensor(f"self_attn.{name}.gate_proj", rows, hidden, part="indexer", linear=False),
-            WeightTensor(
-                f"self_attn.{name}.position_bias",
-                ratio,
-                rows,
-                part="indexer",
-                linear=False,
-                stored_bits=32,
-            ),
+        *((
+            WeightTensor(f"self_attn.{name}.kv_proj", overlap * width, hidden, part="indexer",
+                         linear=False),
+            WeightTensor(f"self_attn.{name}.gate_proj", overlap * width, hidden, part="indexer",
+                         linear=False),
+            WeightTensor(f"self_attn.{name}.position_bias", ratio, overlap * width, part="indexer",
+                         linear=False, stored_bits=32),
             *build_vector(f"self_attn.{name}.kv_norm", width, "indexer"),
-        )
-    if ratio == 4:
-        weights += build_linear(
-            "self_attn.indexer.wq_b", index_heads * index_dim, q_rank, "replicated", "indexer"
-        )
-        weights += (
-            WeightTensor(
-                "self_attn.indexer.weights_proj", index_heads, hidden, part="indexer", linear=False
-            ),
-        )
+        ) for name, width in widths.items() if width),
+        *((
+            build_linear("self_attn.indexer.wq_b", index_heads * index_dim, q_rank, "replicated",
+                         "indexer"),
+            (WeightTensor("self_attn.indexer.weights_proj", index_heads, hidden, part="indexer",
+                          linear=False),),
+        ) if ratio == 4 else ()),
+    ])  # fmt: skip
     return mixer, RecurrentMixer("compressor", state_elements=state) if state else None, weights

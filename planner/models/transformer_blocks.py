@@ -117,43 +117,33 @@ def build_attention(
     biased = c.read_bool("attention_bias", c.read_bool("use_bias", c.read_bool("bias")))
     qkv_bias, o_bias = c.read_bool("qkv_bias", biased), c.read_bool("o_bias", biased)
     query = heads * head_dim * (2 if c.read_bool("attn_output_gate") else 1)
-    weights = build_linear("self_attn.q_proj", query, hidden, "column", "attention", qkv_bias)
-    if stores_kv:
-        weights += build_linear(
-            "self_attn.k_proj",
-            kv_heads * head_dim,
-            hidden,
-            "kv",
-            "attention",
-            qkv_bias,
-            1,
-            kv_heads,
-        )
-        # Gemma 4 uses the keys of full layers as values, yet vLLM allocates a projection for them
-        part = "engine" if c.read_bool("key_is_value") else "attention"
-        weights += build_linear(
-            "self_attn.v_proj", kv_heads * v_dim, hidden, "kv", part, qkv_bias, 1, kv_heads
-        )
-    weights += build_linear("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", o_bias)
-    if c.read_bool("use_qk_norm", True) and (normed := c.read_text_field("qk_norm")):
-        whole, bias = normed == "full", c.read_bool("norm_bias")
-        weights += build_vector("self_attn.q_norm", head_dim * (heads if whole else 1), bias=bias)
-        if stores_kv:
-            weights += build_vector(
-                "self_attn.k_norm", head_dim * (kv_heads if whole else 1), bias=bias
-            )
-    if c.read_bool("sinks"):
-        weights += build_vector("self_attn.sinks", heads, "attention", "column")
-    if index_heads:
-        weights += build_linear("self_attn.index_q_proj", index_heads * index_dim, hidden, "kv",
-                                "indexer", False, 1, index_heads)  # fmt: skip
-        weights += build_linear(
-            "self_attn.index_k_proj", index_dim, hidden, "replicated", "indexer"
-        )
-        weights += build_vector("self_attn.index_norms", 2 * index_dim, "indexer")
-    if c.read_bool("use_head_wise_attn_gate"):
-        weights += build_linear("self_attn.g_proj", heads, hidden, "column", "attention")
-    return mixer, weights
+    normed = c.read_text_field("qk_norm") if c.read_bool("use_qk_norm", True) else ""
+    norm_heads = {"q": heads, "k": kv_heads} if stores_kv else {"q": heads}
+    # Gemma 4 uses the keys of full layers as values, yet vLLM allocates a projection for them
+    value_part = "engine" if c.read_bool("key_is_value") else "attention"
+    return mixer, join_weights([
+        build_linear("self_attn.q_proj", query, hidden, "column", "attention", qkv_bias),
+        *((
+            build_linear("self_attn.k_proj", kv_heads * head_dim, hidden, "kv", "attention",
+                         qkv_bias, 1, kv_heads),
+            build_linear("self_attn.v_proj", kv_heads * v_dim, hidden, "kv", value_part, qkv_bias,
+                         1, kv_heads),
+        ) if stores_kv else ()),
+        build_linear("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", o_bias),
+        *(build_vector(f"self_attn.{side}_norm", head_dim * (count if normed == "full" else 1),
+                       bias=c.read_bool("norm_bias"))
+          for side, count in norm_heads.items() if normed),
+        build_vector("self_attn.sinks", heads, "attention", "column")
+        if c.read_bool("sinks") else (),
+        *((
+            build_linear("self_attn.index_q_proj", index_heads * index_dim, hidden, "kv", "indexer",
+                         False, 1, index_heads),
+            build_linear("self_attn.index_k_proj", index_dim, hidden, "replicated", "indexer"),
+            build_vector("self_attn.index_norms", 2 * index_dim, "indexer"),
+        ) if index_heads else ()),
+        build_linear("self_attn.g_proj", heads, hidden, "column", "attention")
+        if c.read_bool("use_head_wise_attn_gate") else (),
+    ])  # fmt: skip
 
 
 def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttention, WeightTensors]:
@@ -167,40 +157,33 @@ def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttentio
     # null: no rank; absent: the class default
     is_null = c.has_field("q_lora_rank") and c.config.get("q_lora_rank") is None
     q_rank = None if is_null else c.read_int("q_lora_rank", None)
-    if q_rank is None:
-        weights = build_linear("self_attn.q_proj", query, hidden, "column", "attention")
-    else:
-        weights = build_linear(
-            "self_attn.q_a_proj", q_rank, hidden, "replicated", "attention", bias
-        )
-        weights += build_vector("self_attn.q_a_layernorm", q_rank)
-        weights += build_linear("self_attn.q_b_proj", query, q_rank, "column", "attention")
-    weights += build_linear(
-        "self_attn.kv_a_proj_with_mqa", kv_rank + rope, hidden, "replicated", "attention", bias
-    )
-    weights += build_vector("self_attn.kv_a_layernorm", kv_rank)
-    weights += build_linear(
-        "self_attn.kv_b_proj", heads * (nope + v_dim), kv_rank, "column", "attention"
-    )
-    weights += build_linear("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", bias)
     indexer = c.read_text_field("indexer")
     index_heads, index_dim = (
         (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if indexer else (0, 0)
     )
-    if indexer == "full":
-        name = "self_attn.indexer"
-        weights += build_linear(
-            f"{name}.wq_b", index_heads * index_dim, q_rank or hidden, "replicated", "indexer"
-        )
-        weights += build_linear(f"{name}.wk", index_dim, hidden, "replicated", "indexer")
-        weights += build_vector(f"{name}.k_norm", index_dim, "indexer", bias=True)
-        weights += (
-            WeightTensor(f"{name}.weights_proj", index_heads, hidden, part="indexer", linear=False),
-        )
     mixer = LatentAttention(
         heads, kv_rank, nope, rope, v_dim, index_heads, index_dim, indexer == "full"
     )
-    return mixer, weights
+    return mixer, join_weights([
+        *((
+            build_linear("self_attn.q_a_proj", q_rank, hidden, "replicated", "attention", bias),
+            build_vector("self_attn.q_a_layernorm", q_rank),
+            build_linear("self_attn.q_b_proj", query, q_rank, "column", "attention"),
+        ) if q_rank else (build_linear("self_attn.q_proj", query, hidden, "column", "attention"),)),
+        build_linear("self_attn.kv_a_proj_with_mqa", kv_rank + rope, hidden, "replicated",
+                     "attention", bias),
+        build_vector("self_attn.kv_a_layernorm", kv_rank),
+        build_linear("self_attn.kv_b_proj", heads * (nope + v_dim), kv_rank, "column", "attention"),
+        build_linear("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", bias),
+        *((
+            build_linear("self_attn.indexer.wq_b", index_heads * index_dim, q_rank or hidden,
+                         "replicated", "indexer"),
+            build_linear("self_attn.indexer.wk", index_dim, hidden, "replicated", "indexer"),
+            build_vector("self_attn.indexer.k_norm", index_dim, "indexer", bias=True),
+            (WeightTensor("self_attn.indexer.weights_proj", index_heads, hidden, part="indexer",
+                          linear=False),),
+        ) if indexer == "full" else ()),
+    ])  # fmt: skip
 
 
 def build_feed_forward(
@@ -213,13 +196,12 @@ def build_feed_forward(
     copies: int = 1,
 ) -> WeightTensors:
     """Build up and down projections, and the gate unless the family has none."""
-    weights = (
-        build_linear(f"{name}.gate_proj", inner, inputs, "column", part, bias, copies)
-        if c.read_bool("gated", True)
-        else ()
-    )
-    weights += build_linear(f"{name}.up_proj", inner, inputs, "column", part, bias, copies)
-    return weights + build_linear(f"{name}.down_proj", inputs, inner, "row", part, bias, copies)
+    gates = ("gate_proj", "up_proj") if c.read_bool("gated", True) else ("up_proj",)
+    return join_weights([
+        *(build_linear(f"{name}.{gate}", inner, inputs, "column", part, bias, copies)
+          for gate in gates),
+        build_linear(f"{name}.down_proj", inputs, inner, "row", part, bias, copies),
+    ])  # fmt: skip
 
 
 def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTensors]:
@@ -254,38 +236,24 @@ def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTenso
     latent = c.read_int("moe_latent_size", hidden)
     routed_name = c.read_text_field("routed_name", "mlp.experts")
     shared_name = c.read_text_field("shared_name", "mlp.shared_experts")
-    weights = build_feed_forward(
-        c, latent, inner, routed_name, "routed_experts", c.read_bool("expert_bias"), total
-    )
-    weights += (
-        WeightTensor(
-            "mlp.gate",
-            total,
-            hidden,
-            part="router",
-            linear=False,
-            stored_bits=c.read_int("router_bits", None),
-        ),
-    )
-    if c.read_bool("router_has_bias"):
-        weights += build_vector("mlp.gate.bias", total, "router")
-    if c.read_bool("router_correction"):
-        weights += build_vector("mlp.gate.e_score_correction_bias", total, "router_bias", bits=32)
-    if c.read_bool("router_scales"):
-        weights += build_vector("mlp.gate.scale", hidden, "router") + build_vector(
-            "mlp.gate.per_expert_scale", total, "router"
-        )
-    if shared:
-        weights += build_feed_forward(c, hidden, shared, shared_name, "shared_experts")
-    if c.read_bool("shared_expert_gate"):
-        weights += (
-            WeightTensor("mlp.shared_expert_gate", 1, hidden, part="shared_experts", linear=False),
-        )
-    if latent != hidden:
-        weights += build_linear(
-            "mlp.fc1_latent_proj", latent, hidden, "replicated", "shared_experts"
-        )
-        weights += build_linear(
-            "mlp.fc2_latent_proj", hidden, latent, "replicated", "shared_experts"
-        )
-    return MoeBlock(total, active, inner, shared, 3 if c.read_bool("gated", True) else 2), weights
+    mlp = MoeBlock(total, active, inner, shared, 3 if c.read_bool("gated", True) else 2)
+    return mlp, join_weights([
+        build_feed_forward(c, latent, inner, routed_name, "routed_experts",
+                           c.read_bool("expert_bias"), total),
+        (WeightTensor("mlp.gate", total, hidden, part="router", linear=False,
+                      stored_bits=c.read_int("router_bits", None)),),
+        build_vector("mlp.gate.bias", total, "router") if c.read_bool("router_has_bias") else (),
+        build_vector("mlp.gate.e_score_correction_bias", total, "router_bias", bits=32)
+        if c.read_bool("router_correction") else (),
+        *((
+            build_vector("mlp.gate.scale", hidden, "router"),
+            build_vector("mlp.gate.per_expert_scale", total, "router"),
+        ) if c.read_bool("router_scales") else ()),
+        build_feed_forward(c, hidden, shared, shared_name, "shared_experts") if shared else (),
+        (WeightTensor("mlp.shared_expert_gate", 1, hidden, part="shared_experts", linear=False),)
+        if c.read_bool("shared_expert_gate") else (),
+        *((
+            build_linear("mlp.fc1_latent_proj", latent, hidden, "replicated", "shared_experts"),
+            build_linear("mlp.fc2_latent_proj", hidden, latent, "replicated", "shared_experts"),
+        ) if latent != hidden else ()),
+    ])  # fmt: skip

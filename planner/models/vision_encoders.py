@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from planner.models.architecture import ShardingKind, WeightTensor
 from planner.models.config_reader import ConfigReader
@@ -50,6 +51,17 @@ def _build_encoder(
         *block,
         WeightTensor("vision.norms", rest, part=VISION_PART, copies=depth, linear=False),
     )
+
+
+def _build_stated_encoder(v: ConfigReader, **options: Any) -> WeightTensors:
+    """Build the blocks of the usual fields, with `options` of `_build_encoder`."""
+    depth, hidden = v.read_int("num_hidden_layers"), v.read_int("hidden_size")
+    return _build_encoder(depth, hidden, v.read_int("intermediate_size"), **options)
+
+
+def _count_patches(v: ConfigReader) -> int:
+    """Count the patches of an image."""
+    return (v.read_int("image_size") // v.read_int("patch_size")) ** 2
 
 
 def _build_unsplit_weights(count: int) -> WeightTensors:
@@ -102,11 +114,9 @@ def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTen
         "siglip_vision_model",
     ):
         raise v.make_field_error("model_type", "clip_vision_model or siglip_vision_model", kind)
-    width, depth = v.read_int("hidden_size"), v.read_int("num_hidden_layers")
-    siglip = kind.startswith("siglip")
-    patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
-    towers = _build_encoder(depth, width, v.read_int("intermediate_size"))
-    other = _count_patch_embedding(v, width) + patches * width + (3 if siglip else 6) * width
+    width, siglip = v.read_int("hidden_size"), kind.startswith("siglip")
+    towers, positions = _build_stated_encoder(v), _count_patches(v) + (3 if siglip else 6)
+    other = _count_patch_embedding(v, width) + positions * width
     if siglip and v.read_bool("vision_use_head", True):  # attention pooling
         inner = v.read_int("intermediate_size")
         other += 4 * width * width + 2 * width * inner + inner + 8 * width
@@ -129,42 +139,37 @@ def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTen
 def build_pixtral_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Build Pixtral's encoder with Mistral 3's patch merger."""
     width, merged = v.read_int("hidden_size"), c.read_int("spatial_merge_size", 2) ** 2
-    depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
-    towers = _build_encoder(depth, width, inner, bias=False, norm_bias=False, gated=True)
-    towers += _build_unquantized_linear(
-        "projector.patch_merger", width, width * merged, "replicated"
-    )
     return (
-        towers
-        + _build_projector(width, hidden, hidden, bias=False)
-        + _build_unsplit_weights(_count_patch_embedding(v, width) + 2 * width)
+        *_build_stated_encoder(v, bias=False, norm_bias=False, gated=True),
+        *_build_unquantized_linear("projector.patch_merger", width, width * merged, "replicated"),
+        *_build_projector(width, hidden, hidden, bias=False),
+        *_build_unsplit_weights(_count_patch_embedding(v, width) + 2 * width),
     )
 
 
 def build_llama4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Build Llama 4's encoder, pixel-shuffle adapter and projector."""
     width, inner = v.read_int("hidden_size"), v.read_int("intermediate_size")
-    patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
-    towers = _build_encoder(v.read_int("num_hidden_layers"), width, inner)
-    adapter = v.read_int("projector_output_dim")
-    towers += _build_projector(inner, v.read_int("projector_input_dim"), adapter, bias=False)
-    towers += _build_unquantized_linear(
-        "projector.linear", hidden, v.read_int("vision_output_dim"), "replicated"
+    adapter_inner, adapter = v.read_int("projector_input_dim"), v.read_int("projector_output_dim")
+    outputs, other = v.read_int("vision_output_dim"), (_count_patches(v) + 6) * width
+    return (
+        *_build_stated_encoder(v),
+        *_build_projector(inner, adapter_inner, adapter, bias=False),
+        *_build_unquantized_linear("projector.linear", hidden, outputs, "replicated"),
+        *_build_unsplit_weights(_count_patch_embedding(v, width) + other),
     )
-    return towers + _build_unsplit_weights(_count_patch_embedding(v, width) + (patches + 6) * width)
 
 
 def build_gemma4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Build Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
     width, head = v.read_int("hidden_size"), v.read_int("head_dim")
-    depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
-    towers = _build_encoder(
-        depth, width, inner, bias=False, norm_bias=False, gated=True, norms=4, extra=2 * head
-    )
-    towers += _build_unquantized_linear("projector", hidden, width, "replicated")
-    towers = tuple(replace(weight, shard="replicated") for weight in towers)  # vLLM: not split
-    return towers + _build_unsplit_weights(
-        _count_patch_embedding(v, width) + 2 * v.read_int("position_embedding_size") * width
+    options = {"bias": False, "norm_bias": False, "gated": True}
+    encoder = _build_stated_encoder(v, **options, norms=4, extra=2 * head)
+    positions = 2 * v.read_int("position_embedding_size")
+    return (
+        *(replace(weight, shard="replicated") for weight in encoder),  # vLLM: not split
+        *_build_unquantized_linear("projector", hidden, width, "replicated"),
+        *_build_unsplit_weights(_count_patch_embedding(v, width) + positions * width),
     )
 
 
@@ -177,39 +182,39 @@ def build_moonvit_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
         v.read_int(f"init_pos_emb_{side}", v.read_int(f"pos_emb_{side}", 64))
         for side in ("height", "width")
     )
-    merged = 4 * width
-    towers = _build_encoder(depth, width, inner) + _build_projector(
-        merged, merged, hidden, split=False
-    )
-    return towers + _build_unsplit_weights(
-        _count_patch_embedding(v, width) + width * (1 + rows * cols + 4)
+    return (
+        *_build_encoder(depth, width, inner),
+        *_build_projector(4 * width, 4 * width, hidden, split=False),
+        *_build_unsplit_weights(_count_patch_embedding(v, width) + width * (1 + rows * cols + 4)),
     )
 
 
 def build_minimax_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Build MiniMax-M3's encoder: CLIP's blocks, a projector, and a merger of 2 x 2 patches."""
     width, merged = v.read_int("hidden_size"), 4 * hidden
-    towers = _build_encoder(v.read_int("num_hidden_layers"), width, v.read_int("intermediate_size"))
-    towers += _build_projector(width, hidden, hidden)
     return (
-        towers
-        + _build_projector(merged, hidden, hidden)
-        + _build_unsplit_weights(_count_patch_embedding(v, width, 2) + 2 * width)
+        *_build_stated_encoder(v),
+        *_build_projector(width, hidden, hidden),
+        *_build_projector(merged, hidden, hidden),
+        *_build_unsplit_weights(_count_patch_embedding(v, width, 2) + 2 * width),
     )
 
 
 def build_intern_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Build InternVL's InternViT, 300M or 6B, with the projector behind its pixel shuffle."""
     width, is_rms = v.read_int("hidden_size"), v.read_text_field("norm_type") == "rms_norm"
-    patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
-    towers = _build_encoder(
-        v.read_int("num_hidden_layers"), width, v.read_int("intermediate_size"),
-        norm_bias=not is_rms, qkv_bias=v.read_bool("qkv_bias"),
-        extra=2 * width * (2 if v.read_bool("qk_normalization") else 1),  # scales of layers, norms
-    )  # fmt: skip
-    towers += _build_projector(4 * width, hidden, hidden)
-    other = width + (patches + 2) * width + 8 * width  # bias, class, positions, norm
-    return towers + _build_unsplit_weights(_count_patch_embedding(v, width) + other)
+    other = width + (_count_patches(v) + 2) * width + 8 * width  # bias, class, positions, norm
+    return (
+        *_build_stated_encoder(
+            v,
+            norm_bias=not is_rms,
+            qkv_bias=v.read_bool("qkv_bias"),
+            # scales of layers, norms
+            extra=2 * width * (2 if v.read_bool("qk_normalization") else 1),
+        ),
+        *_build_projector(4 * width, hidden, hidden),
+        *_build_unsplit_weights(_count_patch_embedding(v, width) + other),
+    )
 
 
 def build_generic_encoder(count: int) -> WeightTensors:

@@ -17,41 +17,50 @@ def explain_illegal_layout(
     model: Model, layout: ParallelLayout, gpus_per_node: int, engine: Engine | None = None
 ) -> str | None:
     """Explain, much like vLLM, why the engine does not start this layout; None if it does."""
-    architecture, tp = model.architecture, layout.tp
-    heads, kv_heads = architecture.num_query_heads, architecture.num_kv_heads
-    is_tgi = engine is not None and engine.name == "tgi"
-    if is_tgi and max(layout.pp, layout.dp, layout.ep, layout.dcp) > 1:
-        return "tgi splits a model by tensor parallelism alone"
-    if heads % tp:
-        return (
+    architecture, tp, dcp = model.architecture, layout.tp, layout.dcp
+    heads, kv_heads, num_layers = (
+        architecture.num_query_heads, architecture.num_kv_heads, len(architecture.layers)
+    )  # fmt: skip
+    is_tgi, is_mla = engine is not None and engine.name == "tgi", architecture.is_mla
+    ranks_per_kv_head = tp // max(kv_heads, 1)
+    rules = (
+        (
+            is_tgi and max(layout.pp, layout.dp, layout.ep, dcp) > 1,
+            "tgi splits a model by tensor parallelism alone",
+        ),
+        (
+            heads % tp > 0,
             f"total number of attention heads ({heads}) must be divisible by tensor parallel size"
-            f" ({tp})"
-        )
-    if not architecture.is_mla and kv_heads % tp and tp % kv_heads:
-        return f"{kv_heads} KV heads neither divide nor are divided by tensor parallel size {tp}"
-    if layout.pp > len(architecture.layers):
-        return f"pipeline parallel size {layout.pp} exceeds the {len(architecture.layers)} layers"
-    if tp > gpus_per_node:
-        return (
-            f"tensor parallel size {tp} would cross a node boundary ({gpus_per_node} GPUs a node)"
-        )
-    if layout.dcp > 1:
-        if tp % layout.dcp:
-            return (
-                f"tensor parallel size {tp} must be divisible by decode context parallel size"
-                f" {layout.dcp}"
-            )
-        if not architecture.is_mla and layout.dcp > max(tp // kv_heads, 1):
-            return (
-                f"decode context parallel size {layout.dcp} must be at most tp / KV heads ="
-                f" {tp // kv_heads}"
-            )
-    if layout.ep > 1:
-        if not architecture.is_moe:
-            return "expert parallelism needs a mixture-of-experts model"
-        if layout.ep not in (tp, tp * layout.dp):
-            return f"expert parallel size is tp x dp = {tp * layout.dp}, not {layout.ep}"
-    return _explain_split_groups(model, layout, engine)
+            f" ({tp})",
+        ),
+        (
+            not is_mla and kv_heads % tp > 0 and tp % kv_heads > 0,
+            f"{kv_heads} KV heads neither divide nor are divided by tensor parallel size {tp}",
+        ),
+        (
+            layout.pp > num_layers,
+            f"pipeline parallel size {layout.pp} exceeds the {num_layers} layers",
+        ),
+        (
+            tp > gpus_per_node,
+            f"tensor parallel size {tp} would cross a node boundary ({gpus_per_node} GPUs a node)",
+        ),
+        (
+            tp % dcp > 0,
+            f"tensor parallel size {tp} must be divisible by decode context parallel size {dcp}",
+        ),
+        (
+            not is_mla and dcp > max(ranks_per_kv_head, 1),
+            f"decode context parallel size {dcp} must be at most tp / KV heads ="
+            f" {ranks_per_kv_head}",
+        ),
+        (
+            layout.ep > 1 and not architecture.is_moe,
+            "expert parallelism needs a mixture-of-experts model",
+        ),
+    )
+    broken = (reason for is_broken, reason in rules if is_broken)
+    return next(broken, None) or _explain_split_groups(model, layout, engine)
 
 
 def _explain_split_groups(
@@ -106,18 +115,18 @@ def list_legal_layouts(
     node, moe, layouts = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
     max_gpus = 1 if gpu.slice_of else max_gpus  # slices don't talk to each other
     has_dp = moe and (engine is None or engine.facts.data_parallel_attention)
-    for tp in _list_powers_of_two(min(node, max_gpus)):
+    for tp in list_powers_of_two(min(node, max_gpus)):
         stages = range(1, min(max_gpus // tp, MAX_PIPELINE_STAGES) + 1)
         layouts += [
             ParallelLayout(tp=tp, pp=pp, ep=ep)
             for pp, ep in product(stages, (1, tp) if moe and tp > 1 else (1,))
             if not pp % ceil(tp * pp / node)
         ]
-        ranks = _list_powers_of_two(max_gpus // tp)[1:] if has_dp else []
+        ranks = list_powers_of_two(max_gpus // tp)[1:] if has_dp else []
         layouts += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
     return [layout for layout in layouts if not explain_illegal_layout(model, layout, node, engine)]
 
 
-def _list_powers_of_two(maximum: int) -> list[int]:
+def list_powers_of_two(maximum: int) -> list[int]:
     """List the powers of two up to `maximum`."""
     return [2**power for power in range(max(maximum, 1).bit_length())]

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.latency.shared_prefix_reads import MAX_BLOCK_SHARERS
 from planner.simulator.compilation import njit_allocating, njit_compiled, njit_force_inline
-from planner.simulator.kernel_types import EngineRules
+from planner.simulator.kernel_types import EngineRules, RequestBatch
 
 
 class BlockPool(NamedTuple):
@@ -47,6 +47,20 @@ class BlockTables(NamedTuple):
     published: np.ndarray  # [slots] full blocks that the prefix cache knows
     capacity: np.ndarray  # [slots] tokens that fit
     slides: np.ndarray  # [slots] computed tokens at which the next block leaves a window
+
+
+@njit_force_inline
+def insert_before(ring: np.ndarray, node: int, end: int) -> None:
+    """Insert a node before `end` into a ring of (next, previous)."""
+    before = ring[1, end]
+    ring[0, before] = ring[1, end] = node
+    ring[0, node], ring[1, node] = end, before
+
+
+@njit_force_inline
+def remove_from_ring(ring: np.ndarray, node: int) -> None:
+    """Remove a node from its ring."""
+    ring[0, ring[1, node]], ring[1, ring[0, node]] = ring[0, node], ring[1, node]
 
 
 @njit_allocating
@@ -160,19 +174,16 @@ def _cache_block(pool: BlockPool, block: int, key: int) -> None:
 @njit_compiled
 def store_in_host(pool: BlockPool, content: int) -> None:
     """Store a content in host memory as the most recently used; if full, evict the oldest."""
-    after, before = pool.host[0], pool.host[1]
-    ring = after.size - 1
-    if after[content] >= 0:
-        before[after[content]], after[before[content]] = before[content], after[content]
+    ring, end = pool.host, pool.host.shape[1] - 1
+    if ring[0, content] >= 0:
+        remove_from_ring(ring, content)
     elif pool.host_count[0] == pool.host_count[1]:
-        oldest = after[ring]
-        before[after[oldest]], after[ring] = ring, after[oldest]
-        after[oldest] = -1
+        oldest = ring[0, end]
+        remove_from_ring(ring, oldest)
+        ring[0, oldest] = -1
     else:
         pool.host_count[0] += 1
-    newest = before[ring]
-    after[newest] = before[ring] = content
-    before[content], after[content] = newest, ring
+    insert_before(ring, content, end)
 
 
 @njit_compiled
@@ -364,13 +375,15 @@ def free_sequence(rules: EngineRules, pool: BlockPool, tables: BlockTables, s: i
 @njit_compiled
 def cache_full_blocks(
     rules: EngineRules,
+    requests: RequestBatch,
     pool: BlockPool,
     tables: BlockTables,
     s: int,
-    content: np.ndarray,
+    i: int,
     tokens: int,
 ) -> None:
-    """Add a slot's full blocks among its first `tokens` to the prefix cache."""
+    """Add full blocks among the first `tokens` of request `i` in slot `s` to the prefix cache."""
+    content = requests.content[requests.content_start[i] :]
     count, full = len(rules.groups), tokens // rules.groups[0, 1]
     for j in range(tables.published[s], full):
         for g in range(count):

@@ -33,20 +33,6 @@ from planner.simulator.kernel_types import (
 
 
 @njit_force_inline
-def insert_before(ring: np.ndarray, node: int, end: int) -> None:
-    """Insert a node before `end` into a ring of (next, previous)."""
-    before = ring[1, end]
-    ring[0, before] = ring[1, end] = node
-    ring[0, node], ring[1, node] = end, before
-
-
-@njit_force_inline
-def remove_from_ring(ring: np.ndarray, node: int) -> None:
-    """Remove a node from its ring."""
-    ring[0, ring[1, node]], ring[1, ring[0, node]] = ring[0, node], ring[1, node]
-
-
-@njit_force_inline
 def _count_steps_until_window_slides(
     rules: EngineRules, table: StepCostTable, engine: EngineInstance, s: int, g: int
 ) -> int:
@@ -151,9 +137,9 @@ def start_fast_path(
             end = num_slots + _update_fast_path_sums(rules, table, engine, s, 1)
             while ring[1, end] < num_slots and admission[ring[1, end]] > admission[s]:
                 end = ring[1, end]
-            insert_before(ring, s, end)
+            block_pool.insert_before(ring, s, end)
             exit_step = (state.fast_path_steps + steps) % MAX_FAST_PATH_STEPS
-            insert_before(fast_path.exit_rings, s, num_slots + exit_step)
+            block_pool.insert_before(fast_path.exit_rings, s, num_slots + exit_step)
         else:
             for row in range(len(batch)):
                 batch[row, stay] = batch[row, j]
@@ -196,8 +182,8 @@ def stop_fast_path(
     engine.num_tokens[s] += steps
     records.last_token[i] = state.last_output
     fast_path.entered[s] = -1
-    remove_from_ring(fast_path.exit_rings, s)
-    remove_from_ring(fast_path.block_rings, s)
+    block_pool.remove_from_ring(fast_path.exit_rings, s)
+    block_pool.remove_from_ring(fast_path.block_rings, s)
     admission = fast_path.admission
     if overlaps_steps(rules, table):
         batch, j = engine.batches[state.oldest], engine.batch_sizes[state.oldest]
@@ -262,10 +248,8 @@ def allocate_fast_path_blocks(
     overlap = overlaps_steps(rules, table)
     s = ring[0, num_slots + (phase + 1 - overlap) % size]
     while s < num_slots:
-        content = requests.content[requests.content_start[engine.request[s]] :]
-        block_pool.cache_full_blocks(
-            rules, pool, tables, s, content, tables.capacity[s] - overlap * size
-        )
+        tokens = tables.capacity[s] - overlap * size
+        block_pool.cache_full_blocks(rules, requests, pool, tables, s, engine.request[s], tokens)
         s = ring[0, s]
 
 
@@ -374,20 +358,18 @@ def run_priced_decode_step(rules: EngineRules, arrays: EngineArrays, r: int) -> 
     state, depth, count = arrays.state[r], arrays.batch_ends.shape[1], arrays.state[r].num_running
     state.is_scheduled = state.is_steady = False
     if state.has_step:
-        turn, usable = (state.oldest + state.num_steps_in_flight) % depth, rules.num_blocks - 1
-        start = max(state.now, state.next_start)
-        state.next_start = start + state.step_s
-        state.last_end = max(state.next_start, state.last_end + state.step_s)
-        arrays.batch_sizes[r, turn], arrays.batch_ends[r, turn] = 0, state.last_end
-        state.num_steps_in_flight += 1
-        busy_s, used = state.next_start - start, usable - arrays.free[r, 0]
-        arrays.usage[r, used * (NUM_KV_USAGE_BINS - 1) // usable] += busy_s
-        totals = arrays.totals[r]
-        totals[0] += 1
-        totals[1] += busy_s
-        totals[2] += count
-        totals[3] += count
-        totals[4] += count * busy_s
+        step_kernels.start_step(
+            rules,
+            state,
+            arrays.free[r, 0],
+            arrays.batch_sizes[r],
+            arrays.batch_ends[r],
+            arrays.usage[r],
+            arrays.totals[r],
+            1,
+            (state.oldest + state.num_steps_in_flight) % depth,
+            0,
+        )
         if state.num_steps_in_flight < depth:
             return
     if state.num_steps_in_flight:

@@ -118,15 +118,9 @@ def _schedule_next_end(
 
 
 def _simulate_tandem_pools(
-    prefill: PrefillWorkerPool,
-    decode: DecodeWorkerPool,
-    arrival: np.ndarray,
-    concurrency: int,
-    prompt: np.ndarray,
-    attention_s: np.ndarray,
-    travel_s: np.ndarray,
-    steps: np.ndarray,
-) -> PoolTimeline:
+    prefill: PrefillWorkerPool, decode: DecodeWorkerPool, arrival: np.ndarray, concurrency: int,
+    prompt: np.ndarray, attention_s: np.ndarray, travel_s: np.ndarray, steps: np.ndarray,
+) -> PoolTimeline:  # fmt: skip
     """Simulate [n] requests in both pools.
 
     `arrival` is in seconds, ascending. If `concurrency` > 0, requests are held back while this many
@@ -184,15 +178,9 @@ def _simulate_tandem_pools(
         ):
             if idle[worker] and upcoming[worker] < num_arrived:
                 upcoming[worker], seconds = _run_prefill_step(
-                    prefill,
-                    upcoming[worker],
-                    num_arrived,
-                    prompt,
-                    attention_s,
-                    batches[worker],
-                    loads,
-                    attention,
-                )
+                    prefill, upcoming[worker], num_arrived, prompt, attention_s, batches[worker],
+                    loads, attention,
+                )  # fmt: skip
                 busy[0] += seconds
                 idle[worker] = False
                 heapq.heappush(events, (now + seconds, EVENT_PREFILLED, worker, 0))

@@ -283,11 +283,8 @@ def create_engine_instance(
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
     host_blocks = rules.host_blocks if caching else 0
     pool = create_pool(arrays.free[r], arrays.shared[r], contents * count, host_blocks)
-    tables = create_tables(
-        num_slots,
-        count,
-        max(count_table_blocks(longest, 0, smallest), states) if caching else 0,
-    )
+    longest_table = max(count_table_blocks(longest, 0, smallest), states) if caching else 0
+    tables = create_tables(num_slots, count, longest_table)
     per_slot, free_slots = np.full((9, num_slots), -1), np.arange(num_slots)
     running_ring = np.zeros((2, num_slots + 1), np.int64)
     block_rings = np.zeros((2, num_slots + groups[0, 1]), np.int64)
@@ -302,11 +299,8 @@ def create_engine_instance(
         arrays.phase_blocks[r],
         arrays.window_tokens[r],
     )
-    arriving, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
-    arriving.clear()
-    waiting[0].clear()
-    notes.clear()
-    adapters = 0
+    arriving, waiting = [(0.0, 0)][:0], [[(0.0, 0)][:0]]
+    notes, adapters = [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)][:0], 0
     for adapter in requests.adapter:
         adapters = max(adapters, adapter + 1)
     for _ in range(adapters):

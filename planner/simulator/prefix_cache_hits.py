@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from planner.simulator import block_pool
 from planner.simulator.compilation import EntryPoint
 from planner.workload.traces import Trace
 
@@ -30,12 +31,12 @@ def _simulate_lru(
     hits = np.zeros(n, np.int64)
     # a ring through the last index, whose successor is the least recently used block
     head = blocks + int(output.sum()) // block_tokens + 1
-    after, before = np.full(head + 1, -1), np.full(head + 1, -1)
-    after[head] = before[head] = head
+    ring = np.full((2, head + 1), -1)
+    ring[:, head] = head
     held, partial, next_output_block = 0, 0, blocks
     for i in rows:
         run = 0
-        while begin[i] + run < begin[i + 1] and after[ids[begin[i] + run]] >= 0:
+        while begin[i] + run < begin[i + 1] and ring[0, ids[begin[i] + run]] >= 0:
             run += 1
         hits[i] = min(run * block_tokens, tokens[i])
         partial += output[i]
@@ -44,21 +45,21 @@ def _simulate_lru(
         for k in range(filled + begin[i + 1] - begin[i]):
             block = next_output_block if k < filled else ids[begin[i + 1] - 1 - (k - filled)]
             next_output_block += k < filled
-            if after[block] >= 0:
-                after[before[block]], before[after[block]] = after[block], before[block]
+            if ring[0, block] >= 0:
+                block_pool.remove_from_ring(ring, block)
                 held -= 1
-            newest = before[head]
-            after[newest] = before[head] = block
-            before[block], after[block] = newest, head
+            block_pool.insert_before(ring, block, head)
             held += 1
             if held > max_blocks:
-                oldest = after[head]
-                after[head], before[after[oldest]] = after[oldest], head
-                after[oldest], held = -1, held - 1
+                oldest = ring[0, head]
+                block_pool.remove_from_ring(ring, oldest)
+                ring[0, oldest], held = -1, held - 1
     return hits
 
 
-simulate_lru = EntryPoint(_simulate_lru, lambda: (*[np.zeros(1, np.int64)] * 5, 1, 1))
+simulate_lru = EntryPoint(
+    _simulate_lru, lambda: (*[np.zeros(1, np.int64)] * 5, 1, 1), (block_pool,)
+)
 
 
 @lru_cache(maxsize=1024)

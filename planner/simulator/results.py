@@ -214,11 +214,10 @@ class SimulationResult:
             "        "
             + "".join(f"{name:>12}" for name in ("mean ms", "p50 ms", "p95 ms", "p99 ms")),
         ]
-        for metric in ("ttft", "tpot", "itl", "e2e", "queue"):
-            lines.append(
-                f"{metric:8}"
-                + "".join(f"{value * 1e3:12,.2f}" for value in self.summarize(metric).values())
-            )
+        lines += [
+            f"{metric:8}" + "".join(f"{value * 1e3:12,.2f}" for value in summary.values())
+            for metric, summary in self._summaries.items()
+        ]
         return "\n".join(lines)
 
 

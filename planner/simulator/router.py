@@ -16,6 +16,7 @@ from planner.simulator import (
     engine_state,
     scheduler,
     step_cost_kernels,
+    step_scheduling,
     waiting_queues,
 )
 from planner.simulator import kernel_types as kinds
@@ -306,8 +307,7 @@ def _serve_requests(
     sent_at = np.full(
         (count if router.policy == kinds.ROUTE_PREFIX_AFFINITY else 0, contents), -np.inf
     )
-    size, ends, n = rules.groups[0, 1], [0.0], len(replica)
-    ends.clear()
+    size, ends, n = rules.groups[0, 1], [0.0][:0], len(replica)
     while True:
         at = requests.arrival[i] if i < n else np.inf
         if requests.concurrency and requests.concurrency <= i < n:
@@ -443,6 +443,7 @@ run_compiled_simulation = EntryPoint(
         scheduler,
         shared_prefix_reads,
         step_cost_kernels,
+        step_scheduling,
         waiting_queues,
     ),
 )

@@ -150,26 +150,30 @@ def _validate_requests(
     ids = Counter(request.id for request in requests)
     before = 0
     for request in requests:
-        where = f"{file}, request {request.id}, field"
-        if ids[request.id] > 1:
-            raise PlannerError(
-                f"{where} id: {ids[request.id]} requests have this id; ids must differ"
-            )
-        if any(character in request.id for character in ";:") or not request.id.isprintable():
-            raise PlannerError(
-                f"{where} id: expected printable text without ';' and ':', which the step log needs"
-            )
-        if request.arrival_step < before:
-            raise PlannerError(
-                f"{where} arrival_step: {request.arrival_step} comes after {before}; sort by"
-                " arrival"
-            )
+        unknown = [
+            name
+            for name, _ in request.prompt or []
+            if name.startswith("out:") and name[4:] not in ids
+        ]
+        for is_wrong, problem in (
+            (ids[request.id] > 1, f"id: {ids[request.id]} requests have this id; ids must differ"),
+            (
+                any(letter in request.id for letter in ";:") or not request.id.isprintable(),
+                "id: expected printable text without ';' and ':', which the step log needs",
+            ),
+            (
+                request.arrival_step < before,
+                f"arrival_step: {request.arrival_step} comes after {before}; sort by arrival",
+            ),
+            (
+                (request.prompt is None) == (request.prompt_len is None),
+                "prompt_len: give either prompt_len or prompt",
+            ),
+            (bool(unknown), f"prompt: {', '.join(unknown[:1])} names no request of this case"),
+        ):
+            if is_wrong:
+                raise PlannerError(f"{file}, request {request.id}, field {problem}")
         before = request.arrival_step
-        if (request.prompt is None) == (request.prompt_len is None):
-            raise PlannerError(f"{where} prompt_len: give either prompt_len or prompt")
-        for name, _ in request.prompt or []:
-            if name.startswith("out:") and name[4:] not in ids:
-                raise PlannerError(f"{where} prompt: {name} names no request of this case")
 
     chunk = min(config.max_num_batched_tokens, config.long_prefill_token_threshold or math.inf)
     steps = sum(sum(tokens for _, tokens in r.segments) / chunk + r.output_len for r in requests)

@@ -7,7 +7,7 @@ same seed gives the same numbers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -92,41 +92,9 @@ def simulate_requests(
     def label(i: int) -> str:
         return f"{location}{', ' * bool(location)}request {names[i] if names else i + 1}"
 
-    arrival, tokens = traffic.arrival, (1, 2**31, "a number of tokens from 1")
-    for name, values, (low, high, accepted) in (
-        ("arrival", arrival, (0, math.inf, "a time from 0")),
-        ("prompt_tokens", traffic.prompt, tokens),
-        ("output_tokens", traffic.output, tokens),
-    ):
-        if len(values) != len(arrival):
-            raise PlannerError(
-                f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many"
-            )
-        if len(bad := np.flatnonzero(~((values >= low) & (values < high)))):
-            raise PlannerError(
-                f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}"
-            )
-    if len(late := np.flatnonzero(np.diff(arrival) < 0)):
-        before, after = arrival[late[0]], arrival[late[0] + 1]
-        raise PlannerError(
-            f"{label(late[0] + 1)}, field arrival: {after:g} comes after {before:g}; sort by"
-            " arrival"
-        )
-    if not len(arrival):
-        raise PlannerError("there are no requests; at least one is needed")
-    longest = int(np.argmax(traffic.prompt))
-    if traffic.prompt[longest] >= rules.max_model_len:
-        raise PlannerError(
-            f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for"
-            f" an output within max_model_len {rules.max_model_len:,}"
-        )
-    for part, seconds in table._asdict().items():
-        if not (np.isfinite(seconds).all() and np.min(seconds, initial=0) >= 0):
-            raise PlannerError(
-                f"step cost, field {part}: it holds something else than times from 0"
-            )
+    _check_requests(rules, table, traffic, label)
     if rules.priority and not len(traffic.rank):
-        traffic = traffic._replace(rank=np.arange(len(arrival)))
+        traffic = traffic._replace(rank=np.arange(len(traffic.arrival)))
     rules, table = to_compiled_types(rules), to_compiled_types(table)
     traffic = to_compiled_types(traffic)
     router = to_compiled_types(router or RouterConfig())
@@ -163,6 +131,45 @@ def simulate_requests(
             f" {rules.max_num_batched_tokens:,} tokens"
         )
     return SimulationResult(outcome, prompt, output, rules.num_blocks)
+
+
+def _check_requests(
+    rules: EngineRules, table: StepCostTable, traffic: RequestBatch, label: Callable[[int], str]
+) -> None:
+    """Raise `PlannerError` for requests and step costs that cannot be simulated."""
+    arrival, tokens = traffic.arrival, (1, 2**31, "a number of tokens from 1")
+    for name, values, (low, high, accepted) in (
+        ("arrival", arrival, (0, math.inf, "a time from 0")),
+        ("prompt_tokens", traffic.prompt, tokens),
+        ("output_tokens", traffic.output, tokens),
+    ):
+        if len(values) != len(arrival):
+            raise PlannerError(
+                f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many"
+            )
+        if len(bad := np.flatnonzero(~((values >= low) & (values < high)))):
+            raise PlannerError(
+                f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}"
+            )
+    if len(late := np.flatnonzero(np.diff(arrival) < 0)):
+        before, after = arrival[late[0]], arrival[late[0] + 1]
+        raise PlannerError(
+            f"{label(late[0] + 1)}, field arrival: {after:g} comes after {before:g}; sort by"
+            " arrival"
+        )
+    if not len(arrival):
+        raise PlannerError("there are no requests; at least one is needed")
+    longest = int(np.argmax(traffic.prompt))
+    if traffic.prompt[longest] >= rules.max_model_len:
+        raise PlannerError(
+            f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for"
+            f" an output within max_model_len {rules.max_model_len:,}"
+        )
+    for part, seconds in table._asdict().items():
+        if not (np.isfinite(seconds).all() and np.min(seconds, initial=0) >= 0):
+            raise PlannerError(
+                f"step cost, field {part}: it holds something else than times from 0"
+            )
 
 
 def count_final_blocks(rules: EngineRules, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:

@@ -12,11 +12,13 @@ from planner.simulator.engine_state import (
     ROW_TOKENS,
     ROW_YIELDS,
     EngineInstance,
+    EngineState,
 )
 from planner.simulator.kernel_types import (
     ITL_BINS_PER_DECADE,
     ITL_FIRST_BIN_S,
     NUM_ITL_BINS,
+    NUM_KV_USAGE_BINS,
     EngineRules,
     StepCostTable,
 )
@@ -129,6 +131,38 @@ def compute_step_cost(
     shared = count_shared_tokens(rules, table, engine.pool.shared, decoding)
     read = max(contexts - shared, contexts / L2_BANDWIDTH_FACTOR)
     return total, decoding, _sum_step_s(table, total, sequences, sampled, read, pairs, windows_s)
+
+
+@njit_force_inline
+def start_step(
+    rules: EngineRules,
+    state: EngineState,
+    free: int,
+    batch_sizes: np.ndarray,
+    batch_ends: np.ndarray,
+    usage: np.ndarray,
+    totals: np.ndarray,
+    stages: int,
+    turn: int,
+    taken: int,
+) -> float:
+    """Start the step that was priced, and count it; return its start.
+
+    It is the step `turn` of those in flight, with `taken` sequences that are not on the fast path.
+    """
+    start, stage_s = max(state.now, state.next_start), state.step_s / stages
+    state.next_start = start + stage_s
+    state.last_end = max(start + state.step_s, state.last_end + stage_s)
+    batch_sizes[turn], batch_ends[turn] = taken, state.last_end
+    state.num_steps_in_flight += 1
+    busy_s, usable = state.next_start - start, rules.num_blocks - 1
+    usage[(usable - free) * (NUM_KV_USAGE_BINS - 1) // usable] += busy_s
+    totals[0] += 1
+    totals[1] += busy_s
+    totals[2] += state.num_step_tokens
+    totals[3] += state.num_decoding
+    totals[4] += state.num_decoding * busy_s
+    return start
 
 
 @njit_compiled

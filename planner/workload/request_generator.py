@@ -45,14 +45,21 @@ def sample_ramp_arrivals(
     )
 
 
+def _number_blocks(
+    prompt: np.ndarray, output: np.ndarray, block_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return full blocks and the start index of each request, and the place of each block in it."""
+    full = (prompt.astype(np.int64) + output) // block_size
+    start = np.concatenate(([0], full.cumsum()[:-1]))
+    return full, start, np.arange(full.sum()) - np.repeat(start, full)
+
+
 def build_shared_prefix_blocks(
     prompt: np.ndarray, output: np.ndarray, prefix: np.ndarray, block_size: int
 ) -> BlockContents:
     """Return the blocks of requests whose first `prefix` [n] tokens are one common text."""
-    full = (prompt.astype(np.int64) + output) // block_size
+    full, start, place = _number_blocks(prompt, output, block_size)
     common = np.minimum(prefix, prompt) // block_size
-    start = np.concatenate(([0], full.cumsum()[:-1]))
-    place = np.arange(full.sum()) - np.repeat(start, full)
     shared = place < np.repeat(common, full)
     return np.where(shared, place, common.max() + np.cumsum(~shared)).astype(np.int32), start
 
@@ -65,11 +72,9 @@ def build_session_blocks(
     The text of a session begins with the system prompt of all, and every turn repeats what the
     turns before it said, answers included.
     """
-    full = (prompt.astype(np.int64) + output) // block_size
+    full, start, place = _number_blocks(prompt, output, block_size)
     longest = np.zeros(int(session.max(initial=0)) + 1, np.int64)
     np.maximum.at(longest, session, full)
-    start = np.concatenate(([0], full.cumsum()[:-1]))
-    place = np.arange(full.sum()) - np.repeat(start, full)
     common = system_tokens // block_size
     own = common + np.repeat((np.cumsum(longest) - longest)[session], full) + place
     return np.where(place < common, place, own).astype(np.int32), start
@@ -88,9 +93,8 @@ def build_trace_blocks(
     so a block is identified by its last token.
     """
     ids, begin = trace.block_ids
-    full = (prompt.astype(np.int64) + output) // block_size
-    start = np.concatenate(([0], full.cumsum()[:-1]))
-    last = (np.arange(full.sum()) - np.repeat(start, full) + 1) * block_size - 1
+    full, start, place = _number_blocks(prompt, output, block_size)
+    last = (place + 1) * block_size - 1
     place = np.repeat(begin[request_indices], full) + last // TRACE_BLOCK_TOKENS
     known = (last < np.repeat(prompt, full)) & (place < np.repeat(begin[request_indices + 1], full))
     content = np.cumsum(~known) - 1

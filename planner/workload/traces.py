@@ -1,7 +1,5 @@
 """Read request traces: CSV or JSON lines of times, prompt and output tokens under common names."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -165,7 +163,7 @@ class Trace:
             output=self.output[rows], hash_ids=hashes, num_uncounted=0,
         )  # fmt: skip
 
-    def select_busiest_hour(self) -> Trace:
+    def select_busiest_hour(self) -> Self:
         """Return the requests of the busiest hour since the first request.
 
         Return all if the trace is no longer than an hour or has too few requests.

@@ -61,14 +61,22 @@ class Workload:
                 raise PlannerError(
                     f"{name} {value:g} is beyond what is planned: {low:g} to {high:g}"
                 )
-        if not 0 <= self.adapters <= MAX_ADAPTERS:
-            raise PlannerError(f"adapters must be 0 to {MAX_ADAPTERS:,}, got {self.adapters:,}")
-        if not 0 <= self.prefix_hit_rate <= 1:
-            raise PlannerError(
-                f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}"
-            )
-        if self.prefix_tokens < 0:
-            raise PlannerError(f"prefix_tokens must not be negative, got {self.prefix_tokens:g}")
+        for is_wrong, problem in (
+            (
+                not 0 <= self.adapters <= MAX_ADAPTERS,
+                f"adapters must be 0 to {MAX_ADAPTERS:,}, got {self.adapters:,}",
+            ),
+            (
+                not 0 <= self.prefix_hit_rate <= 1,
+                f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}",
+            ),
+            (
+                self.prefix_tokens < 0,
+                f"prefix_tokens must not be negative, got {self.prefix_tokens:g}",
+            ),
+        ):
+            if is_wrong:
+                raise PlannerError(problem)
 
     @classmethod
     def from_trace(cls, trace: Trace, rate: float | None = None) -> Self:
