@@ -14,7 +14,7 @@ _SECRET_PART = re.compile(
 _NAME_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _HARMLESS_NAME = re.compile(
     r"(?:^|[-_.])(?:(?:cache|sort|partition|primary|hash|public|label|group|eos|bos|pad|unk|stop"
-    r"|num|max|min|per|each|first|next|input|output|prompt|inter|adapter|routing)[-_](?:key|keys|token)"
+    r"|num|max|min|batched|per|each|first|next|input|output|prompt|inter|adapter|routing)[-_](?:key|keys|token)"
     r"|allowed-headers)$"
     # what is said about a secret, or counted in tokens, is none
     r"|[-_.](?:ids?|file|path|dir|name|ref|type|size|count|threshold|limit|length|len|latency|rate"

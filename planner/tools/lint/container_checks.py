@@ -40,10 +40,9 @@ def check_container(checked: CheckedCommand, gpu: str | None) -> Iterator[LintFi
     setup = checked.command.setup
     if setup is None:
         return
-    is_for_gpus = not re.search(r"cpu|tpu|hpu|xpu|neuron|gaudi", setup.image)
     is_visible = "NVIDIA_VISIBLE_DEVICES" in checked.command.environment
     # what was not read may be a router, which needs none
-    if is_for_gpus and not (setup.has_gpus or is_visible or checked.command.unread):
+    if setup.takes_gpus and not (setup.has_gpus or is_visible or checked.command.unread):
         why = "the container is given no GPU, unless the host's runtime gives it all"
         yield _make_finding("GPUs", "no GPUs", "risky", why, _GPU_ADVICE[setup.runtime])
     yield from _check_shared_memory(checked, setup)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol
 
 from planner.core.errors import PlannerError
@@ -15,6 +16,7 @@ from planner.engines.cli_options import (
     load_flag_lists,
 )
 from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.guide_reader import is_guide, split_guide
 from planner.tools.lint.kserve_reader import RUNTIME_KINDS, join_runtimes, read_kserve_use
 from planner.tools.lint.named_gpus import find_named_gpu, name_slice
 from planner.tools.lint.network_reader import (
@@ -36,6 +38,8 @@ from planner.tools.lint.server_commands import (
 from planner.tools.lint.shell_parser import expand_variables, parse_statements, split_words
 
 YamlMapping = Mapping[str, object]
+MAX_DEPTH = 40
+"""Depth of a document to which commands are looked for."""
 _COMMAND_KEY_PATTERN = re.compile(r"args|argv|arguments|command|cmd|flags|options", re.IGNORECASE)
 """Keys of a chart's values under which options of an engine stand."""
 _CHART_ONLY_KEYS = (
@@ -108,16 +112,41 @@ def replace_expressions(text: str) -> str:
     return re.sub(r"\{\{(.*?)(\}\}|$)", name_expression, text, flags=re.MULTILINE)
 
 
-def load_yaml_documents(text: str, name: str) -> Iterator[YamlMapping | list[object]]:
-    """Yield the mappings and lists of a YAML or JSON text; none if it does not parse."""
-    text = replace_expressions(text)
-    for part in re.split(r"^---[ \t\r]*$", text, flags=re.MULTILINE):
+def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[object]], str]:
+    """Return the mappings and lists of a YAML or JSON text, and why the rest does not parse."""
+    documents = list[YamlMapping | list[object]]()
+    parts = re.split(r"^---[ \t\r]*$", replace_expressions(text), flags=re.MULTILINE)
+    for number, part in enumerate(parts):
         try:
             document = parse_yaml(part, name or "the text")
-        except (PlannerError, RecursionError):
-            return
+        except PlannerError as error:
+            above = sum(one.count("\n") for one in parts[:number])
+            return documents, _shift_line(str(error), above)
+        except RecursionError:
+            return documents, "it is nested too deep"
         if isinstance(document, dict | list):
-            yield document
+            documents.append(document)
+    return documents, ""
+
+
+def _shift_line(message: str, above: int) -> str:
+    """Return a message whose "line N" counts the lines above its document too."""
+    before, found, after = message.partition(": line ")
+    number = re.match(r"\d+", after)
+    if not number:
+        return message
+    return f"{before}{found}{int(number[0]) + above}{after[number.end() :]}"
+
+
+def find_starting_image(node: object, depth: int = 0) -> str:
+    """Return the first image in a document that starts a server by itself; empty without one."""
+    if depth > MAX_DEPTH:
+        return ""
+    name = _read_image_name(node) if isinstance(node, Mapping) else ""
+    if (image := parse_image_name(name)) and image.starts:
+        return name
+    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    return next(filter(None, (find_starting_image(one, depth + 1) for one in inner)), "")
 
 
 def find_commands_in_documents(
@@ -149,7 +178,7 @@ def find_commands_in_documents(
 
 def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
     """Yield the commands anywhere inside a document: containers, and shell text."""
-    if place.depth > 40:
+    if place.depth > MAX_DEPTH:
         return
     if isinstance(node, list):
         for index, item in enumerate(node):
@@ -159,7 +188,9 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
         if isinstance(node, str) and (mention := SERVER_MENTION_PATTERN.search(node)):
             try:
                 image = parse_image_name(place.image)
-                for command in find_commands(node, place.path, None, place.environment):
+                texts = [code for _, code in split_guide(node)] if is_guide(node, "") else [node]
+                found = (find_commands(one, place.path, None, place.environment) for one in texts)
+                for command in chain.from_iterable(found):
                     is_ours = image is not None and image.engine == command.engine
                     version = image.version if image and is_ours else ""
                     yield replace(command, gpu=place.gpu, version=command.version or version)

@@ -345,6 +345,9 @@ def _plan_command(
         for finding in again.findings
         if finding.refused and fixed.diff
     )
+    if checked.command.setup and not checked.command.setup.takes_gpus:
+        why = "its image serves on processors that are not modelled here: memory and latencies are not checked"
+        return CommandReport(checked, fixed, None, why, unsettled)
     if gpu is None:
         try:
             need = compute_memory_need(again, version)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from planner.core.units import MIB, parse_bytes
-from planner.engines.engine import get_dynamo_image_version
+from planner.engines.engine import get_dynamo_image_version, get_monthly_image_version
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.shell_parser import ShellStatement, check_expanded_size, parse_statements
 from planner.tools.lint.wrappers import load_wrappers, unwrap_command
@@ -75,6 +75,11 @@ class ContainerSetup:
     # "shared": other programs may listen at the same address
     network: Literal["own", "host", "shared"] = "own"
     addresses: tuple[str, ...] = ()  # that it is given
+
+    @property
+    def takes_gpus(self) -> bool:
+        """Whether the image is for GPUs that are known here, and not for other processors."""
+        return not re.search(r"cpu|tpu|hpu|xpu|npu|neuron|gaudi|ascend", self.image)
 
 
 @dataclass(frozen=True)
@@ -162,10 +167,13 @@ def find_commands(
             )
             findings = (*findings, finding)
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
+        names = ", ".join(statement.branched)[:200]
+        note = f"set anew in a branch, and judged as set before: {names}" if names else ""
         for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None
         ):
-            yield replace(command, findings=(*findings, *command.findings))
+            noted = "; ".join(filter(None, (command.note, note)))
+            yield replace(command, findings=(*findings, *command.findings), note=noted)
 
 
 def _rejoin_options(
@@ -261,8 +269,9 @@ def _parse_statement(
     # ssh HOST '...', tmux new '...'
     scripts = [word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)]
     if shell_option is not None:
-        # the words after the script are its $0, $1, ...
-        scripts = [fill_in_parameters(words[shell_option + 1], words[shell_option + 2 :])]
+        # the words after the script are its $0, $1, ...; -- ends the shell's own options
+        script, *parameters = words[shell_option + 1 + (words[shell_option + 1] == "--") :] or [""]
+        scripts = [fill_in_parameters(script, parameters)]
     if scripts:
         is_program = scripts[-1] == words[0]
         why = "it is one word, and no program has that name"
@@ -412,6 +421,8 @@ def parse_image_name(name: str) -> EngineImage | None:
             version = tag[1] if tag else ""
             if "ai-dynamo/" in name:  # the tag is Dynamo's
                 version = get_dynamo_image_version(engine, version)
+            elif re.match(r"\d\d\.\d\d", version):  # a year and a month
+                version = get_monthly_image_version(engine, version)
             return EngineImage(engine, starts, version)
     return None
 
