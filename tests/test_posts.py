@@ -616,8 +616,115 @@ def test_the_model_by_an_option_is_deprecated(command: str, version: str, told: 
 )
 def test_remote_code_that_is_not_pinned_is_called_a_risk(pin: str, told: bool) -> None:
     report = lint(f"vllm serve Qwen/Qwen3-8B --trust-remote-code{pin}", "0.20.2")
-    assert any(one.why.startswith("a risk") for one in report.findings) == told
-    assert report.verdict == "ok"
+    assert to_fix(report) == ({"--trust-remote-code": "risky"} if told else {})
+    assert LINT_EXIT_CODES[report.verdict] == (3 if told else 0)
+    folder = lint(f"vllm serve /models/Qwen3-8B --trust-remote-code{pin}", "0.20.2")
+    assert folder.verdict == "ok"
+
+
+def test_a_file_whose_model_is_not_pinned_says_so() -> None:
+    notes = lint(write_service("Qwen/Qwen3-8B")).notes
+    assert any("--revision pins it" in note for note in notes)
+    pinned = lint(write_service("Qwen/Qwen3-8B --revision abc"))
+    assert not any("--revision" in note for note in pinned.notes)
+
+
+UNMODELLED_OPTIONS = {
+    "vLLM's kernels on Hopper": ("vllm serve Qwen/Qwen3-8B --attention-backend TRITON_ATTN", "H100", 3),
+    # vLLM's own choice: docs/design/attention_backends.md
+    "its own choice": ("vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN", "H100", 0),
+    "its choice on another GPU": ("vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN", "B200", 3),
+    "nothing was worked out": ("vllm serve Qwen/Qwen3-8B --attention-backend TRITON_ATTN", None, 0),
+    "SGLang": (
+        "sglang serve Qwen/Qwen3-8B --decode-attention-backend triton", "H100", 3,
+    ),
+    "SGLang's own choice": ("sglang serve Qwen/Qwen3-8B --attention-backend fa3", "H100", 0),
+    "another processor": (
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --device npu", None, 3,
+    ),
+    "an image for CPUs": ("docker run vllm/vllm-openai-cpu:v0.20.2 Qwen/Qwen3-8B --port 8000", None, 3),
+    "vLLM-Omni": ("vllm serve Qwen/Qwen2.5-Omni-7B --omni --stage-configs-path a.yaml", None, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line,gpu,code", UNMODELLED_OPTIONS.values(), ids=UNMODELLED_OPTIONS)
+def test_what_no_model_knows_is_said_where_it_counts(line: str, gpu: str | None, code: int) -> None:
+    report = lint(line, gpu=gpu)
+    assert LINT_EXIT_CODES[report.verdict] == code
+    assert not [one for one in report.findings if one.verdict == "unknown"]
+    assert ("not modelled" in str(report)) == (code == 3)
+
+
+SLURM = {
+    "a kind and a number": ("#SBATCH --gres=gpu:h100:4", "H100-SXM", 4),
+    "in the step": ("srun -n 1 --gpus-per-node=l40s:2 true", "L40S", 2),
+    "--gpus": ("#SBATCH --gpus a100:8", "A100", 8),
+    "a number alone": ("#SBATCH --gres=gpu:4", "", 0),
+    "another resource": ("#SBATCH --gres=shard:h100:4", "", 0),
+}
+
+
+@pytest.mark.parametrize("line,gpu,count", SLURM.values(), ids=SLURM)
+def test_slurm_jobs_name_their_gpus(line: str, gpu: str, count: int) -> None:
+    """slurm.schedmd.com, sbatch: --gres=gpu:kepler:2, --gpus=volta:3."""
+    tp = max(count, 1)
+    script = f"#!/bin/bash\n{line}\nsrun vllm serve Qwen/Qwen3-8B --tensor-parallel-size {tp}\n"
+    (one,) = lint(script).commands
+    assert (one.plan is not None) == bool(gpu)
+    if one.plan:
+        assert one.plan.deployment.gpu.name.startswith(gpu)
+    asked = script.replace(f"size {tp}", f"size {2 * tp}")
+    assert gpu == "" or lint(asked).verdict == "mend"
+
+
+def test_sglang_starts_where_its_cache_is_shorter_than_the_context() -> None:
+    """sglang issue 4048: 163,840 tokens are asked for, about 59,868 fit, and it serves."""
+    line = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --mem-fraction-static 0.93"
+    report = lint(line, gpu="L4")
+    (one,) = report.commands
+    assert one.plan and one.plan.memory.can_start and one.plan.capped_length
+    # 2 x 32 layers x 8 heads x 128 x 2 bytes a token of a pool below 0.93 x 22.03 - 14.96 GiB
+    assert one.plan.capped_length < (0.93 * 22.03 - 14.96) * 2**30 / 131_072
+    assert to_fix(report) == {"--context-length": "risky"}
+    vllm = "vllm serve meta-llama/Llama-3.1-8B-Instruct --gpu-memory-utilization 0.93"
+    assert lint(vllm, gpu="L4").verdict == "mend"
+
+
+def test_chunks_cannot_be_switched_off_in_the_first_releases_of_v1() -> None:
+    """vLLM 0.8.5 to 0.11.0 engine/arg_utils.py: V1 always uses chunked prefills."""
+    line = "vllm serve Qwen/Qwen3-8B --no-enable-chunked-prefill --max-num-batched-tokens 2048"
+    (one,) = [
+        each for each in lint(line, "0.10.0").findings if each.name == "--enable-chunked-prefill"
+    ]
+    assert one.verdict == "useless"
+    assert lint(line, "0.10.0").verdict == "ok"
+    assert lint(line, "0.20.2").verdict == "mend"
+
+
+def test_a_worker_of_a_ray_cluster_starts_no_server() -> None:
+    """As vllm-project/aibrix, samples/deepseek-r1: the head serves, the workers only join."""
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
+    head, worker = (
+        {
+            "image": "vllm/vllm-openai:v0.20.2",
+            "command": ["bash", "-lc", "--"],
+            "args": [text],
+            **limits,
+        }
+        for text in (
+            "$KUBERAY_GEN_RAY_START_CMD; vllm serve Qwen/Qwen3-8B",
+            "$KUBERAY_GEN_RAY_START_CMD;",
+        )
+    )
+    spec = {"headGroupSpec": {"containers": [head]}, "workerGroupSpecs": [{"containers": [worker]}]}
+    report = lint(yaml.safe_dump({"kind": "RayClusterFleet", "spec": spec}))
+    assert len(report.commands) == 1 and not to_fix(report)
+
+
+def test_a_folder_that_is_filled_in_may_hold_a_known_model() -> None:
+    report = lint("vllm serve $HOME/models/Qwen3-8B", gpu="H100")
+    assert report.commands[0].plan and report.verdict == "ok"
+    assert lint("vllm serve $HOME/$MODEL", gpu="H100").verdict == "at_risk"
 
 
 MEDIA = ['{"image": 2, "audio": 0}', "image=2,audio=0", '{"image": {"count": 2}, "audio": 0}']

@@ -15,7 +15,7 @@ from planner.tools.lint.deployment_reader import (
 )
 from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.option_checks import CheckedCommand
-from planner.tools.lint.server_commands import ContainerSetup
+from planner.tools.lint.server_commands import ContainerSetup, is_hub_name
 
 MIN_SHM_BYTES = GIB
 """Least /dev/shm of a server on several GPUs (NCCL user guide, troubleshooting: --shm-size=1g)."""
@@ -117,8 +117,7 @@ def _is_downloaded_again(checked: CheckedCommand, setup: ContainerSetup) -> bool
         for volume in setup.volumes or ()
         for place in places
     )
-    is_on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name))
-    return is_on_hub and setup.volumes is not None and not is_kept
+    return is_hub_name(name) and setup.volumes is not None and not is_kept
 
 
 def _format_startup(startup: StartupTime) -> str:

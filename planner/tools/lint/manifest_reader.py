@@ -61,6 +61,10 @@ _GPU_COUNT_VARIABLES = ("DSTACK_GPUS_NUM", "SKYPILOT_NUM_GPUS_PER_NODE")
 _CLUSTER_KINDS = ("LeaderWorkerSet", "RayCluster", "RayService", "RayClusterFleet")
 _CLUSTER_PATTERN = re.compile(r"\bray start\b|multi-node-serving\.sh|run_cluster\.sh")
 """By which a container is known as one of several that run one server."""
+_WORKER_PATTERN = re.compile(
+    r"\bray start\b|KUBERAY_GEN_RAY_START_CMD|multi-node-serving\.sh worker"
+)
+"""By which a container only joins such a cluster, unless it starts a server beside that."""
 _PROBE_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "failureThreshold": 3}
 """Defaults of a probe (kubernetes.io, Configure Liveness, Readiness and Startup Probes)."""
 
@@ -265,6 +269,9 @@ def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCo
     )  # of dstack and SkyPilot, read as shell text
     if not words and (runs_text or not parse_image_name(name)):
         return
+    text = " ".join(words)
+    if _WORKER_PATTERN.search(text) and not SERVER_MENTION_PATTERN.search(text):
+        return  # the server starts in another container of its cluster
     environment, findings = _read_environment(node, place)
     if variables is None:
         words = _expand_references(words, environment)
@@ -272,10 +279,10 @@ def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCo
     is_replaced = bool(lists["entrypoint"]) or (variables is None and bool(lists["command"]))
     setup = replace(_read_setup(node, place), image=name)
     commands = list(parse_container(name, words, environment, place.path, is_replaced))
-    is_member = place.kind in _CLUSTER_KINDS or _CLUSTER_PATTERN.search(" ".join(words))
+    is_member = place.kind in _CLUSTER_KINDS or _CLUSTER_PATTERN.search(text)
     setup = replace(setup, is_member=bool(is_member))
     # another server, or a program in the background, may be the one that is asked
-    if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", " ".join(words)):
+    if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", text):
         setup = replace(setup, network="shared")
     for command in commands:
         known = (*findings, *command.findings)

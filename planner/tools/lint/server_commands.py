@@ -36,6 +36,8 @@ _VALUELESS_DOCKER_OPTIONS = {
 """Options of `docker run` that take no value."""
 IMAGE_OPTION = "--container-image"
 """Slurm's option (`srun` with pyxis) for the image in which a command runs."""
+OMNI_OPTION = "--omni"
+"""Option by which vLLM-Omni, installed beside vLLM, takes `vllm serve` over."""
 _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
@@ -103,6 +105,7 @@ class ServerCommand:
     renamed_options: Mapping[str, str] = field(default_factory=dict)
     planned_on: str = ""  # the GPU of the plan that wrote the command
     gpu: str = ""  # that its file names, with a number if it names one
+    num_gpus: int | None = None  # of its job
 
     @property
     def line(self) -> str:
@@ -139,6 +142,11 @@ class ServerCommand:
         return (
             {"producer": "prefill", "consumer": "decode"}.get(match[2], match[1]) if match else ""
         )
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether a model is named as on the Hub: owner/name, and no path."""
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
 
 
 def quote_word(word: str) -> str:
@@ -250,9 +258,11 @@ def _parse_statement(
             version,
             subcommand=subcommand,
         )
-        if wrapper := load_wrappers().get(words[start - 1]):
-            argv, wrapper_words, settings = unwrap_command(words[start - 1], words[start:])
-            launched = shlex.join(["python", "-m", words[start - 1], *wrapper_words])
+        module = OMNI_OPTION if OMNI_OPTION in words[start:] else words[start - 1]
+        if wrapper := load_wrappers().get(module):
+            argv, wrapper_words, settings = unwrap_command(module, words[start:])
+            program = ["vllm", "serve"] if module == OMNI_OPTION else ["python", "-m", module]
+            launched = shlex.join([*program, *wrapper_words])
             command = replace(
                 command,
                 argv=argv,

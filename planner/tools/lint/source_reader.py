@@ -28,6 +28,7 @@ from planner.tools.lint.manifest_reader import (
     parse_assignments,
     replace_expressions,
 )
+from planner.tools.lint.named_gpus import resolve_gpu
 from planner.tools.lint.server_commands import (
     SERVER_MENTION_PATTERN,
     ServerCommand,
@@ -51,6 +52,12 @@ _UNREAD_FORMATS = {
 """What no command is read from, and by which line it is known."""
 _UNIT_SCRIPT_PATTERN = re.compile(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", re.MULTILINE)
 """The script that a systemd unit starts."""
+_SLURM_PATTERN = re.compile(
+    r"^[ \t]*(?:#SBATCH|s(?:run|alloc|batch)\b.*?)[ \t]+(?:--gres[= ]gpu:|(?:-G|--gpus(?:-per-node|-per-task)?)[= ]?)"
+    r"([A-Za-z][\w-]*)(?::(\d{1,3}))?\b",
+    re.MULTILINE,
+)
+"""Kind and number of GPUs of a job (slurm.schedmd.com, sbatch: --gres, --gpus)."""
 _READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
 _METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 
@@ -150,6 +157,11 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         unread.append(_make_limit("unit", "scripts"))
     if problem := _find_invalid_yaml(nearby):
         unread.append(problem)
+    if job := _find_slurm_gpus(text):
+        gpu = f"{job[0]}x{job[1]}"
+        server_commands = [
+            replace(one, gpu=one.gpu or gpu, num_gpus=job[0]) for one in server_commands
+        ]
     commands = tuple(
         _apply_config_file(_apply_plan_header(command, text), nearby) for command in server_commands
     )
@@ -162,6 +174,17 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         if re.search(rf"(?<![\w-]){re.escape(name)}\b", text)
     )
     return ParsedSource(commands, metrics, programs, tuple(unread))
+
+
+def _find_slurm_gpus(text: str) -> tuple[int, str] | None:
+    """Return number and kind of the GPUs that a job asks Slurm for, on all nodes; None if unknown."""
+    nodes = re.search(
+        r"^[ \t]*#SBATCH[ \t]+(?:-N|--nodes)[= ]?[ \t]*(\d{1,4})\b", text, re.MULTILINE
+    )
+    for name, count in _SLURM_PATTERN.findall(text):
+        if found := resolve_gpu(name):
+            return int(count or 1) * int(nodes[1] if nodes else 1), found[1].name
+    return None
 
 
 def _take_commands(
