@@ -8,6 +8,7 @@ from planner.core.errors import PlannerError
 from planner.core.files import check_not_overwriting, check_replaceable
 from planner.core.text import format_count
 from planner.ui.commands.options import (
+    add_force,
     parse_count,
     print_message,
     watch_command,
@@ -64,9 +65,7 @@ def add_predict(commands: "Subparsers") -> None:
     parser.add_argument(
         "--resume", action="store_true", help="reuse the answers of an interrupted run"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="replace files that this command did not write"
-    )
+    add_force(parser)
     parser.set_defaults(run=run_predict)
 
 
@@ -124,6 +123,7 @@ def add_sweep(commands: "Subparsers") -> None:
         metavar="N",
         help="number of processes on this machine (default: one per core)",
     )
+    add_force(parser)
     parser.set_defaults(run=run_sweep_command)
 
 
@@ -136,6 +136,10 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     from planner.ui.sweep_text import draw_sweep, format_sweep
     from planner.ui.terminal import detect_style
 
+    picture = options.out.with_suffix(".svg")
+    table_start = "PAR1" if options.out.suffix == ".parquet" else "point,"
+    for path, beginning in ((options.out, table_start), (picture, "<svg")):
+        check_replaceable(path, beginning, force=options.force)
     rows = run_sweep_file(
         options.sweep,
         options.out,
@@ -153,7 +157,6 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     except PlannerError as error:  # the table is there
         print_message(str(error))
     if chart:
-        picture = options.out.with_suffix(".svg")
         with replace_atomically(picture) as (part,):
             part.write_text(chart, encoding="utf-8")
         print(f"\ntable: {options.out}, chart: {picture} (hollow: at risk or missed)")
