@@ -114,7 +114,7 @@ class CommandReport:
             for finding in self.checked.findings
             if finding not in self.reported_findings
         )
-        return [escape_to_one_line(name)[:40] for name in names]
+        return [redact_text(escape_to_one_line(name))[:40] for name in names]
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ def _plan_command(
     """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
     fixed, again = _propose(checked, version)
     unsettled = tuple(
-        escape_to_one_line(finding.name)[:40]
+        redact_text(escape_to_one_line(finding.name))[:40]
         for finding in again.findings
         if finding.refused and fixed.diff
     )

@@ -130,7 +130,7 @@ def add_sweep(commands: "Subparsers") -> None:
 @watch_command
 def run_sweep_command(options: argparse.Namespace) -> int:
     """Answer the points of a sweep; 1 if any of them fails."""
-    from planner.core.files import replace_atomically
+    from planner.tools.answer_store import Answer
     from planner.tools.sweep.runner import run_sweep_file
     from planner.tools.sweep.sweep_spec import load_sweep_spec
     from planner.ui.sweep_text import draw_sweep, format_sweep
@@ -140,25 +140,23 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     table_start = "PAR1" if options.out.suffix == ".parquet" else "point,"
     for path, beginning in ((options.out, table_start), (picture, "<svg")):
         check_replaceable(path, beginning, force=options.force)
-    rows = run_sweep_file(
-        options.sweep,
-        options.out,
-        options.store,
-        options.scheduler,
-        options.workers,
-        print_message,
-    )
     limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
-    print(format_sweep(rows, metrics, detect_style()))
-    chart = None
-    try:
-        chart = draw_sweep(rows, metrics)
-    except PlannerError as error:  # the table is there
-        print_message(str(error))
-    if chart:
-        with replace_atomically(picture) as (part,):
-            part.write_text(chart, encoding="utf-8")
+    charts = list[str]()
+
+    def draw(rows: list[Answer]) -> str:
+        print(format_sweep(rows, metrics, detect_style()))
+        try:
+            charts.append(draw_sweep(rows, metrics) or "")
+        except PlannerError as error:  # the table is there
+            print_message(str(error))
+        return "".join(charts)
+
+    rows = run_sweep_file(
+        options.sweep, options.out, options.store, options.scheduler, options.workers,
+        print_message, draw,
+    )  # fmt: skip
+    if any(charts):
         print(f"\ntable: {options.out}, chart: {picture} (hollow: at risk or missed)")
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
