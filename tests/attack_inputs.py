@@ -775,6 +775,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=DOORS)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (8 * BYTES, 8 * BYTES))
@@ -785,18 +786,21 @@ def main() -> int:
     )
     doors = [turns[number % len(turns)] for number in range(options.count)]
     seeds = range(options.seed * 10**7, options.seed * 10**7 + options.count)
-    fates, wrongs = Counter[str](), 0
+    fates, wrongs, began = Counter[str](), 0, time.monotonic()
     with ProcessPoolExecutor(options.jobs, initializer=ready) as pool:
         for door, seed, (fared, wrong) in zip(
             doors, seeds, pool.map(attacked, doors, seeds, chunksize=50), strict=True
         ):
             fates[f"{door} {fared}"] += 1
+            if time.monotonic() - began > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
             if wrong:
                 wrongs += 1
                 print(f"{door} {seed}: {wrong}", flush=True)
     answered = sum(number for fate, number in fates.items() if fate.endswith(" ok"))
     print(
-        f"{options.count:,} inputs, {answered:,} answered, {wrongs} violations: "
+        f"{fates.total():,} inputs, {answered:,} answered, {wrongs} violations: "
         + ", ".join(f"{k} {n}" for k, n in sorted(fates.items()))
     )
     return int(wrongs > 0)

@@ -57,7 +57,7 @@ def list_places(tree: ast.Module) -> list[ast.AST]:
 def plant(node: ast.AST) -> bool:
     """Make a node wrong; return whether it could be."""
     if isinstance(node, ast.Constant):
-        node.value = node.value * 2 if isinstance(node.value, float) else int(node.value) + 1
+        node.value = (node.value or 0.5) * 2 if isinstance(node.value, float) else node.value + 1
     elif isinstance(node, ast.Compare):
         node.ops[0] = SWAPS[type(node.ops[0])]()  # type: ignore[assignment]
     elif isinstance(node, ast.IfExp):

@@ -973,3 +973,12 @@ def test_an_abbreviation_shows_its_value() -> None:
     report = lint("vllm serve Qwen/Qwen3-8B --max-num-batched-token=8192 --enforce-eager")
     assert "--max-num-batched-token 8192" in str(report)
     assert "hunter1234" not in str(lint("vllm serve m/n --api-ke hunter1234 --enforce-eager"))
+
+
+def test_a_shell_that_somebody_types_in_starts_no_server(tmp_path: Path) -> None:
+    """As vllm-project/recipes, Llama/Llama3.3-70B.md: docker run --entrypoint /bin/bash -it IMAGE."""
+    guide = tmp_path / "guide.md"
+    shell = "docker run --gpus all --entrypoint /bin/bash -it vllm/vllm-openai:v0.20.2"
+    guide.write_text(f"```\n{shell}\n```\n```\nvllm serve Qwen/Qwen3-8B\n```\n", encoding="utf-8")
+    report = lint(str(guide))
+    assert len(report.commands) == 1 and not to_fix(report) and not report.unread

@@ -313,8 +313,8 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
     """
     values, engine = checked.argument_values, checked.command.engine
     num_gpus, gpu_spec = parse_gpu_count(gpu)
-    if reason := explain_unmodelled_server(checked):
-        raise UnmodelledError(reason)
+    if unmodelled := explain_unmodelled_server(checked):
+        raise UnmodelledError(unmodelled)
     name, model = resolve_served_model(checked)
     quantization = values.get("quantization") or values.get("quantize")
     if (

@@ -261,8 +261,8 @@ def _parse_statement(
         module = OMNI_OPTION if OMNI_OPTION in words[start:] else words[start - 1]
         if wrapper := load_wrappers().get(module):
             argv, wrapper_words, settings = unwrap_command(module, words[start:])
-            program = ["vllm", "serve"] if module == OMNI_OPTION else ["python", "-m", module]
-            launched = shlex.join([*program, *wrapper_words])
+            starter = ["vllm", "serve"] if module == OMNI_OPTION else ["python", "-m", module]
+            launched = shlex.join([*starter, *wrapper_words])
             command = replace(
                 command,
                 argv=argv,
@@ -458,7 +458,9 @@ def parse_container(
             engine_image.version if engine_image and engine_image.engine == command.engine else ""
         )
         yield replace(command, container=True, version=version or command.version)
-    if not commands and engine_image and replaced:  # a script of the image, or one mounted
+    is_shell = [PurePath(word).name for word in words[:2]] in ([name] for name in _SHELL_PROGRAMS)
+    # a script of the image, or one mounted; a shell alone is for somebody who types
+    if not commands and engine_image and replaced and not is_shell:
         yield ServerCommand(
             location,
             engine_image.engine,

@@ -133,8 +133,8 @@ def _read_guide(guide: "_NearbyFiles", engine: str | None) -> ParsedSource:
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     """Read a text of one format."""
     text = nearby.text
-    if unread := _find_unread_format(text):
-        return ParsedSource((), (), (), (unread,))
+    if other_format := _find_unread_format(text):
+        return ParsedSource((), (), (), (other_format,))
     found, unread = _take_commands(nearby, engine, "file")
     server_commands = [
         followed for command in found for followed in _follow_script(command, nearby)
