@@ -12,7 +12,7 @@ UV := $(UV_HOME)/bin/uv
 install = { $(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) \
     || { echo "uv could not install $(1), pip does" >&2; $(PIP) $(1); }; }
 
-.PHONY: report test test-all lab fit pools lessons dev clean
+.PHONY: report test test-all mutants lab fit pools lessons dev clean
 
 report: .venv/ready
 	$(BIN)/headroom report $(SCENARIO)
@@ -26,6 +26,10 @@ test: .venv/ready-dev
 # Whatever `make test` takes a sample of, in full: before an issue is resolved.
 test-all: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m ''
+
+# Which small faults, planted one at a time in a copy of the package, the tests of their modules notice: an hour on two cores.
+mutants: .venv/ready-dev
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready

@@ -2,10 +2,12 @@
 
 `python tests/attack_inputs.py --count 100000 --jobs 2` makes so many inputs, always the same of a
 `--seed`, and prints one line per violation: an exception that is no `PlannerError`, a refusal that
-is no single sentence, a figure of an answer that is NaN, negative or infinite, over 10 s or 1 GB.
+is no single sentence, a planted secret that is shown, a figure of an answer that is NaN, negative or
+infinite, over 10 s or 1 GB.
 """
 
 import argparse
+import asyncio
 import contextlib
 import copy
 import csv
@@ -16,34 +18,41 @@ import os
 import random
 import re
 import resource
+import shlex
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import anyio
 import yaml
+from mcp.server.mcpserver.exceptions import ToolError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which the suite replaces
 
 from metrics_pages import Server
+from rehearsal import run_in_virtual_time, send, serving
 from scenario_generator import generate
 from test_output_files import MEASURED
 from test_plan_command import QUESTION
+from test_shown_secrets import FORMS, OPTIONS, PLANTED, find_planted
 
 from planner.calibration.benchmark_results import read_benchmark_results
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, deploy_on
 from planner.memory.memory_plan import plan_memory
 from planner.models.registry import _merge_entry_config, list_models, load_model
+from planner.planning.planned_replica import PlannedReplica
 from planner.planning.scenario import apply_overrides, load_scenario
 from planner.simulator.schedule_cases import run_schedule_case
 from planner.tools.batch import predict_row
@@ -53,9 +62,12 @@ from planner.tools.diagnostics.traffic_profile import build_traffic_profile
 from planner.tools.fleet.allocation import FleetOption
 from planner.tools.fleet.fleet_file import format_fleet_plan, plan_fleet
 from planner.tools.lint.report import lint
+from planner.tools.lint.review import review_change
 from planner.tools.sweep.runner import answer_point as sweep_answer
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui import cli
+from planner.ui.log_explanation import explain_log
+from planner.ui.mcp_server import build_server
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import AZURE_COLUMNS, MOONCAKE_FIELDS, PLAIN_COLUMNS, read_trace
 from planner.workload.workload import Workload
@@ -540,11 +552,139 @@ def fleet(rng: random.Random, folder: Path) -> Any:
         return format_fleet_plan(plan_fleet(path))
 
 
+NAMES = ("HF_TOKEN", "DB_PASS", "MYTOKEN", "CREDS", "UNHEARD_OF", "JWT", "PGPASS", "X")
+HARMLESS = ("VLLM_LOGGING_LEVEL", "NCCL_DEBUG", "SGLANG_X")
+"""Names whose values are shown, unless they have the form of a secret."""
+
+
+def _plant(rng: random.Random, forms: Sequence[str] = (*FORMS, "{}")) -> str:
+    """A secret in one of the forms that its owners give it, or plain; each holds `PLANTED`."""
+    return rng.choice(forms).format(f"{PLANTED}{rng.randrange(10**9):09}")
+
+
+def _planted_words(rng: random.Random) -> list[str]:
+    """A command; a plain secret is known as one only where an option does not belong to the engine."""
+    words = ["vllm", "serve", rng.choice(("Qwen/Qwen3-8B", "/models/own", "$MODEL"))]
+    for _ in range(rng.randrange(1, 5)):
+        own, secret = rng.choice(OPTIONS), _plant(rng)
+        known, formed = rng.choice(("--max-model-len", "--port", "--no-such")), _plant(rng, FORMS)
+        words += rng.choice(([own, secret], [f"{own}={secret}"], [known, formed], [formed]))
+    return words
+
+
+def secrets(rng: random.Random, folder: Path) -> Any:
+    """A file with planted secrets, linted, compared, or read as a log: its answer is shown to all."""
+    variables = {rng.choice(NAMES): _plant(rng) for _ in range(rng.randrange(1, 5))}
+    variables |= {rng.choice(HARMLESS): _plant(rng, FORMS)}
+    words = _planted_words(rng)
+    line = " ".join(map(shlex.quote, words))
+    service = {"image": "vllm/vllm-openai:v0.18.0", "command": words[2:], "environment": variables}
+    pod = {"containers": [{"image": "vllm/vllm-openai:v0.18.0", "args": words[2:], "env": [
+        {"name": name, "value": value} for name, value in variables.items()]}]}  # fmt: skip
+    given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    unit = "".join(f"Environment={name}={value}\n" for name, value in variables.items())
+    kind, text = rng.choice((
+        ("compose.yaml", yaml.safe_dump({"services": {"llm": service}})),
+        ("pod.yaml", yaml.safe_dump({"kind": "Pod", "spec": pod})),
+        ("serve.sh", f"export {given}\n{line}\n"), ("serve.sh", f"{given} {line}\n"),
+        ("vllm.service", f"[Service]\n{unit}ExecStart=/usr/bin/{line}\n"),
+        ("guide.md", f"# Serve\n\n```bash\n{given} {line}\n```\n"),
+        ("serve.log", f"INFO non-default args: {variables}\nValueError: {_plant(rng, FORMS)} is wrong\n"),
+        ("rows.csv", f"id,model,gpu\n1,{_plant(rng, FORMS)},H100\n"),
+        ("scenario.yaml", yaml.safe_dump({**QUESTION, "model": _plant(rng, FORMS)})),
+    ))  # fmt: skip
+    path = str(_whole(folder / kind, text))
+    gpu = rng.choice((None, None, "H100", _plant(rng, FORMS)))
+    if kind == "serve.log":
+        explanation = rng.choice((lambda: diagnose(log=path), lambda: explain_log(path, gpu)))
+        return str(explanation())
+    if kind == "rows.csv":
+        with open(path, newline="", encoding="utf-8", errors="replace") as file:
+            return str([predict_row(one) for one in csv.DictReader(file)])
+    if kind == "scenario.yaml":
+        return str(load_scenario(path))
+    if rng.random() < 0.3:
+        empty = _whole(folder / "empty.yaml", "")
+        return review_change(
+            *rng.choice(((str(empty), path), (path, str(empty)))), gpu=gpu
+        ).to_markdown()
+    report = lint(path, gpu=gpu, to=rng.choice((None, "0.33.0")))
+    return f"{report}{json.dumps(report.to_json())}"
+
+
+def _whole(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def asked(rng: random.Random, folder: Path) -> Any:
+    """A call of an MCP tool, whose errors are one sentence."""
+    line = shlex.join(_planted_words(rng)) if rng.random() < 0.5 else "vllm serve Qwen/Qwen3-8B"
+    outside = rng.choice(("../secret.yaml", "/etc/passwd", str(EXAMPLE_LOG), "own.log"))
+    _whole(folder / "own.log", EXAMPLE_LOG.read_text(encoding="utf-8"))
+    tool, arguments = rng.choice((
+        ("lint", {"what": line, "gpu": "H100", "engine_version": "0.20.2"}), ("lint", {"what": outside}),
+        ("diagnose", {"log": outside}), ("explain_log", {"log": outside, "gpu": "H100"}),
+        ("predict", {"row": {"model": "Qwen/Qwen3-8B", "gpu": "L40S", "tp": 1, "max_model_len": 4096}}),
+        ("list_models", {"pattern": "qwen"}), ("list_gpus", {"pattern": "h100"}),
+        ("plan", {"scenario": outside, "set": {"workload.trace": outside}}),
+    ))  # fmt: skip
+    if rng.random() < 0.6:
+        arguments = spoilt(arguments, rng)
+    server = build_server(folder)
+    try:
+        answer = anyio.run(server.call_tool, tool, arguments)
+    except ToolError as error:
+        raise PlannerError(str(error)) from None
+    return json.loads(json.dumps(answer.structured_content))
+
+
+@cache
+def _replica() -> PlannedReplica:
+    deployment = deploy_on("Qwen/Qwen3-8B", "L40S", engine_version="0.20.2", max_model_len=4096)
+    return PlannedReplica.from_deployment(deployment, None)
+
+
+def rehearsed(rng: random.Random, folder: Path) -> Any:
+    """Requests to a rehearsed server, in virtual time: each is answered or refused with a status."""
+    chat = {
+        "messages": [{"role": "user", "content": "word " * 20}],
+        "max_tokens": 8,
+        "stream": rng.random() < 0.5,
+    }
+    plain = {"prompt": list(range(30)), "max_tokens": 8}
+
+    async def work() -> list[str]:
+        async with serving(_replica()) as (_, port):
+            answers = []
+            for _ in range(3):
+                path, body = rng.choice(
+                    (("/v1/chat/completions", chat), ("/v1/completions", plain))
+                )
+                sent = body if rng.random() < 0.4 else spoilt(body, rng)
+                method = rng.choice(("POST", "POST", "POST", "GET", "PUT"))
+                text = json.dumps(sent, default=str)
+                answer, _ = await asyncio.wait_for(
+                    send(port, method, path, json.loads(text)), 10**5
+                )
+                answers.append(answer)
+            answers += [
+                (await send(port, "GET", "/metrics"))[0],
+                (await send(port, "GET", "/health"))[0],
+            ]
+            return answers
+
+    answers = run_in_virtual_time(work())
+    statuses = [int(one.split(" ", 2)[1]) for one in answers]
+    assert statuses[-2:] == [200, 200] and max(statuses) < 500, statuses
+    return statuses
+
+
 DOORS: dict[str, Door] = {
     door.__name__: door
     for door in (
         configuration, question, trace, log, row, benchmark, case, command, served, metrics,
-        profile, points, fleet
+        profile, points, fleet, secrets, asked, rehearsed
     )
 }  # fmt: skip
 
@@ -605,9 +745,12 @@ def attacked(door: str, seed: int) -> tuple[str, str]:
     signal.setitimer(signal.ITIMER_PROF, 2 * SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            wrong, fared = impossible(DOORS[door](rng, Path(folder))), "ok"
+            answer = DOORS[door](rng, Path(folder))
+            wrong, fared = impossible(answer), "ok"
+            wrong = wrong or "; ".join(find_planted(str(answer)))
         except PlannerError as error:
             wrong, fared = complaint(str(error)), "refused"
+            wrong = wrong or "; ".join(find_planted(str(error)))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             wrong, fared = (
@@ -632,6 +775,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=DOORS)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (8 * BYTES, 8 * BYTES))
@@ -642,17 +786,21 @@ def main() -> int:
     )
     doors = [turns[number % len(turns)] for number in range(options.count)]
     seeds = range(options.seed * 10**7, options.seed * 10**7 + options.count)
-    fates, wrongs = Counter[str](), 0
+    fates, wrongs, began = Counter[str](), 0, time.monotonic()
     with ProcessPoolExecutor(options.jobs, initializer=ready) as pool:
         for door, seed, (fared, wrong) in zip(
             doors, seeds, pool.map(attacked, doors, seeds, chunksize=50), strict=True
         ):
             fates[f"{door} {fared}"] += 1
+            if time.monotonic() - began > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
             if wrong:
                 wrongs += 1
                 print(f"{door} {seed}: {wrong}", flush=True)
+    answered = sum(number for fate, number in fates.items() if fate.endswith(" ok"))
     print(
-        f"{options.count:,} inputs, {wrongs} violations: "
+        f"{fates.total():,} inputs, {answered:,} answered, {wrongs} violations: "
         + ", ".join(f"{k} {n}" for k, n in sorted(fates.items()))
     )
     return int(wrongs > 0)

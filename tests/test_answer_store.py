@@ -223,14 +223,14 @@ def test_a_store_that_others_may_write_is_not_used(
     assert predicted == ["8"] and message.count("\n") == 1 and "a store of answers" in message
 
 
-@pytest.mark.parametrize("place", ["~/.cache/headroom", "{}/file/headroom"])
+@pytest.mark.parametrize("place", ["~/.cache/headroom", "{}/file/headroom", "/proc/none/headroom"])
 def test_without_a_cache_folder_nothing_is_kept_and_nothing_fails(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     place: str,
 ) -> None:
-    """The user has no home, as in a container, or the folder cannot be created."""
+    """The user has no home, as in a container, or the folder cannot be created, for root neither."""
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "user_cache_path", lambda _: Path(place.format(tmp_path)))

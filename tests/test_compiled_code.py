@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 KERNEL = """
 import sys
@@ -102,3 +104,30 @@ def test_the_answer_of_a_planner_compiles_nothing_that_was_compiled_ahead(tmp_pa
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
     assert "edge-8b-24gb" in done.stdout
+
+
+@pytest.mark.exhaustive
+def test_planners_at_once_on_an_empty_or_damaged_cache_answer_alike(tmp_path: Path) -> None:
+    """Three share a cache that is empty, then cut to 100 bytes a file; one has a home of no use."""
+    cache, answers = tmp_path / "cache", set[str]()
+    inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    for homes in (["cache"] * 3, ["cache"], ["/proc/none"]):
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-m", "planner", "plan", "edge-8b-24gb", "--json"],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                env={**inherited, "PYTHONPATH": str(ROOT), "HOME": "/proc/none",
+                     "XDG_CACHE_HOME": str(tmp_path / home)},
+            )
+            for home in homes
+        ]  # fmt: skip
+        for process in running:
+            answer, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors
+            assert "Traceback" not in errors
+            answers.add(answer)
+        kept = [path for path in cache.rglob("*") if path.is_file()]
+        assert kept and not [path for path in kept if path.suffix == ".part"]
+        for path in kept:
+            path.write_bytes(path.read_bytes()[:100])
+    assert len(answers) == 1

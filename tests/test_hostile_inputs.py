@@ -72,6 +72,8 @@ def test_a_long_line_is_searched_once() -> None:
     names = "a." * 50_000, "(" * 100_000, "a" + " " * 100_000 + "b"
     assert redact_text(names[0]) == names[0]
     assert redact_text("1.http://user:pw@host") == "1.http://...@host"
+    for text in ("\\" + "a" * 100_000, "eyJ-" * 25_000, "a.-" * 30_000, "://" * 30_000):
+        redact_text(text)
     for name in names:
         with pytest.raises(PlannerError):
             parse_gpu_count(name)

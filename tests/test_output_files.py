@@ -234,25 +234,44 @@ def test_a_question_is_told_in_one_line(
 def test_what_the_command_did_not_write_is_replaced_only_by_force(
     tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "rows.csv").write_text("model,gpu\nQwen/Qwen3-8B,H100\n")
-    (tmp_path / "serve.sh").write_text("my own\n")
-    (tmp_path / "page.md").write_text("my own page\n")
+    own = {
+        "serve.sh": "my own\n", "page.md": "my own page\n", "report.pdf": "%PDF-1.7 of another program",
+        "rows.csv": "model,gpu\nQwen/Qwen3-8B,H100\n", "measured.csv": MEASURED,
+        "sweep.yaml": yaml.safe_dump(
+            {"scenario": "edge-8b-24gb", "answer": "predict", "grid": {"workload.rate": [0.1, 0.2]}}
+        ),
+        "case.json": (Path(__file__).parent / "data/schedules/preemption_async.json").read_text(),
+    }  # fmt: skip
+    tables = ("table.csv", "table.svg", "steps.csv", "requests.csv")
+    for name, text in (own | dict.fromkeys(tables, "my,own\n1,2\n")).items():
+        (tmp_path / name).write_text(text)
     log = Path(__file__).parents[1] / "catalogs/validation/granite-3.1-8b-h100.log"
     before = contents(tmp_path)
     commands = (
         (["predict", "rows.csv", "--out", "mine.yaml"], "mine.yaml", 0),
         (["plan", "edge-8b-24gb", "--out", "."], "serve.sh", 0),
         (["verify", "edge-8b-24gb", "--log", str(log), "--out", "page.md"], "page.md", None),
+        (["sweep", "sweep.yaml", "--out", "table.csv", "--store", "kept.sqlite"], "table.csv", 0),
+        (["replay", "case.json", "--step-log", "steps.csv"], "steps.csv", 0),
+        (["replay", "--scenario", "edge-8b-24gb", "--requests", "requests.csv"], "requests.csv", 0),
+        (["calibrate", "measured.csv", "--out", "page.md"], "page.md", 0),
     )
     with contextlib.chdir(tmp_path):
-        for command, _, _ in commands:
-            assert main(command) == 2 and "--force" in capsys.readouterr().err
-        for missing in (["predict", "rows.csv", "--out", "no/o.csv"],):
-            assert main(missing) == 2 and "no folder" in capsys.readouterr().err
+        for command in (*(one for one, _, _ in commands), ["report", "edge-8b-24gb", "--out", "."]):
+            assert main(command) == 2, command
+            assert "--force" in capsys.readouterr().err
+        for command in (
+            ["predict", "rows.csv", "--out", "no/o.csv"],
+            ["sweep", "sweep.yaml", "--out", "no/o.csv"],
+            ["calibrate", "measured.csv", "--out", "no/o.yaml"],
+            ["replay", "case.json", "--step-log", "no/o.csv"],
+        ):
+            assert main(command) == 2 and "no folder" in capsys.readouterr().err
         assert contents(tmp_path) == before
         for command, name, code in commands:
             ended = main([*command, "--force"])
-            assert code is None or ended == code
+            assert code is None or ended == code, capsys.readouterr().err
             assert (tmp_path / name).read_bytes() != before[name]
-        assert main(["plan", "edge-8b-24gb", "--out", "."]) == 0  # its own files it replaces
-        assert main(["predict", "rows.csv", "--out", "mine.yaml"]) == 0
+        for command, _, code in commands:  # its own files it replaces
+            if command[0] not in ("verify",):
+                assert main(command) == code

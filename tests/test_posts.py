@@ -427,8 +427,41 @@ def test_what_is_no_engines_log_is_not_judged(text: str, tmp_path: Path) -> None
     "line",
     ["[TRT-LLM] [I] Using LLM with PyTorch backend", "INFO vLLM is up", "server_args=ServerArgs()"],
 )
-def test_an_engines_log_without_errors_has_no_problem(line: str, tmp_path: Path) -> None:
-    assert diagnose_text(line, tmp_path).exit_code == 0
+def test_only_a_start_that_is_over_has_no_problem(line: str, tmp_path: Path) -> None:
+    diagnosis = diagnose_text(line, tmp_path)
+    assert diagnosis.exit_code == 3 and "No problem found" not in str(diagnosis)
+    assert diagnose_text(f"{line}\nApplication startup complete.", tmp_path).exit_code == 0
+
+
+ITERATION = (
+    "[TRT-LLM] [I] iter = {}, global_rank = 0, rank = 0, {}currank_total_requests = 0/0, {} = {},"
+    " timestamp = 2025-04-28 09:56:44, num_scheduled_requests{} {}, states = {{'num_ctx_requests': 1,"
+    " 'num_ctx_tokens': {}, 'num_generation_tokens': {}}}{}\n"
+)
+"""TensorRT-LLM pulls 3914 and 16323, and what people's scripts read of 1.3."""
+OLD_STEP = ITERATION.format(198, "", "elapsed_time", "0.005s", ":", 10, 0, 16, "")
+FULL_STEP = ITERATION.format(
+    2, "kv_cache_util = 0.970, ", "host_step_time", "20.0ms", " =", 20, 4, 16, ", num_active = 29,"
+    " num_fetched = 3, num_dummy = 1, num_unscheduled = 9",
+)  # fmt: skip
+
+
+def test_tensorrt_llms_steps_are_read_as_far_as_they_tell(tmp_path: Path) -> None:
+    untold = diagnose_text(OLD_STEP, tmp_path)
+    assert untold.exit_code == 3 and "No problem found" not in str(untold)
+    assert untold.stat_lines and untold.stat_lines.lines[0].tps == pytest.approx(16 / 0.005)
+    full = diagnose_text(FULL_STEP, tmp_path)
+    assert full.exit_code == 1 and [one.mode for one in full.findings] == ["kv_full"]
+    assert "20 running and 9 waiting, the KV cache is 97% full" in str(full)
+    assert full.stat_lines and full.stat_lines.lines[0].tps == pytest.approx(1000)
+
+
+def test_a_full_cache_whose_queue_is_not_told_is_not_judged(tmp_path: Path) -> None:
+    """As sgl-project/sglang issue 6778, whose lines were cut."""
+    diagnosis = diagnose_text(
+        "Decode batch. #running-req: 36, #token: 9, token usage: 0.96\n", tmp_path
+    )
+    assert diagnosis.exit_code == 3 and "96% full" in str(diagnosis)
 
 
 def explain_text(text: str, tmp_path: Path, gpu: str | None = None) -> LogExplanation:
@@ -583,8 +616,115 @@ def test_the_model_by_an_option_is_deprecated(command: str, version: str, told: 
 )
 def test_remote_code_that_is_not_pinned_is_called_a_risk(pin: str, told: bool) -> None:
     report = lint(f"vllm serve Qwen/Qwen3-8B --trust-remote-code{pin}", "0.20.2")
-    assert any(one.why.startswith("a risk") for one in report.findings) == told
-    assert report.verdict == "ok"
+    assert to_fix(report) == ({"--trust-remote-code": "risky"} if told else {})
+    assert LINT_EXIT_CODES[report.verdict] == (3 if told else 0)
+    folder = lint(f"vllm serve /models/Qwen3-8B --trust-remote-code{pin}", "0.20.2")
+    assert folder.verdict == "ok"
+
+
+def test_a_file_whose_model_is_not_pinned_says_so() -> None:
+    notes = lint(write_service("Qwen/Qwen3-8B")).notes
+    assert any("--revision pins it" in note for note in notes)
+    pinned = lint(write_service("Qwen/Qwen3-8B --revision abc"))
+    assert not any("--revision" in note for note in pinned.notes)
+
+
+UNMODELLED_OPTIONS = {
+    "vLLM's kernels on Hopper": ("vllm serve Qwen/Qwen3-8B --attention-backend TRITON_ATTN", "H100", 3),
+    # vLLM's own choice: docs/design/attention_backends.md
+    "its own choice": ("vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN", "H100", 0),
+    "its choice on another GPU": ("vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN", "B200", 3),
+    "nothing was worked out": ("vllm serve Qwen/Qwen3-8B --attention-backend TRITON_ATTN", None, 0),
+    "SGLang": (
+        "sglang serve Qwen/Qwen3-8B --decode-attention-backend triton", "H100", 3,
+    ),
+    "SGLang's own choice": ("sglang serve Qwen/Qwen3-8B --attention-backend fa3", "H100", 0),
+    "another processor": (
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --device npu", None, 3,
+    ),
+    "an image for CPUs": ("docker run vllm/vllm-openai-cpu:v0.20.2 Qwen/Qwen3-8B --port 8000", None, 3),
+    "vLLM-Omni": ("vllm serve Qwen/Qwen2.5-Omni-7B --omni --stage-configs-path a.yaml", None, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line,gpu,code", UNMODELLED_OPTIONS.values(), ids=UNMODELLED_OPTIONS)
+def test_what_no_model_knows_is_said_where_it_counts(line: str, gpu: str | None, code: int) -> None:
+    report = lint(line, gpu=gpu)
+    assert LINT_EXIT_CODES[report.verdict] == code
+    assert not [one for one in report.findings if one.verdict == "unknown"]
+    assert ("not modelled" in str(report)) == (code == 3)
+
+
+SLURM = {
+    "a kind and a number": ("#SBATCH --gres=gpu:h100:4", "H100-SXM", 4),
+    "in the step": ("srun -n 1 --gpus-per-node=l40s:2 true", "L40S", 2),
+    "--gpus": ("#SBATCH --gpus a100:8", "A100", 8),
+    "a number alone": ("#SBATCH --gres=gpu:4", "", 0),
+    "another resource": ("#SBATCH --gres=shard:h100:4", "", 0),
+}
+
+
+@pytest.mark.parametrize("line,gpu,count", SLURM.values(), ids=SLURM)
+def test_slurm_jobs_name_their_gpus(line: str, gpu: str, count: int) -> None:
+    """slurm.schedmd.com, sbatch: --gres=gpu:kepler:2, --gpus=volta:3."""
+    tp = max(count, 1)
+    script = f"#!/bin/bash\n{line}\nsrun vllm serve Qwen/Qwen3-8B --tensor-parallel-size {tp}\n"
+    (one,) = lint(script).commands
+    assert (one.plan is not None) == bool(gpu)
+    if one.plan:
+        assert one.plan.deployment.gpu.name.startswith(gpu)
+    asked = script.replace(f"size {tp}", f"size {2 * tp}")
+    assert gpu == "" or lint(asked).verdict == "mend"
+
+
+def test_sglang_starts_where_its_cache_is_shorter_than_the_context() -> None:
+    """sglang issue 4048: 163,840 tokens are asked for, about 59,868 fit, and it serves."""
+    line = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --mem-fraction-static 0.93"
+    report = lint(line, gpu="L4")
+    (one,) = report.commands
+    assert one.plan and one.plan.memory.can_start and one.plan.capped_length
+    # 2 x 32 layers x 8 heads x 128 x 2 bytes a token of a pool below 0.93 x 22.03 - 14.96 GiB
+    assert one.plan.capped_length < (0.93 * 22.03 - 14.96) * 2**30 / 131_072
+    assert to_fix(report) == {"--context-length": "risky"}
+    vllm = "vllm serve meta-llama/Llama-3.1-8B-Instruct --gpu-memory-utilization 0.93"
+    assert lint(vllm, gpu="L4").verdict == "mend"
+
+
+def test_chunks_cannot_be_switched_off_in_the_first_releases_of_v1() -> None:
+    """vLLM 0.8.5 to 0.11.0 engine/arg_utils.py: V1 always uses chunked prefills."""
+    line = "vllm serve Qwen/Qwen3-8B --no-enable-chunked-prefill --max-num-batched-tokens 2048"
+    (one,) = [
+        each for each in lint(line, "0.10.0").findings if each.name == "--enable-chunked-prefill"
+    ]
+    assert one.verdict == "useless"
+    assert lint(line, "0.10.0").verdict == "ok"
+    assert lint(line, "0.20.2").verdict == "mend"
+
+
+def test_a_worker_of_a_ray_cluster_starts_no_server() -> None:
+    """As vllm-project/aibrix, samples/deepseek-r1: the head serves, the workers only join."""
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
+    head, worker = (
+        {
+            "image": "vllm/vllm-openai:v0.20.2",
+            "command": ["bash", "-lc", "--"],
+            "args": [text],
+            **limits,
+        }
+        for text in (
+            "$KUBERAY_GEN_RAY_START_CMD; vllm serve Qwen/Qwen3-8B",
+            "$KUBERAY_GEN_RAY_START_CMD;",
+        )
+    )
+    spec = {"headGroupSpec": {"containers": [head]}, "workerGroupSpecs": [{"containers": [worker]}]}
+    report = lint(yaml.safe_dump({"kind": "RayClusterFleet", "spec": spec}))
+    assert len(report.commands) == 1 and not to_fix(report)
+
+
+def test_a_folder_that_is_filled_in_may_hold_a_known_model() -> None:
+    report = lint("vllm serve $HOME/models/Qwen3-8B", gpu="H100")
+    assert report.commands[0].plan and report.verdict == "ok"
+    assert lint("vllm serve $HOME/$MODEL", gpu="H100").verdict == "at_risk"
 
 
 MEDIA = ['{"image": 2, "audio": 0}', "image=2,audio=0", '{"image": {"count": 2}, "audio": 0}']
@@ -721,6 +861,12 @@ WRAPPED = {
         " (4.50 GiB). \nBased on the available memory, the estimated maximum model length is 32768. \n",
         "--max-model-len 32768 starts",
     ),
+    "in the middle of a word": (
+        "(EngineCore pid=316) ValueError: To serve at least one request with the model's max seq len"
+        " (100000), (4.26 GiB KV cach\ne is needed, which is larger than the available KV cache memory"
+        " (4.25 GiB). Based on the available memory, the estimated maximum model length is 99664.\n",
+        "--max-model-len 99664 starts",
+    ),
     "an allocation": (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.47 GiB.\n> GPU 0 has a total"
         " capacity of 23.57 GiB of which 2.66 GiB is free.\n> Including non-PyTorch memory, this process"
@@ -755,3 +901,84 @@ def test_what_waits_for_a_service_gives_up(check: dict[str, str], waits: bool, f
         needs = {"llm": {"condition": "service_healthy"}}
         document["services"]["web"] = {"image": "web", "depends_on": needs}
     assert to_fix(lint(yaml.safe_dump(document))) == ({"healthcheck": "risky"} if found else {})
+
+
+def test_a_file_that_is_no_yaml_says_so(tmp_path: Path) -> None:
+    """As GoogleCloudPlatform/kubernetes-engine-samples, ai-ml/infw-gw: its lines are indented unevenly."""
+    path = tmp_path / "serve.yaml"
+    good = write_deployment([])
+    path.write_text(f"{good}---\napiVersion: v1\n    kind: Service\n", encoding="utf-8")
+    report = lint(str(path))
+    assert LINT_EXIT_CODES[report.verdict] == 3
+    # kubectl: "error converting YAML to JSON: yaml: line N: mapping values are not allowed in this context"
+    line = good.count("\n") + 3
+    assert f"line {line}: mapping values are not allowed" in report.unread[0].why
+
+
+def test_an_image_whose_options_stand_elsewhere_is_not_judged(tmp_path: Path) -> None:
+    values = {"image": {"repository": "vllm/vllm-openai", "tag": "v0.19.1"}, "model": {"id": "m/n"}}
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    report = lint(str(path))
+    assert LINT_EXIT_CODES[report.verdict] == 3
+    assert report.unread[0].written == "vllm/vllm-openai:v0.19.1"
+
+
+def test_a_guide_within_a_manifest_is_read_as_a_guide() -> None:
+    """As NVIDIA/dgx-spark-playbooks: a page of Markdown in each tab."""
+    page = "It isn't hard:\n\n```bash\nvllm serve Qwen/Qwen3-8B --no-such\n```\nThat's all.\n"
+    document = {"kind": "Playbook", "spec": {"tabs": [{"content": page}]}}
+    assert to_fix(lint(yaml.safe_dump(document))) == {"--no-such": "unknown"}
+
+
+@pytest.mark.parametrize("tag,version", [("26.05-py3", "0.20.1"), ("25.09-py3", "")])
+def test_the_month_of_nvidias_image_is_no_version(tag: str, version: str) -> None:
+    line = f"docker run --gpus all nvcr.io/nvidia/vllm:{tag} vllm serve Qwen/Qwen3-8B"
+    (one,) = lint(line).commands
+    assert one.checked.command.version == version
+
+
+BRANCHES = {
+    "a default that a branch would change": ("N=7\nif [ $OFF ]; then\n  N=0\nfi\n", "7"),
+    "a case": ('case "$MODE" in\n  on) N=8 ;;\n  off|no) N=0 ;;\nesac\n', "8"),
+    "what is unset before": ("if [ -z $N ]; then N=9; fi\n", "9"),
+    "after the branch": ("N=7\nif x; then N=0; fi\nN=5\n", "5"),
+    "for one command": ("N=7\nif x; then N=0; else if y; then N=1; fi; fi\nN=6\n", "6"),
+}
+
+
+@pytest.mark.parametrize("script,value", BRANCHES.values(), ids=BRANCHES)
+def test_the_first_value_of_a_variable_holds(script: str, value: str) -> None:
+    (one,) = lint(f"{script}vllm serve Qwen/Qwen3-8B --max-num-seqs $N").commands
+    assert str(one.checked.argument_values["max_num_seqs"]) == value
+
+
+def test_a_branch_adds_to_what_is_there_and_is_named() -> None:
+    script = 'A="--seed 1"\nB=1\nif x; then A="$A --enforce-eager"; B=2; fi\nvllm serve m/n $A\n'
+    report = lint(script)
+    (one,) = report.commands
+    assert one.checked.argument_values["enforce_eager"] is True
+    assert [note for note in report.notes if "B" in note and "branch" in note]
+
+
+def test_the_end_of_a_shells_options_is_no_script() -> None:
+    """As vllm-project/aibrix, samples/deepseek-r1: command [/bin/bash, -lc, --] and args."""
+    (one,) = lint("bash -lc -- 'ulimit -n 9; vllm serve Qwen/Qwen3-8B --no-such'").commands
+    assert not one.checked.command.unread
+    assert "--no-such" in to_fix(lint("bash -lc -- 'vllm serve m/n --no-such'"))
+
+
+def test_an_abbreviation_shows_its_value() -> None:
+    """KubeAI's catalog has it without its s, which argparse takes."""
+    report = lint("vllm serve Qwen/Qwen3-8B --max-num-batched-token=8192 --enforce-eager")
+    assert "--max-num-batched-token 8192" in str(report)
+    assert "hunter1234" not in str(lint("vllm serve m/n --api-ke hunter1234 --enforce-eager"))
+
+
+def test_a_shell_that_somebody_types_in_starts_no_server(tmp_path: Path) -> None:
+    """As vllm-project/recipes, Llama/Llama3.3-70B.md: docker run --entrypoint /bin/bash -it IMAGE."""
+    guide = tmp_path / "guide.md"
+    shell = "docker run --gpus all --entrypoint /bin/bash -it vllm/vllm-openai:v0.20.2"
+    guide.write_text(f"```\n{shell}\n```\n```\nvllm serve Qwen/Qwen3-8B\n```\n", encoding="utf-8")
+    report = lint(str(guide))
+    assert len(report.commands) == 1 and not to_fix(report) and not report.unread

@@ -9,8 +9,10 @@ import yaml
 from planner.core.errors import PlannerError
 from planner.core.redaction import is_secret_name, redact_json, redact_text
 from planner.engines.cli_options import load_recorded_names
+from planner.tools.diagnostics.metrics_pages import read_metrics_page
 from planner.tools.lint.report import lint
 from planner.tools.lint.review import review_change
+from planner.workload.traces import read_trace
 
 VARIABLES = (
     "DB_PASS", "PGPASS", "DB_PW", "MYTOKEN", "HF_TOKEN_2", "TOKEN_HF", "SECRET_VALUE", "KEY1",
@@ -84,6 +86,27 @@ def test_a_secret_in_any_of_its_forms_is_masked(form: str) -> None:
     with pytest.raises(PlannerError) as refused:
         raise PlannerError(f"a value, got {secret}")
     assert find_planted(str(refused.value)) == []
+
+
+LINES = (
+    *FORMS, *(f"{name}={{}}" for name in VARIABLES), "export HF_TOKEN='{}'", "{}", "{},{}", "user:{}:1000",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_error_quotes_no_line_of_another_kind_of_file(line: str, tmp_path: Path) -> None:
+    """A file of secrets is named for a trace or a page by mistake, and the answer posted."""
+    for name, read in (
+        ("t.csv", read_trace),
+        ("t.jsonl", read_trace),
+        ("page.txt", read_metrics_page),
+    ):
+        path = tmp_path / name
+        path.write_text(f"{line.format(*[f'{PLANTED}0000000'] * 2)}\nsecond\n", encoding="utf-8")
+        try:
+            read(path)
+        except PlannerError as error:
+            assert find_planted(str(error)) == []
 
 
 @pytest.mark.parametrize("option", ["--max-model-len", "--gpu-memory-utilization"])

@@ -140,28 +140,18 @@ def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
     assert said[0]["gpu"] == "L4"
 
 
-def test_what_points_lack_is_told_and_the_tables_folder_is_made(tmp_path: Path, capsys) -> None:
+def test_what_points_lack_is_told_and_the_tables_folder_has_to_be_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path, grid={"workload.rat": [1, 2]})
     out = tmp_path / "tables" / "out.csv"
-    assert (
-        main(
-            [
-                "sweep",
-                str(path),
-                "--out",
-                str(out),
-                "--store",
-                str(tmp_path / "answers"),
-                "--workers",
-                "1",
-            ]
-        )
-        == 1
-    )
-    assert (
-        "2 points failed, the first: " in (said := capsys.readouterr().err)
-        and "workload.rat" in said
-    )
+    command = ["sweep", str(path), "--out", str(out), "--workers", "1"]
+    command += ["--store", str(tmp_path / "answers")]
+    assert main(command) == 2 and "no folder" in capsys.readouterr().err
+    out.parent.mkdir()
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "2 points failed, the first: " in said and "workload.rat" in said
     assert len(pd.read_csv(out)) == 2
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from planner.calibration.robust_fit import estimate_slopes, fit_student_t, remember_last
 from planner.core.errors import PlannerError, add_error_context
-from planner.core.files import replace_atomically
+from planner.core.files import check_replaceable, replace_atomically
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.progress import show_step
 from planner.core.readers import read_yaml
@@ -149,9 +149,13 @@ class CalibrationFit:
             date=date,
         )
 
-    def save(self, path: Path, date: str) -> None:
-        """Write the entry to the end of a user's calibration file, replacing a previous one."""
-        previous = load_user_calibrations(path).get(self.entry) if os.path.exists(path) else None
+    def save(self, path: Path, date: str, *, anew: bool = False) -> None:
+        """Write the entry to the end of a user's calibration file, replacing a previous one.
+
+        If `anew`, nothing else of the file is kept.
+        """
+        is_kept = os.path.exists(path) and not anew
+        previous = load_user_calibrations(path).get(self.entry) if is_kept else None
         if previous and previous.engine not in ("", self.engine):
             raise PlannerError(
                 f"{path} holds {self.entry} under {previous.engine}; keep {self.engine} in another"
@@ -160,7 +164,7 @@ class CalibrationFit:
         entry = self.to_calibration(date).model_dump(mode="json", exclude_defaults=True)
         new_text = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
         try:
-            text = path.read_text(encoding="utf-8") if os.path.exists(path) else ""
+            text = path.read_text(encoding="utf-8") if is_kept else ""
             head = re.sub(rf"(?ms)^{re.escape(self.entry)}:.*?(?=^[^\s#]|\Z)", "", text).rstrip()
             with replace_atomically(path) as (part,):
                 part.write_text(f"{head}\n\n{new_text}" if head else new_text, encoding="utf-8")
@@ -292,6 +296,23 @@ MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]
 
 
 @show_step("fitting step costs")
+def check_calibration_file(path: Path, *, force: bool) -> bool:
+    """Return whether a fit that is saved to `path` would keep what is there.
+
+    Raises `PlannerError` without a folder for it, and for another file unless by `force`.
+    """
+    check_replaceable(path, "", force=True)
+    if not path.is_file():
+        return False
+    try:
+        load_user_calibrations(path)
+    except PlannerError as error:
+        if force:
+            return False
+        raise PlannerError(f"{error}; --force replaces it") from None
+    return True
+
+
 def fit_calibration(
     points: Sequence[BenchmarkPoint],
     max_evaluations: int = 20,

@@ -31,10 +31,15 @@ def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None
         )
 
 
-def check_replaceable(path: Path, beginning: str, *, force: bool) -> None:
-    """Raise `PlannerError` unless a file may be written: new, empty, begun so, or by `force`.
+OWN_PDF = ("%PDF", "Typst")
+"""The beginning of a PDF, and what says that it was typeset as all of Headroom's are."""
 
-    The folder has to exist; `beginning` is that of every file that the same command writes.
+
+def check_replaceable(path: Path, beginning: str, mark: str = "", *, force: bool) -> None:
+    """Raise `PlannerError` unless a file may be written: new, empty, known as own, or by `force`.
+
+    The folder has to exist. Every file that the same command writes has this `beginning`, and
+    holds `mark`.
     """
     if not path.parent.is_dir():
         raise PlannerError(f"cannot write {path}: there is no folder {path.parent}")
@@ -42,7 +47,8 @@ def check_replaceable(path: Path, beginning: str, *, force: bool) -> None:
         return
     with path.open("rb") as file:
         start = file.read(len(beginning.encode()))
-    if start and start != beginning.encode():
+        is_own = start == beginning.encode() and (not mark or mark.encode() in file.read())
+    if start and not is_own:
         raise PlannerError(
             f"{path} is there, and no file that this command wrote: --force replaces it"
         )

@@ -280,6 +280,12 @@ def get_dynamo_image_version(name: str, version: str) -> str:
     return shipped.get(version, "")
 
 
+def get_monthly_image_version(name: str, month: str) -> str:
+    """Get the engine version in NVIDIA's image of a month, such as "26.05"; empty if unknown."""
+    cloud_names = load_catalog("clouds.yaml", CloudNames).get(f"nvidia {name}")
+    return cloud_names.names.get(month, "") if cloud_names else ""
+
+
 def find_dynamo_release(engine: Engine) -> tuple[str, str]:
     """Find the newest Dynamo with this minor version of the engine; `PlannerError` if none.
 

@@ -20,6 +20,13 @@ class FailureMode(StrictEntry):
     engines: dict[str, str] = Field(default_factory=dict)
 
 
+class _ShownNames(dict[str, str]):
+    """Names of metrics by role, with words for those that an engine does not report."""
+
+    def __missing__(self, role: str) -> str:
+        return f"{role} (not reported)"
+
+
 def load_failure_modes(
     names: Mapping[str, str | None], engine: str = "vllm"
 ) -> dict[str, FailureMode]:
@@ -28,7 +35,7 @@ def load_failure_modes(
     Checks have its own metric `names` (by role), a metric that is not reported that of its role;
     arguments have the engine's names, and a remedy of its own comes first.
     """
-    shown_names = {role: name or f"{role} (not reported)" for role, name in names.items()}
+    shown_names = _ShownNames({role: name for role, name in names.items() if name})
 
     def translate(text: str) -> str:
         return translate_arguments(text, engine)

@@ -322,9 +322,12 @@ def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
                 if matches
                 else f"nothing for the {quantity}"
             )
-            raise PlannerError(
-                f"{location}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}"
-            )
+            # a file that is no trace may hold anything: only what reads as a name is shown
+            shown = [
+                name[:40] for name in names if re.fullmatch(r"[A-Za-z]+([_ ][A-Za-z]+)*", name)
+            ]
+            place = f"{','.join(shown)[:80]!r}" if shown[1:] else f"its {len(names)} columns"
+            raise PlannerError(f"{location}: found {problem} in {place}; {_ACCEPTED_COLUMNS_HINT}")
         fields += matches
     return tuple(fields)
 

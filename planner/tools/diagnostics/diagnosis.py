@@ -36,6 +36,7 @@ from planner.tools.diagnostics.startup_errors import (
     find_startup_errors,
     has_memory_error,
 )
+from planner.tools.diagnostics.startup_log import find_failures
 from planner.tools.diagnostics.stat_lines import StatLines, read_stat_lines
 
 MAX_LOG_BYTES = 64 * MIB
@@ -45,6 +46,8 @@ _ENGINE_WORDS = {
     "trtllm": r"TRT-LLM|\btensorrt_llm\b|TensorRT-LLM",
 }
 """Words by which an engine's log is known."""
+_STARTED_PATTERN = r"Application startup complete|server is fired up|KV cache size:|# GPU blocks|max_total_num_tokens="
+"""What an engine logs when the start is over, or all of it that needs memory."""
 
 
 @dataclass(frozen=True)
@@ -238,11 +241,22 @@ def diagnose(
     text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
     errors, lines = tuple(find_startup_errors(text)), read_stat_lines(text)
     engine = lines.engine if lines else detect_logged_engine(text)
-    if log is not None and case is None and not (errors or lines or engine or not_judged):
-        not_judged = (
-            f"{Path(log).name} has no line that vLLM, SGLang or TensorRT-LLM is known to write"
-        )
+    if log is not None and case is None and not (errors or not_judged):
+        not_judged = f"{Path(log).name}: {gap}" if (gap := _find_gap(text, lines, engine)) else ""
     return Diagnosis(case, planned, errors, lines, not_judged, engine or "vllm")
+
+
+def _find_gap(text: str, lines: StatLines | None, engine: str) -> str:
+    """Return why a log without a known error tells nothing of how it serves; empty if it tells."""
+    if lines:
+        return lines.untold
+    if find_failures(text):
+        return "its start failed with an error that is not known here"
+    if re.search(_STARTED_PATTERN, text):
+        return ""
+    if not engine:
+        return "it has no line that vLLM, SGLang or TensorRT-LLM is known to write"
+    return "it has neither the end of a start nor periodic lines"
 
 
 def detect_logged_engine(text: str) -> str:

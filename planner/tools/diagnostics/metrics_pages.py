@@ -87,15 +87,17 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
                 if sample.name.startswith(tuple(METRIC_PREFIXES)) and (
                     math.isnan(edge) or not value < MAX_METRIC_VALUE
                 ):
-                    raise ValueError(
-                        f"{sample.name} is {sample.value:g}; a finite number below"
-                        f" {MAX_METRIC_VALUE:g} is needed"
+                    raise PlannerError(
+                        f"{location} is not a /metrics page: {sample.name} is {sample.value:g}; a"
+                        f" finite number below {MAX_METRIC_VALUE:g} is needed"
                     )
                 samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
-        problem = str(error).replace("could not convert string to float:", "expected a number, got")
+    except PlannerError:
+        raise
+    except (ValueError, KeyError, IndexError, OverflowError):
+        # the parser quotes the line, and a file that is no page may hold anything
         raise PlannerError(
-            f"{location} is not a /metrics page: {problem[:120] or 'a line has no value'}"
+            f"{location} is not a /metrics page: a line is not of the form NAME{{LABELS}} NUMBER"
         ) from None
     return MetricsPage(samples, taken_at_s, str(location))
 

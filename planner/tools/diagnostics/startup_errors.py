@@ -113,10 +113,10 @@ def find_startup_errors(text: str) -> list[StartupError]:
             if match := pattern.search(line[:MAX_LINE_CHARS]):
                 errors.setdefault(key, _make_error(key, phrase, match, line))
                 break
-    # people break long lines where they paste them
-    unwrapped = re.sub(r"\s*\n[>\s]*", " ", text[-MAX_UNWRAPPED_CHARS:])
+    # people break long lines where they paste them, between words or in them
+    unwrapped = [re.sub(r"\s*\n[>\s]*", blank, text[-MAX_UNWRAPPED_CHARS:]) for blank in (" ", "")]
     for key, (phrase, pattern) in phrases.items():
-        match = pattern.search(unwrapped)
+        match = next(filter(None, map(pattern.search, unwrapped)), None)
         if match and match[0] not in text:  # which is of one line
             found = _make_error(key, phrase, match, match[0])
             if key not in errors or len(found.figures) > len(errors[key].figures):

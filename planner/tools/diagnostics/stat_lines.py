@@ -1,7 +1,7 @@
 """Read the periodic lines of an engine's log: what runs, waits, and fills the KV cache."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,8 +26,17 @@ _STAT_PATTERNS = {
     # SGLang's scheduler: a fraction, not percent
     "sglang": re.compile(
         r"#running-req: (?P<running>\d{1,7}),.{0,120}?token usage: (?P<fraction>[01]?\.\d{1,4})"
-        r".{0,200}?(?:gen throughput \(token/s\): (?P<generated>[\d.]{1,12}), )?#queue-req:"
-        r" (?P<waiting>\d{1,7})"
+        r"(?:(?=.{0,300}gen throughput \(token/s\): (?P<generated>[\d.]{1,12}))|)"
+        r"(?:(?=.{0,300}#queue-req: (?P<waiting>\d{1,7}))|)"
+    ),
+    # TensorRT-LLM's print_iter_log, a line for each step (pyexecutor/py_executor.py, 0.18 to 1.3; pulls 3914, 16323)
+    "trtllm": re.compile(
+        r"\biter = \d{1,9},(?=.{0,600}num_scheduled_requests(?::| =) (?P<running>\d{1,7}))"
+        r"(?:(?=.{0,600}kv_cache_util = (?P<fraction>[01](?:\.\d{1,6})?))|)"
+        r"(?:(?=.{0,900}num_unscheduled = (?P<waiting>\d{1,7}))|)"
+        r"(?:(?=.{0,600}(?:elapsed_time = (?P<step_s>[\d.]{1,24})s|host_step_time = (?P<step_ms>[\d.]{1,12})ms))|)"
+        r"(?:(?=.{0,900}'num_ctx_tokens': (?P<prompt>\d{1,9}))|)"
+        r"(?=.{0,900}'num_generation_tokens': (?P<generated>\d{1,9}))"
     ),
 }
 _PREEMPTION_PATTERNS = (
@@ -44,8 +53,8 @@ class StatLine:
     """One periodic line while requests are in flight."""
 
     running: float
-    waiting: float
-    kv_usage: float  # fraction
+    waiting: float | None  # None: the line does not tell
+    kv_usage: float | None  # fraction
     tps: float | None  # prompt and generated tokens per second
 
 
@@ -60,17 +69,30 @@ class StatLines:
     @property
     def running(self) -> float:
         """Requests that run in the usual line."""
-        return median(line.running for line in self.lines) if self.lines else 0.0
+        return self._find_usual([line.running for line in self.lines]) or 0.0
 
     @property
-    def waiting(self) -> float:
+    def waiting(self) -> float | None:
         """Requests that wait in the usual line, so that a short burst is no queue."""
-        return median(line.waiting for line in self.lines) if self.lines else 0.0
+        return self._find_usual([line.waiting for line in self.lines])
 
     @property
-    def kv_usage(self) -> float:
+    def kv_usage(self) -> float | None:
         """The fraction of the KV cache in use in the usual line."""
-        return median(line.kv_usage for line in self.lines) if self.lines else 0.0
+        return self._find_usual([line.kv_usage for line in self.lines])
+
+    @staticmethod
+    def _find_usual(values: Iterable[float | None]) -> float | None:
+        """Return the median of what is told; None if no line tells it."""
+        told = [value for value in values if value is not None]
+        return median(told) if told else None
+
+    @property
+    def untold(self) -> str:
+        """What the lines leave open; empty if they tell what waits, and what fills the cache."""
+        gaps = {"how many requests wait": self.waiting, "how full the KV cache is": self.kv_usage}
+        untold = [gap for gap, value in gaps.items() if value is None]
+        return f"its lines do not tell {' and '.join(untold)}" if self.lines and untold else ""
 
     @property
     def is_stalled(self) -> bool:
@@ -100,9 +122,9 @@ class StatLines:
         if not self.lines:
             return f"no periodic lines{counted}"
         return (
-            f"{format_count(len(self.lines), 'periodic line')}: {self.running:.0f} running and"
-            f" {self.waiting:.0f} waiting,"
-            f" the KV cache is {self.kv_usage:.0%} full{counted}"
+            f"{format_count(len(self.lines), 'periodic line')}: {self.running:.0f} running"
+            f"{'' if self.waiting is None else f' and {self.waiting:.0f} waiting'}"
+            f"{'' if self.kv_usage is None else f', the KV cache is {self.kv_usage:.0%} full'}{counted}"
         )
 
     def find_failure_modes(self) -> Iterator[DiagnosisFinding]:
@@ -111,14 +133,15 @@ class StatLines:
             count = f"in the last {MIN_STALLED_LINES} lines or more no token is computed"
             yield DiagnosisFinding("stalled", (str(self), count))
             return
+        usage, waiting = self.kv_usage or 0.0, self.waiting or 0.0
         # of an excerpt, one is enough where the cache is full and others wait for it
-        is_full = self.kv_usage >= BUSY_FRACTION and self.waiting >= 1
+        is_full = usage >= BUSY_FRACTION and waiting >= 1
         if self.preemptions >= MIN_PREEMPTIONS or (self.preemptions and is_full):
             evidence = (str(self), *filter(None, (self.slowdown,)))
             yield DiagnosisFinding("kv_preemption", evidence)
-        if self.waiting < max(MIN_WAITING, 0.1 * self.running):
+        if waiting < max(MIN_WAITING, 0.1 * self.running):
             return
-        if self.kv_usage >= BUSY_FRACTION:
+        if usage >= BUSY_FRACTION:
             more = "more sequences at once (max_num_seqs) would not help"
             yield DiagnosisFinding("kv_full", (str(self), more))
             return
@@ -142,10 +165,15 @@ def read_stat_lines(text: str) -> StatLines | None:
         engine, match = next((one for one in found if one[1]), (engine, None))
         if match is None:
             continue
-        figures = {name: float(value or 0) for name, value in match.groupdict().items()}
-        preemptions += int(figures.get("preempted", 0.0))
-        usage = figures.get("usage", 0.0) / 100 + figures.get("fraction", 0.0)
-        tps = figures.get("prompt", 0.0) + figures["generated"] if match["generated"] else None
-        if figures["running"] or figures["waiting"]:
-            rows.append(StatLine(figures["running"], figures["waiting"], min(usage, 1.0), tps))
+        told = {name: float(value) for name, value in match.groupdict().items() if value}
+        preemptions += int(told.get("preempted", 0.0))
+        running, waiting = told["running"], told.get("waiting")
+        usage = told["usage"] / 100 if "usage" in told else told.get("fraction")
+        seconds = told.get("step_s", told.get("step_ms", 1e3) / 1e3)  # vLLM and SGLang give rates
+        tps = (
+            (told.get("prompt", 0.0) + told["generated"]) / seconds if "generated" in told else None
+        )
+        if running or waiting:
+            usage = None if usage is None else min(usage, 1.0)
+            rows.append(StatLine(running, waiting, usage, tps))
     return StatLines(tuple(rows), preemptions, engine) if rows or preemptions else None

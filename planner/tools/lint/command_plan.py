@@ -9,7 +9,7 @@ from planner.core.units import GIB
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import Gpu, list_gpus
-from planner.memory.memory_plan import MemoryPlan, plan_memory
+from planner.memory.memory_plan import MemoryPlan, find_max_model_len, plan_memory
 from planner.planning.argument_advice import (
     ARGUMENT_SUGGESTERS,
     Suggestion,
@@ -23,6 +23,12 @@ from planner.tools.lint.deployment_reader import UnmodelledError, build_command_
 from planner.tools.lint.option_checks import CheckedCommand
 from planner.workload.workload import Workload
 
+_CAPPING_ENGINES = ("sglang",)
+"""Engines that start although the KV cache is shorter than the context, and refuse longer requests.
+
+SGLang 0.5.9 managers/tp_worker.py: max_req_len = min(context_len - 1, max_total_num_tokens - 1); so
+started sglang issue 4048 with 163,840 and room for 59,868.
+"""
 REFERENCE_GPU = "H100-SXM"
 """GPU by which weights and KV cache are counted if none is named; they are the same on others."""
 
@@ -38,6 +44,7 @@ class CommandPlan:
     steps: tuple[Suggestion, ...]
     improved: Prediction | None  # with all steps, at the highest concurrency
     remedies: MemoryRemedies | None = None  # against too little memory; None if it starts
+    capped_length: int | None = None  # tokens that requests may have, if the cache holds no more
 
     @property
     def sequences(self) -> int:
@@ -53,7 +60,9 @@ def plan_command(
     Raises `PlannerError` for a deployment that is unknown or that the engine rejects.
     """
     deployment = build_command_deployment(checked, gpu, version)
-    memory = plan_memory(deployment)
+    memory, capped_length = plan_memory(deployment), None
+    if deployment.engine.name in _CAPPING_ENGINES and not memory.can_start:
+        deployment, memory, capped_length = _cap_length(memory)
     if workload:
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
     else:
@@ -69,7 +78,19 @@ def plan_command(
     is_fixed = checked.command.role or (checked.command.planned_on and not workload)
     steps, improved = suggest_changes(memory, load, () if is_fixed else tuple(ARGUMENT_SUGGESTERS))
     remedies = find_memory_remedies(memory)
-    return CommandPlan(deployment, memory, load, loads, steps, improved, remedies)
+    return CommandPlan(deployment, memory, load, loads, steps, improved, remedies, capped_length)
+
+
+def _cap_length(memory: MemoryPlan) -> tuple[Deployment, MemoryPlan, int | None]:
+    """Return a deployment and its memory with the length that its KV cache holds, if that starts."""
+    deployment, length = memory.deployment, find_max_model_len(memory)[0]
+    if length < 1:
+        return deployment, memory, None
+    capped = replace(deployment, args=replace(deployment.args, max_model_len=length))
+    capped_memory = plan_memory(capped)
+    if not capped_memory.can_start:
+        return deployment, memory, None
+    return capped, capped_memory, length
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
     )
     if is_distributed or values.get("distributed_executor_backend") == "ray":
         return
-    given = command.setup and command.setup.num_gpus
+    given = command.num_gpus or (command.setup and command.setup.num_gpus)
     if command.setup and command.setup.is_member:
         return
     with suppress(PlannerError):  # an impossible layout
@@ -105,7 +105,8 @@ def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:
                 "environment", name, f"{name}={visible}", "contradicts", why, refused=True
             )
         if given and num_gpus > given:
-            why = f"the command takes {format_count(num_gpus, 'GPU')}, the container has {given}"
+            holder = "job" if command.num_gpus else "container"
+            why = f"the command takes {format_count(num_gpus, 'GPU')}, the {holder} has {given}"
             yield LintFinding(
                 "environment",
                 "GPUs",
@@ -166,7 +167,9 @@ def _check_lengths(
     if engine_name != "vllm" or engine is None or not isinstance(tokens, int):
         return
     option, needed = "--max-num-batched-tokens", length if isinstance(length, int) else max_position
-    if not args.get("enable_chunked_prefill", engine.facts.chunked_prefill) and tokens < needed:
+    ignored = {finding.name for finding in checked.findings if finding.verdict == "useless"}
+    is_chunked = args.get("enable_chunked_prefill", engine.facts.chunked_prefill)
+    if not is_chunked and "--enable-chunked-prefill" not in ignored and tokens < needed:
         why = f"without chunked prefill a prompt is one step, and max_model_len is {needed:,}"
         yield _make_contradiction(option, tokens, why, "--enable-chunked-prefill")
     if isinstance(seqs, int) and tokens < seqs:

@@ -15,7 +15,7 @@ from planner.tools.lint.deployment_reader import (
 )
 from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.option_checks import CheckedCommand
-from planner.tools.lint.server_commands import ContainerSetup
+from planner.tools.lint.server_commands import ContainerSetup, is_hub_name
 
 MIN_SHM_BYTES = GIB
 """Least /dev/shm of a server on several GPUs (NCCL user guide, troubleshooting: --shm-size=1g)."""
@@ -40,10 +40,9 @@ def check_container(checked: CheckedCommand, gpu: str | None) -> Iterator[LintFi
     setup = checked.command.setup
     if setup is None:
         return
-    is_for_gpus = not re.search(r"cpu|tpu|hpu|xpu|neuron|gaudi", setup.image)
     is_visible = "NVIDIA_VISIBLE_DEVICES" in checked.command.environment
     # what was not read may be a router, which needs none
-    if is_for_gpus and not (setup.has_gpus or is_visible or checked.command.unread):
+    if setup.takes_gpus and not (setup.has_gpus or is_visible or checked.command.unread):
         why = "the container is given no GPU, unless the host's runtime gives it all"
         yield _make_finding("GPUs", "no GPUs", "risky", why, _GPU_ADVICE[setup.runtime])
     yield from _check_shared_memory(checked, setup)
@@ -118,8 +117,7 @@ def _is_downloaded_again(checked: CheckedCommand, setup: ContainerSetup) -> bool
         for volume in setup.volumes or ()
         for place in places
     )
-    is_on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name))
-    return is_on_hub and setup.volumes is not None and not is_kept
+    return is_hub_name(name) and setup.volumes is not None and not is_kept
 
 
 def _format_startup(startup: StartupTime) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from planner.core.errors import PlannerError
@@ -24,6 +25,7 @@ from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.option_checks import CheckedCommand
+from planner.tools.lint.unmodelled import explain_unmodelled_server
 
 MAX_GPUS_OF_A_BOX = 8
 """GPUs that one machine holds, whatever the usual number of their kind."""
@@ -59,7 +61,7 @@ def read_named_gpu(checked: CheckedCommand) -> str | None:
     if not command.gpu:
         return None
     named, gpu = parse_gpu_count(command.gpu)
-    count = (command.setup and command.setup.num_gpus) or named
+    count = command.num_gpus or (command.setup and command.setup.num_gpus) or named
     try:
         needed = read_layout(command.engine, checked.argument_values).num_gpus
     except PlannerError:
@@ -91,7 +93,7 @@ def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
     name = get_served_name(checked)
     if not name:
         raise PlannerError("the command names no model")
-    if is_unresolved(name):
+    if is_unresolved(PurePath(name).name):
         raise PlannerError(f"the model is {name!r:.80}, which is filled in only where it runs")
     return name, load_model_at(name)
 
@@ -311,6 +313,8 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
     """
     values, engine = checked.argument_values, checked.command.engine
     num_gpus, gpu_spec = parse_gpu_count(gpu)
+    if unmodelled := explain_unmodelled_server(checked):
+        raise UnmodelledError(unmodelled)
     name, model = resolve_served_model(checked)
     quantization = values.get("quantization") or values.get("quantize")
     if (

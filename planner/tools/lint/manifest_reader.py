@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol
 
 from planner.core.errors import PlannerError
@@ -15,6 +16,7 @@ from planner.engines.cli_options import (
     load_flag_lists,
 )
 from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.guide_reader import is_guide, split_guide
 from planner.tools.lint.kserve_reader import RUNTIME_KINDS, join_runtimes, read_kserve_use
 from planner.tools.lint.named_gpus import find_named_gpu, name_slice
 from planner.tools.lint.network_reader import (
@@ -36,6 +38,8 @@ from planner.tools.lint.server_commands import (
 from planner.tools.lint.shell_parser import expand_variables, parse_statements, split_words
 
 YamlMapping = Mapping[str, object]
+MAX_DEPTH = 40
+"""Depth of a document to which commands are looked for."""
 _COMMAND_KEY_PATTERN = re.compile(r"args|argv|arguments|command|cmd|flags|options", re.IGNORECASE)
 """Keys of a chart's values under which options of an engine stand."""
 _CHART_ONLY_KEYS = (
@@ -57,6 +61,10 @@ _GPU_COUNT_VARIABLES = ("DSTACK_GPUS_NUM", "SKYPILOT_NUM_GPUS_PER_NODE")
 _CLUSTER_KINDS = ("LeaderWorkerSet", "RayCluster", "RayService", "RayClusterFleet")
 _CLUSTER_PATTERN = re.compile(r"\bray start\b|multi-node-serving\.sh|run_cluster\.sh")
 """By which a container is known as one of several that run one server."""
+_WORKER_PATTERN = re.compile(
+    r"\bray start\b|KUBERAY_GEN_RAY_START_CMD|multi-node-serving\.sh worker"
+)
+"""By which a container only joins such a cluster, unless it starts a server beside that."""
 _PROBE_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "failureThreshold": 3}
 """Defaults of a probe (kubernetes.io, Configure Liveness, Readiness and Startup Probes)."""
 
@@ -108,16 +116,41 @@ def replace_expressions(text: str) -> str:
     return re.sub(r"\{\{(.*?)(\}\}|$)", name_expression, text, flags=re.MULTILINE)
 
 
-def load_yaml_documents(text: str, name: str) -> Iterator[YamlMapping | list[object]]:
-    """Yield the mappings and lists of a YAML or JSON text; none if it does not parse."""
-    text = replace_expressions(text)
-    for part in re.split(r"^---[ \t\r]*$", text, flags=re.MULTILINE):
+def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[object]], str]:
+    """Return the mappings and lists of a YAML or JSON text, and why the rest does not parse."""
+    documents = list[YamlMapping | list[object]]()
+    parts = re.split(r"^---[ \t\r]*$", replace_expressions(text), flags=re.MULTILINE)
+    for number, part in enumerate(parts):
         try:
             document = parse_yaml(part, name or "the text")
-        except (PlannerError, RecursionError):
-            return
+        except PlannerError as error:
+            above = sum(one.count("\n") for one in parts[:number])
+            return documents, _shift_line(str(error), above)
+        except RecursionError:
+            return documents, "it is nested too deep"
         if isinstance(document, dict | list):
-            yield document
+            documents.append(document)
+    return documents, ""
+
+
+def _shift_line(message: str, above: int) -> str:
+    """Return a message whose "line N" counts the lines above its document too."""
+    before, found, after = message.partition(": line ")
+    number = re.match(r"\d+", after)
+    if not number:
+        return message
+    return f"{before}{found}{int(number[0]) + above}{after[number.end() :]}"
+
+
+def find_starting_image(node: object, depth: int = 0) -> str:
+    """Return the first image in a document that starts a server by itself; empty without one."""
+    if depth > MAX_DEPTH:
+        return ""
+    name = _read_image_name(node) if isinstance(node, Mapping) else ""
+    if (image := parse_image_name(name)) and image.starts:
+        return name
+    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    return next(filter(None, (find_starting_image(one, depth + 1) for one in inner)), "")
 
 
 def find_commands_in_documents(
@@ -149,7 +182,7 @@ def find_commands_in_documents(
 
 def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
     """Yield the commands anywhere inside a document: containers, and shell text."""
-    if place.depth > 40:
+    if place.depth > MAX_DEPTH:
         return
     if isinstance(node, list):
         for index, item in enumerate(node):
@@ -159,7 +192,9 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
         if isinstance(node, str) and (mention := SERVER_MENTION_PATTERN.search(node)):
             try:
                 image = parse_image_name(place.image)
-                for command in find_commands(node, place.path, None, place.environment):
+                texts = [code for _, code in split_guide(node)] if is_guide(node, "") else [node]
+                found = (find_commands(one, place.path, None, place.environment) for one in texts)
+                for command in chain.from_iterable(found):
                     is_ours = image is not None and image.engine == command.engine
                     version = image.version if image and is_ours else ""
                     yield replace(command, gpu=place.gpu, version=command.version or version)
@@ -234,6 +269,9 @@ def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCo
     )  # of dstack and SkyPilot, read as shell text
     if not words and (runs_text or not parse_image_name(name)):
         return
+    text = " ".join(words)
+    if _WORKER_PATTERN.search(text) and not SERVER_MENTION_PATTERN.search(text):
+        return  # the server starts in another container of its cluster
     environment, findings = _read_environment(node, place)
     if variables is None:
         words = _expand_references(words, environment)
@@ -241,10 +279,10 @@ def _parse_container_node(node: YamlMapping, place: _Place) -> Iterator[ServerCo
     is_replaced = bool(lists["entrypoint"]) or (variables is None and bool(lists["command"]))
     setup = replace(_read_setup(node, place), image=name)
     commands = list(parse_container(name, words, environment, place.path, is_replaced))
-    is_member = place.kind in _CLUSTER_KINDS or _CLUSTER_PATTERN.search(" ".join(words))
+    is_member = place.kind in _CLUSTER_KINDS or _CLUSTER_PATTERN.search(text)
     setup = replace(setup, is_member=bool(is_member))
     # another server, or a program in the background, may be the one that is asked
-    if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", " ".join(words)):
+    if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", text):
         setup = replace(setup, network="shared")
     for command in commands:
         known = (*findings, *command.findings)

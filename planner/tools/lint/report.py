@@ -54,9 +54,15 @@ from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
 from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.network_checks import check_network
 from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
-from planner.tools.lint.server_commands import IMAGE_OPTION, ServerCommand, quote_word
+from planner.tools.lint.server_commands import (
+    IMAGE_OPTION,
+    ServerCommand,
+    is_hub_name,
+    quote_word,
+)
 from planner.tools.lint.shown_values import show_variable, show_words
 from planner.tools.lint.source_reader import read_source
+from planner.tools.lint.unmodelled import find_unmodelled_options
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
 
@@ -108,7 +114,7 @@ class CommandReport:
             for finding in self.checked.findings
             if finding not in self.reported_findings
         )
-        return [escape_to_one_line(name)[:40] for name in names]
+        return [redact_text(escape_to_one_line(name))[:40] for name in names]
 
 
 @dataclass(frozen=True)
@@ -237,6 +243,7 @@ def lint(
         in_container = (*check_container(checked, planned_gpu), *check_network(checked))
         checked = replace(checked, findings=_merge_findings(checked.findings, in_container))
         notes += [pool] if command.role and planned_gpu else []
+        notes += filter(None, [_describe_unpinned_model(checked)])
         notes += (
             []
             if version or command.version
@@ -277,6 +284,18 @@ def read_launched_deployment(what: str, gpu: str, *, is_confined: bool = False) 
     return build_command_deployment(check_command(command, version), gpu, version)
 
 
+def _describe_unpinned_model(checked: CheckedCommand) -> str:
+    """Say that a file serves whatever the Hub has of its model on the day of a start; else empty.
+
+    A command line is typed for the day, and what Headroom planned says so itself.
+    """
+    command, model = checked.command, get_served_name(checked)
+    is_pinned = checked.argument_values.get("revision") or command.planned_on
+    if is_pinned or not (command.setup and is_hub_name(model)):
+        return ""
+    return f"{model} is served as the Hub has it on the day of each start: --revision pins it"
+
+
 def _check_programs(
     names: Iterable[str], commands: Iterable[CheckedCommand], version: str | None
 ) -> Iterator[LintFinding]:
@@ -303,20 +322,28 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
         script = " ".join(map(quote_word, command.unread))
         yield LintFinding("word", "script", script[:300], "unread", why, instead)
     why = "what it stands for is known only where it runs"
-    for word in dict.fromkeys(parsed.positional):
-        if is_unresolved(word):
-            yield LintFinding("word", word[:80], word[:300], "unread", why)
-    if model := get_served_name(checked):
+    model, is_known_model = get_served_name(checked), True
+    if model:
         try:
             resolve_served_model(checked)
         except PlannerError:
+            is_known_model = False
             if not is_unresolved(model):
                 unknown = "no model that is known here: layout, format and length were not checked"
                 yield LintFinding("word", model[:80], model[:300], "ok", unknown)
+    # a folder that is known only where it runs may hold a model that is known by its name
+    settled = {model} if is_known_model else set[str]()
+    for word in dict.fromkeys(parsed.positional):
+        if is_unresolved(word) and word not in settled:
+            yield LintFinding("word", word[:80], word[:300], "unread", why)
     known = {*load_argument_names(command.engine).arguments, "model", "model_path", "model_id"}
     for option in parsed.options:
         # a sum in $((...)) is a number, whichever
-        words = [word for word in option.words if not re.fullmatch(r"\$\(\(.*\)\)", word)]
+        words = [
+            word
+            for word in option.words
+            if word not in settled and not re.fullmatch(r"\$\(\(.*\)\)", word)
+        ]
         is_secret = is_secret_name(option.written)
         if option.option and any(map(is_unresolved, words)) and not is_secret:
             # nothing is known of the values of other options, and a plan's file explains its own
@@ -341,7 +368,7 @@ def _plan_command(
     """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
     fixed, again = _propose(checked, version)
     unsettled = tuple(
-        escape_to_one_line(finding.name)[:40]
+        redact_text(escape_to_one_line(finding.name))[:40]
         for finding in again.findings
         if finding.refused and fixed.diff
     )
@@ -366,11 +393,29 @@ def _plan_command(
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
     checked = _drop_safe_memory_findings(checked, plan)
+    found = (
+        *find_unmodelled_options(checked, plan.deployment.gpu),
+        *_describe_capped_length(checked, plan),
+    )
+    checked = replace(checked, findings=_merge_findings(checked.findings, found))
     settings = {step.argument: step.value for step in plan.steps}
     fixed, again = _propose(checked, version, settings)
     if fixed.diff and _is_worse(again, plan, gpu, version):
         fixed, plan = FixedCommand(checked.command, ()), replace(plan, steps=(), improved=None)
     return CommandReport(checked, fixed, plan, "")
+
+
+def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Iterator[LintFinding]:
+    """Yield that requests as long as the context do not fit, where the server starts all the same."""
+    if plan.capped_length is None:
+        return
+    option, length = "--context-length", checked.argument_values.get("context_length")
+    written = f"{option} {length}" if length else "(not given)"
+    why = (
+        f"the KV cache surely holds {plan.capped_length:,} tokens: {checked.command.engine} starts all the"
+        " same, and refuses longer requests"
+    )
+    yield LintFinding("flag", option, written, "risky", why, f"{option} {plan.capped_length}")
 
 
 def _propose(

@@ -20,7 +20,7 @@ from planner.engines.cli_options import (
     load_flag_lists,
 )
 from planner.tools.lint.findings import LintFinding, LintVerdict
-from planner.tools.lint.server_commands import ServerCommand
+from planner.tools.lint.server_commands import ServerCommand, is_hub_name
 from planner.tools.lint.shown_values import show_variable
 
 
@@ -61,6 +61,9 @@ def apply_option_rules(
     is_dynamo = command.launched.startswith("python -m dynamo.")
     is_plain_container = command.container and not is_dynamo
     values |= {**parsed.values, "container": is_plain_container, "role": command.role or None}
+    models = (values[key] for key in ("model", "model_path", "model_id") if values.get(key))
+    name = str(next(models, next(iter(parsed.positional), "")))
+    values["hub"] = None if command.planned_on else is_hub_name(name)  # a plan's file says it
     for rule in load_option_rules(command.engine):
         if (rule.from_ and version < rule.from_) or (rule.before and version >= rule.before):
             continue

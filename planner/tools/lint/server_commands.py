@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from planner.core.units import MIB, parse_bytes
-from planner.engines.engine import get_dynamo_image_version
+from planner.engines.engine import get_dynamo_image_version, get_monthly_image_version
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.shell_parser import ShellStatement, check_expanded_size, parse_statements
 from planner.tools.lint.wrappers import load_wrappers, unwrap_command
@@ -36,6 +36,8 @@ _VALUELESS_DOCKER_OPTIONS = {
 """Options of `docker run` that take no value."""
 IMAGE_OPTION = "--container-image"
 """Slurm's option (`srun` with pyxis) for the image in which a command runs."""
+OMNI_OPTION = "--omni"
+"""Option by which vLLM-Omni, installed beside vLLM, takes `vllm serve` over."""
 _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
@@ -76,6 +78,11 @@ class ContainerSetup:
     network: Literal["own", "host", "shared"] = "own"
     addresses: tuple[str, ...] = ()  # that it is given
 
+    @property
+    def takes_gpus(self) -> bool:
+        """Whether the image is for GPUs that are known here, and not for other processors."""
+        return not re.search(r"cpu|tpu|hpu|xpu|npu|neuron|gaudi|ascend", self.image)
+
 
 @dataclass(frozen=True)
 class ServerCommand:
@@ -98,6 +105,7 @@ class ServerCommand:
     renamed_options: Mapping[str, str] = field(default_factory=dict)
     planned_on: str = ""  # the GPU of the plan that wrote the command
     gpu: str = ""  # that its file names, with a number if it names one
+    num_gpus: int | None = None  # of its job
 
     @property
     def line(self) -> str:
@@ -136,6 +144,11 @@ class ServerCommand:
         )
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether a model is named as on the Hub: owner/name, and no path."""
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
+
+
 def quote_word(word: str) -> str:
     """Quote a word for a shell that still expands its variables and sums.
 
@@ -162,10 +175,13 @@ def find_commands(
             )
             findings = (*findings, finding)
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
+        names = ", ".join(statement.branched)[:200]
+        note = f"set anew in a branch, and judged as set before: {names}" if names else ""
         for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None
         ):
-            yield replace(command, findings=(*findings, *command.findings))
+            noted = "; ".join(filter(None, (command.note, note)))
+            yield replace(command, findings=(*findings, *command.findings), note=noted)
 
 
 def _rejoin_options(
@@ -242,9 +258,11 @@ def _parse_statement(
             version,
             subcommand=subcommand,
         )
-        if wrapper := load_wrappers().get(words[start - 1]):
-            argv, wrapper_words, settings = unwrap_command(words[start - 1], words[start:])
-            launched = shlex.join(["python", "-m", words[start - 1], *wrapper_words])
+        module = OMNI_OPTION if OMNI_OPTION in words[start:] else words[start - 1]
+        if wrapper := load_wrappers().get(module):
+            argv, wrapper_words, settings = unwrap_command(module, words[start:])
+            starter = ["vllm", "serve"] if module == OMNI_OPTION else ["python", "-m", module]
+            launched = shlex.join([*starter, *wrapper_words])
             command = replace(
                 command,
                 argv=argv,
@@ -261,8 +279,9 @@ def _parse_statement(
     # ssh HOST '...', tmux new '...'
     scripts = [word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)]
     if shell_option is not None:
-        # the words after the script are its $0, $1, ...
-        scripts = [fill_in_parameters(words[shell_option + 1], words[shell_option + 2 :])]
+        # the words after the script are its $0, $1, ...; -- ends the shell's own options
+        script, *parameters = words[shell_option + 1 + (words[shell_option + 1] == "--") :] or [""]
+        scripts = [fill_in_parameters(script, parameters)]
     if scripts:
         is_program = scripts[-1] == words[0]
         why = "it is one word, and no program has that name"
@@ -412,6 +431,8 @@ def parse_image_name(name: str) -> EngineImage | None:
             version = tag[1] if tag else ""
             if "ai-dynamo/" in name:  # the tag is Dynamo's
                 version = get_dynamo_image_version(engine, version)
+            elif re.match(r"\d\d\.\d\d", version):  # a year and a month
+                version = get_monthly_image_version(engine, version)
             return EngineImage(engine, starts, version)
     return None
 
@@ -437,7 +458,9 @@ def parse_container(
             engine_image.version if engine_image and engine_image.engine == command.engine else ""
         )
         yield replace(command, container=True, version=version or command.version)
-    if not commands and engine_image and replaced:  # a script of the image, or one mounted
+    is_shell = [PurePath(word).name for word in words[:2]] in ([name] for name in _SHELL_PROGRAMS)
+    # a script of the image, or one mounted; a shell alone is for somebody who types
+    if not commands and engine_image and replaced and not is_shell:
         yield ServerCommand(
             location,
             engine_image.engine,

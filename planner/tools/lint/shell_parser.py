@@ -90,6 +90,7 @@ class ShellStatement:
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    branched: tuple[str, ...] = ()  # variables that a branch would set anew
 
 
 def parse_statements(
@@ -97,13 +98,16 @@ def parse_statements(
 ) -> list[ShellStatement]:
     """Return the commands of `text`, each with the variables that are set before it.
 
+    What a branch of `if` or `case` sets anew is not known to be set: the first value holds.
     Raises `PlannerError` for a quote that is not closed, and if expansion exceeds the limit.
     """
     exported = dict(environment or {})
     variables = _Variables({name: [value] for name, value in exported.items()})
-    statements = list[ShellStatement]()
+    statements, depth, branched = list[ShellStatement](), 0, dict[str, None]()
     for words in _split_into_commands(text):
         expanded, assigned, is_export = list[str](), dict[str, str](), False
+        keywords = {word.unquoted_prefix for word in words[: 1 + _begins_branch(words[0])]}
+        depth = max(depth + bool(keywords & {"if", "case"}) - bool(keywords & {"fi", "esac"}), 0)
         for word in words:
             prefix = word.unquoted_prefix
             if not expanded and (match := _ASSIGNMENT_PATTERN.match(prefix)):
@@ -115,6 +119,10 @@ def parse_statements(
                 else:
                     values += variables.expand(name) if match[2] else []
                     values += [v for item in word.array for v in _expand_word(item, variables)]
+                is_own = name in {part.text for part in word.parts if part.is_expansion} or match[2]
+                if depth and any(variables.get(name, ())) and not is_own and word is words[-1]:
+                    branched |= {name: None} if values != variables[name] else {}
+                    continue
                 variables[name] = values
                 assigned[name] = " ".join(values)
             elif not expanded and prefix in _COMMAND_PREFIXES:
@@ -130,13 +138,17 @@ def parse_statements(
             known: Mapping[str, str] = {**exported, **assigned}
             if statements and statements[-1].environment == known:
                 known = statements[-1].environment  # once in memory
-            statements.append(ShellStatement(tuple(expanded), known))
+            statements.append(ShellStatement(tuple(expanded), known, tuple(branched)))
         else:
             exported |= {name: value for name, value in assigned.items() if name in exported}
         check_expanded_size(sum(map(len, expanded)))
         if len(variables) > MAX_VARIABLES:
             raise PlannerError(f"the text sets more than {MAX_VARIABLES:,} variables")
     return statements
+
+
+def _begins_branch(word: ShellWord) -> bool:
+    return word.unquoted_prefix in ("then", "else", "do", "{")
 
 
 class _Variables(dict[str, list[str]]):

@@ -21,12 +21,14 @@ from planner.tools.lint.findings import LintFinding, load_engine_changes
 from planner.tools.lint.guide_reader import is_guide, split_guide
 from planner.tools.lint.manifest_reader import (
     find_commands_in_documents,
+    find_starting_image,
     format_config_as_words,
     load_yaml_documents,
     make_unread_variables,
     parse_assignments,
     replace_expressions,
 )
+from planner.tools.lint.named_gpus import resolve_gpu
 from planner.tools.lint.server_commands import (
     SERVER_MENTION_PATTERN,
     ServerCommand,
@@ -48,6 +50,14 @@ _UNREAD_FORMATS = {
     "PowerShell or cmd command of several lines": r"^.*[ \t][`^][ \t]*$\n",
 }
 """What no command is read from, and by which line it is known."""
+_UNIT_SCRIPT_PATTERN = re.compile(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", re.MULTILINE)
+"""The script that a systemd unit starts."""
+_SLURM_PATTERN = re.compile(
+    r"^[ \t]*(?:#SBATCH|s(?:run|alloc|batch)\b.*?)[ \t]+(?:--gres[= ]gpu:|(?:-G|--gpus(?:-per-node|-per-task)?)[= ]?)"
+    r"([A-Za-z][\w-]*)(?::(\d{1,3}))?\b",
+    re.MULTILINE,
+)
+"""Kind and number of GPUs of a job (slurm.schedmd.com, sbatch: --gres, --gpus)."""
 _READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
 _METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 
@@ -79,6 +89,9 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
     )
     source = (_read_guide if is_guide(nearby.text, name) else _read_text)(nearby, engine)
     if not (source.commands or source.metrics or source.programs or source.unread):
+        if image := find_starting_image(nearby.documents[0]):
+            why = f"the image starts a server, and the options that it is given are not in {name}"
+            return replace(source, unread=(_make_unread(image, why),))
         location = path.name if path else f"{what!r:.60}"
         hint = "" if engine else "; --engine says whose options they are"
         raise PlannerError(
@@ -120,13 +133,11 @@ def _read_guide(guide: "_NearbyFiles", engine: str | None) -> ParsedSource:
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     """Read a text of one format."""
     text = nearby.text
-    if unread := _find_unread_format(text):
-        return ParsedSource((), (), (), (unread,))
-    commands_in_text = _find_commands_in_text(text, nearby, engine)
+    if other_format := _find_unread_format(text):
+        return ParsedSource((), (), (), (other_format,))
+    found, unread = _take_commands(nearby, engine, "file")
     server_commands = [
-        followed
-        for command in islice(commands_in_text, MAX_COMMANDS_PER_FILE)
-        for followed in _follow_script(command, nearby)
+        followed for command in found for followed in _follow_script(command, nearby)
     ]
     if sum(len(command.argv) for command in server_commands) > MAX_WORDS:
         raise PlannerError(f"its commands have more than {MAX_WORDS:,} words")
@@ -137,21 +148,20 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         for one in server_commands
         if not (one.where.startswith("data.") and one.where.removeprefix("data.") in started)
     ]
-    if server_commands and any(True for _ in commands_in_text):
-        server_commands[-1] = _add_limit(server_commands[-1], "file", "commands")
-    scripts = re.findall(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", text, re.MULTILINE)
-    has_more_scripts = not server_commands and len(scripts) > MAX_COMMANDS_PER_FILE
-    for script in () if server_commands else scripts[:MAX_COMMANDS_PER_FILE]:
-        script_text = nearby.find(script) or ""
-        commands_in_text = _find_commands_in_text(script_text, replace(nearby, name=""), engine)
-        script_commands = list(islice(commands_in_text, MAX_COMMANDS_PER_FILE))
-        if script_commands and any(True for _ in commands_in_text):
-            script_commands[-1] = _add_limit(
-                script_commands[-1], f"script {script!r:.80}", "commands"
-            )
-        server_commands += script_commands
-    if server_commands and has_more_scripts:
-        server_commands[-1] = _add_limit(server_commands[-1], "unit", "scripts")
+    scripts = [] if server_commands else re.findall(_UNIT_SCRIPT_PATTERN, text)
+    for script in scripts[:MAX_COMMANDS_PER_FILE]:
+        there = replace(nearby, text=nearby.find(script) or "", name=PurePath(script).name)
+        more, limits = _take_commands(there, engine, f"script {script!r:.80}")
+        server_commands, unread = server_commands + more, unread + limits
+    if server_commands and len(scripts) > MAX_COMMANDS_PER_FILE:
+        unread.append(_make_limit("unit", "scripts"))
+    if problem := _find_invalid_yaml(nearby):
+        unread.append(problem)
+    if job := _find_slurm_gpus(text):
+        gpu = f"{job[0]}x{job[1]}"
+        server_commands = [
+            replace(one, gpu=one.gpu or gpu, num_gpus=job[0]) for one in server_commands
+        ]
     commands = tuple(
         _apply_config_file(_apply_plan_header(command, text), nearby) for command in server_commands
     )
@@ -163,7 +173,41 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         for name in load_engine_changes("vllm").programs
         if re.search(rf"(?<![\w-]){re.escape(name)}\b", text)
     )
-    return ParsedSource(commands, metrics, programs)
+    return ParsedSource(commands, metrics, programs, tuple(unread))
+
+
+def _find_slurm_gpus(text: str) -> tuple[int, str] | None:
+    """Return number and kind of the GPUs that a job asks Slurm for, on all nodes; None if unknown."""
+    nodes = re.search(
+        r"^[ \t]*#SBATCH[ \t]+(?:-N|--nodes)[= ]?[ \t]*(\d{1,4})\b", text, re.MULTILINE
+    )
+    for name, count in _SLURM_PATTERN.findall(text):
+        if found := resolve_gpu(name):
+            return int(count or 1) * int(nodes[1] if nodes else 1), found[1].name
+    return None
+
+
+def _take_commands(
+    nearby: "_NearbyFiles", engine: str | None, what: str
+) -> tuple[list[ServerCommand], list[LintFinding]]:
+    """Return the commands of a text, and a finding if there are more than are read."""
+    commands = _find_commands_in_text(nearby, engine)
+    taken = list(islice(commands, MAX_COMMANDS_PER_FILE))
+    return taken, [_make_limit(what, "commands")] if any(True for _ in commands) else []
+
+
+def _make_limit(what: str, parts: str) -> LintFinding:
+    """Return a finding about the parts of a text that are too many to be read."""
+    limit = f"more than {MAX_COMMANDS_PER_FILE} {parts}"
+    why = f"the {what} has {limit}, and the others were not read"
+    return LintFinding("word", parts, limit, "unread", why, "headroom lint of each of them")
+
+
+def _find_invalid_yaml(nearby: "_NearbyFiles") -> LintFinding | None:
+    """Return a finding about a file of YAML that is none; None for templates, whose text is not all."""
+    is_yaml = PurePath(nearby.name).suffix in (".yaml", ".yml") and "{{" not in nearby.text
+    problem = nearby.documents[1] if is_yaml else ""
+    return _make_unread(nearby.name, f"{problem}, so that nothing reads it") if problem else None
 
 
 def _find_unread_format(text: str) -> LintFinding | None:
@@ -178,14 +222,6 @@ def _make_unread(written: str, why: str) -> LintFinding:
     """Return a finding about what may start a server and was not judged."""
     instead = "headroom lint of the command that it runs"
     return LintFinding("word", "text", written[:300], "unread", why, instead)
-
-
-def _add_limit(command: ServerCommand, what: str, parts: str) -> ServerCommand:
-    """Add to the last command that is read that others behind it are not."""
-    limit = f"more than {MAX_COMMANDS_PER_FILE} {parts}"
-    why = f"the {what} has {limit}, and the others were not read"
-    finding = LintFinding("word", parts, limit, "unread", why, "headroom lint of each of them")
-    return replace(command, findings=(*command.findings, finding))
 
 
 def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
@@ -223,10 +259,15 @@ class _NearbyFiles:
         return None
 
     @cached_property
+    def documents(self) -> tuple[list[Mapping[str, object] | list[object]], str]:
+        """The documents of a YAML or JSON text, and why the rest of it does not parse."""
+        return load_yaml_documents(self.text, self.name)
+
+    @cached_property
     def _files_in_text(self) -> dict[str, str]:
         """The files that the text itself holds, in ConfigMaps and here-documents, by name."""
         files = dict[str, str]()
-        for document in load_yaml_documents(self.text, self.name):
+        for document in self.documents[0]:
             data = document.get("data") if isinstance(document, Mapping) else None
             if isinstance(data, Mapping):
                 files = {str(k): v for k, v in data.items() if isinstance(v, str)} | files
@@ -315,10 +356,9 @@ def _find_file(what: str) -> Path | None:
     return None
 
 
-def _find_commands_in_text(
-    text: str, nearby: _NearbyFiles, engine: str | None
-) -> Iterator[ServerCommand]:
+def _find_commands_in_text(nearby: _NearbyFiles, engine: str | None) -> Iterator[ServerCommand]:
     """Yield the commands of a text of any format."""
+    text = nearby.text
     if re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
         yield from _parse_systemd_unit(text, nearby, engine)
     elif all(
@@ -329,9 +369,8 @@ def _find_commands_in_text(
     elif re.search(
         r"^[ \t]*(- )?[\w./\"-]++[ \t]*:(\s|$)", text, re.MULTILINE
     ) or text.lstrip().startswith("{"):
-        documents = list(load_yaml_documents(text, nearby.name))
-        if documents:
-            yield from find_commands_in_documents(documents, engine, nearby)
+        if nearby.documents[0]:
+            yield from find_commands_in_documents(nearby.documents[0], engine, nearby)
         else:
             items = re.sub(
                 r"^([ \t]*)- (?=[\"'-])", r"\1\\\n", replace_expressions(text), flags=re.MULTILINE

@@ -320,10 +320,12 @@ def run_sweep_file(
     path: Path, out: Path, store: Path | None = None, scheduler: str | None = None,
     workers: int | None = None,
     report_message: Callable[[str], object] = lambda text: None,
+    draw: Callable[[list[Answer]], str] = lambda rows: "",
 ) -> list[Answer]:  # fmt: skip
     """Run the sweep in the file `path`; write its rows to `out` (CSV or Parquet) and return them.
 
-    Answers are kept in the file `store`, or in the user's own.
+    Answers are kept in the file `store`, or in the user's own. The chart that `draw` makes of the
+    rows is written beside them, as SVG.
     """
     if out.suffix not in (".csv", ".parquet"):
         raise PlannerError(f"--out takes a .csv or a .parquet file, got {out}")
@@ -344,6 +346,9 @@ def run_sweep_file(
         }
         for k, (point, answer) in enumerate(zip(sweep.points, answers, strict=True))
     ]
-    with replace_atomically(out) as (part,):
+    chart = draw(rows)
+    with replace_atomically(out, *[out.with_suffix(".svg")] * bool(chart)) as (part, *pictures):
         write(part, rows)
+        for picture in pictures:
+            picture.write_text(chart, encoding="utf-8")
     return rows

@@ -80,6 +80,13 @@ def add_time_limit(parser: argparse.ArgumentParser, default_s: float = TIME_LIMI
     )
 
 
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add --force."""
+    parser.add_argument(
+        "--force", action="store_true", help="replace files that this command did not write"
+    )
+
+
 def watch_command(
     run: Callable[[argparse.Namespace], int | None],
 ) -> Callable[[argparse.Namespace], int | None]:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
-from planner.core.files import replace_atomically
+from planner.core.files import OWN_PDF, check_replaceable, replace_atomically
 from planner.core.text import get_program_name
 from planner.ui.commands.options import (
     TEMPLATE_DIR,
+    add_force,
     add_scenario_arguments,
     add_set_option,
     add_time_limit,
@@ -89,9 +90,7 @@ def add_plan(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="replace files that this command did not write"
-    )
+    add_force(parser)
     parser.add_argument("--all", action="store_true", help="print all details below the answer")
     parser.add_argument("--json", action="store_true", help="print plan.json instead of the answer")
     add_time_limit(parser)
@@ -199,6 +198,7 @@ def add_report(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
     )
+    add_force(parser)
     add_time_limit(parser)
     parser.set_defaults(run=run_report, extra="report")
 
@@ -206,19 +206,32 @@ def add_report(commands: "Subparsers") -> None:
 @watch_command
 def run_report(options: argparse.Namespace) -> None:
     """Write a PDF about one scenario, or one that compares several."""
+    from planner.planning.scenario import find_scenario_file, load_scenario
     from planner.ui.pdf_report import write_comparison_report, write_report
+    from planner.ui.plan_files import check_plan_folder
 
     names, overrides = options.scenarios, parse_overrides(options)
+    stems = [find_scenario_file(name).stem for name in names]
+    out = options.out or Path("reports") / "-against-".join(stems)
+    check_report_folder(out, force=options.force)
+    if len(names) == 1:
+        check_plan_folder(load_scenario(names[0], overrides), out, force=options.force)
     try:
         path = (
-            write_report(names[0], options.out, overrides)
+            write_report(names[0], out, overrides)
             if len(names) == 1
-            else write_comparison_report(names, options.out, overrides)
+            else write_comparison_report(names, out, overrides)
         )
     except KeyboardInterrupt:
         print_message("no report is written; what was searched is kept for the next run")
         raise
     print(f"report: {path}")
+
+
+def check_report_folder(out: Path, *, force: bool) -> None:
+    """Raise `PlannerError` if a report would replace a PDF of the user's own, unless by `force`."""
+    if out.is_dir():
+        check_replaceable(out / "report.pdf", *OWN_PDF, force=force)
 
 
 def add_fleet(commands: "Subparsers") -> None:
@@ -237,6 +250,7 @@ def add_fleet(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/FLEET)"
     )
+    add_force(parser)
     add_time_limit(parser, default_s=3600.0)  # it searches for each scenario and kind of GPU
     parser.set_defaults(run=run_fleet, extra="report")
 
@@ -246,5 +260,7 @@ def run_fleet(options: argparse.Namespace) -> None:
     """Write a PDF about the allocation of a fleet."""
     from planner.ui.pdf_report import write_fleet_report
 
-    path = write_fleet_report(options.fleet, options.out)
+    out = options.out or Path("reports") / options.fleet.stem
+    check_report_folder(out, force=options.force)
+    path = write_fleet_report(options.fleet, out)
     print(f"report: {path}")

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError, require_extra
-from planner.core.files import check_not_overwriting, check_replaceable, replace_atomically
+from planner.core.files import (
+    OWN_PDF,
+    check_not_overwriting,
+    check_replaceable,
+    replace_atomically,
+)
 from planner.ui.commands.options import (
+    add_force,
     format_json,
     parse_count,
     print_message,
@@ -147,9 +153,7 @@ def add_verify(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write the result to FILE.md or FILE.pdf"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="replace files that this command did not write"
-    )
+    add_force(parser)
     parser.set_defaults(run=run_verify)
 
 
@@ -168,7 +172,7 @@ def run_verify(options: argparse.Namespace) -> int:
         check_not_overwriting([*options.bench, *pages, *filter(None, [options.log])], [out])
         if out.suffix not in (".md", ".pdf"):
             raise PlannerError(f"--out names a .md or .pdf file, got {out}")
-        check_replaceable(out, "%PDF" if out.suffix == ".pdf" else "# ", force=options.force)
+        check_replaceable(out, *(OWN_PDF if out.suffix == ".pdf" else ("# ",)), force=options.force)
     typeset = load_typesetter() if out is not None and out.suffix == ".pdf" else str.encode
     check = check_launch(
         options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas

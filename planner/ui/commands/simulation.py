@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from planner.core.errors import PlannerError
 from planner.core.files import (
     check_not_overwriting,
+    check_replaceable,
     get_report_date,
     replace_atomically,
     write_csv,
 )
 from planner.core.number_format import format_number
 from planner.core.progress import show_step
-from planner.ui.commands.options import watch_command
+from planner.ui.commands.options import add_force, watch_command
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
@@ -55,16 +56,19 @@ def add_replay(commands: "Subparsers") -> None:
         metavar="REQUESTS.csv",
         help="file to write: the times of each request, with --scenario",
     )
+    add_force(parser)
     parser.set_defaults(run=run_replay)
 
 
 @watch_command
 def run_replay(options: argparse.Namespace) -> None:
     """Simulate the requests of a case, or one engine of a scenario's plan."""
-    from planner.simulator.schedule_cases import run_schedule_case
+    from planner.planning.scenario import find_scenario_file
+    from planner.simulator.schedule_cases import STEP_LOG_COLUMNS, run_schedule_case
 
     written = [path for path in (options.step_log, options.requests) if path]
-    check_not_overwriting(filter(None, [options.case]), written)
+    scenarios = [find_scenario_file(options.scenario)] if options.scenario else []
+    check_not_overwriting([*filter(None, [options.case]), *scenarios], written)
     if (options.case is None) == (options.scenario is None):
         raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
     ignored = (
@@ -73,6 +77,9 @@ def run_replay(options: argparse.Namespace) -> None:
     if ignored[1] is not None:
         kind = "a CASE.json" if options.scenario else "--scenario"
         raise PlannerError(f"{ignored[0]} is written for {kind} only")
+    for path in written:
+        beginning = "sent_s," if options.scenario else ",".join(STEP_LOG_COLUMNS)
+        check_replaceable(path, beginning, force=options.force)
     if options.case is not None:
         print(run_schedule_case(options.case, options.step_log, options.fixed_step_time))
         return
@@ -121,6 +128,7 @@ def add_calibrate(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write, for `calibration` in a scenario"
     )
+    add_force(parser)
     parser.set_defaults(run=run_calibrate)
 
 
@@ -131,11 +139,17 @@ def run_calibrate(options: argparse.Namespace) -> None:
         plan_benchmarked_deployment,
         read_benchmark_results,
     )
-    from planner.calibration.user_fit import REPEAT_SIGMA_TTFT_TPOT, fit_calibration, simulate_means
+    from planner.calibration.user_fit import (
+        REPEAT_SIGMA_TTFT_TPOT,
+        check_calibration_file,
+        fit_calibration,
+        simulate_means,
+    )
     from planner.planning.scenario import find_scenario_file
 
     read = [*options.results, *([find_scenario_file(options.scenario)] if options.scenario else [])]
     check_not_overwriting(read, [options.out] if options.out else [])
+    keeps = options.out is not None and check_calibration_file(options.out, force=options.force)
     deployment, prefix_tokens = (
         plan_benchmarked_deployment(options.scenario) if options.scenario else (None, 0)
     )
@@ -148,7 +162,7 @@ def run_calibrate(options: argparse.Namespace) -> None:
     if options.out is None:
         print("not saved: name a file with --out to plan with it")
     else:
-        calibration.save(options.out, date)
+        calibration.save(options.out, date, anew=not keeps)
         print(
             f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration:"
             f" {options.out}"

@@ -8,6 +8,7 @@ from planner.core.errors import PlannerError
 from planner.core.files import check_not_overwriting, check_replaceable
 from planner.core.text import format_count
 from planner.ui.commands.options import (
+    add_force,
     parse_count,
     print_message,
     watch_command,
@@ -64,9 +65,7 @@ def add_predict(commands: "Subparsers") -> None:
     parser.add_argument(
         "--resume", action="store_true", help="reuse the answers of an interrupted run"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="replace files that this command did not write"
-    )
+    add_force(parser)
     parser.set_defaults(run=run_predict)
 
 
@@ -124,38 +123,40 @@ def add_sweep(commands: "Subparsers") -> None:
         metavar="N",
         help="number of processes on this machine (default: one per core)",
     )
+    add_force(parser)
     parser.set_defaults(run=run_sweep_command)
 
 
 @watch_command
 def run_sweep_command(options: argparse.Namespace) -> int:
     """Answer the points of a sweep; 1 if any of them fails."""
-    from planner.core.files import replace_atomically
+    from planner.tools.answer_store import Answer
     from planner.tools.sweep.runner import run_sweep_file
     from planner.tools.sweep.sweep_spec import load_sweep_spec
     from planner.ui.sweep_text import draw_sweep, format_sweep
     from planner.ui.terminal import detect_style
 
-    rows = run_sweep_file(
-        options.sweep,
-        options.out,
-        options.store,
-        options.scheduler,
-        options.workers,
-        print_message,
-    )
+    picture = options.out.with_suffix(".svg")
+    table_start = "PAR1" if options.out.suffix == ".parquet" else "point,"
+    for path, beginning in ((options.out, table_start), (picture, "<svg")):
+        check_replaceable(path, beginning, force=options.force)
     limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
-    print(format_sweep(rows, metrics, detect_style()))
-    chart = None
-    try:
-        chart = draw_sweep(rows, metrics)
-    except PlannerError as error:  # the table is there
-        print_message(str(error))
-    if chart:
-        picture = options.out.with_suffix(".svg")
-        with replace_atomically(picture) as (part,):
-            part.write_text(chart, encoding="utf-8")
+    charts = list[str]()
+
+    def draw(rows: list[Answer]) -> str:
+        print(format_sweep(rows, metrics, detect_style()))
+        try:
+            charts.append(draw_sweep(rows, metrics) or "")
+        except PlannerError as error:  # the table is there
+            print_message(str(error))
+        return "".join(charts)
+
+    rows = run_sweep_file(
+        options.sweep, options.out, options.store, options.scheduler, options.workers,
+        print_message, draw,
+    )  # fmt: skip
+    if any(charts):
         print(f"\ntable: {options.out}, chart: {picture} (hollow: at risk or missed)")
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
