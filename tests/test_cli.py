@@ -148,7 +148,7 @@ def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(
     assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
     assert "scenario.yaml exists" in capsys.readouterr().err
     assert main(["init", "$(id) my.yaml"]) == 0
-    assert capsys.readouterr().out.endswith("next: headroom check '$(id) my.yaml'\n"), (
+    assert capsys.readouterr().out.endswith("then: headroom plan '$(id) my.yaml'\n"), (
         "a line to be pasted"
     )
 

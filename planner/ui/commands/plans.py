@@ -22,7 +22,7 @@ from planner.ui.commands.options import (
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
 
-NEXT_COMMANDS = {"scenario": "check", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
+NEXT_COMMANDS = {"scenario": "plan", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
 """The command for a file that `headroom init` wrote, by its kind."""
 KINDS = (*NEXT_COMMANDS, "review")
 """What `headroom init` writes."""
@@ -57,10 +57,10 @@ def run_init(options: argparse.Namespace) -> None:
     with replace_atomically(path, new=True) as (part,):
         part.write_bytes((TEMPLATE_DIR / f"{kind}.yaml").read_bytes())
     if kind not in NEXT_COMMANDS:
-        print(f"wrote {path}; next: set what stands under env, and commit it")
+        print(f"wrote {path}; set what stands under env, then commit it")
         return
     print(
-        f"wrote {path}; next: {get_program_name()} {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}"
+        f"wrote {path}; edit it, then: {get_program_name()} {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}"
     )
 
 
