@@ -27,6 +27,19 @@ NEXT_COMMANDS = {"scenario": "plan", "sweep": "sweep --out sweep.csv", "fleet": 
 KINDS = (*NEXT_COMMANDS, "review")
 """What `headroom init` writes."""
 
+PLAN_HELP = {
+    "targets": "service_level of the scenario limits ttft (time to first token), tpot (time per output"
+    " token), itl (gap between tokens) and e2e (whole answer), in ms, each at mean, p50, p95 or p99:"
+    " --set service_level.ttft.p95=1000",
+    "formats": "quantization (weights) takes checkpoint, fp8, awq, gptq, int8, nvfp4 and mxfp4,"
+    " kv_cache_dtype auto and fp8, each a list to choose from: --set 'quantization=[checkpoint, fp8]'."
+    " Traffic is lengths and a rate, or a trace: Azure CSV, Mooncake JSONL or plain CSV",
+    "exit codes": "0: meets the targets. 3: at risk, less likely than `confidence` to meet every target."
+    " 4: no plan meets the targets. 2: bad input. 70: a failure of the planner or the machine. 130:"
+    " interrupted",
+}
+"""What `headroom plan --help` says below its options, by title."""
+
 
 def add_init(commands: "Subparsers") -> None:
     """Declare `headroom init`."""
@@ -95,6 +108,8 @@ def add_plan(commands: "Subparsers") -> None:
     parser.add_argument("--all", action="store_true", help="print all details below the answer")
     parser.add_argument("--json", action="store_true", help="print plan.json instead of the answer")
     add_time_limit(parser)
+    for title, text in PLAN_HELP.items():
+        parser.add_argument_group(title, text)
     parser.set_defaults(run=run_plan)
 
 
