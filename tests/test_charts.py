@@ -6,7 +6,7 @@ from dataclasses import replace
 import altair as alt
 import pandas as pd
 import pytest
-from shipped import answer_of, drawn_rows, plan_of
+from shipped import answer_of, drawn_rows, plan_of, small_plan
 
 from planner.analysis import layout_tables as layout_study
 from planner.analysis import tail_latency
@@ -113,6 +113,18 @@ def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
         plan.chosen.deployment
     )
     assert change == f"{0.94 / plan.chosen.usd_per_hour - 1:+.0%}"
+
+
+def test_limits_that_change_nothing_when_relaxed_are_one_row() -> None:
+    """Two rows of the same deployment at the same price said the same thing twice."""
+    own = small_plan({"service_level": {"ttft": {"p95": 2000, "p99": 4000}, "tpot": {"p95": 80}}})
+    texts = [f"limit of {each.name} relaxed from 1 s to 2 s" for each in own.scenario.slo_targets]
+    changes = [WhatIf(text, own) for text in ("half the traffic", *texts[:2], "doubled")]
+    first, joined, last = build_memo(answer_of(own, changes)).changes
+    assert (first[0], last[0]) == ("Half the traffic", "Doubled")
+    assert "first token (p95)" in joined[0] and "first token (p99)" in joined[0]
+    assert joined[3] == "same" and joined[4].endswith("or more")
+    assert len(build_memo(answer_of(own, changes[:2])).changes) == 2
 
 
 def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:

@@ -27,6 +27,8 @@ NEXT_COMMANDS = {"scenario": "plan", "sweep": "sweep --out sweep.csv", "fleet": 
 KINDS = (*NEXT_COMMANDS, "review")
 """What `headroom init` writes."""
 
+MEMO_PAGES = 2
+"""What `headroom report --pages` takes: how many pages the memo has."""
 PLAN_HELP = {
     "targets": "service_level of the scenario limits ttft (time to first token), tpot (time per output"
     " token), itl (gap between tokens) and e2e (whole answer), in ms, each at mean, p50, p95 or p99:"
@@ -214,6 +216,10 @@ def add_report(commands: "Subparsers") -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
     )
+    parser.add_argument(
+        "--pages", type=int, choices=[MEMO_PAGES], metavar=str(MEMO_PAGES),
+        help="write the memo of two pages alone, without the chapters behind it",
+    )  # fmt: skip
     add_time_limit(parser)
     parser.set_defaults(run=run_report, extra="report")
 
@@ -224,9 +230,12 @@ def run_report(options: argparse.Namespace) -> None:
     from planner.ui.pdf_report import write_comparison_report, write_report
 
     names, overrides = options.scenarios, parse_overrides(options)
+    if options.pages and len(names) > 1:
+        raise PlannerError("--pages is for one scenario: a comparison has no memo")
+    chapters: list[Path] | None = [] if options.pages else None
     try:
         path = (
-            write_report(names[0], options.out, overrides)
+            write_report(names[0], options.out, overrides, chapters)
             if len(names) == 1
             else write_comparison_report(names, options.out, overrides)
         )

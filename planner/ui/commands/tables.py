@@ -147,7 +147,7 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
     print(format_sweep(rows, metrics, detect_style()))
-    chart = None
+    chart, where = None, f"table: {options.out}"
     try:
         chart = draw_sweep(rows, metrics)
     except PlannerError as error:  # the table is there
@@ -156,7 +156,8 @@ def run_sweep_command(options: argparse.Namespace) -> int:
         picture = options.out.with_suffix(".svg")
         with replace_atomically(picture) as (part,):
             part.write_text(chart, encoding="utf-8")
-        print(f"\ntable: {options.out}, chart: {picture} (hollow: at risk or missed)")
+        where += f", chart: {picture} (hollow: at risk or missed)"
+    print(f"\n{where}")
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
         print_message(f"{format_count(len(failed), 'point')} failed, the first: {failed[0]}")
