@@ -16,6 +16,7 @@ from planner.ui.commands.options import (
     format_json,
     parse_overrides,
     print_message,
+    print_plan_age,
     watch_command,
 )
 
@@ -29,6 +30,8 @@ KINDS = (*NEXT_COMMANDS, "review")
 
 MEMO_PAGES = 2
 """What `headroom report --pages` takes: how many pages the memo has."""
+SAVED_EXIT_CODES = {"met": 0, "at risk": 3, "missed": 4}
+"""Exit codes of `headroom plan` for a saved plan, by its status today."""
 PLAN_HELP = {
     "targets": "service_level of the scenario limits ttft (time to first token), tpot (time per output"
     " token), itl (gap between tokens) and e2e (whole answer), in ms, each at mean, p50, p95 or p99:"
@@ -98,9 +101,10 @@ def add_plan(commands: "Subparsers") -> None:
     """Declare `headroom plan`."""
     parser = commands.add_parser(
         "plan",
-        help="find what to rent for a scenario, with cost and latencies",
+        help="find what to rent for a scenario, with cost and latencies; of a saved plan.json: what has"
+        " moved since",
     )
-    add_scenario_arguments(parser)
+    add_scenario_arguments(parser, "; or a plan.json or its folder, for what has moved since")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
     )
@@ -123,11 +127,16 @@ def run_plan(options: argparse.Namespace) -> int:
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
     from planner.planning.what_if import find_unlisted_gpu
+    from planner.tools.plan_age import describe_origin, find_saved_plan
     from planner.ui.plan_files import check_plan_folder, write_plan_files
     from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
     from planner.ui.terminal import detect_style
 
     overrides = parse_overrides(options)
+    if saved := find_saved_plan(options.scenario):
+        if overrides or options.out or options.all:
+            raise PlannerError(f"{saved} is a saved plan: --set, --out and --all take a scenario")
+        return SAVED_EXIT_CODES[print_plan_age(saved, as_json=options.json)]
     if isinstance(overrides.get("model"), list):
         return _plan_models(options, overrides)
     scenario = load_scenario(options.scenario, overrides)
@@ -138,7 +147,7 @@ def run_plan(options: argparse.Namespace) -> int:
         answer = build_answer(plan, FILE_PARTS)
         if options.out:
             write_plan_files(answer, options.out)
-        print(format_json(serialize_answer(answer)))
+        print(format_json({**serialize_answer(answer), "made": describe_origin()}))
         return EXIT_CODES[answer.verdict]
     words = [get_program_name(), "plan", options.scenario]
     words += [word for text in options.set for word in ("--set", text)]
