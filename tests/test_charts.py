@@ -207,12 +207,23 @@ def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
     )
 
 
-def test_the_framework_chart_draws_its_points() -> None:
-    choice = choose_framework(WorkloadTraits(), [get_gpu("H100-SXM")])
-    drawn = drawn_rows(charts_summary.plot_framework_scores(choice), "framework")
-    assert {name: row["points"] for name, row in drawn.items()} == {
-        score.title: 0 if score.ruled_out else score.points for score in choice.ranked
-    }
+@pytest.mark.parametrize("traits", [{}, {"prefix_reuse": True, "structured_or_agentic": True}])
+@pytest.mark.parametrize("gpus", [["H100-SXM"], ["MI300X"], ["H100-SXM", "L40S"]])
+def test_the_path_of_the_framework_choice_ends_at_its_points(
+    traits: dict[str, bool], gpus: list[str]
+) -> None:
+    """The coloured boxes add up to the points by which the frameworks are ranked."""
+    choice = choose_framework(WorkloadTraits(**traits), map(get_gpu, gpus))
+    scores = {score.title: score.points for score in choice.ranked if not score.ruled_out}
+    taken = [step for step in choice.list_steps() if step.is_taken]
+    for title, points in scores.items():
+        assert sum(step.points.get(title, 0) for step in taken) == points
+    drawn = drawn_rows(charts_summary.plot_framework_path(choice), "asked")
+    last = drawn[choice.chosen.title]
+    assert last["taken"] and all(
+        f"{title} {points}" in last["gains"] for title, points in scores.items()
+    )
+    assert drawn["prefix reuse?"]["answer"] == ("yes" if traits else "no")
 
 
 def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
