@@ -95,4 +95,17 @@ def test_the_mistakes_that_the_lesson_names_are_mistakes():
         for version in ("0.7.0", "0.8.0")
     ]
     assert defaults == [False, True]
+    chat = Workload(
+        LengthDistribution.from_lognormal(1000, p95=2500),
+        LengthDistribution.from_lognormal(300, p95=800),
+        rate=1,
+    )
+    asked = {"engine_version": "0.20.2", "max_model_len": 8192}
+    served = {
+        "8B": deploy_on(LLAMA_8B, "H100", **asked),
+        "70B": deploy_on(LLAMA_70B, "A100-SXM-80GB", tp=8, **asked),
+    }
+    table = rules_of_thumb.build_sequence_capacity_table(served, {"chat": chat})
+    (start,) = (claim for claim in rows if claim.startswith("Start with `max_num_seqs` 4"))
+    assert " and ".join(f"{seqs:,}" for seqs in table["chat"]) in rows[start]
     assert "since vLLM 0.8.0" in rows["Prefix caching is off until you ask for it."]
