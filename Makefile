@@ -12,7 +12,7 @@ UV := $(UV_HOME)/bin/uv
 install = { $(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) \
     || { echo "uv could not install $(1), pip does" >&2; $(PIP) $(1); }; }
 
-.PHONY: report test test-all mutants lab fit pools lessons dev clean
+.PHONY: report test test-all mutants lab fit cohort accuracy pools lessons dev clean
 
 report: .venv/ready
 	$(BIN)/headroom report $(SCENARIO)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The wheel, built and installed by the lines of README.md, where nothing else is: its first answer compiles
+# The wheel, built and installed by the lines of notebooks/installation.md, where nothing else is: its first answer compiles
 # nothing, and with its extra `headroom lab` opens the cockpit in a folder of its user's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mapfile -t lines < <(grep -oE '`(pip wheel|pipx runpip)[^`]*`' README.md | tr -d '`')
+mapfile -t lines < <(grep -oE '`(pip wheel|pipx runpip)[^`]*`' notebooks/installation.md | tr -d '`')
 build_and_install=${lines[0]} add_extra=${lines[1]/\[report\]/[lab]}
 work=$(mktemp -d)
 trap 'rm -rf "$work" dist' EXIT

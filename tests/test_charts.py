@@ -6,7 +6,7 @@ from dataclasses import replace
 import altair as alt
 import pandas as pd
 import pytest
-from shipped import answer_of, drawn_rows, plan_of
+from shipped import answer_of, drawn_rows, plan_of, small_plan
 
 from planner.analysis import layout_tables as layout_study
 from planner.analysis import tail_latency
@@ -115,6 +115,18 @@ def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
     assert change == f"{0.94 / plan.chosen.usd_per_hour - 1:+.0%}"
 
 
+def test_limits_that_change_nothing_when_relaxed_are_one_row() -> None:
+    """Two rows of the same deployment at the same price said the same thing twice."""
+    own = small_plan({"service_level": {"ttft": {"p95": 2000, "p99": 4000}, "tpot": {"p95": 80}}})
+    texts = [f"limit of {each.name} relaxed from 1 s to 2 s" for each in own.scenario.slo_targets]
+    changes = [WhatIf(text, own) for text in ("half the traffic", *texts[:2], "doubled")]
+    first, joined, last = build_memo(answer_of(own, changes)).changes
+    assert (first[0], last[0]) == ("Half the traffic", "Doubled")
+    assert "first token (p95)" in joined[0] and "first token (p99)" in joined[0]
+    assert joined[3] == "same" and joined[4].endswith("or more")
+    assert len(build_memo(answer_of(own, changes[:2])).changes) == 2
+
+
 def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
     row = tables.build_ramp_table({0.5: found}).iloc[0]
@@ -195,12 +207,23 @@ def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
     )
 
 
-def test_the_framework_chart_draws_its_points() -> None:
-    choice = choose_framework(WorkloadTraits(), [get_gpu("H100-SXM")])
-    drawn = drawn_rows(charts_summary.plot_framework_scores(choice), "framework")
-    assert {name: row["points"] for name, row in drawn.items()} == {
-        score.title: 0 if score.ruled_out else score.points for score in choice.ranked
-    }
+@pytest.mark.parametrize("traits", [{}, {"prefix_reuse": True, "structured_or_agentic": True}])
+@pytest.mark.parametrize("gpus", [["H100-SXM"], ["MI300X"], ["H100-SXM", "L40S"]])
+def test_the_path_of_the_framework_choice_ends_at_its_points(
+    traits: dict[str, bool], gpus: list[str]
+) -> None:
+    """The coloured boxes add up to the points by which the frameworks are ranked."""
+    choice = choose_framework(WorkloadTraits(**traits), map(get_gpu, gpus))
+    scores = {score.title: score.points for score in choice.ranked if not score.ruled_out}
+    taken = [step for step in choice.list_steps() if step.is_taken]
+    for title, points in scores.items():
+        assert sum(step.points.get(title, 0) for step in taken) == points
+    drawn = drawn_rows(charts_summary.plot_framework_path(choice), "asked")
+    last = drawn[choice.chosen.title]
+    assert last["taken"] and all(
+        f"{title} {points}" in last["gains"] for title, points in scores.items()
+    )
+    assert drawn["prefix reuse?"]["answer"] == ("yes" if traits else "no")
 
 
 def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -13,11 +14,16 @@ from planner.core.catalog import CATALOG_DIR, validate_entry
 from planner.hardware.gpus import get_gpu
 from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.search import search_deployments
+from planner.planning.slo import LatencyMetric, LatencyStatistic
 from planner.tools.fleet.fleet_file import FleetEntry
 from planner.tools.sweep.runner import answer_point
 from planner.tools.sweep.sweep_spec import load_sweep_spec
-from planner.ui.cli import main
+from planner.ui.cli import EXIT_FAILURE, main
 from planner.ui.commands.options import TEMPLATE_DIR
+from planner.ui.plan_text import EXIT_CODES
+from planner.ui.scenario_form import FORMAT_CHOICES, KV_CACHE_CHOICES
+
+ROOT = Path(__file__).parents[1]
 
 GOOD = """\
 question: How many?
@@ -148,7 +154,7 @@ def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(
     assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
     assert "scenario.yaml exists" in capsys.readouterr().err
     assert main(["init", "$(id) my.yaml"]) == 0
-    assert capsys.readouterr().out.endswith("next: headroom check '$(id) my.yaml'\n"), (
+    assert capsys.readouterr().out.endswith("then: headroom plan '$(id) my.yaml'\n"), (
         "a line to be pasted"
     )
 
@@ -270,6 +276,32 @@ def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(ca
 def test_the_bare_command_prints_its_help(capsys):
     assert main([]) == 0
     assert "init" in capsys.readouterr().out
+
+
+def test_help_groups_the_commands_as_their_page_does(capsys):
+    page = (ROOT / "notebooks" / "commands.md").read_text(encoding="utf-8")
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    groups = {}
+    for title, part in re.findall(r"(?ms)^(plan|operate|review|data):\n(.*?)\n(?=\n)", shown):
+        section = page.partition(f"## {title.capitalize()}\n")[2].partition("\n## ")[0]
+        groups[title] = set(re.findall(r"(?m)^  ([a-z-]+)", part))
+        assert groups[title] == set(re.findall(r"(?m)(?:^|; )headroom ([a-z-]+)", section))
+    with pytest.raises(SystemExit):
+        main(["nothing"])
+    known = re.findall(r"[a-z-]+", capsys.readouterr().err.partition("choose from")[2])
+    assert sorted(name for names in groups.values() for name in names) == sorted(known)
+
+
+def test_the_help_of_plan_names_targets_formats_and_exit_codes(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    shown = capsys.readouterr().out
+    words = {*re.findall(r"[\w-]+", shown)}
+    assert {*get_args(LatencyMetric), *get_args(LatencyStatistic)} <= words
+    assert {*FORMAT_CHOICES, *KV_CACHE_CHOICES} <= words
+    codes = {int(code) for code in re.findall(r"(\d+):\s", shown.partition("exit codes:")[2])}
+    assert codes == {*EXIT_CODES.values(), 2, EXIT_FAILURE, 130}
 
 
 def test_scenarios_are_listed_with_their_questions(capsys):

@@ -1,5 +1,6 @@
 """What a GPU costs: quotes by tier, their median and range, and a user's own instead."""
 
+from datetime import date, timedelta
 from statistics import median
 
 import pytest
@@ -11,6 +12,7 @@ from planner.hardware.gpus import get_gpu, list_gpus
 from planner.hardware.prices import (
     SCENARIO_PRICE_SOURCE,
     GpuPrice,
+    PriceQuote,
     PriceSelection,
     find_seller,
     look_up_gpu_price,
@@ -27,6 +29,20 @@ def price(name: str, prices: PriceSelection | None = None) -> GpuPrice:
     return found
 
 
+def test_a_price_is_old_90_days_after_its_newest_quote() -> None:
+    """From the last day of a month or year, on which it may have been asked."""
+    for asked, last in (
+        ("2025-06", date(2025, 9, 28)),
+        ("2025", date(2026, 3, 31)),
+        ("2025-06-10", date(2025, 9, 8)),
+    ):
+        older = PriceQuote(usd=1, source="A: b", date="2024-01")
+        newest = PriceQuote(usd=1, source="A: b", date=asked)
+        found = GpuPrice("on_demand", (newest, older))
+        assert not found.is_old(last) and found.is_old(last + timedelta(days=1))
+    assert not price("H100-SXM", PriceSelection({"H100-SXM": 2})).is_old(date(2099, 1, 1))
+
+
 @pytest.mark.parametrize(
     ("name", "tier", "quotes"), ROWS, ids=[f"{name}-{tier}" for name, tier, _ in ROWS]
 )
@@ -37,6 +53,7 @@ def test_a_price_is_the_median_of_its_quotes(name: str, tier: str, quotes: list[
         min(asked),
         max(asked),
     )
+    assert found.is_old(date(2099, 1, 1)) and not found.is_old(date(2020, 1, 1))
     assert all(quote["source"].partition(": ")[2] and quote["date"][:2] == "20" for quote in quotes)
     assert all(quote.seller in found.source for quote in found.quotes)
     assert (

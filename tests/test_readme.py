@@ -1,4 +1,4 @@
-"""Every command in README.md's `sh` blocks runs as it is written, with files of the names that it gives.
+"""Every command in README.md and on the page of commands runs as it is written, with files of those names.
 
 All of them run in this process, with few searches and no notebook; `make test-all` also has a shell run
 each as it is. `.ci/run` runs the `make` targets, in the repository itself.
@@ -22,9 +22,9 @@ import pytest
 from lab_answers import check_start, serving
 from mcp import Client, StdioServerParameters
 from metrics_pages import Server
-from shipped import answer_of, plan_once, sampled
+from shipped import answer_of, plan_of, plan_once, sampled
 
-from planner.answers import serialize_answer
+from planner.answers import SUMMARY_PARTS, build_answer, serialize_answer
 from planner.engines.deployment import deploy_on
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
@@ -33,17 +33,24 @@ from planner.ui import notebook_runner
 from planner.ui.cli import EXIT_FAILURE, main
 from planner.ui.commands.options import TEMPLATE_DIR
 from planner.ui.notebook_session import search_cached
+from planner.ui.plan_text import format_summary
+from planner.ui.terminal import TerminalStyle
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
+README, PAGE, INSTALLATION = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "notebooks/commands.md", "notebooks/installation.md")
+)
+TEXT = README + PAGE
+WRITTEN = [
     command.strip()
     for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
     for line in block.splitlines()
     for command in re.sub(r"\s+#\s.*", "", line).split(";")
-]
+] + re.findall(r"`(make \w+|headroom \w[^`]+)`", README)
+COMMANDS = list(dict.fromkeys(WRITTEN))
 HEADROOM = [command for command in COMMANDS if command.startswith("headroom ")]
 EXIT_CODES = {
     "plan": {0, 3, 4},
@@ -54,7 +61,7 @@ EXIT_CODES = {
     "diagnose": {0, 1, 3},
     "review": {0, 1, 3},
 }
-"""What README.md says besides 0, by command."""
+"""What commands.md says besides 0, by command."""
 RUN_AS_THEY_ARE = {
     "init", "check", "plan", "report", "models", "gpus", "scenarios", "predict", "sweep", "fleet",
     "calibrate",
@@ -73,6 +80,11 @@ COMMAND_TIMEOUT_S = 300
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 """The model of the scenario that `headroom init` writes."""
 
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+}  # fmt: skip
 COMPOSE = """services:
   llm:
     image: vllm/vllm-openai:v0.20.2
@@ -134,8 +146,9 @@ def copy(source: Path) -> Callable[[Path], object]:
 
 FILES: dict[str, Callable[[Path], object]] = {
     "my-scenario.yaml": copy(TEMPLATE_DIR / "scenario.yaml"),
-    "SWEEP.yaml": copy(TEMPLATE_DIR / "sweep.yaml"),
-    "FLEET.yaml": write_fleet,
+    **dict.fromkeys(("SWEEP.yaml", "sweep.yaml"), copy(TEMPLATE_DIR / "sweep.yaml")),
+    **dict.fromkeys(("FLEET.yaml", "fleet.yaml"), write_fleet),
+    "config.json": lambda path: path.write_text(json.dumps(CONFIG)),
     "vllm.log": copy(EXAMPLE_LOG),
     "requests.csv": lambda path: write_requests(
         path, "arrived_at,num_prefill_tokens,completion_tokens"
@@ -145,8 +158,8 @@ FILES: dict[str, Callable[[Path], object]] = {
         f"model,gpu,isl,osl,concurrency\n{MODEL},L40S,500,100,4\n"
     ),
     **{
-        f"{name}-compose.yaml": lambda path, seats=seats: path.write_text(COMPOSE.format(seats))
-        for name, seats in (("old", 64), ("new", 256))
+        f"{name}.yaml": lambda path, seats=seats: path.write_text(COMPOSE.format(seats))
+        for name, seats in (("old-compose", 64), ("new-compose", 256), ("compose", 64))
     },
     "bench-1.json": lambda path: write_benchmark(path, 1),
     "bench-2.json": lambda path: write_benchmark(path, 16),
@@ -154,7 +167,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "before.txt": lambda path: write_pages(path.parent),
     "after.txt": lambda path: write_pages(path.parent),
 }
-"""What makes the files that README.md names."""
+"""What makes the files that commands name."""
 
 
 def read_files(command: str) -> list[str]:
@@ -171,7 +184,7 @@ def make_files(command: str, folder: Path) -> None:
     """Make the files that a command reads; `AssertionError` for one that nobody can make."""
     for name in read_files(command):
         made = [known for known in FILES if Path(known).match(name)]
-        assert made, f"README.md names {name}, which this test does not know how to make"
+        assert made, f"{command} names {name}, which this test does not know how to make"
         for known in made:
             FILES[known](folder / known)
 
@@ -206,14 +219,30 @@ def test_each_command_is_one_that_is_run() -> None:
 
 
 def test_the_wheel_is_installed_as_it_is_written() -> None:
-    """`check_wheel.sh` takes its lines from README.md, and CI runs it."""
-    assert len(re.findall(r"`(pip wheel|pipx runpip) [^`]+`", TEXT)) == 2
+    """`check_wheel.sh` takes its lines from installation.md, and CI runs it."""
+    assert len(re.findall(r"`(pip wheel|pipx runpip) [^`]+`", INSTALLATION)) == 2
     assert "bash tests/check_wheel.sh" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_first_page_is_short_and_its_commands_come_in_order() -> None:
+    assert len(README.splitlines()) <= 90 and max(map(len, README.splitlines())) <= 130
+    asked = [command.split()[1] for command in HEADROOM]
+    assert asked[:3] == ["init", "plan", "report"]
+    assert {"make report", "make lab", "make test"} <= set(COMMANDS)
+
+
+@pytest.mark.slow
+def test_the_answer_on_the_first_page_is_the_plans_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")  # on which no price is old
+    (shown,) = re.findall(r"```text\n(.*?)\n```", README, re.DOTALL)
+    answer = build_answer(plan_of("chat-70b"), SUMMARY_PARTS)
+    told = format_summary(answer, TerminalStyle(), command="headroom plan chat-70b")
+    assert shown == told
 
 
 def test_the_exit_codes_are_those_that_are_documented() -> None:
     """The filled cells of each command's row are its exit codes, as the runs below find them."""
-    table = TEXT.partition("| command | 0 | 1 | 3 | 4 |\n")[2].partition("\n\n")[0]
+    table = PAGE.partition("| command | 0 | 1 | 3 | 4 |\n")[2].partition("\n\n")[0]
     documented = {}
     for row in table.splitlines()[1:]:
         names, *cells = (cell.strip() for cell in row.strip("|").split("|"))
@@ -221,11 +250,11 @@ def test_the_exit_codes_are_those_that_are_documented() -> None:
         documented |= dict.fromkeys(re.findall("`([a-z-]+)`", names), codes)
     failing_rows = {"predict": {0, 1}, "sweep": {0, 1}}
     assert documented == {**EXIT_CODES, **failing_rows}
-    assert f"{EXIT_FAILURE} a failure of the planner" in TEXT
+    assert f"{EXIT_FAILURE} a failure of the planner" in PAGE
 
 
 def check_end(command: str, folder: Path, code: int, out: str, err: str) -> None:
-    """The command ended as README.md says, said something, and wrote what it was asked to."""
+    """The command ended as commands.md says, said something, and wrote what it was asked to."""
     words = shlex.split(command)
     assert code in EXIT_CODES.get(words[1], {0}), out + err
     assert "Traceback" not in err and (out or "--out" in words)

@@ -18,6 +18,7 @@ from planner.core.errors import PlannerError
 from planner.planning.scenario import find_scenario_file
 from planner.ui import notebook_runner as headless
 from planner.ui import typesetting
+from planner.ui.cli import main
 from planner.ui.pdf_report import list_chapter_notebooks, write_report
 
 pytestmark = pytest.mark.slow
@@ -225,6 +226,18 @@ def test_a_walk_through_all_chapters(name, rent, tmp_path, monkeypatch):
         assert part in why and part not in memo
     sentences = [part for part in re.split(r"(?<=[.?]) ", memo) if len(part) > 30]
     assert len(sentences) > 5 and not any(sentence in why for sentence in sentences)
+
+
+def test_two_pages_are_the_memo_alone(tmp_path, capsys):
+    """A director gets two pages; what runs the plan lies beside them as ever."""
+    assert main(["report", NAME, "--pages", "2", "--out", str(tmp_path)]) == 0
+    memo, why = (page.extract_text() for page in PdfReader(tmp_path / "report.pdf").pages)
+    assert NAME in memo and NAME in why and NAME.upper() not in memo + why
+    assert "What would change the answer" in why and "Twice the traffic" in why
+    assert "Appendix" not in memo + why
+    assert (tmp_path / "plan.json").is_file() and (tmp_path / "serve.sh").is_file()
+    assert main(["report", NAME, "chat-70b", "--pages", "2"]) == 2
+    assert "--pages is for one scenario" in capsys.readouterr().err
 
 
 def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(

@@ -1,11 +1,18 @@
 """Rules of thumb, held against the formats' own arithmetic and against what must be so."""
 
+import json
+import re
+
 import pytest
 
 from planner.analysis import rules_of_thumb
 from planner.analysis.tail_latency import sweep_utilization
 from planner.engines.deployment import deploy_on
+from planner.engines.engine import get_engine
+from planner.engines.metric_names import get_metric_names
+from planner.memory.memory_plan import plan_memory
 from planner.memory.weights import compute_bytes_per_parameter
+from planner.ui.notebook_files import NOTEBOOK_DIR
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -65,3 +72,40 @@ def test_mean_ttft_of_closed_form_and_replay_agree_below_saturation_and_both_gro
     )
     assert found["mean, simulated"].is_monotonic_increasing
     assert (found["p99, simulated"] > found["mean, simulated"]).all()
+
+
+def test_the_mistakes_that_the_lesson_names_are_mistakes():
+    """Catalogs and memory plans say the opposite of each claim."""
+    lesson = json.loads((NOTEBOOK_DIR / "learn" / "5-what-the-guides-say.ipynb").read_text("utf-8"))
+    text = "".join("".join(cell["source"]) for cell in lesson["cells"])
+    rows = dict(re.findall(r"(?m)^\| (.+?) \| (.+?) \|$", text))
+    (metrics,) = (claim for claim in rows if "gpu_cache_usage_perc" in claim)
+    for role, since in (("kv_usage", "0.10.0"), ("itl", "0.11.1")):
+        old, new = (
+            get_metric_names(get_engine("vllm", version)).names[role]
+            for version in ("0.9.0", since)
+        )
+        assert old in metrics and new in rows[metrics] and old != new
+        assert f"since {since.removesuffix('.0')}" in rows[metrics]
+    memory = plan_memory(deploy_on(LLAMA_8B, "L40S", engine_version="0.20.2", max_model_len=8192))
+    (l40s,) = (claim for claim in rows if "29 GB" in claim)
+    assert rows[l40s].startswith(f"{memory.kv_available.mid / 1e9:.0f} GB with vLLM 0.20.2")
+    defaults = [
+        deploy_on(LLAMA_8B, "L40S", engine_version=version).args.enable_prefix_caching
+        for version in ("0.7.0", "0.8.0")
+    ]
+    assert defaults == [False, True]
+    chat = Workload(
+        LengthDistribution.from_lognormal(1000, p95=2500),
+        LengthDistribution.from_lognormal(300, p95=800),
+        rate=1,
+    )
+    asked = {"engine_version": "0.20.2", "max_model_len": 8192}
+    served = {
+        "8B": deploy_on(LLAMA_8B, "H100", **asked),
+        "70B": deploy_on(LLAMA_70B, "A100-SXM-80GB", tp=8, **asked),
+    }
+    table = rules_of_thumb.build_sequence_capacity_table(served, {"chat": chat})
+    (start,) = (claim for claim in rows if claim.startswith("Start with `max_num_seqs` 4"))
+    assert " and ".join(f"{seqs:,}" for seqs in table["chat"]) in rows[start]
+    assert "since vLLM 0.8.0" in rows["Prefix caching is off until you ask for it."]

@@ -522,7 +522,7 @@ def test_an_unknown_scenario_and_a_broken_file(tmp_path: Path) -> None:
 
 
 def test_the_shipped_scenarios_explain_every_field() -> None:
-    """README.md says so of chat-70b.yaml; work without users waiting is explained by offline-batch."""
+    """notebooks/commands.md says so of chat-70b.yaml; work without users waiting is explained by offline-batch."""
     texts = [(SCENARIO_DIR / f"{name}.yaml").read_text() for name in ("chat-70b", "offline-batch")]
     words = {word for text in texts for word in re.findall(r"\w+", text)}
     entries = [

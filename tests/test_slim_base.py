@@ -162,7 +162,8 @@ def write_command(folder: Path, command: str) -> list[str]:
 def test_the_base_is_slim_and_all_is_everything() -> None:
     names = list_requirements()
     assert len(names) < MAX_PACKAGES and not names & HEAVY
-    assert f"the base, {len(names) + 1} packages" in (ROOT / "README.md").read_text("utf-8")
+    page = (ROOT / "notebooks" / "installation.md").read_text("utf-8")
+    assert f"the base, {len(names) + 1} packages" in page
     assert list_requirements("all") >= HEAVY
     assert all(
         list_requirements(extra) <= list_requirements("all") for extra in EXTRAS if extra != "dev"

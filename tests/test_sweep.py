@@ -286,6 +286,14 @@ def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None
         assert found[column].tolist() == pytest.approx([one[column] for one in here], rel=1e-6)
 
 
+def test_the_table_is_named_where_nothing_can_be_drawn(tmp_path: Path, capsys) -> None:
+    path = written(tmp_path, grid={"quantization": [["checkpoint"], ["fp8"]]})
+    main(command(path, "out.csv", "--workers", "1")[3:])
+    *_, where = capsys.readouterr().out.splitlines()
+    assert where.startswith("table: ") and where.endswith("out.csv")
+    assert (tmp_path / "out.csv").is_file() and not (tmp_path / "out.svg").exists()
+
+
 def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsys) -> None:
     """A card for a tenth of a request a second keeps its promises, for ten it breaks them; -1 is no rate."""
     path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})

@@ -1,5 +1,7 @@
 """Prices of a GPU-hour: quotes by tier from `catalogs/prices.yaml`, or a user's own price."""
 
+import datetime
+from calendar import monthrange
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +18,8 @@ HOURS_PER_MONTH = 730.5
 """Hours in an average month: 365.25 / 12 days."""
 PriceTier = Literal["on_demand", "reserved", "spot"]
 SCENARIO_PRICE_SOURCE = "given by the scenario"
+MAX_PRICE_AGE_DAYS = 90
+"""Age from which a price is called old: they move by a factor of two within a year."""
 
 
 class PriceQuote(SourcedEntry):
@@ -70,6 +74,16 @@ class GpuPrice:
         dates = [quote.date for quote in self.quotes]
         return " to ".join(sorted({min(dates), max(dates)}))
 
+    def is_old(self, today: datetime.date) -> bool:
+        """Return whether every quote was asked over `MAX_PRICE_AGE_DAYS` ago; no user's own is.
+
+        A quote of a month or a year counts from its last day.
+        """
+        if self.is_user_given:
+            return False
+        newest = max(_get_last_day(quote.date) for quote in self.quotes)
+        return (today - newest).days > MAX_PRICE_AGE_DAYS
+
     @property
     def source(self) -> str:
         """The providers, or a note that the scenario states the price."""
@@ -98,6 +112,13 @@ class PriceSelection:
     user_prices: Mapping[str, float] = field(default_factory=dict)
     tier: PriceTier = "on_demand"
     seller: str | None = None
+
+
+def _get_last_day(text: str) -> datetime.date:
+    """Return the last day of a catalog's date: a day, a month or a year."""
+    year, *rest = map(int, text.split("-"))
+    month = rest[0] if rest else 12
+    return datetime.date(year, month, rest[1] if len(rest) > 1 else monthrange(year, month)[1])
 
 
 def _format_usd(usd: float) -> str:

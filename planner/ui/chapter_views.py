@@ -41,7 +41,7 @@ from planner.ui.charts.base import plot_memory_budget
 from planner.ui.charts.latency import plot_pace_throughput, plot_token_gaps
 from planner.ui.charts.simulation import plot_timelines
 from planner.ui.charts.speculation import plot_step_parts
-from planner.ui.charts.summary import plot_framework_scores
+from planner.ui.charts.summary import plot_framework_path
 from planner.ui.charts.validation import plot_serving_curve
 from planner.ui.notebook_widgets import (
     HtmlOutput,
@@ -68,7 +68,7 @@ def try_frameworks(study: Study) -> InteractiveView:
 
     def _draw(gpu: str, **traits: bool) -> Outputs:
         choice = choose_framework(WorkloadTraits(**traits), gpus[gpu])
-        return show_note(choice), show_figure(plot_framework_scores(choice), f"Points on {gpu}.")
+        return show_note(choice), show_figure(plot_framework_path(choice), f"Points on {gpu}.")
 
     return InteractiveView(
         _draw,
@@ -100,7 +100,8 @@ def try_memory(study: Study) -> InteractiveView:
             ),
             show_note(text + describe_memory_status(memory)),
             show_table(
-                build_budget_table(memory), "Each term on the fullest GPU, with its 80% interval."
+                build_budget_table(memory),
+                f"Each term {_name_fullest_gpu(deployment)}, with its 80% interval.",
             ),
         )
 
@@ -170,6 +171,12 @@ def try_log(study: Study, log: str) -> InteractiveView:
     return InteractiveView(_draw, path=build_text_field(log, "start-up log", "path of a log file"))
 
 
+def _name_fullest_gpu(deployment: Deployment) -> str:
+    """Name the GPU whose memory is shown: with pipeline stages, one of the fullest stage."""
+    stages = deployment.layout.pp
+    return f"per stage, on a GPU of the fullest of {stages}" if stages > 1 else "on the fullest GPU"
+
+
 def try_layouts(study: Study) -> InteractiveView:
     """Let the reader change GPU and layout of the plan; each is simulated."""
     layout = study.deployment.layout
@@ -182,7 +189,7 @@ def try_layouts(study: Study) -> InteractiveView:
         return (
             show_figure(
                 plot_memory_budget({"one GPU": candidate.prediction.memory}),
-                "What fills the fullest GPU.",
+                f"Memory {_name_fullest_gpu(candidate.deployment)}.",
             ),
             show_table(
                 targets if len(targets) else None, f"Each target, {basis}; intervals are 80%."

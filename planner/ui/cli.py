@@ -17,31 +17,36 @@ from planner.core.text import get_program_name
 from planner.ui.commands import catalogs, diagnostics, lab, plans, servers, simulation, tables
 from planner.ui.commands.options import print_message
 
-COMMANDS = (
-    plans.add_init,
-    plans.add_check,
-    plans.add_plan,
-    plans.add_report,
-    tables.add_predict,
-    tables.add_sweep,
-    plans.add_fleet,
-    servers.add_rehearse,
-    servers.add_verify,
-    servers.add_upgrade,
-    servers.add_mcp,
-    diagnostics.add_explain_log,
-    diagnostics.add_diagnose,
-    diagnostics.add_profile,
-    diagnostics.add_lint,
-    diagnostics.add_review,
-    simulation.add_replay,
-    simulation.add_calibrate,
-    lab.add_lab,
-    catalogs.add_scenarios,
-    catalogs.add_models,
-    catalogs.add_gpus,
-)
-"""What declares each command, in the order of `headroom --help`."""
+COMMANDS = {
+    "plan": (
+        plans.add_init,
+        plans.add_check,
+        plans.add_plan,
+        plans.add_report,
+        plans.add_fleet,
+        tables.add_sweep,
+        tables.add_predict,
+        lab.add_lab,
+        servers.add_mcp,
+    ),
+    "operate": (
+        servers.add_rehearse,
+        servers.add_verify,
+        diagnostics.add_explain_log,
+        diagnostics.add_diagnose,
+        servers.add_upgrade,
+    ),
+    "review": (diagnostics.add_lint, diagnostics.add_review),
+    "data": (
+        diagnostics.add_profile,
+        simulation.add_calibrate,
+        simulation.add_replay,
+        catalogs.add_scenarios,
+        catalogs.add_models,
+        catalogs.add_gpus,
+    ),
+}
+"""What declares each command, by its group and in the order of `headroom --help`."""
 
 
 EXIT_FAILURE = 70
@@ -118,13 +123,20 @@ def build_parser() -> argparse.ArgumentParser:
     name = get_program_name()
     parser = argparse.ArgumentParser(
         prog=name,
+        usage=f"{name} [-h] [--version] COMMAND ...",
         description="Capacity planning for LLM serving.",
-        epilog=f"Start with `{name} init`, then `{name} plan scenario.yaml`. `{name} COMMAND"
-        " --help` lists the options of a command.",
+        epilog=f"Start with `{name} init`, edit the file, then `{name} plan scenario.yaml`."
+        f" `{name} COMMAND --help` lists the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"{name} {__version__}")
     parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False, extra="")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for add_command in COMMANDS:
-        add_command(commands)
+    commands = parser.add_subparsers(
+        prog=name, metavar="COMMAND", dest="command", help=argparse.SUPPRESS
+    )
+    for group, add_commands in COMMANDS.items():
+        for add_command in add_commands:
+            add_command(commands)
+        # argparse has one list of commands, and lists what an argument group holds
+        parser.add_argument_group(group)._group_actions.extend(commands._choices_actions)
+        commands._choices_actions.clear()
     return parser

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from planner import __version__
 from planner.answers import Answer, Offer, Performance
-from planner.answers.answer import Benchmark, Change, is_same_price
+from planner.answers.answer import Benchmark, is_same_price
 from planner.answers.wording import (
     BASIS_LABELS,
     CAPACITY_MEANING,
@@ -603,20 +603,39 @@ class _MemoWriter:
         return render_svg(chart), f"{name_target(curve.target)}, {unit}, by {axis}"
 
     def _list_changes(self) -> Iterator[tuple[str, str, str, str, str, State]]:
-        own = self.chosen and self.chosen.description
-
-        def is_unchanged(change: Change) -> bool:
-            return not change.offer or change.offer.description == own
-
-        first = sorted(self.changes, key=is_unchanged)[:MAX_CHANGES]
-        for change in (each for each in self.changes if each in first):
-            name, offer = capitalize(self._say_in_words(change.change)), change.offer
+        rows = list(self._join_relaxations())
+        first = sorted(rows, key=lambda row: self._is_own(row[1]) or not row[1])[:MAX_CHANGES]
+        base = self.chosen.bill if self.chosen else None
+        for name, offer, verdict in (row for row in rows if row in first):
             if offer is None:
-                yield name, "no plan", EN_DASH, EN_DASH, "No plan meets the targets", "missed"
+                yield name, "no plan", EN_DASH, EN_DASH, verdict, "missed"
                 continue
-            base = self.chosen.bill if self.chosen else None
             cost = _format_usd(offer.bill), _format_change(offer.bill, base) or EN_DASH
-            yield name, self._name_other(offer), *cost, _judge(offer), offer.status
+            yield name, self._name_other(offer), *cost, verdict, offer.status
+
+    def _is_own(self, offer: Offer | None) -> bool:
+        """Whether an offer is the plan's own deployment."""
+        return bool(offer and self.chosen and offer.description == self.chosen.description)
+
+    def _join_relaxations(self) -> Iterator[tuple[str, Offer | None, str]]:
+        """Yield change, plan and verdict; limits that change nothing when relaxed are one row."""
+        relaxed = {
+            change.change: (name_target(target), change.offer)
+            for target in self.scenario.slo_targets
+            for change in self.changes
+            if change.offer and change.change.startswith(f"limit of {target.name} relaxed")
+            if self._is_own(change.offer)
+        }
+        least = min(
+            (offer for _, offer in relaxed.values()), key=lambda o: o.probability, default=None
+        )
+        for change in self.changes:
+            if least is None or len(relaxed) < 2 or change.change not in relaxed:
+                verdict = _judge(change.offer) if change.offer else "No plan meets the targets"
+                yield capitalize(self._say_in_words(change.change)), change.offer, verdict
+            elif change.change == next(iter(relaxed)):
+                names = ", ".join(name for name, _ in relaxed.values())
+                yield f"Any one limit longer: {names}", least, f"{_judge(least)} or more"
 
     def _name_other(self, offer: Offer) -> str:
         """Name the GPUs of another answer, and its weights where they are others than the plan's."""

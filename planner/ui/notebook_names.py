@@ -77,7 +77,7 @@ _BY_MODULE: Mapping[str, str] = {
     "ui.charts.memory": "plot_memory_residuals plot_memory_sweep plot_sequence_counts",
     "ui.charts.simulation": "plot_load_ramp plot_tails",
     "ui.charts.speculation": "plot_speedup_map plot_step_parts",
-    "ui.charts.summary": "plot_framework_scores plot_prices plot_slos",
+    "ui.charts.summary": "plot_framework_path plot_prices plot_slos",
     "ui.charts.validation": "plot_gauges plot_predicted_over_measured plot_serving_curve",
     "ui.decision_memo": "build_memo",
     "ui.notebook_session": (

@@ -26,6 +26,7 @@ from planner.core.progress import get_progress_watch
 from planner.core.text import escape_to_one_line
 from planner.planning.scenario import find_scenario_file, load_scenario
 from planner.planning.search import Plan
+from planner.planning.what_if import run_what_ifs
 from planner.tools.fleet import fleet_file
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo
@@ -65,7 +66,8 @@ def write_report(
 ) -> Path:  # fmt: skip
     """Write the capacity report of a scenario (a shipped one, or a YAML file) to the folder `out`.
 
-    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. The PDF,
+    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. Without
+    `notebooks` the PDF has the chapters that apply; an empty list leaves the memo alone. The PDF,
     `plan.json` and the plan's files are all written, or none of them. `show_answer` gets the answer
     before the chapters are written. Returns the path of the PDF.
     """
@@ -77,6 +79,11 @@ def write_report(
     show_answer(format_answer(answer))
     answer = build_answer(plan, (*FILE_PARTS, *MEMO_PARTS), known=answer)
     shown = select_chapters(plan) if notebooks is None else notebooks
+    watch = get_progress_watch()
+    if not shown:  # the summary chapter searches for them else
+        changes = run_what_ifs(plan, search_cached)
+        left_out = watch.describe_left_out()
+        answer = build_answer(plan, changes=changes, left_out=left_out, known=answer)
     tags = {
         "live": False,  # interactive cells, and content that stands elsewhere in the PDF
         "fits": plan.candidates,
@@ -84,11 +91,10 @@ def write_report(
         "misses": not plan.chosen,
         "day": plan.autoscaling,
     }
-    left_out = [tag for tag, applies in tags.items() if not applies]
-    watch = get_progress_watch()
+    left_out_tags = [tag for tag, applies in tags.items() if not applies]
     left_s = watch.limit_s - (watch.clock() - watch.started)
     parameters = {"scenario": str(path.resolve()), "time_limit_s": left_s}
-    with _typeset_notebooks(plan, parameters, shown, left_out, answer) as report:
+    with _typeset_notebooks(plan, parameters, shown, left_out_tags, answer) as report:
         write_plan_files(answer, out, report)
     return out / "report.pdf"
 
@@ -195,11 +201,11 @@ def _typeset_notebooks(
         write_pickle(work / "plan.pickle", kept)
         if isinstance(title, Answer):
             write_pickle(work / KEPT_ANSWER, title)
-        executed = execute_notebooks(
-            notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work
-        )
+        values = {**parameters, "kept": str(work / "plan.pickle")}
+        executed = execute_notebooks(notebooks, values, work) if notebooks else []
         if isinstance(title, Answer):
-            title = _write_memo(_read_memo(executed, title), work)
+            memo = _read_memo(executed, title)
+            title = {**_write_memo(memo, work), "appendix": bool(executed)}
         else:
             (work / "memo.json").write_text("{}")
         (work / "title.json").write_text(json.dumps(title))

@@ -13,6 +13,7 @@ from planner.core.readers import parse_json, read_text
 from planner.deploy import ALL_ARTIFACT_FILES, render_artifacts
 from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE
 from planner.planning.scenario import Scenario
+from planner.tools.plan_age import describe_origin
 
 
 def _render_benchmark_files(answer: Answer) -> dict[str, str]:
@@ -48,7 +49,8 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
     texts = {
         name: text for name, text in texts.items() if name not in user_files
     } | _render_benchmark_files(answer)
-    texts["plan.json"] = json.dumps(serialize_answer(answer), indent=2, allow_nan=False) + "\n"
+    fields = {**serialize_answer(answer), "made": describe_origin()}
+    texts["plan.json"] = json.dumps(fields, indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
     check_not_overwriting(scenario.files, paths)
     for folder in {out, *(path.parent for path in paths)}:

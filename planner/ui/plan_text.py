@@ -32,6 +32,7 @@ from planner.answers.wording import (
     name_limit,
 )
 from planner.core.errors import PlannerError
+from planner.core.files import get_report_date
 from planner.core.number_format import (
     format_limit_seconds,
     format_number,
@@ -43,7 +44,7 @@ from planner.core.number_format import (
 )
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns, format_count
-from planner.hardware.prices import look_up_gpu_price
+from planner.hardware.prices import MAX_PRICE_AGE_DAYS, look_up_gpu_price
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario
 from planner.planning.slo import (
@@ -96,6 +97,7 @@ def format_summary(
         "number": format_number,
         "likely": format_odds,
         "hourly": format_hourly_price(best) if best else "",
+        "price_age": _describe_price_age(best),
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
         "traffic": describe_traffic(answer),
@@ -218,6 +220,15 @@ def _format_limits(rows: Sequence[Limit], style: TerminalStyle, scenario: Scenar
         status = style.paint(row.status, STATUS_COLOURS[row.status])
         lines.append(f"  {name:<{name_width}}  {value:<{value_width}}  {bar}{status}")
     return lines
+
+
+def _describe_price_age(best: Offer | None) -> str:
+    """Say that no quote of a price is recent; empty if one is."""
+    price = best and best.price
+    if not price or not price.is_old(get_report_date()):
+        return ""
+    newest = max(quote.date for quote in price.quotes)
+    return f"; newest quote of {newest}, over {MAX_PRICE_AGE_DAYS} days old: set `prices`"
 
 
 def _describe_day(answer: Answer) -> str:

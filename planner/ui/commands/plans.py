@@ -17,16 +17,34 @@ from planner.ui.commands.options import (
     format_json,
     parse_overrides,
     print_message,
+    print_plan_age,
     watch_command,
 )
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
 
-NEXT_COMMANDS = {"scenario": "check", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
+NEXT_COMMANDS = {"scenario": "plan", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
 """The command for a file that `headroom init` wrote, by its kind."""
 KINDS = (*NEXT_COMMANDS, "review")
 """What `headroom init` writes."""
+
+MEMO_PAGES = 2
+"""What `headroom report --pages` takes: how many pages the memo has."""
+SAVED_EXIT_CODES = {"met": 0, "at risk": 3, "missed": 4}
+"""Exit codes of `headroom plan` for a saved plan, by its status today."""
+PLAN_HELP = {
+    "targets": "service_level of the scenario limits ttft (time to first token), tpot (time per output"
+    " token), itl (gap between tokens) and e2e (whole answer), in ms, each at mean, p50, p95 or p99:"
+    " --set service_level.ttft.p95=1000",
+    "formats": "quantization (weights) takes checkpoint, fp8, awq, gptq, int8, nvfp4 and mxfp4,"
+    " kv_cache_dtype auto and fp8, each a list to choose from: --set 'quantization=[checkpoint, fp8]'."
+    " Traffic is lengths and a rate, or a trace: Azure CSV, Mooncake JSONL or plain CSV",
+    "exit codes": "0: meets the targets. 3: at risk, less likely than `confidence` to meet every target."
+    " 4: no plan meets the targets. 2: bad input. 70: a failure of the planner or the machine. 130:"
+    " interrupted",
+}
+"""What `headroom plan --help` says below its options, by title."""
 
 
 def add_init(commands: "Subparsers") -> None:
@@ -58,10 +76,10 @@ def run_init(options: argparse.Namespace) -> None:
     with replace_atomically(path, new=True) as (part,):
         part.write_bytes((TEMPLATE_DIR / f"{kind}.yaml").read_bytes())
     if kind not in NEXT_COMMANDS:
-        print(f"wrote {path}; next: set what stands under env, and commit it")
+        print(f"wrote {path}; set what stands under env, then commit it")
         return
     print(
-        f"wrote {path}; next: {get_program_name()} {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}"
+        f"wrote {path}; edit it, then: {get_program_name()} {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}"
     )
 
 
@@ -84,9 +102,10 @@ def add_plan(commands: "Subparsers") -> None:
     """Declare `headroom plan`."""
     parser = commands.add_parser(
         "plan",
-        help="find what to rent for a scenario, with cost and latencies",
+        help="find what to rent for a scenario, with cost and latencies; of a saved plan.json: what has"
+        " moved since",
     )
-    add_scenario_arguments(parser)
+    add_scenario_arguments(parser, "; or a plan.json or its folder, for what has moved since")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
     )
@@ -94,6 +113,8 @@ def add_plan(commands: "Subparsers") -> None:
     parser.add_argument("--all", action="store_true", help="print all details below the answer")
     parser.add_argument("--json", action="store_true", help="print plan.json instead of the answer")
     add_time_limit(parser)
+    for title, text in PLAN_HELP.items():
+        parser.add_argument_group(title, text)
     parser.set_defaults(run=run_plan)
 
 
@@ -105,11 +126,16 @@ def run_plan(options: argparse.Namespace) -> int:
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
     from planner.planning.what_if import find_unlisted_gpu
+    from planner.tools.plan_age import describe_origin, find_saved_plan
     from planner.ui.plan_files import check_plan_folder, write_plan_files
     from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
     from planner.ui.terminal import detect_style
 
     overrides = parse_overrides(options)
+    if saved := find_saved_plan(options.scenario):
+        if overrides or options.out or options.all:
+            raise PlannerError(f"{saved} is a saved plan: --set, --out and --all take a scenario")
+        return SAVED_EXIT_CODES[print_plan_age(saved, as_json=options.json)]
     if isinstance(overrides.get("model"), list):
         return _plan_models(options, overrides)
     scenario = load_scenario(options.scenario, overrides)
@@ -120,7 +146,7 @@ def run_plan(options: argparse.Namespace) -> int:
         answer = build_answer(plan, FILE_PARTS)
         if options.out:
             write_plan_files(answer, options.out)
-        print(format_json(serialize_answer(answer)))
+        print(format_json({**serialize_answer(answer), "made": describe_origin()}))
         return EXIT_CODES[answer.verdict]
     words = [get_program_name(), "plan", options.scenario]
     words += [word for text in options.set for word in ("--set", text)]
@@ -199,6 +225,10 @@ def add_report(commands: "Subparsers") -> None:
         "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
     )
     add_force(parser)
+    parser.add_argument(
+        "--pages", type=int, choices=[MEMO_PAGES], metavar=str(MEMO_PAGES),
+        help="write the memo of two pages alone, without the chapters behind it",
+    )  # fmt: skip
     add_time_limit(parser)
     parser.set_defaults(run=run_report, extra="report")
 
@@ -211,6 +241,9 @@ def run_report(options: argparse.Namespace) -> None:
     from planner.ui.plan_files import check_plan_folder
 
     names, overrides = options.scenarios, parse_overrides(options)
+    if options.pages and len(names) > 1:
+        raise PlannerError("--pages is for one scenario: a comparison has no memo")
+    chapters: list[Path] | None = [] if options.pages else None
     stems = [find_scenario_file(name).stem for name in names]
     out = options.out or Path("reports") / "-against-".join(stems)
     check_report_folder(out, force=options.force)
@@ -218,7 +251,7 @@ def run_report(options: argparse.Namespace) -> None:
         check_plan_folder(load_scenario(names[0], overrides), out, force=options.force)
     try:
         path = (
-            write_report(names[0], out, overrides)
+            write_report(names[0], out, overrides, chapters)
             if len(names) == 1
             else write_comparison_report(names, out, overrides)
         )

@@ -156,8 +156,8 @@ def run_sweep_command(options: argparse.Namespace) -> int:
         options.sweep, options.out, options.store, options.scheduler, options.workers,
         print_message, draw,
     )  # fmt: skip
-    if any(charts):
-        print(f"\ntable: {options.out}, chart: {picture} (hollow: at risk or missed)")
+    chart = f", chart: {picture} (hollow: at risk or missed)" if any(charts) else ""
+    print(f"\ntable: {options.out}{chart}")
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
         print_message(f"{format_count(len(failed), 'point')} failed, the first: {failed[0]}")
