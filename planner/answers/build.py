@@ -527,6 +527,8 @@ def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
         return
     if plan.reasons:
         yield Risk("edge" if plan.chosen else "miss", 3, {"reasons": plan.reasons})
+    risked = (1 - best.p_memory) / max(1 - best.probability, 1e-9)
+    yield Risk("memory", 3 * min(risked, 1.0), {"lasts": best.p_memory})
     values = [performance.get_for_display(t.metric, t.percentile) for t in scenario.slo_targets]
     width = max((v.hi / v.mid - 1 for v in values if 0 < v.mid < math.inf), default=0.0)
     yield Risk(

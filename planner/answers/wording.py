@@ -56,6 +56,8 @@ BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_
 """What the step costs are based on, by `Performance.basis`."""
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
+SURE_MEMORY_PROBABILITY = 0.98
+"""From here on nothing is said of memory."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
 RANK_REASONS: Mapping[RankReason, str] = {
     "day": "over the day this plan costs less",
@@ -145,6 +147,15 @@ def explain_outside(scenario: Scenario, offer: Offer) -> str:
 def format_odds(offer: Offer) -> str:
     """Format the probability that a deployment meets every target, apart from what is asked for."""
     return format_probability(offer.probability, offer.confidence)
+
+
+def describe_memory_odds(offer: Offer) -> str:
+    """Describe how probably memory lasts, where that is not sure; else empty."""
+    if offer.p_memory >= SURE_MEMORY_PROBABILITY:
+        return ""
+    share = offer.deployment.args.gpu_memory_utilization
+    odds = format_probability(offer.p_memory, offer.confidence)
+    return f"at gpu_memory_utilization {share:g} GPU memory is {odds} likely to last"
 
 
 # --- money
@@ -428,6 +439,8 @@ def _size_risk(risk: Risk) -> str:
     match risk.kind:
         case "edge" | "miss":
             return "; ".join(figures["reasons"])
+        case "memory":
+            return f"memory lasts with a probability of {format_probability(figures['lasts'])}"
         case "step costs":
             width = figures["width"]
             size = f"a latency may be {1 + width:.2g} times the expected one"

@@ -9,8 +9,9 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
-from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.memory.memory_plan import get_memory_plan
 from planner.planning.deployment_builder import set_max_num_seqs
+from planner.planning.memory_odds import list_memory_utilizations
 from planner.planning.scenario import Scenario
 from planner.planning.tolerance import EvaluationStore
 
@@ -29,16 +30,16 @@ MIN_UTILIZATION_GAIN = 0.01
 def generate_variants(scenario: Scenario, usual: Deployment) -> Iterator[Deployment]:
     """Generate `usual` with one of its engine's arguments changed, for the closed form to judge.
 
-    A larger share of the GPU's memory is among them: the largest that is safe.
+    Larger shares of the GPU's memory are among them: the largest that lasts, and that starts.
     """
     args, given = usual.args, scenario.engine_args
     changes: list[dict[str, float]] = []
     if "max_num_batched_tokens" not in given:
         changes += [{"max_num_batched_tokens": size} for size in BATCHED_TOKENS_VALUES[1::2]]
     if "gpu_memory_utilization" not in given:
-        safe = find_safe_memory_utilization(usual)
-        if safe >= args.gpu_memory_utilization + MIN_UTILIZATION_GAIN:
-            changes.append({"gpu_memory_utilization": safe})
+        least = args.gpu_memory_utilization + MIN_UTILIZATION_GAIN
+        more = [share for share in list_memory_utilizations(usual) if share >= least]
+        changes += [{"gpu_memory_utilization": share} for share in dict.fromkeys(more)]
     if (adapters := scenario.workload.adapters) and "max_loras" not in given:
         slot_counts = {min(slots, adapters) for slots in LORA_SLOT_VALUES}
         changes += [{"max_loras": slots} for slots in sorted(slot_counts)]

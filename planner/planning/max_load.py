@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from planner.core.progress import is_out_of_time
 from planner.engines.deployment import Deployment
-from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidate
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import OpenFigure
 from planner.planning.slo import compute_asked_tolerance
@@ -56,7 +56,7 @@ def find_max_load(
         candidate.is_disaggregated or not candidate.is_simulated
     ):
         return round_load(find_largest(is_met, start))
-    z = compute_asked_tolerance(asked, get_memory_plan(deployment).p_fits) if asked else 0.0
+    z = compute_asked_tolerance(asked, estimate_memory_probability(deployment)) if asked else 0.0
     if math.isinf(z):
         return 0.0
     slow = round(max(z, 0.0), 3)

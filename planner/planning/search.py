@@ -27,7 +27,6 @@ from planner.core.progress import advance, get_progress_watch, is_out_of_time, s
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.latency.performance import Performance
-from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import (
@@ -62,6 +61,7 @@ from planner.planning.max_load import (
     round_figure,
     set_figure,
 )
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import OpenFigure
@@ -375,7 +375,7 @@ class _Search:
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
-        return compute_asked_tolerance(probability, get_memory_plan(deployment).p_fits)
+        return compute_asked_tolerance(probability, estimate_memory_probability(deployment))
 
     def _probe(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
         """Replay a family for `probability`, with other engine arguments where its own fail."""

@@ -38,7 +38,6 @@ from planner.latency.performance import (
     STATISTIC_SIGMA_FACTORS,
 )
 from planner.latency.step_model import StepModel, build_step_model
-from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import (
     compute_admitted_rps,
@@ -56,6 +55,7 @@ from planner.planning.evaluation import (
     get_load_limit_name,
     rate_start,
 )
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.prediction import Prediction, evaluate, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import estimate_statistics_at
@@ -189,7 +189,7 @@ class EvaluationStore:
         """
         deployment, confidence = prediction.deployment, self.scenario.confidence
         estimates = estimate_limits(self.scenario, prediction)
-        p_memory = get_memory_plan(deployment).p_fits
+        p_memory = estimate_memory_probability(deployment)
         asked = round(min(compute_asked_tolerance(confidence, p_memory), MAX_TOLERANCE_SIGMAS), 3)
         if not self.quick:
             self._keep(deployment, 0.0, {limit.name: limit.use for limit in estimates})

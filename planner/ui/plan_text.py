@@ -12,6 +12,7 @@ from planner.answers.wording import (
     describe_engine,
     describe_format,
     describe_gpu_price,
+    describe_memory_odds,
     describe_nearest_run,
     describe_offer,
     describe_open_figure,
@@ -281,10 +282,12 @@ def _describe_risk(answer: Answer) -> str:
     scenario, best = answer.scenario, answer.best
     if hint := explain_implausible_limits(scenario.slo_targets):
         return hint
-    if best is None or answer.verdict == "holds":
+    if best is None:
         return ""
-    if best.performance and best.p_memory < scenario.confidence:
-        return best.memory.reason or "GPU memory may not suffice"
+    if best.performance and (memory := describe_memory_odds(best)):
+        return best.memory.reason or memory
+    if answer.verdict == "holds":
+        return ""
     if answer.verdict == "at_risk":
         return "; ".join(list_doubts(best, "at risk"))
     if best.is_overloaded and best.capacity_rps and scenario.workload.rate:
@@ -381,6 +384,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
         startup = best.startup
         requests = format_number(performance.num_simulated_requests)
         values |= {
+            "memory": describe_memory_odds(best),
             "gpu_price": best.price and describe_gpu_price(best.price),
             "power": [f"{format_range(value)} {unit}" for unit, value in best.energy],
             "latencies": _list_latencies(scenario, best),
