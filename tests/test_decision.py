@@ -139,8 +139,15 @@ def test_a_slower_step_takes_a_larger_share_of_every_limit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sampled((1, 5, 7, 48, 54, 68, 99), (48, 68)))
 def test_a_random_question_finds_no_guarantee_broken(seed: int) -> None:
-    """Seven of the hundred of `tests/attack_decision.py`, all that it checks."""
-    assert attacks.attack(seed)[2] == []
+    """Seven of the hundred of `tests/attack_decision.py`."""
+    assert attacks.attack(seed, ("verdict", "neighbours", "alone", "harder"))[2] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", sampled((2, 3, 4, 6, 7, 10, 11), (3, 4)))
+def test_nothing_that_is_pinned_is_cheaper(seed: int) -> None:
+    """A layout, a format and an argument fixed by hand, and half or twice the requests and tokens of a step."""
+    assert attacks.attack(seed, ("pinned", "halves"))[2] == []
 
 
 def test_a_pace_is_not_kept_by_letting_most_users_wait() -> None:

@@ -18,7 +18,7 @@ from planner.planning.tolerance import EvaluationStore
 BATCHED_TOKENS_VALUES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Ladder of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
 NUM_SEQS_LADDER = (
-    1, 2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
 )  # fmt: skip
 """Values of max_num_seqs that the search steps through: each about 1.4 times the one before."""
 LORA_SLOT_VALUES = (1, 4, 16, 64, 256, 1024)

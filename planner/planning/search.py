@@ -433,15 +433,25 @@ class _Search:
             self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
         return self.stated[deployment]
 
-    def _judge(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
-        """Judge what passed by full simulations, with its arguments tuned first if `tune`."""
-        deployment = candidate.deployment
-        if tune:
-            starts = [deployment]
-            if family.other_start:
-                starts.append(family.other_start.with_replicas(deployment.layout.replicas))
-            deployment = tune_to_tolerance(self.store, *starts)
-            self.tuned[family.start.with_replicas(deployment.layout.replicas)] = deployment
+    def _judge(self, candidate: Candidate, family: Family, probability: float) -> Candidate:
+        """Judge what passed by full simulations with its arguments tuned.
+
+        What then falls short is tuned once more from where else its family may start.
+        """
+        starts = [candidate.deployment]
+        if family.other_start:
+            starts.append(family.other_start.with_replicas(candidate.deployment.layout.replicas))
+        judged: list[Candidate] = []
+        for k in range(len(starts)):
+            deployment = tune_to_tolerance(self.store, *starts[k:])
+            judged.append(self._state_of_family(deployment, family))
+            if judged[-1].probability >= probability:
+                break
+        best = max(judged, key=attrgetter("is_feasible", "probability"))
+        self.tuned[family.start.with_replicas(best.deployment.layout.replicas)] = best.deployment
+        return best
+
+    def _state_of_family(self, deployment: Deployment, family: Family) -> Candidate:
         preference = family.preference_key
         is_usual = deployment.args == family.start.args
         return self.state(deployment, preference if is_usual else mark_as_tuned(preference))
@@ -512,7 +522,7 @@ class _CheapestFirst:
             tuned = tune_to_margin(
                 store, deployment, self.search._get_z(deployment, self.probability)
             )
-            judged = self.search._judge(self.search.describe(tuned, family), family, tune=False)
+            judged = self.search._state_of_family(tuned, family)
             if self._is_met(judged):
                 self.chosen.append(judged)
 
@@ -545,7 +555,11 @@ class _CheapestFirst:
             if candidate.display_key in {each.display_key for each in self.chosen}:
                 continue
             family = self.search.families[k]
-            judged = self.search._judge(candidate, family, tune=not self.chosen)
+            judged = (
+                self.search._state_of_family(candidate.deployment, family)
+                if self.chosen
+                else self.search._judge(candidate, family, self.probability)
+            )
             if self._is_met(judged):
                 self.chosen.append(judged)
                 if len(self.chosen) > self.others:
