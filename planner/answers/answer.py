@@ -20,6 +20,7 @@ from planner.memory.memory_plan import MemoryPlan
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
+from planner.planning.candidate import has_inner_stages
 from planner.planning.growth import GrowthLimit, Surge
 from planner.planning.interruption import Interruption
 from planner.planning.prediction import Prediction
@@ -188,6 +189,11 @@ class Offer:
     def is_disaggregated(self) -> bool:
         """Whether prefill and decode have workers of their own."""
         return len(self.pools) > 1
+
+    @property
+    def has_inner_stages(self) -> bool:
+        """Whether it has pipeline stages inside a machine, where people use tensor parallelism."""
+        return any(map(has_inner_stages, self.pools))
 
     @property
     def is_confident(self) -> bool:
@@ -400,7 +406,6 @@ class Answer:
     api: ApiComparison | None
     interruption: Interruption | None
     notes: tuple[str, ...]
-    stages_note: str  # what speaks against pipeline stages inside a machine
     engine_notes: tuple[str, ...]  # engines that have ended, and what the traits favour
     trait_facts: tuple[str, ...]  # that count for the choice of an engine, with their points
     left_out: tuple[str, ...]

@@ -394,7 +394,6 @@ class _Builder:
             api=plan.api_comparison,
             interruption=plan.interruption,
             notes=plan.notes,
-            stages_note=plan.stages_note,
             engine_notes=explain_engines(
                 scenario.traits,
                 [each.gpu for each in scenario.gpus],

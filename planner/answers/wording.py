@@ -389,6 +389,20 @@ def _compare_to_plan(chosen: Offer, offer: Offer, served_change: float | None) -
     return f"{text}, {tightest.name} {after}, not {before}" if after != before else text
 
 
+def explain_stages(answer: Answer) -> str:
+    """Explain what speaks against pipeline stages inside a machine; empty if the plan has none."""
+    if answer.chosen is None or not answer.chosen.has_inner_stages:
+        return ""
+    usual, instead = answer.runner_up, "nothing that was tried does without them"
+    if usual and not usual.has_inner_stages:
+        odds = f"{format_price(usual)}, {format_odds(usual)} likely"
+        instead = f"without them {describe_offer(usual)}: {odds}"
+    return (
+        "pipeline stages inside a machine are rarely built, and few runs with them were"
+        f" measured; {instead}"
+    )
+
+
 def explain_binding(answer: Answer) -> str:
     """Explain what the closest cheaper deployment lacks."""
     near = answer.binding.offer

@@ -197,10 +197,7 @@ class Candidate:
     @property
     def has_inner_stages(self) -> bool:
         """It has pipeline stages inside a machine, where tensor parallelism is what people build."""
-        return any(
-            pool.layout.pp > 1 and pool.layout.gpus_per_replica <= pool.gpus_per_node
-            for pool in self.prediction.pools
-        )
+        return any(map(has_inner_stages, self.prediction.pools))
 
     @property
     def raises_memory(self) -> bool:
@@ -231,6 +228,12 @@ class Candidate:
             f"{sum(pool.num_gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
         )
         return f"{where}, prefill {first}, decode {rest}, {describe_formats(self.deployment)}"
+
+
+def has_inner_stages(deployment: Deployment) -> bool:
+    """Tell whether a replica inside one machine has pipeline stages."""
+    layout = deployment.layout
+    return layout.pp > 1 and layout.gpus_per_replica <= deployment.gpus_per_node
 
 
 def mark_as_tuned(preference: tuple[int, ...]) -> tuple[int, ...]:

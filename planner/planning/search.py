@@ -22,7 +22,6 @@ from heapq import heappop, heappush
 from operator import attrgetter, itemgetter
 from typing import Literal
 
-from planner.core.number_format import format_probability
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
@@ -187,22 +186,6 @@ class Plan:
             return ()
         return self.best.violations if self.best else (self.binding_constraint.sentence,)
 
-    @property
-    def stages_note(self) -> str:
-        """What speaks against pipeline stages inside a machine, and what does without; empty if none are chosen."""
-        if self.chosen is None or not self.chosen.has_inner_stages:
-            return ""
-        usual, instead = self.runner_up, "nothing that was tried does without them"
-        if usual and not usual.has_inner_stages:
-            usd = usual.usd_per_hour
-            price = f"${usd:,.2f}/h" if usd is not None else "no price known"
-            probability = format_probability(usual.probability)
-            instead = f"without them {usual.description}: {price}, {probability} likely"
-        return (
-            "pipeline stages inside a machine are rarely built, and few runs with them were"
-            f" measured; {instead}"
-        )
-
     @cached_property
     def autoscaling(self) -> AutoscalingPlan | None:
         """The replicas of the chosen candidate by hour; None if the scenario has no daily profile."""
@@ -299,7 +282,8 @@ def _add_pool_candidates(whole: Plan) -> Plan:
 
 def _search_unified(scenario: Scenario) -> Plan:
     """Search replicas that do both, prefill and decode."""
-    search, rejected, gamble = _search_for_gamble(scenario)
+    search, rejected = _start_search(scenario)
+    gamble = _find_gamble(search, rejected)
     others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
     recommended = search.find_cheapest(scenario.confidence, others=others) if gamble else []
     safe = []
@@ -320,23 +304,24 @@ def _search_unified(scenario: Scenario) -> Plan:
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 
-def _search_for_gamble(
-    scenario: Scenario,
-) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
-    """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
+def _start_search(scenario: Scenario) -> "tuple[_Search, list[RejectedOption]]":
+    """Start a search with what fits into a machine."""
+    families, rejected = build_families(scenario, _fits_in_machine)
+    return _Search(scenario, families, EvaluationStore(scenario)), rejected
+
+
+def _find_gamble(search: "_Search", rejected: list[RejectedOption]) -> list[Candidate]:
+    """Find the cheapest option, the gamble; without one, nothing else holds either.
 
     Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
     them where tensor parallelism in a machine, or more replicas, do.
     """
-    families, rejected = build_families(scenario, _fits_in_machine)
-    search = _Search(scenario, families, EvaluationStore(scenario))
-    gamble = search.find_cheapest(GAMBLE_PROBABILITY)
-    if gamble:
-        return search, rejected, gamble
-    wide, refused = build_families(scenario, _spans_machines)
-    search.families = [*families, *wide]
-    gamble = search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
-    return search, rejected + refused, gamble
+    if gamble := search.find_cheapest(GAMBLE_PROBABILITY):
+        return gamble
+    wide, refused = build_families(search.scenario, _spans_machines)
+    search.families = [*search.families, *wide]
+    rejected += refused
+    return search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
 
 
 def _fits_in_machine(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
@@ -768,7 +753,10 @@ def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
             met = max(met, value)
         else:
             missed.append(value)
-        pushed = max((find_max_load(asked, one, kind=kind) for one in options), default=0.0)
+        pushed = 0.0
+        for one in options:
+            known = max(met, pushed)
+            pushed = max(pushed, find_max_load(asked, one, kind=kind, more_than=known))
         least = max(met * LOAD_PRECISION, met + (kind == "concurrency"))
         above = min(miss for miss in missed if miss > met)
         if pushed > least and all(abs(miss / pushed - 1) > LOAD_PRECISION - 1 for miss in missed):
@@ -791,8 +779,10 @@ def _list_strongest(scenario: Scenario) -> tuple[list[Deployment | Candidate], b
 
     Pools are looked at where nothing else meets the targets.
     """
-    search, _, gamble = _search_for_gamble(scenario)
-    meeting = search.find_cheapest(scenario.confidence) if gamble else []
+    search, rejected = _start_search(scenario)
+    meeting, gamble = search.find_cheapest(scenario.confidence), list[Candidate]()
+    if not meeting and (gamble := _find_gamble(search, rejected)):
+        meeting = search.find_cheapest(scenario.confidence)
     families = {family.estimate.family_key: family for family in search.families}
     options = {one.family_key: one.deployment for one in meeting}
     for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
