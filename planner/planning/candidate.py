@@ -9,9 +9,8 @@ from planner.memory.memory_plan import get_default_memory_utilization
 from planner.planning.prediction import Prediction
 from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,
-    STEP_PROMPT_CORRELATION,
     LimitOdds,
-    compute_joint_probability,
+    combine_limits,
 )
 
 PROBABILITY_TIE = 0.02
@@ -63,16 +62,7 @@ class Candidate:
 
         Slower steps break the weakest of the other limits first; TTFT has an error of its own.
         """
-        lowest = {
-            is_ttft: min(
-                (each.tolerance_sigmas for each in self.limits if each.is_ttft == is_ttft),
-                default=MAX_TOLERANCE_SIGMAS,
-            )
-            for is_ttft in (False, True)
-        }
-        both = compute_joint_probability(lowest[False], lowest[True], STEP_PROMPT_CORRELATION)
-        each = (limit.probability for limit in self.limits)
-        return min(self.p_memory * both, *each) if self.limits else self.p_memory
+        return combine_limits(self.limits, self.p_memory)
 
     def get_limit(self, name: str) -> LimitOdds | None:
         """Get a limit by its name, such as "p95 TTFT"; None for one that cannot be missed."""

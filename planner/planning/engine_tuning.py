@@ -10,9 +10,11 @@ from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
 from planner.memory.memory_plan import get_memory_plan
+from planner.planning.candidate import PROBABILITY_TIE
 from planner.planning.deployment_builder import set_max_num_seqs
 from planner.planning.memory_odds import list_memory_utilizations
 from planner.planning.scenario import Scenario
+from planner.planning.slo import compute_probability, compute_tolerance
 from planner.planning.tolerance import EvaluationStore
 
 BATCHED_TOKENS_VALUES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -82,8 +84,6 @@ MAX_DRAFT_TOKENS = 8
 """More tokens are hardly ever drafted in a step."""
 SAFE_ENOUGH_SIGMAS = 2.0
 """Beyond two standard deviations (98%) speed and capacity count, no longer safety."""
-CLEAR_GAIN_SIGMAS = 0.1
-"""A tolerance that is larger by less is no gain: about three points of probability."""
 NEAR_MARGIN = 1.15
 """What is beyond its limits by less may hold between two values of a ladder."""
 MAX_TUNING_STEPS = 4
@@ -181,7 +181,7 @@ def _generate_between(scenario: Scenario, deployment: Deployment) -> Iterator[De
             yield from _keep_startable(deployment.with_args(max_num_seqs=value))
 
 
-def tune_to_tolerance(
+def tune_to_probability(
     store: EvaluationStore, deployment: Deployment, *others: Deployment
 ) -> Deployment:
     """Move arguments along their ladders for as long as a neighbour is safer, or as safe and better.
@@ -189,7 +189,12 @@ def tune_to_tolerance(
     So no neighbour is clearly safer than the result, and none dominates it. `others` are looked at
     as neighbours of `deployment` are.
     """
-    best, z = deployment, store.find_tolerance(deployment, SAFE_ENOUGH_SIGMAS)
+
+    def find(one: Deployment) -> float:
+        return store.find_probability(one, SAFE_ENOUGH_SIGMAS)
+
+    best, probability = deployment, find(deployment)
+    enough = compute_probability(SAFE_ENOUGH_SIGMAS)
     seen = {best}
     pending = [*others, *generate_neighbours(store.scenario, best)]
     while pending:
@@ -197,9 +202,12 @@ def tune_to_tolerance(
         if tried in seen:
             continue
         seen.add(tried)
-        more = min(z + CLEAR_GAIN_SIGMAS, SAFE_ENOUGH_SIGMAS)
-        safer = z < SAFE_ENOUGH_SIGMAS and store.is_met(tried, more)
-        if safer or (store.is_met(tried, z) and store.dominates(tried, best)):
-            best, z = tried, max(z, store.find_tolerance(tried, SAFE_ENOUGH_SIGMAS))
+        # no limit alone is kept less probably than all together: one simulation refutes most
+        if not store.is_met(tried, min(compute_tolerance(probability), SAFE_ENOUGH_SIGMAS)):
+            continue
+        gain = find(tried) - probability
+        is_safer = probability < enough and gain >= min(PROBABILITY_TIE, enough - probability)
+        if is_safer or (gain > -PROBABILITY_TIE / 2 and store.dominates(tried, best)):
+            best, probability = tried, max(probability, find(tried))
             pending = list(generate_neighbours(store.scenario, best))
     return best

@@ -47,7 +47,7 @@ from planner.planning.engine_tuning import (
     NEAR_MARGIN,
     SAFE_ENOUGH_SIGMAS,
     tune_to_margin,
-    tune_to_tolerance,
+    tune_to_probability,
 )
 from planner.planning.evaluation import check_against_slos, get_candidate_workload
 from planner.planning.interruption import Interruption, estimate_interruption
@@ -282,8 +282,7 @@ def _add_pool_candidates(whole: Plan) -> Plan:
 
 def _search_unified(scenario: Scenario) -> Plan:
     """Search replicas that do both, prefill and decode."""
-    search, rejected = _start_search(scenario)
-    gamble = _find_gamble(search, rejected)
+    search, rejected, gamble = _search_for_gamble(scenario)
     others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
     recommended = search.find_cheapest(scenario.confidence, others=others) if gamble else []
     safe = []
@@ -304,24 +303,23 @@ def _search_unified(scenario: Scenario) -> Plan:
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 
-def _start_search(scenario: Scenario) -> "tuple[_Search, list[RejectedOption]]":
-    """Start a search with what fits into a machine."""
-    families, rejected = build_families(scenario, _fits_in_machine)
-    return _Search(scenario, families, EvaluationStore(scenario)), rejected
-
-
-def _find_gamble(search: "_Search", rejected: list[RejectedOption]) -> list[Candidate]:
-    """Find the cheapest option, the gamble; without one, nothing else holds either.
+def _search_for_gamble(
+    scenario: Scenario,
+) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
+    """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
 
     Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
     them where tensor parallelism in a machine, or more replicas, do.
     """
-    if gamble := search.find_cheapest(GAMBLE_PROBABILITY):
-        return gamble
-    wide, refused = build_families(search.scenario, _spans_machines)
-    search.families = [*search.families, *wide]
-    rejected += refused
-    return search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
+    families, rejected = build_families(scenario, _fits_in_machine)
+    search = _Search(scenario, families, EvaluationStore(scenario))
+    gamble = search.find_cheapest(GAMBLE_PROBABILITY)
+    if gamble:
+        return search, rejected, gamble
+    wide, refused = build_families(scenario, _spans_machines)
+    search.families = [*families, *wide]
+    gamble = search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
+    return search, rejected + refused, gamble
 
 
 def _fits_in_machine(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
@@ -428,7 +426,7 @@ class _Search:
             starts.append(family.other_start.with_replicas(candidate.deployment.layout.replicas))
         judged: list[Candidate] = []
         for k in range(len(starts)):
-            deployment = tune_to_tolerance(self.store, *starts[k:])
+            deployment = tune_to_probability(self.store, *starts[k:])
             judged.append(self._state_of_family(deployment, family))
             if judged[-1].probability >= probability:
                 break
@@ -588,6 +586,9 @@ class _CheapestFirst:
             self.search._refute(tuned, family, self.probability, ratio)
             self.missed.append((ratio, tuned, k))
             if math.isfinite(ratio):
+                z = self.search._get_z(
+                    tuned, self.probability
+                )  # memory may be surer than at the start
                 more = self.search._count_more_replicas(tuned, family, z)
                 self._push(k, min(more, self.enough.get(k, more)))
         elif fewest < replicas:
@@ -609,7 +610,7 @@ def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
     deployment = candidate.deployment
     if store.find_tolerance(deployment) < 0:
         deployment = tune_to_margin(store, deployment, 0.0)
-    deployment = tune_to_tolerance(store, deployment)
+    deployment = tune_to_probability(store, deployment)
     return state_deployment(plan.scenario, deployment, candidate.preference_key)
 
 
@@ -779,10 +780,8 @@ def _list_strongest(scenario: Scenario) -> tuple[list[Deployment | Candidate], b
 
     Pools are looked at where nothing else meets the targets.
     """
-    search, rejected = _start_search(scenario)
-    meeting, gamble = search.find_cheapest(scenario.confidence), list[Candidate]()
-    if not meeting and (gamble := _find_gamble(search, rejected)):
-        meeting = search.find_cheapest(scenario.confidence)
+    search, _, gamble = _search_for_gamble(scenario)
+    meeting = search.find_cheapest(scenario.confidence) if gamble else []
     families = {family.estimate.family_key: family for family in search.families}
     options = {one.family_key: one.deployment for one in meeting}
     for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
