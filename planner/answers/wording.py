@@ -11,9 +11,10 @@ from planner.answers.answer import (
     Choice,
     Limit,
     Offer,
+    OtherKind,
+    OtherOption,
     ReplicaLoss,
     Risk,
-    UnlistedFormat,
     is_same_price,
 )
 from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
@@ -59,6 +60,9 @@ MAX_GROWTH_IN_PERCENT = 2.0
 SURE_MEMORY_PROBABILITY = 0.98
 """From here on nothing is said of memory."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
+OTHER_LABELS: Mapping[OtherKind, str] = {
+    "safer": "Safer", "cheaper": "Cheaper", "middle": "Between", "format": "Format", "gpu": "GPU",
+}  # fmt: skip
 RANK_REASONS: Mapping[RankReason, str] = {
     "day": "over the day this plan costs less",
     "memory": "it needs gpu_memory_utilization above the engine's default",
@@ -536,14 +540,19 @@ def _describe_free(answer: Answer, best: Offer) -> str:
     return " ".join(filter(None, (text, explain_growth(answer), explain_surge(answer))))
 
 
-def describe_format(found: UnlistedFormat) -> str:
-    """Describe a cheaper format that is not allowed: what it is, costs, and gives up."""
-    offer = found.offer
-    quality = found.quality.partition(" (")[0] or "quality not published"
-    return (
-        f"{describe_offer(offer)} (not allowed): {format_price(offer)}, {format_odds(offer)} likely;"
-        f" {quality}"
-    )
+def list_other_options(answer: Answer) -> list[tuple[str, str]]:
+    """List what may be taken instead of the plan, as label and text, what matters most first."""
+    return [(OTHER_LABELS[each.kind], _describe_option(each)) for each in answer.other_options]
+
+
+def _describe_option(option: OtherOption) -> str:
+    offer, outside, quality = option.offer, "", ""
+    if option.unlisted:
+        outside = " (not allowed)" if option.unlisted.is_format else " (not on your list)"
+        quality = option.unlisted.quality.partition(" (")[0] or "quality not published"
+    price = f"{format_price(offer)}{format_day_bill(offer)}, {format_odds(offer)} likely"
+    text = f"{describe_offer(offer)}{outside}: {price}"
+    return f"{text}; {quality}" if option.kind == "format" else text
 
 
 def describe_surge(answer: Answer) -> str:

@@ -10,7 +10,6 @@ from planner.answers.wording import (
     describe_adapters,
     describe_draws,
     describe_engine,
-    describe_format,
     describe_gpu_price,
     describe_memory_odds,
     describe_nearest_run,
@@ -31,6 +30,7 @@ from planner.answers.wording import (
     format_price,
     list_doubts,
     list_other_bills,
+    list_other_options,
     name_limit,
 )
 from planner.core.errors import PlannerError
@@ -58,7 +58,7 @@ from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """Exit codes of `headroom plan` by verdict."""
-MAX_SUMMARY_LINES = 14
+MAX_SUMMARY_LINES, MAX_OTHER_OPTIONS = 14, 3
 MAX_BAR_COLUMNS = 26
 MIN_BAR_COLUMNS = 12
 STATUS_COLOURS: dict[LimitStatus, Colour] = {"met": "green", "at risk": "amber", "missed": "red"}
@@ -101,7 +101,7 @@ def format_summary(
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
         "traffic": describe_traffic(answer),
-        "formats": [describe_format(each) for each in answer.formats or ()],
+        "others": [],
         "surge": describe_surge(answer),
         "waiting": _describe_waiting(answer),
         "risk": _describe_risk(answer),
@@ -115,6 +115,12 @@ def format_summary(
         "hidden_rows": "",
     }
     head, tail = _format_blocks(values, style)
+    others = list_other_options(answer)
+    for count in range(min(len(others), MAX_OTHER_OPTIONS), 0, -1):
+        values["others"] = others[:count]
+        head, tail = _format_blocks(values, style)
+        if 2 + len(rows) + len(head) + len(tail) <= MAX_SUMMARY_LINES + (count == 1) * len(rows):
+            break
     num_hidden = 2 + len(rows) + len(head) + len(tail) - MAX_SUMMARY_LINES
     if num_hidden > 0:
         rows, hidden = _select_rows(rows, num_hidden)
