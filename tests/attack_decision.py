@@ -1,13 +1,15 @@
 """The guarantees of the decision on random scenarios: `python tests/attack_decision.py 0 100` prints what breaks one.
 
+Names of checks after the seeds run those alone: `python tests/attack_decision.py 0 60 pinned halves`.
+
 Scenarios are drawn over everything that people ask, with no regard to what is likely to hold.
 """
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Container, Iterator
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,19 @@ import numpy as np
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import get_gpu, list_gpus
+from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import list_models, load_model
-from planner.planning.engine_tuning import generate_neighbours
+from planner.planning.engine_tuning import (
+    BATCHED_TOKENS_VALUES,
+    NUM_SEQS_LADDER,
+    generate_neighbours,
+)
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 
 ENGINES = ("vllm", "vllm", "vllm", "sglang", "trtllm")
 POINTS = {"mean": 1.0, "p50": 1.0, "p95": 1.6, "p99": 2.5}
+CHECKS = ("verdict", "neighbours", "halves", "alone", "harder", "pinned")
 PRICE_SLACK = 1e-6
 """Bills that differ by no more are one: rounding."""
 PROBABILITY_SLACK = 0.05
@@ -136,6 +144,58 @@ def check_neighbours(plan: Plan) -> Iterator[str]:
             yield f"{describe_args(other)} dominates {describe_args(chosen)}"
 
 
+def check_halves(plan: Plan) -> Iterator[str]:
+    """Half or twice the requests or tokens of a step, at the same price, are not better in everything."""
+    if plan.chosen is None or plan.store is None or plan.is_disaggregated:
+        return
+    scenario, store, chosen = plan.scenario, plan.store, plan.chosen.deployment
+    tolerance = store.find_tolerance(chosen, 2.0)
+    for name, factor in product(("max_num_seqs", "max_num_batched_tokens"), (0.5, 2)):
+        value = max(1, int(getattr(chosen.args, name) * factor))
+        if name in scenario.engine_args or value > chosen.args.max_num_batched_tokens * 2:
+            continue
+        try:
+            other = chosen.with_args(**{name: value})
+        except PlannerError:
+            continue
+        memory = get_memory_plan(other)
+        if other.args.max_num_seqs > other.args.max_num_batched_tokens or memory.status != "ok":
+            continue
+        if store.is_met(other, tolerance) and store.dominates(other, chosen):
+            yield f"{describe_args(other)} dominates {describe_args(chosen)}"
+
+
+def pin(asked: dict[str, Any], plan: Plan, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Fix a layout, a format and an argument that the search may choose: a smaller choice."""
+    rng = np.random.default_rng([seed, 50])
+    shapes = sorted({(c.deployment.layout.tp, c.deployment.layout.pp, c.deployment.layout.dp)
+                     for c in plan.candidates if not c.is_disaggregated})  # fmt: skip
+    if shapes:
+        tp, pp, dp = shapes[int(rng.integers(len(shapes)))]
+        yield f"tp {tp}, pp {pp}, dp {dp}", {**asked, "layout": {"tp": tp, "pp": pp, "dp": dp}}
+    if formats := asked.get("quantization"):
+        weights = formats[int(rng.integers(len(formats)))]
+        yield f"{weights} weights", {**asked, "quantization": [weights]}
+    name, ladder = (("max_num_seqs", NUM_SEQS_LADDER[4:-2]), ("max_num_batched_tokens", BATCHED_TOKENS_VALUES[1:]))[
+        int(rng.integers(2))
+    ]  # fmt: skip
+    value = ladder[int(rng.integers(len(ladder)))]
+    yield f"{name} {value}", {**asked, "engine_args": {name: value}}
+
+
+def check_pinned(asked: dict[str, Any], plan: Plan, seed: int) -> Iterator[str]:
+    """Nothing that is fixed by hand is cheaper than the search's own choice."""
+    for what, pinned in pin(asked, plan, seed):
+        try:
+            found = search_deployments(parse_scenario(pinned, what))
+        except PlannerError:
+            continue
+        if found.chosen and costs_more(get_bill(plan), get_bill(found)):
+            chosen, bills = found.chosen, (get_bill(found)[1], get_bill(plan)[1])
+            args, odds = describe_args(chosen.deployment), f"{found.probability:.0%}"
+            yield f"{what}: {chosen.description} {args} is {bills[0]:.4g} at {odds}, not {bills[1]:.4g}"
+
+
 def check_alone(asked: dict[str, Any], plan: Plan) -> Iterator[str]:
     """What is said of the next best and of the options is what planning each alone says."""
     for name, said in {"next best": plan.runner_up, **plan.options}.items():
@@ -161,25 +221,26 @@ def check_harder(asked: dict[str, Any], plan: Plan) -> Iterator[str]:
             yield f"{change}: {bill[1]:.4g} instead of {get_bill(plan)[1]:.4g}"
 
 
-def attack(seed: int) -> tuple[float, Plan, list[str]]:
-    """Plan `seed`; return the CPU seconds of the plan, the plan and every guarantee that it breaks."""
+def attack(seed: int, names: Container[str] = CHECKS) -> tuple[float, Plan, list[str]]:
+    """Plan `seed`; return the CPU seconds of the plan, the plan and every guarantee of `names` that it breaks."""
     asked = draw_scenario(seed)
     scenario: Scenario = parse_scenario(asked, f"seed {seed}")
     before = time.process_time()
     plan = search_deployments(scenario)
     taken = time.process_time() - before
-    checks: tuple[tuple[Callable[..., Iterator[str]], tuple[Any, ...]], ...] = (
-        (check_verdict, (plan,)), (check_neighbours, (plan,)),
-        (check_alone, (asked, plan)), (check_harder, (asked, plan)),
-    )  # fmt: skip
-    return taken, plan, [text for check, given in checks for text in check(*given)]
+    found: dict[str, Iterator[str]] = {
+        "verdict": check_verdict(plan), "neighbours": check_neighbours(plan),
+        "halves": check_halves(plan), "alone": check_alone(asked, plan),
+        "harder": check_harder(asked, plan), "pinned": check_pinned(asked, plan, seed),
+    }  # fmt: skip
+    return taken, plan, [text for name in CHECKS if name in names for text in found[name]]
 
 
-def main(first: int, last: int) -> None:
+def main(first: int, last: int, *names: str) -> None:
     times = []
     for seed in range(first, last):
         try:
-            taken, plan, found = attack(seed)
+            taken, plan, found = attack(seed, names or CHECKS)
         except PlannerError as refused:
             print(f"{seed}: refused: {refused}", flush=True)
             continue
@@ -192,4 +253,4 @@ def main(first: int, last: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]))
+    main(*map(int, sys.argv[1:3]), *sys.argv[3:])

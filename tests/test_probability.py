@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.answers.build import build_offer
+from planner.answers.build import build_answer, build_offer
+from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning import evaluation, tolerance
+from planner.planning.candidate import Candidate
 from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
-from planner.planning.what_if import allow_formats, find_unlisted_format
+from planner.planning.what_if import allow_formats, find_cheaper_gpu, find_unlisted_format
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
+from planner.ui.plan_text import format_answer
 
 DRAWS, REQUESTS = 500, 900
 TAIL_ERRORS = {"mean": 1.0, "p50": 1.0, "p95": 1.25, "p99": 1.5}
@@ -30,7 +33,9 @@ MODELLING_ALLOWANCE = 0.04
 """Of other arrivals in every draw, and of a capacity that is measured in another way."""
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 CARD = deploy_on(MODEL, "L40S", engine_version="0.20.2", max_model_len=4096, max_num_seqs=32)
-FULL_CARD = CARD.with_args(gpu_memory_utilization=0.987)
+FULL_CARD = CARD.with_args(gpu_memory_utilization=0.982)
+CONTEXT_GIB, FRAGMENTS_GIB = (0.51, 0.1), (0.28, 0.19)
+"""Middle and error of what is taken beside the engine's budget: before it starts, and while it serves."""
 
 
 def ask(rate: float | list[float], headroom: float = 0.0, **limits: dict[str, float]) -> Scenario:
@@ -75,7 +80,7 @@ def count_kept(name: str) -> float:
     step = build_step_model(deployment, scenario.workload)
     pool = get_memory_plan(deployment).pool
     draws = np.random.default_rng(5)
-    z, starts = draws.standard_normal(DRAWS), draws.random(DRAWS)
+    z, lasts = draws.standard_normal(DRAWS), draw_what_lasts(deployment)
     served = measure_capacity(scenario, deployment)
     low, high = RANGES.get(name, (scenario.workload.rate, scenario.workload.rate))
     spread = math.log(high / low) / 2 / 1.2816
@@ -102,8 +107,16 @@ def count_kept(name: str) -> float:
             if whole > step.sigma_tpot:  # the steps themselves are off by no more than that
                 seconds *= math.exp((whole - step.sigma_tpot) * its_error)
             holds &= seconds <= target.seconds
-        kept += holds and starts[k] < get_memory_plan(deployment).p_fits
+        kept += holds and lasts[k]
     return kept / DRAWS
+
+
+def draw_what_lasts(deployment: Deployment) -> np.ndarray:
+    """Whether what an engine leaves is enough for what it takes beside its budget, by draw."""
+    draws, args = np.random.default_rng(7), deployment.args
+    left = deployment.gpu_total_bytes / GIB * (1 - args.gpu_memory_utilization)
+    taken = sum(draws.normal(mid, error, DRAWS) for mid, error in (CONTEXT_GIB, FRAGMENTS_GIB))
+    return taken < left
 
 
 def measure_capacity(scenario: Scenario, deployment: Deployment) -> float:
@@ -142,7 +155,7 @@ def test_the_sign_of_the_ttft_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_memory_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (tolerance, evaluation):
-        monkeypatch.setattr(module, "get_memory_plan", lambda _: type("Roomy", (), {"p_fits": 1.0}))
+        monkeypatch.setattr(module, "estimate_memory_probability", lambda _: 1.0)
     assert differ("memory", state("memory"))
 
 
@@ -261,5 +274,42 @@ def test_an_unlisted_format_is_cheaper_and_judged_as_when_it_is_allowed() -> Non
     assert again.probability == candidate.probability
     best = search_deployments(allowed).chosen
     assert best and best.usd_per_hour and best.usd_per_hour <= candidate.usd_per_hour
+    named, *_ = build_answer(plan, ("formats",)).formats or ()
+    assert named.offer.probability == candidate.probability and "arXiv" in named.source
     assert (all_formats := allow_formats(plan.scenario))
     assert find_unlisted_format(replace(plan, scenario=all_formats)) is None
+
+
+def test_a_gpu_that_is_not_listed_is_cheaper_and_holds_when_it_is() -> None:
+    entry: dict[str, Any] = {
+        "question": "?", "model": MODEL, "gpus": [{"gpu": "L40S", "at_most": 8}],
+        "quantization": ["fp8"],
+        "workload": {"prompt_tokens": {"exactly": 1000}, "output_tokens": {"exactly": 250}, "rate": 20},
+        "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 50}},
+    }  # fmt: skip
+    plan = search_deployments(parse_scenario(entry, "asked"))
+    found = find_cheaper_gpu(plan)
+    assert found and plan.chosen
+    candidate, _ = found
+    assert candidate.cost_key < plan.chosen.cost_key and candidate.is_confident
+    name = candidate.deployment.gpu.name
+    listed = parse_scenario({**entry, "gpus": [{"gpu": name, "at_most": 8}]}, "listed")
+    best = search_deployments(listed).chosen
+    assert best and best.cost_key <= candidate.cost_key
+    shown = format_answer(build_answer(plan, ("formats",)))
+    assert f"{name}, TP" in shown and "not on your list" in shown
+
+
+def test_what_lies_between_is_named_and_the_short_answer_stays_short() -> None:
+    plan = search_deployments(ask(4.0, ttft={"p95": 4000}, tpot={"p95": 60}))
+    chosen = plan.chosen
+    assert chosen is not None
+
+    def cut(share: float, probability: float) -> Candidate:
+        return replace(chosen, billed_fraction=share, limits=(), p_memory=probability)
+
+    gamble, middle, dearer = cut(0.4, 0.61), cut(0.58, 0.72), cut(0.9, 0.7)
+    shown = replace(plan, gamble=gamble, candidates=(chosen, middle, dearer, gamble))
+    answer = build_answer(shown)
+    assert answer.middle is not None and answer.middle.probability == 0.72
+    assert len(format_answer(answer, command="headroom plan x").splitlines()) <= 14

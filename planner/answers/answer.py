@@ -20,6 +20,7 @@ from planner.memory.memory_plan import MemoryPlan
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
+from planner.planning.candidate import has_inner_stages
 from planner.planning.growth import GrowthLimit, Surge
 from planner.planning.interruption import Interruption
 from planner.planning.prediction import Prediction
@@ -190,6 +191,11 @@ class Offer:
         return len(self.pools) > 1
 
     @property
+    def has_inner_stages(self) -> bool:
+        """Whether it has pipeline stages inside a machine, where people use tensor parallelism."""
+        return any(map(has_inner_stages, self.pools))
+
+    @property
     def is_confident(self) -> bool:
         """Whether it meets every target with the probability that is asked for."""
         return self.meets and self.probability >= self.confidence
@@ -246,12 +252,30 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class UnlistedFormat:
-    """A cheaper deployment in a format that the scenario does not allow, and what that costs in quality."""
+class UnlistedOption:
+    """A cheaper deployment in a format or on a GPU that the scenario does not allow."""
 
     offer: Offer
-    quality: str  # as published; empty where nothing is on file
+    quality: str  # that a format costs, as published; empty where nothing is on file
     source: str
+
+    @property
+    def is_format(self) -> bool:
+        """Whether it differs in its format, not in its GPU."""
+        return self.offer.outside != "gpu"
+
+
+OtherKind = Literal["safer", "cheaper", "middle", "format", "gpu"]
+
+
+@dataclass(frozen=True)
+class OtherOption:
+    """What somebody may take instead of the plan, and why."""
+
+    kind: OtherKind
+    offer: Offer
+    worth: float  # the share that it saves, or of the risk that it takes away, for its price
+    unlisted: UnlistedOption | None = None
 
 
 @dataclass(frozen=True)
@@ -400,7 +424,6 @@ class Answer:
     api: ApiComparison | None
     interruption: Interruption | None
     notes: tuple[str, ...]
-    stages_note: str  # what speaks against pipeline stages inside a machine
     engine_notes: tuple[str, ...]  # engines that have ended, and what the traits favour
     trait_facts: tuple[str, ...]  # that count for the choice of an engine, with their points
     left_out: tuple[str, ...]
@@ -409,7 +432,8 @@ class Answer:
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
     surge: Surge | None = None  # at more traffic than planned
-    formats: tuple[UnlistedFormat, ...] | None = None  # that cost less; one or none
+    formats: tuple[UnlistedOption, ...] | None = None  # that cost less: a format and a GPU
+    middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds
     growth: GrowthLimit | None = None
     choice: Choice | None = None
     engines: tuple[Alternative, ...] | None = None  # those of other engines
@@ -456,6 +480,25 @@ class Answer:
             return None
         return None if is_same_price(option.bill, chosen.bill) else option
 
+    @cached_property
+    def other_options(self) -> tuple[OtherOption, ...]:
+        """What may be taken instead, that first which saves most for its risk, or is safer for its price."""
+        chosen = self.chosen
+        if chosen is None:
+            return ()
+        found = list[tuple[OtherKind, Offer | None, UnlistedOption | None]]()
+        found += [("safer", self.safer, None), ("cheaper", self.cheaper, None)]
+        found += [("middle", self.middle, None)]
+        found += [
+            ("format" if each.is_format else "gpu", each.offer, each) for each in self.formats or ()
+        ]
+        options = [
+            OtherOption(kind, offer, _weigh_option(chosen, offer), unlisted)
+            for kind, offer, unlisted in found
+            if offer
+        ]
+        return tuple(sorted(options, key=lambda each: -each.worth))
+
     @property
     def open_figure(self) -> tuple[str, float] | None:
         """The figure that was the question, where something meets it: its kind and value."""
@@ -465,6 +508,14 @@ class Answer:
         if kind == "limit":
             return kind, self.scenario.slo_targets[0].seconds
         return kind, float((load.rate if kind == "rate" else load.concurrency) or 0)
+
+
+def _weigh_option(chosen: Offer, offer: Offer) -> float:
+    """Weigh an option beside the plan: what it saves times its odds, or the risk that it takes away."""
+    cost = offer.price_key[1] / chosen.price_key[1] if chosen.price_key[1] else 1.0
+    if cost < 1:
+        return (1 - cost) * offer.probability / max(chosen.probability, 1e-9)
+    return (offer.probability - chosen.probability) / max(1 - chosen.probability, 1e-9) / cost
 
 
 def is_same_price(usd: float | None, base: float | None) -> bool:

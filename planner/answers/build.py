@@ -24,10 +24,11 @@ from planner.answers.answer import (
     Part,
     ReplicaLoss,
     Risk,
-    UnlistedFormat,
+    UnlistedOption,
 )
 from planner.answers.phrases import BASIS_PHRASES
 from planner.answers.ways_out import find_ways_out
+from planner.core.catalog import load_catalog
 from planner.core.intervals import Interval
 from planner.deploy import (
     explain_benchmark_lengths,
@@ -45,7 +46,7 @@ from planner.latency.measured_residuals import describe_run, find_nearest_run
 from planner.latency.startup_time import estimate_startup
 from planner.latency.step_model import locate_operating_point
 from planner.memory.memory_plan import explain_memory_utilization
-from planner.models.quantization import load_weight_formats
+from planner.models.quantization import WeightFormatEntry, load_weight_formats
 from planner.planning.alternatives import (
     CandidateAlternative,
     find_alternatives,
@@ -79,10 +80,12 @@ from planner.planning.slo import (
     get_range_at,
 )
 from planner.planning.tolerance import simulate_candidate
-from planner.planning.what_if import WhatIf, find_unlisted_format
+from planner.planning.what_if import WhatIf, find_cheaper_gpu, find_unlisted_format
 
 MAX_CANDIDATES = 12
 """Candidates that an answer tells."""
+MIN_GAIN = 0.05
+"""By so much an option between two others is likelier than the one, and less likely than the other."""
 MIN_CURVE_POINTS = 4
 MAX_STEP_COST_WEIGHT = 2.9
 """A miss at the expected speed, which weighs 3, comes before any doubt about step costs."""
@@ -372,6 +375,7 @@ class _Builder:
             probability=plan.probability,
             best=best,
             options={name: self._get(each) for name, each in plan.options.items()},
+            middle=offer(self._find_middle()),
             runner_up=offer(plan.runner_up),
             runner_up_reason=find_rank_reason(plan.runner_up, chosen)
             if chosen and plan.runner_up
@@ -394,7 +398,6 @@ class _Builder:
             api=plan.api_comparison,
             interruption=plan.interruption,
             notes=plan.notes,
-            stages_note=plan.stages_note,
             engine_notes=explain_engines(
                 scenario.traits,
                 [each.gpu for each in scenario.gpus],
@@ -452,7 +455,7 @@ class _Builder:
     def _producers(self) -> dict[Part, Callable[[Answer], object]]:
         return {
             "surge": lambda _: judge_surge(self.plan),
-            "formats": lambda _: tuple(self._find_format()),
+            "formats": lambda _: tuple(self._find_unlisted()),
             "growth": lambda _: find_growth_limit(self.plan),
             "choice": lambda _: self._build_choice(),
             "alternatives": self._build_alternatives,
@@ -470,17 +473,38 @@ class _Builder:
             ),
         }
 
-    def _find_format(self) -> Iterator[UnlistedFormat]:
-        """Find a cheaper format that is not allowed, with the quality that it is known to cost."""
+    def _find_unlisted(self) -> Iterator[UnlistedOption]:
+        """Find a cheaper format, with the quality that it is known to cost, and a cheaper kind of GPU."""
         if found := find_unlisted_format(self.plan):
             candidate, scenario = found
-            method = candidate.deployment.model.quantization.method
             is_weights = scenario.kv_cache_dtypes == self.scenario.kv_cache_dtypes
-            entry = load_weight_formats().get(method) if is_weights else None
+            deployment = candidate.deployment
+            if is_weights:
+                entry = load_weight_formats().get(deployment.model.quantization.method)
+            else:
+                caches = load_catalog("kv_cache_formats.yaml", WeightFormatEntry)
+                entry = caches.get(str(deployment.args.kv_cache_dtype))
             offer = build_offer(scenario, candidate, self.scenario)
-            yield UnlistedFormat(
+            yield UnlistedOption(
                 offer, entry.quality if entry else "", entry.source if entry else ""
             )
+        if found := find_cheaper_gpu(self.plan):
+            candidate, scenario = found
+            yield UnlistedOption(build_offer(scenario, candidate, self.scenario), "", "")
+
+    def _find_middle(self) -> Candidate | None:
+        """Find the likeliest between the gamble and the plan, in price and in probability."""
+        chosen, gamble = self.plan.chosen, self.plan.gamble
+        if chosen is None or gamble is None:
+            return None
+        between = [
+            each
+            for each in self.plan.candidates
+            if each.is_simulated and each.is_feasible
+            if gamble.cost_key < each.cost_key < chosen.cost_key
+            if gamble.probability + MIN_GAIN <= each.probability <= chosen.probability - MIN_GAIN
+        ]
+        return max(between, key=lambda each: (each.probability, *each.rank_key), default=None)
 
     def _build_choice(self) -> Choice | None:
         confidence = estimate_choice_confidence(self.plan)
@@ -527,6 +551,8 @@ def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
         return
     if plan.reasons:
         yield Risk("edge" if plan.chosen else "miss", 3, {"reasons": plan.reasons})
+    risked = (1 - best.p_memory) / max(1 - best.probability, 1e-9)
+    yield Risk("memory", 3 * min(risked, 1.0), {"lasts": best.p_memory})
     values = [performance.get_for_display(t.metric, t.percentile) for t in scenario.slo_targets]
     width = max((v.hi / v.mid - 1 for v in values if 0 < v.mid < math.inf), default=0.0)
     yield Risk(

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.answers.answer import FILE_PARTS, Answer, Bill, Choice, Limit, Offer
 from planner.answers.build import build_answer
-from planner.answers.wording import describe_nearest_run, explain_alternative
+from planner.answers.wording import describe_nearest_run, explain_alternative, explain_stages
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
@@ -108,7 +108,7 @@ def serialize_answer(answer: Answer) -> Fields:
         "replica_loss": answer.replica_loss and _to_json(answer.replica_loss),
         "risks": [{"risk": risk.kind, **_to_json(risk.figures)} for risk in answer.risks],
         "assumptions": list(scenario.assumptions),
-        "notes": [*answer.notes, *filter(None, [answer.stages_note]), *answer.left_out],
+        "notes": [*answer.notes, *filter(None, [explain_stages(answer)]), *answer.left_out],
         "engine_notes": [*answer.engine_notes, *answer.trait_facts],
         "command": launches[0].command if len(launches) == 1 else None,
         "commands": {launch.role: launch.command for launch in launches}

@@ -40,12 +40,13 @@ def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None
     Of what is probable enough the cheapest, else the likeliest.
     """
     given, options = plan.scenario, list[tuple[str, Scenario, Candidate]]()
+    formats = allow_formats(given)  # all at once, so that none is searched alone again
+    kept = ("workload", "slo_targets", "quantizations", "kv_cache_dtypes")
     proposed = [
         (change, each)
         for change, each in propose_changes(plan)
-        if (each.workload, each.slo_targets) == (given.workload, given.slo_targets)
+        if all(getattr(each, name) == getattr(given, name) for name in kept)
     ]
-    formats = allow_formats(given)
     others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
     first = [("other formats allowed", formats)] if formats else []
     searched = dict((*first, *proposed[:MAX_CHANGES_TRIED], *others))

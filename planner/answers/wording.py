@@ -11,9 +11,10 @@ from planner.answers.answer import (
     Choice,
     Limit,
     Offer,
+    OtherKind,
+    OtherOption,
     ReplicaLoss,
     Risk,
-    UnlistedFormat,
     is_same_price,
 )
 from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
@@ -56,7 +57,12 @@ BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_
 """What the step costs are based on, by `Performance.basis`."""
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
+SURE_MEMORY_PROBABILITY = 0.98
+"""From here on nothing is said of memory."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
+OTHER_LABELS: Mapping[OtherKind, str] = {
+    "safer": "Safer", "cheaper": "Cheaper", "middle": "Between", "format": "Format", "gpu": "GPU",
+}  # fmt: skip
 RANK_REASONS: Mapping[RankReason, str] = {
     "day": "over the day this plan costs less",
     "memory": "it needs gpu_memory_utilization above the engine's default",
@@ -145,6 +151,15 @@ def explain_outside(scenario: Scenario, offer: Offer) -> str:
 def format_odds(offer: Offer) -> str:
     """Format the probability that a deployment meets every target, apart from what is asked for."""
     return format_probability(offer.probability, offer.confidence)
+
+
+def describe_memory_odds(offer: Offer) -> str:
+    """Describe how probably memory lasts, where that is not sure; else empty."""
+    if offer.p_memory >= SURE_MEMORY_PROBABILITY:
+        return ""
+    share = offer.deployment.args.gpu_memory_utilization
+    odds = format_probability(offer.p_memory, offer.confidence)
+    return f"at gpu_memory_utilization {share:g} GPU memory is {odds} likely to last"
 
 
 # --- money
@@ -378,6 +393,20 @@ def _compare_to_plan(chosen: Offer, offer: Offer, served_change: float | None) -
     return f"{text}, {tightest.name} {after}, not {before}" if after != before else text
 
 
+def explain_stages(answer: Answer) -> str:
+    """Explain what speaks against pipeline stages inside a machine; empty if the plan has none."""
+    if answer.chosen is None or not answer.chosen.has_inner_stages:
+        return ""
+    usual, instead = answer.runner_up, "nothing that was tried does without them"
+    if usual and not usual.has_inner_stages:
+        odds = f"{format_price(usual)}, {format_odds(usual)} likely"
+        instead = f"without them {describe_offer(usual)}: {odds}"
+    return (
+        "pipeline stages inside a machine are rarely built, and few runs with them were"
+        f" measured; {instead}"
+    )
+
+
 def explain_binding(answer: Answer) -> str:
     """Explain what the closest cheaper deployment lacks."""
     near = answer.binding.offer
@@ -428,6 +457,8 @@ def _size_risk(risk: Risk) -> str:
     match risk.kind:
         case "edge" | "miss":
             return "; ".join(figures["reasons"])
+        case "memory":
+            return f"memory lasts with a probability of {format_probability(figures['lasts'])}"
         case "step costs":
             width = figures["width"]
             size = f"a latency may be {1 + width:.2g} times the expected one"
@@ -509,14 +540,19 @@ def _describe_free(answer: Answer, best: Offer) -> str:
     return " ".join(filter(None, (text, explain_growth(answer), explain_surge(answer))))
 
 
-def describe_format(found: UnlistedFormat) -> str:
-    """Describe a cheaper format that is not allowed: what it is, costs, and gives up."""
-    offer = found.offer
-    quality = found.quality.partition(" (")[0] or "quality not published"
-    return (
-        f"{describe_offer(offer)} (not allowed): {format_price(offer)}, {format_odds(offer)} likely;"
-        f" {quality}"
-    )
+def list_other_options(answer: Answer) -> list[tuple[str, str]]:
+    """List what may be taken instead of the plan, as label and text, what matters most first."""
+    return [(OTHER_LABELS[each.kind], _describe_option(each)) for each in answer.other_options]
+
+
+def _describe_option(option: OtherOption) -> str:
+    offer, outside, quality = option.offer, "", ""
+    if option.unlisted:
+        outside = " (not allowed)" if option.unlisted.is_format else " (not on your list)"
+        quality = option.unlisted.quality.partition(" (")[0] or "quality not published"
+    price = f"{format_price(offer)}{format_day_bill(offer)}, {format_odds(offer)} likely"
+    text = f"{describe_offer(offer)}{outside}: {price}"
+    return f"{text}; {quality}" if option.kind == "format" else text
 
 
 def describe_surge(answer: Answer) -> str:

@@ -9,9 +9,8 @@ from planner.memory.memory_plan import get_default_memory_utilization
 from planner.planning.prediction import Prediction
 from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,
-    STEP_PROMPT_CORRELATION,
     LimitOdds,
-    compute_joint_probability,
+    combine_limits,
 )
 
 PROBABILITY_TIE = 0.02
@@ -63,16 +62,7 @@ class Candidate:
 
         Slower steps break the weakest of the other limits first; TTFT has an error of its own.
         """
-        lowest = {
-            is_ttft: min(
-                (each.tolerance_sigmas for each in self.limits if each.is_ttft == is_ttft),
-                default=MAX_TOLERANCE_SIGMAS,
-            )
-            for is_ttft in (False, True)
-        }
-        both = compute_joint_probability(lowest[False], lowest[True], STEP_PROMPT_CORRELATION)
-        each = (limit.probability for limit in self.limits)
-        return min(self.p_memory * both, *each) if self.limits else self.p_memory
+        return combine_limits(self.limits, self.p_memory)
 
     def get_limit(self, name: str) -> LimitOdds | None:
         """Get a limit by its name, such as "p95 TTFT"; None for one that cannot be missed."""
@@ -197,10 +187,7 @@ class Candidate:
     @property
     def has_inner_stages(self) -> bool:
         """It has pipeline stages inside a machine, where tensor parallelism is what people build."""
-        return any(
-            pool.layout.pp > 1 and pool.layout.gpus_per_replica <= pool.gpus_per_node
-            for pool in self.prediction.pools
-        )
+        return any(map(has_inner_stages, self.prediction.pools))
 
     @property
     def raises_memory(self) -> bool:
@@ -231,6 +218,12 @@ class Candidate:
             f"{sum(pool.num_gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
         )
         return f"{where}, prefill {first}, decode {rest}, {describe_formats(self.deployment)}"
+
+
+def has_inner_stages(deployment: Deployment) -> bool:
+    """Tell whether a replica inside one machine has pipeline stages."""
+    layout = deployment.layout
+    return layout.pp > 1 and layout.gpus_per_replica <= deployment.gpus_per_node
 
 
 def mark_as_tuned(preference: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,9 +8,10 @@ from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
-from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import Model
 from planner.parallelism.start_gate import explain_refused_model
+from planner.planning.memory_odds import list_memory_utilizations
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.workload.workload import Workload
 
@@ -72,14 +73,16 @@ def _limit_to_free_memory(scenario: Scenario, deployment: Deployment) -> Deploym
     if "gpu_memory_utilization" in scenario.engine_args:
         return deployment
     memory, utilization = get_memory_plan(deployment), deployment.args.gpu_memory_utilization
-    safe = 0.0 if memory.status == "ok" else find_safe_memory_utilization(deployment)
-    if not 0 < safe < utilization:
+    if memory.status == "ok":
         return deployment
-    lowered = deployment.with_args(gpu_memory_utilization=safe)
-    standings = [
-        (plan.can_start, plan.status == "ok") for plan in (get_memory_plan(lowered), memory)
-    ]
-    return lowered if standings[0] > standings[1] else deployment
+    for share in list_memory_utilizations(deployment):
+        if 0 < share < utilization:
+            lowered = deployment.with_args(gpu_memory_utilization=share)
+            plans = get_memory_plan(lowered), memory
+            standings = [(plan.can_start, plan.status == "ok") for plan in plans]
+            if standings[0] > standings[1]:
+                return lowered
+    return deployment
 
 
 def set_max_num_seqs(scenario: Scenario, deployment: Deployment) -> Deployment:

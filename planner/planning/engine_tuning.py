@@ -9,15 +9,18 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
-from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.candidate import PROBABILITY_TIE
 from planner.planning.deployment_builder import set_max_num_seqs
+from planner.planning.memory_odds import list_memory_utilizations
 from planner.planning.scenario import Scenario
+from planner.planning.slo import compute_probability, compute_tolerance
 from planner.planning.tolerance import EvaluationStore
 
 BATCHED_TOKENS_VALUES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Ladder of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
 NUM_SEQS_LADDER = (
-    1, 2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
 )  # fmt: skip
 """Values of max_num_seqs that the search steps through: each about 1.4 times the one before."""
 LORA_SLOT_VALUES = (1, 4, 16, 64, 256, 1024)
@@ -29,16 +32,16 @@ MIN_UTILIZATION_GAIN = 0.01
 def generate_variants(scenario: Scenario, usual: Deployment) -> Iterator[Deployment]:
     """Generate `usual` with one of its engine's arguments changed, for the closed form to judge.
 
-    A larger share of the GPU's memory is among them: the largest that is safe.
+    Larger shares of the GPU's memory are among them: the largest that lasts, and that starts.
     """
     args, given = usual.args, scenario.engine_args
     changes: list[dict[str, float]] = []
     if "max_num_batched_tokens" not in given:
         changes += [{"max_num_batched_tokens": size} for size in BATCHED_TOKENS_VALUES[1::2]]
     if "gpu_memory_utilization" not in given:
-        safe = find_safe_memory_utilization(usual)
-        if safe >= args.gpu_memory_utilization + MIN_UTILIZATION_GAIN:
-            changes.append({"gpu_memory_utilization": safe})
+        least = args.gpu_memory_utilization + MIN_UTILIZATION_GAIN
+        more = [share for share in list_memory_utilizations(usual) if share >= least]
+        changes += [{"gpu_memory_utilization": share} for share in dict.fromkeys(more)]
     if (adapters := scenario.workload.adapters) and "max_loras" not in given:
         slot_counts = {min(slots, adapters) for slots in LORA_SLOT_VALUES}
         changes += [{"max_loras": slots} for slots in sorted(slot_counts)]
@@ -81,8 +84,6 @@ MAX_DRAFT_TOKENS = 8
 """More tokens are hardly ever drafted in a step."""
 SAFE_ENOUGH_SIGMAS = 2.0
 """Beyond two standard deviations (98%) speed and capacity count, no longer safety."""
-CLEAR_GAIN_SIGMAS = 0.1
-"""A tolerance that is larger by less is no gain: about three points of probability."""
 NEAR_MARGIN = 1.15
 """What is beyond its limits by less may hold between two values of a ladder."""
 MAX_TUNING_STEPS = 4
@@ -180,7 +181,7 @@ def _generate_between(scenario: Scenario, deployment: Deployment) -> Iterator[De
             yield from _keep_startable(deployment.with_args(max_num_seqs=value))
 
 
-def tune_to_tolerance(
+def tune_to_probability(
     store: EvaluationStore, deployment: Deployment, *others: Deployment
 ) -> Deployment:
     """Move arguments along their ladders for as long as a neighbour is safer, or as safe and better.
@@ -188,7 +189,12 @@ def tune_to_tolerance(
     So no neighbour is clearly safer than the result, and none dominates it. `others` are looked at
     as neighbours of `deployment` are.
     """
-    best, z = deployment, store.find_tolerance(deployment, SAFE_ENOUGH_SIGMAS)
+
+    def find(one: Deployment) -> float:
+        return store.find_probability(one, SAFE_ENOUGH_SIGMAS)
+
+    best, probability = deployment, find(deployment)
+    enough = compute_probability(SAFE_ENOUGH_SIGMAS)
     seen = {best}
     pending = [*others, *generate_neighbours(store.scenario, best)]
     while pending:
@@ -196,9 +202,12 @@ def tune_to_tolerance(
         if tried in seen:
             continue
         seen.add(tried)
-        more = min(z + CLEAR_GAIN_SIGMAS, SAFE_ENOUGH_SIGMAS)
-        safer = z < SAFE_ENOUGH_SIGMAS and store.is_met(tried, more)
-        if safer or (store.is_met(tried, z) and store.dominates(tried, best)):
-            best, z = tried, max(z, store.find_tolerance(tried, SAFE_ENOUGH_SIGMAS))
+        # no limit alone is kept less probably than all together: one simulation refutes most
+        if not store.is_met(tried, min(compute_tolerance(probability), SAFE_ENOUGH_SIGMAS)):
+            continue
+        gain = find(tried) - probability
+        is_safer = probability < enough and gain >= min(PROBABILITY_TIE, enough - probability)
+        if is_safer or (gain > -PROBABILITY_TIE / 2 and store.dominates(tried, best)):
+            best, probability = tried, max(probability, find(tried))
             pending = list(generate_neighbours(store.scenario, best))
     return best

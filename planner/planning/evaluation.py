@@ -11,8 +11,8 @@ from planner.engines.deployment import Deployment
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.latency.performance import Performance
 from planner.latency.startup_time import estimate_startup
-from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.prediction import Prediction, evaluate_batch
 from planner.planning.scenario import Scenario
 from planner.planning.slo import (
@@ -222,7 +222,7 @@ def estimate_load_share(scenario: Scenario, prediction: Prediction) -> Interval 
 
 def compute_memory_probability(prediction: Prediction) -> float:
     """The probability that every pool starts and does not run out of memory."""
-    return min(get_memory_plan(pool).p_fits for pool in prediction.pools)
+    return min(map(estimate_memory_probability, prediction.pools))
 
 
 def _describe_latency(target: SloTarget, limit: LimitOdds) -> str:

@@ -11,32 +11,34 @@ from dataclasses import replace
 
 from planner.core.progress import is_out_of_time
 from planner.engines.deployment import Deployment
-from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidate
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import OpenFigure
-from planner.planning.slo import compute_asked_tolerance
+from planner.planning.slo import compute_asked_tolerance, compute_tolerance
 from planner.planning.tolerance import EvaluationStore, simulate_candidate, state_deployment
 
 LOAD_PRECISION = 1.01
 """A largest load is found to 1%, and is never above what meets the targets."""
 MIN_FIGURE, MAX_FIGURE = 1e-3, 1e6
 """Requests/s, users, or the inverse of a limit in seconds, between which they are searched."""
+MAX_CORRECTIONS, CORRECTION_SIGMAS = 4, (0.02, 0.5)
+"""So often, by at least and at most so much, are slower steps asked for until all limits are kept as asked."""
 FIRST_STEP = 1.1
 """Factor of the first step away from where a search starts; every further one is its square."""
 
 
 def find_max_load(
     scenario: Scenario, candidate: Candidate | Deployment, probability: float | None = None,
-    kind: OpenFigure | None = None,
+    kind: OpenFigure | None = None, more_than: float = 0.0,
 ) -> float:  # fmt: skip
     """Find the largest load at which `candidate` meets every target with `probability`.
 
     It is in requests/s, or in users of a closed loop. Of the `kind` "limit" it is the inverse of the
     shortest first target in seconds. `probability` defaults to the scenario's; with 0 the targets
-    have to be met at the expected step cost alone. Returns 0 where no load is small enough.
-    A candidate is judged by what it was judged by: simulations, or the closed form.
+    have to be met at the expected step cost alone. Returns 0 where no load is small enough, or none
+    above `more_than`. A candidate is judged by what it was judged by: simulations, or the closed form.
     """
     asked = scenario.confidence if probability is None else probability
     kind = kind or get_load_kind(scenario)
@@ -47,29 +49,39 @@ def find_max_load(
         engines = deployment.num_engine_instances
         return load - load % engines if kind == "concurrency" and load >= engines else load
 
+    def judge(load: float) -> Candidate:
+        return judge_at_load(scenario, candidate, round_load(load), kind)
+
     def is_met(load: float) -> bool:
-        judged = judge_at_load(scenario, candidate, round_load(load), kind)
+        judged = judge(load)
         return judged.is_feasible and judged.probability >= asked - 1e-9
 
-    start = get_figure(scenario, kind)
+    start = max(get_figure(scenario, kind), more_than * LOAD_PRECISION)
     if isinstance(candidate, Candidate) and (
         candidate.is_disaggregated or not candidate.is_simulated
     ):
         return round_load(find_largest(is_met, start))
-    z = compute_asked_tolerance(asked, get_memory_plan(deployment).p_fits) if asked else 0.0
+    z = compute_asked_tolerance(asked, estimate_memory_probability(deployment)) if asked else 0.0
     if math.isinf(z):
         return 0.0
-    slow = round(max(z, 0.0), 3)
 
     def is_likely(load: float) -> bool:
         """Tell from one simulation at the step cost that the probability asks for."""
         loaded = set_figure(scenario, kind, round_load(load))
-        return EvaluationStore(loaded, quick=False).is_met(deployment, slow)
+        return EvaluationStore(loaded, quick=False).is_met(deployment, round(max(z, 0.0), 3))
 
-    most = find_largest(is_likely, start)
-    if most and not is_met(most):
-        most = find_largest(is_met, most / LOAD_PRECISION)
-    return round_load(most)
+    most = start
+    for _ in range(MAX_CORRECTIONS):
+        if more_than and not is_likely(more_than * LOAD_PRECISION):
+            return 0.0
+        most = find_largest(is_likely, most)
+        judged = judge(most) if most else None
+        if judged is None or (judged.is_feasible and judged.probability >= asked - 1e-9):
+            return round_load(most)
+        # several limits are kept less probably than the one that is used most
+        missing = compute_tolerance(asked) - compute_tolerance(judged.probability)
+        z += min(max(missing, CORRECTION_SIGMAS[0]), CORRECTION_SIGMAS[1])
+    return round_load(find_largest(is_met, most / LOAD_PRECISION))
 
 
 def judge_at_load(

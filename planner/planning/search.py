@@ -22,12 +22,10 @@ from heapq import heappop, heappush
 from operator import attrgetter, itemgetter
 from typing import Literal
 
-from planner.core.number_format import format_probability
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.latency.performance import Performance
-from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import (
@@ -49,7 +47,7 @@ from planner.planning.engine_tuning import (
     NEAR_MARGIN,
     SAFE_ENOUGH_SIGMAS,
     tune_to_margin,
-    tune_to_tolerance,
+    tune_to_probability,
 )
 from planner.planning.evaluation import check_against_slos, get_candidate_workload
 from planner.planning.interruption import Interruption, estimate_interruption
@@ -62,6 +60,7 @@ from planner.planning.max_load import (
     round_figure,
     set_figure,
 )
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import OpenFigure
@@ -186,22 +185,6 @@ class Plan:
         if self.chosen:
             return ()
         return self.best.violations if self.best else (self.binding_constraint.sentence,)
-
-    @property
-    def stages_note(self) -> str:
-        """What speaks against pipeline stages inside a machine, and what does without; empty if none are chosen."""
-        if self.chosen is None or not self.chosen.has_inner_stages:
-            return ""
-        usual, instead = self.runner_up, "nothing that was tried does without them"
-        if usual and not usual.has_inner_stages:
-            usd = usual.usd_per_hour
-            price = f"${usd:,.2f}/h" if usd is not None else "no price known"
-            probability = format_probability(usual.probability)
-            instead = f"without them {usual.description}: {price}, {probability} likely"
-        return (
-            "pipeline stages inside a machine are rarely built, and few runs with them were"
-            f" measured; {instead}"
-        )
 
     @cached_property
     def autoscaling(self) -> AutoscalingPlan | None:
@@ -375,7 +358,7 @@ class _Search:
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
-        return compute_asked_tolerance(probability, get_memory_plan(deployment).p_fits)
+        return compute_asked_tolerance(probability, estimate_memory_probability(deployment))
 
     def _probe(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
         """Replay a family for `probability`, with other engine arguments where its own fail."""
@@ -433,15 +416,25 @@ class _Search:
             self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
         return self.stated[deployment]
 
-    def _judge(self, candidate: Candidate, family: Family, *, tune: bool) -> Candidate:
-        """Judge what passed by full simulations, with its arguments tuned first if `tune`."""
-        deployment = candidate.deployment
-        if tune:
-            starts = [deployment]
-            if family.other_start:
-                starts.append(family.other_start.with_replicas(deployment.layout.replicas))
-            deployment = tune_to_tolerance(self.store, *starts)
-            self.tuned[family.start.with_replicas(deployment.layout.replicas)] = deployment
+    def _judge(self, candidate: Candidate, family: Family, probability: float) -> Candidate:
+        """Judge what passed by full simulations with its arguments tuned.
+
+        What then falls short is tuned once more from where else its family may start.
+        """
+        starts = [candidate.deployment]
+        if family.other_start:
+            starts.append(family.other_start.with_replicas(candidate.deployment.layout.replicas))
+        judged: list[Candidate] = []
+        for k in range(len(starts)):
+            deployment = tune_to_probability(self.store, *starts[k:])
+            judged.append(self._state_of_family(deployment, family))
+            if judged[-1].probability >= probability:
+                break
+        best = max(judged, key=attrgetter("is_feasible", "probability"))
+        self.tuned[family.start.with_replicas(best.deployment.layout.replicas)] = best.deployment
+        return best
+
+    def _state_of_family(self, deployment: Deployment, family: Family) -> Candidate:
         preference = family.preference_key
         is_usual = deployment.args == family.start.args
         return self.state(deployment, preference if is_usual else mark_as_tuned(preference))
@@ -512,7 +505,7 @@ class _CheapestFirst:
             tuned = tune_to_margin(
                 store, deployment, self.search._get_z(deployment, self.probability)
             )
-            judged = self.search._judge(self.search.describe(tuned, family), family, tune=False)
+            judged = self.search._state_of_family(tuned, family)
             if self._is_met(judged):
                 self.chosen.append(judged)
 
@@ -545,7 +538,11 @@ class _CheapestFirst:
             if candidate.display_key in {each.display_key for each in self.chosen}:
                 continue
             family = self.search.families[k]
-            judged = self.search._judge(candidate, family, tune=not self.chosen)
+            judged = (
+                self.search._state_of_family(candidate.deployment, family)
+                if self.chosen
+                else self.search._judge(candidate, family, self.probability)
+            )
             if self._is_met(judged):
                 self.chosen.append(judged)
                 if len(self.chosen) > self.others:
@@ -589,6 +586,9 @@ class _CheapestFirst:
             self.search._refute(tuned, family, self.probability, ratio)
             self.missed.append((ratio, tuned, k))
             if math.isfinite(ratio):
+                z = self.search._get_z(
+                    tuned, self.probability
+                )  # memory may be surer than at the start
                 more = self.search._count_more_replicas(tuned, family, z)
                 self._push(k, min(more, self.enough.get(k, more)))
         elif fewest < replicas:
@@ -610,7 +610,7 @@ def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
     deployment = candidate.deployment
     if store.find_tolerance(deployment) < 0:
         deployment = tune_to_margin(store, deployment, 0.0)
-    deployment = tune_to_tolerance(store, deployment)
+    deployment = tune_to_probability(store, deployment)
     return state_deployment(plan.scenario, deployment, candidate.preference_key)
 
 
@@ -754,7 +754,10 @@ def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
             met = max(met, value)
         else:
             missed.append(value)
-        pushed = max((find_max_load(asked, one, kind=kind) for one in options), default=0.0)
+        pushed = 0.0
+        for one in options:
+            known = max(met, pushed)
+            pushed = max(pushed, find_max_load(asked, one, kind=kind, more_than=known))
         least = max(met * LOAD_PRECISION, met + (kind == "concurrency"))
         above = min(miss for miss in missed if miss > met)
         if pushed > least and all(abs(miss / pushed - 1) > LOAD_PRECISION - 1 for miss in missed):

@@ -124,6 +124,7 @@ def build_families(
         key = candidate.family_key, raised and "gpu_memory_utilization" not in scenario.engine_args
         rank: tuple[object, ...] = (
             candidate.limit_utilization == math.inf,
+            candidate.p_memory < scenario.confidence,
             candidate.price_key,
             candidate.limit_utilization,
         )

@@ -83,6 +83,24 @@ class LimitOdds:
         return self.name.endswith(" TTFT")
 
 
+def combine_limits(limits: Sequence[LimitOdds], p_memory: float) -> float:
+    """Combine the probabilities of all limits and of memory.
+
+    Slower steps break the weakest of the other limits first; TTFT has an error of its own.
+    """
+    if not limits:
+        return p_memory
+    lowest = {
+        is_ttft: min(
+            (each.tolerance_sigmas for each in limits if each.is_ttft == is_ttft),
+            default=MAX_TOLERANCE_SIGMAS,
+        )
+        for is_ttft in (False, True)
+    }
+    both = compute_joint_probability(lowest[False], lowest[True], STEP_PROMPT_CORRELATION)
+    return min(p_memory * both, *(each.probability for each in limits))
+
+
 def compute_asked_tolerance(confidence: float, p_memory: float) -> float:
     """Compute the tolerance that `confidence` asks for, beside what memory risks; infinite if out of reach."""
     return compute_tolerance(confidence / p_memory) if p_memory > confidence else math.inf

@@ -38,7 +38,6 @@ from planner.latency.performance import (
     STATISTIC_SIGMA_FACTORS,
 )
 from planner.latency.step_model import StepModel, build_step_model
-from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import (
     compute_admitted_rps,
@@ -56,6 +55,7 @@ from planner.planning.evaluation import (
     get_load_limit_name,
     rate_start,
 )
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.prediction import Prediction, evaluate, predict
 from planner.planning.scenario import Scenario
 from planner.planning.simulation_runs import estimate_statistics_at
@@ -63,6 +63,7 @@ from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,
     LimitOdds,
     SloTarget,
+    combine_limits,
     compute_asked_tolerance,
     rate_limit,
 )
@@ -94,6 +95,7 @@ class EvaluationStore:
     # shares of the limits by z, of those that were computed there
     _uses: dict[Deployment, dict[float, dict[str, float]]] = field(default_factory=dict)
     _bounds: dict[Deployment, tuple[float, float]] = field(default_factory=dict)
+    _probabilities: dict[Deployment, float] = field(default_factory=dict)
     _running: dict[Deployment, int] = field(default_factory=dict)
     _figures: dict[Deployment, tuple[float, float, float]] = field(default_factory=dict)
 
@@ -189,7 +191,7 @@ class EvaluationStore:
         """
         deployment, confidence = prediction.deployment, self.scenario.confidence
         estimates = estimate_limits(self.scenario, prediction)
-        p_memory = get_memory_plan(deployment).p_fits
+        p_memory = estimate_memory_probability(deployment)
         asked = round(min(compute_asked_tolerance(confidence, p_memory), MAX_TOLERANCE_SIGMAS), 3)
         if not self.quick:
             self._keep(deployment, 0.0, {limit.name: limit.use for limit in estimates})
@@ -212,6 +214,15 @@ class EvaluationStore:
                 limit = rate_limit(limit.name, use, reach, tolerance, p_memory, confidence)
             limits.append(limit)
         return tuple(limits)
+
+    def find_probability(self, deployment: Deployment, at_most: float) -> float:
+        """Find how probably every limit is kept; beyond tolerances of `at_most` it is not told apart."""
+        if deployment not in self._probabilities:
+            load = get_candidate_workload(self.scenario, deployment)
+            limits = self.find_limits(evaluate(deployment, load), at_most)
+            p_memory = estimate_memory_probability(deployment)
+            self._probabilities[deployment] = combine_limits(limits, p_memory)
+        return self._probabilities[deployment]
 
     def dominates(self, one: Deployment, other: Deployment) -> bool:
         """Tell whether `one` is at least as good in p95 TTFT, p95 TPOT and capacity, and 5% better in one."""

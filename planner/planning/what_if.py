@@ -133,14 +133,37 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
     for name, quantizations in formats.items():
         caches = given.kv_cache_dtypes if name in added else more.kv_cache_dtypes[-1:]
         scenario = replace(cheaper, quantizations=quantizations, kv_cache_dtypes=caches)
-        for candidate in _propose_by_price(scenario):
-            if found and candidate.cost_key >= found[-1][0].cost_key:
-                break
-            judged = state_deployment(scenario, candidate.deployment, candidate.preference_key)
-            if judged.is_confident:
-                found.append((judged, scenario))
-                break
+        if better := _find_cheapest_by_proposal(scenario, found[-1][0] if found else None):
+            found.append((better, scenario))
     return found[-1] if found else None
+
+
+def find_cheaper_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
+    """Find what another kind of GPU, which the scenario does not list, saves; as a format is found."""
+    chosen, given = plan.chosen, plan.scenario
+    if chosen is None or given.found_figure or chosen.is_disaggregated or not chosen.usd_per_hour:
+        return None
+    other = limit_to_budget(_use_other_gpus(given), chosen, CLEARLY_CHEAPER)
+    if (promising := _select_promising_gpus(other)) is None:
+        return None
+    found = _find_cheapest_by_proposal(promising)
+    return found and (found, promising)
+
+
+def _find_cheapest_by_proposal(
+    scenario: Scenario, known: Candidate | None = None
+) -> Candidate | None:
+    """Find the cheapest that the judge finds probable enough, of what the closed form proposes.
+
+    It is cheaper than what is `known`; None where none of a few is.
+    """
+    for candidate in _propose_by_price(scenario):
+        if known and candidate.cost_key >= known.cost_key:
+            return None
+        judged = state_deployment(scenario, candidate.deployment, candidate.preference_key)
+        if judged.is_confident:
+            return judged
+    return None
 
 
 def _propose_by_price(scenario: Scenario) -> list[Candidate]:

@@ -10,8 +10,8 @@ from planner.answers.wording import (
     describe_adapters,
     describe_draws,
     describe_engine,
-    describe_format,
     describe_gpu_price,
+    describe_memory_odds,
     describe_nearest_run,
     describe_offer,
     describe_open_figure,
@@ -21,6 +21,7 @@ from planner.answers.wording import (
     explain_binding,
     explain_growth,
     explain_outside,
+    explain_stages,
     format_amount,
     format_bound,
     format_day_bill,
@@ -29,6 +30,7 @@ from planner.answers.wording import (
     format_price,
     list_doubts,
     list_other_bills,
+    list_other_options,
     name_limit,
 )
 from planner.core.errors import PlannerError
@@ -57,7 +59,7 @@ from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """Exit codes of `headroom plan` by verdict."""
-MAX_SUMMARY_LINES = 14
+MAX_SUMMARY_LINES, MAX_OTHER_OPTIONS = 14, 3
 MAX_BAR_COLUMNS = 26
 MIN_BAR_COLUMNS = 12
 STATUS_COLOURS: dict[LimitStatus, Colour] = {"met": "green", "at risk": "amber", "missed": "red"}
@@ -101,10 +103,11 @@ def format_summary(
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
         "traffic": describe_traffic(answer),
-        "formats": [describe_format(each) for each in answer.formats or ()],
+        "others": [],
         "surge": describe_surge(answer),
         "waiting": _describe_waiting(answer),
         "risk": _describe_risk(answer),
+        "stages": explain_stages(answer),
         "ways_out": _list_ways_out(answer),
         "engine": _keep_whole(describe_engine(best)) if best else "",
         "engine_of": describe_engine,
@@ -114,6 +117,12 @@ def format_summary(
         "hidden_rows": "",
     }
     head, tail = _format_blocks(values, style)
+    others = list_other_options(answer)
+    for count in range(min(len(others), MAX_OTHER_OPTIONS), 0, -1):
+        values["others"] = others[:count]
+        head, tail = _format_blocks(values, style)
+        if 2 + len(rows) + len(head) + len(tail) <= MAX_SUMMARY_LINES + (count == 1) * len(rows):
+            break
     num_hidden = 2 + len(rows) + len(head) + len(tail) - MAX_SUMMARY_LINES
     if num_hidden > 0:
         rows, hidden = _select_rows(rows, num_hidden)
@@ -292,10 +301,12 @@ def _describe_risk(answer: Answer) -> str:
     scenario, best = answer.scenario, answer.best
     if hint := explain_implausible_limits(scenario.slo_targets):
         return hint
-    if best is None or answer.verdict == "holds":
+    if best is None:
         return ""
-    if best.performance and best.p_memory < scenario.confidence:
-        return best.memory.reason or "GPU memory may not suffice"
+    if best.performance and (memory := describe_memory_odds(best)):
+        return best.memory.reason or memory
+    if answer.verdict == "holds":
+        return ""
     if answer.verdict == "at_risk":
         return "; ".join(list_doubts(best, "at risk"))
     if best.is_overloaded and best.capacity_rps and scenario.workload.rate:
@@ -392,6 +403,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
         startup = best.startup
         requests = format_number(performance.num_simulated_requests)
         values |= {
+            "memory": describe_memory_odds(best),
             "gpu_price": best.price and describe_gpu_price(best.price),
             "power": [f"{format_range(value)} {unit}" for unit, value in best.energy],
             "latencies": _list_latencies(scenario, best),
