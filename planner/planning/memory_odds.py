@@ -53,7 +53,7 @@ def _estimate_serving_room(memory: MemoryPlan) -> tuple[float, float, float]:
         getattr(memory, term).mid for term in MEMORY_TERMS if term not in memory.budgeted_terms
     )
     return (
-        memory.bytes_outside_budget - outside,
+        memory.total_bytes - memory.budget_bytes - outside,
         serving.value * GIB,
         math.hypot(serving.sigma * GIB, (memory.context.hi - memory.context.mid) / Z_SCORE_80PCT),
     )
