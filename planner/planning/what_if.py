@@ -147,7 +147,7 @@ def find_cheaper_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
     if (promising := _select_promising_gpus(other)) is None:
         return None
     found = _find_cheapest_by_proposal(promising)
-    return found and (found, promising)
+    return (found, promising) if found else None
 
 
 def _find_cheapest_by_proposal(
