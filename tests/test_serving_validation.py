@@ -1,5 +1,6 @@
 """Predictions against the public serving points and timed runs that the project ships."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from planner.calibration import serving_validation as serving
 from planner.calibration.request_validation import TimedRun, compare_timed_run, load_timed_runs
 from planner.calibration.serving_validation import (
     ServingCurve,
+    compute_cohort_accuracy,
     compute_serving_accuracy,
     describe_calibration_basis,
     find_nearest_curve,
+    load_cohort,
     load_holdout_errors,
     load_serving_curves,
     simulate_serving_points,
@@ -21,6 +24,7 @@ from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
 from planner.engines.coefficients import UserCalibration
 from planner.engines.deployment import deploy_on
+from planner.ui.notebook_files import NOTEBOOK_DIR
 
 CURVE = """
 Some curve:
@@ -226,3 +230,29 @@ def test_what_was_held_back_is_told_for_every_engine_and_kind_of_new() -> None:
         assert error[engine, "curve"] < error[engine, "model"] < 25
     assert error["vllm", "pair"] < 12 and (table["TPOT runs"] > 150).all()
     assert table["TPOT inside (%)"].between(70, 92).all()
+
+
+def test_the_pages_tell_the_errors_of_the_cohort() -> None:
+    """README and the page on accuracy give the medians and the coverage that `cohort.csv` has."""
+    table = compute_cohort_accuracy(load_cohort()).set_index(["by", "group"])
+    (whole, loads, readme) = (
+        re.search(rf"^\| {start}.*\|\n", page.read_text(), re.MULTILINE)
+        for start, page in (
+            ("TPOT; TTFT of whole predictions", NOTEBOOK_DIR / "accuracy.md"),
+            ("TPOT by load", NOTEBOOK_DIR / "accuracy.md"),
+            ("TPOT of vLLM, whole prediction", NOTEBOOK_DIR.parent / "README.md"),
+        )
+    )
+    engines = [table.loc["engine", name] for name in ("vllm", "sglang", "trtllm")]
+    assert whole and loads and readme
+    for column in ("TPOT", "TTFT"):
+        errors = ", ".join(f"{row[f'{column} median (%)']:.2g}" for row in engines)
+        inside = ", ".join(f"{row[f'{column} inside (%)']:.0f}" for row in engines)
+        assert f"{errors}%" in whole[0] and f"{inside}%" in whole[0], (errors, inside)
+    assert f"{engines[0]['TPOT median (%)']:.2g}%" in readme[0]
+    for load in ("light", "medium", "heavy", "open loop"):
+        row = table.loc["load", load]
+        assert (
+            f"{row['TPOT median (%)']:.2g}" in loads[0]
+            and f"{row['TPOT inside (%)']:.0f}" in loads[0]
+        )
