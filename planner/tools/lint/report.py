@@ -249,7 +249,9 @@ def lint(
             if version or command.version
             else [f"no version given: checked against {command.engine} {checked_version}"]
         )
-        command_reports.append(_plan_command(checked, planned_gpu, checked_version, workload))
+        report = _plan_command(checked, planned_gpu, checked_version, workload)
+        notes += report.plan.deployment.model.warnings if report.plan else ()
+        command_reports.append(report)
         upgrade_findings += check_upgrade(checked, to) if to else []
     checked_commands = [report.checked for report in command_reports]
     metrics = check_metrics(source.metrics, checked_commands, version)
