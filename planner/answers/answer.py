@@ -512,7 +512,8 @@ class Answer:
 
 def _weigh_option(chosen: Offer, offer: Offer) -> float:
     """Weigh an option beside the plan: what it saves times its odds, or the risk that it takes away."""
-    cost = offer.price_key[1] / chosen.price_key[1] if chosen.price_key[1] else 1.0
+    is_comparable = offer.price_key[0] == chosen.price_key[0] and chosen.price_key[1] > 0
+    cost = offer.price_key[1] / chosen.price_key[1] if is_comparable else 1.0
     if cost < 1:
         return (1 - cost) * offer.probability / max(chosen.probability, 1e-9)
     return (offer.probability - chosen.probability) / max(1 - chosen.probability, 1e-9) / cost

@@ -69,6 +69,7 @@ from planner.planning.evaluation import (
 )
 from planner.planning.framework_choice import explain_engines, list_trait_facts
 from planner.planning.growth import find_growth_limit, judge_surge
+from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -504,7 +505,7 @@ class _Builder:
             if gamble.cost_key < each.cost_key < chosen.cost_key
             if gamble.probability + MIN_GAIN <= each.probability <= chosen.probability - MIN_GAIN
         ]
-        return max(between, key=lambda each: (each.probability, *each.rank_key), default=None)
+        return min(between, key=lambda each: (-each.probability, *each.rank_key), default=None)
 
     def _build_choice(self) -> Choice | None:
         confidence = estimate_choice_confidence(self.plan)
@@ -551,8 +552,9 @@ def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
         return
     if plan.reasons:
         yield Risk("edge" if plan.chosen else "miss", 3, {"reasons": plan.reasons})
-    risked = (1 - best.p_memory) / max(1 - best.probability, 1e-9)
-    yield Risk("memory", 3 * min(risked, 1.0), {"lasts": best.p_memory})
+    if best.p_memory < SURE_MEMORY_PROBABILITY:
+        risked = (1 - best.p_memory) / max(1 - best.probability, 1e-9)
+        yield Risk("memory", 3 * min(risked, 1.0), {"suffices": best.p_memory})
     values = [performance.get_for_display(t.metric, t.percentile) for t in scenario.slo_targets]
     width = max((v.hi / v.mid - 1 for v in values if 0 < v.mid < math.inf), default=0.0)
     yield Risk(

@@ -25,17 +25,22 @@ Fields = dict[str, Any]
 
 
 def _serialize_assumed(answer: Answer) -> Fields:
-    """Return what holds at more traffic than planned, and in formats that are not allowed."""
-    surge, formats = answer.surge, answer.formats
+    """Return what holds at more traffic, in formats that are not allowed, on GPUs that are not listed."""
+    surge, unlisted = answer.surge, answer.formats
     return {
         "more_traffic": surge
         and {"more": round(surge.more, 4), "probability": round(surge.probability, 4)},
         "cheaper_formats_not_allowed": None
-        if formats is None
+        if unlisted is None
         else [
             {**_serialize_option(each.offer), "quality": each.quality, "source": each.source}
-            for each in formats
+            for each in unlisted
+            if each.is_format
         ],
+        "cheaper_gpus_not_listed": None
+        if unlisted is None
+        else [_serialize_option(each.offer) for each in unlisted if not each.is_format],
+        "between": answer.middle and _serialize_option(answer.middle),
     }
 
 

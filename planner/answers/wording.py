@@ -35,6 +35,7 @@ from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
 from planner.planning.framework_choice import load_frameworks
 from planner.planning.growth import MIN_GROWTH, GrowthLimit
+from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.scenario import Scenario
 from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, format_latency
 
@@ -57,8 +58,6 @@ BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_
 """What the step costs are based on, by `Performance.basis`."""
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
-SURE_MEMORY_PROBABILITY = 0.98
-"""From here on nothing is said of memory."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
 OTHER_LABELS: Mapping[OtherKind, str] = {
     "safer": "Safer", "cheaper": "Cheaper", "middle": "Between", "format": "Format", "gpu": "GPU",
@@ -154,12 +153,12 @@ def format_odds(offer: Offer) -> str:
 
 
 def describe_memory_odds(offer: Offer) -> str:
-    """Describe how probably memory lasts, where that is not sure; else empty."""
+    """Describe how probably GPU memory suffices, where that is not sure; else empty."""
     if offer.p_memory >= SURE_MEMORY_PROBABILITY:
         return ""
     share = offer.deployment.args.gpu_memory_utilization
     odds = format_probability(offer.p_memory, offer.confidence)
-    return f"at gpu_memory_utilization {share:g} GPU memory is {odds} likely to last"
+    return f"at gpu_memory_utilization {share:g} GPU memory is {odds} likely to suffice"
 
 
 # --- money
@@ -458,7 +457,7 @@ def _size_risk(risk: Risk) -> str:
         case "edge" | "miss":
             return "; ".join(figures["reasons"])
         case "memory":
-            return f"memory lasts with a probability of {format_probability(figures['lasts'])}"
+            return f"{format_probability(figures['suffices'])} likely not to run out"
         case "step costs":
             width = figures["width"]
             size = f"a latency may be {1 + width:.2g} times the expected one"

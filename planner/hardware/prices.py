@@ -74,15 +74,16 @@ class GpuPrice:
         dates = [quote.date for quote in self.quotes]
         return " to ".join(sorted({min(dates), max(dates)}))
 
-    def is_old(self, today: datetime.date) -> bool:
-        """Return whether every quote was asked over `MAX_PRICE_AGE_DAYS` ago; no user's own is.
+    @property
+    def newest_quote(self) -> str:
+        """The date of the newest quote; one of a month or a year counts from its last day."""
+        return max((quote.date for quote in self.quotes), key=_get_last_day)
 
-        A quote of a month or a year counts from its last day.
-        """
+    def is_old(self, today: datetime.date) -> bool:
+        """Return whether every quote was asked over `MAX_PRICE_AGE_DAYS` ago; no user's own is."""
         if self.is_user_given:
             return False
-        newest = max(_get_last_day(quote.date) for quote in self.quotes)
-        return (today - newest).days > MAX_PRICE_AGE_DAYS
+        return (today - _get_last_day(self.newest_quote)).days > MAX_PRICE_AGE_DAYS
 
     @property
     def source(self) -> str:

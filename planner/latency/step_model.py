@@ -546,10 +546,11 @@ def build_step_model(
     _, usual = _estimate_residuals(point.engine, point.traits, step.stages, position)
     full = point._replace(position=(math.log(deployment.args.max_num_seqs), *position))
     plain = build_uncorrected_step_model(deployment.with_replicas(1), coefficients)
-    computed = round(load.prompt.mean - load.mean_cached_tokens)
     in_tpot, _ = _estimate_shares(
-        plain, math.exp(point.position[0]), load.mean_decode_context, computed, load.output.mean
-    )
+        plain, math.exp(point.position[0]), load.mean_decode_context,
+        round(load.prompt.mean - load.mean_cached_tokens), load.output.mean,
+        cached=round(load.mean_cached_tokens),
+    )  # fmt: skip
     tpot, most = (estimate_error_width(each, "tpot") for each in (point, full))
     tpot = math.hypot(tpot, PROMPT_WAIT_SIGMA * (1 - float(in_tpot)))
     ttft = math.hypot(here - usual, estimate_error_width(point, "ttft"))
@@ -616,16 +617,17 @@ def _split_residuals(
 
 
 def _estimate_shares(
-    step: StepModel, sequences: np.ndarray | float, context: float, prompt: int, output: float
-) -> tuple[np.ndarray, np.ndarray]:
+    step: StepModel, sequences: np.ndarray | float, context: float, prompt: int, output: float,
+    cached: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Estimate the shares [sequences] of decode steps in TPOT, and of a prompt's own time in TTFT.
 
-    `prompt` tokens are computed, and `output` ones generated, at a mean `context`.
+    `prompt` tokens after `cached` ones are computed, and `output` ones generated, at a mean `context`.
     """
     decode_s = step.estimate_decode_step_s(sequences, context)
     passes = math.ceil(prompt / step.max_tokens)
     alone_s = passes * float(step.estimate_decode_step_s(1.0, context))
-    prompt_s = max(step.estimate_prompt(prompt).seconds - alone_s, 0.0)
+    prompt_s = max(step.estimate_prompt(prompt, cached).seconds - alone_s, 0.0)
     waited_s = np.asarray(sequences) * prompt_s * step.tokens_per_step / output
     return decode_s / (waited_s + decode_s), prompt_s / (prompt_s + decode_s)
 

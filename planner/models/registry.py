@@ -133,19 +133,20 @@ def load_model(
         )
     else:
         model = _look_up_model(str(source))
-    if quantization is not None:
-        model = _apply_format(quantization, model)
     named_format = _split_format_from_name(model.name)[1]
-    is_silent = quantization is None and not model.quantization.schemes
-    if is_silent and named_format not in (None, "none"):
+    is_silent = not model.quantization.schemes and named_format not in (None, "none")
+    if is_silent and named_format and quantization in (None, named_format):
+        maker = _normalize_name(str(Path(model.name).parent)).split("/")[-1]
+        stored, _ = _convert_like_copies(named_format, model, maker)
+        model = replace(model, quantization=stored, is_inferred=True)
+    elif quantization is not None:
+        model = _apply_format(quantization, model)
+    if is_silent and quantization is None:
         note = (
             f"{model.name} says {named_format}, and its configuration states no quantization:"
             f" planned in {named_format}, on the layers that such checkpoints usually convert"
         )
-        stored, _ = _convert_like_copies(named_format, model, "")
-        model = replace(
-            model, quantization=stored, warnings=(*model.warnings, note), is_inferred=True
-        )
+        model = replace(model, warnings=(*model.warnings, note))
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPE_BYTES:
             raise make_unknown_name_error(dtype, (*DTYPE_BYTES, "auto"), "dtype")

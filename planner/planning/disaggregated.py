@@ -162,7 +162,9 @@ class DisaggregatedPools:
         decode_pool = DecodeWorkerPool(
             decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover
         )
-        whole = build_step_model(decode, workload)
+        # no step of the pool waits for a prompt
+        received = replace(workload, prefix_tokens=0, prefix_hit_rate=1.0)
+        whole = build_step_model(decode, received)
         sigmas = get_pool_sigmas(decode, whole.sigma_tpot, whole.sigma_ttft)
         decode_step = replace(decode_step, basis=whole.basis)
         transfer_s = estimate_kv_transfer(prefill, decode)[1]

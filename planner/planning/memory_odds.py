@@ -20,7 +20,9 @@ from planner.memory.runtime_overhead import get_constant
 from planner.planning.slo import compute_probability
 
 LASTING_SIGMAS = 2.0
-"""Standard deviations of what serving takes that a larger gpu_memory_utilization leaves free: 98%."""
+"""Standard deviations of what serving takes that a larger gpu_memory_utilization leaves free."""
+SURE_MEMORY_PROBABILITY = 0.977
+"""Probability of `LASTING_SIGMAS`, from which on nothing is said of memory."""
 
 
 def estimate_memory_probability(deployment: Deployment) -> float:

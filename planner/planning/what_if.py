@@ -146,7 +146,7 @@ def find_cheaper_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
     other = limit_to_budget(_use_other_gpus(given), chosen, CLEARLY_CHEAPER)
     if (promising := _select_promising_gpus(other)) is None:
         return None
-    found = _find_cheapest_by_proposal(promising)
+    found = _find_cheapest_by_proposal(promising, chosen)
     return (found, promising) if found else None
 
 

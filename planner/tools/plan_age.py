@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from planner.core.files import get_report_date
 from planner.core.intervals import Interval
 from planner.core.readers import parse_json, read_text
 from planner.core.templates import render_template
+from planner.core.text import escape_to_one_line
 from planner.engines.engine import get_engine
 from planner.hardware.prices import look_up_gpu_price
 from planner.planning.candidate import Candidate
@@ -32,7 +32,7 @@ Figure = tuple[float | None, float | None, float | None] | None
 """An interval in plan.json: expected, low, high; None for what is not finite."""
 CATALOG_GROUPS = {
     "prices": ("prices.yaml",),
-    "measurements": ("calibration/", "validation/"),
+    "measurements": ("calibration/",),
     "engine facts": (
         "engines.yaml", "capabilities.yaml", "registries.yaml", "memory.yaml", "flags/",
     ),
@@ -47,7 +47,7 @@ def digest_catalogs() -> Mapping[str, str]:
     digests = {group: hashlib.sha256() for group in (*CATALOG_GROUPS, OTHER_CATALOGS)}
     for path in sorted(path for path in CATALOG_DIR.rglob("*") if path.is_file()):
         name = path.relative_to(CATALOG_DIR).as_posix()
-        if not name.startswith("scenarios/"):
+        if not name.startswith(("scenarios/", "validation/")):  # no plan depends on them
             groups = (group for group, names in CATALOG_GROUPS.items() if name.startswith(names))
             digest = digests[next(groups, OTHER_CATALOGS)]
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -117,11 +117,19 @@ class PlanAge:
         return state_deployment(self.scenario, deployment)
 
     @cached_property
-    def replanned(self) -> Plan | None:
-        """The question planned anew; None if it has no plan any more."""
-        with suppress(PlannerError):  # such as a format that is no longer known
+    def replanned(self) -> Plan | PlannerError:
+        """The question planned anew, or why it cannot be: a format that is no longer known."""
+        try:
             return search_deployments(self.scenario)
-        return None
+        except PlannerError as error:
+            return error
+
+    @property
+    def planned_anew(self) -> str:
+        """What is to rent today, in a sentence."""
+        if isinstance(self.replanned, PlannerError):
+            return f"not possible: {self.replanned}"
+        return str(self.replanned.chosen or "nothing meets the targets")
 
     @property
     def moved(self) -> tuple[str, ...] | None:
@@ -182,11 +190,12 @@ class PlanAge:
 
     def __str__(self) -> str:
         table = format_table(self.rows, build_change_columns("planned", "today", "<28"))
-        return render_template("tools", "plan_age", age=self, table=table).strip("\n")
+        text = render_template("tools", "plan_age", age=self, table=table).strip("\n")
+        return "\n".join(map(escape_to_one_line, text.split("\n")))
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison for `--json`."""
-        best = self.replanned and self.replanned.chosen
+        best = self.replanned.chosen if isinstance(self.replanned, Plan) else None
         return {
             "made": self.saved.made and self.saved.made.model_dump(exclude={"catalogs"}),
             "moved": self.moved,

@@ -236,8 +236,9 @@ def _describe_price_age(best: Offer | None) -> str:
     price = best and best.price
     if not price or not price.is_old(get_report_date()):
         return ""
-    newest = max(quote.date for quote in price.quotes)
-    return f"; newest quote of {newest}, over {MAX_PRICE_AGE_DAYS} days old: set `prices`"
+    return (
+        f"; newest quote of {price.newest_quote}, over {MAX_PRICE_AGE_DAYS} days old: set `prices`"
+    )
 
 
 def _describe_day(answer: Answer) -> str:
