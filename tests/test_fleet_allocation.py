@@ -246,7 +246,8 @@ def test_what_breaks_first_is_told() -> None:
 def test_a_fleet_is_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = shared_stock()
     monkeypatch.setattr(fleet_file, "plan_fleet", lambda *_: plan)
-    pdf = report.write_fleet_report(tmp_path / "ours.yaml", tmp_path / "out")
+    pdf, is_served = report.write_fleet_report(tmp_path / "ours.yaml", tmp_path / "out")
+    assert is_served
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
     assert plan.current_allocation
     for words in (

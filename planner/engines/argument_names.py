@@ -29,6 +29,20 @@ def load_argument_names(engine: str) -> ArgumentNames:
     return load_catalog("flags/arguments.yaml", ArgumentNames)[engine]
 
 
+def find_own_option(option: str, engine: str) -> str:
+    """Find an engine's option for what another engine calls `option`; empty if there is none.
+
+    >>> find_own_option("--max-batch-size", "vllm"), find_own_option("--max-model-len", "sglang")
+    ('--max-num-seqs', '--context-length')
+    """
+    name = option.removeprefix("--").replace("-", "_")
+    names = load_catalog("flags/arguments.yaml", ArgumentNames)
+    own = names[engine].engine_names
+    meant = (own.get(entry.arguments[name]) for entry in names.values() if name in entry.arguments)
+    found = next(filter(None, meant), "")
+    return f"--{found.replace('_', '-')}" if found else ""
+
+
 def translate_arguments(text: str, engine: str) -> str:
     """Return a text with the planner's names of arguments in the engine's words.
 

@@ -137,8 +137,11 @@ def write_comparison_report(
 
 def write_fleet_report(
     path: Path, out: Path | None = None, show_answer: Callable[[str], object] = print,
-) -> Path:  # fmt: skip
-    """Write a PDF about the fleet file at `path` to the folder `out`; return its path."""
+) -> tuple[Path, bool]:  # fmt: skip
+    """Write a PDF about the fleet file at `path` to the folder `out`.
+
+    Return its path, and whether every scenario is served.
+    """
     out = (out or Path("reports") / path.stem).resolve()
     plan = fleet_file.plan_fleet(path)
     check_not_overwriting(
@@ -163,9 +166,10 @@ def write_fleet_report(
         "verdict": fleet_tables.summarize_fleet(plan),
         "spare": fleet_tables.describe_growth(plan),
     }
-    return _write_single_notebook_report(
+    report = _write_single_notebook_report(
         plan, NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts), out
     )
+    return report, plan.current_allocation is not None
 
 
 def _write_single_notebook_report(

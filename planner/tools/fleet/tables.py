@@ -41,7 +41,7 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
         "replicas",
         "GPUs",
         "USD/h",
-        "share of load",
+        "capacity / load",
         "deployment",
         "targets",
     ]

@@ -16,6 +16,7 @@ from planner.core.errors import PlannerError, find_closest
 from planner.core.redaction import is_secret_name
 from planner.core.versions import Version
 from planner.engines import engine as engines
+from planner.engines.argument_names import find_own_option
 from planner.engines.cli_options import (
     CliOptions,
     ParsedCommandLine,
@@ -262,7 +263,8 @@ def _check_missing_option(
         f"no option of {options.engine} {options.version}",
     )
     why = f"it may be {' or '.join(candidates[:3])}" if len(candidates) > 1 else unknown
-    return LintFinding("flag", name, written, "unknown", why, find_closest(name, similar, 0.75))
+    instead = find_own_option(name, options.engine) or find_closest(name, similar, 0.75)
+    return LintFinding("flag", name, written, "unknown", why, instead)
 
 
 def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict, str, str]:

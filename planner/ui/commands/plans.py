@@ -289,11 +289,13 @@ def add_fleet(commands: "Subparsers") -> None:
 
 
 @watch_command
-def run_fleet(options: argparse.Namespace) -> None:
-    """Write a PDF about the allocation of a fleet."""
+def run_fleet(options: argparse.Namespace) -> int:
+    """Write a PDF about the allocation of a fleet; the exit code is that of a plan."""
     from planner.ui.pdf_report import write_fleet_report
+    from planner.ui.plan_text import EXIT_CODES
 
     out = options.out or Path("reports") / options.fleet.stem
     check_report_folder(out, force=options.force)
-    path = write_fleet_report(options.fleet, out)
+    path, is_served = write_fleet_report(options.fleet, out)
     print(f"report: {path}")
+    return EXIT_CODES["holds" if is_served else "nothing_meets"]
