@@ -237,7 +237,8 @@ def test_what_the_command_did_not_write_is_replaced_only_by_force(
     tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = {
-        "serve.sh": "my own\n", "page.md": "# My own page\n", "report.pdf": "%PDF-1.7 /Creator (Typst 0.13)",
+        "serve.sh": "my own\n", "page.md": "# My own page\n", "notes.md": "my own\n",
+        "report.pdf": "%PDF-1.7 /Creator (Typst 0.13)",
         "rows.csv": "model,gpu\nQwen/Qwen3-8B,H100\n", "measured.csv": MEASURED,
         "sweep.yaml": yaml.safe_dump(
             {"scenario": "edge-8b-24gb", "answer": "predict", "grid": {"workload.rate": [0.1, 0.2]}}
@@ -257,7 +258,7 @@ def test_what_the_command_did_not_write_is_replaced_only_by_force(
         (["sweep", "sweep.yaml", "--out", "table.csv", "--store", "kept.sqlite"], "table.csv", 0),
         (["replay", "case.json", "--step-log", "steps.csv"], "steps.csv", 0),
         (["replay", "--scenario", "edge-8b-24gb", "--requests", "requests.csv"], "requests.csv", 0),
-        (["calibrate", "measured.csv", "--out", "page.md"], "page.md", 0),
+        (["calibrate", "measured.csv", "--out", "notes.md"], "notes.md", 0),
     )
     with contextlib.chdir(tmp_path):
         for command in (*(one for one, _, _ in commands), ["report", "edge-8b-24gb", "--out", "."]):
@@ -275,8 +276,7 @@ def test_what_the_command_did_not_write_is_replaced_only_by_force(
             assert code is None or ended == code, capsys.readouterr().err
             assert (tmp_path / name).read_bytes() != before[name]
         for command, _, code in commands:  # its own files it replaces
-            if command[0] not in ("verify",):
-                assert main(command) == code
+            assert main(command) in ((0, 1, 3) if code is None else (code,))
 
 
 def test_what_another_calibration_saves_meanwhile_is_kept(

@@ -701,6 +701,18 @@ def test_what_no_model_knows_is_said_where_it_counts(line: str, gpu: str | None,
     assert ("not modelled" in str(report)) == (code == 3)
 
 
+@pytest.mark.parametrize("backend,code", [("AUTO", 0), ("CUTLASS", 0), ("DEEPGEMM", 3)])
+def test_the_kernels_of_tensorrt_llms_experts_are_read_in_their_mapping(
+    backend: str, code: int, tmp_path: Path
+) -> None:
+    """llmapi/llm_args.py, MoeConfig: the default is CUTLASS in 1.0 and AUTO later."""
+    settings = tmp_path / "mine.yaml"
+    settings.write_text(f"moe_config: {{backend: {backend}}}\n", encoding="utf-8")
+    report = lint(f"trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options {settings}", gpu="H100")
+    names = [one.name for one in report.findings if "not modelled" in one.why]
+    assert names == ["moe_config.backend"] * bool(code)
+
+
 SLURM = {
     "a kind and a number": ("#SBATCH --gres=gpu:h100:4", "H100-SXM", 4),
     "in the step": ("srun -n 1 --gpus-per-node=l40s:2 true", "L40S", 2),

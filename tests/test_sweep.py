@@ -363,6 +363,10 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)
     assert columns["ttft_ms_p99"].tolist() == pytest.approx(same["ttft_ms_p99"].tolist(), rel=1e-6)
+    again = ["sweep", str(path), "--store", str(store.path), "--workers", "1", "--out"]
+    assert main([*again, str(out)]) == 0
+    pd.DataFrame({"point": [1]}).to_parquet(tmp_path / "mine.parquet")
+    assert main([*again, str(tmp_path / "mine.parquet")]) == 2
 
 
 def _list_listening_sockets(_: object) -> dict[str, Any]:
