@@ -20,6 +20,7 @@ from planner.tools.diagnostics.log_comparison import LogExplanation
 from planner.tools.lint.findings import LINT_EXIT_CODES
 from planner.tools.lint.named_gpus import find_named_gpu
 from planner.tools.lint.report import LintReport, lint
+from planner.tools.lint.source_reader import read_source
 from planner.ui.cli import main
 from planner.ui.log_explanation import explain_log
 
@@ -456,6 +457,23 @@ def test_tensorrt_llms_steps_are_read_as_far_as_they_tell(tmp_path: Path) -> Non
     assert full.stat_lines and full.stat_lines.lines[0].tps == pytest.approx(1000)
 
 
+UNROUNDED_STEP = (
+    "[TRT-LLM] [I] iter = 4, global_rank = 0, rank = 0, currank_total_requests = 0/16, host_step_time ="
+    " 23.459672927856445ms, prev_device_step_time = 23.03519058227539ms, timestamp = 2025-08-01 02:03:04,"
+    " num_scheduled_requests: 16, states = {'num_ctx_requests': 0, 'num_ctx_tokens': 0,"
+    " 'num_generation_tokens': 16}\n"
+)
+"""As TensorRT-LLM 1.0's pyexecutor/py_executor.py prints it: (end_time - start_time) * 1000, not rounded."""
+
+
+def test_the_time_of_a_tensorrt_llm_step_is_read_unrounded_and_may_be_zero(tmp_path: Path) -> None:
+    (line,) = diagnose_text(UNROUNDED_STEP, tmp_path).stat_lines.lines  # type: ignore[union-attr]
+    assert line.tps == pytest.approx(16 / 0.023459672927856445)
+    for text in (OLD_STEP.replace("0.005s", "0.0s"), OLD_STEP.replace("0.005s", "9.5e-07s")):
+        (line,) = diagnose_text(text, tmp_path).stat_lines.lines  # type: ignore[union-attr]
+        assert line.tps is None and line.running == 10
+
+
 def test_a_full_cache_whose_queue_is_not_told_is_not_judged(tmp_path: Path) -> None:
     """As sgl-project/sglang issue 6778, whose lines were cut."""
     diagnosis = diagnose_text(
@@ -634,11 +652,39 @@ UNMODELLED_OPTIONS = {
     # vLLM's own choice: docs/design/attention_backends.md
     "its own choice": ("vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN", "H100", 0),
     "its choice on another GPU": ("vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN", "B200", 3),
+    # vLLM platforms/cuda.py: FlashInfer is preferred on 10.x only
+    "its choice on RTX": ("vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN", "RTX-PRO-6000", 0),
+    "its choice on Turing": ("vllm serve Qwen/Qwen3-0.6B --dtype half --attention-backend FLASHINFER", "T4", 0),
+    "left to it": ("vllm serve Qwen/Qwen3-8B --attention-backend auto", "H100", 0),
+    "for latents on Ampere": (
+        "vllm serve deepseek-ai/DeepSeek-V2-Lite --attention-backend TRITON_MLA --max-model-len 8192", "A100-80GB", 0,
+    ),
+    "in a nested option": (
+        "vllm serve Qwen/Qwen3-8B --attention-config.backend TRITON_ATTN", "H100", 3,
+    ),
+    "in its short form": ("vllm serve Qwen/Qwen3-8B -ac.backend TRITON_ATTN", "H100", 3),
+    "in JSON": (
+        "vllm serve Qwen/Qwen3-8B --attention-config '{\"backend\": \"TRITON_ATTN\"}'", "H100", 3,
+    ),
+    "its choice in JSON": (
+        "vllm serve Qwen/Qwen3-8B --attention-config '{\"backend\": \"FLASH_ATTN\"}'", "H100", 0,
+    ),
     "nothing was worked out": ("vllm serve Qwen/Qwen3-8B --attention-backend TRITON_ATTN", None, 0),
     "SGLang": (
         "sglang serve Qwen/Qwen3-8B --decode-attention-backend triton", "H100", 3,
     ),
     "SGLang's own choice": ("sglang serve Qwen/Qwen3-8B --attention-backend fa3", "H100", 0),
+    # srt/server_args.py: trtllm_mha does not run on SM120, where FlashInfer is taken
+    "SGLang's on RTX": ("sglang serve Qwen/Qwen3-8B --attention-backend flashinfer", "RTX-PRO-6000", 0),
+    "SGLang's for latents": (
+        "sglang serve deepseek-ai/DeepSeek-V2-Lite --attention-backend triton --context-length 8192", "A100-80GB", 0,
+    ),
+    "an image whose name holds tpu": (
+        "docker run --gpus all --ipc=host team/vllm-structured-output:1 vllm serve Qwen/Qwen3-8B", None, 0,
+    ),
+    "an image whose name holds npu": (
+        "docker run --gpus all --ipc=host team/vllm-input-check:1 vllm serve Qwen/Qwen3-8B", None, 0,
+    ),
     "another processor": (
         "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --device npu", None, 3,
     ),
@@ -653,6 +699,18 @@ def test_what_no_model_knows_is_said_where_it_counts(line: str, gpu: str | None,
     assert LINT_EXIT_CODES[report.verdict] == code
     assert not [one for one in report.findings if one.verdict == "unknown"]
     assert ("not modelled" in str(report)) == (code == 3)
+
+
+@pytest.mark.parametrize("backend,code", [("AUTO", 0), ("CUTLASS", 0), ("DEEPGEMM", 3)])
+def test_the_kernels_of_tensorrt_llms_experts_are_read_in_their_mapping(
+    backend: str, code: int, tmp_path: Path
+) -> None:
+    """llmapi/llm_args.py, MoeConfig: the default is CUTLASS in 1.0 and AUTO later."""
+    settings = tmp_path / "mine.yaml"
+    settings.write_text(f"moe_config: {{backend: {backend}}}\n", encoding="utf-8")
+    report = lint(f"trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options {settings}", gpu="H100")
+    names = [one.name for one in report.findings if "not modelled" in one.why]
+    assert names == ["moe_config.backend"] * bool(code)
 
 
 SLURM = {
@@ -675,6 +733,31 @@ def test_slurm_jobs_name_their_gpus(line: str, gpu: str, count: int) -> None:
         assert one.plan.deployment.gpu.name.startswith(gpu)
     asked = script.replace(f"size {tp}", f"size {2 * tp}")
     assert gpu == "" or lint(asked).verdict == "mend"
+
+
+SLURM_TOTALS = {
+    "--gpus is the job's": ("#SBATCH -N 2\n#SBATCH --gpus=h100:8", 8),
+    "-G, too": ("#SBATCH --nodes=2\n#SBATCH -G h100:8", 8),
+    "--gres is a node's": ("#SBATCH -N 2\n#SBATCH --gres=gpu:h100:4", 8),
+    "as --gpus-per-node": ("#SBATCH --nodes 2\n#SBATCH --gpus-per-node=h100:4", 8),
+    "a task's": ("#SBATCH --ntasks=8 --gpus-per-task=h100:1", 8),
+    "a task's, of tasks per node": (
+        "#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=h100:1", 8,
+    ),
+    "a task's, and no number of tasks": ("#SBATCH --gpus-per-task=h100:1", None),
+    "the step's nodes": ("srun -N2 --gpus-per-node=h100:4 true", 8),
+    "the nodes of another line": ("#SBATCH --gpus-per-node=h100:4\nsrun -N 2 true", 8),
+    "nodes as a range": ("#SBATCH -N 2-4\n#SBATCH --gpus-per-node=h100:4", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lines,count", SLURM_TOTALS.values(), ids=SLURM_TOTALS)
+def test_slurms_numbers_count_as_its_manual_says(lines: str, count: int | None) -> None:
+    """slurm.schedmd.com, sbatch: --gpus of the job, --gres and --gpus-per-node of a node, or a task."""
+    script = f"#!/bin/bash\n{lines}\nsrun vllm serve Qwen/Qwen3-8B --tensor-parallel-size 8\n"
+    (one,) = read_source(script).commands
+    assert one.num_gpus == count and one.gpu.endswith("H100-SXM")
+    assert not [each for each in lint(script).findings if each.verdict == "contradicts"]
 
 
 def test_sglang_starts_where_its_cache_is_shorter_than_the_context() -> None:

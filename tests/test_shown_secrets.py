@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from planner.core.errors import PlannerError
-from planner.core.redaction import is_secret_name, redact_json, redact_text
+from planner.core.redaction import MASK, is_secret_name, redact_json, redact_text
 from planner.engines.cli_options import load_recorded_names
 from planner.tools.diagnostics.metrics_pages import read_metrics_page
 from planner.tools.lint.report import lint
@@ -115,6 +115,15 @@ def test_why_a_command_is_not_planned_repeats_no_token(option: str) -> None:
     assert "Not planned" in text and find_planted(text) == []
 
 
+def test_a_long_or_cut_token_is_masked_whole() -> None:
+    """jwt.io: three parts of base64url, of any length; a log may cut it anywhere."""
+    long = f"eyJ{'a' * 3000}.{'b' * 3000}{PLANTED}.{PLANTED}"
+    for token in (long, f"eyJ{'a' * 3000}{PLANTED}", f"eyJhbGciOiJSUzI1NiJ9{PLANTED}"):
+        assert redact_text(f"got {token} here") == f"got {MASK} here"
+    # github.blog, 2021-04-05: npm_ and 36 characters
+    assert redact_text(f"npm_{'aB3' * 12}") == MASK
+
+
 def test_masks_leave_what_is_read() -> None:
     for text in (
         "--max-num-batched-tokens 8192 --tokenizer-mode auto",
@@ -122,6 +131,7 @@ def test_masks_leave_what_is_read() -> None:
         "revision 5f0b02c75b57c5855da9ae460ce51323ea669d8a",
         "--served-model-name sk-8b --port 8000",
         "Bearer tokens are checked; Basic checks too",
+        "npm_config_registry=https://registry.npmjs.org npm_lifecycle_event npm_execpath",
     ):
         assert redact_text(text) == text
     known = load_recorded_names("environment", "vllm")

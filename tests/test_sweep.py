@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,19 +140,34 @@ def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
     assert said[0]["gpu"] == "L4"
 
 
-def test_what_points_lack_is_told_and_the_tables_folder_has_to_be_there(
+def test_what_points_lack_is_told_and_the_tables_folder_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, grid={"workload.rat": [1, 2]})
-    out = tmp_path / "tables" / "out.csv"
+    out = tmp_path / "tables" / "new" / "out.csv"
     command = ["sweep", str(path), "--out", str(out), "--workers", "1"]
     command += ["--store", str(tmp_path / "answers")]
-    assert main(command) == 2 and "no folder" in capsys.readouterr().err
-    out.parent.mkdir()
     assert main(command) == 1
     said = capsys.readouterr().err
     assert "2 points failed, the first: " in said and "workload.rat" in said
     assert len(pd.read_csv(out)) == 2
+
+
+def test_the_table_is_written_however_drawing_and_printing_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, grid={"workload.rat": [1, 2]})
+
+    def fail(*_: object) -> str:
+        raise BrokenPipeError
+
+    for n, name in enumerate(("draw_sweep", "format_sweep")):
+        out = tmp_path / f"{n}.csv"
+        command = ["sweep", str(path), "--out", str(out), "--workers", "1"]
+        with monkeypatch.context() as broken, suppress(BrokenPipeError, SystemExit):
+            broken.setattr(f"planner.ui.sweep_text.{name}", fail)
+            main([*command, "--store", str(tmp_path / "answers")])
+        assert len(pd.read_csv(out)) == 2
 
 
 def test_a_sweep_over_days_has_what_each_takes(
@@ -348,6 +363,10 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)
     assert columns["ttft_ms_p99"].tolist() == pytest.approx(same["ttft_ms_p99"].tolist(), rel=1e-6)
+    again = ["sweep", str(path), "--store", str(store.path), "--workers", "1", "--out"]
+    assert main([*again, str(out)]) == 0
+    pd.DataFrame({"point": [1]}).to_parquet(tmp_path / "mine.parquet")
+    assert main([*again, str(tmp_path / "mine.parquet")]) == 2
 
 
 def _list_listening_sockets(_: object) -> dict[str, Any]:

@@ -295,24 +295,23 @@ MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]
 """Mean TTFT and TPOT in seconds of a run with these coefficients."""
 
 
-@show_step("fitting step costs")
 def check_calibration_file(path: Path, *, force: bool) -> bool:
-    """Return whether a fit that is saved to `path` would keep what is there.
+    """Return whether a fit has to replace all of `path`, as no calibration of ours is there.
 
-    Raises `PlannerError` without a folder for it, and for another file unless by `force`.
+    Raises `PlannerError` without a folder for it, and for such a file unless by `force`.
     """
     check_replaceable(path, "", force=True)
-    if not path.is_file():
-        return False
     try:
-        load_user_calibrations(path)
+        if path.is_file():
+            load_user_calibrations(path)
     except PlannerError as error:
         if force:
-            return False
+            return True
         raise PlannerError(f"{error}; --force replaces it") from None
-    return True
+    return False
 
 
+@show_step("fitting step costs")
 def fit_calibration(
     points: Sequence[BenchmarkPoint],
     max_evaluations: int = 20,

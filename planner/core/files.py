@@ -31,8 +31,8 @@ def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None
         )
 
 
-OWN_PDF = ("%PDF", "Typst")
-"""The beginning of a PDF, and what says that it was typeset as all of Headroom's are."""
+OWN_PDF = ("%PDF", "Headroom capacity planner")
+"""The beginning of a PDF, and the keyword of the document properties of all that Headroom typesets."""
 
 
 def check_replaceable(path: Path, beginning: str, mark: str = "", *, force: bool) -> None:

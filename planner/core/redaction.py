@@ -33,7 +33,7 @@ _KNOWN_TOKENS = re.compile(
     r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}"
     r"|(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AROA|ANPA|ANVA)[A-Z0-9]{12,}"
     r"|AIza[\w-]{8,}|ya29\.[\w-]{8,}|GOCSPX-[\w-]{8,}"
-    r"|eyJ[\w-]{8,2000}(?:\.[\w-]*){1,4}|pypi-AgE[\w-]{8,}|npm_\w{8,}|SG\.[\w-]{8,}(?:\.[\w-]*)?"
+    r"|eyJ[\w-]{8,}+(?:\.[\w-]*+){0,4}|pypi-AgE[\w-]{8,}|npm_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{8,}+(?!_)|SG\.[\w-]{8,}(?:\.[\w-]*)?"
     r"|[rs]k_(?:live|test)_\w{8,}|sq0(?:csp|atp)-[\w-]{8,}|dop_v1_\w{8,}|gsk_\w{8,}|r8_\w{16,}"
     r"|(?:AC|SK)[0-9a-f]{32}|[0-9a-f]{32}-us\d{1,2}|\d{8,10}:[\w-]{35}"
     r"|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,}|-----BEGIN [A-Z ]*PRIVATE KEY-----[^'\"]*)"

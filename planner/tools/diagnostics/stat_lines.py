@@ -34,7 +34,7 @@ _STAT_PATTERNS = {
         r"\biter = \d{1,9},(?=.{0,600}num_scheduled_requests(?::| =) (?P<running>\d{1,7}))"
         r"(?:(?=.{0,600}kv_cache_util = (?P<fraction>[01](?:\.\d{1,6})?))|)"
         r"(?:(?=.{0,900}num_unscheduled = (?P<waiting>\d{1,7}))|)"
-        r"(?:(?=.{0,600}(?:elapsed_time = (?P<step_s>[\d.]{1,24})s|host_step_time = (?P<step_ms>[\d.]{1,12})ms))|)"
+        r"(?:(?=.{0,600}(?:elapsed_time = (?P<step_s>[\d.]{1,24})s|host_step_time = (?P<step_ms>[\d.]{1,24})ms))|)"
         r"(?:(?=.{0,900}'num_ctx_tokens': (?P<prompt>\d{1,9}))|)"
         r"(?=.{0,900}'num_generation_tokens': (?P<generated>\d{1,9}))"
     ),
@@ -169,10 +169,10 @@ def read_stat_lines(text: str) -> StatLines | None:
         preemptions += int(told.get("preempted", 0.0))
         running, waiting = told["running"], told.get("waiting")
         usage = told["usage"] / 100 if "usage" in told else told.get("fraction")
-        seconds = told.get("step_s", told.get("step_ms", 1e3) / 1e3)  # vLLM and SGLang give rates
-        tps = (
-            (told.get("prompt", 0.0) + told["generated"]) / seconds if "generated" in told else None
-        )
+        # vLLM and SGLang give rates; TensorRT-LLM counts tokens, and the time of the step may be 0
+        step_s = told.get("step_s", told.get("step_ms", 0.0) / 1e3) if engine == "trtllm" else 1.0
+        tokens = told.get("prompt", 0.0) + told["generated"] if "generated" in told else None
+        tps = None if tokens is None or (tokens and not step_s) else tokens / (step_s or 1.0)
         if running or waiting:
             usage = None if usage is None else min(usage, 1.0)
             rows.append(StatLine(running, waiting, usage, tps))

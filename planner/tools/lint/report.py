@@ -287,7 +287,7 @@ def read_launched_deployment(what: str, gpu: str, *, is_confined: bool = False) 
 
 
 def _describe_unpinned_model(checked: CheckedCommand) -> str:
-    """Say that a file serves whatever the Hub has of its model on the day of a start; else empty.
+    """Say that a file pulls the latest revision of its model at each start; else empty.
 
     A command line is typed for the day, and what Headroom planned says so itself.
     """
@@ -295,7 +295,7 @@ def _describe_unpinned_model(checked: CheckedCommand) -> str:
     is_pinned = checked.argument_values.get("revision") or command.planned_on
     if is_pinned or not (command.setup and is_hub_name(model)):
         return ""
-    return f"{model} is served as the Hub has it on the day of each start: --revision pins it"
+    return f"each start pulls the latest revision of {model}: --revision pins it"
 
 
 def _check_programs(
@@ -396,7 +396,7 @@ def _plan_command(
         return CommandReport(checked, fixed, None, str(error))
     checked = _drop_safe_memory_findings(checked, plan)
     found = (
-        *find_unmodelled_options(checked, plan.deployment.gpu),
+        *find_unmodelled_options(checked, plan.deployment),
         *_describe_capped_length(checked, plan),
     )
     checked = replace(checked, findings=_merge_findings(checked.findings, found))
@@ -408,14 +408,14 @@ def _plan_command(
 
 
 def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Iterator[LintFinding]:
-    """Yield that requests as long as the context do not fit, where the server starts all the same."""
+    """Yield that requests as long as the context do not fit, where the server still starts."""
     if plan.capped_length is None:
         return
     option, length = "--context-length", checked.argument_values.get("context_length")
     written = f"{option} {length}" if length else "(not given)"
     why = (
-        f"the KV cache surely holds {plan.capped_length:,} tokens: {checked.command.engine} starts all the"
-        " same, and refuses longer requests"
+        f"the KV cache is certain to hold {plan.capped_length:,} tokens: {checked.command.engine} still"
+        " starts, and refuses longer requests"
     )
     yield LintFinding("flag", option, written, "risky", why, f"{option} {plan.capped_length}")
 

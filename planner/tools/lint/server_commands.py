@@ -4,10 +4,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
+from planner.core.readers import read_yaml
 from planner.core.units import MIB, parse_bytes
+from planner.engines.cli_options import FLAGS_DIR
 from planner.engines.engine import get_dynamo_image_version, get_monthly_image_version
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.shell_parser import ShellStatement, check_expanded_size, parse_statements
@@ -46,6 +49,12 @@ SERVER_MENTION_PATTERN = re.compile(
 )
 
 
+@cache
+def load_other_processors() -> tuple[str, ...]:
+    """Return the words for processors other than the GPUs of the catalog, of `--device` and images."""
+    return tuple(read_yaml(FLAGS_DIR / "unmodelled.yaml")["processors"]["words"])
+
+
 @dataclass(frozen=True)
 class PortUse:
     """Who reaches a container's server, and at which of its ports."""
@@ -81,7 +90,8 @@ class ContainerSetup:
     @property
     def takes_gpus(self) -> bool:
         """Whether the image is for GPUs that are known here, and not for other processors."""
-        return not re.search(r"cpu|tpu|hpu|xpu|npu|neuron|gaudi|ascend", self.image)
+        names = "|".join(load_other_processors())
+        return not re.search(rf"(?<![a-z])({names})(?![a-z])", self.image)
 
 
 @dataclass(frozen=True)
@@ -176,7 +186,7 @@ def find_commands(
             findings = (*findings, finding)
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
         names = ", ".join(statement.branched)[:200]
-        note = f"set anew in a branch, and judged as set before: {names}" if names else ""
+        note = f"a branch changes {names}: judged with the value before it" if names else ""
         for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None
         ):

@@ -53,8 +53,8 @@ _UNREAD_FORMATS = {
 _UNIT_SCRIPT_PATTERN = re.compile(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", re.MULTILINE)
 """The script that a systemd unit starts."""
 _SLURM_PATTERN = re.compile(
-    r"^[ \t]*(?:#SBATCH|s(?:run|alloc|batch)\b.*?)[ \t]+(?:--gres[= ]gpu:|(?:-G|--gpus(?:-per-node|-per-task)?)[= ]?)"
-    r"([A-Za-z][\w-]*)(?::(\d{1,3}))?\b",
+    r"^[ \t]*(?:#SBATCH|s(?:run|alloc|batch))\b.*?(?<=[ \t])"
+    r"(?:(--gres)[= ]gpu:|(-G|--gpus(?:-per-node|-per-task)?)[= ]?)([A-Za-z][\w-]*)(?::(\d{1,3}))?\b.*",
     re.MULTILINE,
 )
 """Kind and number of GPUs of a job (slurm.schedmd.com, sbatch: --gres, --gpus)."""
@@ -158,7 +158,7 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     if problem := _find_invalid_yaml(nearby):
         unread.append(problem)
     if job := _find_slurm_gpus(text):
-        gpu = f"{job[0]}x{job[1]}"
+        gpu = f"{job[0]}x{job[1]}" if job[0] else job[1]
         server_commands = [
             replace(one, gpu=one.gpu or gpu, num_gpus=job[0]) for one in server_commands
         ]
@@ -176,15 +176,33 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     return ParsedSource(commands, metrics, programs, tuple(unread))
 
 
-def _find_slurm_gpus(text: str) -> tuple[int, str] | None:
-    """Return number and kind of the GPUs that a job asks Slurm for, on all nodes; None if unknown."""
-    nodes = re.search(
-        r"^[ \t]*#SBATCH[ \t]+(?:-N|--nodes)[= ]?[ \t]*(\d{1,4})\b", text, re.MULTILINE
+def _find_slurm_gpus(text: str) -> tuple[int | None, str] | None:
+    """Return number and kind of the GPUs that a job asks Slurm for, on all nodes; None if unknown.
+
+    The number is None if it depends on what the text does not tell. --gpus is the job's total,
+    --gpus-per-task each task's, and --gres and --gpus-per-node each node's (sbatch's manual).
+    """
+    text = re.sub(r"\\\n", " ", text)
+    job, steps = (
+        " ".join(re.findall(rf"^[ \t]*{program}\b(.*)", text, re.MULTILINE))
+        for program in ("#SBATCH", "s(?:run|alloc|batch)")
     )
-    for name, count in _SLURM_PATTERN.findall(text):
-        if found := resolve_gpu(name):
-            return int(count or 1) * int(nodes[1] if nodes else 1), found[1].name
+    for match in _SLURM_PATTERN.finditer(text):
+        if not (found := resolve_gpu(match[3])):
+            continue
+        step, option = f"{match[0]} {job}", match[1] or match[2]
+        nodes = _read_slurm_count(f"{step} {steps}", "-N|--nodes", 1)
+        a_node = _read_slurm_count(step, "--ntasks-per-node", None)
+        tasks = _read_slurm_count(step, "-n|--ntasks", nodes and a_node and nodes * a_node)
+        times = {"-G": 1, "--gpus": 1, "--gpus-per-task": tasks}.get(option, nodes)
+        return times and int(match[4] or 1) * times, found[1].name
     return None
+
+
+def _read_slurm_count(text: str, spellings: str, default: int | None) -> int | None:
+    """Return the first number given to an option; None if it is a range or a variable."""
+    match = re.search(rf"(?<!\S)(?:{spellings})(?:=|[ \t]+|(?=\d))([^\s#]+)", text)
+    return (int(match[1]) if match[1].isdecimal() else None) if match else default
 
 
 def _take_commands(

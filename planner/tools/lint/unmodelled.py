@@ -1,7 +1,7 @@
 """Find what of a command no model knows: options, processors and servers of other kinds."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from pydantic import Field
@@ -9,13 +9,11 @@ from pydantic import Field
 from planner.core.catalog import validate_entry
 from planner.core.readers import read_yaml
 from planner.engines.cli_options import FLAGS_DIR
+from planner.engines.deployment import Deployment
 from planner.engines.gpu_capabilities import VersionedEntry
-from planner.hardware.gpus import Gpu
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.option_checks import CheckedCommand
-
-_OTHER_DEVICES = ("cpu", "tpu", "xpu", "hpu", "npu", "neuron", "openvino")
-"""Values of `--device` that are no GPU that is known here (the engines' parsers)."""
+from planner.tools.lint.server_commands import load_other_processors
 
 
 class UnmodelledOptions(VersionedEntry):
@@ -34,30 +32,38 @@ def _load_unmodelled(engine: str) -> tuple[UnmodelledOptions, ...]:
     )
 
 
-def find_unmodelled_options(checked: CheckedCommand, gpu: Gpu) -> Iterator[LintFinding]:
-    """Yield the options of a command planned on `gpu` that change what no model knows."""
+def find_unmodelled_options(
+    checked: CheckedCommand, deployment: Deployment
+) -> Iterator[LintFinding]:
+    """Yield the options of a command planned as `deployment` that change what no model knows."""
     command = checked.command
     given = {**command.environment, **checked.argument_values}
-    generation = str(int(gpu.compute_capability or 0))
+    generation = str(int(deployment.gpu.compute_capability or 0))
+    kind = f"{generation} mla" if deployment.model.architecture.is_mla else generation
     for entry in _load_unmodelled(command.engine):
-        usual = (*entry.usual.get("any", ()), *entry.usual.get(generation, ()))
+        usual = (*entry.usual.get("any", ()), *entry.usual.get(kind, ()))
         for name in entry.arguments if entry.applies_to(checked.version) else ():
-            value = given.get(name)
+            argument, _, key = name.partition(".")
+            value = given.get(argument)
+            if key:
+                value = value.get(key) if isinstance(value, Mapping) else None
             if value is None or str(value).casefold() in map(str.casefold, usual):
                 continue
             why = f"not modelled: it changes {entry.changes}"
             if name.isupper():
                 yield LintFinding("environment", name, f"{name}={value}"[:300], "unread", why)
+            elif argument in command.config:
+                yield LintFinding("setting", name, f"{name}: {value}"[:300], "unread", why)
             else:
-                flag = f"--{name.replace('_', '-')}"
-                yield LintFinding("flag", flag, f"{flag} {value}"[:300], "unread", why)
+                flag, written = (f"--{part.replace('_', '-')}" for part in (argument, name))
+                yield LintFinding("flag", flag, f"{written} {value}"[:300], "unread", why)
 
 
 def explain_unmodelled_server(checked: CheckedCommand) -> str:
     """Explain why nothing of a command's memory and speed is known here; empty if it is."""
     command, device = checked.command, str(checked.argument_values.get("device", ""))
     unchecked = "memory, latencies and throughput are not checked"
-    if device in _OTHER_DEVICES or (command.setup and not command.setup.takes_gpus):
+    if device in load_other_processors() or (command.setup and not command.setup.takes_gpus):
         return f"it serves on processors that are not modelled here: {unchecked}"
     if re.search(r" --omni\b", command.launched):
         return f"vLLM-Omni serves a model in stages, which are not modelled here: {unchecked}"

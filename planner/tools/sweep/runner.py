@@ -202,7 +202,8 @@ def load_parquet_writer() -> Callable[[Path, Sequence[Answer]], None]:
 
     def write_parquet(path: Path, rows: Sequence[Answer]) -> None:
         columns = {n: unify_column_type([row.get(n) for row in rows]) for n in list_columns(rows)}
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        table = pyarrow.table(columns, metadata={"written_by": "headroom"})
+        pyarrow.parquet.write_table(table, path)
 
     return write_parquet
 
@@ -346,9 +347,12 @@ def run_sweep_file(
         }
         for k, (point, answer) in enumerate(zip(sweep.points, answers, strict=True))
     ]
-    chart = draw(rows)
-    with replace_atomically(out, *[out.with_suffix(".svg")] * bool(chart)) as (part, *pictures):
-        write(part, rows)
-        for picture in pictures:
-            picture.write_text(chart, encoding="utf-8")
+    chart = ""
+    try:
+        chart = draw(rows)
+    finally:  # the table is written however drawing ends
+        with replace_atomically(out, *[out.with_suffix(".svg")] * bool(chart)) as (part, *pictures):
+            write(part, rows)
+            for picture in pictures:
+                picture.write_text(chart, encoding="utf-8")
     return rows

@@ -160,6 +160,8 @@ def add_verify(commands: "Subparsers") -> None:
 
 VERDICT_CODES = {"PASS": 0, "FAIL": 1, "NOT MEASURED": 3}
 """Exit codes of `headroom verify`."""
+OWN_PAGE = "Cost and power are not in these files."
+"""What every page of `headroom verify` says (`launch_check.md.j2`)."""
 
 
 @watch_command
@@ -173,7 +175,8 @@ def run_verify(options: argparse.Namespace) -> int:
         check_not_overwriting([*options.bench, *pages, *filter(None, [options.log])], [out])
         if out.suffix not in (".md", ".pdf"):
             raise PlannerError(f"--out names a .md or .pdf file, got {out}")
-        check_replaceable(out, *(OWN_PDF if out.suffix == ".pdf" else ("# ",)), force=options.force)
+        own = OWN_PDF if out.suffix == ".pdf" else ("# ", OWN_PAGE)
+        check_replaceable(out, *own, force=options.force)
     typeset = load_typesetter() if out is not None and out.suffix == ".pdf" else str.encode
     check = check_launch(
         options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas
@@ -192,7 +195,8 @@ def load_typesetter() -> Callable[[str], bytes]:
         import typst
 
     def typeset(text: str) -> bytes:
-        style = "#set page(margin: 1.5cm)\n#set text(size: 9pt)\n#set table(stroke: 0.3pt)\n"
+        style = f'#set document(keywords: "{OWN_PDF[1]}")\n'
+        style += "#set page(margin: 1.5cm)\n#set text(size: 9pt)\n#set table(stroke: 0.3pt)\n"
         style += "#let horizontalrule = line(length: 100%)\n"
         body = pypandoc.convert_text(text, "typst", format="gfm")
         return bytes(typst.compile((style + body).encode(), ignore_system_fonts=True))

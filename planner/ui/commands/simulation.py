@@ -149,7 +149,9 @@ def run_calibrate(options: argparse.Namespace) -> None:
 
     read = [*options.results, *([find_scenario_file(options.scenario)] if options.scenario else [])]
     check_not_overwriting(read, [options.out] if options.out else [])
-    keeps = options.out is not None and check_calibration_file(options.out, force=options.force)
+    is_replaced = options.out is not None and check_calibration_file(
+        options.out, force=options.force
+    )
     deployment, prefix_tokens = (
         plan_benchmarked_deployment(options.scenario) if options.scenario else (None, 0)
     )
@@ -162,7 +164,7 @@ def run_calibrate(options: argparse.Namespace) -> None:
     if options.out is None:
         print("not saved: name a file with --out to plan with it")
     else:
-        calibration.save(options.out, date, anew=not keeps)
+        calibration.save(options.out, date, anew=is_replaced)
         print(
             f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration:"
             f" {options.out}"

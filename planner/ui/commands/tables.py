@@ -136,19 +136,20 @@ def run_sweep_command(options: argparse.Namespace) -> int:
     from planner.ui.sweep_text import draw_sweep, format_sweep
     from planner.ui.terminal import detect_style
 
-    picture = options.out.with_suffix(".svg")
-    table_start = "PAR1" if options.out.suffix == ".parquet" else "point,"
-    for path, beginning in ((options.out, table_start), (picture, "<svg")):
-        check_replaceable(path, beginning, force=options.force)
+    picture, mark = options.out.with_suffix(".svg"), "<!-- drawn by headroom sweep -->"
+    own = ("PAR1", "headroom") if options.out.suffix == ".parquet" else ("point,set.", "")
+    for path, (beginning, holds) in ((options.out, own), (picture, ("<svg", mark))):
+        if path.is_file():  # its folder is made
+            check_replaceable(path, beginning, holds, force=options.force)
     limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
     charts = list[str]()
 
     def draw(rows: list[Answer]) -> str:
-        print(format_sweep(rows, metrics, detect_style()))
         try:
-            charts.append(draw_sweep(rows, metrics) or "")
-        except PlannerError as error:  # the table is there
+            if chart := draw_sweep(rows, metrics):
+                charts.append(f"{chart}\n{mark}\n")
+        except PlannerError as error:  # the table is written all the same
             print_message(str(error))
         return "".join(charts)
 
@@ -156,7 +157,8 @@ def run_sweep_command(options: argparse.Namespace) -> int:
         options.sweep, options.out, options.store, options.scheduler, options.workers,
         print_message, draw,
     )  # fmt: skip
-    chart = f", chart: {picture} (hollow: at risk or missed)" if any(charts) else ""
+    print(format_sweep(rows, metrics, detect_style()))
+    chart = f", chart: {picture} (hollow: at risk or missed)" if charts else ""
     print(f"\ntable: {options.out}{chart}")
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
