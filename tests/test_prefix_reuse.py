@@ -384,7 +384,7 @@ def test_a_measured_fleet_under_two_routers() -> None:
             newest[slow], rel=0.06
         )
         assert found == pytest.approx(np.median([newest, *earlier], axis=0), rel=0.16)
-    for run, most in (("", 0.15), ("earlier_", 0.16), ("sglang_", 0.1)):
+    for run, most in (("", 0.15), ("earlier_", 0.18), ("sglang_", 0.1)):
         for found, policy in ((in_turn, "round_robin"), (affine, "affinity")):
             assert np.median(np.abs(found / measured[f"{run}{policy}_tok_s"] - 1)) < most
     assert (affine[3:] > 1.5 * in_turn[3:]).all()

@@ -96,7 +96,10 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
 ):
     """A tight E2E is used up by steps that grow with the batch, at half the capacity; both ways to say where agree."""
     level = {"e2e": {"p95": 13_000}, "ttft": {"p95": 9000}}
-    one = small_plan({"gpus.0.at_most": 1, "workload.rate": 2, "service_level": level})
+    arguments = {"max_num_batched_tokens": 512}  # of both: a search by simulation tunes them
+    one = small_plan(
+        {"gpus.0.at_most": 1, "workload.rate": 2, "service_level": level, "engine_args": arguments}
+    )
     told = {
         stated: explain_growth(answer_of(found))
         for stated, found in ((True, one), (False, search_analytically(one.scenario)))
