@@ -57,6 +57,7 @@ EXIT_CODES = {
     "lint": {0, 3, 1},
     "verify": {0, 1, 3},
     "upgrade": {0, 1, 3},
+    "fleet": {0, 4},
     "explain-log": {0, 1},
     "diagnose": {0, 1, 3},
     "review": {0, 1, 3},
