@@ -108,14 +108,22 @@ def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     yield from _propose_cheaper_changes(plan) if plan.chosen else _propose_enabling_changes(plan)
 
 
+def _get_priced_choice(plan: Plan) -> Candidate | None:
+    """Get the choice that something outside the scenario may undercut; None where cost is no question."""
+    chosen = plan.chosen
+    if chosen is None or plan.scenario.found_figure or chosen.is_disaggregated:
+        return None
+    return chosen if chosen.usd_per_hour else None
+
+
 def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
     """Find what a format that the scenario does not allow saves on the plan's own kind of GPU.
 
     The closed form proposes, cheapest first, and the first that the judge finds probable enough is
     taken, with the engine's default arguments; None where none of a few is.
     """
-    chosen, given = plan.chosen, plan.scenario
-    if chosen is None or given.found_figure or chosen.is_disaggregated or not chosen.usd_per_hour:
+    chosen, given = _get_priced_choice(plan), plan.scenario
+    if chosen is None:
         return None
     if (more := allow_formats(given)) is None:
         return None
@@ -140,11 +148,11 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
 
 def find_cheaper_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
     """Find what another kind of GPU, which the scenario does not list, saves; as a format is found."""
-    chosen, given = plan.chosen, plan.scenario
-    if chosen is None or given.found_figure or chosen.is_disaggregated or not chosen.usd_per_hour:
+    chosen = _get_priced_choice(plan)
+    if chosen is None:
         return None
-    other = limit_to_budget(_use_other_gpus(given), chosen, CLEARLY_CHEAPER)
-    if (promising := _select_promising_gpus(other)) is None:
+    promising = _propose_unlisted_gpus(plan.scenario, chosen, CLEARLY_CHEAPER)
+    if promising is None:
         return None
     found = _find_cheapest_by_proposal(promising, chosen)
     return (found, promising) if found else None
@@ -283,8 +291,10 @@ def _use_other_gpus(scenario: Scenario) -> Scenario:
     return replace(scenario, gpus=tuple(CandidateGpu(gpu, max_gpus) for gpu in others))
 
 
-def _propose_unlisted_gpus(scenario: Scenario, chosen: Candidate) -> Scenario | None:
-    return _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, 1.0))
+def _propose_unlisted_gpus(
+    scenario: Scenario, chosen: Candidate, times: float = 1.0
+) -> Scenario | None:
+    return _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, times))
 
 
 def _describe_gpus(scenario: Scenario) -> str:

@@ -27,6 +27,11 @@ def _render_benchmark_files(answer: Answer) -> dict[str, str]:
     return {name: texts[name.removeprefix(BENCHMARK_DIR)] for name in benchmark.files}
 
 
+def serialize_plan_file(answer: Answer) -> dict[str, object]:
+    """Return the content of plan.json: the answer, and the day and facts that it was made with."""
+    return {**serialize_answer(answer), "made": describe_origin()}
+
+
 def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> tuple[str, ...]:
     """Write `plan.json`, the plan's files and a finished `report` to `out`, all of them or none.
 
@@ -49,7 +54,7 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
     texts = {
         name: text for name, text in texts.items() if name not in user_files
     } | _render_benchmark_files(answer)
-    fields = {**serialize_answer(answer), "made": describe_origin()}
+    fields = serialize_plan_file(answer)
     texts["plan.json"] = json.dumps(fields, indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
     check_not_overwriting(scenario.files, paths)

@@ -121,13 +121,13 @@ def add_plan(commands: "Subparsers") -> None:
 @watch_command
 def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
-    from planner.answers import FILE_PARTS, SUMMARY_PARTS, Part, build_answer, serialize_answer
+    from planner.answers import FILE_PARTS, SUMMARY_PARTS, Part, build_answer
     from planner.core.progress import get_progress_watch
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
     from planner.planning.what_if import find_unlisted_gpu
-    from planner.tools.plan_age import describe_origin, find_saved_plan
-    from planner.ui.plan_files import check_plan_folder, write_plan_files
+    from planner.tools.plan_age import find_saved_plan
+    from planner.ui.plan_files import check_plan_folder, serialize_plan_file, write_plan_files
     from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
     from planner.ui.terminal import detect_style
 
@@ -146,7 +146,7 @@ def run_plan(options: argparse.Namespace) -> int:
         answer = build_answer(plan, FILE_PARTS)
         if options.out:
             write_plan_files(answer, options.out)
-        print(format_json({**serialize_answer(answer), "made": describe_origin()}))
+        print(format_json(serialize_plan_file(answer)))
         return EXIT_CODES[answer.verdict]
     words = [get_program_name(), "plan", options.scenario]
     words += [word for text in options.set for word in ("--set", text)]
