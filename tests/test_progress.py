@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from shipped import answer_of, plan_of
 
-from planner.answers import build_answer, serialize_answer
+from planner.answers import build, build_answer, serialize_answer
 from planner.core.progress import (
     UNWATCHED,
     Step,
@@ -27,11 +27,11 @@ from planner.core.progress import (
     try_each,
     watch_progress,
 )
-from planner.planning import alternatives, what_if
+from planner.planning import alternatives
 from planner.planning.alternatives import find_alternatives
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
-from planner.planning.what_if import find_unlisted_gpu, propose_changes, run_what_ifs
+from planner.planning.what_if import propose_changes, run_what_ifs
 from planner.ui import notebook_session, progress_line
 from planner.ui.cli import main
 from planner.ui.commands.options import watch_command
@@ -245,12 +245,12 @@ def test_alternatives_and_other_gpus_without_time_say_so() -> None:
     plan = plan_of("chat-70b")
     with watch_late() as watch:
         found = find_alternatives(plan)
-        assert find_unlisted_gpu(plan) is None
+        assert build_answer(plan, ("unlisted",)).unlisted == ()
     assert found and {(other.kind, other.text) for other in found} == {
         ("not tried", "stopped after 0.5 s")
     }
     assert watch.left_out["alternatives"] == [other.option for other in found]
-    assert len(watch.left_out["other GPUs"]) == 1
+    assert watch.left_out["options outside the scenario"] == ["formats", "GPUs"]
 
 
 def test_a_time_limit_of_the_command_is_kept_and_said(
@@ -261,7 +261,7 @@ def test_a_time_limit_of_the_command_is_kept_and_said(
     shown = capsys.readouterr()
     assert shown.out.count("Left out  stopped after 1e-09 s") == 2 and not shown.err
     *_, last = shown.out.splitlines()
-    assert "other GPUs (" in last and "alternatives (" in last
+    assert "outside the scenario (formats, GPUs)" in last and "alternatives (" in last
     main(["plan", SMALL, "--json", "--time-limit", "1e-9"])
     found = json.loads(capsys.readouterr().out)
     assert any(note.startswith("stopped after 1e-09 s with") for note in found["notes"])
@@ -270,7 +270,10 @@ def test_a_time_limit_of_the_command_is_kept_and_said(
 
 @pytest.mark.parametrize(
     ("module", "name", "step"),
-    [(what_if, "search_to_end", "other GPUs"), (alternatives, "tune_candidate", "alternatives")],
+    [
+        (build, "find_unlisted_gpu", "options outside the scenario (GPUs)"),
+        (alternatives, "tune_candidate", "alternatives ("),
+    ],
 )
 def test_ctrl_c_after_the_search_leaves_the_answer(
     module: ModuleType, name: str, step: str,
@@ -280,14 +283,13 @@ def test_ctrl_c_after_the_search_leaves_the_answer(
         raise KeyboardInterrupt
 
     codes: list[int] = []
-    monkeypatch.setattr(what_if, "search_to_end", lambda _: ())
     monkeypatch.setattr(module, name, interrupt)
     monkeypatch.setattr(os, "_exit", codes.append)
     main(["plan", "chat-70b", "--all"])
     shown = capsys.readouterr()
     assert codes == [130] and shown.err.endswith("headroom: interrupted\n")
     assert "MEETS TARGETS" in shown.out and "Power  " in shown.out
-    assert f"Left out  interrupted; not tried: {step} (" in shown.out
+    assert f"Left out  interrupted; not tried: {step}" in shown.out
 
 
 def test_ctrl_c_in_the_details_leaves_the_answer(
@@ -298,7 +300,6 @@ def test_ctrl_c_in_the_details_leaves_the_answer(
 
     codes: list[int] = []
     monkeypatch.setattr("planner.answers.build.find_growth_limit", interrupt)
-    monkeypatch.setattr(what_if, "search_to_end", lambda _: ())
     monkeypatch.setattr(os, "_exit", codes.append)
     main(["plan", SMALL, "--all"])
     shown = capsys.readouterr()

@@ -30,7 +30,7 @@ from planner.planning.slo import LimitStatus, SloTarget
 
 Part = Literal[
     "surge",
-    "formats",
+    "unlisted",
     "growth",
     "choice",
     "engines",
@@ -42,7 +42,7 @@ Part = Literal[
     "ramp",
 ]
 """A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("surge", "formats", "engines", "ways_out")
+SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "engines", "ways_out")
 """What the first lines say."""
 MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
@@ -253,7 +253,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class UnlistedOption:
-    """A cheaper deployment in a format or on a GPU that the scenario does not allow."""
+    """A better deployment in a format or on a GPU that the scenario does not allow."""
 
     offer: Offer
     quality: str  # that a format costs, as published; empty where nothing is on file
@@ -432,7 +432,7 @@ class Answer:
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
     surge: Surge | None = None  # at more traffic than planned
-    formats: tuple[UnlistedOption, ...] | None = None  # that cost less: a format and a GPU
+    unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
     middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds
     growth: GrowthLimit | None = None
     choice: Choice | None = None
@@ -444,7 +444,6 @@ class Answer:
     ramp: Mapping[float, Performance] | None = None  # of one replica by requests/s
     replica_loss: ReplicaLoss | None = None
     changes: tuple[Change, ...] | None = None
-    unlisted: Offer | None = None  # better, on GPUs that the scenario does not list
 
     @property
     def chosen(self) -> Offer | None:
@@ -490,7 +489,8 @@ class Answer:
         found += [("safer", self.safer, None), ("cheaper", self.cheaper, None)]
         found += [("middle", self.middle, None)]
         found += [
-            ("format" if each.is_format else "gpu", each.offer, each) for each in self.formats or ()
+            ("format" if each.is_format else "gpu", each.offer, each)
+            for each in self.unlisted or ()
         ]
         options = [
             OtherOption(kind, offer, _weigh_option(chosen, offer), unlisted)
@@ -511,12 +511,12 @@ class Answer:
 
 
 def _weigh_option(chosen: Offer, offer: Offer) -> float:
-    """Weigh an option beside the plan: what it saves times its odds, or the risk that it takes away."""
+    """Weigh an option beside the plan: what it saves times its odds, and the risk that it takes away."""
     is_comparable = offer.price_key[0] == chosen.price_key[0] and chosen.price_key[1] > 0
     cost = offer.price_key[1] / chosen.price_key[1] if is_comparable else 1.0
-    if cost < 1:
-        return (1 - cost) * offer.probability / max(chosen.probability, 1e-9)
-    return (offer.probability - chosen.probability) / max(1 - chosen.probability, 1e-9) / cost
+    saved = (1 - cost) * offer.probability / max(chosen.probability, 1e-9)
+    safer = (offer.probability - chosen.probability) / max(1 - chosen.probability, 1e-9)
+    return max(saved, 0.0) + max(safer, 0.0) / max(cost, 1.0)
 
 
 def is_same_price(usd: float | None, base: float | None) -> bool:

@@ -30,6 +30,7 @@ from planner.answers.phrases import BASIS_PHRASES
 from planner.answers.ways_out import find_ways_out
 from planner.core.catalog import load_catalog
 from planner.core.intervals import Interval
+from planner.core.progress import try_each
 from planner.deploy import (
     explain_benchmark_lengths,
     list_artifact_files,
@@ -81,12 +82,12 @@ from planner.planning.slo import (
     get_range_at,
 )
 from planner.planning.tolerance import simulate_candidate
-from planner.planning.what_if import WhatIf, find_cheaper_gpu, find_unlisted_format
+from planner.planning.what_if import WhatIf, find_unlisted_format, find_unlisted_gpu
 
 MAX_CANDIDATES = 12
 """Candidates that an answer tells."""
 MIN_GAIN = 0.05
-"""By so much an option between two others is likelier than the one, and less likely than the other."""
+"""By so much an option is likelier than the cheapest with even odds, for less than the plan."""
 MIN_CURVE_POINTS = 4
 MAX_STEP_COST_WEIGHT = 2.9
 """A miss at the expected speed, which weighs 3, comes before any doubt about step costs."""
@@ -94,14 +95,13 @@ MAX_STEP_COST_WEIGHT = 2.9
 
 def build_answer(
     plan: Plan, parts: Collection[Part] = (), *, changes: Sequence[WhatIf] | None = None,
-    unlisted: Candidate | None = None, left_out: str = "", known: Answer | None = None,
+    left_out: str = "", known: Answer | None = None,
 ) -> Answer:  # fmt: skip
     """Build the answer of `plan` with `parts` that take longer; those of `known` are taken over.
 
-    `changes` are its what-ifs, `unlisted` a better deployment on GPUs that the scenario does not
-    list, and `left_out` says what time did not allow.
+    `changes` are its what-ifs, and `left_out` says what time did not allow.
     """
-    return _Builder(plan, known).build(parts, changes, unlisted, left_out)
+    return _Builder(plan, known).build(parts, changes, left_out)
 
 
 def _find_nearest_run(prediction: Prediction) -> tuple[str, float | None] | None:
@@ -348,9 +348,8 @@ class _Builder:
         ]
 
     def build(
-        self, parts: Collection[Part], changes: Sequence[WhatIf] | None, unlisted: Candidate | None,
-        left_out: str,
-    ) -> Answer:  # fmt: skip
+        self, parts: Collection[Part], changes: Sequence[WhatIf] | None, left_out: str
+    ) -> Answer:
         """Build the answer, or add to the known one."""
         answer = self.known or self._build_base()
         for part in parts:
@@ -362,7 +361,7 @@ class _Builder:
             produced["changes"] = tuple(map(self._build_change, changes))
         if left_out:
             produced["left_out"] = (*answer.left_out, left_out)
-        return replace(answer, unlisted=self.offer(unlisted) or answer.unlisted, **produced)
+        return replace(answer, **produced)
 
     def _build_base(self) -> Answer:
         """Build all that takes no time."""
@@ -456,7 +455,7 @@ class _Builder:
     def _producers(self) -> dict[Part, Callable[[Answer], object]]:
         return {
             "surge": lambda _: judge_surge(self.plan),
-            "formats": lambda _: tuple(self._find_unlisted()),
+            "unlisted": lambda _: tuple(self._find_unlisted()),
             "growth": lambda _: find_growth_limit(self.plan),
             "choice": lambda _: self._build_choice(),
             "alternatives": self._build_alternatives,
@@ -475,26 +474,23 @@ class _Builder:
         }
 
     def _find_unlisted(self) -> Iterator[UnlistedOption]:
-        """Find a cheaper format, with the quality that it is known to cost, and a cheaper kind of GPU."""
-        if found := find_unlisted_format(self.plan):
-            candidate, scenario = found
-            is_weights = scenario.kv_cache_dtypes == self.scenario.kv_cache_dtypes
-            deployment = candidate.deployment
-            if is_weights:
-                entry = load_weight_formats().get(deployment.model.quantization.method)
-            else:
-                caches = load_catalog("kv_cache_formats.yaml", WeightFormatEntry)
-                entry = caches.get(str(deployment.args.kv_cache_dtype))
+        """Find a better format, with the quality that it is known to cost, and a better kind of GPU."""
+        finders = {"formats": find_unlisted_format, "GPUs": find_unlisted_gpu}
+        tried = try_each(lambda find: (find(self.plan),), finders, "options outside the scenario")
+        for candidate, scenario in (one for _, found in tried for one in found or () if one):
             offer = build_offer(scenario, candidate, self.scenario)
+            model, cache = candidate.deployment.model, candidate.deployment.args.kv_cache_dtype
+            entry = None
+            if scenario.kv_cache_dtypes != self.scenario.kv_cache_dtypes:
+                entry = load_catalog("kv_cache_formats.yaml", WeightFormatEntry).get(str(cache))
+            elif offer.outside != "gpu":
+                entry = load_weight_formats().get(model.quantization.method)
             yield UnlistedOption(
                 offer, entry.quality if entry else "", entry.source if entry else ""
             )
-        if found := find_cheaper_gpu(self.plan):
-            candidate, scenario = found
-            yield UnlistedOption(build_offer(scenario, candidate, self.scenario), "", "")
 
     def _find_middle(self) -> Candidate | None:
-        """Find the likeliest between the gamble and the plan, in price and in probability."""
+        """Find the likeliest between the gamble and the plan in price."""
         chosen, gamble = self.plan.chosen, self.plan.gamble
         if chosen is None or gamble is None:
             return None
@@ -503,7 +499,7 @@ class _Builder:
             for each in self.plan.candidates
             if each.is_simulated and each.is_feasible
             if gamble.cost_key < each.cost_key < chosen.cost_key
-            if gamble.probability + MIN_GAIN <= each.probability <= chosen.probability - MIN_GAIN
+            if each.probability >= gamble.probability + MIN_GAIN
         ]
         return min(between, key=lambda each: (-each.probability, *each.rank_key), default=None)
 

@@ -26,7 +26,7 @@ Fields = dict[str, Any]
 
 def _serialize_assumed(answer: Answer) -> Fields:
     """Return what holds at more traffic, in formats that are not allowed, on GPUs that are not listed."""
-    surge, unlisted = answer.surge, answer.formats
+    surge, unlisted = answer.surge, answer.unlisted
     return {
         "more_traffic": surge
         and {"more": round(surge.more, 4), "probability": round(surge.probability, 4)},

@@ -396,7 +396,7 @@ def explain_stages(answer: Answer) -> str:
     """Explain what speaks against pipeline stages inside a machine; empty if the plan has none."""
     if answer.chosen is None or not answer.chosen.has_inner_stages:
         return ""
-    usual, instead = answer.runner_up, "nothing that was tried does without them"
+    usual, instead = answer.runner_up, "nothing that was found does without them"
     if usual and not usual.has_inner_stages:
         odds = f"{format_price(usual)}, {format_odds(usual)} likely"
         instead = f"without them {describe_offer(usual)}: {odds}"
@@ -541,17 +541,24 @@ def _describe_free(answer: Answer, best: Offer) -> str:
 
 def list_other_options(answer: Answer) -> list[tuple[str, str]]:
     """List what may be taken instead of the plan, as label and text, what matters most first."""
-    return [(OTHER_LABELS[each.kind], _describe_option(each)) for each in answer.other_options]
+    usual = not (answer.chosen and answer.chosen.has_inner_stages)
+    return [
+        (OTHER_LABELS[each.kind], _describe_option(each, has_usual_layout=usual))
+        for each in answer.other_options
+    ]
 
 
-def _describe_option(option: OtherOption) -> str:
-    offer, outside, quality = option.offer, "", ""
-    if option.unlisted:
-        outside = " (not allowed)" if option.unlisted.is_format else " (not on your list)"
-        quality = option.unlisted.quality.partition(" (")[0] or "quality not published"
+def _describe_option(option: OtherOption, *, has_usual_layout: bool) -> str:
+    offer, outside = option.offer, ""
     price = f"{format_price(offer)}{format_day_bill(offer)}, {format_odds(offer)} likely"
-    text = f"{describe_offer(offer)}{outside}: {price}"
-    return f"{text}; {quality}" if option.kind == "format" else text
+    parts = [price]
+    if option.unlisted:
+        outside = " (not allowed)" if option.unlisted.is_format else " (not listed)"
+    if option.unlisted and option.unlisted.is_format:
+        parts += [option.unlisted.quality.partition(" (")[0] or "quality not published"]
+    if offer.has_inner_stages and has_usual_layout:
+        parts += ["pipeline stages are rarely measured"]
+    return f"{describe_offer(offer)}{outside}: {'; '.join(parts)}"
 
 
 def describe_surge(answer: Answer) -> str:

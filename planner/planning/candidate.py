@@ -13,6 +13,8 @@ from planner.planning.slo import (
     combine_limits,
 )
 
+MAX_PRICE_WITHOUT_STAGES = 1.5
+"""How many times the price it is worth to have no pipeline stages inside a machine: few are measured."""
 PROBABILITY_TIE = 0.02
 """Probabilities that differ by less are a tie, which the format nearest to the checkpoint wins."""
 
@@ -162,10 +164,9 @@ class Candidate:
         return (
             not self.is_feasible,
             self.at_risk,
-            self.cost_key,
+            self.rank_cost,
             self.is_disaggregated,
             self.raises_memory,
-            self.has_inner_stages,
             -round(self.probability / PROBABILITY_TIE),
             sum(
                 math.ceil(pool.num_gpus_billed / pool.gpus_per_node)
@@ -183,6 +184,12 @@ class Candidate:
             return False, self.rank_key
         probability = -round(self.probability / PROBABILITY_TIE)
         return True, probability, self.capacity_utilization, self.limit_utilization, self.rank_key
+
+    @property
+    def rank_cost(self) -> tuple[bool, float]:
+        """Its cost, and what pipeline stages inside a machine have to save beside it."""
+        unpriced, cost = self.cost_key
+        return unpriced, cost * (MAX_PRICE_WITHOUT_STAGES if self.has_inner_stages else 1.0)
 
     @property
     def has_inner_stages(self) -> bool:

@@ -168,7 +168,7 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
         if dearer and candidate.tolerance_sigmas >= MAX_DRAW_SIGMA:
             break
     ordered = sorted(
-        kept.values(), key=lambda each: (each.cost_key, each is not chosen, each.rank_key)
+        kept.values(), key=lambda each: (each.rank_cost, each is not chosen, each.rank_key)
     )
     tolerances = [
         math.inf if each.tolerance_sigmas >= MAX_TOLERANCE_SIGMAS else each.tolerance_sigmas

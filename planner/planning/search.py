@@ -1,9 +1,9 @@
 """Which deployment to choose: the cheapest that meets every target with the asked probability.
 
 The rule: of all deployments whose probability (`planning.tolerance`) is at least the scenario's
-`confidence` the cheapest; at the same price one that takes no more memory than the engine does by
-itself, then one without pipeline stages inside a machine, then the highest probability, the fewest
-machines, and the formats nearest to the checkpoint. Where nothing reaches it, the cheapest with a
+`confidence` the cheapest, where pipeline stages inside a machine have to save a third; at the same
+price one that takes no more memory than the engine does by itself, then the highest probability,
+the fewest machines, and the formats nearest to the checkpoint. Where nothing reaches it, the cheapest with a
 probability of a half is chosen and the plan is at risk. Beside it stand the gamble, the cheapest
 with a probability of a half, and the safe option, the cheapest with 95%.
 
@@ -40,7 +40,12 @@ from planner.planning.billing import (
     compare_billing,
     compare_to_api,
 )
-from planner.planning.candidate import PROBABILITY_TIE, Candidate, mark_as_tuned
+from planner.planning.candidate import (
+    MAX_PRICE_WITHOUT_STAGES,
+    PROBABILITY_TIE,
+    Candidate,
+    mark_as_tuned,
+)
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
@@ -284,37 +289,38 @@ def _search_unified(scenario: Scenario) -> Plan:
     """Search replicas that do both, prefill and decode."""
     search, rejected, gamble = _search_for_gamble(scenario)
     others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
-    recommended = search.find_cheapest(scenario.confidence, others=others) if gamble else []
+    recommended = search.find_best(scenario.confidence, others) if gamble else []
     safe = []
     if recommended:
         unpriced, price = recommended[0].price_key
         safe = search.find_cheapest(
-            SAFE_PROBABILITY, max_price=(unpriced, MAX_SAFE_PRICE_FACTOR * price)
-        )
+            SAFE_PROBABILITY, max_price=(unpriced, MAX_SAFE_PRICE_FACTOR * price),
+            inner_stages=recommended[0].has_inner_stages,
+        )  # fmt: skip
         first = recommended[0]
         if safe and (
             safe[0].placement_key == first.placement_key  # with other arguments
             or (safe[0].price_key <= first.price_key and safe[0].rank_key < first.rank_key)
         ):
             recommended = [safe[0], *recommended[1:]]
-        if recommended[0].has_inner_stages:  # what people build is the next best to it
-            usual = search.find_cheapest(scenario.confidence, inner_stages=False)
-            recommended = [recommended[0], *usual, *recommended[1:]]
+    elif gamble:
+        gamble = search.find_best(GAMBLE_PROBABILITY)
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 
 def _search_for_gamble(
-    scenario: Scenario,
+    scenario: Scenario, inner_stages: bool = True
 ) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
     """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
 
     Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
-    them where tensor parallelism in a machine, or more replicas, do.
+    them where tensor parallelism in a machine, or more replicas, do. Without `inner_stages` none
+    has pipeline stages inside a machine, nor spans machines.
     """
     families, rejected = build_families(scenario, _fits_in_machine)
     search = _Search(scenario, families, EvaluationStore(scenario))
-    gamble = search.find_cheapest(GAMBLE_PROBABILITY)
-    if gamble:
+    gamble = search.find_cheapest(GAMBLE_PROBABILITY, inner_stages=inner_stages)
+    if gamble or not inner_stages:
         return search, rejected, gamble
     wide, refused = build_families(scenario, _spans_machines)
     search.families = [*families, *wide]
@@ -355,6 +361,13 @@ class _Search:
         `inner_stages` none has pipeline stages inside a machine.
         """
         return _CheapestFirst(self, probability, others, max_price, inner_stages).run()
+
+    def find_best(self, probability: float, others: int = 0) -> list[Candidate]:
+        """Find the best by the rule: the cheapest, or what people build where stages save too little."""
+        found = self.find_cheapest(probability, others=others)
+        if found and found[0].has_inner_stages:
+            found += self.find_cheapest(probability, inner_stages=False)
+        return sorted(found, key=attrgetter("rank_key"))
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
@@ -733,14 +746,27 @@ def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
 
     precision = ROUGH_PRECISION if is_simulated else LOAD_PRECISION
     start = find_largest(is_met_analytically, 1.0, precision)
-    value = _push_figure(scenario, kind, start or MIN_FIGURE) if is_simulated else start
+    value = _find_best_figure(scenario, kind, start or MIN_FIGURE) if is_simulated else start
     return replace(
         set_figure(scenario, kind, round_figure(kind, value or MIN_FIGURE)), found_figure=kind
     )
 
 
-def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
+def _find_best_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
+    """Find the largest figure; pipeline stages inside a machine have to raise it by half; 0 if none."""
+    usual = _push_figure(scenario, kind, start, inner_stages=False)
+    if not usual:
+        return _push_figure(scenario, kind, start)
+    beyond = usual * MAX_PRICE_WITHOUT_STAGES
+    return _push_figure(scenario, kind, beyond, at_least=beyond) or usual
+
+
+def _push_figure(
+    scenario: Scenario, kind: OpenFigure, start: float, *, inner_stages: bool = True, at_least: float = 0.0,
+) -> float:  # fmt: skip
     """Find the largest figure at which a search has an option that meets the targets; 0 if none.
+
+    Without `inner_stages` none has pipeline stages inside a machine; 0 too where none reaches `at_least`.
 
     What a search chooses, and what comes nearest in it, is pushed as far as it meets the targets in
     all the replicas that there may be: there the next search looks. It ends where a search a little
@@ -749,7 +775,9 @@ def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
     met, missed, value, step = 0.0, [math.inf], round_figure(kind, start), LOAD_PRECISION
     while MIN_FIGURE <= value <= MAX_FIGURE and not is_out_of_time():
         asked = set_figure(scenario, kind, value)
-        options, is_met = _list_strongest(asked)
+        options, is_met = _list_strongest(asked, inner_stages)
+        if not is_met and value <= at_least:
+            return 0.0
         if is_met:
             met = max(met, value)
         else:
@@ -775,20 +803,27 @@ def _push_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
     return met or start * is_out_of_time()
 
 
-def _list_strongest(scenario: Scenario) -> tuple[list[Deployment | Candidate], bool]:
+def _list_strongest(
+    scenario: Scenario, inner_stages: bool
+) -> tuple[list[Deployment | Candidate], bool]:
     """List what meets the targets or comes nearest, in its most replicas, and if any meets them.
 
     Pools are looked at where nothing else meets the targets.
     """
-    search, _, gamble = _search_for_gamble(scenario)
-    meeting = search.find_cheapest(scenario.confidence) if gamble else []
+    search, _, gamble = _search_for_gamble(scenario, inner_stages)
+    meeting = search.find_cheapest(scenario.confidence, inner_stages=inner_stages) if gamble else []
     families = {family.estimate.family_key: family for family in search.families}
     options = {one.family_key: one.deployment for one in meeting}
     for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
         if len(options) < len(meeting) + MAX_PUSHED:
             options.setdefault(family.estimate.family_key, deployment)
     pools: list[Candidate] = []
-    if not meeting and scenario.allow_disaggregation and not explain_skipped_pools(scenario):
+    if (
+        not meeting
+        and inner_stages
+        and scenario.allow_disaggregation
+        and not explain_skipped_pools(scenario)
+    ):
         pools = search_pools(scenario, _get_max_pool_cost(next(iter(gamble), None)))
         meeting = [pool for pool in pools if pool.is_confident]
     most = [one.with_replicas(families[key].max_replicas) for key, one in options.items()]

@@ -34,10 +34,12 @@ FALLBACK_MAX_GPUS = 64
 """GPUs of a kind that are tried, at least, if nothing is feasible on those allowed."""
 MAX_SUGGESTED_GPUS_SEARCHED = 2
 """Suggested GPUs that are searched: those with most analytical capacity for their price."""
-CLEARLY_CHEAPER = 0.95
-"""Share of the plan's price that a format which is not allowed may cost at most to be named."""
-MAX_FORMATS_JUDGED = 4
-"""Deployments of a format that is not allowed which are simulated, cheapest first."""
+CLEARLY_CHEAPER, CLEARLY_LIKELIER = 0.95, 0.05
+"""Share of the plan's price that something outside the scenario costs at most, or its gain for no more, to be named."""
+MAX_UNLISTED_JUDGED = 4
+"""Deployments in a format or on GPUs outside the scenario which are simulated, cheapest first."""
+MIN_CLOSED_FORM_ODDS = 0.6
+"""Share of the asked probability that the closed form gives to a deployment which simulations may confirm."""
 CROWDED_KV_USAGE = 0.5
 """p99 use of the KV cache pool above which a smaller KV cache format could change the answer."""
 
@@ -83,23 +85,6 @@ def search_to_end(
     return None if plan.left_out else (plan,)
 
 
-def find_unlisted_gpu(plan: Plan) -> Candidate | None:
-    """Find a plan that is cheaper, or likelier for no more money, on GPUs that the scenario does not list."""
-    chosen = plan.chosen
-    if chosen is None or (other := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
-        return None
-    tried = try_each(search_to_end, {_describe_gpus(other): other}, "other GPUs")
-    for other_plan in (other_plan for _, plans in tried for other_plan in plans or ()):
-        better = other_plan.chosen
-        if (
-            better
-            and better.usd_per_hour is not None
-            and (better.cost_key < chosen.cost_key or better.probability > chosen.probability)
-        ):
-            return better
-    return None
-
-
 def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """Yield a description and the changed scenario for each change that could matter to `plan`.
 
@@ -117,10 +102,11 @@ def _get_priced_choice(plan: Plan) -> Candidate | None:
 
 
 def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
-    """Find what a format that the scenario does not allow saves on the plan's own kind of GPU.
+    """Find a plan in a format that the scenario does not allow, on the plan's own kind of GPU.
 
-    The closed form proposes, cheapest first, and the first that the judge finds probable enough is
-    taken, with the engine's default arguments; None where none of a few is.
+    It is clearly cheaper, or likelier for no more money. The closed form proposes, cheapest first,
+    and the first that the judge finds probable enough is taken, with the engine's default
+    arguments; None where none of a few is.
     """
     chosen, given = _get_priced_choice(plan), plan.scenario
     if chosen is None:
@@ -128,7 +114,7 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
     if (more := allow_formats(given)) is None:
         return None
     own = tuple(each for each in more.gpus if each.gpu == chosen.deployment.gpu)
-    cheaper = limit_to_budget(replace(more, gpus=own), chosen, CLEARLY_CHEAPER)
+    cheaper = limit_to_budget(replace(more, gpus=own), chosen, 1.0)
     added = set(more.quantizations) - set(given.quantizations)
     has_cache = more.kv_cache_dtypes != given.kv_cache_dtypes
     if not cheaper.gpus:
@@ -141,45 +127,40 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
     for name, quantizations in formats.items():
         caches = given.kv_cache_dtypes if name in added else more.kv_cache_dtypes[-1:]
         scenario = replace(cheaper, quantizations=quantizations, kv_cache_dtypes=caches)
-        if better := _find_cheapest_by_proposal(scenario, found[-1][0] if found else None):
+        if better := _find_better(scenario, found[-1][0] if found else chosen):
             found.append((better, scenario))
     return found[-1] if found else None
 
 
-def find_cheaper_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
-    """Find what another kind of GPU, which the scenario does not list, saves; as a format is found."""
+def find_unlisted_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
+    """Find a plan on another kind of GPU, which the scenario does not list; as a format is found."""
     chosen = _get_priced_choice(plan)
-    if chosen is None:
+    promising = chosen and _propose_unlisted_gpus(plan.scenario, chosen)
+    if chosen is None or promising is None:
         return None
-    promising = _propose_unlisted_gpus(plan.scenario, chosen, CLEARLY_CHEAPER)
-    if promising is None:
-        return None
-    found = _find_cheapest_by_proposal(promising, chosen)
+    found = _find_better(promising, chosen)
     return (found, promising) if found else None
 
 
-def _find_cheapest_by_proposal(
-    scenario: Scenario, known: Candidate | None = None
-) -> Candidate | None:
+def _find_better(scenario: Scenario, known: Candidate) -> Candidate | None:
     """Find the cheapest that the judge finds probable enough, of what the closed form proposes.
 
-    It is cheaper than what is `known`; None where none of a few is.
+    It is clearly cheaper than what is `known`, or likelier for no more; None where none of a few is.
     """
-    for candidate in _propose_by_price(scenario):
-        if known and candidate.cost_key >= known.cost_key:
-            return None
+    promising = {
+        each.placement_key: each
+        for each in reversed(search_analytically(scenario).candidates)
+        if may_be_feasible(scenario, each) and each.rank_cost <= known.rank_cost
+        if each.probability >= MIN_CLOSED_FORM_ODDS * each.confidence
+    }
+    proposed = sorted(promising.values(), key=attrgetter("rank_cost", "rank_key"))
+    for candidate in proposed[:MAX_UNLISTED_JUDGED]:
         judged = state_deployment(scenario, candidate.deployment, candidate.preference_key)
-        if judged.is_confident:
+        is_likelier = judged.probability >= known.probability + CLEARLY_LIKELIER
+        is_cheaper = judged.cost_key[1] <= CLEARLY_CHEAPER * known.cost_key[1]
+        if judged.is_confident and (is_cheaper or is_likelier):
             return judged
     return None
-
-
-def _propose_by_price(scenario: Scenario) -> list[Candidate]:
-    """List the first few deployments that may do by the closed form, cheapest first."""
-    candidates = [
-        each for each in search_analytically(scenario).candidates if may_be_feasible(scenario, each)
-    ]
-    return sorted(candidates, key=attrgetter("cost_key", "rank_key"))[:MAX_FORMATS_JUDGED]
 
 
 def allow_formats(scenario: Scenario) -> Scenario | None:
@@ -291,10 +272,8 @@ def _use_other_gpus(scenario: Scenario) -> Scenario:
     return replace(scenario, gpus=tuple(CandidateGpu(gpu, max_gpus) for gpu in others))
 
 
-def _propose_unlisted_gpus(
-    scenario: Scenario, chosen: Candidate, times: float = 1.0
-) -> Scenario | None:
-    return _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, times))
+def _propose_unlisted_gpus(scenario: Scenario, chosen: Candidate) -> Scenario | None:
+    return _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, 1.0))
 
 
 def _describe_gpus(scenario: Scenario) -> str:

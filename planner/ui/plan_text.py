@@ -59,7 +59,7 @@ from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """Exit codes of `headroom plan` by verdict."""
-MAX_SUMMARY_LINES, MAX_OTHER_OPTIONS = 14, 3
+MAX_SUMMARY_LINES = 14
 MAX_BAR_COLUMNS = 26
 MIN_BAR_COLUMNS = 12
 STATUS_COLOURS: dict[LimitStatus, Colour] = {"met": "green", "at risk": "amber", "missed": "red"}
@@ -80,14 +80,15 @@ def format_summary(
     answer: Answer, style: TerminalStyle, *, command: str = "", out: str = "",
     detailed: bool = False,
 ) -> str:  # fmt: skip
-    """Return the answer in at most 14 lines of 80 columns.
+    """Return the answer in at most 14 lines of 80 columns, or `detailed` with every limit and option.
 
-    `command` asks this question again, for the next step; `out` is the folder where the files will
-    be; `detailed` tells that everything else follows.
+    `command` asks this question again, for the next step; `out` is the folder where the files will be.
     """
     style = replace(style, wraps=True)  # in a pipe too, so that it fits a page
     scenario, best = answer.scenario, answer.best
     rows: Sequence[Limit] = best.limits if best else ()
+    max_lines = math.inf if detailed else MAX_SUMMARY_LINES
+    next_command = _choose_next_command(answer, command, out, style, detailed=detailed)
     values: dict[str, object] = {
         "answer": answer,
         "best": best,
@@ -112,27 +113,31 @@ def format_summary(
         "engine": _keep_whole(describe_engine(best)) if best else "",
         "engine_of": describe_engine,
         "explain": lambda other: explain_alternative(answer, other),
-        "next_command": _choose_next_command(answer, command, out, style),
-        "details_command": _keep_whole(f"{command} --all") if command and not detailed else "",
-        "hidden_rows": "",
+        "next_command": next_command,
+        "details_command": _keep_whole(f"{command} --all")
+        if command and not detailed and "#" not in next_command
+        else "",
     }
     head, tail = _format_blocks(values, style)
     others = list_other_options(answer)
-    for count in range(min(len(others), MAX_OTHER_OPTIONS), 0, -1):
+    for count in range(len(others), 0, -1):
         values["others"] = others[:count]
         head, tail = _format_blocks(values, style)
-        if 2 + len(rows) + len(head) + len(tail) <= MAX_SUMMARY_LINES + (count == 1) * len(rows):
+        if 2 + len(rows) + len(head) + len(tail) <= max_lines + (count == 1) * len(rows):
             break
-    num_hidden = 2 + len(rows) + len(head) + len(tail) - MAX_SUMMARY_LINES
+    hidden_text = ""
+    num_hidden = 2 + len(rows) + len(head) + len(tail) - max_lines
     if num_hidden > 0:
-        rows, hidden = _select_rows(rows, num_hidden)
+        rows, hidden = _select_rows(rows, int(num_hidden))
         if hidden:
             statuses = ", ".join(dict.fromkeys(row.status for row in hidden))
-            values["hidden_rows"] = f" ({format_count(len(hidden), 'more limit')}, {statuses})"
+            hidden_text = f"{format_count(len(hidden), 'more limit')}, {statuses}"
         if len(hidden) < num_hidden:
             values["hourly"] = str(values["hourly"]).partition(" (")[0]  # without the providers'
         head, tail = _format_blocks(values, style)
-    parts = [part for part in (head, _format_limits(rows, style, scenario), tail) if part]
+    parts = [
+        part for part in (head, _format_limits(rows, hidden_text, style, scenario), tail) if part
+    ]
     is_spaced = 1 + sum(map(len, parts)) + len(parts) <= MAX_SUMMARY_LINES
     lines = [_format_verdict(answer, style)]
     for part in parts:
@@ -204,8 +209,10 @@ def _describe_allowed_gpus(scenario: Scenario) -> str:
     return f"up to {kinds[0]}" if len(kinds) == 1 else f"the {len(kinds)} kinds of GPU allowed"
 
 
-def _format_limits(rows: Sequence[Limit], style: TerminalStyle, scenario: Scenario) -> list[str]:
-    """Format a line with a bar for each limit, below a line that explains the bar.
+def _format_limits(
+    rows: Sequence[Limit], hidden_text: str, style: TerminalStyle, scenario: Scenario
+) -> list[str]:
+    """Format a line with a bar for each limit, below a line that explains the bar and names what is hidden.
 
     A limit is at risk if the bar, which ends at the asked probability, is beyond it.
     """
@@ -221,7 +228,8 @@ def _format_limits(rows: Sequence[Limit], style: TerminalStyle, scenario: Scenar
     columns = min(columns, MAX_BAR_COLUMNS)
     sure = f"{format_probability(scenario.confidence)} sure"
     key = style.choose(f"● expected ━ {sure} ▏ limit", f"o expected = {sure} | limit")
-    lines = [f"  {'':<{name_width}}  {'':<{value_width}}  {key}"] * (columns >= MIN_BAR_COLUMNS)
+    lines = [f"  {hidden_text:<{name_width + 2 + value_width}}  {key}".rstrip()]
+    lines *= columns >= MIN_BAR_COLUMNS
     for name, value, row in zip(names, values, rows, strict=True):
         bar = f"{style.draw_bar(row.use, columns)}  " if columns >= MIN_BAR_COLUMNS else ""
         if math.isinf(row.use.mid):
@@ -358,7 +366,9 @@ def describe_less_load(found: Relaxation) -> str:
     return f"up to {found.pessimistic:,.0f} concurrent requests instead of {found.given:,.0f}"
 
 
-def _choose_next_command(answer: Answer, command: str, out: str, style: TerminalStyle) -> str:
+def _choose_next_command(
+    answer: Answer, command: str, out: str, style: TerminalStyle, *, detailed: bool
+) -> str:
     """Choose the command that comes next, with what it does if that fits; none if nothing meets."""
     chosen = answer.chosen
     if chosen is None or not command:
@@ -374,7 +384,9 @@ def _choose_next_command(answer: Answer, command: str, out: str, style: Terminal
         return (
             f"{text}. Start a replica on {nodes} machines, each with NODE_RANK and MASTER_ADDR set"
         )
-    text, comment = f"{command} --out plan/", "   # launch script, benchmark, alerts"
+    text, comment = f"{command} --out plan/", "   # or --all for every detail"
+    if detailed:
+        comment = "   # launch script, benchmark, alerts"
     return _keep_whole(text + comment * (len(text + comment) <= style.width - 11))
 
 

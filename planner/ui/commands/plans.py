@@ -125,7 +125,6 @@ def run_plan(options: argparse.Namespace) -> int:
     from planner.core.progress import get_progress_watch
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
-    from planner.planning.what_if import find_unlisted_gpu
     from planner.tools.plan_age import find_saved_plan
     from planner.ui.plan_files import check_plan_folder, serialize_plan_file, write_plan_files
     from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
@@ -158,8 +157,7 @@ def run_plan(options: argparse.Namespace) -> int:
     summary = format_summary(answer, style, command=command, out=out, detailed=options.all)
     print(summary, flush=True)  # an interruption of what follows leaves it
     if options.all or options.out:
-        unlisted = find_unlisted_gpu(plan) if options.all else None
-        answer = build_answer(plan, FILE_PARTS, unlisted=unlisted, known=answer)
+        answer = build_answer(plan, FILE_PARTS, known=answer)
     if options.all:
         print(format_details(answer, style), flush=True)
     if options.out:
