@@ -42,11 +42,11 @@ Part = Literal[
     "ramp",
 ]
 """A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "engines", "ways_out")
+SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "choice", "engines", "ways_out")
 """What the first lines say."""
 MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
-FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth", "choice", "alternatives")
+FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth", "alternatives")
 """What plan.json and the details say."""
 SAME_PRICE_SHARE = 0.005
 """Prices that differ by less are the same for people."""
@@ -431,6 +431,7 @@ class Answer:
     files: tuple[str, ...]
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
+    support: str  # that nobody knows whether the engine's release serves the model, else empty
     surge: Surge | None = None  # at more traffic than planned
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
     middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds

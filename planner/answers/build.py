@@ -41,6 +41,7 @@ from planner.deploy.artifacts import (
     list_benchmark_files,
 )
 from planner.engines.deployment import choose_machines
+from planner.engines.model_registries import judge_model_support
 from planner.hardware.grids import JOULES_PER_KWH
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.measured_residuals import describe_run, find_nearest_run
@@ -411,6 +412,9 @@ class _Builder:
             else (),
             not_written=tuple(explain_unsupported_artifacts(plan)) if chosen else (),
             benchmark_note=explain_benchmark_lengths(chosen.prediction) if chosen else "",
+            support=judge_model_support(best.deployment.model, best.deployment.engine).sentence
+            if best
+            else "",
         )
 
     def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:

@@ -35,6 +35,7 @@ from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
 from planner.planning.framework_choice import load_frameworks
 from planner.planning.growth import MIN_GROWTH, GrowthLimit
+from planner.planning.max_load import MIN_FIGURE
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.scenario import Scenario
 from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, format_latency
@@ -251,6 +252,8 @@ def describe_open_figure(scenario: Scenario) -> str:
     if kind == "limit":
         target = scenario.slo_targets[0]
         return f"{target.name} of {format_limit_seconds(target.seconds)}"
+    if kind == "rate" and (load.rate or 0.0) <= MIN_FIGURE:
+        return "one request at a time"
     if kind == "rate":
         return f"{format_number(load.rate or 0.0)} requests/s"
     return format_count(load.concurrency or 0, "concurrent request") if kind else ""
@@ -435,6 +438,15 @@ def describe_draws(choice: Choice) -> str:
     text = ", ".join(f"{what} {share}" for what, share in texts if share != "0%")
     unlikely = "; no single cheaper plan is likely enough to meet the targets"
     return text + unlikely * choice.is_cheaper_likely
+
+
+def describe_cheaper_odds(answer: Answer) -> str:
+    """Say that a benchmark pays off before anything is rented for long, where it probably does; else empty."""
+    choice = answer.choice
+    if choice is None or not choice.is_cheaper_likely:
+        return ""
+    odds = format_probability(choice.p_cheaper)
+    return f"before you rent for long: {odds} likely that something cheaper does"
 
 
 def describe_rejected(answer: Answer) -> str:

@@ -34,6 +34,7 @@ from planner.models.registry import load_model
 from planner.planning.framework_choice import WorkloadTraits
 from planner.planning.scenario_schema import (  # fmt: skip
     OPEN_FIGURE,
+    ApiEntry,
     ArtifactKind,
     BillingAlternativesEntry,
     OpenFigure,
@@ -176,6 +177,7 @@ class Scenario:
             *(self._explain_prefill_only() if self.workload.output.max_tokens <= 1 else ()),
             *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
             *([self._explain_peak(self.volume)] if self.volume else []),
+            *(["The API answers as well as this model."] if self.billing_alternatives.api else []),
         )
 
     def _explain_prefill_only(self) -> tuple[str, ...]:
@@ -302,20 +304,21 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         day = parse_daily_profile(entry.workload, folder)
         day_trace = str(entry.workload.day) if day and day.peak_rps else None
         prices = _parse_prices(entry)
+        workload = parse_workload(
+            entry.workload, longest, max(longest, context), folder, day, entry.adapters
+        )
         scenario = Scenario(
             name=name,
             question=entry.question or f"What does it take to serve {entry.model}?",
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
             allow_disaggregation=entry.pools,
-            billing_alternatives=entry.instead,
+            billing_alternatives=_price_api_bill(entry, workload, day),
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=_parse_candidate_gpus(entry, prices),
             engine=engines[0],
             other_engines=tuple(engines[1:]),
-            workload=parse_workload(
-                entry.workload, longest, max(longest, context), folder, day, entry.adapters
-            ),
+            workload=workload,
             slo_targets=_parse_slo_targets(entry),
             offline=entry.workload.requests is not None,
             engine_args=engine_args,
@@ -410,6 +413,26 @@ def _list_name_checks(fields: Mapping[str, object], folder: Path) -> Iterator[Ca
     for gpu in gpus if isinstance(gpus, list | tuple) else [gpus]:
         if isinstance(gpu, Mapping) and isinstance(gpu.get("gpu"), str):
             yield partial(get_gpu, gpu["gpu"])
+
+
+def _price_api_bill(
+    entry: ScenarioEntry, workload: Workload, day: DailyProfile | None
+) -> BillingAlternativesEntry:
+    """Turn an API's bill of a month into its price of this traffic's tokens."""
+    instead, is_open = entry.instead, entry.open_figure or entry.workload.requests is not None
+    usd = instead.api_usd_per_month
+    if usd is None:
+        return instead
+    if instead.api or is_open or workload.rate is None:
+        raise PlannerError(
+            "instead, field api_usd_per_month: takes the bill of a workload with a rate or a volume,"
+            " and no prices in `api` beside it"
+        )
+    busy = sum(day.hourly_fractions) / day.num_hours if day else 1.0
+    requests = workload.rate * busy * HOURS_PER_MONTH * 3600
+    per_mtok = usd / (requests * workload.mean_tokens_per_request) * 1e6
+    api = ApiEntry(usd_per_mtok_input=per_mtok, usd_per_mtok_output=per_mtok)
+    return instead.model_copy(update={"api": api})
 
 
 def _parse_prices(entry: ScenarioEntry) -> PriceSelection:

@@ -318,6 +318,7 @@ class BillingAlternativesEntry(StrictEntry):
 
     serverless: ServerlessEntry | None = None
     api: ApiEntry | None = None
+    api_usd_per_month: PositiveNumber | None = None  # what this traffic's tokens cost there today
 
 
 class AdaptersEntry(StrictEntry):

@@ -8,6 +8,7 @@ from planner.answers.answer import Answer, Limit, Offer, Relaxation, WaysOut
 from planner.answers.wording import (
     BASIS_LABELS,
     describe_adapters,
+    describe_cheaper_odds,
     describe_draws,
     describe_engine,
     describe_gpu_price,
@@ -109,6 +110,7 @@ def format_summary(
         "waiting": _describe_waiting(answer),
         "risk": _describe_risk(answer),
         "stages": explain_stages(answer),
+        "measure": describe_cheaper_odds(answer),
         "ways_out": _list_ways_out(answer),
         "engine": _keep_whole(describe_engine(best)) if best else "",
         "engine_of": describe_engine,
@@ -160,6 +162,8 @@ def _describe_model(found: Answer | PlannerError) -> str:
     best = found.chosen
     at_risk = " (at risk)" if found.verdict == "at_risk" else ""
     what = f"{describe_offer(best)}, {describe_engine(best)}: {format_price(best)}"
+    if figure := describe_open_figure(found.scenario):
+        what = f"{figure} on {what}"
     return f"{what}, {format_odds(best)} likely{at_risk}"
 
 
@@ -279,6 +283,8 @@ def describe_traffic(answer: Answer) -> str:
     if load.rate is not None:
         peak = " in the busiest hour" if scenario.daily_profile else ""
         rate = format_number(load.rate)
+        if scenario.found_figure == "rate" and answer.chosen is None:
+            return f"{describe_open_figure(scenario)} of {tokens}"
         if scenario.load_sigma and (given := scenario.rate_range):
             rate = f"{format_number(given.lo)}-{format_number(given.hi)}"
         return f"{rate} request{'s' * (rate != '1')}/s of {tokens}{peak}"
@@ -384,7 +390,7 @@ def _choose_next_command(
         return (
             f"{text}. Start a replica on {nodes} machines, each with NODE_RANK and MASTER_ADDR set"
         )
-    text, comment = f"{command} --out plan/", "   # or --all for every detail"
+    text, comment = f"{command} --out plan/", "   # or --all: details"
     if detailed:
         comment = "   # launch script, benchmark, alerts"
     return _keep_whole(text + comment * (len(text + comment) <= style.width - 11))

@@ -121,7 +121,7 @@ def add_plan(commands: "Subparsers") -> None:
 @watch_command
 def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
-    from planner.answers import FILE_PARTS, SUMMARY_PARTS, Part, build_answer
+    from planner.answers import FILE_PARTS, SUMMARY_PARTS, build_answer
     from planner.core.progress import get_progress_watch
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
@@ -151,8 +151,7 @@ def run_plan(options: argparse.Namespace) -> int:
     words += [word for text in options.set for word in ("--set", text)]
     out = shlex.quote(str(options.out)) if options.out else ""
     style = detect_style()
-    parts: tuple[Part, ...] = (*SUMMARY_PARTS, "choice") if out else SUMMARY_PARTS
-    answer = build_answer(plan, parts)
+    answer = build_answer(plan, SUMMARY_PARTS)
     command = shlex.join(words)
     summary = format_summary(answer, style, command=command, out=out, detailed=options.all)
     print(summary, flush=True)  # an interruption of what follows leaves it
