@@ -132,8 +132,10 @@ def run_plan(options: argparse.Namespace) -> int:
 
     overrides = parse_overrides(options)
     if saved := find_saved_plan(options.scenario):
-        if overrides or options.out or options.all:
-            raise PlannerError(f"{saved} is a saved plan: --set, --out and --all take a scenario")
+        if overrides or options.out or options.all or options.force:
+            raise PlannerError(
+                f"{saved} is a saved plan: --set, --out, --all and --force take a scenario"
+            )
         return SAVED_EXIT_CODES[print_plan_age(saved, as_json=options.json)]
     if isinstance(overrides.get("model"), list):
         return _plan_models(options, overrides)
