@@ -135,8 +135,7 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
 def find_unlisted_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
     """Find a plan on another kind of GPU, which the scenario does not list; as a format is found."""
     chosen = _get_priced_choice(plan)
-    promising = chosen and _propose_unlisted_gpus(plan.scenario, chosen)
-    if chosen is None or promising is None:
+    if chosen is None or (promising := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
         return None
     found = _find_better(promising, chosen)
     return (found, promising) if found else None
