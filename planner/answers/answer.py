@@ -482,7 +482,7 @@ class Answer:
 
     @cached_property
     def other_options(self) -> tuple[OtherOption, ...]:
-        """What may be taken instead, that first which saves most for its risk, or is safer for its price."""
+        """What may be taken instead: first what is as likely as asked, and saves or secures most for its price."""
         chosen = self.chosen
         if chosen is None:
             return ()
@@ -498,7 +498,11 @@ class Answer:
             for kind, offer, unlisted in found
             if offer
         ]
-        return tuple(sorted(options, key=lambda each: -each.worth))
+        return tuple(
+            sorted(
+                options, key=lambda each: (each.offer.probability < chosen.confidence, -each.worth)
+            )
+        )
 
     @property
     def open_figure(self) -> tuple[str, float] | None:

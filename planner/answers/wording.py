@@ -446,7 +446,7 @@ def describe_cheaper_odds(answer: Answer) -> str:
     if choice is None or not choice.is_cheaper_likely:
         return ""
     odds = format_probability(choice.p_cheaper)
-    return f"before you rent for long: {odds} likely that something cheaper does"
+    return f"first: {odds} likely that one of several cheaper plans does"
 
 
 def describe_rejected(answer: Answer) -> str:
@@ -568,8 +568,8 @@ def _describe_option(option: OtherOption, *, has_usual_layout: bool) -> str:
         outside = " (not allowed)" if option.unlisted.is_format else " (not listed)"
     if option.unlisted and option.unlisted.is_format:
         parts += [option.unlisted.quality.partition(" (")[0] or "quality not published"]
-    if offer.has_inner_stages and has_usual_layout:
-        parts += ["pipeline stages are rarely measured"]
+    if offer.has_inner_stages and has_usual_layout and offer.probability >= offer.confidence:
+        parts += ["its pipeline stages are rarely measured"]
     return f"{describe_offer(offer)}{outside}: {'; '.join(parts)}"
 
 
