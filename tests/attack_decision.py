@@ -111,8 +111,8 @@ def loosen(asked: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def get_bill(plan: Plan) -> tuple[bool, float]:
-    """What `plan` costs, (True, inf) if it does not hold."""
-    return plan.chosen.cost_key if plan.verdict == "holds" and plan.chosen else (True, math.inf)
+    """What `plan` costs by the rule, in which stages have to save a third; (True, inf) if it does not hold."""
+    return plan.chosen.rank_cost if plan.verdict == "holds" and plan.chosen else (True, math.inf)
 
 
 def costs_more(one: tuple[bool, float], other: tuple[bool, float]) -> bool:

@@ -313,3 +313,16 @@ def test_what_lies_between_is_named_and_the_short_answer_stays_short() -> None:
     answer = build_answer(shown)
     assert answer.middle is not None and answer.middle.probability == 0.72
     assert len(format_answer(answer, command="headroom plan x").splitlines()) <= 14
+
+
+def test_stages_inside_a_machine_have_to_save_a_third() -> None:
+    """The rule's own figure, and what people build: no run of most layouts with stages was measured."""
+    scenario = ask(1.0, ttft={"p95": 8000}, tpot={"p95": 200})
+    usual, staged = (
+        state_deployment(scenario, deploy_on(MODEL, "L40S", tp=tp, pp=pp, max_model_len=4096))
+        for tp, pp in ((2, 1), (1, 2))
+    )
+    assert staged.has_inner_stages and not usual.has_inner_stages
+    assert usual.cost_key == staged.cost_key
+    assert usual.rank_key < replace(staged, billed_fraction=0.7).rank_key
+    assert usual.rank_key > replace(staged, billed_fraction=0.6).rank_key
