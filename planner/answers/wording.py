@@ -445,8 +445,10 @@ def describe_cheaper_odds(answer: Answer) -> str:
     choice = answer.choice
     if choice is None or not choice.is_cheaper_likely:
         return ""
-    odds = format_probability(choice.p_cheaper)
-    return f"first: {odds} likely that one of several cheaper plans does"
+    odds, first = format_probability(choice.p_cheaper), "this plan"
+    if choice.benchmark and not choice.benchmark.is_own:
+        first = choice.benchmark.offer.placement
+    return f"{first} first: {odds} likely that one of the cheaper plans does"
 
 
 def describe_rejected(answer: Answer) -> str:
