@@ -18,7 +18,7 @@ from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
 from planner.planning.slo import SloTarget
-from planner.planning.tolerance import state_deployment
+from planner.planning.tolerance import EvaluationStore, state_deployment
 
 SUGGESTED_GPUS = (
     "L40S",
@@ -165,9 +165,12 @@ def _find_cheapest_by_proposal(
 
     It is cheaper than what is `known`; None where none of a few is.
     """
+    store = EvaluationStore(scenario, quick=False)
     for candidate in _propose_by_price(scenario):
         if known and candidate.cost_key >= known.cost_key:
             return None
+        if not store.may_be_confident(candidate.deployment):
+            continue
         judged = state_deployment(scenario, candidate.deployment, candidate.preference_key)
         if judged.is_confident:
             return judged
