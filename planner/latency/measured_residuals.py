@@ -195,9 +195,8 @@ def compute_covariance(
 
 def _compare_positions(shape: ProcessShape, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return exp(-|x - x'|^2 / 2), [n, m]."""
-    one, other = (each / np.array(shape.length_scales) for each in (one, other))
-    squares = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
-    return np.asarray(np.exp(-0.5 * np.maximum(squares, 0.0)))
+    sides = zip(one.T, other.T, shape.length_scales, strict=True)
+    return np.asarray(np.exp(-0.5 * sum(((a[:, None] - b) / s) ** 2 for a, b, s in sides)))
 
 
 def _compare_groups(shape: ProcessShape, one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -212,14 +211,24 @@ def _compare_groups(shape: ProcessShape, one: np.ndarray, other: np.ndarray) -> 
 @lru_cache(maxsize=1024)
 def _relate_traits(
     engine: str, metric: ResidualMetric, traits: tuple[tuple[str, str], ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the groups [levels] of these traits, new ones negative, and what they share with each run."""
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the groups [levels] of these traits, new ones negative, and what they share with each run.
+
+    Last comes the variance of such a point before any run, noise included.
+    """
     shape, runs, known = load_process_shapes()[metric], _load_runs(engine, metric), dict(traits)
     codes = [
         found.get(tuple(known[trait] for trait in level.shares), -1)
         for level, found in zip(shape.levels.values(), runs.keys, strict=True)
     ]
-    return np.array(codes), _compare_groups(shape, np.array(codes)[:, None], runs.codes)[:, 0]
+    new = (
+        level.unseen**2
+        for level, code in zip(shape.levels.values(), codes, strict=True)
+        if code < 0
+    )
+    prior = float(shape.variances.sum()) + shape.noise**2 + sum(new)
+    shared = _compare_groups(shape, np.array(codes)[:, None], runs.codes)[:, 0]
+    return np.array(codes), shared, prior
 
 
 def _relate_to_runs(
@@ -243,19 +252,30 @@ def estimate_residual_covariance(
     points: Sequence[OperatingPoint], metric: ResidualMetric
 ) -> np.ndarray:
     """Estimate the covariance [n, n] of the residuals of points of one engine, a run's noise included."""
-    shape, (runs, cross) = load_process_shapes()[metric], _relate_to_runs(points, metric)
+    shape, (_, cross) = load_process_shapes()[metric], _relate_to_runs(points, metric)
     positions = np.array([point.position for point in points])
     codes = _number_groups(points, metric)
     prior = compute_covariance(shape, (positions, positions), (codes, codes))
     prior[np.diag_indices_from(prior)] += shape.noise**2
     for level, groups in zip(shape.levels.values(), codes, strict=True):
         prior += level.unseen**2 * ((groups[:, None] == groups) & (groups < 0))
-    near = np.argsort(-cross.max(0), kind="stable")[:MAX_NEIGHBOURS]
-    among, places = runs.codes[:, near], runs.positions[near]
-    own = compute_covariance(shape, (places, places), (among, among))
-    factor = np.linalg.cholesky(own + np.diag(runs.noise[near] ** 2))
-    explained = np.linalg.solve(factor, cross[:, near].T)
+    explained = _explain(points[0].engine, metric, cross)
     return np.asarray(prior - explained.T @ explained)
+
+
+def _explain(engine: str, metric: ResidualMetric, cross: np.ndarray) -> np.ndarray:
+    """Return what the runs that share most explain of points, as factors [runs, n] of a covariance."""
+    near = np.sort(np.argsort(-cross.max(0), kind="stable")[:MAX_NEIGHBOURS])
+    return np.asarray(_whiten_runs(engine, metric, tuple(near.tolist())) @ cross[:, near].T)
+
+
+@lru_cache(maxsize=512)  # loads and arguments of a layout have the same runs nearby
+def _whiten_runs(engine: str, metric: ResidualMetric, near: tuple[int, ...]) -> np.ndarray:
+    """Return the inverse Cholesky factor of these runs' covariance, [runs, runs]."""
+    shape, runs = load_process_shapes()[metric], _load_runs(engine, metric)
+    among, places = runs.codes[:, near], runs.positions[list(near)]
+    own = compute_covariance(shape, (places, places), (among, among))
+    return np.linalg.inv(np.linalg.cholesky(own + np.diag(runs.noise[list(near)] ** 2)))
 
 
 def _number_groups(points: Sequence[OperatingPoint], metric: ResidualMetric) -> np.ndarray:
@@ -271,9 +291,13 @@ def _number_groups(points: Sequence[OperatingPoint], metric: ResidualMetric) -> 
 
 
 @lru_cache(maxsize=65_536)
-def estimate_error_width(point: OperatingPoint, metric: ResidualMetric) -> float:
-    """Estimate the standard deviation of the residual at one operating point."""
-    return math.sqrt(max(float(estimate_residual_covariance([point], metric)[0, 0]), 1e-6))
+def estimate_residual(point: OperatingPoint, metric: ResidualMetric) -> tuple[float, float]:
+    """Estimate mean and standard deviation of the residual at one operating point."""
+    runs, cross = _relate_to_runs([point], metric)
+    explained = _explain(point.engine, metric, cross)
+    prior = _relate_traits(point.engine, metric, point.traits)[2]
+    variance = prior - float((explained**2).sum())
+    return float(cross[0] @ runs.pull), math.sqrt(max(variance, 1e-6))
 
 
 def find_nearest_run(point: OperatingPoint) -> Mapping[str, str] | None:

@@ -5,7 +5,6 @@ GPU and engine. With speculation a step drafts tokens and verifies them.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
@@ -34,8 +33,8 @@ from planner.latency.kv_offload import COPY_LINK_FRACTION
 from planner.latency.measured_residuals import (
     OperatingPoint,
     describe_traits,
-    estimate_error_width,
     estimate_mean_residuals,
+    estimate_residual,
     get_basis,
 )
 from planner.latency.step_work import StepWork, count_step_work, resolve_planned_kv_dtype
@@ -268,11 +267,15 @@ class StepModel:
 
         `context` tokens before it are cached.
         """
-        total = Counter[str]()
-        for start in range(0, tokens, self.max_tokens):
-            chunk = min(self.max_tokens, tokens - start), context + start
-            total.update(self.estimate_step([chunk], []).seconds_by_part)
-        return StepCost(total)
+        starts = np.arange(0, tokens, self.max_tokens)
+        sizes = np.minimum(tokens - starts, self.max_tokens)
+        cost = {name: float(np.interp(sizes, self.grid, p).sum()) for name, p in self.parts.items()}
+        attention = self.estimate_prefill_attention_s(sizes, context + starts)
+        cost["prefill attention"] = float(attention.sum())
+        cost["head and sampling"] = len(starts) * float(self.interpolate_rows_s(1))
+        cost["per sequence"] = len(starts) * float(self.interpolate_sequences_s(1))
+        cost["host"] = len(starts) * (self.fixed_s + self.prefill_step_s)
+        return StepCost(cost)
 
 
 def count_attention_pairs(
@@ -542,7 +545,7 @@ def build_step_model(
     position = point.position[1:]
     step = _build_corrected_step_model(deployment.with_replicas(1), position, coefficients)
     # prompts are corrected alike at all loads, so what runs say of this one is part of the error
-    here = float(estimate_mean_residuals([point], "ttft")[0])
+    here, ttft = estimate_residual(point, "ttft")
     _, usual = _estimate_residuals(point.engine, point.traits, step.stages, position)
     full = point._replace(position=(math.log(deployment.args.max_num_seqs), *position))
     plain = build_uncorrected_step_model(deployment.with_replicas(1), coefficients)
@@ -551,9 +554,9 @@ def build_step_model(
         round(load.prompt.mean - load.mean_cached_tokens), load.output.mean,
         cached=round(load.mean_cached_tokens),
     )  # fmt: skip
-    tpot, most = (estimate_error_width(each, "tpot") for each in (point, full))
+    tpot, most = (estimate_residual(each, "tpot")[1] for each in (point, full))
     tpot = math.hypot(tpot, PROMPT_WAIT_SIGMA * (1 - float(in_tpot)))
-    ttft = math.hypot(here - usual, estimate_error_width(point, "ttft"))
+    ttft = math.hypot(here - usual, ttft)
     basis = get_basis(point)
     if user := deployment.engine.calibration.get(deployment.gpu.name):
         own = user.sigma_tpot or 0.0, user.sigma_ttft or 0.0, user.sigma_tpot or 0.0
@@ -669,7 +672,9 @@ def locate_operating_point(deployment: Deployment, workload: Workload) -> Operat
         steps, sequences = workload.output.mean / step.tokens_per_step, 1.0
         for _ in range(FIXED_POINT_ROUNDS):
             stay = steps * float(step.estimate_decode_step_s(sequences, context))
-            sequences = min(max(arriving * stay, 1.0), limit)
+            before, sequences = sequences, min(max(arriving * stay, 1.0), limit)
+            if sequences == before:
+                break
     first_step_s = float(step.estimate_decode_step_s(1.0, context)) / step.tokens_per_step
     position = (
         min(max(sequences, 1.0), most), context, deployment.layout.tp, first_step_s,

@@ -9,13 +9,15 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
+from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import PROBABILITY_TIE
 from planner.planning.deployment_builder import set_max_num_seqs
+from planner.planning.evaluation import get_candidate_workload
 from planner.planning.memory_odds import list_memory_utilizations
 from planner.planning.scenario import Scenario
 from planner.planning.slo import compute_probability, compute_tolerance
-from planner.planning.tolerance import EvaluationStore
+from planner.planning.tolerance import EvaluationStore, compute_error_factor
 
 BATCHED_TOKENS_VALUES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Ladder of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
@@ -86,6 +88,8 @@ SAFE_ENOUGH_SIGMAS = 2.0
 """Beyond two standard deviations (98%) speed and capacity count, no longer safety."""
 NEAR_MARGIN = 1.15
 """What is beyond its limits by less may hold between two values of a ladder."""
+LEAST_HOPELESS_MARGIN = 1.1
+"""Where the least margin is more, nothing is tried: it is as exact as lengths that are drawn have their percentile."""
 MAX_TUNING_STEPS = 4
 """Where so many more steps of the same gain would not reach the limit, tuning gives up."""
 
@@ -144,6 +148,28 @@ def _list_adjacent(ladder: Sequence[int], value: int) -> list[int]:
 def _keep_startable(deployment: Deployment) -> Iterator[Deployment]:
     if get_memory_plan(deployment).can_start:
         yield deployment
+
+
+def estimate_least_margin(scenario: Scenario, deployment: Deployment, z: float) -> float:
+    """Estimate the margin at `z` that no engine argument improves on, from the targets of TTFT.
+
+    No prompt takes less time than alone, without a wait, in the largest steps.
+    """
+    load, shares = get_candidate_workload(scenario, deployment), [0.0]
+    targets = [target for target in scenario.slo_targets if target.metric == "ttft"]
+    if not targets or load.uses_trace_prefixes:
+        return 0.0
+    most = max(deployment.args.max_num_batched_tokens, BATCHED_TOKENS_VALUES[-1])
+    step = build_step_model(deployment.with_args(max_num_batched_tokens=most), load)
+    for target in targets:
+        percent = target.percentile.removeprefix("p")
+        is_mean = target.percentile == "mean"
+        tokens = load.prompt.mean if is_mean else load.prompt.compute_quantile(int(percent) / 100)
+        cached = int(min(load.prefix_tokens or load.prefix_hit_rate * tokens, tokens - 1))
+        alone_s = step.estimate_prompt(int(tokens) - cached, cached).seconds / step.stages
+        slower = math.exp(step.sigma_tpot * z) * compute_error_factor(step, target, z)
+        shares.append(alone_s * slower / target.seconds)
+    return max(shares)
 
 
 def tune_to_margin(

@@ -49,8 +49,10 @@ from planner.planning.candidate import (
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
+    LEAST_HOPELESS_MARGIN,
     NEAR_MARGIN,
     SAFE_ENOUGH_SIGMAS,
+    estimate_least_margin,
     tune_to_margin,
     tune_to_probability,
 )
@@ -309,7 +311,7 @@ def _search_unified(scenario: Scenario) -> Plan:
 
 
 def _search_for_gamble(
-    scenario: Scenario, inner_stages: bool = True
+    scenario: Scenario, *, in_full: bool = False, inner_stages: bool = True
 ) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
     """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
 
@@ -317,15 +319,16 @@ def _search_for_gamble(
     them where tensor parallelism in a machine, or more replicas, do. Without `inner_stages` none
     has pipeline stages inside a machine, nor spans machines.
     """
-    families, rejected = build_families(scenario, _fits_in_machine)
-    search = _Search(scenario, families, EvaluationStore(scenario))
-    gamble = search.find_cheapest(GAMBLE_PROBABILITY, inner_stages=inner_stages)
-    if gamble or not inner_stages:
-        return search, rejected, gamble
-    wide, refused = build_families(scenario, _spans_machines)
-    search.families = [*families, *wide]
-    gamble = search.find_cheapest(GAMBLE_PROBABILITY) if wide else []
-    return search, rejected + refused, gamble
+    search, rejected = _Search(scenario, [], EvaluationStore(scenario)), []
+    gamble: list[Candidate] = []
+    for layouts in (_fits_in_machine, _spans_machines)[: 1 + inner_stages]:
+        families, refused = build_families(scenario, layouts, in_full=in_full)
+        search.families += families
+        rejected += refused
+        gamble = search.find_cheapest(GAMBLE_PROBABILITY, inner_stages=inner_stages)
+        if gamble:
+            break
+    return search, rejected, gamble
 
 
 def _fits_in_machine(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
@@ -594,6 +597,14 @@ class _CheapestFirst:
         fewest = family.get_min_replicas(z)
         while replicas > fewest and family.price(self.search.scenario, replicas) > limit:
             replicas -= 1  # more are dearer than what passed already
+        if self.probability > GAMBLE_PROBABILITY:
+            few, many = (family.start.with_replicas(n) for n in (replicas, family.max_replicas))
+            least = min(
+                estimate_least_margin(self.search.scenario, each, z) for each in (few, many)
+            )
+            if least > LEAST_HOPELESS_MARGIN:
+                self.search._refute(few, family, self.probability, least)
+                return
         tuned, ratio = self.search._probe(family, replicas, self.probability)
         if ratio > 1:
             self.search._refute(tuned, family, self.probability, ratio)
@@ -742,7 +753,8 @@ def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
     assert kind is not None
 
     def is_met_analytically(value: float) -> bool:
-        return search_analytically(set_figure(scenario, kind, value)).verdict == "holds"
+        asked = set_figure(scenario, kind, value)
+        return search_analytically(asked, in_full=True).verdict == "holds"
 
     precision = ROUGH_PRECISION if is_simulated else LOAD_PRECISION
     start = find_largest(is_met_analytically, 1.0, precision)
@@ -769,8 +781,9 @@ def _push_figure(
     Without `inner_stages` none has pipeline stages inside a machine; 0 too where none reaches `at_least`.
 
     What a search chooses, and what comes nearest in it, is pushed as far as it meets the targets in
-    all the replicas that there may be: there the next search looks. It ends where a search a little
-    above the largest figure misses, and nothing is pushed beyond. So an option more never lowers it.
+    all the replicas that there may be: there the next search looks, or further where the last one had
+    an option. It ends where a search a little above the largest figure misses, and nothing is pushed
+    beyond. So an option more never lowers it.
     """
     met, missed, value, step = 0.0, [math.inf], round_figure(kind, start), LOAD_PRECISION
     while MIN_FIGURE <= value <= MAX_FIGURE and not is_out_of_time():
@@ -788,15 +801,14 @@ def _push_figure(
             pushed = max(pushed, find_max_load(asked, one, kind=kind, more_than=known))
         least = max(met * LOAD_PRECISION, met + (kind == "concurrency"))
         above = min(miss for miss in missed if miss > met)
+        step = step * step if is_met else LOAD_PRECISION
+        reach = min(met * step, math.sqrt(met * above)) if met else 0.0
         if pushed > least and all(abs(miss / pushed - 1) > LOAD_PRECISION - 1 for miss in missed):
-            value, step = pushed, LOAD_PRECISION
+            value = max(pushed, reach)
         elif above <= least:
             break
-        elif not met:
-            value /= 4
         else:
-            step = step * step if is_met else LOAD_PRECISION
-            value = max(min(met * step, math.sqrt(met * above)), least)
+            value = max(reach, least) if met else value / 4
         value = round_figure(kind, value)
         if value <= met:
             break
@@ -810,7 +822,7 @@ def _list_strongest(
 
     Pools are looked at where nothing else meets the targets.
     """
-    search, _, gamble = _search_for_gamble(scenario, inner_stages)
+    search, _, gamble = _search_for_gamble(scenario, in_full=True, inner_stages=inner_stages)
     meeting = search.find_cheapest(scenario.confidence, inner_stages=inner_stages) if gamble else []
     families = {family.estimate.family_key: family for family in search.families}
     options = {one.family_key: one.deployment for one in meeting}
@@ -837,13 +849,13 @@ def _get_max_pool_cost(unified: Candidate | None) -> float:
     return MAX_POOL_COST_FACTOR * unified.cost_key[1]
 
 
-def search_analytically(scenario: Scenario) -> Plan:
+def search_analytically(scenario: Scenario, *, in_full: bool = False) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
     if scenario.open_figure:
         scenario = settle_open_figure(scenario, is_simulated=False)
-    families, rejected = build_families(scenario, _fits_in_machine)
+    families, rejected = build_families(scenario, _fits_in_machine, in_full=in_full)
     if not any(family.estimate.is_feasible for family in families):
-        wide, refused = build_families(scenario, _spans_machines)
+        wide, refused = build_families(scenario, _spans_machines, in_full=in_full)
         families, rejected = families + wide, rejected + refused
     ordered = sorted((family.estimate for family in families), key=attrgetter("rank_key"))
     if not ordered or not ordered[0].is_feasible:

@@ -72,9 +72,12 @@ class Family:
 
 @show_step("estimating layouts")
 def build_families(
-    scenario: Scenario, layout_filter: LayoutFilter
+    scenario: Scenario, layout_filter: LayoutFilter, *, in_full: bool = False
 ) -> tuple[list[Family], list[RejectedOption]]:
-    """Build every legal family whose layout the filter lets through, and list what is none."""
+    """Build every legal family whose layout the filter lets through, and list what is none.
+
+    `in_full`, each is looked at in the most replicas alone: what it serves is asked, not what it costs.
+    """
     usual: list[SearchOption] = []
     rejected: list[RejectedOption] = []
     for option in generate_search_options(scenario, layout_filter):
@@ -99,11 +102,12 @@ def build_families(
     def is_enough(candidate: Candidate) -> bool:
         return candidate.is_feasible and not candidate.at_risk
 
-    fewest = _find_min_replicas(scenario, usual, is_open)
+    evaluated: dict[tuple[Deployment, tuple[int, ...]], Candidate] = {}
+    in_full &= scenario.power_at_most is None  # which more replicas break the more
+    find_min_replicas = partial(_find_min_replicas, scenario, evaluated, in_full)
+    fewest = find_min_replicas(usual, is_open)
     enough = dict(
-        zip(
-            map(_get_option_key, usual), _find_min_replicas(scenario, usual, is_enough), strict=True
-        )
+        zip(map(_get_option_key, usual), find_min_replicas(usual, is_enough), strict=True)
     )
     # with other arguments only what may still cost less than what does with its usual ones
     known = min((c.cost_key for c in enough.values() if is_enough(c)), default=(True, math.inf))
@@ -114,7 +118,7 @@ def build_families(
         for variant in generate_variants(scenario, deployment)
     ]
     options = [*usual, *tuned]
-    fewest += _find_min_replicas(scenario, tuned, is_open)
+    fewest += find_min_replicas(tuned, is_open)
     ranked: dict[object, list[tuple[tuple[object, ...], int, Candidate, SearchOption]]] = {}
     for k, (candidate, option) in enumerate(zip(fewest, options, strict=True)):
         if not is_open(candidate):
@@ -131,7 +135,7 @@ def build_families(
         ranked.setdefault(key, []).append((rank, k, candidate, option))
     best = [sorted(each)[:2] for each in ranked.values()]
     others = [first[-1] for first, *_ in best if _get_option_key(first[-1]) not in enough]
-    found = _find_min_replicas(scenario, others, is_enough)
+    found = find_min_replicas(others, is_enough)
     enough |= zip(map(_get_option_key, others), found, strict=True)
     families = []
     for (*_, least, option), *second in best:
@@ -253,21 +257,30 @@ def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:
 
 
 def _find_min_replicas(
-    scenario: Scenario, options: list[SearchOption], is_enough: Callable[[Candidate], bool]
-) -> list[Candidate]:
+    scenario: Scenario, evaluated: dict[tuple[Deployment, tuple[int, ...]], Candidate],
+    in_full: bool,
+    options: list[SearchOption], is_enough: Callable[[Candidate], bool],
+) -> list[Candidate]:  # fmt: skip
     """Each option with the fewest replicas that are enough, or with all there may be where none are.
 
-    All options are halved at once, so that every round is one evaluation of many.
+    All options are halved at once, so that every round is one evaluation of many. What was
+    `evaluated` for another question is not again.
     """
 
     def evaluate_all(replicas: dict[int, int]) -> dict[int, Candidate]:
-        asked = [(options[k][0], count, options[k][2]) for k, count in replicas.items()]
-        return dict(zip(replicas, evaluate_candidates(scenario, asked), strict=True))
+        keys = {
+            k: (options[k][0].with_replicas(count), options[k][2]) for k, count in replicas.items()
+        }
+        new = [key for key in dict.fromkeys(keys.values()) if key not in evaluated]
+        asked = [(deployment, deployment.layout.replicas, what) for deployment, what in new]
+        evaluated.update(zip(new, evaluate_candidates(scenario, asked), strict=True))
+        return {k: evaluated[key] for k, key in keys.items()}
 
     high = {k: most for k, (_, most, _) in enumerate(options)}
     best = evaluate_all(high)
     low = dict.fromkeys(high, 0)
-    pending = {k: (low[k] + high[k]) // 2 for k in best if is_enough(best[k]) and high[k] > 1}
+    halved = [k for k in best if not in_full and high[k] > 1 and is_enough(best[k])]
+    pending = {k: (low[k] + high[k]) // 2 for k in halved}
     while pending:
         for k, candidate in evaluate_all(pending).items():
             if is_enough(candidate):

@@ -18,7 +18,7 @@ from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
 from planner.planning.slo import SloTarget
-from planner.planning.tolerance import state_deployment
+from planner.planning.tolerance import EvaluationStore, state_deployment
 
 SUGGESTED_GPUS = (
     "L40S",
@@ -153,7 +153,10 @@ def _find_better(scenario: Scenario, known: Candidate) -> Candidate | None:
         if each.probability >= MIN_CLOSED_FORM_ODDS * each.confidence
     }
     proposed = sorted(promising.values(), key=attrgetter("rank_cost", "rank_key"))
+    store = EvaluationStore(scenario, quick=False)
     for candidate in proposed[:MAX_UNLISTED_JUDGED]:
+        if not store.may_be_confident(candidate.deployment):
+            continue
         judged = state_deployment(scenario, candidate.deployment, candidate.preference_key)
         is_likelier = judged.probability >= known.probability + CLEARLY_LIKELIER
         is_cheaper = judged.cost_key[1] <= CLEARLY_CHEAPER * known.cost_key[1]

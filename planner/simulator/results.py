@@ -199,7 +199,9 @@ class SimulationResult:
                 values[0] = gaps / (self.gaps * self.outcome.itl.sum())
                 values[1:] = [self.compute_quantile("itl", q) for q in LATENCY_QUANTILES]
             elif metric != "itl" and len(times := getattr(self, metric)):
-                values[0], values[1:] = times.mean(), np.quantile(times, LATENCY_QUANTILES)
+                places = np.array(LATENCY_QUANTILES) * (len(times) - 1)
+                values[0] = times.mean()
+                values[1:] = np.interp(places, np.arange(len(times)), np.sort(times))
             summaries[metric] = dict(zip(LATENCY_STATISTICS, values.tolist(), strict=True))
         return summaries
 

@@ -8,7 +8,9 @@ same seed gives the same numbers.
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from planner.simulator.kernel_types import (
     to_compiled_types,
 )
 from planner.simulator.results import SimulationResult
+from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import (
     BlockContents,
     build_shared_prefix_blocks,
@@ -147,7 +150,8 @@ def _check_requests(
             raise PlannerError(
                 f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many"
             )
-        if len(bad := np.flatnonzero(~((values >= low) & (values < high)))):
+        is_within = not len(values) or low <= values.min() <= values.max() < high
+        if not is_within and len(bad := np.flatnonzero(~((values >= low) & (values < high)))):
             raise PlannerError(
                 f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}"
             )
@@ -166,7 +170,7 @@ def _check_requests(
             f" an output within max_model_len {rules.max_model_len:,}"
         )
     for part, seconds in table._asdict().items():
-        if not (np.isfinite(seconds).all() and np.min(seconds, initial=0) >= 0):
+        if not (np.min(seconds, initial=0) >= 0 and np.max(seconds, initial=0) < math.inf):
             raise PlannerError(
                 f"step cost, field {part}: it holds something else than times from 0"
             )
@@ -280,14 +284,14 @@ def simulate_workload(
         router = router or RouterConfig(ranks, ROUTE_LEAST_LOADED)
         router = router._replace(ranks_per_clock=ranks)
     requests = requests and simulated * requests
-    share, trace, rng = workload.split(engines), workload.trace, np.random.default_rng(seed)
+    share, trace = workload.split(engines), workload.trace
     own, uncounted = np.empty(0, np.int64), 0
     if trace is not None:
         own = trace.select_rows(seed % engines, engines)
         uncounted = int(np.searchsorted(own, trace.num_uncounted))
         own = own[: requests and requests + uncounted]
     n = len(own) if trace else requests or share.num_requests
-    arrival, prompt, output = _draw_requests(workload, share, own, n, rng, even, arrival)
+    arrival, prompt, output, rng = _draw_requests(workload, share, own, n, seed, even, arrival)
     limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
         raise PlannerError(
@@ -337,20 +341,33 @@ def simulate_workload(
 
 
 def _draw_requests(
-    workload: Workload, share: Workload, own: np.ndarray, n: int, rng: np.random.Generator,
-    even: bool, arrival: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Draw arrivals [s], prompt and output tokens of one engine, or take its `own` of a trace."""
-    trace = workload.trace
+    workload: Workload, share: Workload, own: np.ndarray, n: int, seed: int, even: bool,
+    arrival: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.random.Generator]:  # fmt: skip
+    """Draw arrivals [s], prompt and output tokens of one engine, or take its `own` of a trace.
+
+    Returns them with what draws the rest.
+    """
+    trace, rng = workload.trace, np.random.default_rng(seed)
     if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
         prompt, output = trace.prompt[own], trace.output[own]
     else:
-        prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
+        prompt, output, drawn = _draw_lengths(share.prompt, share.output, n, seed, even)
+        rng = deepcopy(drawn)
     if trace is not None:
         arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
     elif arrival is None:
         arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
-    return arrival, prompt, output
+    return arrival, prompt, output, rng
+
+
+@lru_cache(maxsize=64)  # a search sends every candidate the same
+def _draw_lengths(
+    prompt: LengthDistribution, output: LengthDistribution, n: int, seed: int, even: bool
+) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+    """Draw [n] prompts and outputs in tokens; return them with the generator after it."""
+    rng = np.random.default_rng(seed)
+    return prompt.sample(n, rng, even), output.sample(n, rng, even), rng
 
 
 def _build_contents(

@@ -77,7 +77,8 @@ def _forget_estimates() -> None:
         step_model.build_step_model,
         step_model._build_corrected_step_model,
         step_model._estimate_residuals,
-        measured_residuals.estimate_error_width,
+        measured_residuals.estimate_residual,
+        measured_residuals._whiten_runs,
         measured_residuals._relate_traits,
     ):
         estimate.cache_clear()
