@@ -1,6 +1,7 @@
 """Pools of prefill and decode workers: chosen where they cost less and hold at the pessimistic end, and started so."""
 
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from functools import cache
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import answer_of, sampled
@@ -239,6 +241,60 @@ def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
         and "round_robin" in routed
     )
     assert run("router.sh", PREFILL=urls[0], DECODE="http://b:8100").returncode == 2
+
+
+def test_what_watches_pools_knows_them_apart(tmp_path: Path) -> None:
+    """Prometheus's own tool reads the rules, and every alert asks the workers of its pool alone."""
+    plan = plan_of(*CHEAPER[0])
+    write_plan_files(answer_of(plan), tmp_path)
+    jobs = {
+        one["job_name"].rpartition("/")[2]: one["static_configs"][0]["targets"]
+        for one in yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
+    }
+    first, rest = plan.chosen.prediction.pools
+    assert len(jobs["prefill"]) == first.num_replicas and len(jobs["decode"]) == rest.num_replicas
+    rules = [
+        rule
+        for group in yaml.safe_load((tmp_path / "alerts.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    by_pool = {"Prefill": '/prefill"', "Decode": '/decode"'}
+    for rule in rules:
+        if "alert" in rule and "headroom:" not in rule["expr"]:
+            (own,) = (job for name, job in by_pool.items() if rule["alert"].startswith(name))
+            assert own in rule["expr"] and not any(
+                job in rule["expr"] for job in by_pool.values() if job != own
+            )
+    recorded = {rule["labels"]["promise"]: rule["expr"] for rule in rules if "record" in rule}
+    assert '/prefill"' in recorded["ttft_p95"] and '/decode"' in recorded["itl_p99"]
+    if promtool := shutil.which("promtool"):
+        for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
+            checked = subprocess.run(
+                [promtool, "check", kind, tmp_path / name],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+def test_the_units_of_pools_pass_systemd_analyze(tmp_path: Path) -> None:
+    """One of each pool and the router's; each starts its own script."""
+    write_plan_files(answer_of(plan_of(*CHEAPER[0])), tmp_path)
+    for name, words in {
+        "headroom-prefill@": "prefill.sh %i",
+        "headroom-decode@": "decode.sh %i",
+        "headroom-router": "router.sh",
+    }.items():
+        unit = tmp_path / f"{name}.service"
+        assert f"\nExecStart=/bin/bash /opt/headroom/{words}\n" in unit.read_text()
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+        )
+        assert unit.name not in checked.stderr, checked.stderr
 
 
 def test_a_report_on_pools_has_their_chapter_instead_of_that_on_replicas() -> None:

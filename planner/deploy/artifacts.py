@@ -47,9 +47,16 @@ ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     **manifests.MANIFEST_FILES,
 }
 """The artifact kinds that a scenario may request, and their files."""
+POOL_UNITS: dict[str, str] = {
+    "headroom-prefill@.service": "prefill.sh",
+    "headroom-decode@.service": "decode.sh",
+    "headroom-router.service": "router.sh",
+}
+"""The systemd units of pools, and the script that each starts."""
 DISAGGREGATED_ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     "script": ("prefill.sh", "decode.sh", "router.sh", "serve.env"),
-    "benchmark": ("bench.sh",),
+    "unit": (*POOL_UNITS,),
+    **{kind: ARTIFACT_FILES[kind] for kind in ("benchmark", "alerts", "dashboard", "checklist")},
 }
 """The artifact kinds that exist for disaggregated serving."""
 ROUTER_PORT = 8080
@@ -74,10 +81,11 @@ def list_artifact_files(
     """Return the names of the files that `render_artifacts` renders."""
     deployment = prediction.deployment
     engine = deployment.engine
-    if prediction.prefill:
-        return [name for kind in wanted for name in DISAGGREGATED_ARTIFACT_FILES.get(kind, ())]
-    unsupported = _explain_unsupported(prediction, wanted)
     missing = set(alerts.MONITORING_FILES) if get_metric_names(engine).without else set()
+    if prediction.prefill:
+        kinds = [DISAGGREGATED_ARTIFACT_FILES.get(kind, ()) for kind in wanted]
+        return [name for names in kinds for name in names if name not in missing]
+    unsupported = _explain_unsupported(prediction, wanted)
     missing |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
     named = [
         (
@@ -132,7 +140,8 @@ def render_artifacts(
         "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
         "start_up": launch.start_up,
         "scaled": manifests.build_scaling_trigger(prediction, scaling) if "kubernetes" in wanted else None,
-        **alerts.build_monitoring_values(prediction, targets, endpoints),
+        "unit": "headroom@.service", "unit_script": "serve.sh",
+        **alerts.build_monitoring_values(prediction, targets, {"": endpoints}),
     }  # fmt: skip
     names = values["files"] = list_artifact_files(prediction, wanted)
     unsupported = _explain_unsupported(prediction, wanted)
@@ -185,16 +194,40 @@ def _render_pool_artifacts(
         "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
     }  # fmt: skip
     values |= {"ramp": predict_benchmark_ramp(prediction)} if "bench.sh" in names else {}
+    endpoints = {
+        launch.role: alerts.list_metrics_endpoints(
+            launch.deployment.num_replicas, launch.port, launch.replicas_per_node, launch.nodes,
+            launch.role,
+        )
+        for launch in workers.values()
+    }  # fmt: skip
+    values |= {
+        "files": names, "directory": INSTALL_DIR, "scaled": None, "storage": storage,
+        "start_up": decode.start_up, "drain_s": decode.drain_s,
+        "hosts": [*dict.fromkeys(e.rpartition(":")[0] for each in endpoints.values() for e in each)],
+        **alerts.build_monitoring_values(prediction, targets, endpoints),
+    }  # fmt: skip
     pool_artifacts = {}
     for name in names:
-        launch, template = workers.get(name, prefill), "serve.sh" if name in workers else name
-        pool_artifacts[name] = render_template(
-            "deploy",
-            template,
-            **values,
-            launch=launch,
-            d=launch.deployment,
-            layout=launch.deployment.layout,
+        script = POOL_UNITS.get(name, name)
+        launch = workers.get(script, prefill if script in ("router.sh", "serve.env") else decode)
+        of_launch = {"launch": launch, "d": launch.deployment, "layout": launch.deployment.layout}
+        template = (
+            {script: "headroom@.service"}
+            if name in POOL_UNITS
+            else dict.fromkeys(workers, "serve.sh")
+        )
+        pool_artifacts[name] = (
+            alerts.render_dashboard({**values, **of_launch})
+            if name == "grafana.json"
+            else render_template(
+                "deploy",
+                template.get(script, name),
+                **values,
+                **of_launch,
+                unit=name,
+                unit_script=script,
+            )
         )
     return pool_artifacts
 
@@ -298,11 +331,7 @@ def explain_unsupported_artifacts(plan: Plan) -> list[str]:
     if plan.is_disaggregated:
         kinds = [kind for kind in wanted if kind not in DISAGGREGATED_ARTIFACT_FILES]
         listed = ", ".join(kinds)
-        return (
-            [f"for pools only the launch and benchmark files are written, not {listed}"]
-            if kinds
-            else []
-        )
+        return [f"for pools no manifests are written: not {listed}"] if kinds else []
     if plan.chosen is None or plan.chosen.prediction.performance is None:
         return []
     reasons = _explain_unsupported(plan.chosen.prediction, wanted)
