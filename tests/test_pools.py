@@ -24,6 +24,7 @@ from planner.planning.disaggregated_search import evaluate_pools, search_pools
 from planner.planning.prediction import predict
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.ui.decision_memo import build_memo
 from planner.ui.pdf_report import select_chapters
 from planner.ui.plan_files import write_plan_files
 from planner.ui.plan_text import format_answer
@@ -295,6 +296,15 @@ def test_the_units_of_pools_pass_systemd_analyze(tmp_path: Path) -> None:
             ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
         )
         assert unit.name not in checked.stderr, checked.stderr
+
+
+def test_the_memo_of_pools_runs_their_scripts() -> None:
+    """Pools have no serve.sh, and their workers are no replicas."""
+    memo = build_memo(answer_of(plan_of(*CHEAPER[0])))
+    text = str(memo)
+    assert "`prefill.sh`, then `decode.sh`, then `router.sh`, then `bench.sh`" in text
+    assert "serve.sh" not in text
+    assert not any("replicas" in option.name for option in memo.options)
 
 
 def test_a_report_on_pools_has_their_chapter_instead_of_that_on_replicas() -> None:
