@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,47 @@ def test_what_watches_pools_knows_them_apart(tmp_path: Path) -> None:
                 check=False,
             )
             assert checked.returncode == 0, checked.stderr
+
+
+def test_a_cluster_starts_the_planned_pools_and_the_router_finds_each_worker() -> None:
+    """Every URL of the router is a pod of a StatefulSet behind a headless Service, at the port where it listens."""
+    best = plan_of(*CHEAPER[0]).chosen.prediction
+    files = render_artifacts(best, (), wanted=("kubernetes",))
+    kinds: dict[str, dict[str, Any]] = {}
+    for one in yaml.safe_load_all(files["k8s/serve.yaml"]):
+        kinds.setdefault(one["kind"], {})[one["metadata"]["name"]] = one["spec"]
+    (router,) = kinds["Deployment"].values()
+    words = router["template"]["spec"]["containers"][0]["args"][0].split()
+    found: dict[str, list[str]] = {"prefill": [], "decode": []}
+    for flag, url in pairwise(words):
+        if flag in ("--prefill", "--decode"):
+            found[flag[2:]].append(url.removeprefix("http://"))
+    for role, pool in zip(found, best.pools, strict=True):
+        assert len(found[role]) == pool.num_replicas
+        for worker, address in enumerate(found[role]):
+            host, port = address.split(":")
+            pod, service = host.split(".")
+            assert (
+                pod == f"{service}-{worker}" and kinds["StatefulSet"][service]["replicas"] > worker
+            )
+            assert kinds["Service"][service]["clusterIP"] == "None"
+            assert kinds["Service"][service]["ports"][0]["port"] == int(port)
+            (container,) = kinds["StatefulSet"][service]["template"]["spec"]["containers"]
+            assert container["args"][container["args"].index("--port") + 1] == port
+            assert container["ports"][0]["containerPort"] == int(port)
+            own = {each["name"]: each for each in container["env"]}["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+            assert own["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+            assert (
+                container["resources"]["limits"]["nvidia.com/gpu"] == pool.layout.gpus_per_replica
+            )
+    monitors = [
+        one for one in yaml.safe_load_all(files["k8s/monitor.yaml"]) if one["kind"] == "PodMonitor"
+    ]
+    assert {one["spec"]["selector"]["matchLabels"]["app"] for one in monitors} == set(
+        kinds["StatefulSet"]
+    )
+    with pytest.raises(PlannerError, match="compose"):
+        render_artifacts(best, (), wanted=("compose",))
 
 
 @pytest.mark.skipif(
