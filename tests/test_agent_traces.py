@@ -94,10 +94,11 @@ def test_conversations_of_the_kv_cache_tester(tmp_path: Path) -> None:
     """Blocks of 64 tokens become blocks of 512; subagents are requests of their own, in their place."""
     ids = list(range(1, 396))
     call = {"type": "s", "model": "m", "in": 25_259, "out": 86, "hash_ids": ids}
-    nested = {
-        "type": "subagent",
-        "requests": [{"t": 5.0, "in": 640, "out": 5, "hash_ids": list(range(900, 910))}],
-    }
+    inner = [
+        {"t": 0.0, "in": 9969, "out": 247, "hash_ids": ids[:155]},
+        {"t": 3.1, "in": 9969, "out": 5},
+    ]
+    nested = {"t": 5.0, "type": "subagent", "agent_id": "96624242", "requests": inner}
     one = {
         "id": "f64a8d4c-12d", "models": ["m"], "block_size": 64, "tool_tokens": 11899, "system_tokens": 2926,
         "requests": [
@@ -105,14 +106,17 @@ def test_conversations_of_the_kv_cache_tester(tmp_path: Path) -> None:
         ],
     }  # fmt: skip
     trace = read_trace(write(tmp_path / "trace_0001.json", one))
-    assert trace.prompt.tolist() == [25_259, 640, 25_600]
+    assert trace.prompt.tolist() == [25_259, 9_969, 9_969, 25_600]
+    assert trace.arrival.tolist() == pytest.approx(
+        [0, 5, 8.1, 9]
+    )  # a subagent counts from its start
     assert trace.hash_ids is not None
-    first, inner, last = trace.hash_ids
+    first, fresh, unknown, last = trace.hash_ids
     assert len(first) == 50 and first[:49] == last[:49] and first[49] != last[49]
-    assert not set(inner) & set(first)
+    assert not set(fresh) & set(first) and not unknown  # it starts with a cache of its own
     two = read_trace(write(tmp_path / "two.jsonl", one, {**one, "id": "another"}))
     assert (
-        len(two.prompt) == 6
+        len(two.prompt) == 8
         and "2 conversations of two.jsonl begin together" in two.assumptions[-1]
     )
     assert two.prefix_hit_rate == pytest.approx(trace.prefix_hit_rate)  # ids are each one's own
@@ -124,6 +128,7 @@ def test_conversations_of_the_kv_cache_tester(tmp_path: Path) -> None:
         (otlp(span("a", "", 0), span("b", "", 1)), "no span has both tokens"),
         ({"resourceSpans": [{"scopeSpans": [{"spans": ["x"]}]}]}, "line 1: not spans"),
         ({"requests": [{"t": 0, "in": 3}]}, "needs out"),
+        ({"requests": [{"in": 3, "out": 1}]}, "needs t"),
         ({"block_size": 0, "requests": [{"t": 0, "in": 3, "out": 1}]}, "field block_size"),
         (otlp(span("a", "", 0, (-5, 3)), span("b", "", 1, (5, 3))), "must be at least one token"),
     ],

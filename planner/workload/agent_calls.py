@@ -91,29 +91,37 @@ def list_agent_calls(records: Iterable[tuple[int, Any]], name: str) -> list[Agen
     return calls
 
 
-def _list_conversation_calls(record: Mapping[str, Any], line: int, where: str) -> list[AgentCall]:
+def _list_conversation_calls(
+    record: Mapping[str, Any], line: int, where: str, start: float = 0.0, name: str = ""
+) -> list[AgentCall]:
     """List the requests of one conversation of WEKA's kv-cache-tester, those of its subagents too.
 
-    The fields are t (seconds since it began), in, out and hash_ids (docs/trace_replay_tester.md of
+    The fields are t (seconds since it began), in, out and hash_ids. A subagent has them anew, from
+    its own start on, and ids of its own unless their scope is global (trace format specification of
     github.com/callanjfox/kv-cache-tester).
     """
-    own = "" if record.get("hash_id_scope") == "global" else f"{line}:{record.get('id', '')}"
+    is_global = record.get("hash_id_scope") == "global"
+    own = "" if is_global else f"{line}:{record.get('id', '')}{name}"
     tokens, calls = record.get("block_size", 64), list[AgentCall]()
     if type(tokens) is not int or tokens < 1:
         raise PlannerError(f"{where}, field block_size: expected tokens, got {tokens!r:.40}")
-    for request in record["requests"]:
+    for place, request in enumerate(record["requests"]):
         if not isinstance(request, dict):
             raise PlannerError(f"{where}, field requests: expected objects, got {request!r:.40}")
-        if isinstance(request.get("requests"), list):
-            calls += _list_conversation_calls(
-                {"block_size": tokens, **record, **request}, line, where
+        if type(at := request.get("t")) not in (int, float):
+            raise PlannerError(
+                f"{where}, field requests: needs t, a number of seconds, got {at!r:.40}"
             )
+        if isinstance(request.get("requests"), list):
+            inner = {**record, **request}
+            begins = 0.0 if is_global else start + at
+            calls += _list_conversation_calls(inner, line, where, begins, f"{name}/{place}")
             continue
-        if missing := {"t", "in", "out"} - {*request}:
+        if missing := {"in", "out"} - {*request}:
             raise PlannerError(f"{where}, field requests: needs {', '.join(sorted(missing))}")
         ids = request.get("hash_ids") or ()
         blocks = tuple((own, str(block)) for block in ids) if isinstance(ids, list) else ()
-        cells = request["t"], request["in"], request["out"]
+        cells = start + at, request["in"], request["out"]
         calls.append(AgentCall(*cells, line, own, block_ids=blocks, block_tokens=tokens))
     return calls
 
