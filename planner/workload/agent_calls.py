@@ -108,7 +108,8 @@ def _list_conversation_calls(
     for place, request in enumerate(record["requests"]):
         if not isinstance(request, dict):
             raise PlannerError(f"{where}, field requests: expected objects, got {request!r:.40}")
-        if type(at := request.get("t")) not in (int, float):
+        at = request.get("t")
+        if isinstance(at, bool) or not isinstance(at, int | float):
             raise PlannerError(
                 f"{where}, field requests: needs t, a number of seconds, got {at!r:.40}"
             )
