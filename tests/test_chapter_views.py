@@ -14,6 +14,7 @@ from planner.analysis import layout_tables
 from planner.analysis.sensitivity import sweep_knobs
 from planner.analysis.speculation_tables import compare_draft, propose_drafts
 from planner.analysis.study import Study, begin_study
+from planner.core.units import GIB
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import Plan
@@ -40,6 +41,16 @@ POOLS = {
     "service_level": {"ttft": {"p95": 4000}, "itl": {"p99": 22}},
     "pools": True,
 }
+SESSIONS = {
+    "users": 3,
+    "turns": {"mean": 4},
+    "system_tokens": 500,
+    "context_tokens": {"mean": 300},
+    "turn_tokens": {"mean": 60},
+    "output_tokens": {"mean": 100},
+    "think_seconds": {"mean": 20},
+    "max_context": 6000,
+}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.7, "allowed": True}
 DATA = Path(__file__).with_name("data")
 PLANS: dict[str, Callable[[], Plan]] = {
@@ -47,6 +58,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "expert parallelism": lambda: small_plan(EXPERTS),
     "drafts": lambda: small_plan({"speculation": NGRAM}),
     "pools": lambda: plan_once(parse_scenario(POOLS, "pools")),
+    "sessions": lambda: small_plan({"workload": {"sessions": SESSIONS}}),
     "a day": lambda: small_plan({"workload.day": DAY}),
     "a KV format of its own": lambda: small_plan({"kv_cache_dtype": ["fp8_e5m2"]}),
     "a step between powers of two": lambda: small_plan(
@@ -86,12 +98,20 @@ def test_every_control_starts_at_the_plans_own_value(name, studied):
     study = studied(name)
     opened: list[InteractiveView] = [
         views.try_memory(study), views.try_layouts(study), views.try_pressure(study),
-        views.try_long_prompt(study),
+        views.try_long_prompt(study), views.try_batch(study), views.try_frameworks(study),
     ]  # fmt: skip
-    planned = {**vars(study.deployment.args), **vars(study.deployment.layout)}
+    planned = {
+        **vars(study.deployment.args), **vars(study.deployment.layout), **vars(study.scenario.traits)
+    }  # fmt: skip
     for view in opened:
         for control, widget in view._controls.items():
             assert control not in planned or widget.value == planned[control], control
+    drafted = propose_drafts(study.scenario, study.deployment)
+    drafts = views.try_drafts(study, drafted)._controls
+    assert drafts["method"].value == drafted.speculation.method
+    assert drafts["k"].value == drafted.speculation.num_speculative_tokens
+    held = study.deployment.other_tenants_bytes / GIB
+    assert views.try_tenants(study)._controls["gib"].value == (held or 8.0)  # none: for example 8
 
 
 @pytest.mark.parametrize("name", sampled(PLANS, SAMPLE))

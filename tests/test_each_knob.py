@@ -114,12 +114,32 @@ def test_the_matrix_has_agents_and_fixed_lengths():
     assert alike.workload.prompt.max_tokens == pytest.approx(asked.workload.prompt.mean)
 
 
-def test_the_matrix_holds_each_scenario_against_no_knob():
-    asked = load_scenario("chat-70b")
+def test_the_matrix_holds_each_scenario_against_no_knob_on_the_same_gpu():
+    """The knobs alone make the difference: the GPU that the scenario names first stands beside it."""
+    two = {"gpus": [{"gpu": "H200", "at_most": 8}, {"gpu": "H100-SXM", "at_most": 8}]}
+    asked = load_scenario("chat-70b", two)
     (row,) = build_decision_table([asked], search_analytically).to_dict("records")
+    chosen = search_analytically(asked).chosen
+    own = next(each for each in asked.gpus if each.gpu == chosen.deployment.gpu)
     usd, usual = (
-        search_analytically(asked).chosen.usd_per_hour,
-        search_analytically(reset_tuning(asked)).chosen.usd_per_hour,
+        chosen.usd_per_hour,
+        search_analytically(reset_tuning(asked, own)).chosen.usd_per_hour,
     )
     assert row["USD per hour"] == f"{usd:,.2f}" and row["its USD per hour"] == f"{usual:,.2f}"
     assert row["saved (%)"] == round((1 - usd / usual) * 100)
+    assert own.gpu.name in row["no knob turned, same GPU"]
+    first = row["the first GPU instead"]
+    assert ("H200" in first) if own.gpu.name != "H200" else (first == "")
+
+
+def test_the_matrix_leaves_out_and_names_what_no_knob_changes():
+    """What cannot be served, and what no knob makes cheaper, has no row and is still named."""
+    asked = load_scenario("chat-70b")
+    plain = replace(reset_tuning(asked), name="plain")
+    hopeless = replace(
+        load_scenario("chat-70b", {"service_level": {"ttft": {"p95": 1}}}), name="hopeless"
+    )
+    table = build_decision_table([plain, hopeless], search_analytically)
+    assert table.empty
+    assert "plain (costs the same with no knob turned)" in table.attrs["left_out"]
+    assert "hopeless (no plan meets its targets)" in table.attrs["left_out"]

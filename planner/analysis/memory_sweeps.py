@@ -114,11 +114,14 @@ def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: 
         return f"There is nothing to recommend before it fits: {memory.remedy}."
     args, p99 = memory.deployment.args, workload.compute_total_tokens_quantile(0.99)
     seqs, limit = args.max_num_seqs, find_safe_max_num_seqs(memory, workload)
-    fewer = "; a smaller full batch takes shorter steps" if seqs <= limit - 8 else ""
+    if seqs > limit:
+        why = f"; with more than {limit:,} at once the risk that the pool preempts exceeds 5%"
+    else:
+        fewer = "; a smaller full batch takes shorter steps" if seqs <= limit - 8 else ""
+        why = f", as the pool holds {limit:,} with a preemption risk of at most 5%{fewer}"
     return (
         f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is"
-        f" {p99:,.0f} tokens, plus {buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {limit:,}"
-        f" with a preemption risk of at most 5%{fewer}."
+        f" {p99:,.0f} tokens, plus {buffer:.0%}. max_num_seqs {seqs:,}{why}."
     )
 
 

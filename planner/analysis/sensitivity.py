@@ -21,7 +21,7 @@ from planner.models.registry import load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
-from planner.planning.scenario import Scenario
+from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate
 from planner.workload.length_distribution import LengthDistribution
@@ -175,9 +175,12 @@ def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["knob", "measure", "change", "benefit", "told"])
 
 
-def reset_tuning(scenario: Scenario) -> Scenario:
-    """Return `scenario` with the first GPU, the checkpoint's formats and default arguments."""
-    candidate_gpu, model = scenario.gpus[0], load_model(scenario.model)
+def reset_tuning(scenario: Scenario, gpu: CandidateGpu | None = None) -> Scenario:
+    """Return `scenario` with the checkpoint's formats and default arguments.
+
+    Its GPU is `gpu`; without one the first that the scenario names.
+    """
+    candidate_gpu, model = gpu or scenario.gpus[0], load_model(scenario.model)
     args = resolve_engine_args({}, scenario.engine, candidate_gpu.gpu, model)
     defaults = {"max_model_len": args.max_model_len, "max_num_seqs": args.max_num_seqs}
     return replace(
@@ -207,23 +210,47 @@ def build_decision_table(
 ) -> pd.DataFrame:
     """Return each scenario's plan, its binding constraint, and its saving over no tuning.
 
+    Untuned means the plan's own GPU with the checkpoint's formats and default arguments; "the first
+    GPU instead" is the same on the first GPU that the scenario names, where that is another. Rows
+    without a plan, or in which the knobs save nothing, are left out: `attrs["left_out"]` says why.
     `answer` may be another way to the plan, such as a cached search.
     """
-    rows = []
+    rows, left_out = [], list[str]()
     for scenario in scenarios:
-        plan, untuned = answer(scenario), answer(reset_tuning(scenario))
+        plan = answer(scenario)
+        if (best := plan.chosen) is None:
+            left_out.append(f"{scenario.name} (no plan meets its targets)")
+            continue
+        own = next(each for each in scenario.gpus if each.gpu.name == best.deployment.gpu.name)
+        untuned = answer(reset_tuning(scenario, own))
+        default, usd = untuned.chosen, best.usd_per_hour
+        untuned_usd = default and default.usd_per_hour
+        if default and _get_price(default) == _get_price(best):
+            left_out.append(f"{scenario.name} (costs the same with no knob turned)")
+            continue
         prompt, output = scenario.workload.prompt.mean, scenario.workload.output.mean
-        best, default = plan.chosen, untuned.chosen
-        usd, untuned_usd = best and best.usd_per_hour, default and default.usd_per_hour
-        slots_text = f", max_num_seqs {best.deployment.args.max_num_seqs}" if best else ""
         rows.append({
             "scenario": scenario.name, "work": f"{prompt:,.0f} tokens in, {output:,.0f} out",
-            "approach": best.description + slots_text if best else "none",
+            "approach": f"{best.description}, max_num_seqs {best.deployment.args.max_num_seqs}",
             "what limits it": plan.binding_constraint.constraint,
             "USD per hour": usd and f"{usd:,.2f}",
-            "turning no knob": default.description if default
-            else f"nothing does: {untuned.binding_constraint.constraint}",
+            "no knob turned, same GPU": _describe_untuned(untuned),
             "its USD per hour": untuned_usd and f"{untuned_usd:,.2f}",
             "saved (%)": round((1 - usd / untuned_usd) * 100) if usd and untuned_usd else None,
+            "the first GPU instead": "" if own is scenario.gpus[0]
+            else _describe_untuned(answer(reset_tuning(scenario))),
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    table.attrs["left_out"] = "; ".join(left_out)
+    return table
+
+
+def _get_price(candidate: Candidate) -> tuple[float | None, int]:
+    return candidate.usd_per_hour, candidate.prediction.num_gpus_billed
+
+
+def _describe_untuned(plan: Plan) -> str:
+    if plan.chosen is None:
+        return f"nothing meets the targets: {plan.binding_constraint.constraint}"
+    usd = plan.chosen.usd_per_hour
+    return plan.chosen.description + (f", ${usd:,.2f} per hour" if usd else "")

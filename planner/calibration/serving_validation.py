@@ -164,8 +164,16 @@ def compute_cohort_accuracy(points: pd.DataFrame) -> pd.DataFrame:
         compute_serving_accuracy(points, (by,)).rename(columns={by: "group"}).assign(by=by)
         for by in COHORT_GROUPS
     ]
-    table = pd.concat(tables)
+    table = pd.concat(tables, ignore_index=True)
+    table["group"] = table["group"].map(_name_mixers)
     return table[["by", *table.columns.drop("by")]]
+
+
+def _name_mixers(group: str) -> str:
+    """Name a group for readers: the kinds of layers of `name_attention` in words."""
+    for kind, words in MIXER_LABELS.items():
+        group = group.replace(kind, words)
+    return group.replace("+", " + ")
 
 
 @cache
@@ -244,6 +252,12 @@ def describe_calibration_basis(deployment: Deployment, workload: Workload | None
     )
 
 
+MIXER_LABELS = {
+    "GroupedQueryAttention": "full attention", "full attention window": "sliding window",
+    "full attention sparse": "sparse attention", "LatentAttention": "latent (MLA)",
+    "RecurrentMixer": "recurrent", "NoneType": "no mixer",
+}  # fmt: skip
+"""Kinds of layers as `name_attention` calls them, and in words; later ones see what earlier ones made."""
 HOLDOUT_ERRORS_FILE = "validation/held_back.yaml"
 NOVELTY_LABELS = {
     "pair": "this model in this format on this GPU", "model": "models of this kind",

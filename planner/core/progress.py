@@ -43,7 +43,11 @@ class ProgressWatch:
     @property
     def stop_reason(self) -> str:
         """Why something was left out."""
-        return "interrupted" if self.is_interrupted else f"stopped after {self.limit_s:g} s"
+        return (
+            "interrupted"
+            if self.is_interrupted
+            else f"stopped after {float(f'{self.limit_s:.3g}'):g} s"
+        )
 
     def describe_left_out(self) -> str:
         """Describe what was left out, and why; nothing if all was tried."""

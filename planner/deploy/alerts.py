@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -91,6 +91,58 @@ class AlertThresholds:
     accepted: float | None  # fraction of the drafted tokens
 
 
+@dataclass(frozen=True)
+class MonitoredPool:
+    """Replicas that are watched together: all of a plan, or the workers of one pool."""
+
+    role: str  # "prefill" or "decode"; "" where every replica does both
+    deployment: Deployment
+    promises: Sequence[SloAlert]
+    limits: AlertThresholds
+    endpoints: Sequence[str]
+
+    @property
+    def job(self) -> str:
+        """The Prometheus job of its replicas."""
+        return get_prometheus_job(self.deployment, self.role)
+
+    @property
+    def of(self) -> Callable[..., Markup]:
+        """What selects its series in PromQL; pools serve one model, so that their job tells them apart."""
+        return build_series_selector(self.deployment, **({"job": self.job} if self.role else {}))
+
+    @property
+    def alert_prefix(self) -> str:
+        """What its alerts begin with, such as "Prefill"; empty for a whole plan."""
+        return self.role.capitalize()
+
+    def watches(self, role: str) -> bool:
+        """Tell whether it does what workers of the pool `role` do."""
+        return self.role in ("", role)
+
+
+def split_by_pool(
+    whole: MonitoredPool, prefill: Deployment | None, endpoints: Mapping[str, Sequence[str]]
+) -> list[MonitoredPool]:
+    """Return what is watched of a plan: itself, or the workers of both its pools.
+
+    Each target is watched where its histogram is: TTFT at the prefill workers, the others at the
+    decode workers. What a worker measures leaves out the time at the other, so that what it counts
+    as late certainly is. `endpoints` are those of each pool.
+    """
+    if prefill is None:
+        return [whole]
+    limits = whole.limits
+    first = [promise for promise in whole.promises if promise.target.metric == "ttft"]
+    rest = [promise for promise in whole.promises if promise not in first]
+    received = replace(limits, kv_usage=None, output_tps=None, accepted=None)
+    sent = replace(limits, wait=None, rate=None, prefix_hits=None)
+    return [
+        MonitoredPool("prefill", prefill, first, received, endpoints["prefill"]),
+        MonitoredPool("decode", whole.deployment, rest, sent, endpoints["decode"]),
+    ]
+
+
 def build_slo_alerts(prediction: Prediction, targets: Sequence[SloTarget]) -> list[SloAlert]:
     """Return each SLO with its histogram and bucket edge."""
     performance = prediction.performance
@@ -152,11 +204,14 @@ def list_alert_rules(rules: str) -> list[dict[str, str]]:
     ]
 
 
-def build_series_selector(deployment: Deployment) -> Callable[..., Markup]:
-    """Return a function that selects this model's series in PromQL: of("up", le="1.0")."""
+def build_series_selector(deployment: Deployment, **own: str) -> Callable[..., Markup]:
+    """Return a function that selects this model's series in PromQL: of("up", le="1.0").
+
+    `own` are labels beside the model's name that all of them have.
+    """
 
     def of(metric: str, **labels: str) -> Markup:
-        pairs = {"model_name": deployment.model.served_name, **labels}
+        pairs = {"model_name": deployment.model.served_name, **own, **labels}
         return Markup(
             f"{metric}{{{','.join(f'{key}={quote_promql(value)}' for key, value in pairs.items())}}}"
         )
@@ -164,40 +219,44 @@ def build_series_selector(deployment: Deployment) -> Callable[..., Markup]:
     return of
 
 
-def get_prometheus_job(deployment: Deployment) -> str:
-    """Return the Prometheus job of the plan's replicas."""
-    return f"headroom/{deployment.model.name}"
+def get_prometheus_job(deployment: Deployment, role: str = "") -> str:
+    """Return the Prometheus job of the plan's replicas, or of the workers of a pool."""
+    return f"headroom/{deployment.model.name}" + (f"/{role}" if role else "")
 
 
 def list_metrics_endpoints(
-    replicas: int, port: int, per_node: int = 1, nodes: int = 1
+    replicas: int, port: int, per_node: int = 1, nodes: int = 1, role: str = ""
 ) -> list[str]:
     """Return HOST:PORT of the /metrics page of every replica.
 
     `per_node` replicas share a node, with ports from `port` up, or one replica spans `nodes` nodes.
-    Nodes are called node-0, node-1, ...; a single one is localhost.
+    Nodes are called node-0, node-1, ..., or prefill-0, ... for a pool; a single one is localhost.
     """
+    name = role or "node"
     if nodes > 1:
-        return [f"node-{k * nodes}:{port}" for k in range(replicas)]
-    host = "node-{}" if replicas > per_node else "localhost"
+        return [f"{name}-{k * nodes}:{port}" for k in range(replicas)]
+    host = f"{name}-{{}}" if role or replicas > per_node else "localhost"
     return [f"{host.format(k // per_node)}:{port + k % per_node}" for k in range(replicas)]
 
 
 def build_monitoring_values(
-    prediction: Prediction, targets: Sequence[SloTarget], at: Sequence[str]
+    prediction: Prediction, targets: Sequence[SloTarget], endpoints: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
     """Return the additional values of the `MONITORING_FILES` templates.
 
-    `at` lists the /metrics endpoints of the plan's replicas.
+    `endpoints` lists the /metrics endpoints of the plan's replicas by their pool, "" without any.
     """
     deployment = prediction.deployment
     engine_metric_names = get_metric_names(deployment.engine)
+    promises = build_slo_alerts(prediction, targets)
+    limits = compute_alert_thresholds(prediction, targets)
+    whole = MonitoredPool("", deployment, promises, limits, endpoints.get("", ()))
     return {
         "metrics": engine_metric_names.names, "without": engine_metric_names.without,
-        "promises": build_slo_alerts(prediction, targets),
-        "limits": compute_alert_thresholds(prediction, targets), "fewest": MIN_REQUESTS_PER_HOUR,
-        "of": build_series_selector(deployment), "job": get_prometheus_job(deployment),
-        "endpoints": at, "planned_hits": prediction.effective_workload.cache_hit_fraction,
+        "promises": promises, "limits": limits, "fewest": MIN_REQUESTS_PER_HOUR,
+        "watched": split_by_pool(whole, prediction.prefill, endpoints),
+        "recorded": build_series_selector(deployment), "job": whole.job,
+        "planned_hits": prediction.effective_workload.cache_hit_fraction,
         "planned_acceptance": compute_planned_acceptance(deployment),
         "modes": (
             load_failure_modes(engine_metric_names.names, deployment.engine.name)

@@ -1,7 +1,7 @@
 """Render the files of a plan: launch script, unit, benchmark, alerts and checklist."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,9 +47,17 @@ ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     **manifests.MANIFEST_FILES,
 }
 """The artifact kinds that a scenario may request, and their files."""
+POOL_UNITS: dict[str, str] = {
+    "headroom-prefill@.service": "prefill.sh",
+    "headroom-decode@.service": "decode.sh",
+    "headroom-router.service": "router.sh",
+}
+"""The systemd units of pools, and the script that each starts."""
 DISAGGREGATED_ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     "script": ("prefill.sh", "decode.sh", "router.sh", "serve.env"),
-    "benchmark": ("bench.sh",),
+    "unit": (*POOL_UNITS,),
+    **{kind: ARTIFACT_FILES[kind] for kind in ("benchmark", "alerts", "dashboard", "checklist")},
+    "kubernetes": ("k8s/serve.yaml", "k8s/monitor.yaml"),
 }
 """The artifact kinds that exist for disaggregated serving."""
 ROUTER_PORT = 8080
@@ -74,10 +82,14 @@ def list_artifact_files(
     """Return the names of the files that `render_artifacts` renders."""
     deployment = prediction.deployment
     engine = deployment.engine
-    if prediction.prefill:
-        return [name for kind in wanted for name in DISAGGREGATED_ARTIFACT_FILES.get(kind, ())]
-    unsupported = _explain_unsupported(prediction, wanted)
     missing = set(alerts.MONITORING_FILES) if get_metric_names(engine).without else set()
+    unsupported = _explain_unsupported(prediction, wanted)
+    if prediction.prefill:
+        missing |= {"k8s/monitor.yaml"} if get_metric_names(engine).without else set()
+        kinds = [
+            DISAGGREGATED_ARTIFACT_FILES.get(kind, ()) for kind in wanted if kind not in unsupported
+        ]
+        return [name for names in kinds for name in names if name not in missing]
     missing |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
     named = [
         (
@@ -105,10 +117,13 @@ def render_artifacts(
     """
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
+    names, unsupported = (
+        list_artifact_files(prediction, wanted), _explain_unsupported(prediction, wanted)
+    )  # fmt: skip
+    if unsupported and not names:
+        raise PlannerError(f"files: {next(iter(unsupported.values()))}")
     if prediction.prefill:
-        return _render_pool_artifacts(
-            prediction, targets, storage, list_artifact_files(prediction, wanted)
-        )
+        return _render_pool_artifacts(prediction, targets, storage, names)
     deployment = prediction.deployment
     engine = deployment.engine
     launch = build_launch(prediction, storage)
@@ -132,12 +147,10 @@ def render_artifacts(
         "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
         "start_up": launch.start_up,
         "scaled": manifests.build_scaling_trigger(prediction, scaling) if "kubernetes" in wanted else None,
-        **alerts.build_monitoring_values(prediction, targets, endpoints),
+        "unit": "headroom@.service", "unit_script": "serve.sh",
+        **alerts.build_monitoring_values(prediction, targets, {"": endpoints}),
     }  # fmt: skip
-    names = values["files"] = list_artifact_files(prediction, wanted)
-    unsupported = _explain_unsupported(prediction, wanted)
-    if unsupported and not names:
-        raise PlannerError(f"files: {next(iter(unsupported.values()))}")
+    values["files"] = names
     kinds = [kind for kind in wanted if kind in manifests.MANIFEST_FILES]
     rendered = manifests.render_manifests(
         [kind for kind in kinds if kind not in unsupported], launch, prediction, scaling
@@ -172,6 +185,7 @@ def _render_pool_artifacts(
     )
     engine = deployment.engine
     values: dict[str, Any] = {
+        **manifests.build_template_values(decode, prediction),
         "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {engine}",
         "prefill": prefill, "decode": decode, "port": ROUTER_PORT, "router": serving.router,
         "script": format_for_script,
@@ -185,18 +199,56 @@ def _render_pool_artifacts(
         "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
     }  # fmt: skip
     values |= {"ramp": predict_benchmark_ramp(prediction)} if "bench.sh" in names else {}
+    endpoints = {
+        launch.role: alerts.list_metrics_endpoints(
+            launch.deployment.num_replicas, launch.port, launch.replicas_per_node, launch.nodes,
+            launch.role,
+        )
+        for launch in workers.values()
+    }  # fmt: skip
+    values |= {
+        "files": names, "directory": INSTALL_DIR, "scaled": None, "storage": storage,
+        "start_up": decode.start_up, "drain_s": decode.drain_s,
+        "hosts": [*dict.fromkeys(e.rpartition(":")[0] for each in endpoints.values() for e in each)],
+        **alerts.build_monitoring_values(prediction, targets, endpoints),
+    }  # fmt: skip
     pool_artifacts = {}
     for name in names:
-        launch, template = workers.get(name, prefill), "serve.sh" if name in workers else name
-        pool_artifacts[name] = render_template(
-            "deploy",
-            template,
-            **values,
-            launch=launch,
-            d=launch.deployment,
-            layout=launch.deployment.layout,
+        script = POOL_UNITS.get(name, name)
+        launch = workers.get(script, prefill if script in ("router.sh", "serve.env") else decode)
+        of_launch = {"launch": launch, "d": launch.deployment, "layout": launch.deployment.layout}
+        template = (
+            {script: "headroom@.service"}
+            if name in POOL_UNITS
+            else dict.fromkeys(workers, "serve.sh")
+        )
+        pool_artifacts[name] = (
+            alerts.render_dashboard({**values, **of_launch})
+            if name == "grafana.json"
+            else manifests.render_pool_manifests((prefill, decode), prediction, values)
+            if name == "k8s/serve.yaml"
+            else _render_pool_monitors(values, of_launch)
+            if name == "k8s/monitor.yaml"
+            else render_template(
+                "deploy",
+                template.get(script, name),
+                **{**values, **of_launch, "unit": name, "unit_script": script},
+            )
         )
     return pool_artifacts
+
+
+def _render_pool_monitors(values: Mapping[str, Any], of_launch: Mapping[str, Any]) -> str:
+    """Return a PodMonitor for each pool, and the rules of `alerts.yml` if that is written."""
+    slug, texts = manifests.build_slug(of_launch["d"].model.name), list[str]()
+    for pool in values["watched"]:
+        own = {**values, "slug": f"{slug}-{pool.role}", "job": pool.job}
+        texts.append(render_template("deploy", "k8s/monitor.yaml", **own))
+    if "alerts.yml" in values["files"]:
+        whole = {**values, **of_launch, "slug": slug}
+        rules = Markup(render_template("deploy", "alerts.yml", **whole))
+        texts.append(render_template("deploy", "k8s/rules.yaml", rules=rules, **whole))
+    return "---\n".join(text.removeprefix("---\n") for text in texts)
 
 
 def build_goodput_limits(targets: Sequence[SloTarget]) -> dict[str, float]:
@@ -287,22 +339,16 @@ BENCHMARK_ARTIFACTS: tuple[ArtifactKind, ...] = ("script", "benchmark")
 def _explain_unsupported(prediction: Prediction, wanted: Sequence[str]) -> dict[str, str]:
     """Return kind -> reason for the `wanted` manifests that cannot start the plan."""
     asked = [kind for kind in wanted if kind in manifests.MANIFEST_FILES]
-    if not asked or prediction.prefill:
+    if not asked:
         return {}
+    if prediction.prefill:
+        return manifests.explain_unsupported_pools(asked, build_launches(prediction), prediction)
     return manifests.explain_unsupported_manifests(asked, build_launch(prediction), prediction)
 
 
 def explain_unsupported_artifacts(plan: Plan) -> list[str]:
     """Return a sentence for each of the requested files that cannot start the plan."""
     wanted = plan.scenario.output_kinds
-    if plan.is_disaggregated:
-        kinds = [kind for kind in wanted if kind not in DISAGGREGATED_ARTIFACT_FILES]
-        listed = ", ".join(kinds)
-        return (
-            [f"for pools only the launch and benchmark files are written, not {listed}"]
-            if kinds
-            else []
-        )
     if plan.chosen is None or plan.chosen.prediction.performance is None:
         return []
     reasons = _explain_unsupported(plan.chosen.prediction, wanted)

@@ -6,7 +6,8 @@ The text is in templates of the same names; this module computes their values.
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -29,6 +30,7 @@ from planner.engines.deployment import Deployment
 from planner.engines.engine import CloudNames, Engine, find_dynamo_release
 from planner.engines.metric_names import get_metric_names
 from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
+from planner.memory.memory_plan import get_memory_plan
 from planner.planning.autoscaling import AutoscalingPlan, compute_stabilization_s
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import check_artifact_supported
@@ -50,6 +52,8 @@ PROBE_TIMEOUT_FACTOR = 1.5
 """Probe timeout as a multiple of the pessimistic end of the startup time."""
 LEADER_WORKER_SET_VARIABLES = {"NODE_RANK": "LWS_WORKER_INDEX", "MASTER_ADDR": "LWS_LEADER_ADDRESS"}
 """Our variables by a LeaderWorkerSet's names (lws.sigs.k8s.io, environment variables)."""
+OWN_ADDRESS_VARIABLES = {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
+"""Variables that hold the address of the process itself, which a pod knows."""
 HOST_MEMORY_GIB = 16
 """Memory of the processes of a server beside weights that pass through and offloaded KV cache."""
 MIN_RDMA_BANDWIDTH = 5 * GB
@@ -140,6 +144,49 @@ def list_manifest_files(kind: str, deployment: Deployment) -> list[str]:
     return [name for name in MANIFEST_FILES[kind] if name not in unused]
 
 
+def render_pool_manifests(
+    launches: Sequence[LaunchSpec], prediction: Prediction, values: Mapping[str, Any]
+) -> str:
+    """Return the Kubernetes objects of both pools and their router, as one text.
+
+    `values` are those of `router.sh`. Raises `PlannerError` for workers that span nodes.
+    """
+    slug, texts, urls = build_slug(prediction.deployment.model.name), list[str](), dict[str, Any]()
+    for launch, pool in zip(launches, prediction.pools, strict=True):
+        _check_manifest_supported("kubernetes", launch)
+        if launch.nodes > 1:
+            raise PlannerError(
+                "files: a worker of a pool that spans nodes is not written for kubernetes"
+            )
+        own = replace(prediction, deployment=pool, memory=get_memory_plan(pool), prefill=None)
+        name = f"{slug}-{launch.role}"
+        named = {"slug": name, "keys": f"{slug}-keys", "title": values["title"]}
+        shown = build_template_values(launch, own) | named
+        texts.append(render_template("deploy", "k8s/pool.yaml", **shown))
+        urls[f"{launch.role}s"] = [
+            f"http://{name}-{worker}.{name}:{launch.port}" for worker in range(pool.num_replicas)
+        ]
+    router = render_template("deploy", "k8s/router.yaml", **{**values, **urls, "slug": slug})
+    return "---\n".join(texts) + router
+
+
+def explain_unsupported_pools(
+    wanted: Sequence[str], launches: Sequence[LaunchSpec], prediction: Prediction
+) -> dict[str, str]:
+    """Return kind -> reason for the `wanted` kinds of `MANIFEST_FILES` that no pools are written for."""
+    reasons = {
+        kind: f"{kind} files are not written for pools" for kind in wanted if kind in MANIFEST_FILES
+    }
+    if "kubernetes" in reasons:
+        try:
+            values = {"title": "", "package": "", "router": "", "port": 0, "bootstrap": None}
+            render_pool_manifests(launches, prediction, values)
+            del reasons["kubernetes"]
+        except PlannerError as error:
+            reasons["kubernetes"] = str(error).removeprefix("files: ")
+    return reasons
+
+
 def explain_unsupported_manifests(
     wanted: Sequence[str], launch: LaunchSpec, prediction: Prediction
 ) -> dict[str, str]:
@@ -195,14 +242,14 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
         estimate_startup(deployment, DOWNLOAD_STORAGE),
         compute_start_timeout_s(deployment),
     )
-    engine, layout = deployment.engine, deployment.layout
+    engine, layout, slug = deployment.engine, deployment.layout, build_slug(deployment.model.name)
     takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
     held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
     tier = math.ceil(deployment.args.kv_offloading_size * layout.dp)
     return {
         "title": launch.title,
         "launch": launch, "d": deployment, "layout": layout,
-        "slug": build_slug(deployment.model.name), "mounted": CONTAINER_MOUNT_DIR,
+        "slug": slug, "keys": f"{slug}-keys", "own_address": OWN_ADDRESS_VARIABLES, "mounted": CONTAINER_MOUNT_DIR,
         "flags": [word for flag in launch.flags for word in flag.arguments],
         "others": [(flag,) for flag in launch.worker_arguments],
         "engine_words": [
@@ -229,7 +276,8 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
 
 def _needs_rdma(launch: LaunchSpec) -> bool:
     """Return whether the plan counts on a link between nodes that only RDMA gives."""
-    return launch.nodes > 1 and launch.deployment.gpu.internode_bandwidth >= MIN_RDMA_BANDWIDTH
+    is_linked = launch.nodes > 1 or bool(launch.role)  # workers of pools hand over KV caches
+    return is_linked and launch.deployment.gpu.internode_bandwidth >= MIN_RDMA_BANDWIDTH
 
 
 def compute_start_timeout_s(deployment: Deployment) -> int:

@@ -8,6 +8,7 @@ from planner.core.catalog import load_catalog
 from planner.core.errors import make_unknown_name_error
 from planner.core.intervals import Interval
 from planner.core.units import GB
+from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
 from planner.memory.runtime_overhead import FittedConstant, get_constant
@@ -34,6 +35,13 @@ def validate_storage(name: str) -> str:
     if name not in _list_storages():
         raise make_unknown_name_error(name, _list_storages(), "storage")
     return name
+
+
+def get_storage_rate(name: str, release: Version) -> float:
+    """Return the bytes/s at which files are read from a storage; `PlannerError` if not known."""
+    found = get_constant(f"storage {validate_storage(name)}", release, STARTUP_CATALOG)
+    assert found is not None
+    return found.value * GB
 
 
 @dataclass(frozen=True)

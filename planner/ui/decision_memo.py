@@ -73,6 +73,8 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 MAX_OPTIONS, MAX_CHANGES = 3, 7
 MIN_LABEL_DISTANCE = 0.11
 """Least distance of two named sellers, as a share of the dearest price."""
+OWN_SCRIPTS = ("serve.sh", "bench.sh")
+"""What starts and benchmarks a replica, where the answer does not name them."""
 MAX_SHARE = 9.0
 """Largest share of a limit that is told; bars end before."""
 
@@ -548,7 +550,9 @@ class _MemoWriter:
         usd = chosen.replica_usd_per_day
         is_one = chosen.num_replicas > 1 and not chosen.is_disaggregated
         extent = "one replica of A" if is_one else "the GPUs of A"
-        start = f"Rent {extent} for a day{_describe_day_price(usd)} and run `serve.sh`, then `bench.sh`."
+        scripts = benchmark.scripts if benchmark and benchmark.scripts else OWN_SCRIPTS
+        run = ", then ".join(f"`{name}`" for name in scripts)
+        start = f"Rent {extent} for a day{_describe_day_price(usd)} and run {run}."
         share = _describe_value_of(benchmark) if benchmark else ""
         if self.choice and benchmark and self.choice.is_cheaper_likely:
             return f"{start} Plan again with the result, then sign: a cheaper plan may be enough.{share}"
@@ -714,7 +718,7 @@ class _MemoWriter:
 def _count_gpus(offer: Offer) -> str:
     """Name how many GPUs of a kind, and the replicas where there are several."""
     replicas = offer.num_replicas
-    is_group = 1 < replicas < offer.num_gpus_billed
+    is_group = 1 < replicas < offer.num_gpus_billed and not offer.is_disaggregated
     return f"{describe_gpus(offer)}, {replicas} replicas" if is_group else describe_gpus(offer)
 
 

@@ -1,4 +1,7 @@
-"""Read request traces: CSV or JSON lines of times, prompt and output tokens under common names."""
+"""Read request traces: CSV or JSON lines of times, prompt and output tokens under common names.
+
+Spans of OpenTelemetry and conversations of agents are read by `agent_calls`.
+"""
 
 import csv
 import gzip
@@ -20,6 +23,7 @@ from planner.core.errors import PlannerError
 from planner.core.readers import open_bounded, parse_json
 from planner.core.text import format_count
 from planner.core.units import MIB
+from planner.workload.agent_calls import AgentCall, is_agent_record, list_agent_calls, number_blocks
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 """Columns of the Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset).
@@ -76,6 +80,7 @@ class Trace:
     num_dropped: int = 0  # requests in the file without an output token: failed or aborted
     num_hours: int = 1  # hours in the file, if this is the busiest of them
     num_uncounted: int = 0  # first requests, which only fill the caches
+    note: str = ""  # what is assumed of them beside that, a sentence
 
     @property
     def has_block_ids(self) -> bool:
@@ -103,9 +108,10 @@ class Trace:
             )
         if self.num_hours > 1:
             sentences.append(
-                f"Of the {self.num_hours} hours of {self.path.name} the busiest is planned."
+                f"Of the {self.num_hours} hours of {self.path.name} the busiest is planned"
+                + ("; the one before it fills the caches." if self.num_uncounted else ".")
             )
-        return tuple(sentences)
+        return (*sentences, *([self.note] if self.note else []))
 
     @property
     def rate(self) -> float:
@@ -120,9 +126,10 @@ class Trace:
         Lower is burstier. If most arrivals share a time stamp, the clock was coarse, and it is mean
         / variance of the arrivals per tick.
         """
-        gaps = np.diff(self.arrival)
+        counted = self.arrival[self.num_uncounted :]
+        gaps = np.diff(counted)
         if np.count_nonzero(gaps) * 2 < len(gaps):
-            ticks = np.unique(self.arrival, return_counts=True)[1]
+            ticks = np.unique(counted, return_counts=True)[1]
             return float(ticks.mean() / max(ticks.var(), 1e-9))
         return float(gaps.mean() ** 2 / max(gaps.var(), 1e-12))
 
@@ -140,11 +147,12 @@ class Trace:
         """Fraction of prompt tokens in blocks of an earlier request, as an unlimited cache hits."""
         seen: set[int] = set()
         hits = 0
-        for blocks, tokens in zip(self.hash_ids or (), self.prompt, strict=False):
+        rows = zip(self.hash_ids or (), self.prompt, strict=False)
+        for row, (blocks, tokens) in enumerate(rows):
             prefix = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
-            hits += min(TRACE_BLOCK_TOKENS * prefix, int(tokens))
+            hits += min(TRACE_BLOCK_TOKENS * prefix, int(tokens)) * (row >= self.num_uncounted)
             seen.update(blocks)
-        return hits / float(self.prompt.sum())
+        return hits / float(self.prompt[self.num_uncounted :].sum())
 
     @property
     def max_sampled_engines(self) -> int:
@@ -166,19 +174,25 @@ class Trace:
     def select_busiest_hour(self) -> Self:
         """Return the requests of the busiest hour since the first request.
 
-        Return all if the trace is no longer than an hour or has too few requests.
+        Where equal blocks are known, the hour before it comes first and fills the caches,
+        uncounted. Return all if the trace is no longer than an hour or has too few requests.
         """
         hours = (self.arrival // SECONDS_PER_HOUR).astype(int)
         hour_numbers, counts = np.unique(hours, return_counts=True)
-        rows = np.flatnonzero(hours == hour_numbers[counts.argmax()])
+        busiest = hour_numbers[counts.argmax()]
+        rows = np.flatnonzero(hours == busiest)
         if len(rows) < MIN_REQUESTS_PER_BUSY_HOUR or len(rows) == len(hours):
             return self
-        return replace(self.take(rows), num_hours=int(hours[-1]) + 1)
+        before = np.flatnonzero(hours == busiest - 1) if self.has_block_ids else rows[:0]
+        return replace(
+            self.take(np.concatenate((before, rows))), num_hours=int(hours[-1]) + 1,
+            num_uncounted=len(before),
+        )  # fmt: skip
 
     def __str__(self) -> str:
-        length = (
-            f"{format_count(len(self.arrival), 'request')} in {self.arrival[-1] / 60:,.1f} minutes"
-        )
+        counted = self.arrival[self.num_uncounted :]
+        minutes = (counted[-1] - counted[0] * (self.num_uncounted > 0)) / 60
+        length = f"{format_count(len(counted), 'request')} in {minutes:,.1f} minutes"
         length += f", the busiest of {self.num_hours} hours" if self.num_hours > 1 else ""
         return f"{self.path.name}: {length}" + (
             f", {self.num_dropped:,} without output left out" if self.num_dropped else ""
@@ -186,7 +200,7 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace: CSV (comma, semicolon or tab) or JSON lines, possibly gzipped.
+    """Read a trace: CSV (comma, semicolon or tab) or JSON (lines), possibly gzipped.
 
     Times are seconds from any start, ms, us or ns if the field's name or the size of an epoch says
     so, or ISO dates. Requests without an output token are left out. Raises `PlannerError` naming
@@ -198,6 +212,8 @@ def read_trace(path: str | Path) -> Trace:
         with _open_text(path) as file:
             head = file.readline(MIB).strip()
             file.seek(0)
+            if records := _find_agent_records(path, head, file):
+                return _build_agent_trace(path, list_agent_calls(records, path.name))
             return (_read_jsonl_trace if head.startswith("{") else _read_csv_trace)(
                 path, head, file
             )
@@ -295,6 +311,49 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
     block_ids = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
     hash_ids = block_ids if mooncake and any(block_ids) else None
     return _build_trace(path, fields, cells, lines, 1e-3 if mooncake else 1.0, hash_ids)
+
+
+def _find_agent_records(path: Path, head: str, file: TextIO) -> list[tuple[int, Any]]:
+    """Return the lines of spans or conversations, or a whole document of them; [] of any other file."""
+    if not head.startswith(("{", "[")):
+        return []
+    is_one_of_many = head.startswith("{") and head.endswith("}")
+    text = head if is_one_of_many else file.read()
+    file.seek(0)
+    try:
+        found = parse_json(text, path.name)
+    except PlannerError:  # no JSON, or lines of more than a MiB
+        is_one_of_many = '"resourceSpans"' in head or '"requests"' in head
+        found = {"resourceSpans": ()} if is_one_of_many else None
+    listed = found if isinstance(found, list) else [found]
+    if not listed or not is_agent_record(listed[0]):
+        return []
+    if not is_one_of_many:
+        return [(1, record) for record in listed]
+    lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
+    return [(number, parse_json(line, f"{path.name}, line {number}")) for number, line in lines]
+
+
+def _build_agent_trace(path: Path, calls: Sequence[AgentCall]) -> Trace:
+    """Build a `Trace` from calls of agents, sorted by time."""
+    _check_trace_size(path, len(calls), sum(len(call.block_ids) for call in calls))
+    times = np.array([_parse_number(call.time) for call in calls], float)
+    if np.isnan(times).any():
+        times = _parse_dates([call.time for call in calls])
+    calls = [calls[row] for row in np.argsort(times, kind="stable")]
+    cells = [(call.time, call.prompt, call.output) for call in calls]
+    blocks = number_blocks(calls, TRACE_BLOCK_TOKENS)
+    trace = _build_trace(
+        path, ("start", "prompt tokens", "output tokens"), cells, [call.line for call in calls], 1.0,
+        None if blocks is None else tuple(blocks),
+    )  # fmt: skip
+    conversations = len({call.line for call in calls if call.block_tokens})
+    if conversations > 1:
+        return replace(
+            trace, note=f"The {conversations} conversations of {path.name} begin together."
+        )
+    reused = "" if blocks else f"{path.name} does not say what of its prompts was cached."
+    return replace(trace, note=reused)
 
 
 def _check_trace_size(path: Path, requests: int, blocks: int = 0) -> None:

@@ -11,14 +11,14 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import read_trace
 from planner.workload.workload import Workload
 
-LOG_SUFFIXES = (".csv", ".tsv", ".jsonl", ".gz")
+LOG_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz")
 """Suffixes of access logs; any other file is a page."""
 
 
 def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None = None) -> str:
     """Return the `workload` of a scenario as YAML: lengths by mean, p50 and p95, and requests/s.
 
-    `sources` is an access log (CSV or JSON lines with times, prompt and output tokens, see
+    `sources` is an access log (CSV or JSON lines with times, prompt and output tokens, or spans, see
     `read_trace`), or one or two /metrics pages of a replica, `seconds` apart. Raises `PlannerError`
     if they do not state the rate or the lengths.
     """
@@ -27,6 +27,9 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         trace = read_trace(sources[0]).select_busiest_hour()
         load = Workload.from_trace(trace)
         known["burstiness"] = float(f"{trace.burstiness:.2g}")
+        if trace.has_block_ids:
+            cached = trace.prefix_hit_rate * load.prompt.mean
+            known["shared_prefix"] = {"tokens": round(cached), "hit_rate": 1.0}
         text = f"{trace}; plan for the rate of your busiest hour"
     else:
         metrics = measure_replica(

@@ -160,8 +160,8 @@ def plot_framework_path(choice: FrameworkChoice) -> alt.TopLevelMixin:
             y=alt.Y("middle:Q", axis=None), text=text
         )
 
-    down, across = (alt.Chart(data[:-1].assign(x=at)).encode(x=x) for at in (20, 51))
+    down, across = (alt.Chart(data[:-1].assign(x=at)).encode(x=x) for at in (20, 54))
     arrows = down.mark_rule(color=MUTED_COLOR).encode(y=alt.Y("bottom:Q", axis=None), y2="next")
     middle = alt.Y("middle:Q", axis=None)
     answers = across.mark_text().encode(y=middle, text="answer", color=color)
-    return draw_boxes(0, 46, "asked") + draw_boxes(56, 100, "gains") + arrows + answers
+    return draw_boxes(0, 51, "asked") + draw_boxes(57, 100, "gains") + arrows + answers
