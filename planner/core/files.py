@@ -56,23 +56,27 @@ def check_replaceable(path: Path, beginning: str, mark: str = "", *, force: bool
 
 @contextmanager
 def replace_atomically(
-    *paths: Path, stale: Iterable[Path] = (), new: bool = False
+    *paths: Path, stale: Iterable[Path] = (), new: bool = False, updating: bool = False
 ) -> Iterator[list[Path]]:
     """Yield temporary paths that replace `paths` together when the block ends without an error.
 
     A failed write or a killed process leaves the earlier files. The folder that holds all files is
     locked while they are replaced, so that files of two processes never mix; `stale` files are
-    removed under the same lock. A pipe or a device is written directly. Raises `PlannerError` if a
-    file cannot be written, or exists although it must be `new`.
+    removed under the same lock. A block that is `updating` has the lock from its beginning, so that
+    what it reads of `paths` is what it replaces. A pipe or a device is written directly. Raises
+    `PlannerError` if a file cannot be written, or exists although it must be `new`.
     """
     parts: dict[Path, Path] = {}
     try:
-        yield [_make_temp_path(path, parts) for path in paths]
-        with lock_folder(
-            Path(
-                os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent])
-            )
-        ):
+        with ExitStack() as stack:
+            made = [_make_temp_path(path, parts) for path in paths]
+            places = [place.parent for place in parts.values()] or [paths[0].parent]
+            folder = Path(os.path.commonpath(places))
+            if updating:
+                stack.enter_context(lock_folder(folder))
+            yield made
+            if not updating:
+                stack.enter_context(lock_folder(folder))
             for part, place in parts.items():
                 if new:
                     os.link(part, place)
