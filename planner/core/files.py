@@ -151,6 +151,14 @@ def ensure_folder(path: Path) -> Path:
     return path
 
 
+def check_output_folder(path: Path) -> None:
+    """Raise `PlannerError` if `ensure_folder` would fail, before there is anything to write."""
+    place = path.absolute()
+    there = next(folder for folder in (place, *place.parents) if os.path.lexists(folder))
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise PlannerError(f"cannot write into {path}: {there} is no folder that you may write to")
+
+
 def get_report_date() -> date:
     """Return the date to print: today, or that of `SOURCE_DATE_EPOCH` (s, UTC) for equal output."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
@@ -164,13 +172,20 @@ def get_report_date() -> date:
         ) from None
 
 
+def find_user_cache() -> Path | None:
+    """Return the planner's folder in the user's cache, there or not; None without a home folder."""
+    with suppress(RuntimeError):  # by which platformdirs says so
+        if (folder := user_cache_path("headroom")).is_absolute():
+            return folder
+    return None
+
+
 def find_private_folder() -> Path | None:
     """Return the planner's folder in the user's cache, closed to others; None where there is none.
 
     There is none without a home folder, and where it cannot be created or belongs to another user.
     """
-    folder = user_cache_path("headroom")
-    if not folder.is_absolute():
+    if not (folder := find_user_cache()):
         return None
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
