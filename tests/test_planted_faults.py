@@ -7,12 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import gamma
+from shipped import open_loop
 
+from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
+from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import build_step_model
+from planner.latency.worker_pool_costs import UNMEASURED_POOL_COSTS, get_pool_coefficients
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.kv_cache import KvCachePool
 from planner.memory.memory_plan import get_memory_plan
+from planner.planning.growth import GrowthLimit
+from planner.planning.max_load import find_max_load
 from planner.planning.scenario import load_scenario
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.planning.slo import SloTarget
@@ -135,3 +142,64 @@ def test_a_probe_kills_after_its_delay_and_all_its_failures(fields: str, seconds
     report = lint(KUBERNETES.format(fields=fields), gpu="4xH100")
     (finding,) = (one for one in report.findings if "startupProbe" in one.name)
     assert f"after {seconds} s" in finding.why and finding.verdict == "contradicts"
+
+
+def test_requests_that_all_run_at_once_take_no_share_of_the_load() -> None:
+    """In a closed loop nobody waits for a slot that is free: only the latencies, far from their limits, count."""
+    workload = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), concurrency=4
+    )
+    slack = (SloTarget("ttft", "p95", 60.0), SloTarget("tpot", "p95", 2.0))
+    scenario = replace(load_scenario("edge-8b-24gb"), workload=workload, slo_targets=slack)
+    store = EvaluationStore(scenario, quick=False)
+    assert store.get_margin(deploy(max_model_len=4096, max_num_seqs=8), 0.0) < 0.1
+
+
+def test_no_load_is_small_enough_for_more_than_the_memory_holds() -> None:
+    """Whether it starts does not depend on the traffic: the probability of both is at most the memory's."""
+    deployment = deploy(max_model_len=4096)
+    assert find_max_load(load_scenario("edge-8b-24gb"), deployment, 1 - 1e-15) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("confident", "growth"), [(0.0, 0.0), (2.0, 0.0), (2.001, 0.0), (2.8, 0.4)]
+)
+def test_growth_is_what_is_kept_beyond_the_offered_load(confident: float, growth: float) -> None:
+    limit = GrowthLimit(Interval(3, 4, 5), 2.0, 3.2, None, False, confident, 0.9)
+    assert limit.growth == pytest.approx(growth)
+
+
+def test_workers_that_nobody_measured_cost_what_engines_do() -> None:
+    """Also with data-parallel attention: `attention_dp` is 1 of an entry that names no pace."""
+    deployment = deploy_on("deepseek-ai/DeepSeek-R1", "B200", tp=1, dp=8)
+    for phase in ("prefill", "decode"):
+        found = get_pool_coefficients(deployment, phase, UNMEASURED_POOL_COSTS)  # type: ignore[arg-type]
+        assert found == get_deployment_coefficients(deployment).coefficients
+
+
+def test_an_arrival_waits_for_what_is_left_of_a_step() -> None:
+    """Inspection of a regular cycle: what is left is uniform, of mean t / 2 and variance t^2 / 12.
+
+    Prompts are so short and rare that they only wait, and answers so long that steps never stop.
+    The closed form takes a gamma distribution of these moments, scipy's is the oracle.
+    """
+    workload = Workload(
+        LengthDistribution.from_constant(1), LengthDistribution.from_constant(3000), rate=0.1
+    )
+    deployment = deploy(max_model_len=4096, async_scheduling=False)
+    found = open_loop(deployment, get_memory_plan(deployment), workload)
+    assert found.decode_batch > 7, "a step is under way whenever a prompt arrives"
+    step, mean = found.tpot["mean"].mid, found.ttft["mean"].mid
+    for name, share in (("p95", 0.95), ("p99", 0.99)):
+        beyond = gamma.ppf(share, 3, scale=step / 6) - step / 2
+        assert found.ttft[name].mid - mean == pytest.approx(beyond, rel=0.01), name
+
+
+def test_a_performance_is_printed_in_milliseconds() -> None:
+    deployment = deploy(max_model_len=4096)
+    workload = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), rate=0.2
+    )
+    found = open_loop(deployment, get_memory_plan(deployment), workload)
+    known = replace(found, ttft={at: Interval.from_value(0.25) for at in found.ttft})
+    assert str(known).startswith("TTFT mean 250.0 ms, p99 250.0 ms; ITL mean ")
