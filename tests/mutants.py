@@ -121,7 +121,7 @@ def draw_faults(seed: int, count: int) -> Iterator[Fault]:
 def exchange_code(module: Path, tree: ast.Module) -> None:
     """Let the functions of a loaded module run the code of another source with the same lines."""
     path = str(ROOT / module)
-    compiled = list_code(compile(tree, path, "exec"))
+    compiled = list_code(compile(ast.fix_missing_locations(tree), path, "exec"))
     codes = {(code.co_qualname, code.co_firstlineno): code for code in compiled}
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__.co_filename == path:
@@ -153,9 +153,7 @@ def plant_probes(faults: Sequence[Fault]) -> None:
                 ]
                 block, statement = holding[-1]  # `ast.walk` goes from outer blocks to inner ones
                 probe = ast.parse(f"__import__('sys').modules['planner'].reach({number})").body[0]
-                for part in ast.walk(probe):
-                    ast.copy_location(part, statement)
-                block.insert(block.index(statement), probe)
+                block.insert(block.index(statement), ast.copy_location(probe, statement))
         exchange_code(module, tree)
 
 

@@ -20,6 +20,7 @@ from planner.memory.kv_cache import KvCachePool
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.growth import GrowthLimit
 from planner.planning.max_load import find_max_load
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.scenario import load_scenario
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.planning.slo import SloTarget
@@ -157,8 +158,16 @@ def test_requests_that_all_run_at_once_take_no_share_of_the_load() -> None:
 
 def test_no_load_is_small_enough_for_more_than_the_memory_holds() -> None:
     """Whether it starts does not depend on the traffic: the probability of both is at most the memory's."""
-    deployment = deploy(max_model_len=4096)
-    assert find_max_load(load_scenario("edge-8b-24gb"), deployment, 1 - 1e-15) == 0.0
+    tight = deploy(max_model_len=4096, gpu_memory_utilization=0.4)
+    starts = estimate_memory_probability(tight)
+    assert 0.5 < starts < 0.999
+    assert find_max_load(load_scenario("edge-8b-24gb"), tight, (1 + starts) / 2) == 0.0
+
+
+def test_no_load_above_what_no_gpu_serves_is_found() -> None:
+    """10,000 requests/s of hundreds of tokens, 16 GFLOP each, are over 40 times an L40S's 733 TFLOP/s in FP8."""
+    scenario = load_scenario("edge-8b-24gb")
+    assert find_max_load(scenario, deploy(max_model_len=4096), more_than=1e4) == 0.0
 
 
 @pytest.mark.parametrize(
