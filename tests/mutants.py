@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -166,7 +167,7 @@ def plant_fault(fault: Fault) -> None:
 
 def run_tests(items: Sequence[pytest.Item]) -> Iterator[tuple[str, float, bool]]:
     """Run tests, and yield of each its name, its seconds and whether it failed."""
-    for item, following in zip(items, [*items[1:], None], strict=True):
+    for item, following in zip(items, [*items[1:], None], strict=False):
         reports = runtestprotocol(item, nextitem=following, log=False)
         failed = any(report.failed for report in reports)
         yield item.nodeid, sum(report.duration for report in reports), failed
@@ -215,9 +216,13 @@ def run_in_child(task: Callable[..., Any], *arguments: Any, limit_s: int = LIMIT
     reader, writer = os.pipe()
     if not (child := os.fork()):
         signal.alarm(limit_s)
-        with os.fdopen(writer, "w") as answer:
-            json.dump(task(*arguments), answer)
-        os._exit(0)
+        try:
+            with os.fdopen(writer, "w") as answer:
+                json.dump(task(*arguments), answer)
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
         text = answer.read()

@@ -15,14 +15,17 @@ from planner.engines.deployment import deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import build_step_model
 from planner.latency.worker_pool_costs import UNMEASURED_POOL_COSTS, get_pool_coefficients
+from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.kv_cache import KvCachePool
-from planner.memory.memory_plan import get_memory_plan
+from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.planning.engine_tuning import generate_variants
 from planner.planning.growth import GrowthLimit
 from planner.planning.max_load import find_max_load
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.scenario import load_scenario
 from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import SloTarget
 from planner.planning.tolerance import EvaluationStore, compute_error_factor
 from planner.tools.lint.report import lint
@@ -212,3 +215,46 @@ def test_a_performance_is_printed_in_milliseconds() -> None:
     found = open_loop(deployment, get_memory_plan(deployment), workload)
     known = replace(found, ttft={at: Interval.from_value(0.25) for at in found.ttft})
     assert str(known).startswith("TTFT mean 250.0 ms, p99 250.0 ms; ITL mean ")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"), [("Qwen/Qwen3-8B", "L40S"), ("meta-llama/Llama-3.1-8B-Instruct", "A100-80GB")]
+)
+def test_the_safe_share_of_memory_is_where_nine_of_ten_starts_hold(model: str, gpu: str) -> None:
+    """It is read off the ends of 80% intervals, which one in ten errors passes on either side."""
+    planned = deploy_on(model, gpu, engine_version="0.20.0", max_model_len=4096)
+    safe = find_safe_memory_utilization(planned)
+    assert 0.8 < safe < 1
+    at_it, beyond = (
+        get_memory_plan(planned.with_args(gpu_memory_utilization=share)).p_fits
+        for share in (safe, safe + 0.01)
+    )
+    assert at_it >= 0.9 > beyond
+
+
+@pytest.mark.parametrize(("is_on", "share"), [(False, 0.5), (True, 0.0), (True, 0.5)])
+def test_a_prefix_is_found_where_it_is_kept_and_comes_again(is_on: bool, share: float) -> None:
+    """`--no-enable-prefix-caching` finds nothing, whatever the prompts share; nor do prompts that share nothing."""
+    workload = Workload(
+        LengthDistribution.from_constant(1024), LengthDistribution.from_constant(4), rate=1.0,
+        prefix_tokens=512, prefix_hit_rate=share,
+    )  # fmt: skip
+    deployment = deploy(max_model_len=4096, enable_prefix_caching=is_on)
+    found = simulate_once(deployment, workload, 50).outcome.cached.sum()
+    assert (found > 0) == (is_on and share > 0)
+    costs = build_workload_step_costs(deployment, workload, get_memory_plan(deployment).pool)
+    assert costs.reuses_prefixes == (is_on and share > 0)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"max_num_batched_tokens": 2048}, {"gpu_memory_utilization": 0.9}, {"max_num_seqs": 64}]
+)  # fmt: skip
+def test_only_what_the_user_left_open_is_tried_otherwise(given: dict[str, float]) -> None:
+    scenario = replace(load_scenario("edge-8b-24gb"), engine_args=given)
+    usual = deploy(
+        **{"max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048, **given}
+    )
+    tried = list(generate_variants(scenario, usual))
+    for name in ("max_num_batched_tokens", "gpu_memory_utilization", "max_num_seqs"):
+        values = {getattr(variant.args, name) for variant in tried} - {getattr(usual.args, name)}
+        assert bool(values) == (name not in given), name
