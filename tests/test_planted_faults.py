@@ -258,3 +258,18 @@ def test_only_what_the_user_left_open_is_tried_otherwise(given: dict[str, float]
     for name in ("max_num_batched_tokens", "gpu_memory_utilization", "max_num_seqs"):
         values = {getattr(variant.args, name) for variant in tried} - {getattr(usual.args, name)}
         assert bool(values) == (name not in given), name
+
+
+def test_what_fits_no_gpu_is_told_how_large_one_would_be() -> None:
+    """671 B weights in FP8 are 625 GiB before anything else, and this engine has no pipelines."""
+    remedy = get_memory_plan(deploy_on("deepseek-ai/DeepSeek-R1", "L4", engine="tgi")).remedy
+    (needed,) = map(int, re.findall(r"^use GPUs with (\d+) GiB or more$", remedy))
+    assert 625 < needed < 850
+
+
+def test_what_is_known_of_a_promise_is_what_was_simulated() -> None:
+    scenario = load_scenario("edge-8b-24gb")
+    deployment, store = deploy(max_model_len=4096), EvaluationStore(scenario)
+    for z in (0.0, -1.0, 1.0, 3.0):
+        assert store.is_met(deployment, z) == (store.get_margin(deployment, z) <= 1)
+        assert store.is_met(deployment, z) == (store.get_margin(deployment, z) <= 1), "known by now"
