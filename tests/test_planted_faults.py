@@ -14,6 +14,7 @@ from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import build_step_model
+from planner.latency.step_work import count_step_work
 from planner.latency.worker_pool_costs import UNMEASURED_POOL_COSTS, get_pool_coefficients
 from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
@@ -156,7 +157,10 @@ def test_requests_that_all_run_at_once_take_no_share_of_the_load() -> None:
     slack = (SloTarget("ttft", "p95", 60.0), SloTarget("tpot", "p95", 2.0))
     scenario = replace(load_scenario("edge-8b-24gb"), workload=workload, slo_targets=slack)
     store = EvaluationStore(scenario, quick=False)
-    assert store.get_margin(deploy(max_model_len=4096, max_num_seqs=8), 0.0) < 0.1
+    deployment = deploy(max_model_len=4096, max_num_seqs=8)
+    assert store.get_margin(deployment, 0.0) < 0.1
+    hard = replace(scenario, slo_targets=(SloTarget("tpot", "p95", 1e-6),))
+    assert EvaluationStore(hard, quick=False).get_margin(deployment, 0.0) > 1000, "of a millisecond"
 
 
 def test_no_load_is_small_enough_for_more_than_the_memory_holds() -> None:
@@ -273,3 +277,15 @@ def test_what_is_known_of_a_promise_is_what_was_simulated() -> None:
     for z in (0.0, -1.0, 1.0, 3.0):
         assert store.is_met(deployment, z) == (store.get_margin(deployment, z) <= 1)
         assert store.is_met(deployment, z) == (store.get_margin(deployment, z) <= 1), "known by now"
+
+
+def test_what_kernels_pass_on_by_the_shapes_of_a_checkpoint() -> None:
+    """Llama-3.1-8B's config.json: 32 layers, hidden 4096, 32 heads of 128, 8 for keys and values, MLP of 14336.
+
+    Two blocks of 6 hidden values each, and every value between linears written and read, of 2 bytes:
+    q, k, v, the attention's result, gate, up and their product, halved by two ranks.
+    """
+    inner = 4096 + 2 * 1024 + 4096 + 2 * 14336 + 14336
+    for tp in (1, 2):
+        work = count_step_work(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=tp))
+        assert work.token_bytes == 2 * 32 * (2 * 6 * 4096 + 2 * inner / tp)
