@@ -27,7 +27,7 @@ test: .venv/ready-dev
 test-all: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m ''
 
-# Which small faults, planted one at a time in a copy of the package, the tests of their modules notice: an hour on two cores.
+# Which small faults, planted one at a time, the quick tests that reach their places notice: about an hour.
 mutants: .venv/ready-dev
 	$(BIN)/python tests/mutants.py $(MUTANTS)
 

@@ -5,6 +5,8 @@ import os
 
 def run() -> int:
     """Run the command; Ctrl-C ends it in a line while its modules load, too."""
+    if os.path.expanduser("~") == "~":  # an account that is none of the machine's, in a container
+        os.environ["HOME"] = os.devnull  # libraries ask for one as they load; nothing is kept in it
     try:
         from planner.ui.cli import main
 

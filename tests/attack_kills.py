@@ -144,7 +144,7 @@ class Victim:
             store.unlink()  # what the earlier runs answered
         sent, running = rng.choice(SIGNALS), started(self.folder, self.line)
         try:
-            running.wait(rng.uniform(0.2, 1.05) * self.seconds)
+            running.wait(rng.uniform(0.1, 0.7) * self.seconds)
             fate = "done"
         except subprocess.TimeoutExpired:
             fate = sent.name

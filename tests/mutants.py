@@ -1,43 +1,68 @@
-"""Plant small faults in a copy of the package, one at a time, and count those that tests notice.
+"""Plant small faults in the package, one at a time, and count those that tests notice.
 
 `make mutants` runs it: `python tests/mutants.py --seed 1 --count 60`. Places are drawn by the seed,
 as many of each area; a fault is an operator, a comparison, a constant or a branch that is another.
-Of each module the test files run that import it, else those of its area. Faults that survive are
-printed with their lines: a test that fails for them has to come from a fact, not from the code.
+The quick tests are collected once, without the longest files. A fork of that process then runs
+them all, and notes which reach which place; another one for each fault runs those that reach its
+place, the shortest first, with the code of its function exchanged. Commands that tests start as
+processes of their own have no fault. What survives is printed with its line: a test that fails for
+it has to come from a fact, not from the code. With `--record FILE` the first run is kept, for
+another `--only 3 17`.
 """
 
 import argparse
 import ast
+import gc
+import json
 import os
 import random
-import re
 import shutil
-import subprocess
+import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parents[1]
 AREAS = {
-    "memory": ("memory", ("test_memory.py", "test_kv.py", "test_planted_faults.py")),
-    "parallelism": ("parallelism", ("test_parallelism.py", "test_layouts.py")),
-    "latency": ("latency", ("test_step_costs.py", "test_latency.py")),
-    "queueing": ("queueing", ("test_tails.py", "test_closed_form_physics.py")),
-    "probability": ("planning/tolerance.py", ("test_probability.py", "test_planted_faults.py")),
-    "planning": ("planning", ("test_search.py", "test_candidate.py")),
-    "lint": ("tools/lint", ("test_posts.py", "test_lint_sources.py", "test_lint.py")),
-    "deploy": ("deploy", ("test_deploy.py", "test_manifests.py")),
-}
-"""Area -> what of the package it is, and the test files of its modules that no test imports."""
+    "memory": "memory", "parallelism": "parallelism", "latency": "latency", "queueing": "queueing",
+    "probability": "planning/tolerance.py", "planning": "planning", "lint": "tools/lint",
+    "deploy": "deploy",
+}  # fmt: skip
+"""Area -> what of the package it is."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
     ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-LIMIT_S = 600
-"""Seconds after which a test run is given up, without a verdict."""
+LIMIT_S, RECORD_LIMIT_S = 600, 3600
+"""Seconds after which the tests of one fault, or of none, are given up."""
+TESTS_S = 100
+"""Seconds of tests, as they took without a fault, that one fault is given."""
+
+
+class Fault(NamedTuple):
+    """A place, as its number in its module, and what stands there."""
+
+    area: str
+    module: Path
+    place: int
+    line: int
+    before: str
+
+
+class Record(NamedTuple):
+    """What tests took and failed without faults, and those that reach each fault's place."""
+
+    seconds: dict[str, float]
+    failed: list[str]
+    reaching: list[list[str]]
 
 
 def list_places(tree: ast.Module) -> list[ast.AST]:
@@ -75,49 +100,170 @@ def plant(node: ast.AST) -> bool:
     return True
 
 
-def draw_faults(seed: int, count: int) -> Iterator[tuple[str, Path, int, str, str]]:
-    """Yield area, module, line, and source before and after for `count` faults."""
+def draw_faults(seed: int, count: int) -> Iterator[Fault]:
+    """Yield `count` faults, as many of each area."""
     rng, names = random.Random(seed), list(AREAS)
     for number in range(count):
         area = names[number % len(names)]
-        place = ROOT / "planner" / AREAS[area][0]
-        modules = sorted(place.glob("*.py")) if place.is_dir() else [place]
+        folder = ROOT / "planner" / AREAS[area]
+        modules = sorted(folder.glob("*.py")) if folder.is_dir() else [folder]
         while True:
             module = rng.choice(modules)
             tree = ast.parse(module.read_text(encoding="utf-8"))
-            node = rng.choice(list_places(tree) or [tree])
-            before = ast.unparse(node) if isinstance(node, ast.stmt | ast.expr) else ""
+            places = list_places(tree)
+            node = rng.choice(places or [tree])
+            before = ast.unparse(node).partition("\n")[0]
             if plant(node):
-                yield area, module.relative_to(ROOT), node.lineno, before, ast.unparse(tree)  # type: ignore[attr-defined]
+                place, path = places.index(node), module.relative_to(ROOT)
+                yield Fault(area, path, place, node.lineno, before)  # type: ignore[attr-defined]
                 break
 
 
-def choose_tests(area: str, module: Path) -> list[str]:
-    """Return the test files of a module: those that import it, the smallest first, and its area's."""
-    name = ".".join(module.with_suffix("").parts)
-    importing = [
-        path
-        for path in (ROOT / "tests").glob("test_*.py")
-        if re.search(rf"\b{re.escape(name)}\b", path.read_text(encoding="utf-8"))
-    ]
-    importing.sort(key=lambda path: path.stat().st_size)
-    return list(dict.fromkeys([*(path.name for path in importing[:3]), *AREAS[area][1]]))
+def exchange_code(module: Path, tree: ast.Module) -> None:
+    """Let the functions of a loaded module run the code of another source with the same lines."""
+    path = str(ROOT / module)
+    compiled = list_code(compile(ast.fix_missing_locations(tree), path, "exec"))
+    codes = {(code.co_qualname, code.co_firstlineno): code for code in compiled}
+    for function in gc.get_objects():
+        if isinstance(function, FunctionType) and function.__code__.co_filename == path:
+            own = function.__code__
+            function.__code__ = codes.get((own.co_qualname, own.co_firstlineno), own)
 
 
-def find_noticing(copy: Path, tests: list[str]) -> str | None:
-    """Return which test of a copy notices its fault; empty if all pass, None without a verdict."""
-    environment = {**os.environ, "PYTHONPATH": f"{copy}:{copy / 'tests'}"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow and not exhaustive"]
-    command += ["-p", "no:cacheprovider", *(f"tests/{name}" for name in tests)]
-    try:
-        done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[0] if failed else "" if done.returncode == 0 else f"exit {done.returncode}"
+def list_code(code: CodeType) -> list[CodeType]:
+    """List the code of all functions of a module or of a function."""
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return [*inner, *(part for held in inner for part in list_code(held))]
+
+
+def plant_probes(faults: Sequence[Fault]) -> None:
+    """Let the statements with the faults' places call `reach`, before they run."""
+    for module in {fault.module for fault in faults}:
+        tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+        places = list_places(tree)
+        values = [value for node in ast.walk(tree) for _, value in ast.iter_fields(node)]
+        blocks = [block for block in values if isinstance(block, list) and block]
+        for number, fault in enumerate(faults):
+            if fault.module == module:
+                holding = [
+                    (block, statement)
+                    for block in blocks
+                    for statement in block
+                    if isinstance(statement, ast.stmt)
+                    and any(part is places[fault.place] for part in ast.walk(statement))
+                ]
+                block, statement = holding[-1]  # `ast.walk` goes from outer blocks to inner ones
+                probe = ast.parse(f"__import__('sys').modules['planner'].reach({number})").body[0]
+                block.insert(block.index(statement), ast.copy_location(probe, statement))
+        exchange_code(module, tree)
+
+
+def plant_fault(fault: Fault) -> None:
+    """Make the fault's place wrong in the loaded module."""
+    tree = ast.parse((ROOT / fault.module).read_text(encoding="utf-8"))
+    plant(list_places(tree)[fault.place])
+    exchange_code(fault.module, tree)
+
+
+def run_tests(items: Sequence[pytest.Item]) -> Iterator[tuple[str, float, bool]]:
+    """Run tests, and yield of each its name, its seconds and whether it failed."""
+    for item, following in zip(items, [*items[1:], None], strict=False):
+        reports = runtestprotocol(item, nextitem=following, log=False)
+        failed = any(report.failed for report in reports)
+        yield item.nodeid, sum(report.duration for report in reports), failed
+
+
+def record(items: Sequence[pytest.Item], faults: Sequence[Fault]) -> Record:
+    """Run all tests, and note which of them reach which fault's place."""
+    reached: set[int] = set()
+    sys.modules["planner"].reach = reached.add  # type: ignore[attr-defined]
+    plant_probes(faults)
+    found = Record({}, [], [[] for _ in faults])
+    for name, seconds, failed in run_tests(items):
+        found.seconds[name] = seconds
+        found.failed.extend([name] * failed)
+        for number in reached:
+            found.reaching[number].append(name)
+        reached.clear()
+    return found
+
+
+def choose_tests(recorded: Record, number: int) -> list[str]:
+    """Choose what to run for a fault: of files with short tests first, what reaches its place."""
+    took = recorded.seconds
+    names = [name for name in recorded.reaching[number] if name not in recorded.failed]
+    files: dict[str, list[str]] = {}
+    for name in sorted(names, key=took.__getitem__):
+        files.setdefault(name.partition("::")[0], []).append(name)
+    chosen, total = list[str](), 0.0
+    for name in (name for held in files.values() for name in held):
+        if total + took[name] <= TESTS_S:
+            chosen, total = [*chosen, name], total + took[name]
+    return chosen
+
+
+def find_noticing(items: Sequence[pytest.Item], fault: Fault) -> str:
+    """Return which test notices a fault, or nothing."""
+    plant_fault(fault)
+    return next((name for name, _, failed in run_tests(items) if failed), "")
+
+
+def run_in_child(task: Callable[..., Any], *arguments: Any, limit_s: int = LIMIT_S) -> Any:
+    """Return what `task` does in a fork of this process; None if it dies or takes too long.
+
+    What it computed is gone with it, in memory and in the folder of kept plans.
+    """
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(limit_s)
+        try:
+            with os.fdopen(writer, "w") as answer:
+                json.dump(task(*arguments), answer)
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    for path in Path(os.environ["XDG_CACHE_HOME"]).iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return json.loads(text) if text else None
+
+
+class Planting:
+    """In the place of pytest's own loop: all tests once without a fault, then those of each fault."""
+
+    def __init__(self, faults: Sequence[Fault], only: Sequence[int], kept: Path | None) -> None:
+        self.faults, self.only, self.kept = faults, only, kept
+        self.alive = self.tried = 0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Print of each fault what notices it."""
+        longest = {f"test_{name}.py" for name in sys.modules["conftest"].LONGEST}
+        short = [item for item in session.items if item.path.name not in longest]
+        items = {item.nodeid: item for item in short}
+        if self.kept and self.kept.exists():
+            found = json.loads(self.kept.read_text(encoding="utf-8"))
+        else:
+            found = run_in_child(record, short, self.faults, limit_s=RECORD_LIMIT_S)
+        if self.kept:
+            self.kept.write_text(json.dumps(found), encoding="utf-8")
+        recorded = Record(*found)
+        for number in self.only:
+            fault, chosen = self.faults[number], choose_tests(recorded, number)
+            tests = [items[name] for name in chosen if name in items]
+            noticing = run_in_child(find_noticing, tests, fault)
+            self.tried += noticing is not None
+            self.alive += noticing == ""
+            counts = f"{len(tests)} of {len(recorded.reaching[number])} tests that reach it"
+            verdict = f"noticed by {noticing}" if noticing else f"SURVIVED {counts}"
+            verdict = verdict if noticing is not None else "no verdict"
+            where = f"{number} {fault.area} {fault.module}:{fault.line}"
+            print(f"{where} {fault.before:.70} -> {verdict}", file=sys.stderr, flush=True)
+        return True
 
 
 def main() -> int:
@@ -125,28 +271,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many")
+    parser.add_argument(
+        "--only", type=int, nargs="+", help="of these, the faults with these numbers"
+    )
+    parser.add_argument(
+        "--record", type=Path, help="keep in this file which tests reach which place"
+    )
     options = parser.parse_args()
-    started, alive, tried = time.monotonic(), 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "reports", "*.part")
-        shutil.copytree(ROOT, copy, ignore=ignored)
-        for area, module, line, before, source in draw_faults(options.seed, options.count):
-            if time.monotonic() - started > options.seconds:
-                break
-            kept = (copy / module).read_text(encoding="utf-8")
-            (copy / module).write_text(source, encoding="utf-8")
-            noticed = find_noticing(copy, choose_tests(area, module))
-            (copy / module).write_text(kept, encoding="utf-8")
-            tried, alive = tried + (noticed is not None), alive + (noticed == "")
-            verdict = f"no verdict in {LIMIT_S} s" if noticed is None else "SURVIVED"
-            verdict = f"noticed by {noticed}" if noticed else verdict
-            print(
-                f"{area:12} {module}:{line} {before.splitlines()[0]:.70} -> {verdict}", flush=True
-            )
-    print(f"{tried - alive} of {tried} faults were noticed, in {time.monotonic() - started:.0f} s")
-    return int(7 * alive > tried)
+    started, faults = time.monotonic(), list(draw_faults(options.seed, options.count))
+    planting = Planting(faults, options.only or range(len(faults)), options.record)
+    os.chdir(ROOT)
+    pytest.main(
+        ["-q", "-s", "-m", "not slow and not exhaustive", "-p", "no:cacheprovider",],
+        plugins=[planting],
+    )  # fmt: skip
+    noticed = planting.tried - planting.alive
+    print(f"{noticed} of {planting.tried} noticed, in {time.monotonic() - started:.0f} s")
+    return int(7 * planting.alive > planting.tried)
 
 
 if __name__ == "__main__":

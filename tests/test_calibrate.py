@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.engines.coefficients import StepCoefficients, UserCalibration, list_coefficient_names
 from planner.engines.deployment import deploy_on
+from planner.hardware.gpus import list_gpus
 from planner.latency.coefficient_lookup import (
     apply_user_calibrations,
     get_deployment_coefficients,
@@ -269,9 +271,18 @@ def test_a_saved_entry_takes_the_place_of_the_one_before(tmp_path):
     assert "points: 3" in text
 
 
+def test_calibrations_that_save_at_once_all_stay(tmp_path):
+    """Each reads the file, and writes it anew with its entry: none may read between those two."""
+    found = fit_calibration(runs(machine(0), tmp_path)[:2], max_evaluations=2)
+    mine, names = tmp_path / "mine.yaml", [gpu.name for gpu in list_gpus()[:12]]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: replace(found, entry=name).save(mine, "2026-11"), names))
+    assert load_user_calibrations(mine).keys() == set(names)
+
+
 def test_files_that_cannot_be_written_or_hold_something_else_are_told(tmp_path):
     found = fit_calibration(runs(machine(0), tmp_path)[:2], max_evaluations=2)
-    with pytest.raises(PlannerError, match=r"cannot write the calibration .*--out"):
+    with pytest.raises(PlannerError, match=r"cannot write .*such\.yaml: No such file"):
         found.save(tmp_path / "no" / "such.yaml", "2026-11")
     other = tmp_path / "other.yaml"
     other.write_text(

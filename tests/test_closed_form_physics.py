@@ -248,6 +248,36 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
     assert np.median(np.abs(np.log(off))) < 0.08
 
 
+def test_tails_are_those_of_the_replay():
+    """p95 of whole requests, and p99 of gaps, which hold at most one prompt: random arrivals, and a full engine."""
+    thousand, two_hundred = map(LengthDistribution.from_constant, (1000, 200))
+    how = {"max_num_seqs": 64}
+    opened = [(Workload(thousand, two_hundred, rate=rate), {}) for rate in (2.0, 14.0)]
+    closed = [
+        (Workload(thousand, two_hundred, concurrency=64, num_prompts=256), how),
+        (
+            Workload(
+                LengthDistribution.from_constant(500),
+                LengthDistribution.from_uniform(8, 0.3),
+                concurrency=64,
+            ),
+            {"pp": 2, "max_num_seqs": 256},
+        ),
+    ]
+    for workload, args in opened + closed:
+        deployment, memory = deployed(LLAMA_8B, "H100", tuple(args.items()))
+        run = simulate_workload(
+            deployment, memory.pool, build_step_model(deployment, workload), workload
+        )
+        found = (open_loop if workload.rate else closed_loop)(deployment, memory, workload)
+        whole = found.e2e["p95"].mid
+        if workload.rate:
+            assert whole == pytest.approx(run.summarize("e2e")["p95"], rel=0.08)
+            assert found.itl["p99"].mid == pytest.approx(run.summarize("itl")["p99"], rel=0.25)
+        else:
+            assert whole == pytest.approx(run.summarize("e2e")["p95"], rel=0.15)
+
+
 DRAFTING = (
     # budget, drafted, accepted, prompts, outputs, in flight
     (

@@ -433,8 +433,18 @@ COMMANDS_THAT_READ = (
     "fleet {}", "upgrade {} --to 0.33.0", "rehearse {}", "verify {}", "verify chat-70b --log {}",
     "verify chat-70b --bench {}", "verify chat-70b --metrics {}", "predict {} --out o.csv",
     "sweep {} --out o.csv", "calibrate {} --scenario chat-70b --out o.yaml", "review {0} {0}",
-    "plan chat-70b --set workload.trace={}", "diagnose --log x --plan {}",
+    "plan chat-70b --set workload.trace={}", "diagnose --log x --plan {}", "report {}",
+    "report {} chat-70b", "replay {}", "replay --scenario {}", "lab {}", "mcp --root {}",
+    "lint x --scenario {}", "explain-log {0} --command {0}", "calibrate {} --out o.yaml",
 )  # fmt: skip
+READS_NO_FILE = {"init", "scenarios", "models", "gpus"}
+
+
+def test_every_command_is_asked_about_what_it_does_not_understand() -> None:
+    lists = cli.build_parser()._subparsers._group_actions  # type: ignore[union-attr]
+    (commands,) = (action.choices for action in lists)
+    asked = {command.split()[0] for command in COMMANDS_THAT_READ}
+    assert {*commands} - READS_NO_FILE == asked  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", UNDERSTOOD_BY_NOBODY)

@@ -286,7 +286,9 @@ def test_a_service_named_vllm_sets_vllm_port() -> None:
 )
 def test_what_docker_gives_its_server(options: str, found: list[str]) -> None:
     line = f"docker run {options} vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B -tp 2"
-    assert [*to_fix(lint(line))] == found
+    assert [*to_fix(report := lint(line))] == found
+    if "--shm-size=128m" in options:
+        assert "the container has 128 MiB of it" in " ".join(str(report).split())
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import gamma
+from shipped import open_loop
 
+from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
+from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import build_step_model
+from planner.latency.step_work import count_step_work
+from planner.latency.worker_pool_costs import UNMEASURED_POOL_COSTS, get_pool_coefficients
+from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.kv_cache import KvCachePool
-from planner.memory.memory_plan import get_memory_plan
+from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.planning.engine_tuning import generate_variants
+from planner.planning.growth import GrowthLimit
+from planner.planning.max_load import find_max_load
+from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.scenario import load_scenario
 from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import SloTarget
 from planner.planning.tolerance import EvaluationStore, compute_error_factor
 from planner.tools.lint.report import lint
@@ -135,3 +147,145 @@ def test_a_probe_kills_after_its_delay_and_all_its_failures(fields: str, seconds
     report = lint(KUBERNETES.format(fields=fields), gpu="4xH100")
     (finding,) = (one for one in report.findings if "startupProbe" in one.name)
     assert f"after {seconds} s" in finding.why and finding.verdict == "contradicts"
+
+
+def test_requests_that_all_run_at_once_take_no_share_of_the_load() -> None:
+    """In a closed loop nobody waits for a slot that is free: only the latencies, far from their limits, count."""
+    workload = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), concurrency=4
+    )
+    slack = (SloTarget("ttft", "p95", 60.0), SloTarget("tpot", "p95", 2.0))
+    scenario = replace(load_scenario("edge-8b-24gb"), workload=workload, slo_targets=slack)
+    store = EvaluationStore(scenario, quick=False)
+    deployment = deploy(max_model_len=4096, max_num_seqs=8)
+    assert store.get_margin(deployment, 0.0) < 0.1
+    hard = replace(scenario, slo_targets=(SloTarget("tpot", "p95", 1e-6),))
+    assert EvaluationStore(hard, quick=False).get_margin(deployment, 0.0) > 1000, "of a millisecond"
+
+
+def test_no_load_is_small_enough_for_more_than_the_memory_holds() -> None:
+    """Whether it starts does not depend on the traffic: the probability of both is at most the memory's."""
+    tight = deploy(max_model_len=4096, gpu_memory_utilization=0.4)
+    starts = estimate_memory_probability(tight)
+    assert 0.5 < starts < 0.999
+    assert find_max_load(load_scenario("edge-8b-24gb"), tight, (1 + starts) / 2) == 0.0
+
+
+def test_no_load_above_what_no_gpu_serves_is_found() -> None:
+    """10,000 requests/s of hundreds of tokens, 16 GFLOP each, are over 40 times an L40S's 733 TFLOP/s in FP8."""
+    scenario = load_scenario("edge-8b-24gb")
+    assert find_max_load(scenario, deploy(max_model_len=4096), more_than=1e4) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("confident", "growth"), [(0.0, 0.0), (2.0, 0.0), (2.001, 0.0), (2.8, 0.4)]
+)
+def test_growth_is_what_is_kept_beyond_the_offered_load(confident: float, growth: float) -> None:
+    limit = GrowthLimit(Interval(3, 4, 5), 2.0, 3.2, None, False, confident, 0.9)
+    assert limit.growth == pytest.approx(growth)
+
+
+def test_workers_that_nobody_measured_cost_what_engines_do() -> None:
+    """Also with data-parallel attention: `attention_dp` is 1 of an entry that names no pace."""
+    deployment = deploy_on("deepseek-ai/DeepSeek-R1", "B200", tp=1, dp=8)
+    for phase in ("prefill", "decode"):
+        found = get_pool_coefficients(deployment, phase, UNMEASURED_POOL_COSTS)  # type: ignore[arg-type]
+        assert found == get_deployment_coefficients(deployment).coefficients
+
+
+def test_an_arrival_waits_for_what_is_left_of_a_step() -> None:
+    """Inspection of a regular cycle: what is left is uniform, of mean t / 2 and variance t^2 / 12.
+
+    Prompts are so short and rare that they only wait, and answers so long that steps never stop.
+    The closed form takes a gamma distribution of these moments, scipy's is the oracle.
+    """
+    workload = Workload(
+        LengthDistribution.from_constant(1), LengthDistribution.from_constant(3000), rate=0.1
+    )
+    deployment = deploy(max_model_len=4096, async_scheduling=False)
+    found = open_loop(deployment, get_memory_plan(deployment), workload)
+    assert found.decode_batch > 7, "a step is under way whenever a prompt arrives"
+    step, mean = found.tpot["mean"].mid, found.ttft["mean"].mid
+    for name, share in (("p95", 0.95), ("p99", 0.99)):
+        beyond = gamma.ppf(share, 3, scale=step / 6) - step / 2
+        assert found.ttft[name].mid - mean == pytest.approx(beyond, rel=0.01), name
+
+
+def test_a_performance_is_printed_in_milliseconds() -> None:
+    deployment = deploy(max_model_len=4096)
+    workload = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), rate=0.2
+    )
+    found = open_loop(deployment, get_memory_plan(deployment), workload)
+    known = replace(found, ttft={at: Interval.from_value(0.25) for at in found.ttft})
+    assert str(known).startswith("TTFT mean 250.0 ms, p99 250.0 ms; ITL mean ")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"), [("Qwen/Qwen3-8B", "L40S"), ("meta-llama/Llama-3.1-8B-Instruct", "A100-80GB")]
+)
+def test_the_safe_share_of_memory_is_where_nine_of_ten_starts_hold(model: str, gpu: str) -> None:
+    """It is read off the ends of 80% intervals, which one in ten errors passes on either side."""
+    planned = deploy_on(model, gpu, engine_version="0.20.0", max_model_len=4096)
+    safe = find_safe_memory_utilization(planned)
+    assert 0.8 < safe < 1
+    at_it, beyond = (
+        get_memory_plan(planned.with_args(gpu_memory_utilization=share)).p_fits
+        for share in (safe, safe + 0.01)
+    )
+    assert at_it >= 0.9 > beyond
+
+
+@pytest.mark.parametrize(("is_on", "share"), [(False, 0.5), (True, 0.0), (True, 0.5)])
+def test_a_prefix_is_found_where_it_is_kept_and_comes_again(is_on: bool, share: float) -> None:
+    """`--no-enable-prefix-caching` finds nothing, whatever the prompts share; nor do prompts that share nothing."""
+    workload = Workload(
+        LengthDistribution.from_constant(1024), LengthDistribution.from_constant(4), rate=1.0,
+        prefix_tokens=512, prefix_hit_rate=share,
+    )  # fmt: skip
+    deployment = deploy(max_model_len=4096, enable_prefix_caching=is_on)
+    found = simulate_once(deployment, workload, 50).outcome.cached.sum()
+    assert (found > 0) == (is_on and share > 0)
+    costs = build_workload_step_costs(deployment, workload, get_memory_plan(deployment).pool)
+    assert costs.reuses_prefixes == (is_on and share > 0)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"max_num_batched_tokens": 2048}, {"gpu_memory_utilization": 0.9}, {"max_num_seqs": 64}]
+)  # fmt: skip
+def test_only_what_the_user_left_open_is_tried_otherwise(given: dict[str, float]) -> None:
+    scenario = replace(load_scenario("edge-8b-24gb"), engine_args=given)
+    usual = deploy(
+        **{"max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048, **given}
+    )
+    tried = list(generate_variants(scenario, usual))
+    for name in ("max_num_batched_tokens", "gpu_memory_utilization", "max_num_seqs"):
+        values = {getattr(variant.args, name) for variant in tried} - {getattr(usual.args, name)}
+        assert bool(values) == (name not in given), name
+
+
+def test_what_fits_no_gpu_is_told_how_large_one_would_be() -> None:
+    """671 B weights in FP8 are 625 GiB before anything else, and this engine has no pipelines."""
+    remedy = get_memory_plan(deploy_on("deepseek-ai/DeepSeek-R1", "L4", engine="tgi")).remedy
+    (needed,) = map(int, re.findall(r"^use GPUs with (\d+) GiB or more$", remedy))
+    assert 625 < needed < 850
+
+
+def test_what_is_known_of_a_promise_is_what_was_simulated() -> None:
+    scenario = load_scenario("edge-8b-24gb")
+    deployment, store = deploy(max_model_len=4096), EvaluationStore(scenario)
+    for z in (0.0, -1.0, 1.0, 3.0):
+        assert store.is_met(deployment, z) == (store.get_margin(deployment, z) <= 1)
+        assert store.is_met(deployment, z) == (store.get_margin(deployment, z) <= 1), "known by now"
+
+
+def test_what_kernels_pass_on_by_the_shapes_of_a_checkpoint() -> None:
+    """Llama-3.1-8B's config.json: 32 layers, hidden 4096, 32 heads of 128, 8 for keys and values, MLP of 14336.
+
+    Two blocks of 6 hidden values each, and every value between linears written and read, of 2 bytes:
+    q, k, v, the attention's result, gate, up and their product, halved by two ranks.
+    """
+    inner = 4096 + 2 * 1024 + 4096 + 2 * 14336 + 14336
+    for tp in (1, 2):
+        work = count_step_work(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=tp))
+        assert work.token_bytes == 2 * 32 * (2 * 6 * 4096 + 2 * inner / tp)

@@ -58,6 +58,13 @@ def test_weights_wait_for_the_slower_of_loader_and_storage() -> None:
     assert halves == pytest.approx(0.5, rel=0.05)
 
 
+@pytest.mark.parametrize("how", [{"tp": 4}, {"tp": 8}, {"tp": 4, "dp": 2}])
+def test_a_checkpoint_crosses_a_slow_line_once_whoever_reads_it(how: dict[str, int]) -> None:
+    """141.1 GB of Meta-Llama-3-70B (total_size of its index) at 1 Gbit/s, by ranks of one machine."""
+    found = started("meta-llama/Meta-Llama-3-70B", "internet", **how)
+    assert found.weights.mid == pytest.approx(141.1e9 * 8 / 1e9, rel=0.01)
+
+
 def test_what_is_left_out_takes_no_time() -> None:
     eager = started(enforce_eager=True)
     assert eager.compilation.mid == eager.graphs.mid == 0 < eager.total.lo

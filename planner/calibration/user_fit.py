@@ -7,7 +7,6 @@ simulate each run's own requests (`simulate_means`) or are analytical (`predict_
 are always analytical.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -149,30 +148,25 @@ class CalibrationFit:
             date=date,
         )
 
-    def save(self, path: Path, date: str, *, anew: bool = False) -> None:
+    def save(self, path: Path, date: str, *, force: bool = False) -> None:
         """Write the entry to the end of a user's calibration file, replacing a previous one.
 
-        If `anew`, nothing else of the file is kept.
+        What others save to it at the same time is kept; by `force`, what is no calibration is not.
         """
-        is_kept = os.path.exists(path) and not anew
-        previous = load_user_calibrations(path).get(self.entry) if is_kept else None
-        if previous and previous.engine not in ("", self.engine):
-            raise PlannerError(
-                f"{path} holds {self.entry} under {previous.engine}; keep {self.engine} in another"
-                " file"
-            )
         entry = self.to_calibration(date).model_dump(mode="json", exclude_defaults=True)
         new_text = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
-        try:
-            text = path.read_text(encoding="utf-8") if is_kept else ""
-            head = re.sub(rf"(?ms)^{re.escape(self.entry)}:.*?(?=^[^\s#]|\Z)", "", text).rstrip()
-            with replace_atomically(path) as (part,):
-                part.write_text(f"{head}\n\n{new_text}" if head else new_text, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = str(error).removeprefix(f"cannot write {path}: ")
-            raise PlannerError(
-                f"cannot write the calibration {path}: {reason}; name a file with --out"
-            ) from None
+        with replace_atomically(path, updating=True) as (part,):
+            kept = load_kept_calibrations(path, force=force)
+            previous = (kept or {}).get(self.entry)
+            if previous and previous.engine not in ("", self.engine):
+                raise PlannerError(
+                    f"{path} holds {self.entry} under {previous.engine}; keep {self.engine} in"
+                    " another file"
+                )
+            text = path.read_text(encoding="utf-8") if kept is not None else ""
+            before = rf"(?ms)^{re.escape(self.entry)}:.*?(?=^[^\s#]|\Z)"
+            head = re.sub(before, "", text).rstrip()
+            part.write_text(f"{head}\n\n{new_text}" if head else new_text, encoding="utf-8")
 
     def _compute_medians(self) -> dict[str, np.ndarray]:
         """Return the median error before and after the fit by metric, of those measured."""
@@ -295,20 +289,18 @@ MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]
 """Mean TTFT and TPOT in seconds of a run with these coefficients."""
 
 
-def check_calibration_file(path: Path, *, force: bool) -> bool:
-    """Return whether a fit has to replace all of `path`, as no calibration of ours is there.
+def load_kept_calibrations(path: Path, *, force: bool) -> dict[str, UserCalibration] | None:
+    """Return what a fit that is saved to `path` has to keep; None if nothing of ours is there.
 
-    Raises `PlannerError` without a folder for it, and for such a file unless by `force`.
+    Raises `PlannerError` without a folder for it, and for another file unless by `force`.
     """
     check_replaceable(path, "", force=True)
     try:
-        if path.is_file():
-            load_user_calibrations(path)
+        return load_user_calibrations(path) if path.is_file() else None
     except PlannerError as error:
         if force:
-            return True
+            return None
         raise PlannerError(f"{error}; --force replaces it") from None
-    return False
 
 
 @show_step("fitting step costs")

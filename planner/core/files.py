@@ -56,23 +56,27 @@ def check_replaceable(path: Path, beginning: str, mark: str = "", *, force: bool
 
 @contextmanager
 def replace_atomically(
-    *paths: Path, stale: Iterable[Path] = (), new: bool = False
+    *paths: Path, stale: Iterable[Path] = (), new: bool = False, updating: bool = False
 ) -> Iterator[list[Path]]:
     """Yield temporary paths that replace `paths` together when the block ends without an error.
 
     A failed write or a killed process leaves the earlier files. The folder that holds all files is
     locked while they are replaced, so that files of two processes never mix; `stale` files are
-    removed under the same lock. A pipe or a device is written directly. Raises `PlannerError` if a
-    file cannot be written, or exists although it must be `new`.
+    removed under the same lock. A block that is `updating` has the lock from its beginning, so that
+    what it reads of `paths` is what it replaces. A pipe or a device is written directly. Raises
+    `PlannerError` if a file cannot be written, or exists although it must be `new`.
     """
     parts: dict[Path, Path] = {}
     try:
-        yield [_make_temp_path(path, parts) for path in paths]
-        with lock_folder(
-            Path(
-                os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent])
-            )
-        ):
+        with ExitStack() as stack:
+            made = [_make_temp_path(path, parts) for path in paths]
+            places = [place.parent for place in parts.values()] or [paths[0].parent]
+            folder = Path(os.path.commonpath(places))
+            if updating:
+                stack.enter_context(lock_folder(folder))
+            yield made
+            if not updating:
+                stack.enter_context(lock_folder(folder))
             for part, place in parts.items():
                 if new:
                     os.link(part, place)
@@ -147,6 +151,14 @@ def ensure_folder(path: Path) -> Path:
     return path
 
 
+def check_output_folder(path: Path) -> None:
+    """Raise `PlannerError` if `ensure_folder` would fail, before there is anything to write."""
+    place = path.absolute()
+    there = next(folder for folder in (place, *place.parents) if os.path.lexists(folder))
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise PlannerError(f"cannot write into {path}: {there} is no folder that you may write to")
+
+
 def get_report_date() -> date:
     """Return the date to print: today, or that of `SOURCE_DATE_EPOCH` (s, UTC) for equal output."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
@@ -160,13 +172,20 @@ def get_report_date() -> date:
         ) from None
 
 
+def find_user_cache() -> Path | None:
+    """Return the planner's folder in the user's cache, there or not; None without a home folder."""
+    with suppress(RuntimeError):  # by which platformdirs says so
+        if (folder := user_cache_path("headroom")).is_absolute():
+            return folder
+    return None
+
+
 def find_private_folder() -> Path | None:
     """Return the planner's folder in the user's cache, closed to others; None where there is none.
 
     There is none without a home folder, and where it cannot be created or belongs to another user.
     """
-    folder = user_cache_path("headroom")
-    if not folder.is_absolute():
+    if not (folder := find_user_cache()):
         return None
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

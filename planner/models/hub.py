@@ -9,10 +9,9 @@ from glob import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from platformdirs import user_cache_path
-
 from planner.core.access import may_fetch
-from planner.core.files import ensure_folder, replace_atomically
+from planner.core.errors import PlannerError
+from planner.core.files import ensure_folder, find_user_cache, replace_atomically
 from planner.core.http import fetch_bytes
 from planner.core.units import MIB
 
@@ -23,31 +22,40 @@ MAX_CONFIG_BYTES = 16 * MIB
 
 def find_hub_config(name: str) -> Path | None:
     """Find the newest `config.json` of a repository that an engine or the planner downloaded."""
-    cache_dir, _ = list_config_folders()
     folder = escape(f"models--{name.replace('/', '--')}")
-    paths = [*cache_dir.glob(f"{folder}/snapshots/*/config.json"), _locate_config(name)]
+    hub_cache, own = _find_hub_cache(), _locate_config(name)
+    paths = [*hub_cache.glob(f"{folder}/snapshots/*/config.json")] if hub_cache else []
+    paths += [own] if own else []
     return max(filter(os.path.isfile, paths), key=os.path.getmtime, default=None)
 
 
-def list_config_folders() -> tuple[Path, Path]:
+def list_config_folders() -> list[Path]:
     """List the folders of configurations: the Hub's own cache, and what the planner downloaded."""
-    hub_cache = Path(os.environ.get("HF_HUB_CACHE", _get_home() / "hub"))
-    return hub_cache, user_cache_path("headroom") / "models"
+    return [folder for folder in (_find_hub_cache(), _find_own_configs()) if folder]
 
 
 def download_hub_config(name: str) -> Path | None:
-    """Download the configuration of a repository; None without network or repository."""
+    """Download the configuration of a repository; None without network or repository.
+
+    Raises `PlannerError` if the user has no folder to keep it in.
+    """
     is_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name, re.ASCII)
     if not (is_name and may_fetch() and check_hub_reachable()):
         return None
-    path = _locate_config(name)
-    with suppress(OSError, ValueError):
-        for file in CONFIG_FILES:
-            address = f"{_get_endpoint()}/{name}/resolve/main/{file}"
+    if not (path := _locate_config(name)):
+        raise PlannerError(
+            f"the configuration of {name} can't be kept: there is no home folder; name a folder in"
+            " XDG_CACHE_HOME"
+        )
+    for file in CONFIG_FILES:
+        address = f"{_get_endpoint()}/{name}/resolve/main/{file}"
+        try:
             content = fetch_bytes(address, MAX_CONFIG_BYTES, _read_token())
-            ensure_folder(path.parent)
-            with replace_atomically(path.with_name(file)) as (part,):
-                part.write_bytes(content)
+        except (OSError, ValueError):
+            break
+        ensure_folder(path.parent)
+        with replace_atomically(path.with_name(file)) as (part,):
+            part.write_bytes(content)
     return path if path.is_file() else None
 
 
@@ -65,13 +73,27 @@ def check_hub_reachable() -> bool:
     return True
 
 
-def _locate_config(name: str) -> Path:
-    return list_config_folders()[1] / name.replace("/", "--") / CONFIG_FILES[0]
+def _find_own_configs() -> Path | None:
+    folder = find_user_cache()
+    return folder / "models" if folder else None
 
 
-def _get_home() -> Path:
-    """Return the folder of the Hub's own tools: their cache, and the user's token."""
-    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+def _locate_config(name: str) -> Path | None:
+    folder = _find_own_configs()
+    return folder / name.replace("/", "--") / CONFIG_FILES[0] if folder else None
+
+
+def _find_hub_cache() -> Path | None:
+    home = _find_home()
+    folder = os.environ.get("HF_HUB_CACHE") or (home and home / "hub")
+    return Path(folder) if folder else None
+
+
+def _find_home() -> Path | None:
+    """Return the folder of the Hub's own tools, their cache and the user's token; None without a home."""
+    with suppress(RuntimeError):
+        return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return None
 
 
 def _get_endpoint() -> str:
@@ -80,6 +102,7 @@ def _get_endpoint() -> str:
 
 def _read_token() -> str:
     """Return the user's token; empty without one."""
-    path = _get_home() / "token"
-    token = os.environ.get("HF_TOKEN") or (path.read_text("utf-8") if path.is_file() else "")
+    token = os.environ.get("HF_TOKEN", "")
+    with suppress(OSError):
+        token = token or ((home := _find_home()) and (home / "token").read_text("utf-8")) or ""
     return token.strip()

@@ -17,7 +17,7 @@ from planner.core.errors import PlannerError
 from planner.core.files import ensure_folder, replace_atomically
 from planner.core.readers import read_text
 from planner.core.text import get_program_name
-from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
+from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks, provide_jupyter_folders
 
 DEFAULT_FOLDER = Path("headroom-notebooks")
 FIRST_NOTEBOOK = "start.ipynb"
@@ -67,9 +67,14 @@ def open_lab(place: Path, options: Sequence[str] = ()) -> None:
             " they are opened"
         )
     print(f"{program}: notebooks in {place}", flush=True)
-    with tempfile.TemporaryDirectory(
-        prefix="headroom-lab-", ignore_cleanup_errors=True
-    ) as extensions:
+    with (
+        provide_jupyter_folders() as is_own,
+        tempfile.TemporaryDirectory(
+            prefix="headroom-lab-", ignore_cleanup_errors=True
+        ) as extensions,
+    ):
+        if not is_own:
+            print(f"{program}: you have no home folder to write to: settings last until this ends")
         build_extension(Path(extensions))
         Lab.launch_instance(
             [

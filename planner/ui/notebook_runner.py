@@ -14,6 +14,7 @@ from jupyter_core.utils import run_sync
 
 from planner.core.errors import PlannerError
 from planner.core.progress import advance, show_step
+from planner.ui.notebook_files import provide_jupyter_folders
 
 
 class _SharedKernel(AsyncKernelManager):
@@ -27,6 +28,7 @@ class _SharedKernel(AsyncKernelManager):
 
 
 @show_step("chapters")
+@provide_jupyter_folders()
 def execute_notebooks(
     notebooks: Sequence[Path],
     parameters: Mapping[str, Any],

@@ -141,9 +141,9 @@ def load_changes() -> dict[str, Any]:
 
 def save_changes(fields: Mapping[str, object]) -> None:
     """Set `fields` in the current scenario as well; without any, undo all changes."""
-    changes = {**load_changes(), **fields} if fields else {}
-    text = yaml.safe_dump(changes, sort_keys=False, allow_unicode=True)
-    with replace_atomically(CHANGES_FILE) as (part,):
+    with replace_atomically(CHANGES_FILE, updating=True) as (part,):
+        changes = {**load_changes(), **fields} if fields else {}
+        text = yaml.safe_dump(changes, sort_keys=False, allow_unicode=True)
         part.write_text(text, encoding="utf-8")
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from planner.answers import Answer, serialize_answer
 from planner.core.errors import PlannerError
-from planner.core.files import check_not_overwriting, ensure_folder, replace_atomically
+from planner.core.files import (
+    check_not_overwriting,
+    check_output_folder,
+    ensure_folder,
+    replace_atomically,
+)
 from planner.core.readers import parse_json, read_text
 from planner.deploy import ALL_ARTIFACT_FILES, render_artifacts
 from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE
@@ -79,8 +84,9 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
 def check_plan_folder(scenario: Scenario, out: Path, *, force: bool) -> None:
     """Raise `PlannerError` if a plan in `out` would replace files of the user, unless by `force`.
 
-    Those that the scenario reads are never replaced.
+    Those that the scenario reads are never replaced. `out` has to be a folder that can be made.
     """
+    check_output_folder(out)
     paths = [out / name for name in (*ALL_ARTIFACT_FILES, "plan.json")]
     check_not_overwriting(scenario.files, paths)
     kept = {SECRETS_FILE, *_list_previous_files(out)}

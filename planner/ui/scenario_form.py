@@ -288,11 +288,13 @@ def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit:
 
 def save_scenario(fields: ScenarioFields, path: Path) -> Path:
     """Write the fields to `path`, which must be new or written by the cockpit; return it."""
-    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
-        COCKPIT_FILE_HEADER
-    ):
-        raise PlannerError(f"{path} is not the cockpit's and stays as it is: choose another name")
-    with replace_atomically(path) as (part,):
+    with replace_atomically(path, updating=True) as (part,):
+        if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
+            COCKPIT_FILE_HEADER
+        ):
+            raise PlannerError(
+                f"{path} is not the cockpit's and stays as it is: choose another name"
+            )
         part.write_text(
             COCKPIT_FILE_HEADER
             + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=120),

@@ -104,10 +104,15 @@ def watch_command(
             announced = False
 
             def on_start(self, event: "Event") -> None:
+                from planner.simulator.compilation import find_code_folder
+
                 if not self.announced:
-                    print_message(
-                        "compiling the simulator, once on this machine: up to a minute or two"
+                    how_often = (
+                        "once on this machine"
+                        if find_code_folder()
+                        else "each time, as you have no cache folder to keep it in"
                     )
+                    print_message(f"compiling the simulator, {how_often}: up to a minute or two")
                 self.announced = True
 
             def on_end(self, event: "Event") -> None:

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
-from planner.core.files import OWN_PDF, check_replaceable, replace_atomically
+from planner.core.files import (
+    OWN_PDF,
+    check_output_folder,
+    check_replaceable,
+    replace_atomically,
+)
 from planner.core.text import get_program_name
 from planner.ui.commands.options import (
     TEMPLATE_DIR,
@@ -262,6 +267,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 def check_report_folder(out: Path, *, force: bool) -> None:
     """Raise `PlannerError` if a report would replace a PDF of the user's own, unless by `force`."""
+    check_output_folder(out)
     if out.is_dir():
         check_replaceable(out / "report.pdf", *OWN_PDF, force=force)
 

@@ -141,17 +141,16 @@ def run_calibrate(options: argparse.Namespace) -> None:
     )
     from planner.calibration.user_fit import (
         REPEAT_SIGMA_TTFT_TPOT,
-        check_calibration_file,
         fit_calibration,
+        load_kept_calibrations,
         simulate_means,
     )
     from planner.planning.scenario import find_scenario_file
 
     read = [*options.results, *([find_scenario_file(options.scenario)] if options.scenario else [])]
     check_not_overwriting(read, [options.out] if options.out else [])
-    is_replaced = options.out is not None and check_calibration_file(
-        options.out, force=options.force
-    )
+    if options.out:
+        load_kept_calibrations(options.out, force=options.force)  # what is wrong is said at once
     deployment, prefix_tokens = (
         plan_benchmarked_deployment(options.scenario) if options.scenario else (None, 0)
     )
@@ -164,7 +163,7 @@ def run_calibrate(options: argparse.Namespace) -> None:
     if options.out is None:
         print("not saved: name a file with --out to plan with it")
     else:
-        calibration.save(options.out, date, anew=is_replaced)
+        calibration.save(options.out, date, force=options.force)
         print(
             f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration:"
             f" {options.out}"
