@@ -243,7 +243,9 @@ class DisaggregatedPools:
             request_tps=interval,
             decode_batch=batch / self.ranks,
             kv_usage=min(batch / self.resident_sequences, 1.0),
-            kv_usage_p99=min(int(np.searchsorted(cumulated, 0.99)) / self.resident_sequences, 1.0),
+            kv_usage_p99=min(
+                int(np.searchsorted(cumulated, 0.99 * cumulated[-1])) / self.resident_sequences, 1.0
+            ),
             capacity=Interval.from_lognormal(peak, sigma_tpot),
             queue=float(np.quantile(ttft - transfer_s, 0.99)),
             preemptions=0.0,

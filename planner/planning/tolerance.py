@@ -236,7 +236,7 @@ class EvaluationStore:
     def dominates(self, one: Deployment, other: Deployment) -> bool:
         """Tell whether `one` is at least as good in p95 TTFT, p95 TPOT and capacity, and 5% better in one."""
         new, old = self.get_figures(one), self.get_figures(other)
-        ratios = [b / a for a, b in zip(new, old, strict=True) if a > 0 and b > 0]
+        ratios = [b / a for a, b in zip(new, old, strict=True) if a > 0]
         return min(ratios) >= EQUAL and max(ratios) >= MIN_DOMINANCE
 
     def get_figures(self, deployment: Deployment) -> tuple[float, float, float]:
