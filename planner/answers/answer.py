@@ -20,6 +20,7 @@ from planner.memory.memory_plan import MemoryPlan
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
+from planner.planning.candidate import SAME_PRICE_SHARE as SAME_PRICE_SHARE
 from planner.planning.candidate import has_inner_stages
 from planner.planning.growth import GrowthLimit, Surge
 from planner.planning.interruption import Interruption
@@ -48,8 +49,6 @@ MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
 FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth", "alternatives")
 """What plan.json and the details say."""
-SAME_PRICE_SHARE = 0.005
-"""Prices that differ by less are the same for people."""
 Outside = Literal["", "gpu", "count"]
 Verdict = Literal["holds", "at_risk", "nothing_meets"]
 Basis = Literal["always on", "for the job", "scaled by the hour", "stopped without traffic"]

@@ -29,7 +29,11 @@ def _serialize_assumed(answer: Answer) -> Fields:
     surge, unlisted = answer.surge, answer.unlisted
     return {
         "more_traffic": surge
-        and {"more": round(surge.more, 4), "probability": round(surge.probability, 4)},
+        and {
+            "more": round(surge.more, 4),
+            "probability": round(surge.probability, 4),
+            "even_odds_load": surge.even_odds_load,
+        },
         "cheaper_formats_not_allowed": None
         if unlisted is None
         else [

@@ -38,6 +38,7 @@ from planner.planning.growth import MIN_GROWTH, GrowthLimit
 from planner.planning.max_load import MIN_FIGURE
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.scenario import Scenario
+from planner.planning.search import GAMBLE_PROBABILITY
 from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, format_latency
 
 METRIC_NAMES: Mapping[LatencyMetric, str] = {
@@ -443,12 +444,11 @@ def describe_draws(choice: Choice) -> str:
 def describe_cheaper_odds(answer: Answer) -> str:
     """Say that a benchmark pays off before anything is rented for long, where it probably does; else empty."""
     choice = answer.choice
-    if choice is None or not choice.is_cheaper_likely:
-        return ""
-    odds, first = format_probability(choice.p_cheaper), "this plan"
-    if choice.benchmark and not choice.benchmark.is_own:
-        first = choice.benchmark.offer.placement
-    return f"{first} first: {odds} likely that one of the cheaper plans does"
+    if choice is None or not choice.is_cheaper_likely or answer.scenario.offline:
+        return ""  # a job takes fewer GPUs longer, for the same bill
+    near = choice.likeliest_cheaper
+    most = f", most often {near.placement}" if near else ""
+    return f"first: {format_probability(choice.p_cheaper)} likely that a cheaper plan does{most}"
 
 
 def describe_rejected(answer: Answer) -> str:
@@ -580,8 +580,14 @@ def describe_surge(answer: Answer) -> str:
     surge = answer.surge
     if surge is None:
         return ""
-    odds = format_probability(surge.probability, answer.scenario.confidence)
-    return f"at {surge.more:.0%} more: {odds} likely"
+    text = f"at {surge.more:.0%} more: {format_probability(surge.probability)} likely"
+    planned = answer.open_figure
+    if surge.even_odds_load is None or planned is None:
+        return text
+    if surge.even_odds_load <= planned[1] * (1 + surge.more):
+        return text
+    even = format_number(surge.even_odds_load)
+    return f"{text}, at {even}: {format_probability(GAMBLE_PROBABILITY)}"
 
 
 def explain_surge(answer: Answer) -> str:

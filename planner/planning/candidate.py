@@ -15,6 +15,8 @@ from planner.planning.slo import (
 
 MAX_PRICE_WITHOUT_STAGES = 1.5
 """How many times the price it is worth to have no pipeline stages inside a machine: few are measured."""
+SAME_PRICE_SHARE = 0.005
+"""Prices that differ by less are the same for people."""
 PROBABILITY_TIE = 0.02
 """Probabilities that differ by less are a tie, which the format nearest to the checkpoint wins."""
 

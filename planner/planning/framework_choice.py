@@ -188,10 +188,10 @@ def explain_engines(
         return (*notes, str(error))
     best = choice.chosen
     is_planned = best.name in {engine.name for engine in engines}
-    outcome = "which is planned" if is_planned else f"which `engine: {best.name}` plans"
     points = ", ".join(f"{s.title} {s.points}" for s in choice.ranked if not s.ruled_out)
+    outcome = f"which `engine: {best.name}` plans (points: {points})"
     named = ", ".join(name.replace("_", " ") for name in held)
-    note = f"{named}: best served by {best.title}, {outcome} (points: {points})"
+    note = f"{named}: best served by {best.title}, {'which is planned' if is_planned else outcome}"
     return (*notes, note)
 
 

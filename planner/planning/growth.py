@@ -14,7 +14,7 @@ from planner.planning.max_load import (
     judge_at_load,
 )
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
+from planner.planning.search import GAMBLE_PROBABILITY, Plan
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
@@ -31,6 +31,9 @@ class Surge:
 
     more: float  # 0.2 for 20% more
     probability: float
+    even_odds_load: (
+        float | None
+    )  # the largest with even odds, where the largest load was the question
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,10 @@ def judge_surge(plan: Plan) -> Surge | None:
     planned = get_figure(scenario, kind)
     load = SURGE_FACTOR * planned
     load = math.ceil(load - 1e-9) if kind == "concurrency" else load
-    return Surge(load / planned - 1, judge_at_load(scenario, chosen, load).probability)
+    even = None
+    if scenario.found_figure == kind:
+        even = find_max_load(scenario, chosen, GAMBLE_PROBABILITY)
+    return Surge(load / planned - 1, judge_at_load(scenario, chosen, load).probability, even)
 
 
 @show_step("growth")

@@ -43,6 +43,7 @@ from planner.planning.billing import (
 from planner.planning.candidate import (
     MAX_PRICE_WITHOUT_STAGES,
     PROBABILITY_TIE,
+    SAME_PRICE_SHARE,
     Candidate,
     mark_as_tuned,
 )
@@ -56,7 +57,11 @@ from planner.planning.engine_tuning import (
     tune_to_margin,
     tune_to_probability,
 )
-from planner.planning.evaluation import check_against_slos, get_candidate_workload
+from planner.planning.evaluation import (
+    check_against_slos,
+    estimate_run_hours,
+    get_candidate_workload,
+)
 from planner.planning.interruption import Interruption, estimate_interruption
 from planner.planning.max_load import (
     LOAD_PRECISION,
@@ -302,12 +307,22 @@ def _search_unified(scenario: Scenario) -> Plan:
         first = recommended[0]
         if safe and (
             safe[0].placement_key == first.placement_key  # with other arguments
-            or (safe[0].price_key <= first.price_key and safe[0].rank_key < first.rank_key)
+            or _price_all_hours(scenario, safe[0])
+            <= _price_all_hours(scenario, first, SAME_PRICE_SHARE)
         ):
             recommended = [safe[0], *recommended[1:]]
     elif gamble:
         gamble = search.find_best(GAMBLE_PROBABILITY)
     return _build_plan(search, rejected, recommended, gamble, safe)
+
+
+def _price_all_hours(
+    scenario: Scenario, candidate: Candidate, more: float = 0.0
+) -> tuple[bool, float]:
+    """Price a job, or an hour of what runs always, and a share `more`."""
+    unpriced, price = candidate.price_key
+    hours = estimate_run_hours(scenario, candidate)
+    return unpriced, price * (hours.mid if hours else 1.0) * (1 + more)
 
 
 def _search_for_gamble(

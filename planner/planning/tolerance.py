@@ -156,15 +156,6 @@ class EvaluationStore:
             return z <= holds
         return self.get_margin(deployment, z) <= 1
 
-    def may_be_confident(self, deployment: Deployment) -> bool:
-        """Tell from one replay whether every promise may be kept with the scenario's confidence.
-
-        No limit alone is kept less probably than all together.
-        """
-        p_memory = estimate_memory_probability(deployment)
-        z = compute_asked_tolerance(self.scenario.confidence, p_memory)
-        return math.isfinite(z) and self.is_met(deployment, z)
-
     def get_max_running(self, deployment: Deployment) -> float:
         """Get the most requests that ran at once in an engine; infinite where nothing was replayed."""
         return self._running.get(deployment, math.inf)

@@ -12,12 +12,13 @@ from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
-from planner.planning.candidate import Candidate
+from planner.planning.candidate import Candidate, mark_as_tuned
+from planner.planning.engine_tuning import tune_to_margin, tune_to_probability
 from planner.planning.evaluation import evaluate_candidates, may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
-from planner.planning.slo import SloTarget
+from planner.planning.slo import SloTarget, compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, state_deployment
 
 SUGGESTED_GPUS = (
@@ -105,8 +106,8 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
     """Find a plan in a format that the scenario does not allow, on the plan's own kind of GPU.
 
     It is clearly cheaper, or likelier for no more money. The closed form proposes, cheapest first,
-    and the first that the judge finds probable enough is taken, with the engine's default
-    arguments; None where none of a few is.
+    and the first that the judge finds probable enough is taken, tuned only where the engine's
+    default arguments fall short; None where none of a few is.
     """
     chosen, given = _get_priced_choice(plan), plan.scenario
     if chosen is None:
@@ -146,23 +147,33 @@ def _find_better(scenario: Scenario, known: Candidate) -> Candidate | None:
 
     It is clearly cheaper than what is `known`, or likelier for no more; None where none of a few is.
     """
-    promising = {
-        each.placement_key: each
-        for each in reversed(search_analytically(scenario).candidates)
+    likeliest = {  # of each kind and number of GPUs
+        (each.deployment.gpu.name, each.rank_cost): each
+        for each in sorted(search_analytically(scenario).candidates, key=attrgetter("probability"))
         if may_be_feasible(scenario, each) and each.rank_cost <= known.rank_cost
-        if each.probability >= MIN_CLOSED_FORM_ODDS * each.confidence
+        if _is_promising(each)
     }
-    proposed = sorted(promising.values(), key=attrgetter("rank_cost", "rank_key"))
-    store = EvaluationStore(scenario, quick=False)
+    proposed = sorted(likeliest.values(), key=attrgetter("rank_cost", "rank_key"))
+    store = EvaluationStore(scenario)
     for candidate in proposed[:MAX_UNLISTED_JUDGED]:
-        if not store.may_be_confident(candidate.deployment):
+        z = compute_asked_tolerance(scenario.confidence, candidate.p_memory)
+        deployment = tune_to_margin(store, candidate.deployment, z)
+        if not store.is_met(deployment, z):
             continue
-        judged = state_deployment(scenario, candidate.deployment, candidate.preference_key)
+        judged = state_deployment(scenario, deployment, candidate.preference_key)
+        if not judged.is_confident:
+            deployment = tune_to_probability(store, deployment)
+            judged = state_deployment(scenario, deployment, mark_as_tuned(candidate.preference_key))
         is_likelier = judged.probability >= known.probability + CLEARLY_LIKELIER
         is_cheaper = judged.cost_key[1] <= CLEARLY_CHEAPER * known.cost_key[1]
         if judged.is_confident and (is_cheaper or is_likelier):
             return judged
     return None
+
+
+def _is_promising(estimate: Candidate) -> bool:
+    """Tell whether simulations may confirm what the closed form says."""
+    return estimate.probability >= MIN_CLOSED_FORM_ODDS * estimate.confidence
 
 
 def allow_formats(scenario: Scenario) -> Scenario | None:
@@ -298,21 +309,17 @@ def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scen
 
 
 def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
-    """Keep the GPUs with most capacity for their price; None if none can be feasible.
+    """Keep the GPUs with most capacity for their price, likely ones first; None if none can be feasible.
 
-    Feasibility and capacity are analytical estimates.
+    Probability and capacity are analytical estimates.
     """
-    values = {}  # (has a price, capacity per USD or GPU) of the best candidate
+    values = {}  # (is likely, has a price, capacity per USD or GPU) of the best candidate
     for candidate_gpu in scenario.gpus:
-        promising = [
-            (candidate.prediction.performance, candidate.cost_key)
-            for candidate in _evaluate_all_layouts(scenario, candidate_gpu)
-            if may_be_feasible(scenario, candidate)
-        ]
         rates = [
-            (not is_unpriced, performance.capacity.mid / cost)
-            for performance, (is_unpriced, cost) in promising
-            if performance and performance.capacity
+            (_is_promising(each), not each.cost_key[0], performance.capacity.mid / each.cost_key[1])
+            for each in _evaluate_all_layouts(scenario, candidate_gpu)
+            if may_be_feasible(scenario, each)
+            if (performance := each.prediction.performance) and performance.capacity
         ]
         if rates:
             values[candidate_gpu] = max(rates)
