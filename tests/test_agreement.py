@@ -324,7 +324,7 @@ def test_the_terminal_says_what_the_plan_says(
     if chosen.usd_per_hour:
         side, tokens_per_s = get_billed_tokens(plan, performance)
         per_token = chosen.usd_per_hour / 3600 / tokens_per_s * 1e6
-        assert f"per M {side}" in lines["Cost"]
+        assert f"/M {side}" in lines["Cost"]
         amounts = [read_number(each) for each in lines["Cost"].split("$")[1:]]
         hours = estimate_run_hours(plan.scenario, chosen)
         total = chosen.usd_per_hour * (hours.mid if hours else 24 * 365.25 / 12)

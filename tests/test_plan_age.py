@@ -85,7 +85,7 @@ def test_what_cannot_be_compared_is_refused(saved: Path, tmp_path: Path, capsys)
         (["plan", path], "does not state its question"),
         (
             ["plan", str(saved), "--set", "workload.rate=1"],
-            "--set, --out and --all take a scenario",
+            "--set, --out, --all and --force take a scenario",
         ),
         (["plan", str(tmp_path / "none.json")], "cannot read"),
         (["upgrade", "edge-8b-24gb"], "name an engine version with --to"),

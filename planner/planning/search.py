@@ -296,7 +296,9 @@ def _search_unified(scenario: Scenario) -> Plan:
     """Search replicas that do both, prefill and decode."""
     search, rejected, gamble = _search_for_gamble(scenario)
     others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
-    recommended = search.find_best(scenario.confidence, others) if gamble else []
+    asked = scenario.confidence
+    recommended = search.find_cheapest(asked, others=others) if gamble else []
+    recommended = search.add_usual(recommended, asked)
     safe = []
     if recommended:
         unpriced, price = recommended[0].price_key
@@ -312,7 +314,7 @@ def _search_unified(scenario: Scenario) -> Plan:
         ):
             recommended = [safe[0], *recommended[1:]]
     elif gamble:
-        gamble = search.find_best(GAMBLE_PROBABILITY)
+        gamble = search.add_usual(gamble, GAMBLE_PROBABILITY)
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 
@@ -380,11 +382,10 @@ class _Search:
         """
         return _CheapestFirst(self, probability, others, max_price, inner_stages).run()
 
-    def find_best(self, probability: float, others: int = 0) -> list[Candidate]:
-        """Find the best by the rule: the cheapest, or what people build where stages save too little."""
-        found = self.find_cheapest(probability, others=others)
+    def add_usual(self, found: list[Candidate], probability: float) -> list[Candidate]:
+        """Add what people build where the cheapest has stages in a machine; return the best by the rule first."""
         if found and found[0].has_inner_stages:
-            found += self.find_cheapest(probability, inner_stages=False)
+            found = [*found, *self.find_cheapest(probability, inner_stages=False)]
         return sorted(found, key=attrgetter("rank_key"))
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
@@ -769,7 +770,7 @@ def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
 
     def is_met_analytically(value: float) -> bool:
         asked = set_figure(scenario, kind, value)
-        return search_analytically(asked, in_full=True).verdict == "holds"
+        return search_analytically(asked, in_full=is_simulated).verdict == "holds"
 
     precision = ROUGH_PRECISION if is_simulated else LOAD_PRECISION
     start = find_largest(is_met_analytically, 1.0, precision)
