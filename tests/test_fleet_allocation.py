@@ -184,11 +184,10 @@ def test_a_replica_takes_as_much_more_of_a_job_as_its_deadline_leaves() -> None:
     asked = load_scenario("offline-batch", small)
     most = max(fleet_file.generate_fleet_options(asked, "L4"), key=lambda one: one.load_fraction)
     assert most.load_fraction > 1.2 and not most.at_risk
+    alone = replace(asked, gpus=(replace(asked.gpus[0], max_gpus=most.gpus),))
     for times, safe in ((0.99 * most.load_fraction, True), (1.2 * most.load_fraction, False)):
-        chosen = plan_once(replace(asked, workload=asked.workload.scale(times))).chosen
-        assert chosen
-        is_as_cheap = chosen.usd_per_hour == pytest.approx(most.usd_per_hour)
-        assert (is_as_cheap and not chosen.at_risk) == safe
+        chosen = plan_once(replace(alone, workload=asked.workload.scale(times))).chosen
+        assert (chosen is not None and not chosen.at_risk) == safe
 
 
 @pytest.mark.parametrize("seed", range(0, 20, 3))
