@@ -20,8 +20,7 @@ from planner.memory.memory_plan import MemoryPlan
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
-from planner.planning.candidate import SAME_PRICE_SHARE as SAME_PRICE_SHARE
-from planner.planning.candidate import has_inner_stages
+from planner.planning.candidate import SAME_PRICE_SHARE, has_inner_stages
 from planner.planning.growth import GrowthLimit, Surge
 from planner.planning.interruption import Interruption
 from planner.planning.prediction import Prediction

@@ -3,9 +3,9 @@
 The rule: of all deployments whose probability (`planning.tolerance`) is at least the scenario's
 `confidence` the cheapest, where pipeline stages inside a machine have to save a third; at the same
 price one that takes no more memory than the engine does by itself, then the highest probability,
-the fewest machines, and the formats nearest to the checkpoint. Where nothing reaches it, the cheapest with a
-probability of a half is chosen and the plan is at risk. Beside it stand the gamble, the cheapest
-with a probability of a half, and the safe option, the cheapest with 95%.
+the fewest machines, and the formats nearest to the checkpoint. Where nothing reaches it, the
+cheapest with a probability of a half is chosen and the plan is at risk. Beside it stand the gamble,
+the cheapest with a probability of a half, and the safe option, the cheapest with 95%.
 
 The search is best first by price. A family (GPU, engine, formats, drafts, layout) enters with the
 fewest replicas that the closed form, at its largest measured error, leaves open. The cheapest open
@@ -342,7 +342,8 @@ def _search_for_gamble(
         families, refused = build_families(scenario, layouts, in_full=in_full)
         search.families += families
         rejected += refused
-        gamble = search.find_cheapest(GAMBLE_PROBABILITY, inner_stages=inner_stages)
+        if families:
+            gamble = search.find_cheapest(GAMBLE_PROBABILITY, inner_stages=inner_stages)
         if gamble:
             break
     return search, rejected, gamble

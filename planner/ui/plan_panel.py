@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.answers import Answer, Offer
-from planner.answers.answer import SAME_PRICE_SHARE, CostCurve, LatencyCurve, Limit
+from planner.answers.answer import CostCurve, LatencyCurve, Limit
 from planner.answers.wording import (
     BASIS_LABELS,
     CAPACITY_MEANING,
@@ -45,6 +45,7 @@ from planner.core.number_format import (
 )
 from planner.core.text import capitalize
 from planner.core.units import GIB
+from planner.planning.candidate import SAME_PRICE_SHARE
 from planner.planning.scenario import Scenario
 from planner.planning.slo import LimitStatus, SloTarget, explain_implausible_limits
 from planner.ui.charts import autoscaling as charts_scaling
