@@ -698,7 +698,7 @@ class _MemoWriter:
             if requests := performance.num_simulated_requests:
                 replayed = f"{requests:,} requests simulated with the engine's scheduler"
             run = describe_nearest_run(self.answer.best) if self.answer.best else ""
-            nearest = f"The nearest measured run: {run}. " if run else ""
+            nearest = f"Of single runs this one weighs most: {run}. " if run else ""
             yield (
                 "Method",
                 f"{replayed}. Step times are {BASIS_LABELS[performance.basis]}. {nearest}80% intervals:"
