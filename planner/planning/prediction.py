@@ -34,6 +34,11 @@ RATE_METRICS = ("output_tps", "total_tps", "request_tps")
 """Fields of `Performance` that are rates of the whole deployment."""
 
 
+MAX_SOLVED_CASES = 16_384
+"""Closed forms that are kept: a large search and its what-ifs."""
+_solved: dict[tuple[Deployment, Workload], Performance] = {}
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Memory, latency and cost of `deployment` under `workload`.
@@ -227,7 +232,11 @@ def evaluate(
 def evaluate_batch(
     cases: Iterable[tuple[Deployment, Workload]], prices: PriceSelection | None = None
 ) -> list[Prediction]:
-    """Evaluate all cases at once, so that more cases cost little more."""
+    """Evaluate all cases at once, so that more cases cost little more.
+
+    What was solved is kept for the next search of the same traffic, such as that of a relaxed limit.
+    """
+    cases = list(cases)
     predictions = [
         Prediction(
             deployment,
@@ -243,7 +252,13 @@ def evaluate_batch(
         for k, prediction in enumerate(predictions)
         if prediction.memory.can_start
     }
-    for k, performance in zip(loads, solve_load_cases(list(loads.values())), strict=True):
+    solved = {k: found for k in loads if (found := _solved.get(cases[k]))}
+    new = {k: load for k, load in loads.items() if k not in solved}
+    solved |= zip(new, solve_load_cases(list(new.values())), strict=True)
+    if len(_solved) + len(new) > MAX_SOLVED_CASES:
+        _solved.clear()
+    _solved.update((cases[k], solved[k]) for k in new)
+    for k, performance in solved.items():
         predictions[k] = replace(predictions[k], performance=performance)
     return predictions
 
