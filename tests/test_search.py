@@ -17,6 +17,7 @@ from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
+from planner.planning import search
 from planner.planning.candidate import Candidate, describe_deployment
 from planner.planning.deployment_builder import build_deployment, choose_max_model_len
 from planner.planning.engine_tuning import LEAST_HOPELESS_MARGIN, estimate_least_margin
@@ -24,6 +25,7 @@ from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
 from planner.planning.prediction import estimate_hourly_cost
 from planner.planning.scenario import Scenario, list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search_space import RejectedOption, generate_search_options
 from planner.planning.simulation_runs import estimate_statistics_at, simulate_once
 from planner.planning.tolerance import simulate_candidate, state_deployment
 
@@ -180,6 +182,51 @@ def test_more_traffic_and_tighter_limits_never_cost_less() -> None:
 def test_no_harder_question_costs_less(rate: float, slack: float, factor: float) -> None:
     assert usd(small(rate)) <= usd(small(rate * factor))
     assert usd(small(slack=slack)) >= usd(small(slack=slack * factor))
+
+
+def test_where_few_candidates_may_be_simulated_the_dearer_plan_is_still_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The simulations that cheap options take were once all there were, and what holds was lost."""
+    found = search_deployments(asked(rate=60.0))
+    assert found.chosen and found.chosen.is_confident
+    monkeypatch.setattr(search, "MAX_PROBES", 2)
+    hurried = search_deployments(asked(rate=60.0))
+    assert hurried.chosen and hurried.chosen.is_confident
+    assert hurried.chosen.cost_key >= found.chosen.cost_key
+    assert any("a cheaper plan may meet" in note for note in hurried.notes)
+
+
+def test_two_formats_that_are_the_same_weights_are_searched_once() -> None:
+    """DeepSeek-R1 is published in FP8: asked for "fp8" it stays as it is."""
+    scenario = parse_scenario(
+        {**CHAT_8B, "model": "deepseek-ai/DeepSeek-R1", "gpus": [{"gpu": "B200", "at_most": 16}]},
+        "s",
+    )
+    both, own = (
+        [
+            option
+            for option in generate_search_options(each, lambda *_: True)
+            if not isinstance(option, RejectedOption)
+        ]
+        for each in (scenario, replace(scenario, quantizations=(None,)))
+    )
+    assert scenario.quantizations == (None, "fp8")
+    assert len(own) > 1
+    assert both == own
+
+
+def test_an_estimate_at_risk_is_no_larger_than_it_has_to_be() -> None:
+    """Where no number of replicas is as likely as asked, the estimate takes no more than even odds need."""
+    given = asked(rate=60.0, slack=0.1)
+    gpus = [replace(each, max_gpus=32) for each in given.gpus if each.gpu.name == "H100-SXM"]
+    scenario = replace(given, confidence=0.999, gpus=tuple(gpus))
+    found = search_analytically(scenario).chosen
+    assert found and found.at_risk
+    replicas = found.deployment.layout.replicas
+    assert 1 < replicas < 32 // found.deployment.layout.gpus_per_replica
+    fewer = evaluate_candidate(scenario, found.deployment, replicas - 1)
+    assert not fewer.is_feasible or fewer.probability < search.GAMBLE_PROBABILITY
 
 
 def test_replicas_follow_from_the_rate() -> None:

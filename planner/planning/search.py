@@ -76,7 +76,13 @@ from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import OpenFigure
-from planner.planning.search_space import Family, RejectedOption, build_families, fit_to_budget
+from planner.planning.search_space import (
+    Family,
+    RejectedOption,
+    build_families,
+    estimate_fewest,
+    fit_to_budget,
+)
 from planner.planning.slo import compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, state_deployment
 
@@ -93,7 +99,9 @@ In ten searches tuning mended none of 138 misses by more than 35%; but a hybrid 
 TTFT by half with the steps that the closed form likes holds with others, on half the GPUs.
 """
 MAX_PROBES = 150
-"""Families and replica counts that are replayed for one option at most; a search that ends so says it."""
+"""Families and replica counts that are replayed for one option, cheapest first, before a search jumps."""
+MAX_LIKELY_FAMILIES, MAX_LIKELY_PROBES = 8, 50
+"""Where nothing cheap held by then, so many that are likely to be enough in closed form follow; a plan says so."""
 MAX_EQUAL_PRICE_PROBES = 8
 """Families that are looked at, at the price of the first that holds, for a safer one."""
 MAX_DAILY_RIVALS = 3
@@ -505,7 +513,8 @@ class _CheapestFirst:
     chosen: list[Candidate] = field(default_factory=list)
     # ratio to the limit, deployment and family of what short simulations refuted
     missed: list[tuple[float, Deployment, int]] = field(default_factory=list)
-    probes_left: int = MAX_PROBES
+    probes_left: int = field(default_factory=lambda: MAX_PROBES)
+    has_jumped: bool = False
     equal_probes_left: int = MAX_EQUAL_PRICE_PROBES
 
     def run(self) -> list[Candidate]:
@@ -598,17 +607,35 @@ class _CheapestFirst:
         is_equal = bool(self.passed) and _add_rounding((unpriced, price)) >= self._get_price_limit()
         if (is_equal and not self.equal_probes_left) or not self.probes_left:
             if not self.probes_left and not self.passed:
-                self.search.is_complete = bool(self.chosen) or self.search.is_cut
-                return False
+                if self.chosen or self.search.is_cut or self.has_jumped:
+                    return False
+                self._jump_to_likely()
+                return True
             self.postponed.append((k, replicas))
             return True
-        self.probes_left -= 1
         self.equal_probes_left -= is_equal
-        self._probe(k, replicas)
+        self.probes_left -= self._probe(k, replicas)
         return True
 
-    def _probe(self, k: int, replicas: int) -> None:
-        """Probe a family: put it back with more replicas or fewer, or let it pass."""
+    def _jump_to_likely(self) -> None:
+        """Go on with what is likely in closed form, in as many replicas, where all that is cheaper takes too long."""
+        self.has_jumped = True
+        self.search.is_complete &= self.probability > self.search.scenario.confidence
+        self.heap, self.probes_left = [], MAX_LIKELY_PROBES
+        likely = [
+            (family.price(self.search.scenario, replicas), k, replicas)
+            for k, family in enumerate(self.search.families)
+            if self.inner_stages or not family.estimate.has_inner_stages
+            if family.estimate.is_feasible and not family.estimate.at_risk
+            if (replicas := family.estimate.deployment.layout.replicas)
+            >= family.get_min_replicas(self._get_z(family))
+        ]
+        for price, k, replicas in sorted(likely)[:MAX_LIKELY_FAMILIES]:
+            if price <= self.max_price:
+                heappush(self.heap, (*price, False, 0.0, k, replicas))
+
+    def _probe(self, k: int, replicas: int) -> bool:
+        """Probe a family: put it back with more replicas or fewer, or let it pass; tell whether it was simulated."""
         family = self.search.families[k]
         z, limit = self._get_z(family), _add_rounding(self._get_price_limit())
         fewest = family.get_min_replicas(z)
@@ -621,7 +648,7 @@ class _CheapestFirst:
             )
             if least > LEAST_HOPELESS_MARGIN:
                 self.search._refute(few, family, self.probability, least)
-                return
+                return False
         tuned, ratio = self.search._probe(family, replicas, self.probability)
         if ratio > 1:
             self.search._refute(tuned, family, self.probability, ratio)
@@ -637,6 +664,7 @@ class _CheapestFirst:
             self._push(k, (fewest + replicas) // 2)
         else:
             self.passed.append((self.search.describe(tuned, family), k))
+        return True
 
 
 def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
@@ -687,8 +715,8 @@ def _build_plan(
     )
     if not search.is_complete:
         notes.append(
-            f"the search stopped after simulating {MAX_PROBES} candidates: a cheaper plan may meet"
-            " the targets"
+            f"after {MAX_PROBES} simulated candidates the search went on with likely ones: a cheaper plan"
+            " may meet the targets"
         )
     if binding is None:
         binding = _explain_infeasibility(list(ordered), rejected)
@@ -875,6 +903,9 @@ def search_analytically(scenario: Scenario, *, in_full: bool = False) -> Plan:
         wide, refused = build_families(scenario, _spans_machines, in_full=in_full)
         families, rejected = families + wide, rejected + refused
     ordered = sorted((family.estimate for family in families), key=attrgetter("rank_key"))
+    if ordered and ordered[0].is_feasible and ordered[0].at_risk and not in_full:
+        fewest = estimate_fewest(scenario, families, GAMBLE_PROBABILITY)
+        ordered = sorted(fewest, key=attrgetter("rank_key"))
     if not ordered or not ordered[0].is_feasible:
         ordered.sort(key=attrgetter("limit_utilization"))
         binding = _explain_infeasibility(ordered, rejected)

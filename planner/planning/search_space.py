@@ -154,6 +154,18 @@ def build_families(
     return families, rejected
 
 
+def estimate_fewest(
+    scenario: Scenario, families: list[Family], probability: float
+) -> list[Candidate]:
+    """Estimate each family in the fewest replicas that meet the targets with `probability`, or in all."""
+    options = [(family.start, family.max_replicas, family.preference_key) for family in families]
+
+    def is_enough(candidate: Candidate) -> bool:
+        return candidate.is_feasible and candidate.probability >= probability
+
+    return _find_min_replicas(scenario, {}, False, options, is_enough)
+
+
 def _get_option_key(option: SearchOption) -> tuple[Deployment, tuple[int, ...]]:
     deployment, _, preference = option
     return deployment, preference
@@ -167,7 +179,11 @@ def _lacks_power(candidate: Candidate) -> bool:
 def generate_search_options(
     scenario: Scenario, layout_filter: LayoutFilter
 ) -> Iterator[SearchOption | RejectedOption]:
-    """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts."""
+    """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts.
+
+    What two formats make the same, such as "fp8" of an FP8 checkpoint, comes once.
+    """
+    seen: set[Deployment] = set()
     speculation_entry = scenario.speculation
     speculations = (
         [None, speculation_entry.to_config()]
@@ -215,6 +231,9 @@ def generate_search_options(
             except PlannerError as error:
                 yield RejectedOption(what, gpu.name, layout.num_gpus, str(error), "engine")
                 continue
+            if deployment in seen:
+                continue
+            seen.add(deployment)
             rented = partial(_count_gpus_billed, deployment)
             if most := bisect_right(
                 range(1, candidate_gpu.max_gpus // layout.num_gpus + 1),
