@@ -169,17 +169,18 @@ def compute_loaded_bytes(deployment: Deployment) -> tuple[int, ...]:
     )
 
 
+@lru_cache(maxsize=4096)
 def _sum_over_stages(
     model: Model,
     layout: ParallelLayout,
     measure: Callable[[Model, DecoderLayer, ParallelLayout, str], float],
-) -> list[float]:
+) -> tuple[float, ...]:
     """Sum what each decoder layer of a pipeline stage has of `measure`."""
     layers, prefixes = model.architecture.layers, model.layer_prefixes
-    return [
+    return tuple(
         sum(measure(model, layers[i], layout, prefixes[i]) for i in stage)
         for stage in split_layers_into_stages(len(layers), layout.pp)
-    ]
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -265,7 +266,7 @@ def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[
     towers = sum(
         compute_weight_bytes(model, weight, layout) for weight in architecture.vision_towers
     )
-    stages = _sum_over_stages(model, layout, _compute_layer_bytes)
+    stages = list(_sum_over_stages(model, layout, _compute_layer_bytes))
     for weight in architecture.embedding_and_head:
         is_embedding, everywhere = weight.part == "embedding", weight.part == "engine"
         divisor = weight.copies if lean and weight.name == "mrope_once" else 1
