@@ -77,7 +77,11 @@ def _describe_cheapest(points: Sequence[Mapping[str, object]]) -> str:
     counts = ", ".join(
         f"{kind} {format_count(kinds.count(kind), 'time')}" for kind in dict.fromkeys(kinds)
     )
-    return f"The cheapest GPU that holds, of points that differ in it alone: {counts}."
+    fields = [name for name in list_columns(points) if name.startswith("set.")]
+    fields = [name for name in fields if not name.startswith(("set.gpus", "set.deployment.gpu"))]
+    num_groups = len({tuple(str(row.get(name)) for name in fields) for row in points})
+    none = f", none {format_count(num_groups - len(kinds), 'time')}" * (num_groups > len(kinds))
+    return f"The cheapest GPU that holds, of points that differ in it alone: {counts}{none}."
 
 
 def _describe_choice(points: Sequence[Mapping[str, object]]) -> str:

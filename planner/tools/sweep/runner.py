@@ -292,12 +292,15 @@ def _estimate_duration(
 ) -> str:
     """Say roughly how long points that are simulated take on this machine."""
     point_s = SIMULATED_POINT_S[sweep.answer]
-    text = f"{format_count(num_points, 'point')} to simulate, each about {point_s:g} s on one core"
+    text = f"{format_count(num_points, 'point')} to simulate"
+    if sweep.answer == "plan":
+        text += ", each from some seconds to minutes"
     if scheduler:
         return text
     processes = min(workers or count_usable_cores(), num_points)
     total_s = math.ceil(num_points / processes) * point_s
-    return f"{text}: about {_format_minutes(total_s)} in {format_count(processes, 'process', 'processes')}"
+    where = f"in {format_count(processes, 'process', 'processes')}"
+    return f"{text}: at {point_s:g} s each it is {_format_minutes(total_s)} {where}"
 
 
 def _format_minutes(seconds: float) -> str:

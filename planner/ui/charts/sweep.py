@@ -12,6 +12,8 @@ UNITS = {
     "workload.output_tokens": "tokens", "headroom": "share of the capacity", "deployment.tp": "GPUs",
 }  # fmt: skip
 """Units of the fields of a scenario that are numbers."""
+WIDE_RANGE = 8
+"""Figures that differ by a larger factor are drawn on a logarithmic axis."""
 MAX_SERIES = 8
 """More combinations of the other fields are no chart to read."""
 
@@ -46,14 +48,19 @@ def plot_sweep(
     if not 1 <= len(names) <= MAX_SERIES:
         return None
     spans = data["x"].max() / data["x"].min() if data["x"].min() > 0 else 0.0
+    rises = data["y"].max() / data["y"].min() if data["y"].min() > 0 else 0.0
     title = "USD per hour" if metric == "usd_per_hour" else metric.replace("_ms_", " ms ")
     base = alt.Chart(data, width=CHART_WIDTH_PX, height=260).encode(
         x=alt.X(
             "x:Q",
             title=f"{x} ({UNITS[x]})" if x in UNITS else x,
-            scale=alt.Scale(type="log" if spans > 8 else "linear", nice=False),
+            scale=alt.Scale(type="log" if spans > WIDE_RANGE else "linear", nice=False),
         ),
-        y=alt.Y("y:Q", title=title.replace("_", " "), scale=alt.Scale(zero=True)),
+        y=alt.Y(
+            "y:Q",
+            title=title.replace("_", " "),
+            scale=alt.Scale(type="log") if rises > WIDE_RANGE else alt.Scale(zero=True),
+        ),
         color=encode_color("series:N", names).legend(labelLimit=0, columns=2),
     )
     meeting = base.transform_filter("datum.meets")
