@@ -331,3 +331,10 @@ def test_a_fleet_is_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "1.50 times",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize("seed", range(0, 20, 5))
+def test_what_serves_a_larger_load_as_well_stays_the_cheapest(seed: int) -> None:
+    plan = FleetPlan("", {}, random_fleet(seed), 1.5)
+    for load, found in plan.growth_allocations[::9]:
+        assert found.usd_per_hour == pytest.approx(cheapest(plan.fleet.with_growth(load)))

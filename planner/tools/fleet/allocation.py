@@ -25,6 +25,8 @@ LOAD_TOLERANCE = 1e-6
 """Relative tolerance of loads and limits."""
 MAX_GROWTH_FACTOR, GROWTH_RESOLUTION = 16.0, 0.01
 """Largest growth that is searched, and its resolution, in multiples of the load."""
+GROWTH_CURVE_POINTS = 100
+"""Points of the curve of cost over growth, at most."""
 
 
 @dataclass(frozen=True)
@@ -397,6 +399,28 @@ class FleetPlan:
         if self.current_allocation and self.is_ready_to_grow:
             return self.current_allocation.with_growth(self.growth)
         return allocate_replicas(self.fleet.with_growth(self.growth))
+
+    @cached_property
+    def growth_allocations(self) -> tuple[tuple[float, Allocation], ...]:
+        """Loads up to twice `growth` or the largest, each with its cheapest replicas.
+
+        A larger load costs no less, so what serves it as well stays the cheapest.
+        """
+        most = min(2 * self.growth - 1, self.max_growth)
+        if math.isnan(most):
+            return ()
+        steps = math.ceil(max(most - 1, 0.0) / GROWTH_RESOLUTION - LOAD_TOLERANCE)
+        stride = max(math.ceil(steps / GROWTH_CURVE_POINTS), 1)
+        found: list[tuple[float, Allocation]] = []
+        most_served, last = 0.0, None
+        for step in (*range(0, steps, stride), steps):
+            load = min(1 + step * GROWTH_RESOLUTION, most)
+            if last is None or most_served < load * (1 - LOAD_TOLERANCE):
+                last = allocate_replicas(self.fleet.with_growth(load))
+                most_served = load * last.load_factor if last else 0.0
+            if last:
+                found.append((load, last))
+        return tuple(found)
 
     @property
     def is_ready_to_grow(self) -> bool:

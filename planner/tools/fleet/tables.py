@@ -1,7 +1,7 @@
 """Tabulate and describe a fleet plan: its allocation, shadow prices and growth."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -17,12 +17,9 @@ from planner.tools.fleet.allocation import (
     Allocation,
     FleetOption,
     FleetPlan,
-    allocate_replicas,
     find_max_growth,
 )
 
-GROWTH_CURVE_POINTS = 100
-"""Points of the curve of cost over growth, at most."""
 LOAD_LIMITS = ("load", "users", "job")
 """Kinds of limit that the load uses."""
 NOT_KNOWN = "\N{EN DASH}"
@@ -143,9 +140,7 @@ def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
                 if kind in plan.shadow_prices
                 else None
             ),
-            _format_factor(
-                plan, find_max_growth(plan.fleet.with_gpus(kind, 1), limit=plan.growth_limit)
-            ),
+            _format_growth_with_one_more(plan, kind),
         )
         for kind, stock in plan.fleet.stock.items()
     ]
@@ -176,30 +171,17 @@ def sweep_fleet_growth(plan: FleetPlan) -> pd.DataFrame:
     return pd.DataFrame(
         [
             (load, allocation.usd_per_hour, sum(allocation.gpus_by_kind.values()))
-            for load, allocation in _allocate_growth(plan)
+            for load, allocation in plan.growth_allocations
         ],
         columns=["every load, times", "USD per hour", "GPUs"],
     )
-
-
-def _allocate_growth(plan: FleetPlan) -> Iterator[tuple[float, Allocation]]:
-    """Yield loads up to twice `plan.growth` or the largest, each with its cheapest replicas."""
-    most = min(2 * plan.growth - 1, plan.max_growth)
-    if math.isnan(most):
-        return
-    steps = math.ceil(max(most - 1, 0.0) / GROWTH_RESOLUTION - 1e-6)
-    stride = max(math.ceil(steps / GROWTH_CURVE_POINTS), 1)
-    for step in (*range(0, steps, stride), steps):
-        load = min(1 + step * GROWTH_RESOLUTION, most)
-        if allocation := allocate_replicas(plan.fleet.with_growth(load)):
-            yield load, allocation
 
 
 def build_growth_step_table(plan: FleetPlan) -> pd.DataFrame:
     """Return a row for each load from which on other replicas are needed, and which."""
     rows: list[tuple[str, int, str, str]] = []
     before: dict[str, str] = {}
-    for load, allocation in _allocate_growth(plan):
+    for load, allocation in plan.growth_allocations:
         runs = _describe_allocation(plan, allocation)
         changes = [f"{name} on {run}" for name, run in runs.items() if before.get(name) != run]
         if changes:
@@ -291,8 +273,7 @@ def describe_shadow_prices(plan: FleetPlan) -> str:
     """Return the shadow prices in a sentence; those of GPUs of one's own are no money."""
     if plan.owns_all and plan.shadow_prices:
         growths = [
-            f"{_format_factor(plan, find_max_growth(plan.fleet.with_gpus(kind, 1)))} with {kind}"
-            for kind in plan.fleet.stock
+            f"{_format_growth_with_one_more(plan, kind)} with {kind}" for kind in plan.fleet.stock
         ]
         return f"With one more GPU every load may grow to: {', '.join(growths)}."
     saving = [
@@ -338,6 +319,11 @@ def describe_binding_limits(plan: FleetPlan) -> str:
     if unserved:
         return f"no GPU of the stock serves {', '.join(unserved)}"
     return "any of " * (len(plan.binding_limits) > 1) + ", ".join(plan.binding_limits)
+
+
+def _format_growth_with_one_more(plan: FleetPlan, kind: str) -> str:
+    most = find_max_growth(plan.fleet.with_gpus(kind, 1), limit=plan.growth_limit)
+    return _format_factor(plan, most)
 
 
 def _format_factor(plan: FleetPlan, factor: float) -> str:
