@@ -175,12 +175,13 @@ def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, m
     assert len(drawn.points) == 1000 and {
         answer_point(drawn, point)["status"] for point in drawn.points[:6]
     } == {"ok"}
-    whole = re.sub(r"(?m)^# (usd|power)", r"\1", Path("fleet.yaml").read_text())
+    whole = re.sub(r"(?m)^# (usd|power|owned)", r"\1", Path("fleet.yaml").read_text())
     fleet = validate_entry(FleetEntry, yaml.safe_load(whole), "fleet.yaml")
     assert (
         {*fleet.scenarios} <= {*list_scenarios()}
         and all(get_gpu(name) for name in fleet.stock)
         and fleet.power_at_most
+        and {*fleet.owned} <= {*fleet.stock}
     )
 
 

@@ -17,9 +17,11 @@ from planner.tools.fleet import tables as fleet_tables
 from planner.tools.fleet.allocation import (
     Allocation,
     Fleet,
+    FleetChoice,
     FleetOption,
     FleetPlan,
     allocate_replicas,
+    choose_safest,
     compute_shadow_prices,
     find_binding_limits,
     find_max_growth,
@@ -147,6 +149,75 @@ def test_what_is_in_the_way_is_each_limit_that_alone_would_do() -> None:
     assert find_binding_limits(Fleet(loads, {"L4": 4}, budget=4.0)) == ("all of them together",)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_no_choice_within_the_limits_is_safer(seed: int) -> None:
+    rng, fleet = np.random.default_rng(seed), random_fleet(seed)
+    choices = {
+        name: [
+            FleetChoice({option: int(rng.integers(1, 3))}, float(rng.uniform(0.8, 0.99)))
+            for option in options
+        ]
+        for name, options in fleet.options.items()
+    }
+
+    def probability(together: tuple[FleetChoice, ...]) -> float:
+        found = Allocation({str(k): choice.replicas for k, choice in enumerate(together)})
+        legal = all(many <= fleet.stock[kind] for kind, many in found.gpus_by_kind.items())
+        legal &= found.usd_per_hour <= fleet.budget
+        legal &= sum(choice.alone.watts for choice in together) <= fleet.power
+        return legal * math.prod(choice.probability for choice in together)
+
+    most = max(map(probability, product(*choices.values())))
+    found = choose_safest(fleet, choices)
+    assert (0 if found is None else probability(tuple(found.values()))) == pytest.approx(most)
+
+
+def test_gpus_of_ones_own_are_used_first_and_as_few_as_do() -> None:
+    own, rented = (
+        FleetOption("a", "H100-SXM", 2, 0.0, 700.0, 1.0),
+        FleetOption("b", "L4", 1, 0.84, 70.0, 1.0),
+    )
+    fewer = FleetOption("c", "H100-SXM", 1, 0.0, 700.0, 1.0)
+    fleet = Fleet(
+        {"chat": [rented, own, fewer]}, {"L4": 4, "H100-SXM": 2}, owned=frozenset({"H100-SXM"})
+    )
+    found = allocate_replicas(fleet)
+    assert found and found.replicas == {"chat": {fewer: 1}}
+
+
+def test_idle_gpus_make_what_runs_safer_where_they_are_owned_and_else_it_is_named(
+    tmp_path: Path,
+) -> None:
+    """The safer option of the scenario's own plan is what GPUs that are left are for."""
+    path = tmp_path / "fleet.yaml"
+    path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 4}\n")
+    rented = plan_fleet(path)
+    path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 4}\nowned: [L4]\n")
+    owned = plan_fleet(path)
+    assert rented.current_allocation and rented.safer and owned.current_allocation
+    odds = [
+        fleet.get_probability(found, "edge-8b-24gb")
+        for fleet, found in (
+            (rented, rented.current_allocation), (rented, rented.safer),
+            (owned, owned.current_allocation),
+        )
+    ]  # fmt: skip
+    plan = plan_once(load_scenario("edge-8b-24gb", {"gpus": [{"gpu": "L4", "at_most": 4}]}))
+    assert odds[0] == pytest.approx(plan.probability) and odds[0] < odds[1] == odds[2]
+    assert owned.current_allocation.gpus_by_kind == rented.safer.gpus_by_kind
+    assert owned.current_allocation.usd_per_hour == 0 < rented.current_allocation.usd_per_hour
+    said = format_fleet_plan(rented)
+    assert "Safer, with the" in said and f"{odds[1]:.0%} likely" in said
+    said = format_fleet_plan(owned)
+    assert "owned L4" in said and "$" not in said and "Safer" not in said
+    (part,) = owned.plans.values()
+    assert part.probability == odds[2] and part.chosen
+    assert part.chosen.deployment.num_gpus == owned.current_allocation.gpus_by_kind["L4"]
+    path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 4}\nowned: [L40S]\n")
+    with pytest.raises(PlannerError, match="stock does not name L40S"):
+        plan_fleet(path)
+
+
 def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 2, RTX-4090: 1}\n")
@@ -233,9 +304,11 @@ def test_what_breaks_first_is_told() -> None:
     assert used.to_dict() == dict(plan.fleet.stock)
     (bars,) = charts.plot_fleet_stock(plan).to_dict()["datasets"].values()
     assert {(row["GPU"], row["who"]): row["GPUs"] for row in bars}["L4", "edge-8b-24gb"] == 2
-    costs = fleet_tables.sweep_fleet_growth(
-        replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2))
-    )["USD per hour"]
+    larger = replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2))
+    steps = fleet_tables.build_growth_step_table(larger)
+    assert list(steps["every load, times"]) == ["1.00", "1.01", "1.21", "1.51"]
+    assert list(steps["GPUs"]) == [4, 5, 6, 7]
+    costs = fleet_tables.sweep_fleet_growth(larger)["USD per hour"]
     assert costs.is_monotonic_increasing and costs[0] == pytest.approx(
         plan.current_allocation.usd_per_hour
     )
@@ -258,3 +331,10 @@ def test_a_fleet_is_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "1.50 times",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize("seed", range(0, 20, 5))
+def test_what_serves_a_larger_load_as_well_stays_the_cheapest(seed: int) -> None:
+    plan = FleetPlan("", {}, random_fleet(seed), 1.5)
+    for load, found in plan.growth_allocations[::9]:
+        assert found.usd_per_hour == pytest.approx(cheapest(plan.fleet.with_growth(load)))

@@ -319,17 +319,60 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     assert "analytical estimates, not simulations" in found and "estimate ▏" in header.replace(
         "|", "▏"
     )
-    assert "meets (estimate)" in low
+    assert "holds (estimate)" in low
     assert header.split()[:4] == ["workload.rate", "verdict", "probability", "gpu"]
     limited = [f"{metric} ms {point}" for metric, points in load_sweep_spec(path).fields[
         "service_level"].items() for point in points]  # fmt: skip
     assert limited and all(name in header for name in limited)
-    assert low.split()[:2] == ["0.1", "meets"] and high.split()[:2] == ["10", "misses"]
+    assert low.split()[:2] == ["0.1", "holds"] and high.split()[:3] == ["10", "nothing", "meets"]
     dot, edge = ("●", "▏") if "●" in low else ("o", "|")
     assert low.rindex(dot) < low.rindex(edge) and high.rindex(dot) > high.rindex(edge)
     assert wrong.split()[:2] == ["-1", "error"]
     rows = pd.read_csv(tmp_path / "out.csv").to_dict("records")
     assert format_sweep(rows, max_rows=2).endswith("... and 1 more")
+
+
+def test_the_cheapest_gpu_at_each_load_is_marked_and_what_is_assumed_is_said(
+    tmp_path: Path, capsys
+) -> None:
+    """An oracle by hand: of the rows of one load that hold, the least price; a mean alone is spread."""
+    gpus = [[{"gpu": name, "at_most": 8}] for name in ("L4", "L40S", "H100-SXM")]
+    grid = {"workload.rate": [0.2, 4], "workload.prompt_tokens": [{"mean": 4000}], "gpus": gpus}
+    path = written(tmp_path, answer="plan", replay=False, grid=grid)
+    main(command(path, "out.csv", "--workers", "1")[3:])
+    said, rows = capsys.readouterr().out, pd.read_csv(tmp_path / "out.csv")
+    assert rows["set.workload.rate"].nunique() == 2
+    for _, group in rows.groupby("set.workload.rate"):
+        holding = group[group["verdict"] == "holds"]
+        assert group["cheapest"].eq("yes").sum() == (len(holding) > 0)
+        if len(holding):
+            assert group["cheapest"][holding["usd_per_hour"].idxmin()] == "yes"
+    assert (rows["cheapest"] == "yes").any() and "The cheapest GPU that holds" in said
+    assert all("Of the prompt lengths only the mean is given" in text for text in rows["assumed"])
+    assert "Assumed: " in said and "may choose another GPU" in said and "TP1" in said
+    assert all(
+        name != "one GPU" or num_gpus == 1
+        for name, num_gpus in zip(rows["binding"], rows["gpus_rented"], strict=True)
+    )
+    chart = (tmp_path / "out.svg").read_text()
+    assert "workload.rate (requests/s)" in chart and "\u2026" not in chart
+
+
+def test_a_log_is_told_how_far_a_sweep_is_at_each_tenth_but_not_all_the_time() -> None:
+    now, told = [0.0], list[str]()
+    report = sweeps._ProgressReport(40, told.append, lambda: now[0])
+    for done in range(1, 41):  # half a minute each
+        now[0] += 30
+        report.tell(done)
+    assert told[0] == "2 of 40 points, about 19 minutes left"  # after a minute
+    assert "4 of 40 points, about 18 minutes left" in told and len(told) <= 20
+    assert not any(text.startswith("40 ") for text in told)
+    quick = list[str]()
+    report = sweeps._ProgressReport(1000, quick.append, lambda: now[0])
+    for done in range(1, 1001):  # a hundredth of a second each
+        now[0] += 0.01
+        report.tell(done)
+    assert quick == []
 
 
 def test_a_column_of_a_table_has_one_type() -> None:

@@ -37,7 +37,7 @@ from planner.ui.plan_comparison import (
     check_plan_count,
     describe_cheapest_plan,
 )
-from planner.ui.plan_files import write_plan_files
+from planner.ui.plan_files import check_plan_folder, write_plan_files
 from planner.ui.plan_tables import describe_confidence, describe_scenario, summarize_plan
 from planner.ui.plan_text import format_answer, render_rows
 from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
@@ -137,10 +137,12 @@ def write_comparison_report(
 
 def write_fleet_report(
     path: Path, out: Path | None = None, show_answer: Callable[[str], object] = print,
+    *, force: bool = False,
 ) -> tuple[Path, bool]:  # fmt: skip
-    """Write a PDF about the fleet file at `path` to the folder `out`.
+    """Write a PDF about the fleet file at `path`, and the plan of each scenario, to the folder `out`.
 
-    Return its path, and whether every scenario is served.
+    Plans have folders of their own. Files of the user's own are replaced only by `force`. Return the
+    path of the PDF, and whether every scenario is served.
     """
     out = (out or Path("reports") / path.stem).resolve()
     plan = fleet_file.plan_fleet(path)
@@ -148,13 +150,16 @@ def write_fleet_report(
         [path, *(file for scenario in plan.scenarios.values() for file in scenario.files)],
         [out / "report.pdf"],
     )
+    for name, part in plan.plans.items():
+        check_plan_folder(part.scenario, out / name, force=force)
     ensure_folder(out)
     show_answer(fleet_file.format_fleet_plan(plan))
     if get_progress_watch().is_interrupted:
         raise KeyboardInterrupt
     stock = ", ".join(f"{count} x {kind}" for kind, count in plan.fleet.stock.items())
     limits = {"USD per hour, at most": plan.fleet.budget, "W, at most": plan.fleet.power}
-    facts = [("Scenarios", ", ".join(plan.scenarios)), ("Stock", stock)]
+    owned = [("Owned", ", ".join(sorted(plan.fleet.owned)))] * bool(plan.fleet.owned)
+    facts = [*fleet_tables.list_deployments(plan), ("Stock", stock), *owned]
     facts += [(name, f"{limit:,.10g}") for name, limit in limits.items() if math.isfinite(limit)]
     facts += [("Left out", plan.left_out)] * bool(plan.left_out)
     facts += [
@@ -164,11 +169,15 @@ def write_fleet_report(
     title = {"name": plan.name, "question": "Several services on one stock of GPUs, at least cost."}
     title |= {
         "verdict": fleet_tables.summarize_fleet(plan),
-        "spare": fleet_tables.describe_growth(plan),
+        "spare": " ".join(
+            filter(None, (fleet_tables.describe_safer(plan), fleet_tables.describe_growth(plan)))
+        ),
     }
     report = _write_single_notebook_report(
         plan, NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts), out
     )
+    for name, part in plan.plans.items():
+        write_plan_files(build_answer(part, FILE_PARTS), out / name)
     return report, plan.current_allocation is not None
 
 

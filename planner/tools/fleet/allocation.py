@@ -8,7 +8,7 @@ program with one limit changed.
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.core.errors import PlannerError
 from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -24,6 +25,8 @@ LOAD_TOLERANCE = 1e-6
 """Relative tolerance of loads and limits."""
 MAX_GROWTH_FACTOR, GROWTH_RESOLUTION = 16.0, 0.01
 """Largest growth that is searched, and its resolution, in multiples of the load."""
+GROWTH_CURVE_POINTS = 100
+"""Points of the curve of cost over growth, at most."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ class FleetOption:
     at_risk: bool = False
     power_curve: tuple[tuple[float, float], ...] = ()
     """Smaller fractions of its load, ascending, each with the W that it then draws."""
+    plan: Plan | None = field(default=None, compare=False, repr=False)
+    """The plan whose choice it is a replica of."""
+
+    def with_growth(self, factor: float) -> "FleetOption":
+        """Return the same for a load that is `factor` times as large."""
+        return replace(self, load_fraction=self.load_fraction / factor)
 
     def compute_watts(self, fraction: float) -> float:
         """Return the W that it draws at a fraction of its load."""
@@ -54,6 +63,7 @@ class Fleet:
     stock: Mapping[str, int]
     budget: float = math.inf  # USD per hour
     power: float = math.inf  # W
+    owned: frozenset[str] = frozenset()  # kinds that cost nothing more to use
 
     def with_gpus(self, gpu: str, count: int) -> "Fleet":
         """Return the fleet with `count` more GPUs of a kind."""
@@ -64,10 +74,7 @@ class Fleet:
         return replace(
             self,
             options={
-                name: [
-                    replace(option, load_fraction=option.load_fraction / factor)
-                    for option in options
-                ]
+                name: [option.with_growth(factor) for option in options]
                 if names is None or name in names
                 else options
                 for name, options in self.options.items()
@@ -102,6 +109,23 @@ class Allocation:
             ]
         return math.fsum(watts)
 
+    def with_growth(self, factor: float) -> "Allocation":
+        """Return the same replicas for loads that are `factor` times as large."""
+        return Allocation(
+            {
+                name: {option.with_growth(factor): count for option, count in replicas.items()}
+                for name, replicas in self.replicas.items()
+            }
+        )
+
+    @property
+    def load_factor(self) -> float:
+        """The multiple of all loads that they serve."""
+        return min(
+            math.fsum(option.load_fraction * count for option, count in replicas.items())
+            for replicas in self.replicas.values()
+        )
+
     @property
     def gpus_by_kind(self) -> dict[str, int]:
         """GPUs that run, by kind."""
@@ -110,6 +134,19 @@ class Allocation:
             for option, count in replicas.items():
                 num_gpus[option.gpu] = num_gpus.get(option.gpu, 0) + option.gpus * count
         return num_gpus
+
+
+@dataclass(frozen=True)
+class FleetChoice:
+    """All replicas of one scenario, and the probability that they meet its targets."""
+
+    replicas: Mapping[FleetOption, int]
+    probability: float
+
+    @property
+    def alone(self) -> Allocation:
+        """These replicas, without those of other scenarios."""
+        return Allocation({"": self.replicas})
 
 
 def _build_linear_program(
@@ -171,6 +208,65 @@ def _solve(costs: np.ndarray, program: dict[str, Any]) -> "OptimizeResult | None
     return result
 
 
+def _solve_in_turn(objectives: Sequence[np.ndarray], program: dict[str, Any]) -> np.ndarray | None:
+    """Return the whole numbers of the least first objective, of equals of the least next one.
+
+    None if there are none; raises `PlannerError` if the solver does not know.
+    """
+    from scipy.optimize import LinearConstraint, milp
+
+    first, *others = objectives
+    if (best := _solve(first, program)) is None:
+        return None
+    values, constraints = first, [*program["constraints"]]
+    for objective in others:
+        equal = LinearConstraint(values[None, :], ub=best.fun * (1 + LOAD_TOLERANCE))
+        constraints.append(equal)
+        found = milp(objective, **{**program, "constraints": constraints})
+        if found.x is None:
+            break
+        best, values = found, objective
+    return np.asarray(np.rint(best.x).astype(int))
+
+
+def choose_safest(
+    fleet: Fleet, choices: Mapping[str, Sequence[FleetChoice]]
+) -> dict[str, FleetChoice] | None:
+    """Choose one of each scenario's `choices`, so that all together are as probable as can be.
+
+    They stay within the fleet's stock, budget and power. Of equals it is the cheapest, then the one
+    of the fewest GPUs. Returns None if nothing does.
+    """
+    from scipy.optimize import Bounds, LinearConstraint
+
+    pairs = [(name, choice) for name, some in choices.items() for choice in some]
+    used = [choice.alone.gpus_by_kind for _, choice in pairs]
+    usd = np.array([choice.alone.usd_per_hour for _, choice in pairs])
+    watts = np.array([choice.alone.watts for _, choice in pairs])
+    one_each = np.array([[float(name == own) for name, _ in pairs] for own in choices])
+    limits = {kind: [gpus.get(kind, 0) for gpus in used] for kind in fleet.stock}
+    program = {
+        "integrality": 1,
+        "bounds": Bounds(0, 1),
+        "constraints": [
+            LinearConstraint(one_each, lb=1, ub=1),
+            LinearConstraint(np.array([*limits.values()]), ub=[*fleet.stock.values()]),
+            *(
+                LinearConstraint(values[None, :], ub=limit * (1 + LOAD_TOLERANCE))
+                for values, limit in ((usd, fleet.budget), (watts, fleet.power))
+                if math.isfinite(limit)
+            ),
+        ],
+        "options": {"mip_rel_gap": 0, "time_limit": 60},
+    }
+    doubts = np.array([-math.log(max(choice.probability, 1e-9)) for _, choice in pairs])
+    num_gpus = np.array([float(sum(gpus.values())) for gpus in used])
+    counts = _solve_in_turn((doubts, usd, num_gpus), program)
+    if counts is None:
+        return None
+    return {name: choice for (name, choice), n in zip(pairs, counts, strict=True) if n}
+
+
 def is_feasible_fleet(fleet: Fleet) -> bool:
     """Return whether any replicas serve every scenario within stock, budget and power."""
     if not all(fleet.options.values()):
@@ -182,21 +278,17 @@ def is_feasible_fleet(fleet: Fleet) -> bool:
 def allocate_replicas(fleet: Fleet) -> Allocation | None:
     """Return the cheapest replicas that serve every scenario within stock, budget and power.
 
-    Equal costs are decided by the order of a scenario's options. Returns None if there is no
-    solution; raises `PlannerError` if the solver does not know.
+    Equal costs are decided by how many GPUs of one's own work, then by the order of a scenario's
+    options. Returns None if there is no solution; raises `PlannerError` if the solver does not know.
     """
-    from scipy.optimize import LinearConstraint, milp
-
     if not all(fleet.options.values()):
         return None
     pairs, usd, program = _build_linear_program(fleet)
-    if (cheapest := _solve(usd, program)) is None:
+    own_gpus = np.array([option.gpus * (option.gpu in fleet.owned) for _, option in pairs])
+    ranks = np.array([float(k) for options in fleet.options.values() for k in range(len(options))])
+    counts = _solve_in_turn((usd, own_gpus, ranks), program)
+    if counts is None:
         return None
-    ranks = [float(k) for options in fleet.options.values() for k in range(len(options))]
-    equal_cost = LinearConstraint(usd[None, :], ub=cheapest.fun * (1 + LOAD_TOLERANCE))
-    program["constraints"] = [*program["constraints"], equal_cost]
-    preferred = milp(np.array(ranks), **program)
-    counts = np.rint(cheapest.x if preferred.x is None else preferred.x).astype(int)
     return Allocation(
         {
             name: {
@@ -265,16 +357,76 @@ class FleetPlan:
     fleet: Fleet
     growth: float
     left_out: str = ""  # searches for which there was no time
+    same_cost: Allocation | None = None  # the safest replicas that cost no more than the cheapest
+    safer: Allocation | None = None  # the safest of all, where they are safer still
+    # of every scenario, replica and number of them: the plan of its share of today's load
+    judged: Mapping[tuple[str, FleetOption, int], Plan] = field(default_factory=dict)
 
     @cached_property
     def current_allocation(self) -> Allocation | None:
-        """The cheapest replicas for today's load."""
-        return allocate_replicas(self.fleet)
+        """The cheapest replicas for today's load; of equally cheap ones the safest."""
+        return self.same_cost or allocate_replicas(self.fleet)
+
+    @property
+    def owns_all(self) -> bool:
+        """Whether no GPU of the stock costs more when it is used."""
+        return self.fleet.owned >= {*self.fleet.stock}
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plan of what runs of each scenario, or (numbered) of each of its deployments."""
+        if self.current_allocation is None:
+            return {}
+        named: dict[str, Plan] = {}
+        for name, replicas in self.current_allocation.replicas.items():
+            for k, item in enumerate(replicas.items(), 1):
+                if plan := self.judged.get((name, *item)):
+                    stock = self.fleet.stock.get(item[0].gpu, 0)
+                    gpus = tuple(replace(gpu, max_gpus=stock) for gpu in plan.scenario.gpus)
+                    named[f"{name}-{k}" if len(replicas) > 1 else name] = replace(
+                        plan, scenario=replace(plan.scenario, gpus=gpus)
+                    )
+        return named
+
+    def get_probability(self, allocation: Allocation, name: str) -> float:
+        """Return the probability that a scenario meets its targets; NaN if it was not judged."""
+        plans = [self.judged.get((name, *item)) for item in allocation.replicas[name].items()]
+        return math.prod(plan.probability if plan else math.nan for plan in plans)
 
     @cached_property
     def grown_allocation(self) -> Allocation | None:
-        """The cheapest replicas for the grown load."""
+        """The cheapest replicas for the grown load: today's, if they serve it."""
+        if self.current_allocation and self.is_ready_to_grow:
+            return self.current_allocation.with_growth(self.growth)
         return allocate_replicas(self.fleet.with_growth(self.growth))
+
+    @cached_property
+    def growth_allocations(self) -> tuple[tuple[float, Allocation], ...]:
+        """Loads up to twice `growth` or the largest, each with its cheapest replicas.
+
+        A larger load costs no less, so what serves it as well stays the cheapest.
+        """
+        most = min(2 * self.growth - 1, self.max_growth)
+        if math.isnan(most):
+            return ()
+        steps = math.ceil(max(most - 1, 0.0) / GROWTH_RESOLUTION - LOAD_TOLERANCE)
+        stride = max(math.ceil(steps / GROWTH_CURVE_POINTS), 1)
+        found: list[tuple[float, Allocation]] = []
+        most_served, last = 0.0, None
+        for step in (*range(0, steps, stride), steps):
+            load = min(1 + step * GROWTH_RESOLUTION, most)
+            if last is None or most_served < load * (1 - LOAD_TOLERANCE):
+                last = allocate_replicas(self.fleet.with_growth(load))
+                most_served = load * last.load_factor if last else 0.0
+            if last:
+                found.append((load, last))
+        return tuple(found)
+
+    @property
+    def is_ready_to_grow(self) -> bool:
+        """Whether what runs serves the grown load as well."""
+        today = self.current_allocation
+        return today is not None and today.load_factor >= self.growth * (1 - LOAD_TOLERANCE)
 
     @cached_property
     def shadow_prices(self) -> dict[str, float]:

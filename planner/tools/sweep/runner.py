@@ -8,14 +8,17 @@ import math
 import os
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context, parent_process
+from operator import attrgetter
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any
 
 from planner.core.catalog import compute_build_digest, validate_entry
@@ -28,7 +31,7 @@ from planner.core.files import (
     write_csv,
 )
 from planner.core.progress import show_step
-from planner.core.text import escape_to_one_line
+from planner.core.text import escape_to_one_line, format_count
 from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import get_gpu
 from planner.models.registry import load_model
@@ -37,7 +40,7 @@ from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import CandidateGpu, Scenario, parse_scenario
-from planner.planning.search import search_analytically, search_deployments
+from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.table_rows import OUTPUT_COLUMNS, build_output_row
 from planner.planning.tolerance import simulate_candidate
 from planner.tools.answer_store import (
@@ -50,10 +53,28 @@ from planner.tools.sweep.sweep_spec import DeploymentEntry, SweepPoint, SweepSpe
 
 Chunk = list[tuple[str, SweepPoint]]
 """The (key, point) pairs of one task."""
-POINTS_PER_TASK = {False: 64, True: 4}
+POINTS_PER_TASK = {False: 64, True: 1}
 """Points of a task, by whether requests are simulated."""
+SIMULATED_POINT_S = {"plan": 60.0, "predict": 2.0}
+"""Roughly what a simulated point takes on one core of a laptop; a plan from seconds to minutes."""
+MIN_REPORT_S, MAX_REPORT_S = 10.0, 60.0
+"""Progress is reported at each tenth of the points, not more often, and not less often if a point ends."""
+SMALLEST = "one GPU"
+"""What `BindingConstraint.constraint` is where no smaller deployment exists."""
+GPU_FIELDS = ("gpus", "deployment.gpu")
+"""Fields, and those below them, whose values are kinds of GPU to choose from."""
 CANDIDATE_COLUMNS = (
-    *("status", "verdict", "probability", "binding", "figures", "gpu", "gpus", "gpus_rented"),
+    *(
+        "status",
+        "verdict",
+        "probability",
+        "binding",
+        "assumed",
+        "figures",
+        "gpu",
+        "gpus",
+        "gpus_rented",
+    ),
     *("tp", "pp", "dp", "ep", "dcp", "replicas", "pools", "quantization", "kv_cache_dtype"),
     *("max_num_seqs", "max_model_len", "misses", "margin"),
 )
@@ -89,11 +110,13 @@ def answer_point(sweep: SweepSpec, point: SweepPoint) -> Answer:
         scenario = parse_scenario(fields, sweep.name, sweep.folder)
         if sweep.answer == "predict":
             entry = validate_entry(DeploymentEntry, deployment_fields, "deployment")
-            return _build_point_row(scenario, _predict_point(scenario, entry, sweep.replay))
+            row = _build_point_row(scenario, _predict_point(scenario, entry, sweep.replay))
+            return row | _describe_assumptions(scenario)
         plan = search_deployments(scenario) if sweep.replay else search_analytically(scenario)
         columns: Answer = {
             "verdict": plan.verdict,
-            "binding": plan.binding_constraint.constraint,
+            "binding": _name_binding_limit(plan),
+            **_describe_assumptions(scenario),
         }
         if sweep.replay and (day := plan.autoscaling):
             columns |= {
@@ -120,6 +143,22 @@ def answer_point(sweep: SweepSpec, point: SweepPoint) -> Answer:
                 f"this point cannot be planned ({type(error).__name__}: {error})"
             ),
         }
+
+
+def _describe_assumptions(scenario: Scenario) -> Answer:
+    return {"assumed": " ".join(scenario.assumptions)}
+
+
+def _name_binding_limit(plan: Plan) -> str:
+    """Name the limit that keeps the plan from being smaller, such as "p95 TPOT".
+
+    Where no smaller deployment is known, it is the one of what is chosen that tolerates least.
+    """
+    best, constraint = plan.best, plan.binding_constraint.constraint
+    if constraint != SMALLEST or best is None or best.prediction.num_gpus_billed == 1:
+        return constraint
+    limits = sorted(best.limits, key=attrgetter("tolerance_sigmas"))
+    return limits[0].name if limits else constraint
 
 
 def _predict_point(scenario: Scenario, entry: DeploymentEntry, simulate: bool) -> Candidate:
@@ -211,12 +250,14 @@ def load_parquet_writer() -> Callable[[Path, Sequence[Answer]], None]:
 def run_sweep(
     sweep: SweepSpec, store: AnswerStore, scheduler: str | None = None, workers: int | None = None,
     report_message: Callable[[str], object] = lambda text: None,
+    report_progress: Callable[[str], object] = lambda text: None,
 ) -> list[Answer]:  # fmt: skip
     """Return the answers to all points in order; compute those that `store` lacks, and keep them.
 
     They run on the Dask `scheduler` at an address, or in `workers` processes of this machine (by
     default one per core). `report_message` gets the numbers of points, each distinct one counted
-    once. Raises `PlannerError` if the scheduler cannot be reached or its workers have another
+    once, and `report_progress` from time to time how many are done. Raises `PlannerError` if the
+    scheduler cannot be reached or its workers have another
     planner.
     """
     if scheduler:
@@ -228,18 +269,68 @@ def run_sweep(
     missing = [(key, point) for key, point in points.items() if key not in answers]
     if missing:
         report_message("workers start; on a new machine they compile first, up to a minute or two")
+        if sweep.replay:
+            report_message(_estimate_duration(sweep, len(missing), scheduler, workers))
         if sweep.replay and not scheduler:
             from planner.simulator.router import run_compiled_simulation
 
             run_compiled_simulation.prepare()  # once, before the workers start: they load its code
+        report = _ProgressReport(len(missing), report_progress)
         with show_step("points", len(points)) as step:
             for chunk in _compute_answers(sweep, missing, scheduler, workers):
                 store.add(chunk)
                 answers |= chunk
                 step.done = len(answers)
+                report.tell(len(answers) - num_stored)
     total = len(points)
     report_message(f"{total:,} of {total:,} points, {num_stored:,} from the store")
     return [answers[key] for key in keys]
+
+
+def _estimate_duration(
+    sweep: SweepSpec, num_points: int, scheduler: str | None, workers: int | None
+) -> str:
+    """Say roughly how long points that are simulated take on this machine."""
+    point_s = SIMULATED_POINT_S[sweep.answer]
+    text = f"{format_count(num_points, 'point')} to simulate"
+    if sweep.answer == "plan":
+        text += ", each from some seconds to minutes"
+    if scheduler:
+        return text
+    processes = min(workers or count_usable_cores(), num_points)
+    total_s = math.ceil(num_points / processes) * point_s
+    where = f"in {format_count(processes, 'process', 'processes')}"
+    return f"{text}: at {point_s:g} s each it is {_format_minutes(total_s)} {where}"
+
+
+def _format_minutes(seconds: float) -> str:
+    return format_count(max(round(seconds / 60), 1), "minute")
+
+
+@dataclass
+class _ProgressReport:
+    """Tells how many of `total` points are done, and how long the others take at this speed."""
+
+    total: int
+    report: Callable[[str], object]
+    clock: Callable[[], float] = monotonic
+    started: float = field(init=False)
+    told_at: float = field(init=False)
+    tenths: int = 0
+
+    def __post_init__(self) -> None:
+        self.started = self.told_at = self.clock()
+
+    def tell(self, done: int) -> None:
+        """Report that so many are done, at a new tenth or after a minute, but for the last."""
+        now, tenths = self.clock(), 10 * done // self.total
+        silent_s = now - self.told_at
+        is_due = silent_s >= (MIN_REPORT_S if tenths > self.tenths else MAX_REPORT_S)
+        if not is_due or done >= self.total:
+            return
+        left_s = (now - self.started) / done * (self.total - done)
+        self.report(f"{done:,} of {self.total:,} points, about {_format_minutes(left_s)} left")
+        self.told_at, self.tenths = now, tenths
 
 
 def _compute_answers(
@@ -317,10 +408,29 @@ def _run_on_dask(
         ) from None
 
 
+def mark_cheapest_gpus(points: Sequence[SweepPoint], answers: Sequence[Answer]) -> list[Answer]:
+    """Return `cheapest` of each point, where GPUs vary: "yes" if it costs least of those that hold.
+
+    Points are compared that differ in their GPUs alone.
+    """
+    groups = defaultdict[str, list[tuple[float, int]]](list)
+    has_gpus = False
+    for k, (point, answer) in enumerate(zip(points, answers, strict=True)):
+        others = {name: value for name, value in point.items() if not name.startswith(GPU_FIELDS)}
+        has_gpus |= len(others) < len(point)
+        usd = answer.get("usd_per_hour")
+        if answer.get("verdict") == "holds" and isinstance(usd, float):
+            groups[json.dumps(others, sort_keys=True)].append((usd, k))
+    cheapest = {min(group)[1] for group in groups.values()}
+    return [{"cheapest": "yes" if k in cheapest else ""} if has_gpus else {}
+            for k in range(len(points))]  # fmt: skip
+
+
 def run_sweep_file(
     path: Path, out: Path, store: Path | None = None, scheduler: str | None = None,
     workers: int | None = None,
     report_message: Callable[[str], object] = lambda text: None,
+    report_progress: Callable[[str], object] = lambda text: None,
     draw: Callable[[list[Answer]], str] = lambda rows: "",
 ) -> list[Answer]:  # fmt: skip
     """Run the sweep in the file `path`; write its rows to `out` (CSV or Parquet) and return them.
@@ -335,7 +445,8 @@ def run_sweep_file(
     check_not_overwriting(sweep.files, [out, *([store] if store else [])])
     ensure_folder(out.parent)
     kept = AnswerStore(store, report_message) if store else open_default_store(report_message)
-    answers = run_sweep(sweep, kept, scheduler, workers, report_message)
+    answers = run_sweep(sweep, kept, scheduler, workers, report_message, report_progress)
+    marks = mark_cheapest_gpus(sweep.points, answers)
     rows: list[Answer] = [
         {
             "point": k,
@@ -343,9 +454,10 @@ def run_sweep_file(
                 f"set.{name}": json.dumps(value) if isinstance(value, dict | list) else value
                 for name, value in point.items()
             },
+            **mark,
             **answer,
         }
-        for k, (point, answer) in enumerate(zip(sweep.points, answers, strict=True))
+        for k, (point, mark, answer) in enumerate(zip(sweep.points, marks, answers, strict=True))
     ]
     chart = ""
     try:

@@ -40,13 +40,17 @@ def plot_fleet_stock(plan: FleetPlan) -> alt.TopLevelMixin:
     )
 
 
-def plot_fleet_costs(plan: FleetPlan) -> alt.TopLevelMixin:
-    """Plot the cost as all loads grow; dashed the given growth, and in red the largest one."""
+def plot_fleet_growth(plan: FleetPlan) -> alt.TopLevelMixin:
+    """Plot the cost, or GPUs that are all owned, as all loads grow.
+
+    Dashed are the given growth, and in red the largest one.
+    """
+    figure = "GPUs" if plan.owns_all else "USD per hour"
     data = sweep_fleet_growth(plan)
     x = alt.X(
         "every load, times:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format=".2f")
     )
-    line = alt.Chart(data, width=CHART_WIDTH_PX, height=180).mark_line(interpolate="step-after")
+    line = alt.Chart(data, width=CHART_WIDTH_PX, height=120).mark_line(interpolate="step-after")
     marks = [(plan.growth, MUTED_COLOR)] * (plan.grown_allocation is not None)
     if math.isfinite(plan.max_growth) and plan.max_growth <= data["every load, times"].max() + 1e-9:
         marks.append((plan.max_growth, VIOLATED_COLOR))
@@ -56,6 +60,4 @@ def plot_fleet_costs(plan: FleetPlan) -> alt.TopLevelMixin:
         .encode(x=x)
         for at, color in marks
     ]
-    return alt.layer(
-        line.encode(x=x, y=alt.Y("USD per hour:Q", scale=alt.Scale(zero=True))), *rules
-    )
+    return alt.layer(line.encode(x=x, y=alt.Y(f"{figure}:Q", scale=alt.Scale(zero=True))), *rules)

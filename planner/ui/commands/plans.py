@@ -276,7 +276,7 @@ def add_fleet(commands: "Subparsers") -> None:
     """Declare `headroom fleet`."""
     parser = commands.add_parser(
         "fleet",
-        help="share a stock of GPUs among several scenarios at least cost, as a PDF",
+        help="share a stock of GPUs among several scenarios at least cost, as a PDF with each one's plan",
     )
     parser.add_argument(
         "fleet",
@@ -301,6 +301,9 @@ def run_fleet(options: argparse.Namespace) -> int:
 
     out = options.out or Path("reports") / options.fleet.stem
     check_report_folder(out, force=options.force)
-    path, is_served = write_fleet_report(options.fleet, out)
-    print(f"report: {path}")
+    path, is_served = write_fleet_report(options.fleet, out, force=options.force)
+    print(
+        f"report: {path}; beside it a folder of each scenario's plan and launch files, whose scripts"
+        " count the GPUs and ports of a machine from 0"
+    )
     return EXIT_CODES["holds" if is_served else "nothing_meets"]

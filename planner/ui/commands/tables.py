@@ -1,6 +1,7 @@
 """Commands that fill tables: predict and sweep."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,12 +154,18 @@ def run_sweep_command(options: argparse.Namespace) -> int:
             print_message(str(error))
         return "".join(charts)
 
+    def log_message(text: str) -> None:
+        if sys.stderr is None or not sys.stderr.isatty():  # a terminal draws the progress
+            print_message(text)
+
     rows = run_sweep_file(
         options.sweep, options.out, options.store, options.scheduler, options.workers,
-        print_message, draw,
+        print_message, log_message, draw,
     )  # fmt: skip
     print(format_sweep(rows, metrics, detect_style()))
-    chart = f", chart: {picture} (hollow: at risk or missed)" if charts else ""
+    has_cheapest = any(row.get("cheapest") for row in rows)
+    chart_key = "hollow: at risk or missed" + "; ringed: the cheapest GPU" * has_cheapest
+    chart = f", chart: {picture} ({chart_key})" if charts else ""
     print(f"\ntable: {options.out}{chart}")
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
