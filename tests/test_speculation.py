@@ -406,6 +406,7 @@ def test_loads_beyond_what_drafts_let_an_engine_serve_have_no_figure() -> None:
     """The table goes to the most without drafts; where the queue grows with them it says so instead of a TPOT."""
     drafted, most = paying_eagle3()
     rows = build_load_table(drafted, CHATS, 1200)
+    assert rows is not None
     assert CHATS.rate in list(rows["Requests/s"])
     for _, row in rows.iterrows():
         capacity = evaluate(drafted, CHATS).performance.capacity.mid
@@ -429,6 +430,9 @@ def test_drafts_that_always_pay_are_told_up_to_what_an_engine_serves() -> None:
     )
     closed = describe_paying_loads(few, replace(CHATS, rate=None, concurrency=4))
     assert "**8 requests in flight**" in closed
+    single = replace(CHATS, output=LengthDistribution.from_constant(1))  # embeddings, scores
+    assert "no decode steps" in describe_paying_loads(few, single)
+    assert build_load_table(few, single, 1000) is None
     never = replace(few, speculation=SpeculationConfig("eagle3", 3, 0.05))
     assert describe_paying_loads(never, CHATS).startswith("Drafts pay at no load")
 

@@ -9,6 +9,7 @@ import pandas as pd
 from planner.analysis.load_curves import get_load, set_load
 from planner.analysis.sweep import Row, sweep
 from planner.core.number_format import format_number
+from planner.core.text import format_count
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.engines.layout import SpeculationConfig
@@ -153,15 +154,17 @@ def describe_drafts(scenario: Scenario, deployment: Deployment, drafted: Deploym
     return f"{config.method} with k = {k} drafted tokens at {acceptance} ({origin})"
 
 
-def build_load_table(drafted: Deployment, workload: Workload, context: float) -> pd.DataFrame:
+def build_load_table(
+    drafted: Deployment, workload: Workload, context: float
+) -> pd.DataFrame | None:
     """Return mean TPOT (ms) and decoding sequences of an engine without and with drafts, by load.
 
     Loads are of all replicas: shares of the most that is served without drafts, and the workload's
-    own. The figures are analytical, prompts included. Empty if either does not start.
+    own. The figures are analytical, prompts included. None if there is nothing to compare.
     """
     label, own = get_load(workload)
     if (most := _find_most_loads(drafted, workload)) is None:
-        return pd.DataFrame()
+        return None
     shown = {float(f"{share * most[0]:.2g}") for share in SHOWN_LOAD_SHARES}
     rows = []
     for load, plain, helped in _estimate_loads(
@@ -186,10 +189,14 @@ def build_load_table(drafted: Deployment, workload: Workload, context: float) ->
 def describe_paying_loads(drafted: Deployment, workload: Workload) -> str:
     """Describe up to which load the mean TPOT is shorter with drafts, and what is served at most.
 
-    The loads end at what engines with drafts serve. Empty if either way does not start.
+    The loads end at what engines with drafts serve.
     """
     if (most := _find_most_loads(drafted, workload)) is None:
-        return ""
+        return (
+            "No load is compared: answers of one token have no decode steps."
+            if workload.output.mean <= 1
+            else "No load is compared: without or with drafts the engine does not start."
+        )
     label, _ = get_load(workload)
     unit, (plain_most, drafted_most) = LOAD_UNITS[label], most
     loads = [drafted_most * step / NUM_JUDGED_LOADS for step in range(1, NUM_JUDGED_LOADS + 1)]
@@ -220,9 +227,12 @@ def describe_paying_loads(drafted: Deployment, workload: Workload) -> str:
 
 
 def _find_most_loads(drafted: Deployment, workload: Workload) -> tuple[float, float] | None:
-    """Return the most load without and with drafts: the capacity, or all slots of a closed loop."""
+    """Return the most load without and with drafts: the capacity, or all slots of a closed loop.
+
+    None if either does not start, or nothing is decoded.
+    """
     label, own = get_load(workload)
-    if not (found := _estimate_loads(drafted, workload, [own])):
+    if workload.output.mean <= 1 or not (found := _estimate_loads(drafted, workload, [own])):
         return None
     if label != "Requests/s":
         return float(drafted.num_slots), float(drafted.num_slots)
@@ -253,4 +263,4 @@ def describe_break_even(drafted: Deployment, batch: int, context: float) -> str:
     """Describe from which acceptance rate on drafts pay at this batch, in decode steps alone."""
     needed = find_break_even_acceptance(drafted, batch, context)
     at_least = "at no acceptance" if needed is None else f"from {needed:.0%} acceptance on"
-    return f"With the {batch:,} sequences of the plan at once drafts pay {at_least}."
+    return f"With {format_count(batch, 'sequence')} at once, as in the plan, drafts pay {at_least}."
