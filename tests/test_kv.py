@@ -66,6 +66,18 @@ def test_sliding_windows_reserve_the_batch_in_flight(version: str, concurrency: 
     )
 
 
+def test_a_short_request_lies_in_every_window() -> None:
+    """75 blocks see all, and each of 6 groups keeps its window of 1,024 and a block: far fewer fit than tokens / 1,200.
+
+    The chapter on VRAM: of 150,000 tokens some thirty requests of 1,200, where division gives 125.
+    """
+    found = layout("google/gemma-3-27b-it", "0.20.2", tp=2, max_model_len=131072)
+    pool = found.build_pool([30e9])
+    assert pool.count_sequences(1200) == pool.num_blocks // (75 + 6 * 65)
+    divided = pool.reported_tokens / 1200
+    assert pool.count_sequences(1200) / divided == pytest.approx(30 / 125, rel=0.15)
+
+
 def test_hybrid_pool_against_windows_stored_in_full() -> None:
     """vLLM 0.33.0, gemma-3-27b on two GPUs with 50 GiB each: 5.56x."""
     found = layout(

@@ -93,6 +93,15 @@ COMPOSE = """services:
 """
 
 
+RULES = """groups:
+  - name: vllm
+    rules:
+      - alert: KVCacheFull
+        expr: vllm:gpu_cache_usage_perc > 0.9
+"""
+"""An alert with a metric that vLLM renamed in 0.10."""
+
+
 def write_requests(path: Path, head: str) -> None:
     """Write an access log of 400 requests, 2 per second."""
     rng = np.random.default_rng(1)
@@ -151,6 +160,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     **dict.fromkeys(("FLEET.yaml", "fleet.yaml"), write_fleet),
     "config.json": lambda path: path.write_text(json.dumps(CONFIG)),
     "vllm.log": copy(EXAMPLE_LOG),
+    "rules.yml": lambda path: path.write_text(RULES),
     "requests.csv": lambda path: write_requests(
         path, "arrived_at,num_prefill_tokens,completion_tokens"
     ),
@@ -177,7 +187,7 @@ def read_files(command: str) -> list[str]:
     written = {
         words[place + 1] for place, word in enumerate(words[:-1]) if word in ("--out", "init")
     }
-    names = re.findall(r"[\w*.-]+\.(?:yaml|csv|json|log|txt)\b", " ".join(words))
+    names = re.findall(r"[\w*.-]+\.(?:ya?ml|csv|json|log|txt)\b", " ".join(words))
     return [name for name in dict.fromkeys(names) if name not in written]
 
 

@@ -1,6 +1,7 @@
 """Speculation: Leviathan's formula, published head sizes, measured speed-ups and slow-downs, in the replay too."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,13 @@ from fits.speculation_fit import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.analysis.speculation_tables import build_draft_table, sweep_speedup
+from planner.analysis.speculation_tables import (
+    build_draft_table,
+    build_load_table,
+    describe_drafts,
+    describe_paying_loads,
+    sweep_speedup,
+)
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.units import GIB
@@ -47,6 +54,7 @@ from planner.memory.memory_plan import plan_memory
 from planner.memory.weights import compute_draft_bytes
 from planner.models.registry import load_model
 from planner.planning.prediction import evaluate, get_memory_plan
+from planner.planning.scenario import load_scenario
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 from planner.tools.lint.deployment_reader import read_speculation
@@ -358,6 +366,89 @@ def test_a_mixture_of_experts_pays_where_its_speedup_is_at_least_one() -> None:
     for batch in range(1, 65):
         pays = any(first <= batch <= last for first, last in ranges)
         assert pays == (evaluate_speculation(served, batch, 500).speedup.mid >= 1)
+
+
+CHATS = Workload(
+    LengthDistribution.from_uniform(1000, 0.8), LengthDistribution.from_uniform(400, 0.8), rate=3
+)
+
+
+def paying_eagle3() -> tuple[Deployment, float]:
+    """Llama 70B on four H100 with EAGLE-3, and up to how many requests/s the chapter says that it pays."""
+    drafted = deploy_on(
+        "meta-llama/Llama-3.3-70B-Instruct", "H100-SXM", tp=4, quantization="fp8", max_model_len=8192,
+        max_num_seqs=256, speculation=SpeculationConfig("eagle3", 3, 0.62),
+    )  # fmt: skip
+    told = re.search(r"pay up to \*\*([\d.]+) requests/s", describe_paying_loads(drafted, CHATS))
+    assert told is not None
+    return drafted, float(told[1])
+
+
+def test_up_to_the_load_that_is_told_drafts_pay_in_the_replay() -> None:
+    """Below it the simulated schedule has the shorter TPOT with drafts, above it without."""
+    drafted, most = paying_eagle3()
+
+    def replay_tpot_s(served: Deployment, rate: float) -> float:
+        workload = replace(CHATS, rate=rate, num_prompts=1500)
+        run = simulate_workload(
+            served, get_memory_plan(served).pool, build_step_model(served, workload), workload
+        )
+        return float(run.summarize("tpot")["mean"])
+
+    for share, pays in ((0.5, True), (0.85, True), (1.12, False)):
+        with_drafts = replay_tpot_s(drafted, share * most)
+        assert (
+            with_drafts < replay_tpot_s(replace(drafted, speculation=None), share * most)
+        ) == pays
+
+
+def test_loads_beyond_what_drafts_let_an_engine_serve_have_no_figure() -> None:
+    """The table goes to the most without drafts; where the queue grows with them it says so instead of a TPOT."""
+    drafted, most = paying_eagle3()
+    rows = build_load_table(drafted, CHATS, 1200)
+    assert rows is not None
+    assert CHATS.rate in list(rows["Requests/s"])
+    for _, row in rows.iterrows():
+        capacity = evaluate(drafted, CHATS).performance.capacity.mid
+        growing = row["Requests/s"] >= capacity
+        assert (row["TPOT with (ms)"] == "growing") == growing
+        if not growing:
+            assert (row["TPOT with (ms)"] < row["TPOT without (ms)"]) == (row["Requests/s"] <= most)
+
+
+def test_drafts_that_always_pay_are_told_up_to_what_an_engine_serves() -> None:
+    """Long contexts are read once for all drafts; so few slots leave arithmetic idle at every load."""
+    drafted, _ = paying_eagle3()
+    few = drafted.with_args(max_num_seqs=8)
+    told, capacity = (
+        describe_paying_loads(few, CHATS),
+        evaluate(few, CHATS).performance.capacity.mid,
+    )
+    assert (
+        f"up to **{capacity:.2g} requests/s**" in told
+        and "all that engines with drafts serve" in told
+    )
+    closed = describe_paying_loads(few, replace(CHATS, rate=None, concurrency=4))
+    assert "**8 requests in flight**" in closed
+    single = replace(CHATS, output=LengthDistribution.from_constant(1))  # embeddings, scores
+    assert "no decode steps" in describe_paying_loads(few, single)
+    assert build_load_table(few, single, 1000) is None
+    never = replace(few, speculation=SpeculationConfig("eagle3", 3, 0.05))
+    assert describe_paying_loads(never, CHATS).startswith("Drafts pay at no load")
+
+
+def test_the_chapter_says_which_k_is_the_scenarios_and_which_the_plans() -> None:
+    drafted, _ = paying_eagle3()
+    scenario = load_scenario("chat-70b")  # names EAGLE-3 with k = 3
+    plain = replace(drafted, speculation=None)
+    assert "plan itself does without" in describe_drafts(scenario, plain, drafted)
+    shorter = replace(drafted, speculation=SpeculationConfig("eagle3", 1, 0.62))
+    told = describe_drafts(scenario, shorter, shorter)
+    assert told.startswith("eagle3 with k = 1 ") and "the scenario names k = 3" in told
+    assert "the plan uses them" in describe_drafts(scenario, drafted, drafted)
+    assert "scenario names none" in describe_drafts(
+        replace(scenario, speculation=None), plain, drafted
+    )
 
 
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:

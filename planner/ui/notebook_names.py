@@ -30,7 +30,8 @@ _BY_MODULE: Mapping[str, str] = {
         "build_decision_table compute_knob_effects fix_lengths sweep_knob_pair sweep_knobs"
     ),
     "analysis.speculation_tables": (
-        "build_draft_table compare_draft describe_break_even list_step_parts "
+        "build_draft_table build_load_table compare_draft describe_break_even describe_drafts "
+        "describe_paying_loads list_step_parts "
         "propose_drafts sweep_break_even sweep_speedup"
     ),
     "analysis.sweep": "space_logarithmically sweep_tails",
