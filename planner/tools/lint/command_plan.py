@@ -9,7 +9,12 @@ from planner.core.units import GIB
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import Gpu, list_gpus
-from planner.memory.memory_plan import MemoryPlan, find_max_model_len, plan_memory
+from planner.memory.memory_plan import (
+    MemoryPlan,
+    find_max_model_len,
+    get_default_memory_utilization,
+    plan_memory,
+)
 from planner.planning.argument_advice import (
     ARGUMENT_SUGGESTERS,
     Suggestion,
@@ -53,13 +58,15 @@ class CommandPlan:
 
 
 def plan_command(
-    checked: CheckedCommand, gpu: str, version: str, workload: Workload | None = None
-) -> CommandPlan:
+    checked: CheckedCommand, gpu: str, version: str, workload: Workload | None = None,
+    other_tenants: int = 0,
+) -> CommandPlan:  # fmt: skip
     """Plan the command on a GPU, under `workload` or one of typical lengths, and suggest changes.
 
-    Raises `PlannerError` for a deployment that is unknown or that the engine rejects.
+    Others hold `other_tenants` bytes of it. Raises `PlannerError` for a deployment that is unknown
+    or that the engine rejects.
     """
-    deployment = build_command_deployment(checked, gpu, version)
+    deployment = build_command_deployment(checked, gpu, version, other_tenants)
     memory, capped_length = plan_memory(deployment), None
     if deployment.engine.name in _CAPPING_ENGINES and not memory.can_start:
         deployment, memory, capped_length = _cap_length(memory)
@@ -76,9 +83,25 @@ def plan_command(
     loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
     # The arguments of a plan were chosen for a workload that is not known here.
     is_fixed = checked.command.role or (checked.command.planned_on and not workload)
-    steps, improved = suggest_changes(memory, load, () if is_fixed else tuple(ARGUMENT_SUGGESTERS))
+    share = deployment.args.gpu_memory_utilization
+    is_shared = share < get_default_memory_utilization(deployment) or bool(other_tenants)
+    settled = {"gpu_memory_utilization"} if is_shared else set[str]()
+    steps, improved = suggest_changes(
+        memory,
+        load,
+        () if is_fixed else [name for name in ARGUMENT_SUGGESTERS if name not in settled],
+    )
+    if is_shared:
+        steps = tuple(_warn_of_share(step, share) for step in steps)
     remedies = find_memory_remedies(memory)
     return CommandPlan(deployment, memory, load, loads, steps, improved, remedies, capped_length)
+
+
+def _warn_of_share(step: Suggestion, share: float) -> Suggestion:
+    """Say of a larger share than the command gives, below the default, on what it rests."""
+    if step.argument != "gpu_memory_utilization" or step.value <= share:
+        return step
+    return replace(step, benefit=f"{step.benefit}, if nothing else uses the GPU")
 
 
 def _cap_length(memory: MemoryPlan) -> tuple[Deployment, MemoryPlan, int | None]:

@@ -60,6 +60,7 @@ from planner.tools.lint.server_commands import (
     is_hub_name,
     quote_word,
 )
+from planner.tools.lint.shared_gpus import GpuNeighbours, find_neighbours
 from planner.tools.lint.shown_values import show_variable, show_words
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.unmodelled import find_unmodelled_options
@@ -225,31 +226,36 @@ def lint(
     command_reports, upgrade_findings = list[CommandReport](), list[LintFinding]()
     if gpu is not None:
         parse_gpu_count(gpu)
-    for command in source.commands:
-        checked_version = (
-            version or command.version or str(load_flag_lists(command.engine).versions[-1])
-        )
-        checked = _check_command(command, checked_version)
-        written = (one for one in command.findings if version is None or one.name != IMAGE_OPTION)
-        checked = replace(
-            checked,
-            findings=_merge_findings((*checked.findings, *written), _list_unread_parts(checked)),
-        )
+    versions = [
+        version or command.version or str(load_flag_lists(command.engine).versions[-1])
+        for command in source.commands
+    ]
+    all_checked = [
+        _check_written(command, one, is_version_given=version is not None)
+        for command, one in zip(source.commands, versions, strict=True)
+    ]
+    for checked, checked_version in zip(all_checked, versions, strict=True):
+        command = checked.command
         notes += filter(None, (checked.options.note, command.note))
         pool = (
             f"a {command.role} worker of pools is planned as a server of its own, which does both"
         )
         planned_gpu = gpu or command.planned_on or read_named_gpu(checked)
-        in_container = (*check_container(checked, planned_gpu), *check_network(checked))
-        checked = replace(checked, findings=_merge_findings(checked.findings, in_container))
+        neighbours = find_neighbours(checked, all_checked)
+        around = (
+            *check_container(checked, planned_gpu),
+            *check_network(checked),
+            *neighbours.check_shares(checked),
+        )
+        checked = replace(checked, findings=_merge_findings(checked.findings, around))
         notes += [pool] if command.role and planned_gpu else []
-        notes += filter(None, [_describe_unpinned_model(checked)])
+        notes += filter(None, [_describe_unpinned_model(checked), neighbours.describe(checked)])
         notes += (
             []
             if version or command.version
             else [f"no version given: checked against {command.engine} {checked_version}"]
         )
-        report = _plan_command(checked, planned_gpu, checked_version, workload)
+        report = _plan_command(checked, planned_gpu, checked_version, workload, neighbours)
         notes += report.plan.deployment.model.warnings if report.plan else ()
         command_reports.append(report)
         upgrade_findings += check_upgrade(checked, to) if to else []
@@ -355,6 +361,16 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
             yield LintFinding("flag", option.option.name, str(option)[:300], verdict, why)
 
 
+def _check_written(command: ServerCommand, version: str, is_version_given: bool) -> CheckedCommand:
+    """Return the command with its findings, and those about how it is written down."""
+    checked = _check_command(command, version)
+    written = (
+        one for one in command.findings if not (is_version_given and one.name == IMAGE_OPTION)
+    )
+    found = _merge_findings((*checked.findings, *written), _list_unread_parts(checked))
+    return replace(checked, findings=found)
+
+
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """Return the command with its findings, those about its model included."""
     checked = check_command(command, version)
@@ -365,8 +381,9 @@ def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
 
 
 def _plan_command(
-    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
-) -> CommandReport:
+    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None,
+    neighbours: GpuNeighbours,
+) -> CommandReport:  # fmt: skip
     """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
     fixed, again = _propose(checked, version)
     unsettled = tuple(
@@ -387,7 +404,8 @@ def _plan_command(
             why = f"the server ends with an error while it starts. {refusal.written}: {refusal.why}"
             return CommandReport(checked, fixed, None, why, unsettled)
     try:
-        plan = plan_command(starting, gpu, version, workload)
+        tenants = neighbours.estimate_bytes(gpu)
+        plan = plan_command(starting, gpu, version, workload, tenants)
     except RefusedDeploymentError as error:
         refusal = LintFinding("setting", "GPU", f"on {gpu}", "contradicts", str(error))
         checked = replace(checked, findings=(*checked.findings, refusal))
@@ -402,7 +420,7 @@ def _plan_command(
     checked = replace(checked, findings=_merge_findings(checked.findings, found))
     settings = {step.argument: step.value for step in plan.steps}
     fixed, again = _propose(checked, version, settings)
-    if fixed.diff and _is_worse(again, plan, gpu, version):
+    if fixed.diff and _is_worse(again, plan, gpu, version, tenants):
         fixed, plan = FixedCommand(checked.command, ()), replace(plan, steps=(), improved=None)
     return CommandReport(checked, fixed, plan, "")
 
@@ -440,10 +458,12 @@ def _propose(
     return FixedCommand(checked.command, ()), checked
 
 
-def _is_worse(fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str) -> bool:
+def _is_worse(
+    fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str, other_tenants: int
+) -> bool:
     """Return whether the memory of the fixed command is tighter than it was."""
     try:
-        memory = plan_memory(build_command_deployment(fixed, gpu, version))
+        memory = plan_memory(build_command_deployment(fixed, gpu, version, other_tenants))
     except PlannerError:
         return True
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)
