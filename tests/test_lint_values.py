@@ -119,3 +119,35 @@ def test_no_proposal_makes_the_first_token_much_later(model: str, gpu: str) -> N
         before, after = plan.loads[-1].performance, plan.improved.performance
         assert before and after
         assert after.get("ttft", "p50").mid < 1.2 * before.get("ttft", "p50").mid
+
+
+def test_a_kv_cache_of_a_given_size_has_it_whatever_the_share_of_the_memory() -> None:
+    """Llama 3.1 8B: 32 layers x 8 heads x 128 x 2 x 2 bytes a token, 16 tokens a block."""
+    served = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 16384"
+    token_bytes = 32 * 8 * 128 * 2 * 2
+
+    def plan(option: str, version: str = "0.33.0", gpu: str = "A100-80GB") -> CommandReport:
+        return lint(f"{served} {option}", version, gpu=gpu).commands[0]
+
+    for share in ("", "--gpu-memory-utilization 0.5"):
+        report = plan(f"--kv-cache-memory-bytes 4G {share}")
+        assert report.plan and report.plan.memory.status == "ok" and not report.fixed.diff
+        assert report.plan.memory.pool.reported_tokens == 2**32 // token_bytes
+        assert report.plan.memory.kv_available.lo == 2**32
+    # 0.33.0 v1/core/kv_cache_planning.py: max_model_len needs 1,024 blocks and the null block
+    for blocks, starts in ((500, False), (1024, False), (1025, True)):
+        report = plan(f"--num-gpu-blocks-override {blocks}")
+        assert report.plan and report.plan.memory.can_start is starts
+        assert report.plan.memory.pool.num_blocks == blocks
+        assert bool(report.fixed.diff) is not starts
+    # 0.18.0 compares the length with the memory that it measured, not with these blocks
+    report = plan("--num-gpu-blocks-override 500", "0.18.0")
+    assert report.plan and report.plan.memory.can_start and report.plan.capped_length == 8000
+    # more than the GPU has beside the weights
+    report = plan("--kv-cache-memory-bytes 70G")
+    assert (
+        report.plan and not report.plan.memory.can_start and "70.00 GiB" in str(report.plan.memory)
+    )
+    # what both say: the blocks count
+    report = plan("--num-gpu-blocks-override 2000 --kv-cache-memory-bytes 70G")
+    assert report.plan and report.plan.memory.pool.num_blocks == 2000

@@ -28,6 +28,8 @@ from planner.tools.lint.option_checks import CheckedCommand, find_engine_version
 from planner.tools.lint.server_commands import MAX_GPUS_OF_A_BOX
 from planner.tools.lint.unmodelled import explain_unmodelled_server
 
+POOL_ARGUMENTS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+"""vLLM's arguments that set the KV cache per GPU, whatever gpu_memory_utilization says."""
 _LONG_CONTEXT_VARIABLES = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
@@ -173,6 +175,19 @@ def _read_vllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict
     return args | (
         {"limit_mm_per_prompt": "image=0,video=0"} if values.get("language_model_only") else {}
     )
+
+
+def read_pool_option(checked: CheckedCommand) -> tuple[str, int] | None:
+    """Return vLLM's argument that sets the KV cache itself, in bytes or blocks, and its value.
+
+    With both the blocks count: 0.33.0 v1/core/kv_cache_planning.py:1515 takes them last.
+    """
+    values = checked.argument_values if checked.command.engine == "vllm" else {}
+    for argument in POOL_ARGUMENTS:
+        size = values.get(argument)
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            return argument, size
+    return None
 
 
 def get_share_of_memory(checked: CheckedCommand) -> float:

@@ -13,6 +13,7 @@ from planner.core.redaction import (
 )
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
+from planner.core.units import GIB
 from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
@@ -22,7 +23,6 @@ from planner.memory.memory_plan import (
     MEMORY_STATUSES,
     MemoryPlan,
     find_safe_memory_utilization,
-    plan_memory,
 )
 from planner.tools.lint.command_plan import (
     REFERENCE_GPU,
@@ -31,6 +31,7 @@ from planner.tools.lint.command_plan import (
     compute_memory_need,
     describe_largest_gpu,
     plan_command,
+    plan_command_memory,
     serialize_command_plan,
 )
 from planner.tools.lint.consistency import find_contradictions
@@ -416,6 +417,7 @@ def _plan_command(
     found = (
         *find_unmodelled_options(checked, plan.deployment),
         *_describe_capped_length(checked, plan),
+        *_check_pool_size(checked, plan, gpu, version, tenants),
     )
     checked = replace(checked, findings=_merge_findings(checked.findings, found))
     settings = {step.argument: step.value for step in plan.steps}
@@ -429,13 +431,48 @@ def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Itera
     """Yield that requests as long as the context do not fit, where the server still starts."""
     if plan.capped_length is None:
         return
-    option, length = "--context-length", checked.argument_values.get("context_length")
+    engine = checked.command.engine
+    argument = load_argument_names(engine).engine_names["max_model_len"]
+    option, length = f"--{argument.replace('_', '-')}", checked.argument_values.get(argument)
     written = f"{option} {length}" if length else "(not given)"
+    fate = "never runs" if engine == "vllm" else "refuses"
     why = (
-        f"the KV cache is certain to hold {plan.capped_length:,} tokens: {checked.command.engine} still"
-        " starts, and refuses longer requests"
+        f"the KV cache is certain to hold {plan.capped_length:,} tokens: {engine} still starts, and"
+        f" {fate} longer requests"
     )
     yield LintFinding("flag", option, written, "risky", why, f"{option} {plan.capped_length}")
+
+
+def _check_pool_size(
+    checked: CheckedCommand, plan: CommandPlan, gpu: str, version: str, other_tenants: int
+) -> Iterator[LintFinding]:
+    """Yield that a KV cache whose size is given is too small or too large, or what it leaves idle."""
+    if not plan.pool_argument:
+        return
+    memory, option = plan.memory, f"--{plan.pool_argument.replace('_', '-')}"
+    written = f"{option} {checked.argument_values[plan.pool_argument]}"
+    holds = f"the KV cache has {memory.kv_available.mid / GIB:.2f} GiB, {memory.pool.reported_tokens:,} tokens"
+    without, _ = plan_command_memory(
+        _leave_out(checked, plan.pool_argument), gpu, version, other_tenants
+    )
+    instead = f"leave it out: {without.pool.reported_tokens:,} tokens" if without.can_start else ""
+    if memory.status != "ok":
+        why = f"{holds}, whatever --gpu-memory-utilization says"
+        verdict: LintVerdict = "risky" if memory.can_start or plan.capped_length else "contradicts"
+        yield LintFinding("flag", option, written, verdict, why, instead)
+    else:
+        yield LintFinding(
+            "flag", option, written, "ok", f"{holds}, whatever the share of the memory"
+        )
+
+
+def _leave_out(checked: CheckedCommand, argument: str) -> CheckedCommand:
+    """Return a command without an argument."""
+    options = tuple(
+        one for one in checked.as_meant.options
+        if one.option is None or one.option.argument != argument
+    )  # fmt: skip
+    return replace(checked, as_meant=replace(checked.as_meant, options=options))
 
 
 def _propose(
@@ -463,7 +500,7 @@ def _is_worse(
 ) -> bool:
     """Return whether the memory of the fixed command is tighter than it was."""
     try:
-        memory = plan_memory(build_command_deployment(fixed, gpu, version, other_tenants))
+        memory, _ = plan_command_memory(fixed, gpu, version, other_tenants)
     except PlannerError:
         return True
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)

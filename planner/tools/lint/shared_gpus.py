@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
-from planner.memory.memory_plan import plan_memory
+from planner.tools.lint.command_plan import plan_command_memory
 from planner.tools.lint.deployment_reader import (
-    build_command_deployment,
     get_share_of_memory,
     read_layout,
 )
@@ -38,7 +37,7 @@ class GpuNeighbours:
         size = 0
         for one in self.commands:
             try:
-                memory = plan_memory(build_command_deployment(one, gpu, str(one.version)))
+                memory = plan_command_memory(one, gpu, str(one.version))[0]
             except PlannerError:  # not known, or it does not start by itself
                 continue
             parts = memory.bytes_by_part
