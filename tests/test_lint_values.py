@@ -1,9 +1,12 @@
 """Values that a version of vLLM, or a GPU, refuses; and what lint proposes instead."""
 
 import json
+import shlex
+from typing import Any
 
 import pytest
 
+from planner.engines.cli_options import get_cli_options
 from planner.tools.lint.report import CommandReport, lint
 
 
@@ -151,3 +154,52 @@ def test_a_kv_cache_of_a_given_size_has_it_whatever_the_share_of_the_memory() ->
     # what both say: the blocks count
     report = plan("--num-gpu-blocks-override 2000 --kv-cache-memory-bytes 70G")
     assert report.plan and report.plan.memory.pool.num_blocks == 2000
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("old", "argument", "value"),
+    [
+        (f"--rope-scaling '{json.dumps(YARN)}'", "hf_overrides", {"rope_scaling": YARN}),
+        ("--rope_theta 1e6 --hf-overrides '{\"a\": 1}'", "hf_overrides", {"rope_theta": 1e6, "a": 1}),
+        ("--num-redundant-experts=32", "eplb_config", {"num_redundant_experts": 32}),
+        ("--eplb-log-balancedness", "eplb_config", {"log_balancedness": True}),
+        ("--guided-decoding-backend xgrammar", "structured_outputs_config", {"backend": "xgrammar"}),
+        ("--speculative-model '[ngram]' --num-speculative-tokens 4 --ngram-prompt-lookup-max 3",
+         "speculative_config", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}),
+    ],
+)  # fmt: skip
+def test_the_value_of_a_removed_option_moves_into_its_successor(
+    old: str, argument: str, value: dict[str, Any]
+) -> None:
+    """The names that vLLM 0.33.0 has: config/model.py, parallel.py, structured_outputs.py."""
+    (report,) = lint(f"vllm serve Qwen/Qwen3-8B {old}").commands
+    fixed = get_cli_options("vllm", "0.33.0").parse(report.fixed.command.argv)
+    assert not fixed.errors and fixed.values == {argument: value}
+    assert report.checked.argument_values[argument] == value
+    advice = [one.instead for one in report.checked.findings if one.instead.startswith("--")]
+    words = shlex.split(advice[0])
+    assert json.loads(words[1]).items() <= value.items()
+    assert not any(one.refused for one in lint(report.fixed.command.line).findings)
+
+
+def test_yarn_of_an_old_guide_still_extends_the_context_once_it_has_moved() -> None:
+    """Qwen3's model card: factor 4 of 32,768 tokens is 131,072."""
+    line = f"vllm serve Qwen/Qwen3-8B --rope-scaling '{json.dumps(YARN)}' --max-model-len 131072"
+    report = lint(line, gpu="H100")
+    assert {one.name for one in report.findings if one.needs_fix} == {"--rope-scaling"}
+    (command,) = report.commands
+    assert command.plan and command.plan.memory.status == "ok"
+    assert command.plan.deployment.args.max_model_len == 131072
+
+
+def test_the_acceptance_of_drafts_that_is_assumed_is_told() -> None:
+    config = '{{"method": "{}", "num_speculative_tokens": 3}}'
+    for method, is_ngram in (("ngram", True), ("mtp", False)):
+        model = "Qwen/Qwen3-8B" if is_ngram else "zai-org/GLM-4.5-Air"
+        served = f"vllm serve {model} -tp 4 --speculative-config '{config.format(method)}'"
+        (note,) = [one for one in lint(served, gpu="H100").notes if "70%" in one]
+        assert "acceptance_rate" in note and ("repeat" in note) is is_ngram
+    assert "70%" not in str(lint("vllm serve Qwen/Qwen3-8B", gpu="H100"))

@@ -258,6 +258,7 @@ def lint(
         )
         report = _plan_command(checked, planned_gpu, checked_version, workload, neighbours)
         notes += report.plan.deployment.model.warnings if report.plan else ()
+        notes += _describe_assumed_acceptance(report.plan)
         command_reports.append(report)
         upgrade_findings += check_upgrade(checked, to) if to else []
     checked_commands = [report.checked for report in command_reports]
@@ -303,6 +304,19 @@ def _describe_unpinned_model(checked: CheckedCommand) -> str:
     if is_pinned or not (command.setup and is_hub_name(model)):
         return ""
     return f"each start pulls the latest revision of {model}: --revision pins it"
+
+
+def _describe_assumed_acceptance(plan: CommandPlan | None) -> list[str]:
+    """Say which share of drafts the figures of a plan take for accepted; empty without drafts."""
+    drafts = plan and plan.deployment.speculation
+    if not drafts:
+        return []
+    texts = " n-gram drafts reach that only where outputs repeat parts of their prompts;"
+    return [
+        f"latencies assume that {drafts.acceptance_rate:.0%} of {drafts.method} drafts are accepted"
+        f" after one that was;{texts if drafts.method == 'ngram' else ''} `speculation:"
+        " {acceptance_rate: ...}` of a scenario takes yours (`headroom plan`)"
+    ]
 
 
 def _check_programs(
