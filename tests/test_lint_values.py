@@ -203,3 +203,38 @@ def test_the_acceptance_of_drafts_that_is_assumed_is_told() -> None:
         (note,) = [one for one in lint(served, gpu="H100").notes if "70%" in one]
         assert "acceptance_rate" in note and ("repeat" in note) is is_ngram
     assert "70%" not in str(lint("vllm serve Qwen/Qwen3-8B", gpu="H100"))
+
+
+@pytest.mark.parametrize(
+    ("connector", "version", "verdict"),
+    [
+        ("NixlConnector", "0.33.0", ""),
+        ("PyNcclConnector", "0.33.0", "unknown"),
+        ("FooConnector", "0.33.0", "unknown"),
+        ("nixlconnector", "0.33.0", "unknown"),  # names of classes
+        ("P2pNcclConnector", "0.33.0", "removed"),
+        ("P2pNcclConnector", "0.20.2", ""),
+        ("P2pNcclConnector", "0.23.0", "risky"),  # in 0.22.0, not in 0.24.0
+        ("NixlPullConnector", "0.20.2", "unknown"),
+        ("FooConnector", "0.16.0", ""),  # not listed, which is said
+    ],
+)
+def test_the_connectors_of_a_kv_transfer_are_those_of_the_version(
+    connector: str, version: str, verdict: str
+) -> None:
+    """vLLM's kv_connector/factory.py at these versions: "Unsupported connector type" for others."""
+    config: dict[str, Any] = {"kv_connector": connector, "kv_role": "kv_both"}
+    served = "vllm serve Qwen/Qwen3-8B --kv-transfer-config"
+
+    def find(config: dict[str, Any]) -> list[tuple[str, bool]]:
+        report = lint(f"{served} {shlex.quote(json.dumps(config))}", version)
+        assert ("connectors of vllm are listed" in str(report)) is (version == "0.16.0")
+        return [(one.verdict, one.refused) for one in report.findings if one.needs_fix]
+
+    expected = [(verdict, verdict != "risky")] if verdict else []
+    assert find(config) == expected
+    several = {"connectors": [{"kv_connector": "OffloadingConnector"}, config]}
+    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    assert find({**multi, "kv_connector_extra_config": several}) == expected
+    if version == "0.33.0":  # a module of one's own has any name
+        assert not find({**config, "kv_connector_module_path": "mine.connector"})
