@@ -1,6 +1,7 @@
 """Values that a version of vLLM, or a GPU, refuses; and what lint proposes instead."""
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -238,3 +239,72 @@ def test_the_connectors_of_a_kv_transfer_are_those_of_the_version(
     assert find({**multi, "kv_connector_extra_config": several}) == expected
     if version == "0.33.0":  # a module of one's own has any name
         assert not find({**config, "kv_connector_module_path": "mine.connector"})
+
+
+def test_slots_of_adapters_are_named_and_made_fewer_before_gpus_are_added() -> None:
+    """Rank 64 in 16 bit of Llama 3.1 8B: 0.336 GB an adapter, from the shapes of its weights."""
+    served = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 --enable-lora"
+    report = lint(f"{served} --max-loras 50 --max-lora-rank 64", "0.33.0", gpu="A10G")
+    (command,) = report.commands
+    assert command.plan and not command.plan.memory.can_start
+    hidden, kv, ffn, out = 4096, 1024, 14336, 128256
+    pairs = [(hidden, hidden)] * 2 + [(hidden, kv)] * 2 + [(hidden, ffn)] * 3
+    adapter = 2 * 64 * (32 * sum(map(sum, pairs)))
+    assert 50 * adapter / 2**30 < 18 and "GiB of what is loaded are 50 slots" in str(report)
+    said = float(re.search(r"([\d.]+) GiB of what is loaded", str(report))[1])
+    assert 50 * adapter / 2**30 - 1 < said < 50 * (adapter + 2 * 64 * (hidden + out)) / 2**30 + 1
+    slots = int(re.search(r"\+ --max-loras (\d+)", str(report))[1])
+    assert 1 <= slots < 50 and "+ --max-cpu-loras 50" in str(report)
+    assert "parallel-size" not in str(report).partition("Fixed command")[2]
+    again = lint(command.fixed.command.line, "0.33.0", gpu="A10G")
+    assert again.commands[0].plan and again.commands[0].plan.memory.status == "ok"
+
+
+def test_what_is_missing_adds_up_and_a_published_checkpoint_is_named() -> None:
+    served = "vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2 --max-model-len 32768"
+    report = lint(f"{served} --gpu-memory-utilization 0.9", gpu="2xA100-SXM-80GB")
+    text = str(report)
+    numbers = re.search(
+        r"([\d.]+) GiB per GPU is missing: ([\d.]+) for weights.* and ([\d.]+) for the KV", text
+    )
+    assert numbers and float(numbers[1]) == pytest.approx(
+        float(numbers[2]) + float(numbers[3]), abs=0.011
+    )
+    # 80 layers x 8 heads x 128 x 2 x 2 bytes x 32,768 tokens on 2 GPUs
+    assert float(numbers[3]) == pytest.approx(80 * 8 * 128 * 4 * 32768 / 2 / 2**30, abs=0.01)
+    assert "the checkpoint Qwen/Qwen2.5-72B-Instruct-AWQ" in text
+    alone, _, together = text.partition("Or on the same GPUs, all of these")
+    assert (
+        "Each of these is enough alone" in alone
+        and "kv_cache_dtype" not in alone.partition("Each")[2]
+    )
+    assert "no FP8 arithmetic" in together  # NVIDIA: A100 has none
+    assert "requests of 32,768 tokens fit at once" in together
+
+
+def test_more_machines_and_larger_gpus_are_named_where_arguments_do_not_help() -> None:
+    """671 GB of weights in FP8 on 8 x 80 GB; DeepSeek's own recipes run 16 H100, or 8 H200."""
+    text = str(lint("vllm serve deepseek-ai/DeepSeek-R1 -tp 8", gpu="8xH100"))
+    assert "pipeline_parallel_size 2 (16 GPUs): 2 machines of 8 GPUs" in text
+    assert "8 x H200" in text
+
+
+def test_advice_on_a_high_share_is_that_of_the_fixed_command() -> None:
+    awq = "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4"
+    (command,) = lint(f"vllm serve {awq} --gpu-memory-utilization 0.98", gpu="A10G").commands
+    (finding,) = [one for one in command.checked.findings if one.verdict == "risky"]
+    assert finding.instead in command.fixed.command.line
+    assert not re.search(r"max_model_len \d+: frees", str(lint(f"vllm serve {awq}", gpu="A10G")))
+
+
+@pytest.mark.parametrize(
+    "model", ["Qwen/Qwen2.5-72B-Instruct --quantization fp8", "Qwen/Qwen3-32B"]
+)
+def test_a_suggestion_never_takes_throughput(model: str) -> None:
+    line = f"vllm serve {model} --tensor-parallel-size 2 --max-model-len 32768"
+    (command,) = lint(line, gpu="2xA100-SXM-80GB").commands
+    assert command.plan and command.plan.memory.status == "ok"
+    if command.plan.steps:
+        before, after = command.plan.loads[-1].performance, command.plan.improved
+        assert before and after and after.performance
+        assert after.performance.output_tps.mid >= before.output_tps.mid

@@ -1,5 +1,6 @@
 """Plan a command's deployment on a GPU: memory, latency at several loads, and better arguments."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from planner.core.intervals import Interval
 from planner.core.number_format import format_number
 from planner.core.units import GIB
 from planner.core.versions import Version
+from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import Gpu, list_gpus
@@ -24,12 +26,17 @@ from planner.planning.argument_advice import (
     limit_in_flight,
     suggest_changes,
 )
-from planner.planning.memory_remedies import MemoryRemedies, find_memory_remedies
+from planner.planning.memory_remedies import MemoryRemedies
 from planner.planning.prediction import Prediction, predict
 from planner.tools.lint.deployment_reader import (
     UnmodelledError,
     build_command_deployment,
     read_pool_option,
+)
+from planner.tools.lint.memory_advice import (
+    describe_remedies,
+    find_command_remedies,
+    reduce_adapters,
 )
 from planner.tools.lint.option_checks import CheckedCommand
 from planner.workload.workload import Workload
@@ -62,6 +69,20 @@ class CommandPlan:
     remedies: MemoryRemedies | None = None  # against too little memory; None if it starts
     capped_length: int | None = None  # tokens that requests may have, if the cache holds no more
     pool_argument: str = ""  # that sets the size of the KV cache itself
+
+    @property
+    def shortage(self) -> list[str]:
+        """What is missing of the memory, and what is enough against it, a line each."""
+        return describe_remedies(self.memory, self.remedies) if self.remedies else []
+
+    @property
+    def full_requests(self) -> str:
+        """How many requests of max_model_len fit once the steps let it start; empty if it does."""
+        if self.memory.status == "ok" or not (self.steps and self.improved):
+            return ""
+        fixed = self.improved.memory
+        count = format_number(fixed.max_concurrency.mid)
+        return f"then {count} requests of {fixed.layout.max_model_len:,} tokens fit at once"
 
     @property
     def sequences(self) -> int:
@@ -101,18 +122,43 @@ def plan_command(
         )
     share = deployment.args.gpu_memory_utilization
     is_shared = share < get_default_memory_utilization(deployment) or other_tenants or pool_argument
-    settled = {"gpu_memory_utilization"} if is_shared else set[str]()
-    steps, improved = suggest_changes(
-        memory,
-        load,
-        () if is_fixed else [name for name in ARGUMENT_SUGGESTERS if name not in settled],
-    )
-    if is_shared:
-        steps = tuple(_warn_of_share(step, share) for step in steps)
-    remedies = find_memory_remedies(memory)
+    names = [] if is_fixed else [
+        name for name in ARGUMENT_SUGGESTERS if name != "gpu_memory_utilization" or not is_shared
+    ]  # fmt: skip
+    steps, improved = _suggest(memory, load, names)
+    steps = tuple(_warn(step, deployment, bool(is_shared)) for step in steps)
+    remedies = find_command_remedies(memory)
     return CommandPlan(
         deployment, memory, load, loads, steps, improved, remedies, capped_length, pool_argument
     )
+
+
+def _suggest(
+    memory: MemoryPlan, load: Workload, names: Sequence[str]
+) -> tuple[tuple[Suggestion, ...], Prediction | None]:
+    """Suggest what makes a command start, fewer slots of adapters first, or what never slows it.
+
+    A larger pool can take throughput where it lets more requests crowd a step.
+    """
+    if fewer := reduce_adapters(memory):
+        steps, improved = suggest_changes(plan_memory(fewer), load, names)
+        settings = {
+            "max_loras": "fewer adapters run at once",
+            "max_cpu_loras": "adapters that wait in host memory",
+        }
+        adapters = (
+            Suggestion(name, getattr(fewer.args, name), why) for name, why in settings.items()
+        )
+        return (*adapters, *steps), improved or predict(fewer, load)
+    steps, improved = suggest_changes(memory, load, names)
+    while steps and improved and improved.performance and memory.status == "ok":
+        before = predict(memory.deployment, improved.workload).performance
+        if before is None or improved.performance.output_tps.mid >= before.output_tps.mid:
+            break
+        called = load_argument_names(memory.deployment.engine.name).engine_names
+        names = [name for name in names if called.get(name) != steps[-1].argument]
+        steps, improved = suggest_changes(memory, load, names)
+    return steps, improved
 
 
 def plan_command_memory(
@@ -178,11 +224,16 @@ def _starts_with_any_pool(deployment: Deployment, pool_argument: str) -> bool:
     )
 
 
-def _warn_of_share(step: Suggestion, share: float) -> Suggestion:
-    """Say of a larger share than the command gives, below the default, on what it rests."""
-    if step.argument != "gpu_memory_utilization" or step.value <= share:
+def _warn(step: Suggestion, deployment: Deployment, is_shared: bool) -> Suggestion:
+    """Say what a step rests on: a share above the one of the command, or the format of its cache."""
+    is_larger = is_shared and step.argument == "gpu_memory_utilization"
+    if is_larger and step.value > deployment.args.gpu_memory_utilization:
+        return replace(step, benefit=f"{step.benefit}, if nothing else uses the GPU")
+    if step.argument != "kv_cache_dtype":
         return step
-    return replace(step, benefit=f"{step.benefit}, if nothing else uses the GPU")
+    has_fp8 = "fp8" in deployment.gpu.peak_flops
+    caution = "" if has_fp8 else ", and the GPU has no FP8 arithmetic: compare answers first"
+    return replace(step, benefit=f"{step.benefit}, at some accuracy{caution}")
 
 
 def _cap_length(

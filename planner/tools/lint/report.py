@@ -427,7 +427,7 @@ def _plan_command(
         return CommandReport(checked, fixed, None, str(error))
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
-    checked = _drop_safe_memory_findings(checked, plan)
+    checked = _settle_memory_findings(checked, plan)
     found = (
         *find_unmodelled_options(checked, plan.deployment),
         *_describe_capped_length(checked, plan),
@@ -520,14 +520,22 @@ def _is_worse(
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)
 
 
-def _drop_safe_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:
-    """Drop the rule on high memory utilization if the GPU's memory plan says that it is safe."""
-    if plan.deployment.args.gpu_memory_utilization > find_safe_memory_utilization(plan.deployment):
-        return checked
-    rule = ("--gpu-memory-utilization", "risky")
+def _settle_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:
+    """Drop the rule on high memory utilization if the GPU's memory plan says that it is safe.
+
+    Else it advises the share of the fixed command, or the largest that is safe.
+    """
+    safe, rule = (
+        find_safe_memory_utilization(plan.deployment),
+        ("--gpu-memory-utilization", "risky"),
+    )
+    chosen = [step.value for step in plan.steps if step.argument == "gpu_memory_utilization"]
+    is_risky = plan.deployment.args.gpu_memory_utilization > safe
     findings = (
         (
-            replace(finding, verdict="ok", why="", instead="")
+            replace(finding, instead=f"{rule[0]} {[*chosen, safe][0]:g}")
+            if is_risky and (finding.name, finding.verdict) == rule
+            else replace(finding, verdict="ok", why="", instead="")
             if (finding.name, finding.verdict) == rule
             else finding
         )
