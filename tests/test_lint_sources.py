@@ -511,3 +511,25 @@ def test_a_line_after_docker_run_is_a_command_of_its_own(second: str) -> None:
     assert len(report.commands) == 1 + second.startswith("vllm serve")
     cut = "docker run --gpus all\nvllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B"
     assert "without a backslash" in str(lint(cut))
+
+
+@pytest.mark.parametrize(
+    ("port", "given", "is_open"),
+    [
+        ("8000:8000", {}, True),
+        ("127.0.0.1:8000:8000", {}, False),
+        ({"target": 8000, "published": 8000}, {}, True),
+        ({"target": 8000, "published": 8000, "host_ip": "127.0.0.1"}, {}, False),
+        ("8000:8000", {"environment": {"VLLM_API_KEY": "${KEY}"}}, False),
+    ],
+)
+def test_a_published_port_without_a_key_is_noted(
+    port: object, given: dict[str, object], is_open: bool
+) -> None:
+    """docs.docker.com: a port is published on all addresses of the host unless one is given."""
+    service = {
+        "image": "vllm/vllm-openai:v0.20.2", "ipc": "host", "gpus": "all", "ports": [port],
+        "command": "--model Qwen/Qwen3-8B --host 0.0.0.0", **given,
+    }  # fmt: skip
+    report = lint(yaml.safe_dump({"services": {"a": service}}))
+    assert ("no API key" in str(report)) is is_open and not to_fix(report)

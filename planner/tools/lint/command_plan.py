@@ -151,9 +151,10 @@ def _suggest(
         )
         return (*adapters, *steps), improved or predict(fewer, load)
     steps, improved = suggest_changes(memory, load, names)
-    while steps and improved and improved.performance and memory.status == "ok":
+    while steps and improved and improved.workload and memory.status == "ok":
         before = predict(memory.deployment, improved.workload).performance
-        if before is None or improved.performance.output_tps.mid >= before.output_tps.mid:
+        after = improved.performance
+        if not (before and after) or after.output_tps.mid >= before.output_tps.mid:
             break
         called = load_argument_names(memory.deployment.engine.name).engine_names
         names = [name for name in names if called.get(name) != steps[-1].argument]
