@@ -75,12 +75,15 @@ def check_network(checked: CheckedCommand) -> Iterator[LintFinding]:
         if why := _explain_unreached(use, listener, setup):
             yield LintFinding("environment", use.name, use.written[:300], "contradicts", *why)
         elif use.name == "ports" and not command.planned_on and _is_open(checked, listener, use):
-            why = "whoever reaches the host asks the server: it wants no API key"
-            instead = (
-                "a key in VLLM_API_KEY, or a gateway" if command.engine == "vllm" else "a gateway"
+            key = "a key in VLLM_API_KEY, " if command.engine == "vllm" else ""
+            yield LintFinding(
+                "environment",
+                use.name,
+                use.written[:300],
+                "ok",
+                "whoever reaches the host asks the server: it wants no API key",
+                f"{key}a gateway, or the port on 127.0.0.1 alone",
             )
-            instead += f", or 127.0.0.1:{use.ports[0]}:{use.ports[0]}"
-            yield LintFinding("environment", use.name, use.written[:300], "ok", why, instead)
 
 
 def _is_open(checked: CheckedCommand, listener: Listener, use: PortUse) -> bool:
