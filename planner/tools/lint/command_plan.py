@@ -202,9 +202,14 @@ def _plan_with_pool(memory: MemoryPlan, argument: str, size: int) -> MemoryPlan:
         return replace(exact, status="does_not_fit", reason=reason)
     if is_enough:
         return replace(exact, status=judged.status, reason=judged.reason)
+    by_states = needed == memory.num_state_blocks
+    needs = (
+        f"The states of max_num_seqs {deployment.args.max_num_seqs} need"
+        if by_states
+        else f"One request of max_model_len {layout.max_model_len} needs"
+    )
     reason = (
-        f"max_model_len {layout.max_model_len} and max_num_seqs need {needed:,} blocks of the KV"
-        f" cache, and {argument} gives {exact.pool.num_blocks:,}"
+        f"{needs} {needed:,} blocks of the KV cache, and {argument} gives {exact.pool.num_blocks:,}"
     )
     return replace(exact, status="does_not_fit", reason=reason)
 
