@@ -433,3 +433,103 @@ def test_of_slurms_image_no_version_is_read() -> None:
     line = "srun -N1 --container-image=vllm/vllm-openai:v0.20.2 vllm serve Qwen/Qwen3-8B"
     assert to_fix(lint(line)) == {"--container-image": "unread"}
     assert not to_fix(lint(line, "0.20.2"))
+
+
+def write_two_services(first: object, second: object, **more: object) -> str:
+    """Two servers, which are given these GPUs and take 0.45 and 0.6 of their memory."""
+    services = {
+        name: {
+            "image": "vllm/vllm-openai:v0.20.2", "ipc": "host", **more,
+            "command": f"--model Qwen/Qwen3-8B --max-model-len 8192 --gpu-memory-utilization {share}",
+            "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
+        }
+        for name, share, gpus in (("a", 0.45, first), ("b", 0.6, second))
+    }  # fmt: skip
+    return yaml.safe_dump({"services": services})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ({"device_ids": ["0"]}, {"device_ids": ["0"]}, True),
+        ({"device_ids": ["0"]}, {"device_ids": ["1"]}, False),
+        # moby daemon/nvidia_linux.go: a count is that of the first GPUs, whoever has them already
+        ({"count": 1}, {"count": 1}, True),
+        ({"count": "all"}, {"device_ids": ["0"]}, True),
+        ({"count": "all"}, {"device_ids": ["1"]}, False),
+        ({"device_ids": ["GPU-8f2a"]}, {"device_ids": ["GPU-8f2a"]}, True),
+    ],
+)
+def test_two_services_on_one_gpu_ask_for_more_than_all_of_it(
+    first: object, second: object, shared: bool
+) -> None:
+    """0.45 + 0.6: vLLM refuses a share that is not free (v1/worker/utils.py, request_memory)."""
+    text = write_two_services(first, second)
+    option = {"--gpu-memory-utilization": "contradicts"} if shared else {}
+    assert to_fix(lint(text)) == option
+    report = lint(text, gpu="A100-80GB")
+    assert [one.plan.memory.can_start for one in report.commands if one.plan] == [not shared] * 2
+    if shared:
+        assert "services.b (0.6) on GPU 0" in str(report) or "GPU-8f2a" in str(report)
+        assert all(
+            "less than desired" in one.plan.memory.reason for one in report.commands if one.plan
+        )
+    assert "0.95" not in str(report)
+
+
+def test_services_of_other_profiles_never_run_together() -> None:
+    here = {"device_ids": ["0"]}
+    document = yaml.safe_load(write_two_services(here, here))
+    for name, service in document["services"].items():
+        service["profiles"] = [name]
+    assert not to_fix(lint(yaml.safe_dump(document)))
+    document["services"]["a"]["environment"] = {"CUDA_VISIBLE_DEVICES": "0"}
+    del document["services"]["a"]["profiles"]  # it always starts
+    assert to_fix(lint(yaml.safe_dump(document)))
+
+
+def test_a_share_below_the_default_is_raised_only_to_start_and_with_a_word() -> None:
+    served = "vllm serve Qwen/Qwen3-8B --max-model-len {} --gpu-memory-utilization {}"
+    report = lint(served.format(8192, 0.45), "0.20.2", gpu="A100-80GB")
+    assert not report.commands[0].fixed.diff
+    report = lint(served.format(40960, 0.2), "0.20.2", gpu="A100-80GB")
+    assert "if nothing else uses the GPU" in str(report)
+
+
+def test_detached_containers_of_a_script_share_their_gpu() -> None:
+    run = "docker run -d --gpus '\"device=0\"' vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B\n"
+    assert to_fix(lint(run + run)) == {"--gpu-memory-utilization": "contradicts"}
+    assert not to_fix(lint(run + run.replace("=0", "=1")))
+    assert not to_fix(lint((run + run).replace(" -d", "")))  # one after the other
+
+
+@pytest.mark.parametrize("second", ["vllm serve Qwen/Qwen3-8B", "vllm bench serve --model m"])
+def test_a_line_after_docker_run_is_a_command_of_its_own(second: str) -> None:
+    first = "docker run --gpus all vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B --swap-space 4"
+    report = lint(f"{first}\n{second}\n")
+    assert to_fix(report) == {"--swap-space": "removed"}
+    assert len(report.commands) == 1 + second.startswith("vllm serve")
+    cut = "docker run --gpus all\nvllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B"
+    assert "without a backslash" in str(lint(cut))
+
+
+@pytest.mark.parametrize(
+    ("port", "given", "is_open"),
+    [
+        ("8000:8000", {}, True),
+        ("127.0.0.1:8000:8000", {}, False),
+        ({"target": 8000, "published": 8000}, {}, True),
+        ({"target": 8000, "published": 8000, "host_ip": "127.0.0.1"}, {}, False),
+        ("8000:8000", {"environment": {"VLLM_API_KEY": "${KEY}"}}, False),
+    ],
+)
+def test_a_published_port_without_a_key_is_noted(
+    port: object, given: dict[str, object], is_open: bool
+) -> None:
+    """docs.docker.com: a port is published on all addresses of the host unless one is given."""
+    service = {
+        "image": "vllm/vllm-openai:v0.20.2", "ipc": "host", "gpus": "all", "ports": [port],
+        "command": "--model Qwen/Qwen3-8B --host 0.0.0.0", **given,
+    }  # fmt: skip
+    report = lint(yaml.safe_dump({"services": {"a": service}}))
+    assert ("no API key" in str(report)) is is_open and not to_fix(report)

@@ -1,9 +1,13 @@
 """Values that a version of vLLM, or a GPU, refuses; and what lint proposes instead."""
 
 import json
+import re
+import shlex
+from typing import Any
 
 import pytest
 
+from planner.engines.cli_options import get_cli_options
 from planner.tools.lint.report import CommandReport, lint
 
 
@@ -119,3 +123,188 @@ def test_no_proposal_makes_the_first_token_much_later(model: str, gpu: str) -> N
         before, after = plan.loads[-1].performance, plan.improved.performance
         assert before and after
         assert after.get("ttft", "p50").mid < 1.2 * before.get("ttft", "p50").mid
+
+
+def test_a_kv_cache_of_a_given_size_has_it_whatever_the_share_of_the_memory() -> None:
+    """Llama 3.1 8B: 32 layers x 8 heads x 128 x 2 x 2 bytes a token, 16 tokens a block."""
+    served = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 16384"
+    token_bytes = 32 * 8 * 128 * 2 * 2
+
+    def plan(option: str, version: str = "0.33.0", gpu: str = "A100-80GB") -> CommandReport:
+        return lint(f"{served} {option}", version, gpu=gpu).commands[0]
+
+    for share in ("", "--gpu-memory-utilization 0.5"):
+        report = plan(f"--kv-cache-memory-bytes 4G {share}")
+        assert report.plan and report.plan.memory.status == "ok" and not report.fixed.diff
+        assert report.plan.memory.pool.reported_tokens == 2**32 // token_bytes
+        assert report.plan.memory.kv_available.lo == 2**32
+    # 0.33.0 v1/core/kv_cache_planning.py: max_model_len needs 1,024 blocks and the null block
+    for blocks, starts in ((500, False), (1024, False), (1025, True)):
+        report = plan(f"--num-gpu-blocks-override {blocks}")
+        assert report.plan and report.plan.memory.can_start is starts
+        assert report.plan.memory.pool.num_blocks == blocks
+        assert bool(report.fixed.diff) is not starts
+    # 0.18.0 compares the length with the memory that it measured, not with these blocks
+    report = plan("--num-gpu-blocks-override 500", "0.18.0")
+    assert report.plan and report.plan.memory.can_start and report.plan.capped_length == 8000
+    # more than the GPU has beside the weights
+    report = plan("--kv-cache-memory-bytes 70G")
+    assert (
+        report.plan and not report.plan.memory.can_start and "70.00 GiB" in str(report.plan.memory)
+    )
+    # what both say: the blocks count
+    report = plan("--num-gpu-blocks-override 2000 --kv-cache-memory-bytes 70G")
+    assert report.plan and report.plan.memory.pool.num_blocks == 2000
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("old", "argument", "value"),
+    [
+        (f"--rope-scaling '{json.dumps(YARN)}'", "hf_overrides", {"rope_scaling": YARN}),
+        ("--rope_theta 1e6 --hf-overrides '{\"a\": 1}'", "hf_overrides", {"rope_theta": 1e6, "a": 1}),
+        ("--num-redundant-experts=32", "eplb_config", {"num_redundant_experts": 32}),
+        ("--eplb-log-balancedness", "eplb_config", {"log_balancedness": True}),
+        ("--guided-decoding-backend xgrammar", "structured_outputs_config", {"backend": "xgrammar"}),
+        ("--speculative-model '[ngram]' --num-speculative-tokens 4 --ngram-prompt-lookup-max 3",
+         "speculative_config", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}),
+    ],
+)  # fmt: skip
+def test_the_value_of_a_removed_option_moves_into_its_successor(
+    old: str, argument: str, value: dict[str, Any]
+) -> None:
+    """The names that vLLM 0.33.0 has: config/model.py, parallel.py, structured_outputs.py."""
+    (report,) = lint(f"vllm serve Qwen/Qwen3-8B {old}").commands
+    fixed = get_cli_options("vllm", "0.33.0").parse(report.fixed.command.argv)
+    assert not fixed.errors and fixed.values == {argument: value}
+    assert report.checked.argument_values[argument] == value
+    advice = [one.instead for one in report.checked.findings if one.instead.startswith("--")]
+    words = shlex.split(advice[0])
+    assert json.loads(words[1]).items() <= value.items()
+    assert not any(one.refused for one in lint(report.fixed.command.line).findings)
+
+
+def test_yarn_of_an_old_guide_still_extends_the_context_once_it_has_moved() -> None:
+    """Qwen3's model card: factor 4 of 32,768 tokens is 131,072."""
+    line = f"vllm serve Qwen/Qwen3-8B --rope-scaling '{json.dumps(YARN)}' --max-model-len 131072"
+    report = lint(line, gpu="H100")
+    assert {one.name for one in report.findings if one.needs_fix} == {"--rope-scaling"}
+    (command,) = report.commands
+    assert command.plan and command.plan.memory.status == "ok"
+    assert command.plan.deployment.args.max_model_len == 131072
+
+
+def test_the_acceptance_of_drafts_that_is_assumed_is_told() -> None:
+    config = '{{"method": "{}", "num_speculative_tokens": 3}}'
+    for method, is_ngram in (("ngram", True), ("mtp", False)):
+        model = "Qwen/Qwen3-8B" if is_ngram else "zai-org/GLM-4.5-Air"
+        served = f"vllm serve {model} -tp 4 --speculative-config '{config.format(method)}'"
+        (note,) = [one for one in lint(served, gpu="H100").notes if "70%" in one]
+        assert "acceptance_rate" in note and ("repeat" in note) is is_ngram
+    assert "70%" not in str(lint("vllm serve Qwen/Qwen3-8B", gpu="H100"))
+
+
+@pytest.mark.parametrize(
+    ("connector", "version", "verdict"),
+    [
+        ("NixlConnector", "0.33.0", ""),
+        ("PyNcclConnector", "0.33.0", "unknown"),
+        ("FooConnector", "0.33.0", "unknown"),
+        ("nixlconnector", "0.33.0", "unknown"),  # names of classes
+        ("P2pNcclConnector", "0.33.0", "removed"),
+        ("P2pNcclConnector", "0.20.2", ""),
+        ("P2pNcclConnector", "0.23.0", "risky"),  # in 0.22.0, not in 0.24.0
+        ("NixlPullConnector", "0.20.2", "unknown"),
+        ("FooConnector", "0.16.0", ""),  # not listed, which is said
+    ],
+)
+def test_the_connectors_of_a_kv_transfer_are_those_of_the_version(
+    connector: str, version: str, verdict: str
+) -> None:
+    """vLLM's kv_connector/factory.py at these versions: "Unsupported connector type" for others."""
+    config: dict[str, Any] = {"kv_connector": connector, "kv_role": "kv_both"}
+    served = "vllm serve Qwen/Qwen3-8B --kv-transfer-config"
+
+    def find(config: dict[str, Any]) -> list[tuple[str, bool]]:
+        report = lint(f"{served} {shlex.quote(json.dumps(config))}", version)
+        assert ("connectors of vllm are listed" in str(report)) is (version == "0.16.0")
+        return [(one.verdict, one.refused) for one in report.findings if one.needs_fix]
+
+    expected = [(verdict, verdict != "risky")] if verdict else []
+    assert find(config) == expected
+    several = {"connectors": [{"kv_connector": "OffloadingConnector"}, config]}
+    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    assert find({**multi, "kv_connector_extra_config": several}) == expected
+    if version == "0.33.0":  # a module of one's own has any name
+        assert not find({**config, "kv_connector_module_path": "mine.connector"})
+
+
+def test_slots_of_adapters_are_named_and_made_fewer_before_gpus_are_added() -> None:
+    """Rank 64 in 16 bit of Llama 3.1 8B: 0.336 GB an adapter, from the shapes of its weights."""
+    served = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 --enable-lora"
+    report = lint(f"{served} --max-loras 50 --max-lora-rank 64", "0.33.0", gpu="A10G")
+    (command,) = report.commands
+    assert command.plan and not command.plan.memory.can_start
+    hidden, kv, ffn, out = 4096, 1024, 14336, 128256
+    pairs = [(hidden, hidden)] * 2 + [(hidden, kv)] * 2 + [(hidden, ffn)] * 3
+    adapter = 2 * 64 * (32 * sum(map(sum, pairs)))
+    assert 50 * adapter / 2**30 < 18 and "GiB of what is loaded are 50 slots" in str(report)
+    said = float(re.search(r"([\d.]+) GiB of what is loaded", str(report))[1])
+    assert 50 * adapter / 2**30 - 1 < said < 50 * (adapter + 2 * 64 * (hidden + out)) / 2**30 + 1
+    slots = int(re.search(r"\+ --max-loras (\d+)", str(report))[1])
+    assert 1 <= slots < 50 and "+ --max-cpu-loras 50" in str(report)
+    assert "parallel-size" not in str(report).partition("Fixed command")[2]
+    again = lint(command.fixed.command.line, "0.33.0", gpu="A10G")
+    assert again.commands[0].plan and again.commands[0].plan.memory.status == "ok"
+
+
+def test_what_is_missing_adds_up_and_a_published_checkpoint_is_named() -> None:
+    served = "vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2 --max-model-len 32768"
+    report = lint(f"{served} --gpu-memory-utilization 0.9", gpu="2xA100-SXM-80GB")
+    text = str(report)
+    numbers = re.search(
+        r"([\d.]+) GiB per GPU is missing: ([\d.]+) for weights.* and ([\d.]+) for the KV", text
+    )
+    assert numbers and float(numbers[1]) == pytest.approx(
+        float(numbers[2]) + float(numbers[3]), abs=0.011
+    )
+    # 80 layers x 8 heads x 128 x 2 x 2 bytes x 32,768 tokens on 2 GPUs
+    assert float(numbers[3]) == pytest.approx(80 * 8 * 128 * 4 * 32768 / 2 / 2**30, abs=0.01)
+    assert "the checkpoint Qwen/Qwen2.5-72B-Instruct-AWQ" in text
+    alone, _, together = text.partition("Or on the same GPUs, all of these")
+    assert (
+        "Each of these is enough alone" in alone
+        and "kv_cache_dtype" not in alone.partition("Each")[2]
+    )
+    assert "no FP8 arithmetic" in together  # NVIDIA: A100 has none
+    assert "requests of 32,768 tokens fit at once" in together
+
+
+def test_more_machines_and_larger_gpus_are_named_where_arguments_do_not_help() -> None:
+    """671 GB of weights in FP8 on 8 x 80 GB; DeepSeek's own recipes run 16 H100, or 8 H200."""
+    text = str(lint("vllm serve deepseek-ai/DeepSeek-R1 -tp 8", gpu="8xH100"))
+    assert "pipeline_parallel_size 2 (16 GPUs): 2 machines of 8 GPUs" in text
+    assert "8 x H200" in text
+
+
+def test_advice_on_a_high_share_is_that_of_the_fixed_command() -> None:
+    awq = "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4"
+    (command,) = lint(f"vllm serve {awq} --gpu-memory-utilization 0.98", gpu="A10G").commands
+    (finding,) = [one for one in command.checked.findings if one.verdict == "risky"]
+    assert finding.instead in command.fixed.command.line
+    assert not re.search(r"max_model_len \d+: frees", str(lint(f"vllm serve {awq}", gpu="A10G")))
+
+
+@pytest.mark.parametrize(
+    "model", ["Qwen/Qwen2.5-72B-Instruct --quantization fp8", "Qwen/Qwen3-32B"]
+)
+def test_a_suggestion_never_takes_throughput(model: str) -> None:
+    line = f"vllm serve {model} --tensor-parallel-size 2 --max-model-len 32768"
+    (command,) = lint(line, gpu="2xA100-SXM-80GB").commands
+    assert command.plan and command.plan.memory.status == "ok"
+    if command.plan.steps:
+        before, after = command.plan.loads[-1].performance, command.plan.improved
+        assert before and after and after.performance
+        assert after.performance.output_tps.mid >= before.output_tps.mid

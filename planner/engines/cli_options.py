@@ -78,7 +78,10 @@ class CliOption:
 
 @dataclass(frozen=True)
 class ParsedOption:
-    """An option of a command line with the words that it takes, and their value or an error."""
+    """An option of a command line with the words that it takes, and their value or an error.
+
+    The value of an option that only other versions have is what they read.
+    """
 
     written: str
     words: tuple[str, ...] = ()
@@ -110,7 +113,7 @@ class ParsedCommandLine:
             if option.option and not option.error:
                 name, value = option.option.argument, option.value
                 if isinstance(value, dict) and isinstance(values.get(name), dict):
-                    value = _merge_json(values[name], value)
+                    value = merge_json(values[name], value)
                 values[name] = value
         return values
 
@@ -202,7 +205,8 @@ class CliOptions:
             end += _count_option_words(words[start:], kind, "" if dot else count, self._is_option)
             values = tuple(words[start:end])
         if error or option is None:
-            return ParsedOption(written, values, error=error), end
+            value = _parse_option_value(option, values, bool(equals), False)[0] if option else None
+            return ParsedOption(written, values, value=value, error=error), end
         if dot:
             value, error = _parse_dotted_json(key, values)
         else:
@@ -317,12 +321,12 @@ def _parse_dotted_json(key: str, words: Sequence[str]) -> tuple[Any, str]:
     return value, ""
 
 
-def _merge_json(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def merge_json(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two JSON objects: lists are joined, other values of the second override."""
     merged = dict(first)
     for key, value in second.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merge_json(merged[key], value)
+            merged[key] = merge_json(merged[key], value)
         elif isinstance(value, list) and isinstance(merged.get(key), list):
             merged[key] = [*merged[key], *value]
         else:

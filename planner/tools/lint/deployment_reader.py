@@ -24,12 +24,12 @@ from planner.models.registry import Model, load_model, load_model_at
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario_schema import coerce_engine_args
-from planner.tools.lint.option_checks import CheckedCommand
+from planner.tools.lint.option_checks import CheckedCommand, find_engine_version
+from planner.tools.lint.server_commands import MAX_GPUS_OF_A_BOX
 from planner.tools.lint.unmodelled import explain_unmodelled_server
 
-MAX_GPUS_OF_A_BOX = 8
-"""GPUs that one machine holds, whatever the usual number of their kind."""
-
+POOL_ARGUMENTS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+"""vLLM's arguments that set the KV cache per GPU, whatever gpu_memory_utilization says."""
 _LONG_CONTEXT_VARIABLES = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
@@ -177,6 +177,28 @@ def _read_vllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict
     )
 
 
+def read_pool_option(checked: CheckedCommand) -> tuple[str, int] | None:
+    """Return vLLM's argument that sets the KV cache itself, in bytes or blocks, and its value.
+
+    With both the blocks count: 0.33.0 v1/core/kv_cache_planning.py:1515 takes them last.
+    """
+    values = checked.argument_values if checked.command.engine == "vllm" else {}
+    for argument in POOL_ARGUMENTS:
+        size = values.get(argument)
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            return argument, size
+    return None
+
+
+def get_share_of_memory(checked: CheckedCommand) -> float:
+    """Return the share of each GPU's memory that a vLLM command asks for, given or by default."""
+    share = checked.argument_values.get("gpu_memory_utilization")
+    if isinstance(share, float):
+        return share
+    engine = find_engine_version(checked.command.engine, checked.version)
+    return engine.facts.gpu_memory_utilization if engine else 0.9
+
+
 def _read_lora_args(values: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
     """Return adapter slots, rank and adapters in host memory.
 
@@ -306,8 +328,10 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
     return SpeculationConfig(method, tokens, head=draft)
 
 
-def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) -> Deployment:
-    """Return the command's deployment on a GPU.
+def build_command_deployment(
+    checked: CheckedCommand, gpu: str, version: str, other_tenants: int = 0
+) -> Deployment:
+    """Return the command's deployment on a GPU, of which others hold `other_tenants` bytes.
 
     Raises `PlannerError` for what the planner does not know, or the engine rejects.
     """
@@ -352,7 +376,7 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
     try:
         deployment = deploy_on(
             model, gpu_spec, **vars(layout), engine=engine, engine_version=version,
-            gpus_per_node=node, speculation=speculation, **args,
+            gpus_per_node=node, speculation=speculation, other_tenants=other_tenants, **args,
         )  # fmt: skip
     except PlannerError as error:
         raise RefusedDeploymentError(str(error)) from None

@@ -100,7 +100,8 @@ class OptionChange(StrictEntry):
     @property
     def verdict(self) -> LintVerdict:
         """The verdict on a name that a version no longer has."""
-        return "renamed" if self.becomes else "removed"
+        is_key = re.match(r"--[\w-]+\.", self.becomes or "")
+        return "renamed" if self.becomes and not is_key else "removed"
 
     @property
     def advice(self) -> str:

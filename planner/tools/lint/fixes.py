@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import ParsedOption
 from planner.tools.lint.findings import (
     ENVIRONMENT_OPTIONS,
     LintFinding,
     load_engine_changes,
 )
-from planner.tools.lint.option_checks import CheckedCommand, normalize_variable_value
+from planner.tools.lint.option_checks import (
+    CheckedCommand,
+    find_new_place,
+    normalize_variable_value,
+)
 from planner.tools.lint.server_commands import ServerCommand, quote_word
 from planner.tools.lint.shown_values import show_variable, show_words
 
@@ -32,13 +35,8 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
     `settings` (argument -> value) replace or extend the arguments of the command.
     """
     cli_options, findings = checked.options, {finding.name: finding for finding in checked.findings}
-    words, diff, draft_options = list[str](), list[str](), dict[str, Any]()
+    words, diff = list[str](), list[str]()
     remaining = dict(settings or {})
-    draft_names = (
-        load_argument_names("vllm").drafting
-        if "--speculative-config" in cli_options.spellings
-        else {}
-    )
     for written, meant in zip(checked.as_written.options, checked.as_meant.options, strict=True):
         spelling = (
             meant.written.replace("_", "-") if cli_options.lists.underscores else meant.written
@@ -46,9 +44,8 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
         name = meant.option.name if meant.option and spelling not in findings else spelling
         argument = meant.option.argument if meant.option else ""
         before = [written.written, *written.words]
-        if meant.option is None and name in draft_names:
-            word = next(iter(meant.words), None)
-            draft_options[draft_names[name]] = int(word) if word and word.isdigit() else word
+        is_moved = meant.option is None and find_new_place(name, cli_options)
+        if is_moved or argument in checked.moved:
             after: list[str] = []
         elif argument in remaining:
             value = remaining.pop(argument)
@@ -62,8 +59,8 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
                 after = _replace_option(checked, meant, name, finding)
         words += after
         diff += _diff_option(checked, before, after)
-    if {"model", "num_speculative_tokens"} <= set(draft_options):  # the engine asks for both
-        added = ["--speculative-config", json.dumps(_convert_draft_options(draft_options))]
+    for argument, value in checked.merge_moved(checked.as_meant.values).items():
+        added = _spell_argument(checked, argument, json.dumps(value))
         words, diff = [*words, *added], [*diff, _format_diff_line(checked, "+", added)]
     environment = dict(checked.command.environment)
     for name, value in checked.command.environment.items():
@@ -163,10 +160,3 @@ def _spell_argument(checked: CheckedCommand, argument: str, value: Any) -> list[
     if value is False:
         return [option.negations[0]] if option.negations and option.default != "off" else []
     return [option.name, f"{value:g}" if isinstance(value, float) else str(value)]
-
-
-def _convert_draft_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `--speculative-config` of the options that it replaced."""
-    if given.get("model") in ("[ngram]", "ngram"):
-        return {"method": "ngram", **{key: value for key, value in given.items() if key != "model"}}
-    return {"method": "draft_model", **given}

@@ -32,6 +32,7 @@ from planner.tools.lint.server_commands import (
     PortUse,
     ServerCommand,
     find_commands,
+    list_visible_gpus,
     parse_container,
     parse_image_name,
 )
@@ -492,7 +493,7 @@ def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> Cont
     """Return what a compose service gives its container."""
     reserved = list_items(get_nested(node, "deploy", "resources", "reservations", "devices"))
     gpus = node.get("gpus")
-    requests = [*reserved, *list_items(gpus)]
+    requests = [*reserved, *list_items(gpus), *([{}] if gpus == "all" else [])]
     count, ids = (get_nested(requests[0] if requests else None, key) for key in ("count", "device_ids"))  # fmt: skip
     named = (
         ",".join(_interpolate(str(one), variables) for one in list_items(ids)).split(",")
@@ -521,6 +522,9 @@ def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> Cont
         uses=tuple(read_compose_uses(node, mode == "host")),
         network="host" if mode == "host" else "shared" if ":" in mode else "own",
         addresses=tuple(map(str, filter(None, addresses))),
+        # compose asks for every GPU where neither a number nor ids are given
+        visible_gpus=list_visible_gpus("all" if count is None else count, named) if requests else (),
+        profiles=tuple(map(str, list_items(node.get("profiles")))),
     )  # fmt: skip
 
 

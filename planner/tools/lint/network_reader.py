@@ -46,7 +46,8 @@ def read_compose_uses(node: Mapping[str, Any], is_host_network: bool) -> Iterato
     """Yield who reaches a compose service: its health check, and its published ports."""
     yield from read_check_command("healthcheck", get_nested(node, "healthcheck", "test"))
     published = [
-        f"{one.get('published', '')}:{one.get('target', '')}" if isinstance(one, Mapping) else str(one)
+        ":".join(str(one[key]) for key in ("host_ip", "published", "target") if key in one)
+        if isinstance(one, Mapping) else str(one)
         for one in list_items(node.get("ports"))
     ]  # fmt: skip
     yield from read_published_ports(published, is_host_network)

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from planner.core.errors import PlannerError, find_closest
 from planner.core.redaction import is_secret_name
 from planner.core.versions import Version
 from planner.engines import engine as engines
-from planner.engines.argument_names import find_own_option
+from planner.engines.argument_names import find_own_option, load_argument_names
 from planner.engines.cli_options import (
     CliOptions,
     ParsedCommandLine,
@@ -26,6 +26,7 @@ from planner.engines.cli_options import (
     list_versions_with_spelling,
     load_flag_lists,
     load_recorded_names,
+    merge_json,
     parse_engine_version,
 )
 from planner.engines.engine import Engine
@@ -36,7 +37,7 @@ from planner.tools.lint.findings import (
     load_engine_changes,
 )
 from planner.tools.lint.rules import apply_option_rules
-from planner.tools.lint.server_commands import ServerCommand
+from planner.tools.lint.server_commands import ServerCommand, quote_word
 from planner.tools.lint.shown_values import is_shown_option, show_variable
 from planner.tools.lint.value_checks import check_values, is_accepted_word
 
@@ -57,6 +58,8 @@ class CheckedCommand:
     as_written: ParsedCommandLine
     as_meant: ParsedCommandLine  # `as_written` with misspelt options corrected
     findings: tuple[LintFinding, ...]
+    # argument -> keys and values of options that this version lacks, and that it takes there
+    moved: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def argument_values(self) -> Mapping[str, Any]:
@@ -78,7 +81,17 @@ class CheckedCommand:
                 **self.options.parse(words).values,
                 "prefix_caching": variables.get("prefix_caching"),
             }
-        return {**environment_values, **self.as_meant.values, **self.command.config}
+        given = {**environment_values, **self.as_meant.values}
+        return {**given, **self.merge_moved(given), **self.command.config}
+
+    def merge_moved(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that took over removed options, with what is given of them itself."""
+        return {
+            argument: merge_json(keys, value)
+            if isinstance(value := given.get(argument), dict)
+            else dict(keys)
+            for argument, keys in self.moved.items()
+        }
 
 
 def check_command(command: ServerCommand, engine_version: str | Version) -> CheckedCommand:
@@ -113,7 +126,61 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
             or (finding.verdict == "removed" and findings[index].verdict == "renamed")
         ):
             findings[index] = finding
-    return CheckedCommand(command, cli_options, version, as_written, as_meant, tuple(findings))
+    moved = _move_options(as_meant, cli_options)
+    checked = CheckedCommand(
+        command, cli_options, version, as_written, as_meant, tuple(findings), moved
+    )
+    return replace(checked, findings=tuple(_spell_out_move(one, checked) for one in findings))
+
+
+def find_new_place(name: str, options: CliOptions) -> tuple[str, str] | None:
+    """Find the option and its key that took over an option which this version lacks; None without."""
+    place = load_engine_changes(options.engine).flags.get(name, OptionChange()).becomes or ""
+    if key := load_argument_names("vllm").drafting.get(name) if options.engine == "vllm" else None:
+        place = f"--speculative-config.{key}"
+    option, dot, key = place.partition(".")
+    return (option, key) if dot and key and option in options.spellings else None
+
+
+def _move_options(parsed: ParsedCommandLine, options: CliOptions) -> dict[str, dict[str, Any]]:
+    """Return the values of options that this version lacks by the argument and key that it has."""
+    moved = dict[str, dict[str, Any]]()
+    for option in parsed.options:
+        name = _normalize_setting_name(option.written.partition("=")[0], options)
+        if option.option is None and (place := find_new_place(name, options)):
+            value = option.value
+            if value is None and option.words:
+                value = option.words[0]
+            moved.setdefault(options[place[0]].argument, {})[place[1]] = value
+    if drafts := moved.get("speculative_config"):
+        # the engine asks for both
+        if {"model", "num_speculative_tokens"} <= {
+            *drafts,
+            *parsed.values.get("speculative_config", {}),
+        }:
+            moved["speculative_config"] = _convert_draft_options(drafts)
+        else:
+            del moved["speculative_config"]
+    return moved
+
+
+def _convert_draft_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `--speculative-config` of the options that it replaced."""
+    if given.get("model") in ("[ngram]", "ngram"):
+        return {"method": "ngram", **{key: value for key, value in given.items() if key != "model"}}
+    return {"method": "draft_model", **given}
+
+
+def _spell_out_move(finding: LintFinding, checked: CheckedCommand) -> LintFinding:
+    """Return a finding about an option that another took over with that one as it has to be."""
+    place = find_new_place(finding.name, checked.options)
+    keys = checked.moved.get(checked.options[place[0]].argument) if place else None
+    if not place or not keys or finding.kind != "flag" or finding.verdict != "removed":
+        return finding
+    own = keys if place[1] == "model" else {place[1]: keys[place[1]]} if place[1] in keys else None
+    if own is None or (place[0] == "--speculative-config" and place[1] != "model"):
+        return finding
+    return replace(finding, instead=f"{place[0]} {quote_word(json.dumps(own))}"[:300])
 
 
 def _correct_misspellings(

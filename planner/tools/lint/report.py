@@ -13,6 +13,7 @@ from planner.core.redaction import (
 )
 from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns
+from planner.core.units import GIB
 from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
@@ -22,7 +23,6 @@ from planner.memory.memory_plan import (
     MEMORY_STATUSES,
     MemoryPlan,
     find_safe_memory_utilization,
-    plan_memory,
 )
 from planner.tools.lint.command_plan import (
     REFERENCE_GPU,
@@ -31,6 +31,7 @@ from planner.tools.lint.command_plan import (
     compute_memory_need,
     describe_largest_gpu,
     plan_command,
+    plan_command_memory,
     serialize_command_plan,
 )
 from planner.tools.lint.consistency import find_contradictions
@@ -60,6 +61,7 @@ from planner.tools.lint.server_commands import (
     is_hub_name,
     quote_word,
 )
+from planner.tools.lint.shared_gpus import GpuNeighbours, find_neighbours
 from planner.tools.lint.shown_values import show_variable, show_words
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.unmodelled import find_unmodelled_options
@@ -225,32 +227,38 @@ def lint(
     command_reports, upgrade_findings = list[CommandReport](), list[LintFinding]()
     if gpu is not None:
         parse_gpu_count(gpu)
-    for command in source.commands:
-        checked_version = (
-            version or command.version or str(load_flag_lists(command.engine).versions[-1])
-        )
-        checked = _check_command(command, checked_version)
-        written = (one for one in command.findings if version is None or one.name != IMAGE_OPTION)
-        checked = replace(
-            checked,
-            findings=_merge_findings((*checked.findings, *written), _list_unread_parts(checked)),
-        )
+    versions = [
+        version or command.version or str(load_flag_lists(command.engine).versions[-1])
+        for command in source.commands
+    ]
+    all_checked = [
+        _check_written(command, one, is_version_given=version is not None)
+        for command, one in zip(source.commands, versions, strict=True)
+    ]
+    for checked, checked_version in zip(all_checked, versions, strict=True):
+        command = checked.command
         notes += filter(None, (checked.options.note, command.note))
         pool = (
             f"a {command.role} worker of pools is planned as a server of its own, which does both"
         )
         planned_gpu = gpu or command.planned_on or read_named_gpu(checked)
-        in_container = (*check_container(checked, planned_gpu), *check_network(checked))
-        checked = replace(checked, findings=_merge_findings(checked.findings, in_container))
+        neighbours = find_neighbours(checked, all_checked)
+        around = (
+            *check_container(checked, planned_gpu),
+            *check_network(checked),
+            *neighbours.check_shares(checked),
+        )
+        checked = replace(checked, findings=_merge_findings(checked.findings, around))
         notes += [pool] if command.role and planned_gpu else []
-        notes += filter(None, [_describe_unpinned_model(checked)])
+        notes += filter(None, [_describe_unpinned_model(checked), neighbours.describe(checked)])
         notes += (
             []
             if version or command.version
             else [f"no version given: checked against {command.engine} {checked_version}"]
         )
-        report = _plan_command(checked, planned_gpu, checked_version, workload)
+        report = _plan_command(checked, planned_gpu, checked_version, workload, neighbours)
         notes += report.plan.deployment.model.warnings if report.plan else ()
+        notes += _describe_assumed_acceptance(report.plan)
         command_reports.append(report)
         upgrade_findings += check_upgrade(checked, to) if to else []
     checked_commands = [report.checked for report in command_reports]
@@ -296,6 +304,19 @@ def _describe_unpinned_model(checked: CheckedCommand) -> str:
     if is_pinned or not (command.setup and is_hub_name(model)):
         return ""
     return f"each start pulls the latest revision of {model}: --revision pins it"
+
+
+def _describe_assumed_acceptance(plan: CommandPlan | None) -> list[str]:
+    """Say which share of drafts the figures of a plan take for accepted; empty without drafts."""
+    drafts = plan and plan.deployment.speculation
+    if not drafts:
+        return []
+    texts = " n-gram drafts reach that only where outputs repeat parts of their prompts;"
+    return [
+        f"latencies assume that {drafts.acceptance_rate:.0%} of {drafts.method} drafts are accepted"
+        f" after one that was;{texts if drafts.method == 'ngram' else ''} `speculation:"
+        " {acceptance_rate: ...}` of a scenario takes yours (`headroom plan`)"
+    ]
 
 
 def _check_programs(
@@ -355,6 +376,16 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
             yield LintFinding("flag", option.option.name, str(option)[:300], verdict, why)
 
 
+def _check_written(command: ServerCommand, version: str, is_version_given: bool) -> CheckedCommand:
+    """Return the command with its findings, and those about how it is written down."""
+    checked = _check_command(command, version)
+    written = (
+        one for one in command.findings if not (is_version_given and one.name == IMAGE_OPTION)
+    )
+    found = _merge_findings((*checked.findings, *written), _list_unread_parts(checked))
+    return replace(checked, findings=found)
+
+
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """Return the command with its findings, those about its model included."""
     checked = check_command(command, version)
@@ -365,8 +396,9 @@ def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
 
 
 def _plan_command(
-    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
-) -> CommandReport:
+    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None,
+    neighbours: GpuNeighbours,
+) -> CommandReport:  # fmt: skip
     """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
     fixed, again = _propose(checked, version)
     unsettled = tuple(
@@ -387,22 +419,24 @@ def _plan_command(
             why = f"the server ends with an error while it starts. {refusal.written}: {refusal.why}"
             return CommandReport(checked, fixed, None, why, unsettled)
     try:
-        plan = plan_command(starting, gpu, version, workload)
+        tenants = neighbours.estimate_bytes(gpu)
+        plan = plan_command(starting, gpu, version, workload, tenants)
     except RefusedDeploymentError as error:
         refusal = LintFinding("setting", "GPU", f"on {gpu}", "contradicts", str(error))
         checked = replace(checked, findings=(*checked.findings, refusal))
         return CommandReport(checked, fixed, None, str(error))
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
-    checked = _drop_safe_memory_findings(checked, plan)
+    checked = _settle_memory_findings(checked, plan)
     found = (
         *find_unmodelled_options(checked, plan.deployment),
         *_describe_capped_length(checked, plan),
+        *_check_pool_size(checked, plan, gpu, version, tenants),
     )
     checked = replace(checked, findings=_merge_findings(checked.findings, found))
     settings = {step.argument: step.value for step in plan.steps}
     fixed, again = _propose(checked, version, settings)
-    if fixed.diff and _is_worse(again, plan, gpu, version):
+    if fixed.diff and _is_worse(again, plan, gpu, version, tenants):
         fixed, plan = FixedCommand(checked.command, ()), replace(plan, steps=(), improved=None)
     return CommandReport(checked, fixed, plan, "")
 
@@ -411,13 +445,48 @@ def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Itera
     """Yield that requests as long as the context do not fit, where the server still starts."""
     if plan.capped_length is None:
         return
-    option, length = "--context-length", checked.argument_values.get("context_length")
+    engine = checked.command.engine
+    argument = load_argument_names(engine).engine_names["max_model_len"]
+    option, length = f"--{argument.replace('_', '-')}", checked.argument_values.get(argument)
     written = f"{option} {length}" if length else "(not given)"
+    fate = "never runs" if engine == "vllm" else "refuses"
     why = (
-        f"the KV cache is certain to hold {plan.capped_length:,} tokens: {checked.command.engine} still"
-        " starts, and refuses longer requests"
+        f"the KV cache is certain to hold {plan.capped_length:,} tokens: {engine} still starts, and"
+        f" {fate} longer requests"
     )
     yield LintFinding("flag", option, written, "risky", why, f"{option} {plan.capped_length}")
+
+
+def _check_pool_size(
+    checked: CheckedCommand, plan: CommandPlan, gpu: str, version: str, other_tenants: int
+) -> Iterator[LintFinding]:
+    """Yield that a KV cache whose size is given is too small or too large, or what it leaves idle."""
+    if not plan.pool_argument:
+        return
+    memory, option = plan.memory, f"--{plan.pool_argument.replace('_', '-')}"
+    written = f"{option} {checked.argument_values[plan.pool_argument]}"
+    holds = f"the KV cache has {memory.kv_available.mid / GIB:.2f} GiB, {memory.pool.reported_tokens:,} tokens"
+    without, _ = plan_command_memory(
+        _leave_out(checked, plan.pool_argument), gpu, version, other_tenants
+    )
+    instead = f"leave it out: {without.pool.reported_tokens:,} tokens" if without.can_start else ""
+    if memory.status != "ok":
+        why = f"{holds}, whatever --gpu-memory-utilization says"
+        verdict: LintVerdict = "risky" if memory.can_start or plan.capped_length else "contradicts"
+        yield LintFinding("flag", option, written, verdict, why, instead)
+    else:
+        yield LintFinding(
+            "flag", option, written, "ok", f"{holds}, whatever the share of the memory"
+        )
+
+
+def _leave_out(checked: CheckedCommand, argument: str) -> CheckedCommand:
+    """Return a command without an argument."""
+    options = tuple(
+        one for one in checked.as_meant.options
+        if one.option is None or one.option.argument != argument
+    )  # fmt: skip
+    return replace(checked, as_meant=replace(checked.as_meant, options=options))
 
 
 def _propose(
@@ -440,23 +509,33 @@ def _propose(
     return FixedCommand(checked.command, ()), checked
 
 
-def _is_worse(fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str) -> bool:
+def _is_worse(
+    fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str, other_tenants: int
+) -> bool:
     """Return whether the memory of the fixed command is tighter than it was."""
     try:
-        memory = plan_memory(build_command_deployment(fixed, gpu, version))
+        memory, _ = plan_command_memory(fixed, gpu, version, other_tenants)
     except PlannerError:
         return True
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)
 
 
-def _drop_safe_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:
-    """Drop the rule on high memory utilization if the GPU's memory plan says that it is safe."""
-    if plan.deployment.args.gpu_memory_utilization > find_safe_memory_utilization(plan.deployment):
-        return checked
-    rule = ("--gpu-memory-utilization", "risky")
+def _settle_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:
+    """Drop the rule on high memory utilization if the GPU's memory plan says that it is safe.
+
+    Else it advises the share of the fixed command, or the largest that is safe.
+    """
+    safe, rule = (
+        find_safe_memory_utilization(plan.deployment),
+        ("--gpu-memory-utilization", "risky"),
+    )
+    chosen = [step.value for step in plan.steps if step.argument == "gpu_memory_utilization"]
+    is_risky = plan.deployment.args.gpu_memory_utilization > safe
     findings = (
         (
-            replace(finding, verdict="ok", why="", instead="")
+            replace(finding, instead=f"{rule[0]} {[*chosen, safe][0]:g}")
+            if is_risky and (finding.name, finding.verdict) == rule
+            else replace(finding, verdict="ok", why="", instead="")
             if (finding.name, finding.verdict) == rule
             else finding
         )

@@ -24,6 +24,8 @@ _ENGINE_IMAGES = (
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
+MAX_GPUS_OF_A_BOX = 8
+"""GPUs that one machine holds, whatever the usual number of their kind."""
 DEFAULT_SHM_BYTES = 64 * MIB
 """Size of /dev/shm in a container, if nobody says another (`docker run --help`, Kubernetes)."""
 _VALUELESS_DOCKER_OPTIONS = {
@@ -86,6 +88,8 @@ class ContainerSetup:
     # "shared": other programs may listen at the same address
     network: Literal["own", "host", "shared"] = "own"
     addresses: tuple[str, ...] = ()  # that it is given
+    visible_gpus: tuple[str, ...] = ()  # of the host, by index or UUID; empty: not known
+    profiles: tuple[str, ...] = ()  # of compose: it starts only with one of these
 
     @property
     def takes_gpus(self) -> bool:
@@ -203,7 +207,9 @@ def _rejoin_options(
         first = statement.words[0]
         is_option = re.match("--?[A-Za-z]", first)
         started = joined[-1][0].words[:4] if joined else ()
-        is_image = _CONTAINER_PROGRAMS & {*started} and "run" in started and parse_image_name(first)
+        is_run = bool(_CONTAINER_PROGRAMS & {*started}) and "run" in started
+        lacks_image = is_run and _read_docker_options(joined[-1][0].words)[1] is None
+        is_image = lacks_image and not match_launcher(statement.words) and parse_image_name(first)
         if not joined or not (is_option or is_image):
             joined.append((statement, ()))
             continue
@@ -354,8 +360,28 @@ def _parse_docker_run(
     words: Sequence[str], environment: Mapping[str, str], location: str, depth: int
 ) -> Iterator[ServerCommand]:
     """Yield the server that `docker run` starts in an engine's image."""
-    container_environment, entrypoint, at = dict[str, str](), "", words.index("run") + 1
-    given = list[tuple[str, str]]()
+    container_environment, entrypoint = dict[str, str](), ""
+    given, at = _read_docker_options(words)
+    for key, text in given:
+        if key == "--entrypoint":
+            entrypoint = text
+        elif key in ("-e", "--env"):
+            name, equals, content = text.partition("=")
+            container_environment[name] = (
+                content if equals else environment.get(name, f"${{{name}}}")
+            )
+    if at is not None:
+        rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
+        setup = _read_docker_setup(given)
+        for command in parse_container(
+            words[at], rest, container_environment, location, bool(entrypoint), depth
+        ):
+            yield replace(command, setup=replace(setup, image=words[at]))
+
+
+def _read_docker_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], int | None]:
+    """Return the options of `docker run` with their values, and where its image is, if there is one."""
+    given, at = list[tuple[str, str]](), words.index("run") + 1
     while at < len(words) and words[at].startswith("-"):
         key, equals_sign, value = words[at].partition("=")
         is_single_word = (
@@ -366,20 +392,7 @@ def _parse_docker_run(
         text = value if equals_sign else words[at + 1] if at + 1 < len(words) else ""
         at += 1 if is_single_word else 2
         given.append((key, text))
-        if key == "--entrypoint":
-            entrypoint = text
-        elif key in ("-e", "--env"):
-            name, equals, content = text.partition("=")
-            container_environment[name] = (
-                content if equals else environment.get(name, f"${{{name}}}")
-            )
-    if at < len(words):
-        rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
-        setup = _read_docker_setup(given)
-        for command in parse_container(
-            words[at], rest, container_environment, location, bool(entrypoint), depth
-        ):
-            yield replace(command, setup=replace(setup, image=words[at]))
+    return given, at if at < len(words) else None
 
 
 def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
@@ -390,7 +403,9 @@ def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
     shm_bytes = parse_bytes(given["--shm-size"]) if "--shm-size" in given else DEFAULT_SHM_BYTES
     gpus = given.get("--gpus", "").strip("'\"")
     devices = gpus.removeprefix("device=") if gpus.startswith("device=") else ""
-    count = len(devices.split(",")) if devices else int(gpus) if gpus.isdecimal() else None
+    ids = devices.split(",") if devices else []
+    count = len(ids) or (int(gpus) if gpus.isdecimal() else None)
+    is_detached = any(re.fullmatch(r"-[itP]*d[itP]*|--detach", key) for key, _ in options)
     network = given.get("--network", given.get("--net", ""))
     published = [text for key, text in options if key in ("-p", "--publish")]
     return ContainerSetup(
@@ -406,7 +421,25 @@ def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
         uses=tuple(read_published_ports(published, network == "host")),
         network="host" if network == "host" else "shared" if ":" in network else "own",
         addresses=tuple(filter(None, (given.get("--ip"),))),
+        visible_gpus=list_visible_gpus(gpus, ids) if is_detached else (),
     )
+
+
+def list_visible_gpus(count: object, ids: Sequence[str]) -> tuple[str, ...]:
+    """List the GPUs of the host that a container sees, by index or UUID; empty if not known.
+
+    A count is that of the host's first GPUs, and `all` or -1 is every one: moby
+    daemon/nvidia_linux.go, setNVIDIAGPUs and countToDevices.
+
+    >>> list_visible_gpus(2, ()), list_visible_gpus("all", ())[-1], list_visible_gpus(None, ["3"])
+    (('0', '1'), '7', ('3',))
+    """
+    if ids:
+        return tuple(ids)
+    number = str(count)
+    is_number = number.isdecimal() and 0 < int(number) <= MAX_GPUS_OF_A_BOX
+    size = int(number) if is_number else MAX_GPUS_OF_A_BOX if number in ("all", "-1") else 0
+    return tuple(map(str, range(size)))
 
 
 def read_published_ports(published: Sequence[str], is_host_network: bool) -> Iterator[PortUse]:

@@ -1,5 +1,6 @@
 """Check values of a command against `catalogs/flags/values.yaml`: what no engine could start with."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -49,6 +50,7 @@ class ValueWords(SourcedEntry):
     listed: dict[str, str]
     between: str = ""
     hints: dict[str, str] = Field(default_factory=dict)
+    unless: str = ""
 
 
 _Entry = TypeVar("_Entry", bound=SourcedEntry)
@@ -98,9 +100,35 @@ def check_values(parsed: ParsedCommandLine, engine: str, version: Version) -> It
             if is_about and not bounds.accepts(value):
                 why = f"it takes {bounds}"
                 yield LintFinding("flag", name, written, "wrong value", why, refused=True)
-        for words in load_value_words(engine) if isinstance(value, str) else ():
-            if option.option.argument in words.arguments:
-                yield from _check_word(words, str(value).lower(), name, written, engine, version)
+        for words in load_value_words(engine):
+            for word, shown in _find_words(words, option.option.argument, value):
+                place = f"{name} {shown}" if shown else written
+                yield from _check_word(words, word, name, place[:300], engine, version)
+
+
+def _find_words(words: ValueWords, argument: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the words of an option's value that a list is about, each with its place in JSON."""
+    for listed in words.arguments:
+        name, _, key = listed.partition(".")
+        if name != argument:
+            continue
+        if not key and isinstance(value, str):
+            yield value.lower(), ""
+        elif key:
+            for word in _find_key(value, key, words.unless):
+                if not is_unresolved(word):
+                    yield word, json.dumps({key: word})
+
+
+def _find_key(value: object, key: str, unless: str) -> Iterator[str]:
+    """Yield the texts under a key anywhere in JSON, but for mappings with the key `unless`."""
+    if isinstance(value, Mapping) and isinstance(word := value.get(key), str):
+        yield from () if value.get(unless) else (word,)
+    inner = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    )
+    for one in inner:
+        yield from _find_key(one, key, unless)
 
 
 def _check_word(
@@ -111,6 +139,11 @@ def _check_word(
     having = [one for one in listed if any(fnmatchcase(value, pattern) for pattern in listed[one])]
     earlier, later = [v for v in listed if v <= version], [v for v in listed if v > version]
     if not earlier:
+        if "." in words.arguments[0]:  # of the others the parser of that version has a list
+            why = (
+                f"not checked: the {words.say}s of {engine} are listed from {next(iter(listed))} on"
+            )
+            yield LintFinding("flag", name, written, "ok", why)
         return
     nearest, following = earlier[-1], later[0] if later else None
     is_between = following is not None and nearest != version

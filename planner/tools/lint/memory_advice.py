@@ -1,0 +1,192 @@
+"""What a command can change against too little GPU memory, beyond what every deployment can."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.core.number_format import format_number
+from planner.core.text import format_count
+from planner.core.units import GIB
+from planner.engines.argument_names import load_argument_names
+from planner.engines.deployment import Deployment
+from planner.engines.layout import ParallelLayout
+from planner.hardware.gpus import Gpu, list_gpus
+from planner.memory.memory_plan import MemoryPlan, find_memory_changes, plan_memory
+from planner.models.registry import list_model_names, load_model
+from planner.parallelism.start_gate import explain_refused_start
+from planner.planning.memory_remedies import MemoryRemedies, MemoryRemedy, find_memory_remedies
+
+FEWER_ADAPTERS = (32, 16, 8, 4, 2, 1)
+"""Slots of adapters to propose."""
+MAX_REMEDY_CHECKPOINT_BITS = 4.5
+"""Bits of a weight of a published checkpoint to propose, its scales not counted."""
+
+
+def find_command_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
+    """Find the changes that free memory of a command; None if it surely starts as it is.
+
+    Beside those of every deployment: fewer slots of adapters, a published checkpoint of 4 bits, and
+    where no layout of the machine is enough, more machines and larger GPUs.
+    """
+    remedies = find_memory_remedies(memory)
+    if remedies is None:
+        return None
+    found = [*_try_fewer_adapters(memory), *remedies.remedies, *_try_checkpoints(memory)]
+    same_gpus = remedies.same_gpus or _combine_with_fewer_adapters(memory)
+    smaller = {"quantization", "checkpoint"}
+    if not same_gpus and all(smaller & {*one.change.split()} for one in found if one.is_enough):
+        found += [*_try_more_machines(memory), *_try_larger_gpus(memory)]
+    return replace(remedies, remedies=tuple(found), same_gpus=same_gpus)
+
+
+def describe_shortage(memory: MemoryPlan, remedies: MemoryRemedies) -> str:
+    """Say in a sentence what is missing for what, and which part of it adapters take."""
+    missing, kv = remedies.missing_bytes, memory.kv_available.mid
+    sentences = list[str]()
+    if missing > 0 and kv < 0:
+        sentences.append(
+            f"{missing / GIB:.2f} GiB per GPU is missing: {-kv / GIB:.2f} for weights, activations and"
+            f" graphs, and {(missing + kv) / GIB:.2f} for the KV cache of one request of"
+            f" {memory.layout.max_model_len:,} tokens."
+        )
+    elif missing > 0:
+        sentences.append(f"{format_number(missing / GIB, 2)} GiB per GPU is missing.")
+    args = memory.deployment.args
+    if args.max_loras:
+        bare = plan_memory(memory.deployment.with_args(max_loras=0))
+        adapters = format_number((memory.weights.mid - bare.weights.mid) / GIB, 2)
+        slots = format_count(args.max_loras, "slot")
+        sentences.append(
+            f"{adapters} GiB of what is loaded are {slots} of adapters of rank {args.max_lora_rank}."
+        )
+    return " ".join(sentences)
+
+
+def describe_remedies(memory: MemoryPlan, remedies: MemoryRemedies) -> list[str]:
+    """Return a heading and a line per remedy, those of a deeper level indented."""
+    head = describe_shortage(memory, remedies)
+    length = load_argument_names(memory.deployment.engine.name).engine_names["max_model_len"]
+    shown = remedies.enough or sorted(remedies.remedies, key=lambda one: -one.freed_bytes)
+    lines = [
+        f"  {one}".replace(": frees ", ": needs ").replace(" per GPU; ", " per GPU less; ")
+        if one.change.startswith(length)
+        else f"  {one}"
+        for one in shown
+    ]
+    if not remedies.enough:
+        title = "No change is enough alone:"
+        lines.append(f"  enough is: {remedies.combination}")
+    else:
+        title = "Each of these is enough alone:" if lines[1:] else "One change is enough:"
+        lines += [f"Or on the same GPUs, all of these: {remedies.same_gpus}"] * bool(
+            remedies.same_gpus
+        )
+    return [f"{head} {title}".strip(), *lines]
+
+
+def reduce_adapters(memory: MemoryPlan) -> Deployment | None:
+    """Return the deployment with the most slots of adapters with which other changes let it start.
+
+    The adapters stay in host memory; None where it starts, has one slot, or nothing helps.
+    """
+    deployment = memory.deployment
+    if memory.status == "ok" or deployment.args.max_loras < 2:
+        return None
+    for fewer in _list_fewer_adapters(deployment):
+        after = plan_memory(fewer)
+        if after.status == "ok" or find_memory_changes(after, _list_mild_arguments(deployment)):
+            return fewer
+    return None
+
+
+def _combine_with_fewer_adapters(memory: MemoryPlan) -> str:
+    """Describe the changes that are enough beside fewer slots of adapters; empty if none are needed."""
+    fewer = reduce_adapters(memory)
+    changes = find_memory_changes(plan_memory(fewer), _list_mild_arguments(fewer)) if fewer else ()
+    if not fewer or not changes:
+        return ""
+    return ", ".join([_name_slots(fewer), *(change.describe(fewer) for change in changes)])
+
+
+def _list_mild_arguments(deployment: Deployment) -> set[str]:
+    """List the engine's arguments that take no accuracy."""
+    return {*load_argument_names(deployment.engine.name).engine_names} - {"kv_cache_dtype"}
+
+
+def _name_slots(deployment: Deployment) -> str:
+    return f"max_loras {deployment.args.max_loras} max_cpu_loras {deployment.args.max_cpu_loras}"
+
+
+def _list_fewer_adapters(deployment: Deployment) -> Iterator[Deployment]:
+    args = deployment.args
+    for slots in FEWER_ADAPTERS if deployment.engine.name == "vllm" else ():
+        if slots < args.max_loras:
+            kept = max(args.max_cpu_loras, args.max_loras)
+            yield deployment.with_args(max_loras=slots, max_cpu_loras=kept)
+
+
+def _try_fewer_adapters(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
+    """Yield the most slots of adapters that are enough, or else what one slot frees."""
+    best = None
+    for fewer in _list_fewer_adapters(memory.deployment):
+        after = plan_memory(fewer)
+        price = "fewer adapters run at once, the others wait in host memory"
+        freed = after.kv_available.mid - memory.kv_available.mid
+        best = MemoryRemedy(_name_slots(fewer), price, freed, after.status == "ok")
+        if best.is_enough:
+            break
+    if best:
+        yield best
+
+
+def _try_checkpoints(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
+    """Yield a published checkpoint of the model in 4 bits that is enough."""
+    deployment = memory.deployment
+    name = deployment.model.name
+    for other in list_model_names():
+        if not other.startswith(f"{name}-"):
+            continue
+        model = load_model(other)
+        bits = model.quantization.weight_bits
+        if model.is_inferred or bits > MAX_REMEDY_CHECKPOINT_BITS:
+            continue
+        changed = replace(deployment, model=model)
+        if explain_refused_start(changed) or (after := plan_memory(changed)).status != "ok":
+            continue
+        freed = after.kv_available.mid - memory.kv_available.mid
+        yield MemoryRemedy(
+            f"the checkpoint {other}", "smaller weights, at some accuracy", freed, True
+        )
+        return
+
+
+def _try_more_machines(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
+    """Yield the cheapest layout that is enough, whatever the number of machines."""
+    deployment = memory.deployment
+    for change in find_memory_changes(memory, {"layout"}):
+        layout: ParallelLayout = change.value
+        machines = -(-layout.num_gpus // deployment.gpus_per_node)
+        price = f"{format_count(machines, 'machine')} of {deployment.gpus_per_node} GPUs"
+        yield MemoryRemedy(change.describe(deployment), price, 0.0, True)
+
+
+def _try_larger_gpus(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
+    """Yield the smallest GPU that is enough in the same layout and at least as fast."""
+    deployment = memory.deployment
+    now = deployment.gpu
+
+    def is_as_fast(gpu: Gpu) -> bool:
+        return gpu.vendor == now.vendor and not gpu.slice_of and (
+            gpu.memory_bytes > now.memory_bytes
+            and gpu.memory_bandwidth >= now.memory_bandwidth
+            and gpu.gpus_per_node >= min(deployment.gpus_per_node, now.gpus_per_node)
+            and gpu.peak_flops.get("bf16", 0) >= now.peak_flops.get("bf16", 0)
+        )  # fmt: skip
+
+    for gpu in sorted(filter(is_as_fast, list_gpus()), key=lambda gpu: gpu.memory_bytes):
+        larger = replace(
+            deployment, gpu=gpu, gpu_total_bytes=gpu.memory_bytes, link_bandwidth=gpu.link_bandwidth
+        )
+        if not explain_refused_start(larger) and plan_memory(larger).status == "ok":
+            count = deployment.layout.num_gpus
+            yield MemoryRemedy(f"{count} x {gpu.name}", "larger GPUs", 0.0, True)
+            return
