@@ -141,13 +141,14 @@ def add_lint(commands: "Subparsers") -> None:
     """Declare `headroom lint`."""
     parser = commands.add_parser(
         "lint",
-        help="check a launch command, systemd unit, compose file, manifest, or the commands of a guide",
+        help="check a launch command, systemd unit, compose file, manifest, a guide, or alert rules",
     )
     parser.add_argument(
         "what",
         metavar="WHAT",
         nargs="+",
-        help="launch command (in quotes if it contains quotes or braces), or a file",
+        help="launch command (in quotes if it contains quotes or braces), a file with such commands, metric names,"
+        " alert rules or a dashboard",
     )
     parser.add_argument(
         "--engine-version",
