@@ -16,7 +16,7 @@ from planner.engines.deployment import Deployment
 from planner.hardware.prices import GpuPrice
 from planner.latency.performance import Performance
 from planner.latency.startup_time import StartupTime
-from planner.memory.memory_plan import MemoryPlan
+from planner.memory.memory_plan import MemoryPlan, ModelMemory
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
@@ -93,6 +93,17 @@ class Carbon:
     source: str
     kg_co2e_per_month: Interval | None  # None for a job
     kg_co2e_per_mtok_output: Interval | None
+
+
+@dataclass(frozen=True)
+class AdapterSlots:
+    """The slots that a GPU has for LoRA adapters, and what an adapter without one waits for."""
+
+    count: int  # max_loras
+    bytes_each: float  # on the fullest GPU
+    load_s: float  # from host memory into a slot
+    cold_s: float  # from a file into a slot
+    sequences: int  # requests that fill the slots, on average
 
 
 @dataclass(frozen=True)
@@ -430,6 +441,8 @@ class Answer:
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
     support: str  # that nobody knows whether the engine's release serves the model, else empty
+    model_memory: ModelMemory | None = None  # of the best
+    adapter_slots: AdapterSlots | None = None  # of the best; None without adapters
     surge: Surge | None = None  # at more traffic than planned
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
     middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds

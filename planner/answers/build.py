@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
 from planner.answers.answer import (
+    AdapterSlots,
     Alternative,
     Answer,
     Basis,
@@ -44,11 +45,17 @@ from planner.engines.deployment import choose_machines
 from planner.engines.model_registries import judge_model_support
 from planner.hardware.grids import JOULES_PER_KWH
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
+from planner.latency.lora_adapters import (
+    compute_adapter_costs,
+    estimate_cold_adapter_s,
+    limit_sequences_by_adapters,
+)
 from planner.latency.measured_residuals import describe_run, find_nearest_run
 from planner.latency.startup_time import estimate_startup
 from planner.latency.step_model import locate_operating_point
-from planner.memory.memory_plan import explain_memory_utilization
+from planner.memory.memory_plan import explain_memory_utilization, measure_model
 from planner.models.quantization import WeightFormatEntry, load_weight_formats
+from planner.models.registry import load_model
 from planner.planning.alternatives import (
     CandidateAlternative,
     find_alternatives,
@@ -157,6 +164,20 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         cache_hit_fraction=prediction.effective_workload.cache_hit_fraction if performance else 0.0,
         nearest_run=_find_nearest_run(prediction),
         utilization_reason=explain_memory_utilization(deployment),
+    )
+
+
+def _measure_adapters(scenario: Scenario, best: Offer) -> AdapterSlots | None:
+    """Measure the slots of LoRA adapters; None without any."""
+    deployment = best.deployment
+    if not scenario.workload.adapters or not deployment.args.max_loras:
+        return None
+    return AdapterSlots(
+        deployment.args.max_loras,
+        best.memory.adapters_bytes / deployment.args.max_loras,
+        compute_adapter_costs(deployment).adapter_load_s,
+        estimate_cold_adapter_s(deployment, scenario.storage),
+        limit_sequences_by_adapters(deployment, scenario.workload),
     )
 
 
@@ -415,6 +436,8 @@ class _Builder:
             support=judge_model_support(best.deployment.model, best.deployment.engine).sentence
             if best
             else "",
+            model_memory=best and measure_model(load_model(scenario.model), best.deployment),
+            adapter_slots=best and _measure_adapters(scenario, best),
         )
 
     def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:

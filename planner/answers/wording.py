@@ -30,6 +30,7 @@ from planner.core.number_format import (
     format_usd,
 )
 from planner.core.text import capitalize, format_count
+from planner.core.units import GIB, MIB
 from planner.hardware.prices import GpuPrice
 from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
@@ -125,20 +126,79 @@ def describe_replica_gpus(offer: Offer) -> str:
     return f"{offer.gpus_per_replica} \N{MULTIPLICATION SIGN} {offer.gpu}"
 
 
+def describe_adapter_traffic(scenario: Scenario) -> str:
+    """Describe which LoRA adapters requests ask for, after their lengths; empty without any."""
+    load = scenario.workload
+    if not load.adapters:
+        return ""
+    skew = f"Zipf {load.adapter_zipf:g}" if load.adapter_zipf else "evenly used"
+    return f"; each for one of {format_count(load.adapters, 'LoRA adapter')} ({skew})"
+
+
 def describe_adapters(answer: Answer) -> str:
-    """Describe the LoRA adapters: their slots on a GPU, and what each costs; empty without any."""
-    adapters, offer = answer.scenario.workload.adapters, answer.best
-    if not adapters or offer is None:
+    """Describe the LoRA adapters and their slots on a GPU; empty without any."""
+    adapters, offer, slots = (
+        answer.scenario.workload.adapters, answer.best, answer.adapter_slots,
+    )  # fmt: skip
+    if not adapters or offer is None or slots is None:
         return ""
     args = offer.deployment.args
     text = (
-        f"{format_count(adapters, 'LoRA adapter')}, {format_count(args.max_loras, 'slot')} per GPU"
+        f"{format_count(adapters, 'LoRA adapter')}, {format_count(slots.count, 'slot')} per GPU"
         f" (max_loras), rank up to {args.max_lora_rank}"
     )
-    if not offer.bill:
-        return text
-    period = describe_period(answer.scenario)
-    return f"{text}; {format_usd(offer.bill / adapters)}{period} of the bill for each"
+    if slots.count < adapters and slots.sequences < args.max_num_seqs:
+        text += f"; {slots.sequences:,} requests fill them on average, others wait for a slot"
+    return text
+
+
+def explain_cold_adapter(answer: Answer) -> str:
+    """Explain what an adapter waits for that has no slot yet; empty without adapters."""
+    slots, load = answer.adapter_slots, answer.scenario.workload
+    if slots is None or answer.best is None:
+        return ""
+    args = answer.best.deployment.args
+    in_host, cold = format_seconds(slots.load_s), format_seconds(slots.cold_s)
+    where = f"{cold} from a file ({answer.scenario.storage})"
+    if (args.max_cpu_loras or slots.count) >= load.adapters:
+        kept = "all are kept in host memory and read before the first request"
+        return f"{in_host} into a slot from host memory; {kept}. One that is added later: {where}"
+    return f"{in_host} into a slot from host memory, {where}, while no step runs"
+
+
+def describe_model_memory(answer: Answer) -> str:
+    """Describe what the whole model takes, as its checkpoint says and as it is loaded."""
+    found, offer = answer.model_memory, answer.best
+    if found is None or offer is None:
+        return ""
+    stored, loaded = (_format_gib(size) for size in (found.stored_bytes, found.loaded_bytes))
+    text = f"{format_number(found.num_params / 1e9)}B parameters, {stored} as stored"
+    if stored != loaded:
+        text += f", {loaded} as loaded ({describe_weights(offer)})"
+    if of_token := found.kv_bytes_per_token:
+        text += f"; KV cache {format_number(of_token / 1024)} KiB per token"
+    return text
+
+
+def _format_gib(size: float) -> str:
+    return f"{size / GIB:,.1f} GiB"
+
+
+def describe_gpu_memory(answer: Answer) -> str:
+    """Describe what the fullest GPU holds of weights, adapters and KV cache."""
+    offer, slots = answer.best, answer.adapter_slots
+    if offer is None:
+        return ""
+    memory = offer.memory
+    parts = [f"{_format_gib(memory.weights.mid - memory.adapters_bytes)} of weights"]
+    if slots:
+        each = f"{format_count(slots.count, 'slot')} x {format_number(slots.bytes_each / MIB)} MiB"
+        parts += [f"{_format_gib(memory.adapters_bytes)} of LoRA adapters ({each})"]
+    of_token = memory.layout.kv_bytes_per_token
+    share = f" ({format_number(of_token / 1024)} KiB per token)" if of_token else ""
+    *first, last = *parts, f"{_format_gib(memory.kv_available.mid)} of KV cache{share}"
+    total = _format_gib(memory.total_bytes)
+    return f"{', '.join(first)} and {last} on the fullest GPU, which has {total}"
 
 
 def explain_outside(scenario: Scenario, offer: Offer) -> str:

@@ -19,6 +19,7 @@ from planner.answers.wording import (
     CAPACITY_MEANING,
     VERDICT_NAMES,
     VERDICT_STATES,
+    describe_adapter_traffic,
     describe_adapters,
     describe_day,
     describe_engine,
@@ -302,6 +303,8 @@ class _MemoWriter:
             return
         shortfall = self._say_in_words(explain_shortfall(self.best))
         yield f"The closest plan is {_count_gpus(self.best)}. It misses: {shortfall}."
+        if adapters := describe_adapters(self.answer):
+            yield f"{adapters}."
         if hint := explain_implausible_limits(self.scenario.slo_targets):
             yield f"{capitalize(hint)}."
 
@@ -353,7 +356,8 @@ class _MemoWriter:
             traffic = f"{format_number(load.rate)} requests/s{busiest}"
         model = escape_to_one_line(scenario.model.rpartition("/")[2])
         volume = f"{scenario.volume}, " if scenario.volume else ""
-        yield "Traffic", f"{model}: {volume}{traffic}; {lengths}."
+        adapters = describe_adapter_traffic(scenario)
+        yield "Traffic", f"{model}: {volume}{traffic}; {lengths}{adapters}."
         targets = [
             f"{name_target(target)} within {format_limit_seconds(target.seconds)}"
             for target in scenario.slo_targets
