@@ -10,8 +10,10 @@ import pytest
 from shipped import answer_of, small_plan, small_scenario
 
 from planner.answers import serialize_answer
+from planner.answers.answer import Relaxation, WaysOut
 from planner.answers.build import build_offer
 from planner.answers.wording import (
+    describe_cheaper_odds,
     describe_day,
     describe_headroom,
     describe_risk,
@@ -167,6 +169,41 @@ def test_what_would_pass_passes() -> None:
     )
     over = format_seconds(found.prediction.performance.ttft["p95"].mid, 0.008)
     assert table["what is missing"].iloc[0] == f"p95 TTFT is {over}, limit 8 ms"
+
+
+def test_limits_that_have_to_give_way_together_are_one_row() -> None:
+    """A longer limit for TPOT alone meets nothing while TTFT is missed as well."""
+    found = (
+        Relaxation("limit", "p95 TTFT", 1.0, 26.0, 60.0),
+        Relaxation("limit", "p95 TPOT", 0.04, 0.039, 0.0402),
+        Relaxation("rate", "rate", 3.0, 1.26, 0.97),
+    )
+    answer = replace(answer_of(plan(ttft=8, rate=2)), ways_out=WaysOut(None, found))
+    table = tables.build_relaxation_table(answer)
+    assert len(table) == 2 and list(table.iloc[1])[1:] == ["3", "1.26", "0.97"]
+    assert "p95 TTFT and p95 TPOT" in table.iloc[0]["change"]
+    assert table.iloc[0]["with the asked probability"].count(";") == 1
+    text = " ".join(answered(answer).split())
+    assert "0.97 requests/s instead of 3 (80% likely)" in text
+
+
+def test_less_load_has_its_largest_value_at_the_expected_speed_too() -> None:
+    """What is met at the expected speed is no less than what is met with 80%."""
+    stuck = answer_of(plan(rate=60))
+    assert stuck.chosen is None and stuck.ways_out
+    (found,) = (each for each in stuck.ways_out.relaxations if each.kind == "rate")
+    assert found.expected is None or found.pessimistic <= found.expected <= 60
+
+
+def test_a_cheaper_plan_is_told_with_its_own_probability_beside_that_of_any() -> None:
+    """One of several holds in more draws than the likeliest of them alone."""
+    answer = answer_of(plan())
+    choice, other = answer.choice, answer.chosen
+    assert choice and other
+    likely = replace(choice, p_cheaper=0.91, likeliest_cheaper=replace(other, probability=0.61))
+    text = describe_cheaper_odds(replace(answer, choice=likely))
+    assert "91% likely that some cheaper plan does" in text
+    assert text.endswith(f"{other.placement} alone 61%")
 
 
 def test_an_answer_for_no_more_money_costs_no_more() -> None:

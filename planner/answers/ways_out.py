@@ -8,6 +8,7 @@ from typing import Literal
 from planner.answers.answer import Answer, Change, Offer, Relaxation, WaysOut
 from planner.core.progress import try_each
 from planner.planning.candidate import Candidate
+from planner.planning.max_load import find_max_load
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, settle_open_figure
 from planner.planning.what_if import allow_formats, propose_changes, search_to_end
@@ -77,7 +78,10 @@ def _relax_limits(best: Offer) -> Iterator[Relaxation]:
 
 
 def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
-    """Find the largest load within the targets on the allowed GPUs, or a job's deadline."""
+    """Find the largest load within the targets on the allowed GPUs, or a job's deadline.
+
+    At the expected speed it is that of the closest deployment.
+    """
     scenario, load = plan.scenario, plan.scenario.workload
     if scenario.offline and plan.best and plan.performance:
         given, usable = (
@@ -100,4 +104,6 @@ def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
         return ()
     if kind == "concurrency" and largest < 2:
         return ()
-    return (Relaxation(kind, kind, wanted, None, largest),)
+    expected = find_max_load(easier, plan.best, 0.0, kind)
+    at_expected = min(expected, wanted) if expected >= largest else None
+    return (Relaxation(kind, kind, wanted, at_expected, largest),)

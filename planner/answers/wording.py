@@ -506,9 +506,9 @@ def describe_cheaper_odds(answer: Answer) -> str:
     choice = answer.choice
     if choice is None or not choice.is_cheaper_likely or answer.scenario.offline:
         return ""  # a job takes fewer GPUs longer, for the same bill
-    near = choice.likeliest_cheaper
-    most = f", most often {near.placement}" if near else ""
-    return f"first: {format_probability(choice.p_cheaper)} likely that a cheaper plan does{most}"
+    near, some = choice.likeliest_cheaper, format_probability(choice.p_cheaper)
+    text = f"first: {some} likely that some cheaper plan does, of several together"
+    return f"{text}; {near.placement} alone {format_odds(near)}" if near else text
 
 
 def describe_rejected(answer: Answer) -> str:
@@ -725,6 +725,17 @@ def _explain_expected_growth(scenario: Scenario, growth: GrowthLimit) -> str:
     if scenario.headroom:
         within = f"by {_format_share(planned / offered - 1)} within the headroom, and "
     return f"{start} the {subject} may grow {within}by {_format_share(more)} until {end}."
+
+
+def explain_slots_in_capacity(answer: Answer) -> str:
+    """Explain what the capacity leaves out where adapters share slots; empty where none waits for one."""
+    slots, adapters = answer.adapter_slots, answer.scenario.workload.adapters
+    if slots is None or slots.count >= adapters:
+        return ""
+    return (
+        "in a long queue, in which requests of one adapter meet and share a slot; within the targets"
+        " it is less"
+    )
 
 
 def _format_share(growth: float) -> str:

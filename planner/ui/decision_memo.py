@@ -34,6 +34,7 @@ from planner.answers.wording import (
     explain_open_figure,
     explain_outside,
     explain_shortfall,
+    explain_slots_in_capacity,
     explain_surge,
     format_amount,
     format_bound,
@@ -467,11 +468,13 @@ class _MemoWriter:
     def _explain_capacity(self) -> str:
         if self.scenario.offline:
             return ""
+        text = f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
         if self.chosen and self.growth:
             room = _uncapitalize(explain_confident_load(self.growth))
             text = f"In brackets: 4 of 5 cases. Option {self._letter(self.chosen)}: {room}"
-            return f"{text} {explain_surge(self.answer)}".rstrip()
-        return f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
+            text = f"{text} {explain_surge(self.answer)}".rstrip()
+        slots = explain_slots_in_capacity(self.answer)
+        return f"{text} With LoRA adapters that is {slots}." if slots else text
 
     def _letter(self, offer: Offer) -> str:
         """Name an option that is shown by its letter, else by its GPUs."""
@@ -536,18 +539,21 @@ class _MemoWriter:
     def _plan_other_benchmark(self, benchmark: Benchmark) -> str:
         """Say which other option to rent for a day, and what its result decides."""
         assert self.chosen is not None
-        offer, share = benchmark.offer, _describe_value_of(benchmark)
+        offer = benchmark.offer
         extent = f"the GPUs of {self._letter(offer)}"
         if offer.num_replicas > 1 and not offer.is_disaggregated:
             extent = f"one replica of {self._letter(offer)} ({describe_replica_gpus(offer)})"
         price = _describe_day_price(offer.replica_usd_per_day)
         start = f"Rent {extent} for a day{price} and run the scripts in `measure/`."
         if offer.price_key >= self.chosen.price_key:
+            share = _describe_value_of(benchmark)
             return f"{start} Plan again with the result, then sign.{share}"
-        kept = (
-            "If it meets every target, keep it: it costs less. If not, plan again with the result."
+        name, own = self._letter(offer), self._letter(self.chosen)
+        return (
+            f"{start} {name} is {format_odds(offer)} likely to meet every target, {own}"
+            f" {format_odds(self.chosen)}: if the run shows that {name} does, keep it, as it costs"
+            f" less. If not, plan again with the result; until then {own} is the safer choice."
         )
-        return f"{start} {kept}{share}"
 
     def _plan_own_benchmark(self, chosen: Offer, benchmark: Benchmark | None) -> str:
         """Say how to benchmark the recommendation, and what its result decides."""

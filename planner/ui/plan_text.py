@@ -25,6 +25,7 @@ from planner.answers.wording import (
     explain_cold_adapter,
     explain_growth,
     explain_outside,
+    explain_slots_in_capacity,
     explain_stages,
     format_amount,
     format_bound,
@@ -340,7 +341,10 @@ def _list_ways_out(answer: Answer) -> list[str]:
     found = answer.ways_out
     if found is None:
         return []
-    relaxed = [text for text in (_describe_limits(found), _describe_loads(found)) if text]
+    loads = _describe_loads(found)
+    if loads:
+        loads += f" ({format_probability(answer.scenario.confidence)} likely)"
+    relaxed = [text for text in (_describe_limits(found), loads) if text]
     texts = [", or ".join(relaxed)] if relaxed else []
     if (change := found.change) and change.offer:
         outside = explain_outside(answer.scenario, change.offer)
@@ -419,6 +423,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
         "describe_model_memory": describe_model_memory,
         "describe_gpu_memory": describe_gpu_memory,
         "explain_cold_adapter": explain_cold_adapter,
+        "explain_slots_in_capacity": explain_slots_in_capacity,
         "price": format_price,
         "number": format_number,
         "odds": format_probability,
