@@ -10,9 +10,10 @@ import pytest
 from shipped import answer_of, small_plan, small_scenario
 
 from planner.answers import serialize_answer
-from planner.answers.answer import Relaxation, WaysOut
-from planner.answers.build import build_offer
+from planner.answers.answer import NearestRun, Relaxation, WaysOut
+from planner.answers.build import _explain_local_model, build_offer
 from planner.answers.wording import (
+    BASIS_LABELS,
     describe_cheaper_odds,
     describe_day,
     describe_headroom,
@@ -169,6 +170,47 @@ def test_what_would_pass_passes() -> None:
     )
     over = format_seconds(found.prediction.performance.ttft["p95"].mid, 0.008)
     assert table["what is missing"].iloc[0] == f"p95 TTFT is {over}, limit 8 ms"
+
+
+def test_what_was_measured_is_named_as_what_it_is() -> None:
+    """A run of the very model on the very GPU is more than one of its family; one on another GPU is less."""
+    best = answer_of(plan()).best
+    assert best and best.performance
+    for basis, model, gpu, said in (
+        ("measured", True, True, "measured on this GPU with this very model"),
+        ("measured", False, True, "measured on this GPU with models of this family"),
+        ("measured", True, False, "measured on this GPU with models of this family"),
+        ("model-transfer", False, True, "measured on this GPU, but with models of other families"),
+        ("model-transfer", False, False, "and on other GPUs"),
+    ):
+        performance = replace(best.performance, basis=basis)
+        offer = replace(
+            best, nearest_run=NearestRun("a run", None, model, gpu),
+            prediction=replace(best.prediction, performance=performance),
+        )  # fmt: skip
+        assert said in BASIS_LABELS[offer.basis]
+    known = {offer.basis for offer in answer_of(plan()).candidates}
+    assert known <= set(BASIS_LABELS)
+
+
+def test_the_memo_explains_its_short_names_and_every_gpu_that_is_allowed() -> None:
+    gpus = [{"gpu": "L40S", "at_most": 4}, {"gpu": "H100-SXM", "at_most": 8}]
+    memo = build_memo(answer_of(small_plan({"gpus": gpus, "layout": {"tp": 2}})))
+    assert "TP2: each layer is split over 2 GPUs" in memo.deployment
+    assert "BF16: 16 bits per weight" in memo.deployment or "FP8: 8 bits" in memo.deployment
+    named = [option.name for option in memo.options]
+    for name in ("L40S", "H100-SXM"):
+        assert any(name in each for each in named) or name in memo.capacity_note
+
+
+def test_a_model_that_is_a_path_says_where_its_weights_must_lie() -> None:
+    best = answer_of(plan()).best
+    assert best
+    local = replace(best.deployment.model, name="work/config.json", local_name="work")
+    deployment = replace(best.deployment, model=local)
+    offer = replace(best, prediction=replace(best.prediction, deployment=deployment))
+    (said,) = _explain_local_model(offer)
+    assert "the folder that holds its weights" in said and not list(_explain_local_model(best))
 
 
 def test_limits_that_have_to_give_way_together_are_one_row() -> None:

@@ -107,6 +107,16 @@ class AdapterSlots:
 
 
 @dataclass(frozen=True)
+class NearestRun:
+    """A measured run: what it was, its TPOT, and what it shares with a deployment."""
+
+    text: str
+    tpot_s: float | None
+    has_same_model: bool
+    has_same_gpu: bool
+
+
+@dataclass(frozen=True)
 class Offer:
     """A deployment under the scenario's traffic: what it is, costs and does, and how surely."""
 
@@ -140,8 +150,7 @@ class Offer:
     startup: StartupTime | None
     kv_transfer: tuple[float, float] | None  # bytes/s of a link, and seconds for a mean prompt
     cache_hit_fraction: float
-    # the measured run that the step costs lean on most, and its TPOT in seconds
-    nearest_run: tuple[str, float | None] | None
+    nearest_run: NearestRun | None  # that the step costs lean on most
     utilization_reason: str  # for a gpu_memory_utilization that is not the engine's default
 
     @property
@@ -163,6 +172,18 @@ class Offer:
     def memory(self) -> MemoryPlan:
         """What a GPU holds."""
         return self.prediction.memory
+
+    @property
+    def basis(self) -> str:
+        """What its step costs rest on, a key of `basis` in phrases.yaml; of one that cannot start "prior"."""
+        run, basis = self.nearest_run, self.performance.basis if self.performance else "prior"
+        if run and basis == "measured" and run.has_same_model and run.has_same_gpu:
+            return "measured-model"
+        return (
+            "mixed-transfer"
+            if run and basis == "model-transfer" and not run.has_same_gpu
+            else basis
+        )
 
     @property
     def num_gpus_billed(self) -> int:

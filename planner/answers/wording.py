@@ -58,7 +58,7 @@ VERDICT_STATES: Mapping[str, LimitStatus] = {
     "holds": "met", "at_risk": "at risk", "nothing_meets": "missed",
 }  # fmt: skip
 BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_PHRASES.items()}
-"""What the step costs are based on, by `Performance.basis`."""
+"""What the step costs are based on, by `Offer.basis`."""
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
@@ -108,6 +108,23 @@ def describe_weights(offer: Offer) -> str:
 
 def _write_name(name: str) -> str:
     return _NAMES.get(name, name.upper() if name.isalnum() else name)
+
+
+def gloss_deployment(offer: Offer) -> str:
+    """Explain the short names of a deployment's layout and format to who does not run engines."""
+    terms = dict[str, str]()
+    for layout in (pool.layout for pool in offer.pools):
+        sizes = {
+            f"TP{layout.tp}": f"each layer is split over {layout.tp} GPUs" * (layout.tp > 1),
+            f"PP{layout.pp}": f"{layout.pp} groups of layers on GPUs of their own"
+            * (layout.pp > 1),
+            f"DP{layout.dp}": f"requests are shared among {layout.dp} parts" * (layout.dp > 1),
+            f"EP{layout.ep}": f"experts are spread over {layout.ep} GPUs" * (layout.ep > 1),
+        }
+        terms |= {name: text for name, text in sizes.items() if text}
+    name = describe_weights(offer).partition(" ")[0]
+    terms[name] = f"{offer.deployment.model.quantization.weight_bits:.3g} bits per weight"
+    return "; ".join(f"{term}: {text}" for term, text in terms.items())
 
 
 def describe_engine(offer: Offer) -> str:
@@ -483,8 +500,8 @@ def describe_nearest_run(offer: Offer) -> str:
     """Describe the measured run that the step costs lean on most; empty where there is none."""
     if offer.nearest_run is None:
         return ""
-    run, tpot_s = offer.nearest_run
-    return f"{run}: {format_latency(tpot_s)} per token" if tpot_s else run
+    run = offer.nearest_run
+    return f"{run.text}: {format_latency(run.tpot_s)} per token" if run.tpot_s else run.text
 
 
 def describe_draws(choice: Choice) -> str:

@@ -30,6 +30,7 @@ from planner.answers.wording import (
     describe_replica_gpus,
     describe_risk,
     describe_weights,
+    explain_alternative,
     explain_confident_load,
     explain_open_figure,
     explain_outside,
@@ -42,6 +43,7 @@ from planner.answers.wording import (
     format_growth,
     format_odds,
     format_pessimistic,
+    gloss_deployment,
     list_doubts,
     list_other_bills,
     name_limit,
@@ -224,7 +226,7 @@ class _MemoWriter:
             median_usd=price.median_usd * self._gpu_hours if price else 0.0,
             ramp_heads=tuple(map(name_target, self._judged)),
             ramp=ramp,
-            ramp_note=answer.benchmark_note if ramp else "",
+            ramp_note=f"* {answer.benchmark_note}" if ramp and answer.benchmark_note else "",
             basis=tuple(self._describe_basis()),
         )
 
@@ -271,7 +273,7 @@ class _MemoWriter:
         if self.best is None:
             return ""
         setup = f"{describe_offer(self.best)}, {describe_engine(self.best)}"
-        return setup.replace(" x ", f" {_TIMES} ")
+        return f"{setup}. {gloss_deployment(self.best)}".replace(" x ", f" {_TIMES} ")
 
     def _write_verdict(self) -> Iterator[str]:
         answer, chosen, scenario = self.answer, self.chosen, self.scenario
@@ -436,9 +438,9 @@ class _MemoWriter:
             return cost, miss
         is_dearer = offer.bill and self.base and offer.bill > 1.005 * self.base
         arguments = [(cost, not is_dearer), (explain_outside(self.scenario, offer), False)]
-        if performance := offer.performance:
-            label = BASIS_LABELS[performance.basis].split(":")[0]
-            arguments.append((f"speed {label}", performance.basis == "measured"))
+        if offer.performance:
+            label = BASIS_LABELS[offer.basis].split(":")[0]
+            arguments.append((f"speed {label}", offer.basis.startswith("measured")))
         pro, con = (
             ", ".join(text for text, is_for in arguments if is_for == side and text)
             for side in (True, False)
@@ -474,7 +476,25 @@ class _MemoWriter:
             text = f"In brackets: 4 of 5 cases. Option {self._letter(self.chosen)}: {room}"
             text = f"{text} {explain_surge(self.answer)}".rstrip()
         slots = explain_slots_in_capacity(self.answer)
-        return f"{text} With LoRA adapters that is {slots}." if slots else text
+        text += f" With LoRA adapters that is {slots}." if slots else ""
+        others = list(self._explain_other_gpus())[:MAX_OPTIONS]
+        return f"{text} Allowed, but no option here: {'; '.join(others)}." if others else text
+
+    def _explain_other_gpus(self) -> Iterator[str]:
+        """Explain of each kind of GPU that is allowed and not among the options what its best would do."""
+        answer, shown = self.answer, {offer.gpu for offer, _ in self.options if offer}
+        reasons = {each.option: each for each in answer.alternatives or ()}
+        nearest = {offer.gpu: offer for offer in reversed(answer.candidates)}
+        for name in (each.gpu.name for each in self.scenario.gpus if self.chosen):
+            if name in shown:
+                continue
+            if name in reasons:
+                yield f"{name} ({explain_alternative(answer, reasons[name])})"
+            elif offer := nearest.get(name):
+                usd = _format_usd(offer.bill, "price not known")
+                yield f"{describe_gpus(offer)} ({usd}, {_uncapitalize(_judge(offer))})"
+            else:
+                yield f"{name} (the best dozen plans use none)"
 
     def _letter(self, offer: Offer) -> str:
         """Name an option that is shown by its letter, else by its GPUs."""
@@ -648,7 +668,9 @@ class _MemoWriter:
                 verdict = _judge(change.offer) if change.offer else "No plan meets the targets"
                 yield capitalize(self._say_in_words(change.change)), change.offer, verdict
             elif change.change == next(iter(relaxed)):
-                names = ", ".join(name for name, _ in relaxed.values())
+                names = ", ".join(
+                    f"{name} {text.rpartition(' to ')[2]}" for text, (name, _) in relaxed.items()
+                )
                 yield f"Any one limit longer: {names}", least, f"{_judge(least)} or more"
 
     def _name_other(self, offer: Offer) -> str:
@@ -691,7 +713,8 @@ class _MemoWriter:
             rate = ((load and load.rate) or found.request_tps.mid) / replicas
             *latencies, _ = self._list_step(found)
             tokens = format_number(found.output_tps.mid / replicas, 2)
-            rows.append((f"{format_number(rate)}, your traffic", *latencies, tokens))
+            mark = "*" * bool(self.answer.benchmark_note)
+            rows.append((f"{format_number(rate)}, your traffic{mark}", *latencies, tokens))
         return tuple(rows)
 
     def _list_step(self, found: Performance) -> Iterator[str]:
@@ -707,11 +730,12 @@ class _MemoWriter:
             replayed = "Analytical estimate, not simulated"
             if requests := performance.num_simulated_requests:
                 replayed = f"{requests:,} requests simulated with the engine's scheduler"
-            run = describe_nearest_run(self.answer.best) if self.answer.best else ""
+            run = describe_nearest_run(self.best) if self.best else ""
+            basis = BASIS_LABELS[self.best.basis] if self.best else ""
             nearest = f"Of single runs this one weighs most: {run}. " if run else ""
             yield (
                 "Method",
-                f"{replayed}. Step times are {BASIS_LABELS[performance.basis]}. {nearest}80% intervals:"
+                f"{replayed}. Step times are {basis}. {nearest}80% intervals:"
                 " 4 of 5 measured systems fall inside.",
             )
         if left_out:
