@@ -451,8 +451,10 @@ class _Builder:
             support=judge_model_support(best.deployment.model, best.deployment.engine).sentence
             if best
             else "",
-            model_memory=best and measure_model(load_model(scenario.model), best.deployment),
-            adapter_slots=best and _measure_adapters(scenario, best),
+            model_memory=measure_model(load_model(scenario.model), best.deployment)
+            if best
+            else None,
+            adapter_slots=_measure_adapters(scenario, best) if best else None,
         )
 
     def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:

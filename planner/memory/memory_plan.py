@@ -104,8 +104,8 @@ class MemoryPlan:
             "driver context": round(self.context.mid),
             "other tenants": self.deployment.other_tenants_bytes,
         }
-        for label, (size, is_inside) in self.terms.items():
-            (inside if is_inside else others)[label] = round(size.mid)
+        for label, (term, is_inside) in self.terms.items():
+            (inside if is_inside else others)[label] = round(term.mid)
         rest, outside = self.total_bytes - self.budget_bytes, {}
         for name, size in others.items():
             outside[name] = min(rest, size)
