@@ -51,6 +51,9 @@ def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None
     others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
     first = [("other formats allowed", formats)] if formats else []
     searched = dict((*first, *proposed[:MAX_CHANGES_TRIED], *others))
+    if _has_few_slots(given):  # the cheapest change, alone and beside the others
+        free = {"as many adapter slots as serve best": given, **searched}
+        searched = {change: _free_slots(each) for change, each in free.items()}
     for change, plans in try_each(search_to_end, searched, "ways out"):
         options += [(change, each.scenario, each.chosen) for each in plans or () if each.chosen]
         if options and options[-1][2].is_confident:
@@ -60,6 +63,17 @@ def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None
     change, scenario, best = min(options, key=lambda each: _rank_fix(each[2]))
     is_other = best.deployment.gpu not in {each.gpu for each in given.gpus}
     return Change(change, offer(best, scenario), is_other)
+
+
+def _has_few_slots(scenario: Scenario) -> bool:
+    """Whether the scenario gives fewer slots than it has LoRA adapters."""
+    return 0 < int(scenario.engine_args.get("max_loras") or 0) < scenario.workload.adapters
+
+
+def _free_slots(scenario: Scenario) -> Scenario:
+    """Let the search choose max_loras."""
+    args = {name: value for name, value in scenario.engine_args.items() if name != "max_loras"}
+    return replace(scenario, engine_args=args)
 
 
 def _rank_fix(candidate: Candidate) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ else there is. The figures are those of the answer; `MEMO_MIME_TYPE` carries the
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from markupsafe import Markup
@@ -450,6 +450,12 @@ class _MemoWriter:
     def _list_ways_out(self, index: Iterator[str]) -> Iterator[tuple[Offer | None, Option]]:
         """List the plans that one change allows, best first."""
         ways = [(each, each.offer) for each in self.changes if each.offer]
+        found, slots = self.answer.ways_out, self.answer.adapter_slots
+        if found and slots and found.change and (offer := found.change.offer):
+            count = offer.deployment.args.max_loras
+            if count != slots.count:  # a way out of the answer alone, in which slots are free
+                name = f"{found.change.change}, max_loras {count} in place of {slots.count}"
+                ways.append((replace(found.change, change=name), offer))
         for change, offer in sorted(ways, key=lambda way: way[1].rank):
             title = f"{next(index)} · {self._say_in_words(change.change)}"
             outside = explain_outside(self.scenario, offer)

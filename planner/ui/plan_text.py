@@ -348,7 +348,10 @@ def _list_ways_out(answer: Answer) -> list[str]:
     texts = [", or ".join(relaxed)] if relaxed else []
     if (change := found.change) and change.offer:
         outside = explain_outside(answer.scenario, change.offer)
-        name = f"{describe_offer(change.offer)}{f' ({outside})' * bool(outside)}"
+        slots = change.offer.deployment.args.max_loras
+        is_other = answer.adapter_slots and slots != answer.adapter_slots.count
+        name = f"{describe_offer(change.offer)}{f', max_loras {slots}' if is_other else ''}"
+        name += f" ({outside})" * bool(outside)
         texts.insert(0, f"{name}: {format_price(change.offer)}, {format_odds(change.offer)} likely")
     return texts
 
