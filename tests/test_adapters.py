@@ -10,8 +10,10 @@ import pytest
 from shipped import answer_of, plan_once, sampled
 
 from planner.analysis.adapter_tables import compare_adapter_endpoints
+from planner.analysis.memory_sweeps import build_budget_table
+from planner.answers.ways_out import _free_slots, _has_few_slots
 from planner.core.errors import PlannerError
-from planner.core.number_format import format_usd
+from planner.core.units import GIB
 from planner.deploy import build_launch, render_artifacts
 from planner.engines.deployment import deploy_on
 from planner.latency.lora_adapters import (
@@ -20,7 +22,7 @@ from planner.latency.lora_adapters import (
     estimate_distinct_adapters,
 )
 from planner.latency.step_model import build_step_model
-from planner.memory.memory_plan import get_memory_plan
+from planner.memory.memory_plan import ADAPTERS_LABEL, get_memory_plan
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import parse_scenario
 from planner.planning.simulation_runs import simulate_once
@@ -278,19 +280,61 @@ def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_
     assert costs[0].adapter_cold_s > costs[0].adapter_load_s > costs[0].adapter_s
 
 
+def test_the_slots_of_adapters_are_no_weights() -> None:
+    """Rank 32 on every linear layer of an 8B Llama trains 83,886,080 parameters, as PEFT prints."""
+    base = deploy_on("meta-llama/Llama-3.1-8B", "L40S", engine_version="0.33.0")
+    slots = base.with_args(max_loras=8, max_lora_rank=32)
+    without, found = get_memory_plan(base).bytes_by_part, get_memory_plan(slots).bytes_by_part
+    assert found["weights"] == pytest.approx(without["weights"], rel=1e-6)
+    assert ADAPTERS_LABEL not in without
+    layers = 8 * 2 * 83_886_080
+    assert layers <= found[ADAPTERS_LABEL] <= 1.15 * layers  # embedding and head have slots too
+    table = build_budget_table(get_memory_plan(slots)).set_index("term")["GiB"]
+    assert table[ADAPTERS_LABEL].mid * GIB == found[ADAPTERS_LABEL]
+
+
+def test_the_answer_tells_the_slots_and_what_a_cold_adapter_waits_for() -> None:
+    answer = answer_of(plan_once(parse_scenario(ASKED, "adapters")))
+    slots, text = answer.adapter_slots, " ".join(format_answer(answer, detailed=True).split())
+    assert slots is not None and answer.best is not None
+    assert slots.count * slots.bytes_each == answer.best.memory.adapters_bytes
+    assert f"of LoRA adapters ({slots.count} slot" in text
+    assert 0 < slots.load_s < slots.cold_s
+    assert "into a slot from host memory" in text
+
+
+def test_few_slots_are_a_way_out_before_more_gpus_are() -> None:
+    """40 adapters evenly used on 8 slots wait for slots: more of them cost no GPU."""
+    few = {"adapters": {"count": 40, "ranks": [16], "max_loras": 1}}
+    given = {
+        **ASKED, **few, "gpus": [{"gpu": "H100-SXM", "at_most": 1}], "service_level": {"ttft": {"p95": 1000}},
+    }  # fmt: skip
+    scenario = parse_scenario(given, "few slots")
+    assert _has_few_slots(scenario) and not _has_few_slots(parse_scenario(ASKED, "free"))
+    assert "max_loras" not in _free_slots(scenario).engine_args
+    answer = answer_of(plan_once(scenario))
+    change = answer.ways_out and answer.ways_out.change
+    assert change and change.offer
+    slots, gpus = change.offer.deployment.args.max_loras, change.offer.num_gpus
+    assert slots > 1 and gpus == 1
+    assert f", max_loras {slots}" in " ".join(format_answer(answer).split())
+    assert any(
+        f"max_loras {slots} in place of 1" in each.title for each in build_memo(answer).options
+    )
+
+
 def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> None:
     asked = parse_scenario(ASKED, "adapters")
     plan = plan_once(asked)
     assert plan.chosen is not None and plan.chosen.is_simulated
     args = plan.chosen.deployment.args
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
-    usd = plan.chosen.usd_per_hour
-    assert usd
-    each = f"{format_usd(usd * 24 * 365.25 / 12 / 40)}/month of the bill for each"
     slots = f"40 LoRA adapters, {args.max_loras} slot"
     text = " ".join(format_answer(answer_of(plan)).split())
     said = build_memo(answer_of(plan)).sentences, build_page(answer_of(plan))["say"], [text]
-    assert all(any(slots in line and each in line for line in lines) for lines in said)
+    assert all(any(slots in line for line in lines) for lines in said)
+    asked_for = dict(build_memo(answer_of(plan)).asked)["Traffic"]
+    assert "each for one of 40 LoRA adapters" in asked_for
     started = str(build_launch(plan.chosen.prediction))
     for flag in (
         "--enable-lora",

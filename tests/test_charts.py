@@ -9,8 +9,9 @@ import pytest
 from shipped import answer_of, drawn_rows, plan_of, small_plan
 
 from planner.analysis import layout_tables as layout_study
-from planner.analysis import tail_latency
+from planner.analysis import load_curves, tail_latency
 from planner.analysis.latency_rows import list_mean_latencies
+from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
 from planner.core.number_format import format_usd
 from planner.core.units import GIB
@@ -312,3 +313,25 @@ def test_labels_have_room_for_a_wider_font():
         r'width="([\d.]+)".*?viewBox="(-?\d+) 0 ([\d.]+)', drawn
     ).groups()
     assert int(left) <= 224 - 246 and width == across
+
+
+def test_the_plan_lies_inside_the_axes_of_its_curve() -> None:
+    """A curve that ends before the plan's load must not push the plan out of the picture."""
+    curve = [(load / 10, 0.1, 0.2, 0.4) for load in range(1, 18)]
+    chart = charts_summary.plot_load_curve(curve, "requests/s", 3.0, Interval(20, 26, 60), 1.0)
+    domain = chart.to_dict()["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert domain == [0, 3.0]
+
+
+def test_no_curve_goes_through_a_load_that_the_closed_form_cannot_reach(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan
+) -> None:
+    best = plan.best
+    assert best is not None
+    performance = best.prediction.performance
+    assert performance is not None
+    target, rate = plan.scenario.slo_targets[0], get_load(plan.scenario.workload)[1]
+    for reached, drawn in ((0.6, False), (1.2, True)):
+        points = [(rate * reached * share / 5, performance) for share in range(1, 6)]
+        monkeypatch.setattr(load_curves, "sweep_performance", lambda *_, points=points: points)
+        assert bool(load_curves.sweep_stated_latency(plan.scenario, best, target)) is drawn

@@ -39,8 +39,8 @@ def test_what_differs_from_the_benchmark_is_said_wherever_it_is_predicted(
     memo, said = build_memo(answer_of(plan)), explain_benchmark_lengths(chosen.prediction)
     script = render_artifacts(chosen.prediction, plan.scenario.slo_targets)["bench.sh"]
     load = chosen.prediction.workload
-    assert load and said == memo.ramp_note and f"# {said}\n" in script
-    assert memo.ramp[-1][0].endswith("your traffic")
+    assert load and f"* {said}" == memo.ramp_note and f"# {said}\n" in script
+    assert memo.ramp[-1][0].endswith("your traffic*")
     assert format_number(load.prompt.compute_quantile(0.95)) in said
 
 

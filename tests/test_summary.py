@@ -10,8 +10,11 @@ import pytest
 from shipped import answer_of, small_plan, small_scenario
 
 from planner.answers import serialize_answer
-from planner.answers.build import build_offer
+from planner.answers.answer import NearestRun, Relaxation, WaysOut
+from planner.answers.build import _explain_local_model, build_offer
 from planner.answers.wording import (
+    BASIS_LABELS,
+    describe_cheaper_odds,
     describe_day,
     describe_headroom,
     describe_risk,
@@ -167,6 +170,82 @@ def test_what_would_pass_passes() -> None:
     )
     over = format_seconds(found.prediction.performance.ttft["p95"].mid, 0.008)
     assert table["what is missing"].iloc[0] == f"p95 TTFT is {over}, limit 8 ms"
+
+
+def test_what_was_measured_is_named_as_what_it_is() -> None:
+    """A run of the very model on the very GPU is more than one of its family; one on another GPU is less."""
+    best = answer_of(plan()).best
+    assert best and best.performance
+    for basis, model, gpu, said in (
+        ("measured", True, True, "measured on this GPU with this very model"),
+        ("measured", False, True, "measured on this GPU with models of this family"),
+        ("measured", True, False, "measured on this GPU with models of this family"),
+        ("model-transfer", False, True, "measured on this GPU, but with models of other families"),
+        ("model-transfer", False, False, "and on other GPUs"),
+    ):
+        performance = replace(best.performance, basis=basis)
+        offer = replace(
+            best, nearest_run=NearestRun("a run", None, model, gpu),
+            prediction=replace(best.prediction, performance=performance),
+        )  # fmt: skip
+        assert said in BASIS_LABELS[offer.basis]
+    known = {offer.basis for offer in answer_of(plan()).candidates}
+    assert known <= set(BASIS_LABELS)
+
+
+def test_the_memo_explains_its_short_names_and_every_gpu_that_is_allowed() -> None:
+    gpus = [{"gpu": "L40S", "at_most": 4}, {"gpu": "H100-SXM", "at_most": 8}]
+    memo = build_memo(answer_of(small_plan({"gpus": gpus, "layout": {"tp": 2}})))
+    assert "TP2: each layer is split over 2 GPUs" in memo.deployment
+    assert "BF16: 16 bits per weight" in memo.deployment or "FP8: 8 bits" in memo.deployment
+    named = [option.name for option in memo.options]
+    for name in ("L40S", "H100-SXM"):
+        assert any(name in each for each in named) or name in memo.capacity_note
+
+
+def test_a_model_that_is_a_path_says_where_its_weights_must_lie() -> None:
+    best = answer_of(plan()).best
+    assert best
+    local = replace(best.deployment.model, name="work/config.json", local_name="work")
+    deployment = replace(best.deployment, model=local)
+    offer = replace(best, prediction=replace(best.prediction, deployment=deployment))
+    (said,) = _explain_local_model(offer)
+    assert "the folder that holds its weights" in said and not list(_explain_local_model(best))
+
+
+def test_limits_that_have_to_give_way_together_are_one_row() -> None:
+    """A longer limit for TPOT alone meets nothing while TTFT is missed as well."""
+    found = (
+        Relaxation("limit", "p95 TTFT", 1.0, 26.0, 60.0),
+        Relaxation("limit", "p95 TPOT", 0.04, 0.039, 0.0402),
+        Relaxation("rate", "rate", 3.0, 1.26, 0.97),
+    )
+    answer = replace(answer_of(plan(ttft=8, rate=2)), ways_out=WaysOut(None, found))
+    table = tables.build_relaxation_table(answer)
+    assert len(table) == 2 and list(table.iloc[1])[1:] == ["3", "1.26", "0.97"]
+    assert "p95 TTFT and p95 TPOT" in table.iloc[0]["change"]
+    assert table.iloc[0]["with the asked probability"].count(";") == 1
+    text = " ".join(answered(answer).split())
+    assert "0.97 requests/s instead of 3 (80% likely)" in text
+
+
+def test_less_load_has_its_largest_value_at_the_expected_speed_too() -> None:
+    """What is met at the expected speed is no less than what is met with 80%."""
+    stuck = answer_of(plan(rate=60))
+    assert stuck.chosen is None and stuck.ways_out
+    (found,) = (each for each in stuck.ways_out.relaxations if each.kind == "rate")
+    assert found.expected is None or found.pessimistic <= found.expected <= 60
+
+
+def test_a_cheaper_plan_is_told_with_its_own_probability_beside_that_of_any() -> None:
+    """One of several holds in more draws than the likeliest of them alone."""
+    answer = answer_of(plan())
+    choice, other = answer.choice, answer.chosen
+    assert choice and other
+    likely = replace(choice, p_cheaper=0.91, likeliest_cheaper=replace(other, probability=0.61))
+    text = describe_cheaper_odds(replace(answer, choice=likely))
+    assert "91% likely that some cheaper plan does" in text
+    assert text.endswith(f"{other.placement} alone 61%")
 
 
 def test_an_answer_for_no_more_money_costs_no_more() -> None:

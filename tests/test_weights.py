@@ -11,7 +11,12 @@ from planner.core.readers import read_yaml
 from planner.core.units import GIB
 from planner.engines.deployment import deploy_on
 from planner.engines.layout import ParallelLayout, SpeculationConfig
-from planner.memory.weights import compute_loaded_bytes, compute_lora_bytes, compute_stage_bytes
+from planner.memory.weights import (
+    compute_loaded_bytes,
+    compute_lora_bytes,
+    compute_stage_bytes,
+    compute_stored_bytes,
+)
 from planner.models.quantization import WEIGHT_FORMATS
 from planner.models.registry import load_model
 from planner.parallelism.pipeline import split_layers_into_stages
@@ -32,6 +37,17 @@ def test_rank_bytes_are_the_logged_ones(
 ) -> None:
     planned = compute_stage_bytes(deploy_on(name, gpu, tp=tp, engine_version=version))[0]
     assert planned / GIB == pytest.approx(gib, rel=0.003)
+
+
+def test_a_checkpoint_has_the_bytes_that_its_index_states() -> None:
+    """total_size of model.safetensors.index.json; experts in MXFP4 are padded only when loaded."""
+    sizes = {
+        "meta-llama/Llama-3.1-8B-Instruct": 16_060_522_496,
+        "openai/gpt-oss-120b": 65_248_815_744,
+    }
+    for name, size in sizes.items():
+        assert compute_stored_bytes(load_model(name)) == size
+    assert compute_stored_bytes(load_model("openai/gpt-oss-120b"), padded=True) > 65_248_815_744
 
 
 def test_an_fp8_checkpoint_keeps_its_attention_in_bf16() -> None:

@@ -20,6 +20,8 @@ CURVE_POINTS = 24
 """Loads per curve."""
 MAX_LAYOUTS_PRICED = 12
 """Most layouts, best first, that other loads are priced for."""
+MIN_REACHED_LOAD = 0.95
+"""Share of the offered load up to which a curve through it must reach."""
 LOAD_SPAN_FACTOR = 4.0
 """Loads range from this factor below to this factor above the offered load."""
 
@@ -80,10 +82,10 @@ def sweep_stated_latency(
     """Return (load, lo, mid, hi) of the latency of `target` (s), through the candidate's own.
 
     The closed form gives the shape; each end is scaled to what the candidate is predicted to do at
-    the offered load.
+    the offered load. There is no curve where the closed form is overloaded well below that load.
     """
-    points = sweep_performance(scenario, candidate)
-    if not points:
+    points, (_, offered) = sweep_performance(scenario, candidate), get_load(scenario.workload)
+    if not points or points[-1][0] < MIN_REACHED_LOAD * offered:
         return []
     ends = _scale_curve(scenario, candidate, target, points)
     return list(zip((load for load, _ in points), *ends, strict=True))

@@ -16,7 +16,6 @@ from planner.memory.concurrency_limits import estimate_preemption_risk, find_saf
 from planner.memory.kv_cache import resolve_kv_cache_dtype
 from planner.memory.layer_caches import get_kv_element_bytes
 from planner.memory.memory_plan import (
-    MEMORY_TERM_LABELS,
     MemoryPlan,
     find_safe_memory_utilization,
     plan_memory,
@@ -32,10 +31,7 @@ COMPARED_BATCH = 32
 
 def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
     """Return each memory term in GiB, and whether `gpu_memory_utilization` covers it."""
-    rows = [
-        (label, getattr(memory, term) / GIB, term in memory.budgeted_terms)
-        for term, label in MEMORY_TERM_LABELS.items()
-    ]
+    rows = [(label, size / GIB, is_inside) for label, (size, is_inside) in memory.terms.items()]
     other_tenants = Interval.from_value(memory.deployment.other_tenants_bytes / GIB)
     rows = [
         ("budget", Interval.from_value(memory.budget_bytes / GIB), True),

@@ -16,7 +16,7 @@ from planner.engines.deployment import Deployment
 from planner.hardware.prices import GpuPrice
 from planner.latency.performance import Performance
 from planner.latency.startup_time import StartupTime
-from planner.memory.memory_plan import MemoryPlan
+from planner.memory.memory_plan import MemoryPlan, ModelMemory
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
@@ -96,6 +96,27 @@ class Carbon:
 
 
 @dataclass(frozen=True)
+class AdapterSlots:
+    """The slots that a GPU has for LoRA adapters, and what an adapter without one waits for."""
+
+    count: int  # max_loras
+    bytes_each: float  # on the fullest GPU
+    load_s: float  # from host memory into a slot
+    cold_s: float  # from a file into a slot
+    sequences: int  # requests that fill the slots, on average
+
+
+@dataclass(frozen=True)
+class NearestRun:
+    """A measured run: what it was, its TPOT, and what it shares with a deployment."""
+
+    text: str
+    tpot_s: float | None
+    has_same_model: bool
+    has_same_gpu: bool
+
+
+@dataclass(frozen=True)
 class Offer:
     """A deployment under the scenario's traffic: what it is, costs and does, and how surely."""
 
@@ -129,8 +150,7 @@ class Offer:
     startup: StartupTime | None
     kv_transfer: tuple[float, float] | None  # bytes/s of a link, and seconds for a mean prompt
     cache_hit_fraction: float
-    # the measured run that the step costs lean on most, and its TPOT in seconds
-    nearest_run: tuple[str, float | None] | None
+    nearest_run: NearestRun | None  # that the step costs lean on most
     utilization_reason: str  # for a gpu_memory_utilization that is not the engine's default
 
     @property
@@ -152,6 +172,18 @@ class Offer:
     def memory(self) -> MemoryPlan:
         """What a GPU holds."""
         return self.prediction.memory
+
+    @property
+    def basis(self) -> str:
+        """What its step costs rest on, a key of `basis` in phrases.yaml; of one that cannot start "prior"."""
+        run, basis = self.nearest_run, self.performance.basis if self.performance else "prior"
+        if run and basis == "measured" and run.has_same_model and run.has_same_gpu:
+            return "measured-model"
+        return (
+            "mixed-transfer"
+            if run and basis == "model-transfer" and not run.has_same_gpu
+            else basis
+        )
 
     @property
     def num_gpus_billed(self) -> int:
@@ -430,6 +462,8 @@ class Answer:
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
     benchmark_note: str  # why a benchmark's figures differ from those of the targets
     support: str  # that nobody knows whether the engine's release serves the model, else empty
+    model_memory: ModelMemory | None = None  # of the best
+    adapter_slots: AdapterSlots | None = None  # of the best; None without adapters
     surge: Surge | None = None  # at more traffic than planned
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
     middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
 from planner.answers.answer import (
+    AdapterSlots,
     Alternative,
     Answer,
     Basis,
@@ -19,6 +20,7 @@ from planner.answers.answer import (
     CostCurve,
     LatencyCurve,
     Limit,
+    NearestRun,
     Offer,
     Outside,
     Part,
@@ -44,11 +46,17 @@ from planner.engines.deployment import choose_machines
 from planner.engines.model_registries import judge_model_support
 from planner.hardware.grids import JOULES_PER_KWH
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
+from planner.latency.lora_adapters import (
+    compute_adapter_costs,
+    estimate_cold_adapter_s,
+    limit_sequences_by_adapters,
+)
 from planner.latency.measured_residuals import describe_run, find_nearest_run
 from planner.latency.startup_time import estimate_startup
 from planner.latency.step_model import locate_operating_point
-from planner.memory.memory_plan import explain_memory_utilization
+from planner.memory.memory_plan import explain_memory_utilization, measure_model
 from planner.models.quantization import WeightFormatEntry, load_weight_formats
+from planner.models.registry import load_model
 from planner.planning.alternatives import (
     CandidateAlternative,
     find_alternatives,
@@ -105,15 +113,20 @@ def build_answer(
     return _Builder(plan, known).build(parts, changes, left_out)
 
 
-def _find_nearest_run(prediction: Prediction) -> tuple[str, float | None] | None:
-    """Find the measured run that shares most with a deployment at its load, and its TPOT."""
+def _find_nearest_run(prediction: Prediction) -> NearestRun | None:
+    """Find the measured run that shares most with a deployment at its load."""
     if prediction.workload is None:
         return None
     point = locate_operating_point(prediction.deployment, prediction.effective_workload)
     if (run := find_nearest_run(point)) is None:
         return None
-    tpot_ms = run["measured_tpot_ms"]
-    return describe_run(run), float(tpot_ms) / 1e3 if tpot_ms else None
+    tpot_ms, deployment = run["measured_tpot_ms"], prediction.deployment
+    return NearestRun(
+        describe_run(run),
+        float(tpot_ms) / 1e3 if tpot_ms else None,
+        run["model"].casefold() == deployment.model.name.casefold(),
+        run["gpu"] == deployment.gpu.name,
+    )
 
 
 def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | None = None) -> Offer:
@@ -158,6 +171,29 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         nearest_run=_find_nearest_run(prediction),
         utilization_reason=explain_memory_utilization(deployment),
     )
+
+
+def _measure_adapters(scenario: Scenario, best: Offer) -> AdapterSlots | None:
+    """Measure the slots of LoRA adapters; None without any."""
+    deployment = best.deployment
+    if not scenario.workload.adapters or not deployment.args.max_loras:
+        return None
+    return AdapterSlots(
+        deployment.args.max_loras,
+        best.memory.adapters_bytes / deployment.args.max_loras,
+        compute_adapter_costs(deployment).adapter_load_s,
+        estimate_cold_adapter_s(deployment, scenario.storage),
+        limit_sequences_by_adapters(deployment, scenario.workload),
+    )
+
+
+def _explain_local_model(best: Offer | None) -> Iterator[str]:
+    """Explain where the weights of a model must lie that is a path on this machine."""
+    if best and best.deployment.model.local_name:
+        yield (
+            f"the model is a path here ({best.deployment.model.name}): where it is served, the"
+            " launch command must name the folder that holds its weights beside config.json"
+        )
 
 
 def _estimate_transfer(scenario: Scenario, candidate: Candidate) -> tuple[float, float] | None:
@@ -398,7 +434,7 @@ class _Builder:
             billing=plan.billing,
             api=plan.api_comparison,
             interruption=plan.interruption,
-            notes=plan.notes,
+            notes=(*plan.notes, *_explain_local_model(best)),
             engine_notes=explain_engines(
                 scenario.traits,
                 [each.gpu for each in scenario.gpus],
@@ -415,6 +451,10 @@ class _Builder:
             support=judge_model_support(best.deployment.model, best.deployment.engine).sentence
             if best
             else "",
+            model_memory=measure_model(load_model(scenario.model), best.deployment)
+            if best
+            else None,
+            adapter_slots=_measure_adapters(scenario, best) if best else None,
         )
 
     def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:
@@ -558,8 +598,8 @@ def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
     values = [performance.get_for_display(t.metric, t.percentile) for t in scenario.slo_targets]
     width = max((v.hi / v.mid - 1 for v in values if 0 < v.mid < math.inf), default=0.0)
     yield Risk(
-        "step costs", min(BASIS_PHRASES[performance.basis]["doubt"] + width / 2, MAX_STEP_COST_WEIGHT),
-        {"basis": performance.basis, "width": width, "served_rps": performance.request_tps},
+        "step costs", min(BASIS_PHRASES[best.basis]["doubt"] + width / 2, MAX_STEP_COST_WEIGHT),
+        {"basis": best.basis, "width": width, "served_rps": performance.request_tps},
     )  # fmt: skip
     if speculation := best.deployment.speculation:
         yield Risk("acceptance", 1.8, {"rate": speculation.acceptance_rate})

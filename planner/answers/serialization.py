@@ -67,6 +67,8 @@ def serialize_answer(answer: Answer) -> Fields:
         "options": {name: _serialize_option(each) for name, each in answer.options.items()},
         "reasons": list(answer.reasons),
         **(serialize_offer(scenario, best) if best else {"model": scenario.model}),
+        "model_memory": answer.model_memory and _to_json(answer.model_memory),
+        "adapter_slots": answer.adapter_slots and _to_json(answer.adapter_slots),
         "binding": {
             "constraint": answer.binding.constraint,
             "sentence": answer.binding.sentence,
@@ -239,6 +241,7 @@ def serialize_offer(scenario: Scenario, offer: Offer) -> Fields:
         "carbon": _to_json(offer.carbon),
         "start_up_s": offer.startup and offer.startup.total.as_json_list,
         "limits": [_serialize_limit(limit) for limit in offer.limits],
+        "memory_bytes_per_gpu": offer.memory.bytes_by_part,
     }
     if offer.performance is None:
         return fields | {"predicted": None}

@@ -8,6 +8,7 @@ from typing import Literal
 from planner.answers.answer import Answer, Change, Offer, Relaxation, WaysOut
 from planner.core.progress import try_each
 from planner.planning.candidate import Candidate
+from planner.planning.max_load import find_max_load
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, settle_open_figure
 from planner.planning.what_if import allow_formats, propose_changes, search_to_end
@@ -50,6 +51,9 @@ def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None
     others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
     first = [("other formats allowed", formats)] if formats else []
     searched = dict((*first, *proposed[:MAX_CHANGES_TRIED], *others))
+    if _has_few_slots(given):  # the cheapest change, alone and beside the others
+        free = {"as many adapter slots as serve best": given, **searched}
+        searched = {change: _free_slots(each) for change, each in free.items()}
     for change, plans in try_each(search_to_end, searched, "ways out"):
         options += [(change, each.scenario, each.chosen) for each in plans or () if each.chosen]
         if options and options[-1][2].is_confident:
@@ -59,6 +63,17 @@ def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None
     change, scenario, best = min(options, key=lambda each: _rank_fix(each[2]))
     is_other = best.deployment.gpu not in {each.gpu for each in given.gpus}
     return Change(change, offer(best, scenario), is_other)
+
+
+def _has_few_slots(scenario: Scenario) -> bool:
+    """Whether the scenario gives fewer slots than it has LoRA adapters."""
+    return 0 < int(scenario.engine_args.get("max_loras") or 0) < scenario.workload.adapters
+
+
+def _free_slots(scenario: Scenario) -> Scenario:
+    """Let the search choose max_loras."""
+    args = {name: value for name, value in scenario.engine_args.items() if name != "max_loras"}
+    return replace(scenario, engine_args=args)
 
 
 def _rank_fix(candidate: Candidate) -> tuple[object, ...]:
@@ -77,7 +92,10 @@ def _relax_limits(best: Offer) -> Iterator[Relaxation]:
 
 
 def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
-    """Find the largest load within the targets on the allowed GPUs, or a job's deadline."""
+    """Find the largest load within the targets on the allowed GPUs, or a job's deadline.
+
+    At the expected speed it is that of the closest deployment.
+    """
     scenario, load = plan.scenario, plan.scenario.workload
     if scenario.offline and plan.best and plan.performance:
         given, usable = (
@@ -100,4 +118,6 @@ def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
         return ()
     if kind == "concurrency" and largest < 2:
         return ()
-    return (Relaxation(kind, kind, wanted, None, largest),)
+    expected = find_max_load(easier, plan.best, 0.0, kind)
+    at_expected = min(expected, wanted) if expected >= largest else None
+    return (Relaxation(kind, kind, wanted, at_expected, largest),)

@@ -30,6 +30,7 @@ from planner.core.number_format import (
     format_usd,
 )
 from planner.core.text import capitalize, format_count
+from planner.core.units import GIB, MIB
 from planner.hardware.prices import GpuPrice
 from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
@@ -57,7 +58,7 @@ VERDICT_STATES: Mapping[str, LimitStatus] = {
     "holds": "met", "at_risk": "at risk", "nothing_meets": "missed",
 }  # fmt: skip
 BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_PHRASES.items()}
-"""What the step costs are based on, by `Performance.basis`."""
+"""What the step costs are based on, by `Offer.basis`."""
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
@@ -109,6 +110,23 @@ def _write_name(name: str) -> str:
     return _NAMES.get(name, name.upper() if name.isalnum() else name)
 
 
+def gloss_deployment(offer: Offer) -> str:
+    """Explain the short names of a deployment's layout and format to who does not run engines."""
+    terms = dict[str, str]()
+    for layout in (pool.layout for pool in offer.pools):
+        sizes = {
+            f"TP{layout.tp}": f"each layer is split over {layout.tp} GPUs" * (layout.tp > 1),
+            f"PP{layout.pp}": f"{layout.pp} groups of layers on GPUs of their own"
+            * (layout.pp > 1),
+            f"DP{layout.dp}": f"requests are shared among {layout.dp} parts" * (layout.dp > 1),
+            f"EP{layout.ep}": f"experts are spread over {layout.ep} GPUs" * (layout.ep > 1),
+        }
+        terms |= {name: text for name, text in sizes.items() if text}
+    name = describe_weights(offer).partition(" ")[0]
+    terms[name] = f"{offer.deployment.model.quantization.weight_bits:.3g} bits per weight"
+    return "; ".join(f"{term}: {text}" for term, text in terms.items())
+
+
 def describe_engine(offer: Offer) -> str:
     """Name the engine and its version: "vLLM 0.20.2"."""
     engine = offer.deployment.engine
@@ -125,20 +143,79 @@ def describe_replica_gpus(offer: Offer) -> str:
     return f"{offer.gpus_per_replica} \N{MULTIPLICATION SIGN} {offer.gpu}"
 
 
+def describe_adapter_traffic(scenario: Scenario) -> str:
+    """Describe which LoRA adapters requests ask for, after their lengths; empty without any."""
+    load = scenario.workload
+    if not load.adapters:
+        return ""
+    skew = f"Zipf {load.adapter_zipf:g}" if load.adapter_zipf else "evenly used"
+    return f"; each for one of {format_count(load.adapters, 'LoRA adapter')} ({skew})"
+
+
 def describe_adapters(answer: Answer) -> str:
-    """Describe the LoRA adapters: their slots on a GPU, and what each costs; empty without any."""
-    adapters, offer = answer.scenario.workload.adapters, answer.best
-    if not adapters or offer is None:
+    """Describe the LoRA adapters and their slots on a GPU; empty without any."""
+    adapters, offer, slots = (
+        answer.scenario.workload.adapters, answer.best, answer.adapter_slots,
+    )  # fmt: skip
+    if not adapters or offer is None or slots is None:
         return ""
     args = offer.deployment.args
     text = (
-        f"{format_count(adapters, 'LoRA adapter')}, {format_count(args.max_loras, 'slot')} per GPU"
+        f"{format_count(adapters, 'LoRA adapter')}, {format_count(slots.count, 'slot')} per GPU"
         f" (max_loras), rank up to {args.max_lora_rank}"
     )
-    if not offer.bill:
-        return text
-    period = describe_period(answer.scenario)
-    return f"{text}; {format_usd(offer.bill / adapters)}{period} of the bill for each"
+    if slots.count < adapters and slots.sequences < args.max_num_seqs:
+        text += f"; {slots.sequences:,} requests fill them on average, others wait for a slot"
+    return text
+
+
+def explain_cold_adapter(answer: Answer) -> str:
+    """Explain what an adapter waits for that has no slot yet; empty without adapters."""
+    slots, load = answer.adapter_slots, answer.scenario.workload
+    if slots is None or answer.best is None:
+        return ""
+    args = answer.best.deployment.args
+    in_host, cold = format_seconds(slots.load_s), format_seconds(slots.cold_s)
+    where = f"{cold} from a file ({answer.scenario.storage})"
+    if (args.max_cpu_loras or slots.count) >= load.adapters:
+        kept = "all are kept in host memory and read before the first request"
+        return f"{in_host} into a slot from host memory; {kept}. One that is added later: {where}"
+    return f"{in_host} into a slot from host memory, {where}, while no step runs"
+
+
+def describe_model_memory(answer: Answer) -> str:
+    """Describe what the whole model takes, as its checkpoint says and as it is loaded."""
+    found, offer = answer.model_memory, answer.best
+    if found is None or offer is None:
+        return ""
+    stored, loaded = (_format_gib(size) for size in (found.stored_bytes, found.loaded_bytes))
+    text = f"{format_number(found.num_params / 1e9)}B parameters, {stored} as stored"
+    if stored != loaded:
+        text += f", {loaded} as loaded ({describe_weights(offer)})"
+    if of_token := found.kv_bytes_per_token:
+        text += f"; KV cache {format_number(of_token / 1024)} KiB per token"
+    return text
+
+
+def _format_gib(size: float) -> str:
+    return f"{size / GIB:,.1f} GiB"
+
+
+def describe_gpu_memory(answer: Answer) -> str:
+    """Describe what the fullest GPU holds of weights, adapters and KV cache."""
+    offer, slots = answer.best, answer.adapter_slots
+    if offer is None:
+        return ""
+    memory = offer.memory
+    parts = [f"{_format_gib(memory.weights.mid - memory.adapters_bytes)} of weights"]
+    if slots:
+        each = f"{format_count(slots.count, 'slot')} x {format_number(slots.bytes_each / MIB)} MiB"
+        parts += [f"{_format_gib(memory.adapters_bytes)} of LoRA adapters ({each})"]
+    of_token = memory.layout.kv_bytes_per_token
+    share = f" ({format_number(of_token / 1024)} KiB per token)" if of_token else ""
+    *first, last = *parts, f"{_format_gib(memory.kv_available.mid)} of KV cache{share}"
+    total = _format_gib(memory.total_bytes)
+    return f"{', '.join(first)} and {last} on the fullest GPU, which has {total}"
 
 
 def explain_outside(scenario: Scenario, offer: Offer) -> str:
@@ -423,8 +500,8 @@ def describe_nearest_run(offer: Offer) -> str:
     """Describe the measured run that the step costs lean on most; empty where there is none."""
     if offer.nearest_run is None:
         return ""
-    run, tpot_s = offer.nearest_run
-    return f"{run}: {format_latency(tpot_s)} per token" if tpot_s else run
+    run = offer.nearest_run
+    return f"{run.text}: {format_latency(run.tpot_s)} per token" if run.tpot_s else run.text
 
 
 def describe_draws(choice: Choice) -> str:
@@ -446,9 +523,9 @@ def describe_cheaper_odds(answer: Answer) -> str:
     choice = answer.choice
     if choice is None or not choice.is_cheaper_likely or answer.scenario.offline:
         return ""  # a job takes fewer GPUs longer, for the same bill
-    near = choice.likeliest_cheaper
-    most = f", most often {near.placement}" if near else ""
-    return f"first: {format_probability(choice.p_cheaper)} likely that a cheaper plan does{most}"
+    near, some = choice.likeliest_cheaper, format_probability(choice.p_cheaper)
+    text = f"first: {some} likely that some cheaper plan does, of several together"
+    return f"{text}; {near.placement} alone {format_odds(near)}" if near else text
 
 
 def describe_rejected(answer: Answer) -> str:
@@ -665,6 +742,17 @@ def _explain_expected_growth(scenario: Scenario, growth: GrowthLimit) -> str:
     if scenario.headroom:
         within = f"by {_format_share(planned / offered - 1)} within the headroom, and "
     return f"{start} the {subject} may grow {within}by {_format_share(more)} until {end}."
+
+
+def explain_slots_in_capacity(answer: Answer) -> str:
+    """Explain what the capacity leaves out where adapters share slots; empty where none waits for one."""
+    slots, adapters = answer.adapter_slots, answer.scenario.workload.adapters
+    if slots is None or slots.count >= adapters:
+        return ""
+    return (
+        "in a long queue, in which requests of one adapter meet and share a slot; within the targets"
+        " it is less"
+    )
 
 
 def _format_share(growth: float) -> str:

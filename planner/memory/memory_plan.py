@@ -19,6 +19,7 @@ from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
+from planner.engines.layout import ParallelLayout
 from planner.memory import runtime_overhead
 from planner.memory.deployment_changes import (
     MAX_REMEDY_UTILIZATION,
@@ -27,7 +28,12 @@ from planner.memory.deployment_changes import (
     list_changes,
 )
 from planner.memory.kv_cache import KvCacheLayout, KvCachePool, build_kv_layout
-from planner.memory.weights import compute_loaded_bytes
+from planner.memory.weights import (
+    compute_adapter_slot_bytes,
+    compute_loaded_bytes,
+    compute_stored_bytes,
+)
+from planner.models.registry import Model
 
 MemoryStatus = Literal["ok", "at_risk", "does_not_fit"]
 MEMORY_STATUSES: tuple[MemoryStatus, ...] = get_args(MemoryStatus)
@@ -41,6 +47,8 @@ MEMORY_TERM_LABELS = {
     "non_torch": "non-torch",
     "cudagraph": "CUDA graphs",
 }
+ADAPTERS_LABEL = "LoRA adapters"
+"""The part of the term "weights" that the slots of adapters take."""
 WEIGHTS_RELATIVE_SIGMA = 0.004
 """Relative spread of logged weights around the checkpoint's (loader padding, repacked formats)."""
 SEARCHED_NUM_SEQS = (256, 64)
@@ -71,6 +79,22 @@ class MemoryPlan:
     status: MemoryStatus
     reason: str
     warnings: tuple[str, ...]
+    adapters_bytes: int = 0  # of the weights: the slots of LoRA adapters
+
+    @property
+    def terms(self) -> dict[str, tuple[Interval, bool]]:
+        """Each term beside the KV cache by label, and whether the budget covers it; adapters are apart."""
+        found = {
+            MEMORY_TERM_LABELS[term]: (getattr(self, term), term in self.budgeted_terms)
+            for term in MEMORY_TERMS
+        }
+        if not self.adapters_bytes:
+            return found
+        weights, is_inside = found.pop("weights")
+        slots = Interval.from_value(self.adapters_bytes)
+        return {
+            "weights": (weights - slots, is_inside), ADAPTERS_LABEL: (slots, is_inside), **found,
+        }  # fmt: skip
 
     @property
     def bytes_by_part(self) -> dict[str, int]:
@@ -80,9 +104,8 @@ class MemoryPlan:
             "driver context": round(self.context.mid),
             "other tenants": self.deployment.other_tenants_bytes,
         }
-        for term in MEMORY_TERMS:
-            sizes = inside if term in self.budgeted_terms else others
-            sizes[MEMORY_TERM_LABELS[term]] = round(getattr(self, term).mid)
+        for label, (term, is_inside) in self.terms.items():
+            (inside if is_inside else others)[label] = round(term.mid)
         rest, outside = self.total_bytes - self.budget_bytes, {}
         for name, size in others.items():
             outside[name] = min(rest, size)
@@ -164,6 +187,27 @@ class MemoryPlan:
         return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
 
 
+@dataclass(frozen=True)
+class ModelMemory:
+    """What a whole model takes, on however many GPUs; MTP layers and adapters are left out."""
+
+    num_params: int
+    stored_bytes: int  # in its checkpoint
+    loaded_bytes: int  # in the format that the engine loads
+    kv_bytes_per_token: float  # of one more token once windows are full
+
+
+def measure_model(checkpoint: Model, deployment: Deployment) -> ModelMemory:
+    """Measure a model as its checkpoint stores it and as a deployment loads it, copied to no second GPU."""
+    alone = replace(deployment, layout=ParallelLayout(), speculation=None)
+    return ModelMemory(
+        checkpoint.architecture.params_total,
+        compute_stored_bytes(checkpoint),
+        compute_stored_bytes(deployment.model, padded=True),
+        build_kv_layout(alone).kv_bytes_per_token,
+    )
+
+
 def plan_memory(deployment: Deployment) -> MemoryPlan:
     """Plan the memory of the fullest pipeline stage, with the deployment's memory calibration."""
     utilization = deployment.args.gpu_memory_utilization
@@ -222,6 +266,7 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
         context=context, kv_available=available, layout=layout, pool=pools[1], status="ok",
         reason="", warnings=(),
         max_concurrency=Interval(*(pool.max_concurrency_x for pool in pools)),
+        adapters_bytes=compute_adapter_slot_bytes(deployment)[fullest],
     )  # fmt: skip
     status, reason = _determine_status(memory, pools)
     return replace(

@@ -53,15 +53,16 @@ LARGE_ALLOCATION_BYTES, ALLOCATION_STEP_BYTES = 10 * MIB, 2 * MIB
 
 
 def compute_weight_bytes(
-    model: Model, weight: WeightTensor, layout: ParallelLayout, prefix: str = ""
-) -> float:
-    """Compute the bytes of a weight on the fullest rank, in the module `prefix`."""
+    model: Model, weight: WeightTensor, layout: ParallelLayout, prefix: str = "",
+    padded: bool = True,
+) -> float:  # fmt: skip
+    """Compute the bytes of a weight on the fullest rank, in the module `prefix`; `padded` by the engine."""
     rows, cols, copies = compute_shard_shape(weight, layout)
     scheme = model.quantization.get_weight_format(weight, prefix)
     if scheme is None:
         bits = weight.stored_bits
         return rows * cols * copies * (bits // 8 if bits else DTYPE_BYTES[model.dtype])
-    if scheme.method == "mxfp4" and weight.part == "routed_experts":
+    if padded and scheme.method == "mxfp4" and weight.part == "routed_experts":
         tiles = MXFP4_TILE_SIZES if weight.shard == "column" else reversed(MXFP4_TILE_SIZES)
         rows, cols = (
             ceil(size / tile) * tile for size, tile in zip((rows, cols), tiles, strict=True)
@@ -110,7 +111,7 @@ def compute_lora_embedding_bytes(deployment: Deployment) -> tuple[int, int]:
 
 def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
     """Compute the weight bytes per GPU of each pipeline stage, with draft and adapters."""
-    model, layout, args = deployment.model, deployment.layout, deployment.args
+    model, layout = deployment.model, deployment.layout
     if model.architecture.vision_towers and not deployment.loaded_vision_towers:
         model = replace(model, architecture=replace(model.architecture, vision_towers=()))
     stages = list(
@@ -120,18 +121,46 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
     )
     if deployment.speculation is not None:
         stages[-1] += compute_draft_bytes(model, deployment.speculation, layout)
-    if args.max_loras:
-        layers, v0 = model.architecture.layers, deployment.engine.is_v0
-        for stage, numbers in enumerate(split_layers_into_stages(len(layers), layout.pp)):
-            weights = [weight for number in numbers for weight in layers[number].weights]
-            stages[stage] += compute_lora_bytes(
-                weights, layout, args.max_loras, args.max_lora_rank, reserved=v0
-            )
-        first, last = compute_lora_embedding_bytes(deployment)
-        stages[0] += first
-        stages[-1] += last
-    offloaded = count_offloaded_bytes(deployment)
-    return tuple(size - part for size, part in zip(stages, offloaded, strict=True))
+    adapters, offloaded = compute_adapter_slot_bytes(deployment), count_offloaded_bytes(deployment)
+    return tuple(
+        size + slots - part for size, slots, part in zip(stages, adapters, offloaded, strict=True)
+    )
+
+
+def compute_adapter_slot_bytes(deployment: Deployment) -> tuple[int, ...]:
+    """Compute the bytes per GPU of each pipeline stage that the slots of LoRA adapters take."""
+    args, layout, layers = deployment.args, deployment.layout, deployment.model.architecture.layers
+    if not args.max_loras:
+        return (0,) * layout.pp
+    stages = [
+        compute_lora_bytes(
+            (weight for number in numbers for weight in layers[number].weights), layout,
+            args.max_loras, args.max_lora_rank, reserved=deployment.engine.is_v0,
+        )
+        for numbers in split_layers_into_stages(len(layers), layout.pp)
+    ]  # fmt: skip
+    first, last = compute_lora_embedding_bytes(deployment)
+    stages[0] += first
+    stages[-1] += last
+    return tuple(stages)
+
+
+def compute_stored_bytes(model: Model, padded: bool = False) -> int:
+    """Compute the bytes of a model's weights, without MTP layers: as stored, or `padded` as an engine does."""
+    architecture, layout = model.architecture, ParallelLayout()
+    weights = [
+        (weight, prefix)
+        for layer, prefix in zip(architecture.layers, model.layer_prefixes, strict=True)
+        for weight in layer.weights
+    ]
+    weights += [(weight, "") for weight in architecture.embedding_and_head]
+    weights += [(weight, "") for weight in architecture.vision_towers]
+    sizes = (
+        compute_weight_bytes(model, weight, layout, prefix, padded)
+        for weight, prefix in weights
+        if weight.part != "engine"
+    )
+    return round(sum(sizes))
 
 
 def count_offloaded_bytes(deployment: Deployment) -> tuple[int, ...]:

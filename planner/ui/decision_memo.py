@@ -6,7 +6,7 @@ else there is. The figures are those of the answer; `MEMO_MIME_TYPE` carries the
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from markupsafe import Markup
@@ -19,6 +19,7 @@ from planner.answers.wording import (
     CAPACITY_MEANING,
     VERDICT_NAMES,
     VERDICT_STATES,
+    describe_adapter_traffic,
     describe_adapters,
     describe_day,
     describe_engine,
@@ -29,10 +30,12 @@ from planner.answers.wording import (
     describe_replica_gpus,
     describe_risk,
     describe_weights,
+    explain_alternative,
     explain_confident_load,
     explain_open_figure,
     explain_outside,
     explain_shortfall,
+    explain_slots_in_capacity,
     explain_surge,
     format_amount,
     format_bound,
@@ -40,6 +43,7 @@ from planner.answers.wording import (
     format_growth,
     format_odds,
     format_pessimistic,
+    gloss_deployment,
     list_doubts,
     list_other_bills,
     name_limit,
@@ -222,7 +226,7 @@ class _MemoWriter:
             median_usd=price.median_usd * self._gpu_hours if price else 0.0,
             ramp_heads=tuple(map(name_target, self._judged)),
             ramp=ramp,
-            ramp_note=answer.benchmark_note if ramp else "",
+            ramp_note=f"* {answer.benchmark_note}" if ramp and answer.benchmark_note else "",
             basis=tuple(self._describe_basis()),
         )
 
@@ -269,7 +273,7 @@ class _MemoWriter:
         if self.best is None:
             return ""
         setup = f"{describe_offer(self.best)}, {describe_engine(self.best)}"
-        return setup.replace(" x ", f" {_TIMES} ")
+        return f"{setup}. {gloss_deployment(self.best)}".replace(" x ", f" {_TIMES} ")
 
     def _write_verdict(self) -> Iterator[str]:
         answer, chosen, scenario = self.answer, self.chosen, self.scenario
@@ -302,6 +306,8 @@ class _MemoWriter:
             return
         shortfall = self._say_in_words(explain_shortfall(self.best))
         yield f"The closest plan is {_count_gpus(self.best)}. It misses: {shortfall}."
+        if adapters := describe_adapters(self.answer):
+            yield f"{adapters}."
         if hint := explain_implausible_limits(self.scenario.slo_targets):
             yield f"{capitalize(hint)}."
 
@@ -353,7 +359,8 @@ class _MemoWriter:
             traffic = f"{format_number(load.rate)} requests/s{busiest}"
         model = escape_to_one_line(scenario.model.rpartition("/")[2])
         volume = f"{scenario.volume}, " if scenario.volume else ""
-        yield "Traffic", f"{model}: {volume}{traffic}; {lengths}."
+        adapters = describe_adapter_traffic(scenario)
+        yield "Traffic", f"{model}: {volume}{traffic}; {lengths}{adapters}."
         targets = [
             f"{name_target(target)} within {format_limit_seconds(target.seconds)}"
             for target in scenario.slo_targets
@@ -431,9 +438,9 @@ class _MemoWriter:
             return cost, miss
         is_dearer = offer.bill and self.base and offer.bill > 1.005 * self.base
         arguments = [(cost, not is_dearer), (explain_outside(self.scenario, offer), False)]
-        if performance := offer.performance:
-            label = BASIS_LABELS[performance.basis].split(":")[0]
-            arguments.append((f"speed {label}", performance.basis == "measured"))
+        if offer.performance:
+            label = BASIS_LABELS[offer.basis].split(":")[0]
+            arguments.append((f"speed {label}", offer.basis.startswith("measured")))
         pro, con = (
             ", ".join(text for text, is_for in arguments if is_for == side and text)
             for side in (True, False)
@@ -443,6 +450,12 @@ class _MemoWriter:
     def _list_ways_out(self, index: Iterator[str]) -> Iterator[tuple[Offer | None, Option]]:
         """List the plans that one change allows, best first."""
         ways = [(each, each.offer) for each in self.changes if each.offer]
+        found, slots = self.answer.ways_out, self.answer.adapter_slots
+        if found and slots and found.change and (offer := found.change.offer):
+            count = offer.deployment.args.max_loras
+            if count != slots.count:  # a way out of the answer alone, in which slots are free
+                name = f"{found.change.change}, max_loras {count} in place of {slots.count}"
+                ways.append((replace(found.change, change=name), offer))
         for change, offer in sorted(ways, key=lambda way: way[1].rank):
             title = f"{next(index)} · {self._say_in_words(change.change)}"
             outside = explain_outside(self.scenario, offer)
@@ -463,11 +476,31 @@ class _MemoWriter:
     def _explain_capacity(self) -> str:
         if self.scenario.offline:
             return ""
+        text = f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
         if self.chosen and self.growth:
             room = _uncapitalize(explain_confident_load(self.growth))
             text = f"In brackets: 4 of 5 cases. Option {self._letter(self.chosen)}: {room}"
-            return f"{text} {explain_surge(self.answer)}".rstrip()
-        return f"In brackets: 4 of 5 cases. {CAPACITY_MEANING}."
+            text = f"{text} {explain_surge(self.answer)}".rstrip()
+        slots = explain_slots_in_capacity(self.answer)
+        text += f" With LoRA adapters that is {slots}." if slots else ""
+        others = list(self._explain_other_gpus())[:MAX_OPTIONS]
+        return f"{text} Allowed, but no option here: {'; '.join(others)}." if others else text
+
+    def _explain_other_gpus(self) -> Iterator[str]:
+        """Explain of each kind of GPU that is allowed and not among the options what its best would do."""
+        answer, shown = self.answer, {offer.gpu for offer, _ in self.options if offer}
+        reasons = {each.option: each for each in answer.alternatives or ()}
+        nearest = {offer.gpu: offer for offer in reversed(answer.candidates)}
+        for name in (each.gpu.name for each in self.scenario.gpus if self.chosen):
+            if name in shown:
+                continue
+            if name in reasons:
+                yield f"{name} ({explain_alternative(answer, reasons[name])})"
+            elif offer := nearest.get(name):
+                usd = _format_usd(offer.bill, "price not known")
+                yield f"{describe_gpus(offer)} ({usd}, {_uncapitalize(_judge(offer))})"
+            else:
+                yield f"{name} (the best dozen plans use none)"
 
     def _letter(self, offer: Offer) -> str:
         """Name an option that is shown by its letter, else by its GPUs."""
@@ -532,18 +565,21 @@ class _MemoWriter:
     def _plan_other_benchmark(self, benchmark: Benchmark) -> str:
         """Say which other option to rent for a day, and what its result decides."""
         assert self.chosen is not None
-        offer, share = benchmark.offer, _describe_value_of(benchmark)
+        offer = benchmark.offer
         extent = f"the GPUs of {self._letter(offer)}"
         if offer.num_replicas > 1 and not offer.is_disaggregated:
             extent = f"one replica of {self._letter(offer)} ({describe_replica_gpus(offer)})"
         price = _describe_day_price(offer.replica_usd_per_day)
         start = f"Rent {extent} for a day{price} and run the scripts in `measure/`."
         if offer.price_key >= self.chosen.price_key:
+            share = _describe_value_of(benchmark)
             return f"{start} Plan again with the result, then sign.{share}"
-        kept = (
-            "If it meets every target, keep it: it costs less. If not, plan again with the result."
+        name, own = self._letter(offer), self._letter(self.chosen)
+        return (
+            f"{start} {name} is {format_odds(offer)} likely to meet every target, {own}"
+            f" {format_odds(self.chosen)}: if the run shows that {name} does, keep it, as it costs"
+            f" less. If not, plan again with the result; until then {own} is the safer choice."
         )
-        return f"{start} {kept}{share}"
 
     def _plan_own_benchmark(self, chosen: Offer, benchmark: Benchmark | None) -> str:
         """Say how to benchmark the recommendation, and what its result decides."""
@@ -638,7 +674,9 @@ class _MemoWriter:
                 verdict = _judge(change.offer) if change.offer else "No plan meets the targets"
                 yield capitalize(self._say_in_words(change.change)), change.offer, verdict
             elif change.change == next(iter(relaxed)):
-                names = ", ".join(name for name, _ in relaxed.values())
+                names = ", ".join(
+                    f"{name} {text.rpartition(' to ')[2]}" for text, (name, _) in relaxed.items()
+                )
                 yield f"Any one limit longer: {names}", least, f"{_judge(least)} or more"
 
     def _name_other(self, offer: Offer) -> str:
@@ -681,7 +719,8 @@ class _MemoWriter:
             rate = ((load and load.rate) or found.request_tps.mid) / replicas
             *latencies, _ = self._list_step(found)
             tokens = format_number(found.output_tps.mid / replicas, 2)
-            rows.append((f"{format_number(rate)}, your traffic", *latencies, tokens))
+            mark = "*" * bool(self.answer.benchmark_note)
+            rows.append((f"{format_number(rate)}, your traffic{mark}", *latencies, tokens))
         return tuple(rows)
 
     def _list_step(self, found: Performance) -> Iterator[str]:
@@ -697,11 +736,12 @@ class _MemoWriter:
             replayed = "Analytical estimate, not simulated"
             if requests := performance.num_simulated_requests:
                 replayed = f"{requests:,} requests simulated with the engine's scheduler"
-            run = describe_nearest_run(self.answer.best) if self.answer.best else ""
+            run = describe_nearest_run(self.best) if self.best else ""
+            basis = BASIS_LABELS[self.best.basis] if self.best else ""
             nearest = f"Of single runs this one weighs most: {run}. " if run else ""
             yield (
                 "Method",
-                f"{replayed}. Step times are {BASIS_LABELS[performance.basis]}. {nearest}80% intervals:"
+                f"{replayed}. Step times are {basis}. {nearest}80% intervals:"
                 " 4 of 5 measured systems fall inside.",
             )
         if left_out:

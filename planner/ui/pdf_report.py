@@ -264,5 +264,6 @@ def _list_title_facts(answer: Answer) -> list[list[str]]:
         performance=answer.performance,
         confidence=describe_confidence(answer),
         basis_labels=BASIS_LABELS,
+        basis=best.basis if best else "",
         price=best and best.price,
     )

@@ -92,7 +92,7 @@ def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
     word, tone = VERDICT_NAMES[answer.verdict], VERDICT_TONES[answer.verdict]
     meta = (
         f"{performance.num_simulated_requests:,} requests simulated \N{MIDDLE DOT} step costs"
-        f" {BASIS_LABELS[performance.basis]}"
+        f" {BASIS_LABELS[best.basis]}"
     )
     estimated = answer.is_estimate
     if estimated:

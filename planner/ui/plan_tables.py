@@ -234,13 +234,18 @@ def build_candidate_table(answer: Answer) -> pd.DataFrame:
 def build_relaxation_table(answer: Answer) -> pd.DataFrame:
     """Return the limits and the load that would be met, if nothing meets what is asked for."""
     found = answer.ways_out.relaxations if answer.ways_out else ()
-    rows = [(_name_relaxation(each), *_list_values(each)) for each in found]
+    limits = [each for each in found if each.kind == "limit"]
+    rows = [(_name_relaxation(each), *_list_values(each)) for each in found if each not in limits]
+    if limits:  # those that are missed have to give way together
+        names = " and ".join(each.name for each in limits)
+        what = f"limits for {names}, together, of" if len(limits) > 1 else f"a limit for {names} of"
+        values = zip(*map(_list_values, limits), strict=True)
+        rows.insert(0, (what, *map("; ".join, values)))
     return pd.DataFrame(rows, columns=["change", "from", "expected", "with the asked probability"])
 
 
 def _name_relaxation(found: Relaxation) -> str:
     names = {
-        "limit": f"a limit for {found.name} of",
         "rate": "a rate (requests/s) of",
         "concurrency": "concurrent requests of",
         "hours": "a deadline (h) of",

@@ -11,8 +11,10 @@ from planner.answers.wording import (
     describe_cheaper_odds,
     describe_draws,
     describe_engine,
+    describe_gpu_memory,
     describe_gpu_price,
     describe_memory_odds,
+    describe_model_memory,
     describe_nearest_run,
     describe_offer,
     describe_open_figure,
@@ -20,8 +22,10 @@ from planner.answers.wording import (
     describe_surge,
     explain_alternative,
     explain_binding,
+    explain_cold_adapter,
     explain_growth,
     explain_outside,
+    explain_slots_in_capacity,
     explain_stages,
     format_amount,
     format_bound,
@@ -337,11 +341,17 @@ def _list_ways_out(answer: Answer) -> list[str]:
     found = answer.ways_out
     if found is None:
         return []
-    relaxed = [text for text in (_describe_limits(found), _describe_loads(found)) if text]
+    loads = _describe_loads(found)
+    if loads:
+        loads += f" ({format_probability(answer.scenario.confidence)} likely)"
+    relaxed = [text for text in (_describe_limits(found), loads) if text]
     texts = [", or ".join(relaxed)] if relaxed else []
     if (change := found.change) and change.offer:
         outside = explain_outside(answer.scenario, change.offer)
-        name = f"{describe_offer(change.offer)}{f' ({outside})' * bool(outside)}"
+        slots = change.offer.deployment.args.max_loras
+        is_other = answer.adapter_slots and slots != answer.adapter_slots.count
+        name = f"{describe_offer(change.offer)}{f', max_loras {slots}' if is_other else ''}"
+        name += f" ({outside})" * bool(outside)
         texts.insert(0, f"{name}: {format_price(change.offer)}, {format_odds(change.offer)} likely")
     return texts
 
@@ -413,6 +423,10 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
         "performance": performance,
         "describe": describe_offer,
         "describe_engine": describe_engine,
+        "describe_model_memory": describe_model_memory,
+        "describe_gpu_memory": describe_gpu_memory,
+        "explain_cold_adapter": explain_cold_adapter,
+        "explain_slots_in_capacity": explain_slots_in_capacity,
         "price": format_price,
         "number": format_number,
         "odds": format_probability,

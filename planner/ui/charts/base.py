@@ -24,8 +24,8 @@ CHART_WIDTH_PX: int = VEGA_THEME["view"]["continuousWidth"]
 CATEGORY_COLORS: list[str] = VEGA_THEME["range"]["category"]
 OK_COLOR, VIOLATED_COLOR, MUTED_COLOR = "#2e9e78", "#c9524a", "#8a8f98"
 MEMORY_PART_COLORS = {
-    "weights": "#3b7dd8", "activations": "#e0802f", "runtime": "#8a6fc4", "KV cache": OK_COLOR,
-    "other tenants": VIOLATED_COLOR, "free": "#8a8f9866",
+    "weights": "#3b7dd8", "LoRA adapters": "#7fb1ea", "activations": "#e0802f", "runtime": "#8a6fc4",
+    "KV cache": OK_COLOR, "other tenants": VIOLATED_COLOR, "free": "#8a8f9866",
 }  # fmt: skip
 """Colours of the parts of a memory budget; slivers are drawn together."""
 MEMORY_PART_NAMES = {

@@ -67,7 +67,10 @@ def plot_load_curve(
     data = pd.DataFrame(curve, columns=["load", "lo", "mid", "hi"])
     data[["lo", "mid", "hi"]] *= scale
     data = data[data["lo"] <= top]
-    last, blue = data.iloc[-1], CATEGORY_COLORS[0]
+    end, blue = max(float(data["load"].iloc[-1]), here), CATEGORY_COLORS[0]
+    side: dict[str, Any] = (
+        {"align": "right", "dx": -8} if here > 0.75 * end else {"align": "left", "dx": 8}
+    )
     spot = pd.DataFrame(
         [
             {
@@ -79,7 +82,7 @@ def plot_load_curve(
         ]
     )
     x = alt.X(
-        "load:Q", title=load, scale=alt.Scale(domain=[0, float(last["load"])], nice=False),
+        "load:Q", title=load, scale=alt.Scale(domain=[0, end], nice=False),
         axis=alt.Axis(grid=False, tickCount=5),
     )  # fmt: skip
     axis = alt.Axis(tickCount=4, domain=False)
@@ -103,7 +106,7 @@ def plot_load_curve(
         point.mark_rule(color=blue, strokeWidth=2).encode(x=x, y=alt.Y("lo:Q"), y2="hi:Q"),
         point.mark_point(color=blue, filled=True, opacity=1, size=80).encode(x=x, y=y),
         write(0, limit * scale, "limit", align="left", dx=4, dy=-7, color=VIOLATED_COLOR),
-        write(here, own.mid * scale, "this plan", align="left", dx=8, dy=9, fontWeight="bold", color=blue),
+        write(here, own.mid * scale, "this plan", **side, dy=9, fontWeight="bold", color=blue),
         write(
             float(inside["load"].iloc[-1]), float(inside["mid"].iloc[-1]), "expected", align="left", dx=4,
             color=blue,
