@@ -125,6 +125,22 @@ def describe_replica_gpus(offer: Offer) -> str:
     return f"{offer.gpus_per_replica} \N{MULTIPLICATION SIGN} {offer.gpu}"
 
 
+def describe_machines(answer: Answer) -> str:
+    """Describe the machines to rent, spares included; empty where GPUs are let in any number."""
+    best, day, spares = answer.best, answer.day, answer.scenario.spare_replicas
+    machines = [size for pool in best.pools for size in pool.machines] if best else []
+    if best is None or not machines:
+        return ""
+    text = f"{best.num_gpus_billed} x {best.gpu}, in machines of {' + '.join(map(str, machines))}"
+    smaller = day.deployment.returnable_machines if day and day.num_starts else ()
+    if smaller:
+        text += (
+            f"; by the hour of {' + '.join(map(str, smaller))}, as no part of a machine can be given"
+            " back"
+        )
+    return text + f", {format_count(spares, 'spare replica')} included" * bool(spares)
+
+
 def describe_adapters(answer: Answer) -> str:
     """Describe the LoRA adapters: their slots on a GPU, and what each costs; empty without any."""
     adapters, offer = answer.scenario.workload.adapters, answer.best
@@ -224,6 +240,40 @@ def _describe_bill(bill: Bill, answer: Answer) -> str:
         f"{usd} if none runs in the {idle} hours without traffic (`replicas_at_least: 0` at the top"
         " of the scenario)"
     )
+
+
+def describe_api(answer: Answer) -> str:
+    """Describe what the traffic costs from an API and on the plan's GPUs; empty without an API."""
+    api, period = answer.api, describe_period(answer.scenario)
+    if api is None:
+        return ""
+    parts = [
+        f"{api.api_bill}{period} by the token ({api.api_price}), {format_usd(api.own_usd)}{period} on"
+        f" these GPUs{' by the hour' * bool(answer.day)}: {api.outcome}"
+        f"{period * (not api.is_about_equal)}{api.turn and f', {api.turn}'}",
+        _explain_cheaper_than_api(answer),
+        api.stopped,
+    ]
+    start = f"{api.assumption} (`workload.day` gives yours): " if api.assumption else ""
+    return start + "; ".join(filter(None, parts))
+
+
+def explain_api(answer: Answer) -> str:
+    """Explain which of API and GPUs is cheaper, in a sentence; empty without an API."""
+    if answer.api is None:
+        return ""
+    parts = (answer.api.sentence, _explain_cheaper_than_api(answer))
+    return capitalize("; ".join(filter(None, parts))) + "."
+
+
+def _explain_cheaper_than_api(answer: Answer) -> str:
+    """Name what costs less than the API where the plan does not; empty without."""
+    offer = answer.cheaper_than_api
+    if offer is None:
+        return ""
+    outside = explain_outside(answer.scenario, offer).replace("on your list", "listed")
+    usd = f"{format_usd(offer.least_bill)}{describe_period(answer.scenario)}"
+    return f"but {offer.placement}{f' ({outside})' * bool(outside)} costs less than the API: {usd}"
 
 
 def describe_gpu_price(price: GpuPrice) -> str:

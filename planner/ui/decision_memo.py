@@ -29,6 +29,7 @@ from planner.answers.wording import (
     describe_replica_gpus,
     describe_risk,
     describe_weights,
+    explain_api,
     explain_confident_load,
     explain_open_figure,
     explain_outside,
@@ -202,7 +203,7 @@ class _MemoWriter:
             deployment=self._describe_setup(),
             sentences=tuple(self._write_verdict()),
             tiles=tuple(self._list_tiles()),
-            api=f"{capitalize(self.api.sentence)}." if self.api else "",
+            api=explain_api(answer),
             day=describe_day(answer),
             asked=tuple(self._describe_question()),
             period="the job" if scenario.offline else "a month",
@@ -255,6 +256,12 @@ class _MemoWriter:
                 return (
                     f"Use the API{self._for(self.api.api_usd)}, or GPUs that stop without traffic"
                     f" for {format_usd(stopped)}"
+                )
+            if other := self.answer.cheaper_than_api:
+                outside = explain_outside(self.scenario, other)
+                return (
+                    f"Use the API{self._for(self.api.api_usd)}, or {_count_gpus(other)}"
+                    f"{f' ({outside})' * bool(outside)}{self._for(other.least_bill)}"
                 )
             return f"Use the API{self._for(self.api.api_usd)} instead of GPUs of your own"
         condition = " only after a benchmark" if self.answer.verdict == "at_risk" else ""

@@ -8,10 +8,12 @@ from planner.answers.answer import Answer, Limit, Offer, Relaxation, WaysOut
 from planner.answers.wording import (
     BASIS_LABELS,
     describe_adapters,
+    describe_api,
     describe_cheaper_odds,
     describe_draws,
     describe_engine,
     describe_gpu_price,
+    describe_machines,
     describe_memory_odds,
     describe_nearest_run,
     describe_offer,
@@ -93,7 +95,7 @@ def format_summary(
     values: dict[str, object] = {
         "answer": answer,
         "best": best,
-        "period": "/month" if not scenario.offline else " for the job",
+        "api": describe_api(answer),
         "describe": describe_offer,
         "price": format_price,
         "by_hour": format_day_bill,
@@ -423,6 +425,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
         requests = format_number(performance.num_simulated_requests)
         values |= {
             "memory": describe_memory_odds(best),
+            "machines": describe_machines(answer),
             "gpu_price": best.price and describe_gpu_price(best.price),
             "power": [f"{format_range(value)} {unit}" for unit, value in best.energy],
             "latencies": _list_latencies(scenario, best),
