@@ -153,6 +153,21 @@ def test_a_plan_at_risk_names_what_may_be_missed() -> None:
     assert int(reach) > int(limit) == 26
 
 
+def test_a_load_that_is_less_than_any_is_told_in_words() -> None:
+    """A token on one L4 takes the time of reading 8 B parameters from 300 GB/s, 27 ms in FP8 at least."""
+    asked = {
+        "model": "Qwen/Qwen3-8B", "gpus": [{"gpu": "L4", "at_most": 1}], "workload.rate": "max",
+        "service_level": {"tpot": {"p95": 41}},
+    }  # fmt: skip
+    answer = answer_of(plan_once(load_scenario("chat-70b", asked)))
+    assert answer.verdict == "at_risk" and answer.chosen and not answer.chosen.usd_per_mtok
+    text = " ".join(format_answer(answer, detailed=True).split())
+    assert "AT RISK even with one request at a time" in text and "0.001" not in text
+    assert re.search(
+        r"Risk even with one request at a time p95 TPOT may reach \d+ ms, limit 41", text
+    )
+
+
 def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> None:
     prices = {"usd_per_mtok_input": 0.5, "usd_per_mtok_output": 0.9}
     scenario = replace(

@@ -35,7 +35,7 @@ from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
 from planner.planning.framework_choice import load_frameworks
 from planner.planning.growth import MIN_GROWTH, GrowthLimit
-from planner.planning.max_load import MIN_FIGURE
+from planner.planning.max_load import is_least_load
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.scenario import Scenario
 from planner.planning.search import GAMBLE_PROBABILITY
@@ -303,7 +303,7 @@ def describe_open_figure(scenario: Scenario) -> str:
     if kind == "limit":
         target = scenario.slo_targets[0]
         return f"{target.name} of {format_limit_seconds(target.seconds)}"
-    if kind == "rate" and (load.rate or 0.0) <= MIN_FIGURE:
+    if is_least_load(scenario):
         return "one request at a time"
     if kind == "rate":
         return f"{format_number(load.rate or 0.0)} requests/s"
@@ -322,6 +322,8 @@ def explain_open_figure(answer: Answer) -> str:
             return f"no limit for {target.name} can be met, not even {shown}"
         return f"{shown} is the shortest limit for {target.name} that can be met"
     amount = describe_open_figure(scenario)
+    if answer.chosen and is_least_load(scenario):
+        return f"even {amount} meets the targets with less than the probability asked for"
     if answer.chosen is None:
         return f"not even {amount} can be served within the targets"
     return f"{amount} are the most that can be served within the targets"

@@ -14,6 +14,7 @@ from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import compute_offered_rps, estimate_run_hours, get_capacity_rps
+from planner.planning.max_load import is_least_load
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import ApiEntry, ServerlessEntry, TrafficVolume
 from planner.workload.workload import Workload
@@ -249,10 +250,11 @@ TokenSide = Literal["output", "prompt"]
 def price_tokens(scenario: Scenario, candidate: Candidate) -> tuple[Interval, TokenSide] | None:
     """Return USD per million tokens of GPUs that stay on: over the day, where one is given.
 
-    They are output tokens, or prompt tokens where there are no answers (embeddings).
+    They are output tokens, or prompt tokens where there are no answers (embeddings). None also for
+    one request at a time, which nobody would pay GPUs for.
     """
     usd, day = candidate.prediction.usd_per_mtok_output, scenario.daily_profile
-    if usd is None:
+    if usd is None or is_least_load(scenario):
         return None
     if day:
         usd = usd * (day.num_hours / sum(day.hourly_fractions))

@@ -11,6 +11,7 @@ from planner.planning.max_load import (
     find_max_load,
     get_figure,
     get_load_kind,
+    is_least_load,
     judge_at_load,
 )
 from planner.planning.scenario import Scenario
@@ -58,9 +59,9 @@ class GrowthLimit:
 
 
 def judge_surge(plan: Plan) -> Surge | None:
-    """Judge the plan at `SURGE_FACTOR` times its traffic, whole users; None without a prediction."""
+    """Judge the plan at `SURGE_FACTOR` times its traffic, whole users; None without a prediction or traffic."""
     scenario, chosen = plan.scenario, plan.chosen
-    if chosen is None or chosen.prediction.performance is None:
+    if chosen is None or chosen.prediction.performance is None or is_least_load(scenario):
         return None
     kind = get_load_kind(scenario)
     planned = get_figure(scenario, kind)

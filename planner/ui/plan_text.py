@@ -51,6 +51,7 @@ from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns, format_count
 from planner.hardware.prices import MAX_PRICE_AGE_DAYS, look_up_gpu_price
 from planner.models.registry import load_model
+from planner.planning.max_load import is_least_load
 from planner.planning.scenario import Scenario
 from planner.planning.slo import (
     LatencyMetric,
@@ -150,10 +151,30 @@ def format_summary(
 
 
 def format_models(answers: Mapping[str, Answer | PlannerError], style: TerminalStyle) -> str:
-    """Format a row per model: what to rent, its price and probability, or why there is no plan."""
-    return "\n".join(
-        style.format_rows([(model, _describe_model(found)) for model, found in answers.items()])
+    """Format a row per model, then which is the best, and what was assumed of all of them."""
+    rows = [(model, _describe_model(found)) for model, found in answers.items()]
+    planned = {m: found for m, found in answers.items() if isinstance(found, Answer)}
+    best = min(planned, key=lambda model: _rank_model(planned[model]), default=None)
+    if best and len(answers) > 1 and planned[best].chosen:
+        rows.append(("Best", f"{best}: {_explain_best_model(planned[best])}"))
+    assumed = dict.fromkeys(
+        text for found in planned.values() for text in found.scenario.workload.assumptions
     )
+    return "\n".join(style.format_rows([*rows, *(("Assumed", text) for text in assumed)]))
+
+
+def _rank_model(found: Answer) -> tuple[object, ...]:
+    """Sort answers by verdict, then by the figure that was the question, then by price and odds."""
+    figure, chosen = found.open_figure, found.chosen
+    value = (figure[1] if figure[0] == "limit" else -figure[1]) if figure else 0.0
+    price = chosen.price_key if chosen else (True, math.inf)
+    return EXIT_CODES[found.verdict], value, price, -found.probability
+
+
+def _explain_best_model(found: Answer) -> str:
+    if kind := found.scenario.found_figure:
+        return "the shortest limit" if kind == "limit" else "it serves most within the targets"
+    return "the least that meets the targets" if found.verdict == "holds" else "the least at risk"
 
 
 def _describe_model(found: Answer | PlannerError) -> str:
@@ -161,11 +182,14 @@ def _describe_model(found: Answer | PlannerError) -> str:
         return f"not planned: {found}"
     if found.chosen is None:
         return f"no plan: {found.binding.sentence}"
-    best = found.chosen
-    at_risk = " (at risk)" if found.verdict == "at_risk" else ""
+    best, at_risk = found.chosen, ""
     what = f"{describe_offer(best)}, {describe_engine(best)}: {format_price(best)}"
     if figure := describe_open_figure(found.scenario):
         what = f"{figure} on {what}"
+    if found.verdict == "at_risk":
+        at_risk = f" (at risk: {'; '.join(list_doubts(best, 'at risk'))})"
+    elif limit := best.tightest:
+        at_risk = f"; nearest to its limit is {limit.name}, {format_amount(limit)} of {format_bound(limit)}"
     return f"{what}, {format_odds(best)} likely{at_risk}"
 
 
@@ -195,9 +219,10 @@ def _format_verdict(answer: Answer, style: TerminalStyle) -> str:
     odds = format_odds(answer.best) if answer.best else format_probability(0)
     odds = f"{odds} likely to meet every target"
     figure, kind = describe_open_figure(scenario), scenario.found_figure
-    found = (
-        figure and f"{'with' if kind == 'limit' else 'up to' if answer.chosen else 'at'} {figure}"
-    )
+    preposition = "with" if kind == "limit" else "up to" if answer.chosen else "at"
+    if answer.chosen and is_least_load(scenario):
+        preposition = "even with"
+    found = figure and f"{preposition} {figure}"
     if answer.verdict == "holds":
         text = f"{style.choose('✔', '+')} MEETS TARGETS{f' {found}' if found else ''}   {odds}"
         return style.paint(text, "green")
@@ -285,7 +310,7 @@ def describe_traffic(answer: Answer) -> str:
     if load.rate is not None:
         peak = " in the busiest hour" if scenario.daily_profile else ""
         rate = format_number(load.rate)
-        if scenario.found_figure == "rate" and answer.chosen is None:
+        if is_least_load(scenario) or (scenario.found_figure == "rate" and answer.chosen is None):
             return f"{describe_open_figure(scenario)} of {tokens}"
         if scenario.load_sigma and (given := scenario.rate_range):
             rate = f"{format_number(given.lo)}-{format_number(given.hi)}"
@@ -325,7 +350,12 @@ def _describe_risk(answer: Answer) -> str:
     if answer.verdict == "holds":
         return ""
     if answer.verdict == "at_risk":
-        return "; ".join(list_doubts(best, "at risk"))
+        doubts = "; ".join(list_doubts(best, "at risk"))
+        return (
+            f"even with {describe_open_figure(scenario)} {doubts}"
+            if is_least_load(scenario)
+            else doubts
+        )
     if best.is_overloaded and best.capacity_rps and scenario.workload.rate:
         return (
             f"overloaded: {format_number(best.offered_rps)} requests/s, capacity"
@@ -440,7 +470,9 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
             else "analytical estimate",
             "free_capacity": best.free_capacity or 0.0,
             "rejected": describe_rejected(answer),
-            "capacity": best.capacity_rps and format_range(best.capacity_rps),
+            "capacity": best.capacity_rps
+            and not is_least_load(scenario)
+            and format_range(best.capacity_rps),
             "startup": startup
             and f"{format_seconds_range(startup.total)};"
             f" {format_seconds_range(startup.total_with_cache)} with a warm compile cache",
