@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from shipped import answer_of, plan_of, plan_once, sampled, small_plan
 
+from planner.answers.answer import Limit
+from planner.answers.wording import explain_limit
 from planner.core.intervals import Interval
 from planner.core.number_format import (
     format_distinct,
@@ -166,6 +168,39 @@ def test_a_load_that_is_less_than_any_is_told_in_words() -> None:
     assert re.search(
         r"Risk even with one request at a time p95 TPOT may reach \d+ ms, limit 41", text
     )
+
+
+def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:
+    """45 hours of 168 have traffic; what starts before them and stops after them is paid, too."""
+    workload = {
+        "prompt_tokens": {"mean": 300}, "output_tokens": {"mean": 100}, "rate": 0.5,
+        "office_hours": [9, 18], "office_days": 5,
+    }  # fmt: skip
+    asked = {
+        "model": "Qwen/Qwen3-8B",
+        "workload": workload,
+        "service_level": {"ttft": {"p95": 2000}},
+    }
+    answer = answer_of(plan_once(load_scenario("chat-70b", asked)))
+    text = " ".join(format_answer(answer, detailed=True).split())
+    always, off = re.findall(
+        r"Cost \$([\d,]+)/month always on, or \$([\d,]+) switched off in the 123 hours a week", text
+    )[0]
+    share = float(off.replace(",", "")) / float(always.replace(",", ""))
+    assert 45 / 168 < share < 50 / 168
+    assert "the mean of 7 days, " in text
+    growth, surge = answer.growth, answer.surge
+    assert growth and surge
+    if surge.probability >= answer.scenario.confidence:  # one does not contradict the other
+        assert growth.confident_rps >= (1 + surge.more) * growth.offered_rps * 0.999
+
+
+def test_a_load_and_its_limit_that_round_alike_show_a_digit_more() -> None:
+    value, limit = 1.2502, 1.2478
+    shares = Interval.from_value(value / limit), value / limit
+    row = Limit("load", "busiest hour", "requests/s", value, limit, limit, *shares, "missed")
+    told = re.findall(r"is ([\d.]+), limit ([\d.]+) requests/s", explain_limit(row))[0]
+    assert float(told[0]) > float(told[1])
 
 
 def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from planner.answers.answer import (
     Alternative,
     Answer,
-    Basis,
     Bill,
     Choice,
     Limit,
@@ -19,6 +18,7 @@ from planner.answers.answer import (
 )
 from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
 from planner.core.number_format import (
+    format_apart,
     format_distinct,
     format_ends,
     format_limit_seconds,
@@ -40,6 +40,7 @@ from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.scenario import Scenario
 from planner.planning.search import GAMBLE_PROBABILITY
 from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, format_latency
+from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
 METRIC_NAMES: Mapping[LatencyMetric, str] = {
     "ttft": "First token",
@@ -215,15 +216,28 @@ def format_day_bill(offer: Offer) -> str:
     return f", {format_usd(offer.bills[1].usd)} by the hour"
 
 
-def list_other_bills(answer: Answer, without: Basis | None = None) -> list[str]:
-    """List what the plan costs on other bases than its headline, and than one told already."""
+def describe_stopped_bill(answer: Answer) -> str:
+    """Describe what the plan costs if it is off in hours without traffic, beside its headline; else empty."""
+    bills = answer.best.bills if answer.best else ()
+    stopped = next((bill for bill in bills if bill.basis == "stopped without traffic"), None)
+    if stopped is None or answer.day is None:
+        return ""
+    hours, period = len(answer.day.rates), "day"
+    if hours > HOURS_PER_DAY:
+        period = "week" if hours == HOURS_PER_WEEK else "cycle"
+    idle = answer.day.rates.count(0)
+    return f", or {format_usd(stopped.usd)} switched off in the {idle} hours a {period} without traffic"
+
+
+def list_other_bills(answer: Answer) -> list[str]:
+    """List what the plan costs on other bases than its headline."""
     offer, day = answer.best, answer.day
     if offer is None or day is None:
         return []
     return [
         _describe_bill(bill, answer)
         for bill in offer.bills[1:]
-        if bill.basis != without and not is_same_price(bill.usd, offer.bill)
+        if not is_same_price(bill.usd, offer.bill)
     ]
 
 
@@ -353,7 +367,7 @@ def format_amount(limit: Limit, amount: float | None = None) -> str:
         case "latency":
             return format_seconds(amount, limit.limit)
         case "load":
-            return format_distinct(amount, limit.limit, 3)
+            return format_apart(amount, limit.limit)
         case "users":
             return f"{amount:,.0f}"
         case "rejected":
@@ -367,9 +381,9 @@ def format_bound(limit: Limit) -> str:
         case "latency":
             return format_limit_seconds(limit.limit)
         case "load":
-            return format_number(limit.limit)
+            return format_apart(limit.limit, limit.value)
         case "job":
-            return f"{format_number(limit.limit)} h"
+            return f"{format_apart(limit.limit, limit.value)} h"
         case "resource":
             return f"{limit.limit:,.6g} {limit.unit}"
     return format_amount(limit, limit.limit)
@@ -378,7 +392,7 @@ def format_bound(limit: Limit) -> str:
 def format_pessimistic(limit: Limit) -> str:
     """Format what a limit may reach with the asked probability; of a load what may be used then."""
     return (
-        format_number(limit.pessimistic)
+        format_apart(limit.pessimistic, limit.value)
         if limit.kind == "load"
         else format_amount(limit, limit.pessimistic)
     )

@@ -54,6 +54,7 @@ class BillingComparison:
     reserved_replicas: int | None = None  # of the reserved base, the rest on demand
     stopped_usd: float | None = None  # scaled, if no replica runs in hours without traffic
     max_traffic_factor: float = math.inf  # that the fixed fleet serves
+    num_days: float = 1.0  # of which such a day is the mean
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -61,7 +62,9 @@ class BillingComparison:
         costs = ", ".join(
             f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1])
         )
-        lines = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
+        day = f"the mean of {self.num_days:g} days, " if self.num_days > 1 else "a day of "
+        comma = "," * (self.num_days > 1)
+        lines = [f"{day}{self.requests:,.0f} requests{comma} costs: {costs}"]
         if self.reserved_replicas is not None:
             lines.append(
                 f"the cheapest reserved base has {format_count(self.reserved_replicas, 'replica')}, for"
@@ -319,7 +322,7 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     stopped_hours = None if is_reserved else scaling.stopped_gpu_hours
     stopped = stopped_hours * price / days if stopped_hours and price is not None else None
     return BillingComparison(
-        usd, requests, break_even_requests, cold, cold_start, base, stopped, factor
+        usd, requests, break_even_requests, cold, cold_start, base, stopped, factor, days
     )
 
 

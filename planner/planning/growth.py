@@ -91,6 +91,12 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
     offered = compute_offered_rps(scenario, best.prediction)
     admitted = offered / scenario.workload.rate
     confident = admitted * find_max_load(scenario, best) if best.is_confident else 0.0
+    more = SURGE_FACTOR * scenario.workload.rate
+    # simulations of two loads differ by chance: what is told of the surge holds here too
+    if 0 < confident < admitted * more and (
+        judge_at_load(scenario, best, more).probability >= scenario.confidence
+    ):
+        confident = admitted * more
     expected, loose = None, replace(scenario, headroom=0.0)
     if not scenario.offline:
         most = find_max_load(loose, best, 0.0)

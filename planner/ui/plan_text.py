@@ -19,6 +19,7 @@ from planner.answers.wording import (
     describe_offer,
     describe_open_figure,
     describe_rejected,
+    describe_stopped_bill,
     describe_surge,
     explain_alternative,
     explain_binding,
@@ -32,7 +33,6 @@ from planner.answers.wording import (
     format_odds,
     format_price,
     list_doubts,
-    list_other_bills,
     list_other_options,
     name_limit,
 )
@@ -104,6 +104,7 @@ def format_summary(
         "number": format_number,
         "likely": format_odds,
         "hourly": format_hourly_price(best) if best else "",
+        "stopped": describe_stopped_bill(answer),
         "price_age": _describe_price_age(best),
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
@@ -296,8 +297,11 @@ def _describe_day(answer: Answer) -> str:
             parts[0] += f", {format_usd(bill.usd_per_mtok)} per M {best.priced_side} tokens"
     if day.violated_hours:
         parts += [f"{len(day.violated_hours)} hours may miss a target"]
-    others = list_other_bills(answer, without="scaled by the hour")
-    return "; ".join(parts + others * (answer.api is None))
+    if describe_stopped_bill(answer):
+        parts += [
+            "to switch off without traffic: `replicas_at_least: 0` at the top of the scenario"
+        ]
+    return "; ".join(parts)
 
 
 def describe_traffic(answer: Answer) -> str:
