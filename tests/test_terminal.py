@@ -22,6 +22,7 @@ from planner.core.number_format import (
     format_shares,
 )
 from planner.planning.scenario import list_scenarios, load_scenario
+from planner.planning.scenario_schema import ServerlessEntry
 from planner.planning.search import Plan
 from planner.planning.slo import get_limit_status, get_range_at
 from planner.ui.plan_text import format_answer
@@ -181,7 +182,8 @@ def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:
         "workload": workload,
         "service_level": {"ttft": {"p95": 2000}},
     }
-    answer = answer_of(plan_once(load_scenario("chat-70b", asked)))
+    plan = plan_once(load_scenario("chat-70b", asked))
+    answer = answer_of(plan)
     text = " ".join(format_answer(answer, detailed=True).split())
     always, off = re.findall(
         r"Cost \$([\d,]+)/month always on, or \$([\d,]+) switched off in the 123 hours a week", text
@@ -189,6 +191,11 @@ def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:
     share = float(off.replace(",", "")) / float(always.replace(",", ""))
     assert 45 / 168 < share < 50 / 168
     assert "the mean of 7 days, " in text
+    paid = ServerlessEntry(usd_per_gpu_second=0.01)  # $36 an hour, for one that costs $4
+    bills = answer.scenario.billing_alternatives.model_copy(update={"serverless": paid})
+    dear = answer_of(replace(plan, scenario=replace(answer.scenario, billing_alternatives=bills)))
+    told = " ".join(format_answer(dear, detailed=True).split())
+    assert "these GPUs stopped without traffic" in told and "own GPUs save" in told
     growth, surge = answer.growth, answer.surge
     assert growth and surge
     if surge.probability >= answer.scenario.confidence:  # one does not contradict the other
@@ -198,7 +205,7 @@ def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:
 def test_a_load_and_its_limit_that_round_alike_show_a_digit_more() -> None:
     value, limit = 1.2502, 1.2478
     shares = Interval.from_value(value / limit), value / limit
-    row = Limit("load", "busiest hour", "requests/s", value, limit, limit, *shares, "missed")
+    row = Limit("load", "load", "requests/s", value, limit, limit, *shares, "missed")
     told = re.findall(r"is ([\d.]+), limit ([\d.]+) requests/s", explain_limit(row))[0]
     assert float(told[0]) > float(told[1])
 

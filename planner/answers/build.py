@@ -269,9 +269,8 @@ def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Lim
     offered = load.rate
     if (offered > usable.mid) != (share.mid > 1):
         offered = admitted  # the rest is rejected
-    name = "busiest hour" if scenario.daily_profile else "load"
     return Limit(
-        "load", name, "requests/s", offered, usable.mid, usable.mid * share.mid / odds.pessimistic_use,
+        "load", "load", "requests/s", offered, usable.mid, usable.mid * share.mid / odds.pessimistic_use,
         use, odds.pessimistic_use, odds.status, load=share,
     )  # fmt: skip
 

@@ -30,9 +30,10 @@ from planner.core.number_format import (
     format_usd,
 )
 from planner.core.text import capitalize, format_count
-from planner.hardware.prices import GpuPrice
+from planner.hardware.prices import HOURS_PER_MONTH, GpuPrice
 from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
+from planner.planning.billing import BILLING_SERVERLESS, EQUAL_COST_SHARE
 from planner.planning.framework_choice import load_frameworks
 from planner.planning.growth import MIN_GROWTH, GrowthLimit
 from planner.planning.max_load import is_least_load
@@ -62,6 +63,8 @@ BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
+BUDGET_RULE = "until then budget this one, sized for the odds asked"
+"""How a plan that is as likely as asked goes with a cheaper one that probably does."""
 OTHER_LABELS: Mapping[OtherKind, str] = {
     "safer": "Safer", "cheaper": "Cheaper", "middle": "Between", "format": "Format", "gpu": "GPU",
 }  # fmt: skip
@@ -272,6 +275,29 @@ def describe_api(answer: Answer) -> str:
     return start + "; ".join(filter(None, parts))
 
 
+def describe_serverless(answer: Answer) -> str:
+    """Describe what the day costs by the GPU-second and on the plan's GPUs; empty if nobody asked."""
+    chosen, billing = answer.chosen, answer.billing
+    if answer.scenario.billing_alternatives.serverless is None or chosen is None:
+        return ""
+    usd = billing.usd.get(BILLING_SERVERLESS) if billing else None
+    own = min(chosen.bills[1:], key=lambda bill: bill.usd, default=None)
+    if usd is None or own is None:
+        return (
+            "not compared: give `workload.day` or `workload.office_hours`, and a price of the GPU"
+        )
+    usd *= HOURS_PER_MONTH / HOURS_PER_DAY
+    saved, outcome = abs(usd - own.usd), "about the same"
+    if saved >= EQUAL_COST_SHARE * max(usd, own.usd):
+        saver = "serverless saves" if usd < own.usd else "own GPUs save"
+        outcome = f"{saver} {format_usd(saved)}/month"
+    how = " (`replicas_at_least: 0`)" * (own.basis == "stopped without traffic")
+    return (
+        f"{format_usd(usd)}/month by the second, {format_usd(own.usd)}/month on these GPUs"
+        f" {own.basis}{how}: {outcome}"
+    )
+
+
 def explain_api(answer: Answer) -> str:
     """Explain which of API and GPUs is cheaper, in a sentence; empty without an API."""
     if answer.api is None:
@@ -476,6 +502,25 @@ def explain_stages(answer: Answer) -> str:
     )
 
 
+def describe_pools(answer: Answer) -> str:
+    """Describe pools of prefill and decode workers where they are allowed and not chosen: why not; else empty."""
+    best, pools = answer.best, answer.best_pools
+    if not answer.scenario.allow_disaggregation or best is None or best.is_disaggregated:
+        return ""
+    if answer.skipped_pools:
+        return f"not evaluated: {answer.skipped_pools}"
+    if pools is None:
+        return "none meets the targets for less than twice the price"
+    text = f"{describe_offer(pools)}: {format_price(pools)}, {format_odds(pools)} likely"
+    chosen = answer.chosen
+    if not pools.is_confident:
+        missed = explain_shortfall(pools)
+        return f"{text}; {missed}" if not missed.startswith("only") else f"{text}, less than asked"
+    if chosen and pools.price_key >= chosen.price_key:
+        return f"{text}; they cost no less than the plan"
+    return f"{text}, with wide intervals: measure them first"
+
+
 def explain_binding(answer: Answer) -> str:
     """Explain what the closest cheaper deployment lacks."""
     near = answer.binding.offer
@@ -514,7 +559,8 @@ def describe_cheaper_odds(answer: Answer) -> str:
         return ""  # a job takes fewer GPUs longer, for the same bill
     near = choice.likeliest_cheaper
     most = f", most often {near.placement}" if near else ""
-    return f"first: {format_probability(choice.p_cheaper)} likely that a cheaper plan does{most}"
+    odds = format_probability(choice.p_cheaper)
+    return f"first, an hour: {odds} likely that a cheaper plan does{most}; {BUDGET_RULE}"
 
 
 def describe_rejected(answer: Answer) -> str:

@@ -83,6 +83,11 @@ class BillingComparison:
                     f"{first} is cheaper than {second} up to {float(f'{requests:.2g}'):,.0f} requests"
                     " a day"
                 )
+        if self.stopped_usd is not None and BILLING_SERVERLESS in self.usd:
+            lines.append(
+                f"stopped in hours without traffic (`replicas_at_least: 0`) the GPUs cost"
+                f" ${self.stopped_usd:,.2f}, serverless ${self.usd[BILLING_SERVERLESS]:,.2f}"
+            )
         if self.cold is not None and self.cold >= 1e-4:
             start = f"{self.cold_start:,.0f} s"
             lines.append(

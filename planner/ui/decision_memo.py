@@ -16,6 +16,7 @@ from planner.answers import Answer, Offer, Performance
 from planner.answers.answer import Benchmark, is_same_price
 from planner.answers.wording import (
     BASIS_LABELS,
+    BUDGET_RULE,
     CAPACITY_MEANING,
     VERDICT_NAMES,
     VERDICT_STATES,
@@ -562,7 +563,7 @@ class _MemoWriter:
         start = f"Rent {extent} for a day{_describe_day_price(usd)} and run {run}."
         share = _describe_value_of(benchmark) if benchmark else ""
         if self.choice and benchmark and self.choice.is_cheaper_likely:
-            return f"{start} Plan again with the result, then sign: a cheaper plan may be enough.{share}"
+            return f"{start} Plan again with the result, then sign: a cheaper plan may be enough; {BUDGET_RULE}.{share}"
         if self.target is None:
             return f"{start} If it is as fast as page 2 predicts, sign A."
         safer = self.answer.safer

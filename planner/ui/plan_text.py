@@ -18,7 +18,9 @@ from planner.answers.wording import (
     describe_nearest_run,
     describe_offer,
     describe_open_figure,
+    describe_pools,
     describe_rejected,
+    describe_serverless,
     describe_stopped_bill,
     describe_surge,
     explain_alternative,
@@ -92,11 +94,12 @@ def format_summary(
     scenario, best = answer.scenario, answer.best
     rows: Sequence[Limit] = best.limits if best else ()
     max_lines = math.inf if detailed else MAX_SUMMARY_LINES
-    next_command = _choose_next_command(answer, command, out, style, detailed=detailed)
+    next_command = _choose_next_command(answer, command, out, detailed=detailed)
     values: dict[str, object] = {
         "answer": answer,
         "best": best,
         "api": describe_api(answer),
+        "serverless": describe_serverless(answer),
         "describe": describe_offer,
         "price": format_price,
         "by_hour": format_day_bill,
@@ -114,6 +117,7 @@ def format_summary(
         "waiting": _describe_waiting(answer),
         "risk": _describe_risk(answer),
         "stages": explain_stages(answer),
+        "pools": describe_pools(answer),
         "measure": describe_cheaper_odds(answer),
         "ways_out": _list_ways_out(answer),
         "engine": _keep_whole(describe_engine(best)) if best else "",
@@ -252,7 +256,8 @@ def _format_limits(
         return []
     values = [f"{format_amount(row)} of {format_bound(row)}" for row in rows]
     value_width, status_width = max(map(len, values)), max(len(row.status) for row in rows)
-    for names in ([name_limit(row, scenario) for row in rows], [row.name for row in rows]):
+    full = [name_limit(row, scenario) for row in rows]
+    for names in (full, [name.partition(",")[0] for name in full], [row.name for row in rows]):
         name_width = max(map(len, names))
         columns = style.width - (2 + name_width + 2 + value_width + 2 + 2 + status_width)
         if columns >= MIN_BAR_COLUMNS + 6:
@@ -408,10 +413,8 @@ def describe_less_load(found: Relaxation) -> str:
     return f"up to {found.pessimistic:,.0f} concurrent requests instead of {found.given:,.0f}"
 
 
-def _choose_next_command(
-    answer: Answer, command: str, out: str, style: TerminalStyle, *, detailed: bool
-) -> str:
-    """Choose the command that comes next, with what it does if that fits; none if nothing meets."""
+def _choose_next_command(answer: Answer, command: str, out: str, *, detailed: bool) -> str:
+    """Choose the command that comes next, told once however long it is; none if nothing meets."""
     chosen = answer.chosen
     if chosen is None or not command:
         return ""
@@ -426,10 +429,8 @@ def _choose_next_command(
         return (
             f"{text}. Start a replica on {nodes} machines, each with NODE_RANK and MASTER_ADDR set"
         )
-    text, comment = f"{command} --out plan/", "   # or --all: details"
-    if detailed:
-        comment = "   # launch script, benchmark, alerts"
-    return _keep_whole(text + comment * (len(text + comment) <= style.width - 11))
+    comment = "launch script, benchmark, alerts" if detailed else "or --all: details"
+    return _keep_whole(f"{command} --out plan/   # {comment}")
 
 
 def _keep_whole(command: str) -> str:
