@@ -470,14 +470,22 @@ def explain_alternative(answer: Answer, other: Alternative) -> str:
         case "misses":
             return f"{name}: {explain_shortfall(offer)}"
     assert other.rank_reason is not None
-    gains = _compare_to_plan(chosen, offer, other.served_change)
+    # drafts shorten the time per token
+    shown = _find_token_limit(chosen) if other.rank_reason == "drafts" else chosen.tightest
+    gains = _compare_to_plan(shown, offer, other.served_change)
     odds = f"{price}, {format_odds(offer)} likely"
     return f"{name} meets the targets too ({odds}{gains}); {RANK_REASONS[other.rank_reason]}"
 
 
-def _compare_to_plan(chosen: Offer, offer: Offer, served_change: float | None) -> str:
-    """Compare capacity, and the latency that the plan meets most narrowly."""
-    text, tightest = "", chosen.tightest
+def _find_token_limit(offer: Offer) -> Limit | None:
+    """Find the limit per token that comes nearest, else the nearest of all."""
+    rows = [row for row in offer.limits if row.target and row.target.metric in ("tpot", "itl")]
+    return max(rows, key=lambda row: row.pessimistic_use, default=offer.tightest)
+
+
+def _compare_to_plan(tightest: Limit | None, offer: Offer, served_change: float | None) -> str:
+    """Compare capacity, and a latency of the plan."""
+    text = ""
     if served_change is not None:
         more = round(100 * served_change)
         text = f", serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ""
@@ -523,11 +531,34 @@ def describe_pools(answer: Answer) -> str:
 
 def explain_binding(answer: Answer) -> str:
     """Explain what the closest cheaper deployment lacks."""
-    near = answer.binding.offer
+    near, pinned = answer.binding.offer, answer.scenario.layout
+    if near is None and pinned and answer.chosen:
+        sizes = ", ".join(f"{name} {size}" for name, size in pinned.items())
+        return (
+            f"{sizes} is pinned by `layout`. {answer.binding.sentence.replace('exists', 'has it')}"
+        )
     if near is None:
         return answer.binding.sentence
     misses = ", misses" * (not near.meets)
     return f"{describe_offer(near)}, {format_price(near)}{misses}: {explain_shortfall(near)}"
+
+
+def describe_drafts(answer: Answer) -> str:
+    """Say that another number of drafts is proposed than the scenario names; empty if it is that one."""
+    named, chosen = answer.scenario.speculation, answer.chosen
+    used = chosen and chosen.deployment.speculation
+    if named is None or not used:
+        return ""
+    k, wanted = used.num_speculative_tokens, named.num_speculative_tokens
+    if k == wanted:
+        return ""
+    side = (
+        "fewer drafts leave more of a step to other requests" if k < wanted else "more drafts pay"
+    )
+    return (
+        f"the scenario names num_speculative_tokens {wanted}; {k} is proposed, because the targets are"
+        f" likelier to hold with it at this load ({side})"
+    )
 
 
 def describe_nearest_run(offer: Offer) -> str:

@@ -10,6 +10,7 @@ from planner.answers.wording import (
     describe_adapters,
     describe_api,
     describe_cheaper_odds,
+    describe_drafts,
     describe_draws,
     describe_engine,
     describe_gpu_price,
@@ -461,6 +462,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
         values |= {
             "memory": describe_memory_odds(best),
             "machines": describe_machines(answer),
+            "drafts": describe_drafts(answer),
             "gpu_price": best.price and describe_gpu_price(best.price),
             "power": [f"{format_range(value)} {unit}" for unit, value in best.energy],
             "latencies": _list_latencies(scenario, best),
