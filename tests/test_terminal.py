@@ -210,6 +210,16 @@ def test_a_load_and_its_limit_that_round_alike_show_a_digit_more() -> None:
     assert float(told[0]) > float(told[1])
 
 
+def test_a_pinned_layout_and_a_tuned_number_of_drafts_are_told() -> None:
+    pinned = answer_of(plan_once(load_scenario("chat-70b", {"layout.tp": 4})))
+    assert "pinned by `layout`" in format_answer(pinned, detailed=True)
+    drafting = answer_of(plan_once(load_scenario("chat-70b", {"speculation.allowed": True})))
+    assert drafting.chosen and drafting.chosen.deployment.speculation
+    k = drafting.chosen.deployment.num_draft_tokens
+    told = f"names num_speculative_tokens 3; {k} is proposed"
+    assert (told in " ".join(format_answer(drafting, detailed=True).split())) == (k != 3)
+
+
 def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> None:
     prices = {"usd_per_mtok_input": 0.5, "usd_per_mtok_output": 0.9}
     scenario = replace(

@@ -552,12 +552,9 @@ def describe_drafts(answer: Answer) -> str:
     k, wanted = used.num_speculative_tokens, named.num_speculative_tokens
     if k == wanted:
         return ""
-    side = (
-        "fewer drafts leave more of a step to other requests" if k < wanted else "more drafts pay"
-    )
     return (
-        f"the scenario names num_speculative_tokens {wanted}; {k} is proposed, because the targets are"
-        f" likelier to hold with it at this load ({side})"
+        f"the scenario names num_speculative_tokens {wanted}; {k} is proposed, because of the numbers"
+        " tried it keeps the targets best at this load"
     )
 
 

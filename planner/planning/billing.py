@@ -230,7 +230,7 @@ def compare_to_api(
         return ApiComparison(usd * hours.mid, total, per_mtok, False, False, None, served.mid)
     usable_rps, peak_rps = served.mid * (1 - scenario.headroom), load.rate or 0.0
     given_usd = scenario.billing_alternatives.api_usd_per_month
-    traffic = {"volume": scenario.volume, "given_usd": given_usd, "peak_rps": peak_rps}
+    stated = peak_rps, scenario.volume, given_usd
     if daily is not None:
         days = HOURS_PER_MONTH / 24
         own, api_usd = days * daily.usd[BILLING_AUTOSCALED], days * daily.usd[BILLING_API]
@@ -240,7 +240,7 @@ def compare_to_api(
         usable_rps = daily.requests / 86400 * daily.max_traffic_factor
         return ApiComparison(
             own, api_usd, per_mtok, True, False, break_even, usable_rps, stopped,
-            daily.requests / 86400, **traffic,
+            daily.requests / 86400, *stated,
         )  # fmt: skip
     own, seconds = usd * HOURS_PER_MONTH, HOURS_PER_MONTH * 3600
     mean_rps = load.rate or compute_offered_rps(scenario, candidate.prediction)
@@ -248,7 +248,7 @@ def compare_to_api(
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
     return ApiComparison(
         own, api_usd, per_mtok, True, load.trace is None, break_even, usable_rps, None, mean_rps,
-        **traffic,
+        *stated,
     )  # fmt: skip
 
 
