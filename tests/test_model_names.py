@@ -16,6 +16,7 @@ from planner.memory.weights import compute_weight_bytes
 from planner.models.architecture import GroupedQueryAttention
 from planner.models.quantization import WEIGHT_FORMATS, matches_stored_format
 from planner.models.registry import Model, list_model_names, load_model
+from planner.planning.scenario import load_scenario
 
 PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
@@ -141,6 +142,21 @@ def test_a_format_that_contradicts_the_checkpoint_is_refused(name: str, wanted: 
         PlannerError, match=rf"^{name} is stored in .*{wanted} would be another checkpoint"
     ):
         load_model(name, quantization=wanted)
+
+
+def test_beside_the_checkpoints_own_format_what_it_cannot_take_is_left_out() -> None:
+    """The same list of formats, the template's, serves every model of a comparison."""
+    asked = {"model": "openai/gpt-oss-20b", "quantization": ["checkpoint", "fp8"]}
+    found = load_scenario("chat-70b", asked)
+    assert found.quantizations == (None,)
+    (told,) = [text for text in found.assumptions if "left out" in text]
+    assert "fp8" in told and "stored in mxfp4" in told
+    assert load_scenario("chat-70b", {"quantization": ["checkpoint", "fp8"]}).quantizations == (
+        None, "fp8",
+    )  # fmt: skip
+    for formats, why in ((["fp8"], "would be another checkpoint"), (["checkpoint", "f8p"], "f8p")):
+        with pytest.raises(PlannerError, match=why):
+            load_scenario("chat-70b", {**asked, "quantization": formats})
 
 
 def test_a_published_checkpoint_in_that_format_is_planned_under_its_own_name() -> None:

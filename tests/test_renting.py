@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from shipped import answer_of, plan_once, small_fields
 
 from planner.answers import serialize_answer
+from planner.answers.wording import describe_api
 from planner.core.errors import PlannerError
 from planner.engines.deployment import choose_machines, deploy_on
 from planner.hardware.gpus import get_gpu
@@ -19,7 +21,7 @@ from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.billing import ApiComparison
 from planner.planning.interruption import estimate_interruption
-from planner.planning.scenario import Scenario, parse_scenario
+from planner.planning.scenario import Scenario, load_scenario, parse_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 
 SMALL = small_fields({
@@ -269,8 +271,9 @@ def test_the_api_and_the_gpus_cost_the_same_where_it_turns() -> None:
     turn = compare(0.2).break_even_rps
     assert turn and compare(0.94 * turn).is_api_cheaper and not compare(1.06 * turn).is_api_cheaper
     assert compare(0.99 * turn).is_about_equal and compare(1.01 * turn).is_about_equal
-    assert compare(0.2).sentence.startswith("the API is cheaper")
-    assert compare(0.2).sentence.endswith("at this rate all day")
+    assert compare(0.2).sentence.startswith(
+        "at 0.2 requests/s around the clock, the API is cheaper"
+    )
     dear = replace(compare(0.2), break_even_rps=99.0, usable_rps=6.0)
     assert "99" not in dear.sentence and "any load that these GPUs serve" in dear.sentence
     assert search_analytically(small()).api_comparison is None
@@ -291,6 +294,46 @@ def test_the_api_beside_a_day_says_what_the_days_bills_say() -> None:
     per_token = serialize_answer(answer_of(plan))["usd_per_mtok_output"][0]
     output_tokens = billing.requests * plan.scenario.workload.output.mean
     assert per_token == pytest.approx(billing.usd["fixed fleet"] / output_tokens * 1e6, rel=1e-3)
+
+
+def test_a_bill_is_told_as_it_was_given_and_turns_in_the_unit_of_its_volume() -> None:
+    """Hours 0 to 11 have a tenth of the others': the busiest hour has 1 / 0.55 of the mean."""
+    day = [0.1] * 12 + [1.0] * 12
+    lengths = {name: SMALL["workload"][name] for name in ("prompt_tokens", "output_tokens")}
+    workload = {**lengths, "requests_per_month": 2_000_000, "day": day}
+    fields = {**SMALL, "workload": workload, "instead": {"api_usd_per_month": 2345}}
+    found = search_deployments(parse_scenario(fields, "s")).api_comparison
+    assert found and found.api_usd == pytest.approx(2345) and "$2,345" in found.sentence
+    assert found.mean_rps == pytest.approx(2e6 / 730.5 / 3600)
+    assert found.peak_rps == pytest.approx(found.mean_rps / 0.55)
+    load, mean, peak = re.findall(
+        r"([\d.]+) million requests a month \(([\d.]+) requests/s on average, ([\d.]+) in the busiest",
+        found.turn,
+    )[0]
+    assert float(load) * 1e6 / 730.5 / 3600 == pytest.approx(float(mean), rel=0.05)
+    assert float(peak) == pytest.approx(float(mean) / 0.55, rel=0.05)
+
+
+def test_an_option_that_turns_the_verdict_on_the_api_is_named() -> None:
+    """A GPU that is not listed, as likely as asked, for less than the API."""
+    plan = plan_once(load_scenario("chat-70b", {"instead.api_usd_per_month": 11_000}))
+    answer = answer_of(plan)
+    offer = answer.cheaper_than_api
+    assert plan.api_comparison and plan.api_comparison.is_about_equal
+    assert offer and offer.outside == "gpu" and offer.bill and offer.bill < 0.95 * 11_000
+    assert f"{offer.placement} (not listed) costs less than the API" in describe_api(answer)
+    dear = plan_once(load_scenario("chat-70b", {"instead.api_usd_per_month": 6_000}))
+    assert answer_of(dear).cheaper_than_api is None
+
+
+def test_machines_can_be_given_back_where_replicas_go_by_the_hour() -> None:
+    pair = deploy_on("meta-llama/Llama-3.1-8B", "L40S", tp=2, replicas=2, sold_in=(1, 2, 4))
+    assert pair.machines == (4,) and pair.returnable_machines == (2, 2)
+    assert (
+        deploy_on("meta-llama/Llama-3.1-8B", "L40S", tp=4, sold_in=(4,)).returnable_machines == ()
+    )
+    whole = deploy_on("meta-llama/Llama-3.1-8B", "L40S", tp=2, replicas=2, sold_in=(4,))
+    assert whole.returnable_machines == ()
 
 
 def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None:

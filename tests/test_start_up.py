@@ -7,6 +7,7 @@ import pytest
 from planner.core.errors import PlannerError
 from planner.engines.deployment import deploy_on
 from planner.latency.startup_time import StartupTime, estimate_startup
+from planner.memory.weights import compute_checkpoint_bytes
 
 
 def started(
@@ -77,3 +78,22 @@ def test_only_what_is_known() -> None:
     assert estimate_startup(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine="sglang")) is None
     with pytest.raises(PlannerError, match="unknown storage 'tape'"):
         started(storage="tape")
+
+
+def test_weights_converted_at_the_start_are_read_as_they_are_stored() -> None:
+    """141.1 GB of Llama-3.1-70B in BF16 are read for FP8 too; RedHatAI's FP8 copy is 72.7 GB (Hub, files)."""
+    name = "meta-llama/Llama-3.1-70B-Instruct"
+    plain, online, published = (
+        deploy_on(model, "H100", tp=4, quantization=quantization)
+        for model, quantization in (
+            (name, None), (name, "fp8"), ("RedHatAI/Llama-3.3-70B-Instruct-fp8-dynamic", None),
+        )
+    )  # fmt: skip
+    for storage in ("page-cache", "download"):
+        read = [found.weights for d in (plain, online) if (found := estimate_startup(d, storage))]
+        assert read[0] == read[1]
+    assert compute_checkpoint_bytes(online) / 1e9 == pytest.approx(141.1, rel=0.01)
+    assert compute_checkpoint_bytes(published) / 1e9 == pytest.approx(72.7, rel=0.01)
+    # engines convert to no AWQ: that is a checkpoint of its own
+    packed = deploy_on(name, "H100", tp=4, quantization="awq")
+    assert compute_checkpoint_bytes(packed) < 45e9

@@ -5,6 +5,7 @@
 who shows an answer leaves them out then.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,12 @@ from planner.latency.startup_time import StartupTime
 from planner.memory.memory_plan import MemoryPlan, ModelMemory
 from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
-from planner.planning.billing import ApiComparison, BillingComparison, TokenSide
+from planner.planning.billing import (
+    EQUAL_COST_SHARE,
+    ApiComparison,
+    BillingComparison,
+    TokenSide,
+)
 from planner.planning.candidate import SAME_PRICE_SHARE, has_inner_stages
 from planner.planning.growth import GrowthLimit, Surge
 from planner.planning.interruption import Interruption
@@ -241,6 +247,11 @@ class Offer:
     def bill(self) -> float | None:
         """USD of a month that it is always on, or of the whole job."""
         return self.bills[0].usd if self.bills else None
+
+    @property
+    def least_bill(self) -> float:
+        """The least of its bills; infinite where no price is known."""
+        return min((bill.usd for bill in self.bills), default=math.inf)
 
     @property
     def is_overloaded(self) -> bool:
@@ -535,6 +546,20 @@ class Answer:
                 options, key=lambda each: (each.offer.probability < chosen.confidence, -each.worth)
             )
         )
+
+    @cached_property
+    def cheaper_than_api(self) -> Offer | None:
+        """The cheapest option that is as likely as asked and costs less than the API, which the plan does not."""
+        api = self.api
+        if api is None or not (api.is_api_cheaper or api.is_about_equal):
+            return None
+        likely = [
+            each.offer
+            for each in self.other_options
+            if each.offer.bills and each.offer.probability >= each.offer.confidence
+        ]
+        best = min(likely, key=lambda offer: offer.least_bill, default=None)
+        return best if best and best.least_bill < (1 - EQUAL_COST_SHARE) * api.api_usd else None
 
     @property
     def open_figure(self) -> tuple[str, float] | None:

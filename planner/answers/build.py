@@ -79,6 +79,7 @@ from planner.planning.evaluation import (
 )
 from planner.planning.framework_choice import explain_engines, list_trait_facts
 from planner.planning.growth import find_growth_limit, judge_surge
+from planner.planning.max_load import is_least_load
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
@@ -283,7 +284,7 @@ def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Lim
     performance, load = candidate.prediction.performance, scenario.workload
     capacity = performance and get_capacity_rps(scenario, performance)
     odds = candidate.get_limit(get_load_limit_name(scenario))
-    if not capacity or odds is None:
+    if not capacity or odds is None or is_least_load(scenario):
         return None
     if load.rate is None:
         users = load.concurrency or 0
@@ -304,9 +305,8 @@ def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Lim
     offered = load.rate
     if (offered > usable.mid) != (share.mid > 1):
         offered = admitted  # the rest is rejected
-    name = "busiest hour" if scenario.daily_profile else "load"
     return Limit(
-        "load", name, "requests/s", offered, usable.mid, usable.mid * share.mid / odds.pessimistic_use,
+        "load", "load", "requests/s", offered, usable.mid, usable.mid * share.mid / odds.pessimistic_use,
         use, odds.pessimistic_use, odds.status, load=share,
     )  # fmt: skip
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from planner.answers.answer import (
     Alternative,
     Answer,
-    Basis,
     Bill,
     Choice,
     Limit,
@@ -19,6 +18,7 @@ from planner.answers.answer import (
 )
 from planner.answers.phrases import BASIS_PHRASES, RISK_PHRASES
 from planner.core.number_format import (
+    format_apart,
     format_distinct,
     format_ends,
     format_limit_seconds,
@@ -31,16 +31,18 @@ from planner.core.number_format import (
 )
 from planner.core.text import capitalize, format_count
 from planner.core.units import GIB, MIB
-from planner.hardware.prices import GpuPrice
+from planner.hardware.prices import HOURS_PER_MONTH, GpuPrice
 from planner.planning.alternatives import RankReason
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
+from planner.planning.billing import BILLING_SERVERLESS, EQUAL_COST_SHARE
 from planner.planning.framework_choice import load_frameworks
 from planner.planning.growth import MIN_GROWTH, GrowthLimit
-from planner.planning.max_load import MIN_FIGURE
+from planner.planning.max_load import is_least_load
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.scenario import Scenario
 from planner.planning.search import GAMBLE_PROBABILITY
 from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, format_latency
+from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
 METRIC_NAMES: Mapping[LatencyMetric, str] = {
     "ttft": "First token",
@@ -62,6 +64,8 @@ BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
 CAPACITY_MEANING = "Capacity is what the GPUs process at most, however long requests wait"
+BUDGET_RULE = "until then budget this one, sized for the odds asked"
+"""How a plan that is as likely as asked goes with a cheaper one that probably does."""
 OTHER_LABELS: Mapping[OtherKind, str] = {
     "safer": "Safer", "cheaper": "Cheaper", "middle": "Between", "format": "Format", "gpu": "GPU",
 }  # fmt: skip
@@ -150,6 +154,22 @@ def describe_adapter_traffic(scenario: Scenario) -> str:
         return ""
     skew = f"Zipf {load.adapter_zipf:g}" if load.adapter_zipf else "evenly used"
     return f"; each for one of {format_count(load.adapters, 'LoRA adapter')} ({skew})"
+
+
+def describe_machines(answer: Answer) -> str:
+    """Describe the machines to rent, spares included; empty where GPUs are let in any number."""
+    best, day, spares = answer.best, answer.day, answer.scenario.spare_replicas
+    machines = [size for pool in best.pools for size in pool.machines] if best else []
+    if best is None or not machines:
+        return ""
+    text = f"{best.num_gpus_billed} x {best.gpu}, in machines of {' + '.join(map(str, machines))}"
+    smaller = day.deployment.returnable_machines if day and day.num_starts else ()
+    if smaller:
+        text += (
+            f"; by the hour of {' + '.join(map(str, smaller))}, as no part of a machine can be given"
+            " back"
+        )
+    return text + f", {format_count(spares, 'spare replica')} included" * bool(spares)
 
 
 def describe_adapters(answer: Answer) -> str:
@@ -276,15 +296,28 @@ def format_day_bill(offer: Offer) -> str:
     return f", {format_usd(offer.bills[1].usd)} by the hour"
 
 
-def list_other_bills(answer: Answer, without: Basis | None = None) -> list[str]:
-    """List what the plan costs on other bases than its headline, and than one told already."""
+def describe_stopped_bill(answer: Answer) -> str:
+    """Describe what the plan costs if it is off in hours without traffic, beside its headline; else empty."""
+    bills = answer.best.bills if answer.best else ()
+    stopped = next((bill for bill in bills if bill.basis == "stopped without traffic"), None)
+    if stopped is None or answer.day is None:
+        return ""
+    hours, period = len(answer.day.rates), "day"
+    if hours > HOURS_PER_DAY:
+        period = "week" if hours == HOURS_PER_WEEK else "cycle"
+    idle = answer.day.rates.count(0)
+    return f", or {format_usd(stopped.usd)} switched off in the {idle} hours a {period} without traffic"
+
+
+def list_other_bills(answer: Answer) -> list[str]:
+    """List what the plan costs on other bases than its headline."""
     offer, day = answer.best, answer.day
     if offer is None or day is None:
         return []
     return [
         _describe_bill(bill, answer)
         for bill in offer.bills[1:]
-        if bill.basis != without and not is_same_price(bill.usd, offer.bill)
+        if not is_same_price(bill.usd, offer.bill)
     ]
 
 
@@ -301,6 +334,63 @@ def _describe_bill(bill: Bill, answer: Answer) -> str:
         f"{usd} if none runs in the {idle} hours without traffic (`replicas_at_least: 0` at the top"
         " of the scenario)"
     )
+
+
+def describe_api(answer: Answer) -> str:
+    """Describe what the traffic costs from an API and on the plan's GPUs; empty without an API."""
+    api, period = answer.api, describe_period(answer.scenario)
+    if api is None:
+        return ""
+    parts = [
+        f"{api.api_bill}{period} by the token ({api.api_price}), {format_usd(api.own_usd)}{period} on"
+        f" these GPUs{' by the hour' * bool(answer.day)}: {api.outcome}"
+        f"{period * (not api.is_about_equal)}{api.turn and f', {api.turn}'}",
+        _explain_cheaper_than_api(answer),
+        api.stopped,
+    ]
+    start = f"{api.assumption} (`workload.day` gives yours): " if api.assumption else ""
+    return start + "; ".join(filter(None, parts))
+
+
+def describe_serverless(answer: Answer) -> str:
+    """Describe what the day costs by the GPU-second and on the plan's GPUs; empty if nobody asked."""
+    chosen, billing = answer.chosen, answer.billing
+    if answer.scenario.billing_alternatives.serverless is None or chosen is None:
+        return ""
+    usd = billing.usd.get(BILLING_SERVERLESS) if billing else None
+    own = min(chosen.bills[1:], key=lambda bill: bill.usd, default=None)
+    if usd is None or own is None:
+        return (
+            "not compared: give `workload.day` or `workload.office_hours`, and a price of the GPU"
+        )
+    usd *= HOURS_PER_MONTH / HOURS_PER_DAY
+    saved, outcome = abs(usd - own.usd), "about the same"
+    if saved >= EQUAL_COST_SHARE * max(usd, own.usd):
+        saver = "serverless saves" if usd < own.usd else "own GPUs save"
+        outcome = f"{saver} {format_usd(saved)}/month"
+    how = " (`replicas_at_least: 0`)" * (own.basis == "stopped without traffic")
+    return (
+        f"{format_usd(usd)}/month by the second, {format_usd(own.usd)}/month on these GPUs"
+        f" {own.basis}{how}: {outcome}"
+    )
+
+
+def explain_api(answer: Answer) -> str:
+    """Explain which of API and GPUs is cheaper, in a sentence; empty without an API."""
+    if answer.api is None:
+        return ""
+    parts = (answer.api.sentence, _explain_cheaper_than_api(answer))
+    return capitalize("; ".join(filter(None, parts))) + "."
+
+
+def _explain_cheaper_than_api(answer: Answer) -> str:
+    """Name what costs less than the API where the plan does not; empty without."""
+    offer = answer.cheaper_than_api
+    if offer is None:
+        return ""
+    outside = explain_outside(answer.scenario, offer).replace("on your list", "listed")
+    usd = f"{format_usd(offer.least_bill)}{describe_period(answer.scenario)}"
+    return f"but {offer.placement}{f' ({outside})' * bool(outside)} costs less than the API: {usd}"
 
 
 def describe_gpu_price(price: GpuPrice) -> str:
@@ -330,7 +420,7 @@ def describe_open_figure(scenario: Scenario) -> str:
     if kind == "limit":
         target = scenario.slo_targets[0]
         return f"{target.name} of {format_limit_seconds(target.seconds)}"
-    if kind == "rate" and (load.rate or 0.0) <= MIN_FIGURE:
+    if is_least_load(scenario):
         return "one request at a time"
     if kind == "rate":
         return f"{format_number(load.rate or 0.0)} requests/s"
@@ -349,6 +439,8 @@ def explain_open_figure(answer: Answer) -> str:
             return f"no limit for {target.name} can be met, not even {shown}"
         return f"{shown} is the shortest limit for {target.name} that can be met"
     amount = describe_open_figure(scenario)
+    if answer.chosen and is_least_load(scenario):
+        return f"even {amount} meets the targets with less than the probability asked for"
     if answer.chosen is None:
         return f"not even {amount} can be served within the targets"
     return f"{amount} are the most that can be served within the targets"
@@ -378,7 +470,7 @@ def format_amount(limit: Limit, amount: float | None = None) -> str:
         case "latency":
             return format_seconds(amount, limit.limit)
         case "load":
-            return format_distinct(amount, limit.limit, 3)
+            return format_apart(amount, limit.limit)
         case "users":
             return f"{amount:,.0f}"
         case "rejected":
@@ -392,9 +484,9 @@ def format_bound(limit: Limit) -> str:
         case "latency":
             return format_limit_seconds(limit.limit)
         case "load":
-            return format_number(limit.limit)
+            return format_apart(limit.limit, limit.value)
         case "job":
-            return f"{format_number(limit.limit)} h"
+            return f"{format_apart(limit.limit, limit.value)} h"
         case "resource":
             return f"{limit.limit:,.6g} {limit.unit}"
     return format_amount(limit, limit.limit)
@@ -403,7 +495,7 @@ def format_bound(limit: Limit) -> str:
 def format_pessimistic(limit: Limit) -> str:
     """Format what a limit may reach with the asked probability; of a load what may be used then."""
     return (
-        format_number(limit.pessimistic)
+        format_apart(limit.pessimistic, limit.value)
         if limit.kind == "load"
         else format_amount(limit, limit.pessimistic)
     )
@@ -455,14 +547,22 @@ def explain_alternative(answer: Answer, other: Alternative) -> str:
         case "misses":
             return f"{name}: {explain_shortfall(offer)}"
     assert other.rank_reason is not None
-    gains = _compare_to_plan(chosen, offer, other.served_change)
+    # drafts shorten the time per token
+    shown = _find_token_limit(chosen) if other.rank_reason == "drafts" else chosen.tightest
+    gains = _compare_to_plan(shown, offer, other.served_change)
     odds = f"{price}, {format_odds(offer)} likely"
     return f"{name} meets the targets too ({odds}{gains}); {RANK_REASONS[other.rank_reason]}"
 
 
-def _compare_to_plan(chosen: Offer, offer: Offer, served_change: float | None) -> str:
-    """Compare capacity, and the latency that the plan meets most narrowly."""
-    text, tightest = "", chosen.tightest
+def _find_token_limit(offer: Offer) -> Limit | None:
+    """Find the limit per token that comes nearest, else the nearest of all."""
+    rows = [row for row in offer.limits if row.target and row.target.metric in ("tpot", "itl")]
+    return max(rows, key=lambda row: row.pessimistic_use, default=offer.tightest)
+
+
+def _compare_to_plan(tightest: Limit | None, offer: Offer, served_change: float | None) -> str:
+    """Compare capacity, and a latency of the plan."""
+    text = ""
     if served_change is not None:
         more = round(100 * served_change)
         text = f", serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ""
@@ -487,13 +587,52 @@ def explain_stages(answer: Answer) -> str:
     )
 
 
+def describe_pools(answer: Answer) -> str:
+    """Describe pools of prefill and decode workers where they are allowed and not chosen: why not; else empty."""
+    best, pools = answer.best, answer.best_pools
+    if not answer.scenario.allow_disaggregation or best is None or best.is_disaggregated:
+        return ""
+    if answer.skipped_pools:
+        return f"not evaluated: {answer.skipped_pools}"
+    if pools is None:
+        return "none meets the targets for less than twice the price"
+    text = f"{describe_offer(pools)}: {format_price(pools)}, {format_odds(pools)} likely"
+    chosen = answer.chosen
+    if not pools.is_confident:
+        missed = explain_shortfall(pools)
+        return f"{text}; {missed}" if not missed.startswith("only") else f"{text}, less than asked"
+    if chosen and pools.price_key >= chosen.price_key:
+        return f"{text}; they cost no less than the plan"
+    return f"{text}, with wide intervals: measure them first"
+
+
 def explain_binding(answer: Answer) -> str:
     """Explain what the closest cheaper deployment lacks."""
-    near = answer.binding.offer
+    near, pinned = answer.binding.offer, answer.scenario.layout
+    if near is None and pinned and answer.chosen:
+        sizes = ", ".join(f"{name} {size}" for name, size in pinned.items())
+        return (
+            f"{sizes} is pinned by `layout`. {answer.binding.sentence.replace('exists', 'has it')}"
+        )
     if near is None:
         return answer.binding.sentence
     misses = ", misses" * (not near.meets)
     return f"{describe_offer(near)}, {format_price(near)}{misses}: {explain_shortfall(near)}"
+
+
+def describe_drafts(answer: Answer) -> str:
+    """Say that another number of drafts is proposed than the scenario names; empty if it is that one."""
+    named, chosen = answer.scenario.speculation, answer.chosen
+    used = chosen and chosen.deployment.speculation
+    if named is None or not used:
+        return ""
+    k, wanted = used.num_speculative_tokens, named.num_speculative_tokens
+    if k == wanted:
+        return ""
+    return (
+        f"the scenario names num_speculative_tokens {wanted}; {k} is proposed, because of the numbers"
+        " tried it keeps the targets best at this load"
+    )
 
 
 def describe_nearest_run(offer: Offer) -> str:
@@ -524,8 +663,8 @@ def describe_cheaper_odds(answer: Answer) -> str:
     if choice is None or not choice.is_cheaper_likely or answer.scenario.offline:
         return ""  # a job takes fewer GPUs longer, for the same bill
     near, some = choice.likeliest_cheaper, format_probability(choice.p_cheaper)
-    text = f"first: {some} likely that some cheaper plan does, of several together"
-    return f"{text}; {near.placement} alone {format_odds(near)}" if near else text
+    alone = f", {near.placement} alone {format_odds(near)}" if near else ""
+    return f"first, an hour: {some} likely that some cheaper plan does{alone}; {BUDGET_RULE}"
 
 
 def describe_rejected(answer: Answer) -> str:

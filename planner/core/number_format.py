@@ -34,6 +34,17 @@ def format_distinct(value: float, limit: float, digits: int = 2) -> str:
     return format_number(value, digits)
 
 
+def format_apart(value: float, other: float, digits: int = 3) -> str:
+    """Format `value` with as many digits as tell it from `other` in as many, up to six.
+
+    >>> format_apart(1.2502, 1.2478), format_apart(1.2478, 1.2502), format_apart(5.53, 10.1)
+    ('1.25', '1.248', '5.53')
+    """
+    while digits < 6 and value != other and f"{value:.{digits}g}" == f"{other:.{digits}g}":
+        digits += 1
+    return format_number(value, digits)
+
+
 def format_seconds(seconds: float, limit: float = math.inf) -> str:
     """Format a time in ms below a second, in s up to ten minutes, else in h; apart from `limit`."""
     unit, factor = _choose_time_unit(seconds if math.isinf(limit) else min(seconds, limit))

@@ -137,7 +137,7 @@ def render_artifacts(
     )
     values: dict[str, Any] = {
         **manifests.build_template_values(launch, prediction), "p": prediction, "targets": targets,
-        "hosts": hosts,
+        "hosts": hosts, "scales_by_hour": scaling is not None and scaling.num_starts > 0,
         "storage": storage,
         "checkpoint": get_checkpoint(deployment), "ramp": predict_benchmark_ramp(prediction),
         "lengths": explain_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
@@ -207,7 +207,7 @@ def _render_pool_artifacts(
         for launch in workers.values()
     }  # fmt: skip
     values |= {
-        "files": names, "directory": INSTALL_DIR, "scaled": None, "storage": storage,
+        "files": names, "directory": INSTALL_DIR, "scaled": None, "scales_by_hour": False, "storage": storage,
         "start_up": decode.start_up, "drain_s": decode.drain_s,
         "hosts": [*dict.fromkeys(e.rpartition(":")[0] for each in endpoints.values() for e in each)],
         **alerts.build_monitoring_values(prediction, targets, endpoints),

@@ -7,7 +7,6 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,11 @@ from planner.deploy.arguments import (
 )
 from planner.engines.cli_options import CliOptions, find_pooling_option, get_cli_options
 from planner.engines.deployment import Deployment
-from planner.engines.engine import select_entry_for_release
+from planner.engines.engine import (
+    EnginePackaging,
+    select_entry_for_release,
+)
+from planner.engines.engine import get_engine_packaging as get_engine_packaging
 from planner.engines.layout import SpeculationConfig
 from planner.engines.speculation_methods import (
     explain_missing_draft,
@@ -52,17 +55,6 @@ BOOTSTRAP_PORT = 8998
 """SGLang's default port on which a node's first prefill worker is asked for KV caches."""
 DECODE_PORT_OFFSET = 100
 """Offset of decode workers' ports, as prefill workers may run on the same node."""
-
-
-class EnginePackaging(SourcedEntry):
-    """One engine of `catalogs/launch.yaml`: images, endpoints and names of methods."""
-
-    images: dict[str, str | None]
-    health: str
-    key: str | None
-    online: tuple[str, ...]
-    methods: dict[str, str]
-    router: str | None = None
 
 
 class RdmaAccess(StrictEntry):
@@ -232,12 +224,6 @@ class LaunchSpec:
         return " \\\n  ".join(
             [" ".join(map(format_for_shell, self.program)), *map(str, self.flags)]
         )
-
-
-@cache
-def get_engine_packaging(engine: str) -> EnginePackaging:
-    """Return the entry of `catalogs/launch.yaml` for an engine."""
-    return load_catalog("launch.yaml", EnginePackaging)[engine]
 
 
 def get_accelerator_kind(deployment: Deployment) -> AcceleratorKind:

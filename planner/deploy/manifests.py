@@ -31,6 +31,7 @@ from planner.engines.engine import CloudNames, Engine, find_dynamo_release
 from planner.engines.metric_names import get_metric_names
 from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
 from planner.memory.memory_plan import get_memory_plan
+from planner.memory.weights import compute_checkpoint_bytes, compute_read_bytes
 from planner.planning.autoscaling import AutoscalingPlan, compute_stabilization_s
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import check_artifact_supported
@@ -244,7 +245,8 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
     )
     engine, layout, slug = deployment.engine, deployment.layout, build_slug(deployment.model.name)
     takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
-    held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
+    held = math.ceil(max(compute_read_bytes(deployment)) * launch.gpus / GIB)
+    files = math.ceil(compute_checkpoint_bytes(deployment) / GIB)
     tier = math.ceil(deployment.args.kv_offloading_size * layout.dp)
     return {
         "title": launch.title,
@@ -269,7 +271,7 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
         + f"{HOST_MEMORY_GIB} GiB for the processes",
         "rdma": launch.device.rdma if _needs_rdma(launch) else None,
         "shm_gib": tier + 4 + 2 * launch.gpus,
-        "disk_gb": 2 * held * launch.nodes + 100,
+        "disk_gb": 2 * files + 100,
         "shared_cache": deployment.num_replicas * launch.nodes > 1, "job": get_prometheus_job(deployment),
     }  # fmt: skip
 

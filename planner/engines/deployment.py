@@ -84,6 +84,15 @@ class Deployment:
         return choose_machines(self.num_replicas, self.layout.gpus_per_replica, self.machine_sizes)
 
     @property
+    def returnable_machines(self) -> tuple[int, ...]:
+        """GPUs of each machine if one replica can be given back alone, where these are others."""
+        if not self.machine_sizes:
+            return ()
+        one = choose_machines(1, self.layout.gpus_per_replica, self.machine_sizes)
+        machines = one * self.num_replicas
+        return machines if sum(machines) == sum(self.machines) and machines != self.machines else ()
+
+    @property
     def num_gpus_billed(self) -> int:
         """GPUs that are paid, with idle ones if only whole machines are for rent."""
         return sum(self.machines) or self.num_gpus

@@ -117,6 +117,17 @@ class EngineEntry(SourcedEntry):
     facts: dict[str, Any]
 
 
+class EnginePackaging(SourcedEntry):
+    """One engine of `catalogs/launch.yaml`: images, endpoints and names of methods."""
+
+    images: dict[str, str | None]
+    health: str
+    key: str | None
+    online: tuple[str, ...]
+    methods: dict[str, str]
+    router: str | None = None
+
+
 class DynamoReleases(SourcedEntry):
     """An entry of `catalogs/dynamo.yaml`: release of NVIDIA Dynamo -> version of the engine."""
 
@@ -165,6 +176,12 @@ class Engine:
         scheduler = "with engine V1's scheduler" if self.is_v0 else ""
         substitutions = " and ".join(filter(None, (facts, scheduler)))
         return substitutions and f"{self} is planned {substitutions}"
+
+
+@cache
+def get_engine_packaging(engine: str) -> EnginePackaging:
+    """Return the entry of `catalogs/launch.yaml` for an engine."""
+    return load_catalog("launch.yaml", EnginePackaging)[engine]
 
 
 def find_required_plugin(engine: Engine, method: str) -> str | None:

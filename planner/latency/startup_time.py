@@ -12,7 +12,7 @@ from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
 from planner.memory.runtime_overhead import FittedConstant, get_constant
-from planner.memory.weights import compute_stage_bytes
+from planner.memory.weights import compute_checkpoint_bytes, compute_read_bytes
 
 STARTUP_CATALOG = "start_up.yaml"
 DEFAULT_STORAGE = "nvme"
@@ -120,8 +120,6 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     def read(size: float, name: str) -> Interval:
         return of(1.0, name).map_monotone(lambda rate: size / GB / rate)
 
-    stage_bytes = compute_stage_bytes(deployment.with_args(max_loras=0))
-    whole = sum(stage_bytes) * layout.tp * (layout.dp if layout.ep > 1 else 1)
     layers = 0 if args.enforce_eager else math.ceil(len(model.architecture.layers) / layout.pp)
     experts = model.architecture.is_moe
     compilation = ["compile-layer", *["compile-experts"] * experts]
@@ -132,8 +130,8 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     return StartupTime(
         process=of(1.0, "process") + (of(1.0, "workers") if layout.gpus_per_replica > 1 else 0.0),
         weights=max(
-            read(max(stage_bytes), "loader"),
-            read(whole, f"storage {storage}"),
+            read(max(compute_read_bytes(deployment)), "loader"),
+            read(compute_checkpoint_bytes(deployment), f"storage {storage}"),
             key=lambda phase: phase.mid,
         ),
         compilation=of(layers, *compilation),

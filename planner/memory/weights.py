@@ -13,6 +13,7 @@ from operator import attrgetter
 from planner.core.units import GIB, MIB
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment
+from planner.engines.engine import get_engine_packaging
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
 from planner.memory.runtime_overhead import offloads_weights
@@ -161,6 +162,24 @@ def compute_stored_bytes(model: Model, padded: bool = False) -> int:
         if weight.part != "engine"
     )
     return round(sum(sizes))
+
+
+def compute_read_bytes(deployment: Deployment) -> tuple[int, ...]:
+    """Compute the bytes of files that each GPU of a stage takes its weights and draft from.
+
+    What an engine converts while it loads is read in the format of the checkpoint.
+    """
+    model, online = deployment.model, get_engine_packaging(deployment.engine.name).online
+    if model.quantization.method in online:
+        model = model.as_stored
+    whole = deployment.with_args(max_loras=0, cpu_offload_gb=0.0)
+    return compute_stage_bytes(replace(whole, model=model))
+
+
+def compute_checkpoint_bytes(deployment: Deployment) -> int:
+    """Compute the bytes of all files that a replica reads, each once."""
+    layout = deployment.layout
+    return sum(compute_read_bytes(deployment)) * layout.tp * (layout.dp if layout.ep > 1 else 1)
 
 
 def count_offloaded_bytes(deployment: Deployment) -> tuple[int, ...]:

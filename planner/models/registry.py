@@ -49,6 +49,8 @@ class Model:
     warnings: tuple[str, ...] = ()
     is_inferred: bool = False  # architecture and format follow from the name alone
     local_name: str = ""  # of a checkpoint on this machine: its folder's, or its file's
+    # of its files, where that is not `quantization`: what the engine converts, or somebody before
+    stored_quantization: q.CheckpointQuantization | None = None
 
     @property
     def served_name(self) -> str:
@@ -61,6 +63,13 @@ class Model:
         bare = self.name.rpartition("/")[2].casefold()
         tasks = {"embed": r"embed|\b(e5|gte|bge)\b", "score": r"rerank"}
         return next((task for task, words in tasks.items() if re.search(words, bare)), "")
+
+    @cached_property
+    def as_stored(self) -> "Model":
+        """The model in the format of its files."""
+        if self.stored_quantization is None:
+            return self
+        return replace(self, quantization=self.stored_quantization, stored_quantization=None)
 
     @cached_property
     def layer_prefixes(self) -> tuple[str, ...]:
@@ -166,8 +175,10 @@ def _apply_format(requested: str, model: Model) -> Model:
         return model
     converted = _convert_quantization(requested, model)
     # the request is more specific than the name
-    if not stored.schemes or (model.is_inferred and converted.method == stored.method):
+    if model.is_inferred and converted.method == stored.method:
         return replace(model, quantization=converted)
+    if not stored.schemes:
+        return replace(model, quantization=converted, stored_quantization=stored)
     # the name does not tell who packed the weights
     if model.is_inferred and q.is_container_name(requested) and stored.method in ("gptq", "awq"):
         return replace(model, quantization=q.parse_quantization("int4"))

@@ -72,6 +72,7 @@ class AutoscalingPlan:
     drain_s: float  # until a stopping replica has finished its last request (p99)
     usd_per_gpu_hour: float | None
     starts_at_midnight: bool
+    admitted_fraction: float = 1.0  # of the traffic; the rest is rejected as too long
 
     @property
     def scale_up_in_flight(self) -> float:
@@ -215,6 +216,7 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
         deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()),
         sum(len(day.output) for day in days), prediction, lead_s, drain_s,
         price.median_usd if price else None, scenario.daily_profile.peak_rps is None,
+        load.rate / (scenario.workload.rate or load.rate),
     )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import compute_offered_rps, estimate_run_hours, get_capacity_rps
+from planner.planning.max_load import is_least_load
 from planner.planning.scenario import Scenario
-from planner.planning.scenario_schema import ApiEntry, ServerlessEntry
+from planner.planning.scenario_schema import ApiEntry, ServerlessEntry, TrafficVolume
 from planner.workload.workload import Workload
 
 BILLING_FIXED, BILLING_AUTOSCALED, BILLING_SERVERLESS, BILLING_API = (
@@ -53,6 +54,7 @@ class BillingComparison:
     reserved_replicas: int | None = None  # of the reserved base, the rest on demand
     stopped_usd: float | None = None  # scaled, if no replica runs in hours without traffic
     max_traffic_factor: float = math.inf  # that the fixed fleet serves
+    num_days: float = 1.0  # of which such a day is the mean
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -60,7 +62,9 @@ class BillingComparison:
         costs = ", ".join(
             f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1])
         )
-        lines = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
+        day = f"the mean of {self.num_days:g} days, " if self.num_days > 1 else "a day of "
+        comma = "," * (self.num_days > 1)
+        lines = [f"{day}{self.requests:,.0f} requests{comma} costs: {costs}"]
         if self.reserved_replicas is not None:
             lines.append(
                 f"the cheapest reserved base has {format_count(self.reserved_replicas, 'replica')}, for"
@@ -79,6 +83,11 @@ class BillingComparison:
                     f"{first} is cheaper than {second} up to {float(f'{requests:.2g}'):,.0f} requests"
                     " a day"
                 )
+        if self.stopped_usd is not None and BILLING_SERVERLESS in self.usd:
+            lines.append(
+                f"stopped in hours without traffic (`replicas_at_least: 0`) the GPUs cost"
+                f" ${self.stopped_usd:,.2f}, serverless ${self.usd[BILLING_SERVERLESS]:,.2f}"
+            )
         if self.cold is not None and self.cold >= 1e-4:
             start = f"{self.cold_start:,.0f} s"
             lines.append(
@@ -100,6 +109,10 @@ class ApiComparison:
     break_even_rps: float | None  # mean rate from which on those GPUs cost less than the API
     usable_rps: float  # mean rate that those GPUs serve at most
     stopped_usd: float | None = None  # of those GPUs, if none runs in hours without traffic
+    mean_rps: float = 0.0  # of the traffic, in a mean hour
+    peak_rps: float = 0.0  # in the busiest
+    volume: TrafficVolume | None = None  # as which the traffic is stated
+    given_usd: float | None = None  # the API's bill, where that is stated
 
     @property
     def is_about_equal(self) -> bool:
@@ -130,17 +143,43 @@ class ApiComparison:
         return f"{format_usd(self.api_usd_per_mtok_output)} per M output tokens with their prompts"
 
     @property
+    def api_bill(self) -> str:
+        """The API's bill, as it was given if it was."""
+        return format_usd(self.api_usd) if self.given_usd is None else f"${self.given_usd:,.10g}"
+
+    @property
+    def assumption(self) -> str:
+        """What a comparison without a daily profile takes for granted; empty with one."""
+        if not self.is_rate_constant:
+            return ""
+        if self.volume:
+            return "spread evenly over 24 hours"
+        return f"at {format_number(self.mean_rps)} requests/s around the clock"
+
+    @property
     def turn(self) -> str:
         """Where it turns, as far as these GPUs serve such a load; empty if it is not known."""
         if self.break_even_rps is None:
             return ""
         if self.is_about_equal:
-            return f"equal at {format_number(self.break_even_rps)} requests/s on average"
+            return f"equal at {self._format_load(self.break_even_rps)}"
         if self.is_api_cheaper and self.break_even_rps > self.usable_rps:
-            usable = format_number(self.usable_rps, 2)
-            return f"at any load that these GPUs serve (up to {usable} requests/s on average)"
+            return (
+                f"at any load that these GPUs serve, up to {self._format_load(self.usable_rps, 2)}"
+            )
         side = "below" if self.is_api_cheaper else "above"
-        return f"{side} {format_number(self.break_even_rps)} requests/s on average"
+        return f"{side} {self._format_load(self.break_even_rps)}"
+
+    def _format_load(self, mean_rps: float, digits: int = 3) -> str:
+        """Format a load in the unit of the traffic, with its mean rate and that of its busiest hour."""
+        rate, times = f"{format_number(mean_rps, digits)} requests/s", mean_rps / self.mean_rps
+        if self.peak_rps > self.mean_rps:
+            peak = format_number(self.peak_rps * times, digits)
+            rate += f" on average, {peak} in the busiest hour"
+        if self.volume is None:
+            return rate
+        amount = float(f"{self.volume.amount * times:.{digits}g}")
+        return f"{replace(self.volume, amount=amount)} ({rate})"
 
     @property
     def stopped(self) -> str:
@@ -162,12 +201,12 @@ class ApiComparison:
         if self.is_about_equal:
             first = "the API and GPUs of your own cost about the same"
         text = (
-            f"{first} ({format_usd(self.api_usd)} by the token, {self.api_price},"
+            f"{first} ({self.api_bill} by the token, {self.api_price},"
             f" {format_usd(self.own_usd)} for these GPUs)"
         )
         text += f", {self.turn}" if self.turn else ""
         text += f"; {self.stopped}" if self.stopped else ""
-        return text + "; at this rate all day" * self.is_rate_constant
+        return f"{self.assumption}, {text}" if self.assumption else text
 
 
 def compare_to_api(
@@ -189,7 +228,9 @@ def compare_to_api(
     if (hours := estimate_run_hours(scenario, candidate)) and load.num_prompts:
         total = load.num_prompts * usd_per_request
         return ApiComparison(usd * hours.mid, total, per_mtok, False, False, None, served.mid)
-    usable_rps = served.mid * (1 - scenario.headroom)
+    usable_rps, peak_rps = served.mid * (1 - scenario.headroom), load.rate or 0.0
+    given_usd = scenario.billing_alternatives.api_usd_per_month
+    stated = peak_rps, scenario.volume, given_usd
     if daily is not None:
         days = HOURS_PER_MONTH / 24
         own, api_usd = days * daily.usd[BILLING_AUTOSCALED], days * daily.usd[BILLING_API]
@@ -197,11 +238,18 @@ def compare_to_api(
         stopped = daily.stopped_usd and days * daily.stopped_usd
         break_even = turn if 0 < turn < math.inf else None
         usable_rps = daily.requests / 86400 * daily.max_traffic_factor
-        return ApiComparison(own, api_usd, per_mtok, True, False, break_even, usable_rps, stopped)
+        return ApiComparison(
+            own, api_usd, per_mtok, True, False, break_even, usable_rps, stopped,
+            daily.requests / 86400, *stated,
+        )  # fmt: skip
     own, seconds = usd * HOURS_PER_MONTH, HOURS_PER_MONTH * 3600
-    api_usd = compute_offered_rps(scenario, candidate.prediction) * seconds * usd_per_request
+    mean_rps = load.rate or compute_offered_rps(scenario, candidate.prediction)
+    api_usd = mean_rps * seconds * usd_per_request
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
-    return ApiComparison(own, api_usd, per_mtok, True, load.trace is None, break_even, usable_rps)
+    return ApiComparison(
+        own, api_usd, per_mtok, True, load.trace is None, break_even, usable_rps, None, mean_rps,
+        *stated,
+    )  # fmt: skip
 
 
 TokenSide = Literal["output", "prompt"]
@@ -210,10 +258,11 @@ TokenSide = Literal["output", "prompt"]
 def price_tokens(scenario: Scenario, candidate: Candidate) -> tuple[Interval, TokenSide] | None:
     """Return USD per million tokens of GPUs that stay on: over the day, where one is given.
 
-    They are output tokens, or prompt tokens where there are no answers (embeddings).
+    They are output tokens, or prompt tokens where there are no answers (embeddings). None also for
+    one request at a time, which nobody would pay GPUs for.
     """
     usd, day = candidate.prediction.usd_per_mtok_output, scenario.daily_profile
-    if usd is None:
+    if usd is None or is_least_load(scenario):
         return None
     if day:
         usd = usd * (day.num_hours / sum(day.hourly_fractions))
@@ -232,6 +281,7 @@ def price_api_request(api: ApiEntry, workload: Workload) -> float:
 def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComparison:
     """Compare every way to pay for the day of `scaling`, at the scenario's prices."""
     instead, days = scenario.billing_alternatives, len(scaling.rates) / 24
+    requests = sum(scaling.rates) / scaling.admitted_fraction * 3600 / days
     ways: dict[str, Callable[[float], float]] = {}
     usd: dict[str, float] = {}
     is_reserved = scenario.prices.tier == "reserved"  # paid, used or not
@@ -258,9 +308,9 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
             price_serverless(serverless, scaling, times)[0] / days
         )
     if (api_entry := instead.api) is not None:
-        ways[BILLING_API] = lambda times: _price_api(api_entry, scaling, times) / days
+        usd_per_day = requests * price_api_request(api_entry, scenario.workload)
+        ways[BILLING_API] = lambda times: times * usd_per_day
     usd |= {way: cost(1.0) for way, cost in ways.items() if way != BILLING_AUTOSCALED}
-    requests = sum(scaling.rates) * 3600 / days
     curves = (
         {way: np.array([cost(times) for times in TRAFFIC_FACTORS]) for way, cost in ways.items()}
         if len(ways) > 1
@@ -277,7 +327,7 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     stopped_hours = None if is_reserved else scaling.stopped_gpu_hours
     stopped = stopped_hours * price / days if stopped_hours and price is not None else None
     return BillingComparison(
-        usd, requests, break_even_requests, cold, cold_start, base, stopped, factor
+        usd, requests, break_even_requests, cold, cold_start, base, stopped, factor, days
     )
 
 
@@ -350,10 +400,3 @@ def price_serverless(
     return float(
         seconds * scaling.deployment.layout.gpus_per_replica * paid.usd_per_gpu_second
     ), float(waits.max())
-
-
-def _price_api(api: ApiEntry, scaling: AutoscalingPlan, times: float) -> float:
-    """Return the USD of all tokens in and out at `times` the traffic."""
-    load = scaling.max_load_replica.workload
-    assert load is not None
-    return sum(scaling.rates) * 3600 * times * price_api_request(api, load)

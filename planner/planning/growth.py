@@ -11,6 +11,7 @@ from planner.planning.max_load import (
     find_max_load,
     get_figure,
     get_load_kind,
+    is_least_load,
     judge_at_load,
 )
 from planner.planning.scenario import Scenario
@@ -58,9 +59,9 @@ class GrowthLimit:
 
 
 def judge_surge(plan: Plan) -> Surge | None:
-    """Judge the plan at `SURGE_FACTOR` times its traffic, whole users; None without a prediction."""
+    """Judge the plan at `SURGE_FACTOR` times its traffic, whole users; None without a prediction or traffic."""
     scenario, chosen = plan.scenario, plan.chosen
-    if chosen is None or chosen.prediction.performance is None:
+    if chosen is None or chosen.prediction.performance is None or is_least_load(scenario):
         return None
     kind = get_load_kind(scenario)
     planned = get_figure(scenario, kind)
@@ -90,6 +91,12 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
     offered = compute_offered_rps(scenario, best.prediction)
     admitted = offered / scenario.workload.rate
     confident = admitted * find_max_load(scenario, best) if best.is_confident else 0.0
+    more = SURGE_FACTOR * scenario.workload.rate
+    # simulations of two loads differ by chance: what is told of the surge holds here too
+    if 0 < confident < admitted * more and (
+        judge_at_load(scenario, best, more).probability >= scenario.confidence
+    ):
+        confident = admitted * more
     expected, loose = None, replace(scenario, headroom=0.0)
     if not scenario.offline:
         most = find_max_load(loose, best, 0.0)

@@ -29,6 +29,11 @@ FIRST_STEP = 1.1
 """Factor of the first step away from where a search starts; every further one is its square."""
 
 
+def is_least_load(scenario: Scenario) -> bool:
+    """Whether the largest rate was the question, and not even one request at a time keeps the targets."""
+    return scenario.found_figure == "rate" and (scenario.workload.rate or 0.0) <= MIN_FIGURE
+
+
 def find_max_load(
     scenario: Scenario, candidate: Candidate | Deployment, probability: float | None = None,
     kind: OpenFigure | None = None, more_than: float = 0.0,

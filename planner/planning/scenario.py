@@ -30,6 +30,7 @@ from planner.hardware.grids import Grid, get_grid
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, find_seller, look_up_gpu_price
 from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
 from planner.latency.startup_time import validate_storage
+from planner.models.quantization import parse_quantization
 from planner.models.registry import load_model
 from planner.planning.framework_choice import WorkloadTraits
 from planner.planning.scenario_schema import (  # fmt: skip
@@ -117,6 +118,7 @@ class Scenario:
     question: str
     model: str
     quantizations: tuple[str | None, ...]  # None: the checkpoint's own format
+    formats_left_out: tuple[str, ...]  # also asked for, but of another checkpoint
     kv_cache_dtypes: tuple[str, ...]
     gpus: tuple[CandidateGpu, ...]
     engine: Engine  # the preferred one
@@ -173,11 +175,19 @@ class Scenario:
         """Sentences about what the file leaves open and the plan fills in."""
         return (
             *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
+            *map(self._explain_left_out, self.formats_left_out),
             *self.workload.assumptions,
             *(self._explain_prefill_only() if self.workload.output.max_tokens <= 1 else ()),
             *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
             *([self._explain_peak(self.volume)] if self.volume else []),
             *(["The API answers as well as this model."] if self.billing_alternatives.api else []),
+        )
+
+    def _explain_left_out(self, quantization: str) -> str:
+        stored = load_model(self.model).quantization.method
+        return (
+            f"Quantization {quantization} is left out: {self.model} is stored in {stored}, and that is"
+            " another checkpoint."
         )
 
     def _explain_prefill_only(self) -> tuple[str, ...]:
@@ -313,7 +323,8 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
             allow_disaggregation=entry.pools,
             billing_alternatives=_price_api_bill(entry, workload, day),
-            quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
+            quantizations=(formats := _split_formats(entry))[0],
+            formats_left_out=formats[1],
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=_parse_candidate_gpus(entry, prices),
             engine=engines[0],
@@ -413,6 +424,22 @@ def _list_name_checks(fields: Mapping[str, object], folder: Path) -> Iterator[Ca
     for gpu in gpus if isinstance(gpus, list | tuple) else [gpus]:
         if isinstance(gpu, Mapping) and isinstance(gpu.get("gpu"), str):
             yield partial(get_gpu, gpu["gpu"])
+
+
+def _split_formats(entry: ScenarioEntry) -> tuple[tuple[str | None, ...], tuple[str, ...]]:
+    """Split the weight formats into those to plan and, beside the checkpoint's own, those that it cannot take.
+
+    Raises `PlannerError` for a format that is not known, and without "checkpoint" for what it cannot take.
+    """
+    formats: list[str | None] = [None if q == "checkpoint" else q for q in entry.quantization]
+    left_out = list[str]()
+    for quantization in filter(None, formats) if None in formats else ():
+        parse_quantization(quantization)
+        try:
+            load_model(entry.model, quantization=quantization)
+        except PlannerError:
+            left_out.append(quantization)
+    return tuple(q for q in formats if q not in left_out), tuple(left_out)
 
 
 def _price_api_bill(

@@ -16,6 +16,7 @@ from planner.answers import Answer, Offer, Performance
 from planner.answers.answer import Benchmark, is_same_price
 from planner.answers.wording import (
     BASIS_LABELS,
+    BUDGET_RULE,
     CAPACITY_MEANING,
     VERDICT_NAMES,
     VERDICT_STATES,
@@ -31,6 +32,7 @@ from planner.answers.wording import (
     describe_risk,
     describe_weights,
     explain_alternative,
+    explain_api,
     explain_confident_load,
     explain_open_figure,
     explain_outside,
@@ -206,7 +208,7 @@ class _MemoWriter:
             deployment=self._describe_setup(),
             sentences=tuple(self._write_verdict()),
             tiles=tuple(self._list_tiles()),
-            api=f"{capitalize(self.api.sentence)}." if self.api else "",
+            api=explain_api(answer),
             day=describe_day(answer),
             asked=tuple(self._describe_question()),
             period="the job" if scenario.offline else "a month",
@@ -259,6 +261,12 @@ class _MemoWriter:
                 return (
                     f"Use the API{self._for(self.api.api_usd)}, or GPUs that stop without traffic"
                     f" for {format_usd(stopped)}"
+                )
+            if other := self.answer.cheaper_than_api:
+                outside = explain_outside(self.scenario, other)
+                return (
+                    f"Use the API{self._for(self.api.api_usd)}, or {_count_gpus(other)}"
+                    f"{f' ({outside})' * bool(outside)}{self._for(other.least_bill)}"
                 )
             return f"Use the API{self._for(self.api.api_usd)} instead of GPUs of your own"
         condition = " only after a benchmark" if self.answer.verdict == "at_risk" else ""
@@ -591,7 +599,7 @@ class _MemoWriter:
         start = f"Rent {extent} for a day{_describe_day_price(usd)} and run {run}."
         share = _describe_value_of(benchmark) if benchmark else ""
         if self.choice and benchmark and self.choice.is_cheaper_likely:
-            return f"{start} Plan again with the result, then sign: a cheaper plan may be enough.{share}"
+            return f"{start} Plan again with the result, then sign: a cheaper plan may be enough; {BUDGET_RULE}.{share}"
         if self.target is None:
             return f"{start} If it is as fast as page 2 predicts, sign A."
         safer = self.answer.safer

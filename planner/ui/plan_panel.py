@@ -21,6 +21,7 @@ from planner.answers.wording import (
     describe_growth_end,
     describe_offer,
     describe_open_figure,
+    explain_api,
     explain_confident_load,
     explain_shortfall,
     explain_surge,
@@ -212,7 +213,7 @@ def _write_sentences(answer: Answer, best: Offer) -> list[str]:
         month, _ = _format_price(answer.safer)
         price = f", {month} {_describe_period(answer)}" if month else ""
         safer = f"Safe: {describe_gpus(answer.safer)}{price}."
-    adapters, api = describe_adapters(answer), answer.api
+    adapters = describe_adapters(answer)
     bills = list_other_bills(answer) if scenario.daily_profile else []
     sentences = [
         _state_probability(answer, best),
@@ -220,7 +221,7 @@ def _write_sentences(answer: Answer, best: Offer) -> list[str]:
         f"{capitalize('; '.join(bills))}." if bills else "",
         f"{adapters}." if adapters else "",
         safer,
-        f"{capitalize(api.sentence)}." if api else "",
+        explain_api(answer),
     ]
     return [sentence for sentence in sentences if sentence]
 

@@ -11,6 +11,7 @@ from planner.answers.wording import (
     RANK_REASONS,
     describe_draws,
     explain_alternative,
+    explain_api,
     explain_binding,
     explain_open_figure,
     explain_shortfall,
@@ -51,8 +52,9 @@ def summarize_plan(answer: Answer) -> str:
     free = chosen.free_capacity
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
     kept = "is done in time" if scenario.offline else "meets every target"
-    first = [explain_open_figure(answer), answer.api.sentence if answer.api else ""]
-    text = "".join(f"{capitalize(each)}. " for each in first if each)
+    figure = explain_open_figure(answer)
+    first = [f"{capitalize(figure)}." if figure else "", explain_api(answer)]
+    text = "".join(f"{each} " for each in first if each)
     text += f"Run {_describe_offer(chosen)}. It {kept} with a probability of {format_odds(chosen)}"
     safer = ""
     if answer.safer:
@@ -106,7 +108,9 @@ def build_rental_table(answer: Answer) -> pd.DataFrame:
     """Return what to rent, its cost, and the source of the price."""
     best = answer.best
     assert best is not None
-    sizes, idle = best.machine_sizes, best.num_idle_gpus
+    day, idle = answer.day, best.num_idle_gpus
+    smaller = day.deployment.returnable_machines if day and day.num_starts else ()
+    sizes = smaller or best.machine_sizes  # no part of a machine can be given back
     machines = " + ".join(
         f"{count} of {size} GPUs" if size > 1 else f"{count}"
         for size, count in Counter(sizes).items()

@@ -8,17 +8,23 @@ from planner.answers.answer import Answer, Limit, Offer, Relaxation, WaysOut
 from planner.answers.wording import (
     BASIS_LABELS,
     describe_adapters,
+    describe_api,
     describe_cheaper_odds,
+    describe_drafts,
     describe_draws,
     describe_engine,
     describe_gpu_memory,
     describe_gpu_price,
+    describe_machines,
     describe_memory_odds,
     describe_model_memory,
     describe_nearest_run,
     describe_offer,
     describe_open_figure,
+    describe_pools,
     describe_rejected,
+    describe_serverless,
+    describe_stopped_bill,
     describe_surge,
     explain_alternative,
     explain_binding,
@@ -34,7 +40,6 @@ from planner.answers.wording import (
     format_odds,
     format_price,
     list_doubts,
-    list_other_bills,
     list_other_options,
     name_limit,
 )
@@ -53,6 +58,7 @@ from planner.core.templates import render_template
 from planner.core.text import escape_to_one_line, format_columns, format_count
 from planner.hardware.prices import MAX_PRICE_AGE_DAYS, look_up_gpu_price
 from planner.models.registry import load_model
+from planner.planning.max_load import is_least_load
 from planner.planning.scenario import Scenario
 from planner.planning.slo import (
     LatencyMetric,
@@ -93,11 +99,12 @@ def format_summary(
     scenario, best = answer.scenario, answer.best
     rows: Sequence[Limit] = best.limits if best else ()
     max_lines = math.inf if detailed else MAX_SUMMARY_LINES
-    next_command = _choose_next_command(answer, command, out, style, detailed=detailed)
+    next_command = _choose_next_command(answer, command, out, detailed=detailed)
     values: dict[str, object] = {
         "answer": answer,
         "best": best,
-        "period": "/month" if not scenario.offline else " for the job",
+        "api": describe_api(answer),
+        "serverless": describe_serverless(answer),
         "describe": describe_offer,
         "price": format_price,
         "by_hour": format_day_bill,
@@ -105,6 +112,7 @@ def format_summary(
         "number": format_number,
         "likely": format_odds,
         "hourly": format_hourly_price(best) if best else "",
+        "stopped": describe_stopped_bill(answer),
         "price_age": _describe_price_age(best),
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
@@ -114,6 +122,7 @@ def format_summary(
         "waiting": _describe_waiting(answer),
         "risk": _describe_risk(answer),
         "stages": explain_stages(answer),
+        "pools": describe_pools(answer),
         "measure": describe_cheaper_odds(answer),
         "ways_out": _list_ways_out(answer),
         "engine": _keep_whole(describe_engine(best)) if best else "",
@@ -152,10 +161,30 @@ def format_summary(
 
 
 def format_models(answers: Mapping[str, Answer | PlannerError], style: TerminalStyle) -> str:
-    """Format a row per model: what to rent, its price and probability, or why there is no plan."""
-    return "\n".join(
-        style.format_rows([(model, _describe_model(found)) for model, found in answers.items()])
+    """Format a row per model, then which is the best, and what was assumed of all of them."""
+    rows = [(model, _describe_model(found)) for model, found in answers.items()]
+    planned = {m: found for m, found in answers.items() if isinstance(found, Answer)}
+    best = min(planned, key=lambda model: _rank_model(planned[model]), default=None)
+    if best and len(answers) > 1 and planned[best].chosen:
+        rows.append(("Best", f"{best}: {_explain_best_model(planned[best])}"))
+    assumed = dict.fromkeys(
+        text for found in planned.values() for text in found.scenario.workload.assumptions
     )
+    return "\n".join(style.format_rows([*rows, *(("Assumed", text) for text in assumed)]))
+
+
+def _rank_model(found: Answer) -> tuple[object, ...]:
+    """Sort answers by verdict, then by the figure that was the question, then by price and odds."""
+    figure, chosen = found.open_figure, found.chosen
+    value = (figure[1] if figure[0] == "limit" else -figure[1]) if figure else 0.0
+    price = chosen.price_key if chosen else (True, math.inf)
+    return EXIT_CODES[found.verdict], value, price, -found.probability
+
+
+def _explain_best_model(found: Answer) -> str:
+    if kind := found.scenario.found_figure:
+        return "the shortest limit" if kind == "limit" else "it serves most within the targets"
+    return "the least that meets the targets" if found.verdict == "holds" else "the least at risk"
 
 
 def _describe_model(found: Answer | PlannerError) -> str:
@@ -163,11 +192,14 @@ def _describe_model(found: Answer | PlannerError) -> str:
         return f"not planned: {found}"
     if found.chosen is None:
         return f"no plan: {found.binding.sentence}"
-    best = found.chosen
-    at_risk = " (at risk)" if found.verdict == "at_risk" else ""
+    best, at_risk = found.chosen, ""
     what = f"{describe_offer(best)}, {describe_engine(best)}: {format_price(best)}"
     if figure := describe_open_figure(found.scenario):
         what = f"{figure} on {what}"
+    if found.verdict == "at_risk":
+        at_risk = f" (at risk: {'; '.join(list_doubts(best, 'at risk'))})"
+    elif limit := best.tightest:
+        at_risk = f"; nearest to its limit is {limit.name}, {format_amount(limit)} of {format_bound(limit)}"
     return f"{what}, {format_odds(best)} likely{at_risk}"
 
 
@@ -197,9 +229,10 @@ def _format_verdict(answer: Answer, style: TerminalStyle) -> str:
     odds = format_odds(answer.best) if answer.best else format_probability(0)
     odds = f"{odds} likely to meet every target"
     figure, kind = describe_open_figure(scenario), scenario.found_figure
-    found = (
-        figure and f"{'with' if kind == 'limit' else 'up to' if answer.chosen else 'at'} {figure}"
-    )
+    preposition = "with" if kind == "limit" else "up to" if answer.chosen else "at"
+    if answer.chosen and is_least_load(scenario):
+        preposition = "even with"
+    found = figure and f"{preposition} {figure}"
     if answer.verdict == "holds":
         text = f"{style.choose('✔', '+')} MEETS TARGETS{f' {found}' if found else ''}   {odds}"
         return style.paint(text, "green")
@@ -228,7 +261,8 @@ def _format_limits(
         return []
     values = [f"{format_amount(row)} of {format_bound(row)}" for row in rows]
     value_width, status_width = max(map(len, values)), max(len(row.status) for row in rows)
-    for names in ([name_limit(row, scenario) for row in rows], [row.name for row in rows]):
+    full = [name_limit(row, scenario) for row in rows]
+    for names in (full, [name.partition(",")[0] for name in full], [row.name for row in rows]):
         name_width = max(map(len, names))
         columns = style.width - (2 + name_width + 2 + value_width + 2 + 2 + status_width)
         if columns >= MIN_BAR_COLUMNS + 6:
@@ -273,8 +307,11 @@ def _describe_day(answer: Answer) -> str:
             parts[0] += f", {format_usd(bill.usd_per_mtok)} per M {best.priced_side} tokens"
     if day.violated_hours:
         parts += [f"{len(day.violated_hours)} hours may miss a target"]
-    others = list_other_bills(answer, without="scaled by the hour")
-    return "; ".join(parts + others * (answer.api is None))
+    if describe_stopped_bill(answer):
+        parts += [
+            "to switch off without traffic: `replicas_at_least: 0` at the top of the scenario"
+        ]
+    return "; ".join(parts)
 
 
 def describe_traffic(answer: Answer) -> str:
@@ -287,7 +324,7 @@ def describe_traffic(answer: Answer) -> str:
     if load.rate is not None:
         peak = " in the busiest hour" if scenario.daily_profile else ""
         rate = format_number(load.rate)
-        if scenario.found_figure == "rate" and answer.chosen is None:
+        if is_least_load(scenario) or (scenario.found_figure == "rate" and answer.chosen is None):
             return f"{describe_open_figure(scenario)} of {tokens}"
         if scenario.load_sigma and (given := scenario.rate_range):
             rate = f"{format_number(given.lo)}-{format_number(given.hi)}"
@@ -327,7 +364,12 @@ def _describe_risk(answer: Answer) -> str:
     if answer.verdict == "holds":
         return ""
     if answer.verdict == "at_risk":
-        return "; ".join(list_doubts(best, "at risk"))
+        doubts = "; ".join(list_doubts(best, "at risk"))
+        return (
+            f"even with {describe_open_figure(scenario)} {doubts}"
+            if is_least_load(scenario)
+            else doubts
+        )
     if best.is_overloaded and best.capacity_rps and scenario.workload.rate:
         return (
             f"overloaded: {format_number(best.offered_rps)} requests/s, capacity"
@@ -382,10 +424,8 @@ def describe_less_load(found: Relaxation) -> str:
     return f"up to {found.pessimistic:,.0f} concurrent requests instead of {found.given:,.0f}"
 
 
-def _choose_next_command(
-    answer: Answer, command: str, out: str, style: TerminalStyle, *, detailed: bool
-) -> str:
-    """Choose the command that comes next, with what it does if that fits; none if nothing meets."""
+def _choose_next_command(answer: Answer, command: str, out: str, *, detailed: bool) -> str:
+    """Choose the command that comes next, told once however long it is; none if nothing meets."""
     chosen = answer.chosen
     if chosen is None or not command:
         return ""
@@ -400,10 +440,8 @@ def _choose_next_command(
         return (
             f"{text}. Start a replica on {nodes} machines, each with NODE_RANK and MASTER_ADDR set"
         )
-    text, comment = f"{command} --out plan/", "   # or --all: details"
-    if detailed:
-        comment = "   # launch script, benchmark, alerts"
-    return _keep_whole(text + comment * (len(text + comment) <= style.width - 11))
+    comment = "launch script, benchmark, alerts" if detailed else "or --all: details"
+    return _keep_whole(f"{command} --out plan/   # {comment}")
 
 
 def _keep_whole(command: str) -> str:
@@ -437,6 +475,8 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
         requests = format_number(performance.num_simulated_requests)
         values |= {
             "memory": describe_memory_odds(best),
+            "machines": describe_machines(answer),
+            "drafts": describe_drafts(answer),
             "gpu_price": best.price and describe_gpu_price(best.price),
             "power": [f"{format_range(value)} {unit}" for unit, value in best.energy],
             "latencies": _list_latencies(scenario, best),
@@ -451,7 +491,9 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
             else "analytical estimate",
             "free_capacity": best.free_capacity or 0.0,
             "rejected": describe_rejected(answer),
-            "capacity": best.capacity_rps and format_range(best.capacity_rps),
+            "capacity": best.capacity_rps
+            and not is_least_load(scenario)
+            and format_range(best.capacity_rps),
             "startup": startup
             and f"{format_seconds_range(startup.total)};"
             f" {format_seconds_range(startup.total_with_cache)} with a warm compile cache",

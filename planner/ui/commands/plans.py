@@ -46,8 +46,8 @@ PLAN_HELP = {
     " kv_cache_dtype auto and fp8, each a list to choose from: --set 'quantization=[checkpoint, fp8]'."
     " Traffic is lengths and a rate, or a trace: CSV, Mooncake JSONL, OpenTelemetry spans",
     "exit codes": "0: meets the targets. 3: at risk, less likely than `confidence` to meet every target."
-    " 4: no plan meets the targets. 2: bad input. 70: a failure of the planner or the machine. 130:"
-    " interrupted",
+    " 4: no plan meets the targets. Of several models it is that of the best. 2: bad input. 70: a"
+    " failure of the planner or the machine. 130: interrupted",
 }
 """What `headroom plan --help` says below its options, by title."""
 
