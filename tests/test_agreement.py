@@ -22,7 +22,7 @@ from planner.analysis import layout_tables as layout_study
 from planner.analysis import tail_latency
 from planner.analysis.latency_rows import build_tail_row
 from planner.answers import serialize_answer
-from planner.answers.wording import describe_headroom
+from planner.answers.growth_wording import describe_headroom
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability
 from planner.core.units import GIB

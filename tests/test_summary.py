@@ -12,15 +12,9 @@ from shipped import answer_of, small_plan, small_scenario
 from planner.answers import serialize_answer
 from planner.answers.answer import NearestRun, Relaxation, WaysOut
 from planner.answers.build import _explain_local_model, build_offer
-from planner.answers.wording import (
-    BASIS_LABELS,
-    describe_cheaper_odds,
-    describe_day,
-    describe_headroom,
-    describe_risk,
-    explain_growth,
-    explain_outside,
-)
+from planner.answers.deployment_wording import explain_outside
+from planner.answers.growth_wording import describe_day, describe_headroom, explain_growth
+from planner.answers.wording import BASIS_LABELS, describe_cheaper_odds, describe_risk
 from planner.core.number_format import format_number, format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu

@@ -39,7 +39,7 @@ _BY_MODULE: Mapping[str, str] = {
         "build_latency_table build_tail_curves list_tail_limits select_stable_rows sweep_kv_pool"
     ),
     "answers.build": "build_answer",
-    "answers.wording": "describe_day describe_headroom explain_replica_loss",
+    "answers.growth_wording": "describe_day describe_headroom explain_replica_loss",
     "calibration.memory_validation": "compute_memory_residuals summarize_memory_accuracy",
     "calibration.request_validation": "compare_timed_run load_timed_runs summarize_timed_accuracy",
     "calibration.serving_validation": (

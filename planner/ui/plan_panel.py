@@ -9,28 +9,34 @@ from typing import Any
 
 from planner.answers import Answer, Offer
 from planner.answers.answer import CostCurve, LatencyCurve, Limit
-from planner.answers.wording import (
-    BASIS_LABELS,
-    CAPACITY_MEANING,
-    METRIC_NAMES,
-    VERDICT_NAMES,
+from planner.answers.bill_wording import (
+    describe_gpu_price,
+    explain_api,
+    format_hourly_price,
+    list_other_bills,
+)
+from planner.answers.deployment_wording import (
     describe_adapters,
     describe_engine,
-    describe_gpu_price,
     describe_gpus,
-    describe_growth_end,
     describe_offer,
-    describe_open_figure,
-    explain_api,
+)
+from planner.answers.growth_wording import (
+    CAPACITY_MEANING,
+    describe_growth_end,
     explain_confident_load,
-    explain_shortfall,
     explain_surge,
+    format_growth,
+)
+from planner.answers.wording import (
+    BASIS_LABELS,
+    METRIC_NAMES,
+    VERDICT_NAMES,
+    describe_open_figure,
+    explain_shortfall,
     format_amount,
     format_bound,
-    format_growth,
-    format_hourly_price,
     format_odds,
-    list_other_bills,
 )
 from planner.core.intervals import Interval
 from planner.core.number_format import (

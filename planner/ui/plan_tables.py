@@ -7,16 +7,15 @@ import pandas as pd
 
 from planner.answers import Answer, Offer, Performance
 from planner.answers.answer import Relaxation, is_same_price
+from planner.answers.bill_wording import explain_api, format_price
 from planner.answers.wording import (
     RANK_REASONS,
     describe_draws,
     explain_alternative,
-    explain_api,
     explain_binding,
     explain_open_figure,
     explain_shortfall,
     format_odds,
-    format_price,
 )
 from planner.core.intervals import Interval
 from planner.core.number_format import EN_DASH, format_number, format_usd

@@ -5,42 +5,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planner.answers.answer import Answer, Limit, Offer, Relaxation, WaysOut
+from planner.answers.bill_wording import (
+    describe_api,
+    describe_gpu_price,
+    describe_serverless,
+    describe_stopped_bill,
+    format_day_bill,
+    format_hourly_price,
+    format_price,
+)
+from planner.answers.deployment_wording import (
+    describe_adapters,
+    describe_engine,
+    describe_gpu_memory,
+    describe_machines,
+    describe_model_memory,
+    describe_offer,
+    explain_cold_adapter,
+    explain_outside,
+)
+from planner.answers.growth_wording import (
+    describe_surge,
+    explain_growth,
+    explain_slots_in_capacity,
+    list_other_options,
+)
 from planner.answers.wording import (
     BASIS_LABELS,
-    describe_adapters,
-    describe_api,
     describe_cheaper_odds,
     describe_drafts,
     describe_draws,
-    describe_engine,
-    describe_gpu_memory,
-    describe_gpu_price,
-    describe_machines,
     describe_memory_odds,
-    describe_model_memory,
     describe_nearest_run,
-    describe_offer,
     describe_open_figure,
     describe_pools,
     describe_rejected,
-    describe_serverless,
-    describe_stopped_bill,
-    describe_surge,
     explain_alternative,
     explain_binding,
-    explain_cold_adapter,
-    explain_growth,
-    explain_outside,
-    explain_slots_in_capacity,
     explain_stages,
     format_amount,
     format_bound,
-    format_day_bill,
-    format_hourly_price,
     format_odds,
-    format_price,
     list_doubts,
-    list_other_options,
     name_limit,
 )
 from planner.core.errors import PlannerError

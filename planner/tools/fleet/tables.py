@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from planner.answers.build import build_offer
-from planner.answers.wording import describe_weights
+from planner.answers.deployment_wording import describe_weights
 from planner.core.number_format import format_number, format_probability
 from planner.models.registry import load_model
 from planner.planning.candidate import describe_deployment, describe_formats
