@@ -288,7 +288,7 @@ def test_a_benchmark_costs_a_day_of_one_replica_of_an_option_that_is_shown(
 
 def test_one_adapter_is_no_adapters() -> None:
     text = " ".join(format_answer(get_answer("adapters")).split())
-    assert "1 LoRA adapter, 1 slot per GPU" in text
+    assert "1 LoRA adapter (evenly used), 1 slot per GPU" in text
 
 
 def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:

@@ -350,6 +350,11 @@ def test_models_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     text = " ".join(" ".join(rows).split())
     assert "nearest to its limit is p95 TTFT" in text
     assert "Assumed Of the prompt lengths only the mean is given" in text  # it decided the answer
+    listed = tmp_path / "listed" / "q.yaml"
+    listed.parent.mkdir()
+    listed.write_text(json.dumps({**question, "model": names}))
+    assert main(["plan", str(listed)]) == 0
+    assert capsys.readouterr().out.splitlines() == rows
     main([*asked, "--json"])
     both = json.loads(capsys.readouterr().out)["models"]
     main(["plan", str(file), "--json"])

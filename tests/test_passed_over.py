@@ -119,3 +119,20 @@ def test_what_does_not_start_says_so() -> None:
     plan = search_deployments(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))
     other, reason = explain(plan, "RTX-3090")
     assert other.kind == "cannot start" and "GiB" in reason
+
+
+def test_a_format_that_changes_nothing_is_no_alternative() -> None:
+    """Qwen3-32B-FP8 is published in FP8: "fp8 weights" once stood there as what does not start."""
+    gpus = [{"gpu": "H100-SXM", "at_most": 2}]
+    plan = search_deployments(asked(model="Qwen/Qwen3-32B-FP8", gpus=gpus))
+    assert plan.chosen is not None
+    assert not {"fp8 weights"} & {each.option for each in find_alternatives(plan)}
+
+
+def test_a_kind_of_gpu_that_needs_several_machines_is_not_said_to_be_unable() -> None:
+    """DeepSeek-R1's 671 GB go into two machines of 8 x 80 GB; a B200 machine alone holds them."""
+    gpus = [{"gpu": "B200", "at_most": 8}, {"gpu": "H100-SXM", "at_most": 32}]
+    plan = search_deployments(asked(model="deepseek-ai/DeepSeek-R1", gpus=gpus))
+    assert plan.chosen is not None and plan.chosen.deployment.gpu.name == "B200"
+    (other,) = (each for each in find_alternatives(plan) if each.option == "H100-SXM")
+    assert other.kind == "not tried" and "several" in other.text

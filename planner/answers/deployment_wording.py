@@ -81,11 +81,15 @@ def describe_replica_gpus(offer: Offer) -> str:
 
 def describe_adapter_traffic(scenario: Scenario) -> str:
     """Describe which LoRA adapters requests ask for, after their lengths; empty without any."""
+    named = _name_adapters(scenario)
+    return f"; each for one of {named}" if named else ""
+
+
+def _name_adapters(scenario: Scenario) -> str:
+    """Name the adapters and how evenly they are asked for: "40 LoRA adapters (evenly used)"; empty without any."""
     load = scenario.workload
-    if not load.adapters:
-        return ""
     skew = f"Zipf {load.adapter_zipf:g}" if load.adapter_zipf else "evenly used"
-    return f"; each for one of {format_count(load.adapters, 'LoRA adapter')} ({skew})"
+    return f"{format_count(load.adapters, 'LoRA adapter')} ({skew})" if load.adapters else ""
 
 
 def describe_machines(answer: Answer) -> str:
@@ -106,14 +110,13 @@ def describe_machines(answer: Answer) -> str:
 
 def describe_adapters(answer: Answer) -> str:
     """Describe the LoRA adapters and their slots on a GPU; empty without any."""
-    adapters, offer, slots = (
-        answer.scenario.workload.adapters, answer.best, answer.adapter_slots,
-    )  # fmt: skip
+    adapters, offer = answer.scenario.workload.adapters, answer.best
+    slots = answer.adapter_slots
     if not adapters or offer is None or slots is None:
         return ""
     args = offer.deployment.args
     text = (
-        f"{format_count(adapters, 'LoRA adapter')}, {format_count(slots.count, 'slot')} per GPU"
+        f"{_name_adapters(answer.scenario)}, {format_count(slots.count, 'slot')} per GPU"
         f" (max_loras), rank up to {args.max_lora_rank}"
     )
     if slots.count < adapters and slots.sequences < args.max_num_seqs:

@@ -308,10 +308,10 @@ def describe_drafts(answer: Answer) -> str:
 
 
 def describe_nearest_run(offer: Offer) -> str:
-    """Describe the measured run that the step costs lean on most; empty where there is none."""
-    if offer.nearest_run is None:
-        return ""
+    """Describe the measured run that the step costs lean on most; empty where the basis says more."""
     run = offer.nearest_run
+    if run is None or (offer.basis == "measured" and not run.has_same_gpu):
+        return ""
     return f"{run.text}: {format_latency(run.tpot_s)} per token" if run.tpot_s else run.text
 
 

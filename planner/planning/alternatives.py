@@ -6,6 +6,8 @@ from operator import attrgetter
 from typing import Literal
 
 from planner.core.progress import get_progress_watch, try_each
+from planner.core.text import format_count
+from planner.models.registry import load_model
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidates
 from planner.planning.search import Plan, tune_candidate
@@ -91,9 +93,15 @@ def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str
         ["no drafts", f"drafts of {drafted}"] if drafted else ["no drafts"],
         [one.engine.name for one in scenario.split_by_engine],
     )
+    # formats that leave the chosen weights as they are, such as "fp8" of an FP8 checkpoint
+    same = {
+        k
+        for k, quantization in enumerate(scenario.quantizations)
+        if load_model(scenario.model, quantization=quantization) == chosen.deployment.model
+    }
     for position, options in enumerate(names):
         for k, what in enumerate(options):
-            if k != chosen.preference_key[position]:
+            if k != chosen.preference_key[position] and (position or k not in same):
                 yield (
                     what,
                     "",
@@ -111,6 +119,17 @@ def _find_alternative(
     """Find the nearest of `others` for no more money, or else the least of them."""
     scenario = plan.scenario
     if not others:
+        wide = [
+            one
+            for one in scenario.gpus
+            if one.gpu.name == gpu and one.max_gpus > one.max_machine_gpus
+        ]
+        if wide:
+            text = (
+                f"{format_count(wide[0].max_machine_gpus, 'GPU')} of one machine do not hold it, and layouts"
+                " over several are tried only where nothing else meets the targets"
+            )
+            return CandidateAlternative(what, "not tried", text=text)
         refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
         last = max(refused, key=attrgetter("gpus"), default=None)
         text = f"{last.description}: {last.reason}" if last else "no deployment with it starts"

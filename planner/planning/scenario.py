@@ -253,6 +253,12 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
     return replace(scenario, files=(path, *scenario.files))
 
 
+def read_models(name: str | Path, overrides: Mapping[str, Any]) -> Any:
+    """Read the `model` of the scenario `name`, or of `overrides`: a name, or a list of several to compare."""
+    data = read_yaml(find_scenario_file(name))
+    return overrides.get("model", data.get("model") if isinstance(data, dict) else None)
+
+
 def apply_overrides(
     data: Mapping[str, Any], overrides: Mapping[str, Any], location: str
 ) -> dict[str, Any]:

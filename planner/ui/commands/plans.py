@@ -128,7 +128,7 @@ def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
     from planner.answers import FILE_PARTS, SUMMARY_PARTS, build_answer
     from planner.core.progress import get_progress_watch
-    from planner.planning.scenario import load_scenario
+    from planner.planning.scenario import load_scenario, read_models
     from planner.planning.search import search_deployments
     from planner.tools.plan_age import find_saved_plan
     from planner.ui.plan_files import check_plan_folder, serialize_plan_file, write_plan_files
@@ -142,8 +142,8 @@ def run_plan(options: argparse.Namespace) -> int:
                 f"{saved} is a saved plan: --set, --out, --all and --force take a scenario"
             )
         return SAVED_EXIT_CODES[print_plan_age(saved, as_json=options.json)]
-    if isinstance(overrides.get("model"), list):
-        return _plan_models(options, overrides)
+    if isinstance(models := read_models(options.scenario, overrides), list):
+        return _plan_models(options, overrides, models)
     scenario = load_scenario(options.scenario, overrides)
     if options.out:
         check_plan_folder(scenario, options.out, force=options.force)
@@ -176,7 +176,9 @@ def run_plan(options: argparse.Namespace) -> int:
     return EXIT_CODES[answer.verdict]
 
 
-def _plan_models(options: argparse.Namespace, overrides: dict[str, object]) -> int:
+def _plan_models(
+    options: argparse.Namespace, overrides: dict[str, object], models: list[object]
+) -> int:
     """Print the plans of several models side by side; the exit code is that of the best verdict."""
     from planner.answers import FILE_PARTS, Answer, build_answer, serialize_answer
     from planner.planning.scenario import load_scenario
@@ -184,14 +186,13 @@ def _plan_models(options: argparse.Namespace, overrides: dict[str, object]) -> i
     from planner.ui.plan_text import EXIT_CODES, format_models
     from planner.ui.terminal import detect_style
 
-    models = overrides["model"]
-    assert isinstance(models, list)
-    if not models or not all(isinstance(model, str) for model in models):
-        raise PlannerError(f"--set model takes a name or a list of names, got {models!r:.100}")
+    names = [model for model in models if isinstance(model, str)]
+    if not names or len(names) < len(models):
+        raise PlannerError(f"model takes a name or a list of names, got {models!r:.100}")
     if options.out or options.all:
         raise PlannerError("--out and --all take one model; name it with --set model=NAME")
     answers: dict[str, Answer | PlannerError] = {}
-    for model in dict.fromkeys(models):
+    for model in dict.fromkeys(names):
         try:
             scenario = load_scenario(options.scenario, {**overrides, "model": model})
             parts = FILE_PARTS if options.json else ()
