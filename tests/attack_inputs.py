@@ -547,7 +547,7 @@ def fleet(rng: random.Random, folder: Path) -> Any:
     one = (rng.randrange(1, 9), rng.random() * 10, rng.random() * 700, rng.choice((1.0, 0.5, 1e-6)))
     with mock.patch(
         "planner.tools.fleet.fleet_file.generate_fleet_options",
-        lambda _, kind, known_names=(): [FleetOption("all", kind, *one)],
+        lambda _, kind, known_names=(), is_owned=False: [FleetOption("all", kind, *one)],
     ):
         return format_fleet_plan(plan_fleet(path))
 

@@ -239,7 +239,7 @@ def test_a_cheaper_plan_is_told_with_its_own_probability_beside_that_of_any() ->
     likely = replace(choice, p_cheaper=0.91, likeliest_cheaper=replace(other, probability=0.61))
     text = describe_cheaper_odds(replace(answer, choice=likely))
     assert "91% likely that some cheaper plan does" in text
-    assert text.endswith(f"{other.placement} alone 61%")
+    assert f", {other.placement} alone 61%; " in text
 
 
 def test_an_answer_for_no_more_money_costs_no_more() -> None:

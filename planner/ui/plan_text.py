@@ -447,7 +447,7 @@ def _choose_next_command(answer: Answer, command: str, out: str, *, detailed: bo
             f"{text}. Start a replica on {nodes} machines, each with NODE_RANK and MASTER_ADDR set"
         )
     comment = "launch script, benchmark, alerts" if detailed else "or --all: details"
-    return _keep_whole(f"{command} --out plan/   # {comment}")
+    return f"{_keep_whole(f'{command} --out plan/')} {_keep_whole(f'  # {comment}')}"
 
 
 def _keep_whole(command: str) -> str:
