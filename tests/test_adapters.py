@@ -329,7 +329,7 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     assert plan.chosen is not None and plan.chosen.is_simulated
     args = plan.chosen.deployment.args
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
-    slots = f"40 LoRA adapters (evenly used), {args.max_loras} slot"
+    slots = f"40 LoRA adapters (Zipf 1), {args.max_loras} slot"
     text = " ".join(format_answer(answer_of(plan)).split())
     said = build_memo(answer_of(plan)).sentences, build_page(answer_of(plan))["say"], [text]
     assert all(any(slots in line for line in lines) for lines in said)
