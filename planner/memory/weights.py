@@ -130,20 +130,33 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
 
 def compute_adapter_slot_bytes(deployment: Deployment) -> tuple[int, ...]:
     """Compute the bytes per GPU of each pipeline stage that the slots of LoRA adapters take."""
-    args, layout, layers = deployment.args, deployment.layout, deployment.model.architecture.layers
+    args, layout = deployment.args, deployment.layout
     if not args.max_loras:
         return (0,) * layout.pp
-    stages = [
-        compute_lora_bytes(
-            (weight for number in numbers for weight in layers[number].weights), layout,
-            args.max_loras, args.max_lora_rank, reserved=deployment.engine.is_v0,
+    stages = list(
+        _sum_slot_bytes(
+            deployment.model, layout, args.max_loras, args.max_lora_rank, deployment.engine.is_v0
         )
-        for numbers in split_layers_into_stages(len(layers), layout.pp)
-    ]  # fmt: skip
+    )
     first, last = compute_lora_embedding_bytes(deployment)
     stages[0] += first
     stages[-1] += last
     return tuple(stages)
+
+
+@lru_cache(maxsize=256)
+def _sum_slot_bytes(
+    model: Model, layout: ParallelLayout, max_loras: int, max_lora_rank: int, reserved: bool
+) -> tuple[int, ...]:
+    """Sum what the slots take on the decoder layers of each pipeline stage."""
+    layers = model.architecture.layers
+    return tuple(
+        compute_lora_bytes(
+            (weight for number in numbers for weight in layers[number].weights), layout,
+            max_loras, max_lora_rank, reserved=reserved,
+        )
+        for numbers in split_layers_into_stages(len(layers), layout.pp)
+    )  # fmt: skip
 
 
 def compute_stored_bytes(model: Model, padded: bool = False) -> int:

@@ -28,9 +28,11 @@ class MemoryRemedy:
     price: str  # what it costs users or operators
     freed_bytes: float
     is_enough: bool  # the engine surely starts with it alone
+    lowers_demand: bool = False  # it frees nothing: a start asks for less
 
     def __str__(self) -> str:
-        freed = f"frees {format_number(self.freed_bytes / GIB, 2)} GiB per GPU; "
+        freed = f"{format_number(self.freed_bytes / GIB, 2)} GiB per GPU"
+        freed = f"needs {freed} less; " if self.lowers_demand else f"frees {freed}; "
         return f"{self.change}: {freed if self.freed_bytes > 0 else ''}{self.price}"
 
 
@@ -99,6 +101,7 @@ def find_memory_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
                     change.describe_price(deployment),
                     missing - _compute_missing_bytes(after),
                     after.status == "ok",
+                    change.argument == "max_model_len",
                 )
                 if remedy.is_enough:
                     break

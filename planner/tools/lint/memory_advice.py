@@ -52,8 +52,7 @@ def describe_shortage(memory: MemoryPlan, remedies: MemoryRemedies) -> str:
         sentences.append(f"{format_number(missing / GIB, 2)} GiB per GPU is missing.")
     args = memory.deployment.args
     if args.max_loras:
-        bare = plan_memory(memory.deployment.with_args(max_loras=0))
-        adapters = format_number((memory.weights.mid - bare.weights.mid) / GIB, 2)
+        adapters = format_number(memory.adapters_bytes / GIB, 2)
         slots = format_count(args.max_loras, "slot")
         sentences.append(
             f"{adapters} GiB of what is loaded are {slots} of adapters of rank {args.max_lora_rank}."
@@ -64,14 +63,8 @@ def describe_shortage(memory: MemoryPlan, remedies: MemoryRemedies) -> str:
 def describe_remedies(memory: MemoryPlan, remedies: MemoryRemedies) -> list[str]:
     """Return a heading and a line per remedy, those of a deeper level indented."""
     head = describe_shortage(memory, remedies)
-    length = load_argument_names(memory.deployment.engine.name).engine_names["max_model_len"]
     shown = remedies.enough or sorted(remedies.remedies, key=lambda one: -one.freed_bytes)
-    lines = [
-        f"  {one}".replace(": frees ", ": needs ").replace(" per GPU; ", " per GPU less; ")
-        if one.change.startswith(length)
-        else f"  {one}"
-        for one in shown
-    ]
+    lines = [f"  {one}" for one in shown]
     if not remedies.enough:
         title = "No change is enough alone:"
         lines.append(f"  enough is: {remedies.combination}")
