@@ -19,12 +19,16 @@ from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 
 if TYPE_CHECKING:
-    from scipy.optimize import OptimizeResult
+    from scipy.optimize import LinearConstraint, OptimizeResult
 
 LOAD_TOLERANCE = 1e-6
 """Relative tolerance of loads and limits."""
 MAX_GROWTH_FACTOR, GROWTH_RESOLUTION = 16.0, 0.01
 """Largest growth that is searched, and its resolution, in multiples of the load."""
+SOLVER_ARGUMENTS: Mapping[str, Any] = {
+    "integrality": 1, "options": {"mip_rel_gap": 0, "time_limit": 60},
+}  # fmt: skip
+"""Arguments of `milp` for whole numbers, solved exactly or within a minute."""
 GROWTH_CURVE_POINTS = 100
 """Points of the curve of cost over growth, at most."""
 
@@ -168,29 +172,35 @@ def _build_linear_program(
             for scenario in fleet.options
         ]
     )
-    kinds = _list_kinds(fleet)
-    used = np.array([[option.gpus * (option.gpu == kind) for _, option in pairs] for kind in kinds])
+    gpus = [{option.gpu: option.gpus} for _, option in pairs]
     constraints = [
         LinearConstraint(served, lb=1 - LOAD_TOLERANCE),
-        LinearConstraint(used, ub=[fleet.stock.get(kind, 0) for kind in kinds]),
+        *_limit_to_fleet(fleet, gpus, usd_per_hour, watts),
     ]
-    for values, limit in ((usd_per_hour, fleet.budget), (watts, fleet.power)):
-        if math.isfinite(limit):
-            constraints.append(LinearConstraint(values[None, :], ub=limit * (1 + LOAD_TOLERANCE)))
     max_replicas = [
         min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.load_fraction))
         for _, option in pairs
     ]
-    return (
-        pairs,
-        usd_per_hour,
-        {
-            "integrality": 1,
-            "bounds": Bounds(0, max_replicas),
-            "constraints": constraints,
-            "options": {"mip_rel_gap": 0, "time_limit": 60},
-        },
-    )
+    program = {"bounds": Bounds(0, max_replicas), "constraints": constraints, **SOLVER_ARGUMENTS}
+    return pairs, usd_per_hour, program
+
+
+def _limit_to_fleet(
+    fleet: Fleet, gpus: Sequence[Mapping[str, int]], usd_per_hour: np.ndarray, watts: np.ndarray
+) -> "list[LinearConstraint]":
+    """Limit numbers of what takes GPUs by kind, money and power to what the fleet has of each."""
+    from scipy.optimize import LinearConstraint
+
+    kinds = _list_kinds(fleet)
+    used = np.array([[each.get(kind, 0) for each in gpus] for kind in kinds])
+    return [
+        LinearConstraint(used, ub=[fleet.stock.get(kind, 0) for kind in kinds]),
+        *(
+            LinearConstraint(values[None, :], ub=limit * (1 + LOAD_TOLERANCE))
+            for values, limit in ((usd_per_hour, fleet.budget), (watts, fleet.power))
+            if math.isfinite(limit)
+        ),
+    ]
 
 
 def _solve(costs: np.ndarray, program: dict[str, Any]) -> "OptimizeResult | None":
@@ -244,21 +254,10 @@ def choose_safest(
     usd = np.array([choice.alone.usd_per_hour for _, choice in pairs])
     watts = np.array([choice.alone.watts for _, choice in pairs])
     one_each = np.array([[float(name == own) for name, _ in pairs] for own in choices])
-    limits = {kind: [gpus.get(kind, 0) for gpus in used] for kind in fleet.stock}
-    program = {
-        "integrality": 1,
-        "bounds": Bounds(0, 1),
-        "constraints": [
-            LinearConstraint(one_each, lb=1, ub=1),
-            LinearConstraint(np.array([*limits.values()]), ub=[*fleet.stock.values()]),
-            *(
-                LinearConstraint(values[None, :], ub=limit * (1 + LOAD_TOLERANCE))
-                for values, limit in ((usd, fleet.budget), (watts, fleet.power))
-                if math.isfinite(limit)
-            ),
-        ],
-        "options": {"mip_rel_gap": 0, "time_limit": 60},
-    }
+    constraints = [
+        LinearConstraint(one_each, lb=1, ub=1), *_limit_to_fleet(fleet, used, usd, watts),
+    ]  # fmt: skip
+    program = {"bounds": Bounds(0, 1), "constraints": constraints, **SOLVER_ARGUMENTS}
     doubts = np.array([-math.log(max(choice.probability, 1e-9)) for _, choice in pairs])
     num_gpus = np.array([float(sum(gpus.values())) for gpus in used])
     counts = _solve_in_turn((doubts, usd, num_gpus), program)

@@ -153,7 +153,7 @@ def _judge_allocation(
     }
     safe = {key: plan.probability for key, plan in judged.items()}
     for name, replicas in cheapest.replicas.items():
-        served = math.fsum(option.load_fraction * n for option, n in replicas.items())
+        served = Allocation({name: replicas}).load_factor
         for option, count in replicas.items():
             share = option.load_fraction * count / served
             known = judged.get((name, option, count))
