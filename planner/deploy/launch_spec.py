@@ -30,9 +30,9 @@ from planner.engines.cli_options import CliOptions, find_pooling_option, get_cli
 from planner.engines.deployment import Deployment
 from planner.engines.engine import (
     EnginePackaging,
+    get_engine_packaging,
     select_entry_for_release,
 )
-from planner.engines.engine import get_engine_packaging as get_engine_packaging
 from planner.engines.layout import SpeculationConfig
 from planner.engines.speculation_methods import (
     explain_missing_draft,

@@ -118,6 +118,10 @@ MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 
 
+SMALLEST = "one GPU"
+"""What `BindingConstraint.constraint` is where no smaller deployment exists."""
+
+
 @dataclass(frozen=True)
 class BindingConstraint:
     """What keeps anything cheaper from doing: a target such as "p95 TPOT", "rate", "memory", or "one GPU"."""
@@ -912,7 +916,7 @@ def search_analytically(scenario: Scenario, *, in_full: bool = False) -> Plan:
         return Plan(scenario, None, None, None, None, binding, tuple(ordered), tuple(rejected), ())
     chosen = ordered[0]
     others = (c for c in ordered if c.is_feasible and c.display_key != chosen.display_key)
-    binding = BindingConstraint("one GPU", _describe_room(chosen))
+    binding = BindingConstraint(SMALLEST, _describe_room(chosen))
     return Plan(
         scenario, chosen, next(others, None), None, None, binding, tuple(ordered), tuple(rejected),
         chosen.prediction.warnings,
@@ -949,7 +953,7 @@ def _find_binding_constraint(
         largest = max(small, key=lambda rejection: rejection.gpus)
         text = f"Fewer GPUs do not hold the model: {largest.description}, {largest.reason}."
         return BindingConstraint("memory", text)
-    return BindingConstraint("one GPU", _describe_room(chosen))
+    return BindingConstraint(SMALLEST, _describe_room(chosen))
 
 
 def _explain_nearest(near: Candidate) -> BindingConstraint:

@@ -10,6 +10,7 @@ from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability, format_usd
 from planner.core.text import format_columns, format_count
 from planner.engines.layout import ParallelLayout
+from planner.tools.sweep.runner import GPU_FIELDS
 from planner.ui.terminal import TerminalStyle
 
 VERDICT_WORDS = {"at_risk": "at risk", "nothing_meets": "nothing meets"}
@@ -77,8 +78,9 @@ def _describe_cheapest(points: Sequence[Mapping[str, object]]) -> str:
     counts = ", ".join(
         f"{kind} {format_count(kinds.count(kind), 'time')}" for kind in dict.fromkeys(kinds)
     )
+    kind_fields = tuple(f"set.{name}" for name in GPU_FIELDS)
     fields = [name for name in list_columns(points) if name.startswith("set.")]
-    fields = [name for name in fields if not name.startswith(("set.gpus", "set.deployment.gpu"))]
+    fields = [name for name in fields if not name.startswith(kind_fields)]
     num_groups = len({tuple(str(row.get(name)) for name in fields) for row in points})
     none = f", none {format_count(num_groups - len(kinds), 'time')}" * (num_groups > len(kinds))
     return f"The cheapest GPU that holds, of points that differ in it alone: {counts}{none}."

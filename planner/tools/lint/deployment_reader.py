@@ -6,10 +6,10 @@ from pathlib import PurePath
 from typing import Any
 
 from planner.core.errors import PlannerError
-from planner.deploy.launch_spec import get_engine_packaging
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.engine import get_engine_packaging
 from planner.engines.engine_args import (
     MAX_BATCH_LIMITS,
     EngineArgs,

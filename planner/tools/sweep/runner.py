@@ -40,7 +40,7 @@ from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import CandidateGpu, Scenario, parse_scenario
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import SMALLEST, Plan, search_analytically, search_deployments
 from planner.planning.table_rows import OUTPUT_COLUMNS, build_output_row
 from planner.planning.tolerance import simulate_candidate
 from planner.tools.answer_store import (
@@ -59,8 +59,6 @@ SIMULATED_POINT_S = {"plan": 60.0, "predict": 2.0}
 """Roughly what a simulated point takes on one core of a laptop; a plan from seconds to minutes."""
 MIN_REPORT_S, MAX_REPORT_S = 10.0, 60.0
 """Progress is reported at each tenth of the points, not more often, and not less often if a point ends."""
-SMALLEST = "one GPU"
-"""What `BindingConstraint.constraint` is where no smaller deployment exists."""
 GPU_FIELDS = ("gpus", "deployment.gpu")
 """Fields, and those below them, whose values are kinds of GPU to choose from."""
 CANDIDATE_COLUMNS = (
