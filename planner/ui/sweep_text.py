@@ -67,7 +67,8 @@ def _format_layout(row: Mapping[str, object]) -> str:
     if not all(isinstance(size, int | float) and size == size for size in sizes):
         return ""
     layout = ParallelLayout(*(int(str(size).partition(".")[0]) for size in sizes))
-    return f"{layout}, {row.get('quantization')}"
+    method = row.get("quantization")
+    return str(layout) if method == "none" else f"{layout}, {method}"
 
 
 def _describe_cheapest(points: Sequence[Mapping[str, object]]) -> str:
