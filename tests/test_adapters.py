@@ -303,6 +303,7 @@ def test_the_answer_tells_the_slots_and_what_a_cold_adapter_waits_for() -> None:
     assert "into a slot from host memory" in text
 
 
+@pytest.mark.exhaustive
 def test_few_slots_are_a_way_out_before_more_gpus_are() -> None:
     """40 adapters evenly used on 8 slots wait for slots: more of them cost no GPU."""
     few = {"adapters": {"count": 40, "ranks": [16], "max_loras": 1}}

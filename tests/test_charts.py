@@ -84,6 +84,7 @@ def test_the_counts_add_up(plan: Plan) -> None:
     assert sum(ruled_out[1:]) == (ruled_out[0] if ruled_out else 0) == len(plan.rejected)
 
 
+@pytest.mark.exhaustive
 def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
     assert nothing.chosen is None and nothing.best is not None
     assert tables.summarize_plan(answer_of(nothing)).startswith("No plan meets the targets.")

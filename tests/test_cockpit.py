@@ -98,6 +98,7 @@ def quick_simulation(folder, monkeypatch):
     monkeypatch.setattr(Cockpit, "_list_others", lambda *_: iter(()))
 
 
+@pytest.mark.exhaustive
 def test_after_each_control_every_figure_is_a_fresh_computation(cockpit, folder):
     rows = "".join(
         f"{second / 2},{300 + second % 90},{40 + second % 60}\n" for second in range(400)
@@ -201,6 +202,7 @@ def test_no_latency_is_stated_where_more_arrives_than_is_served(quick_simulation
     cockpit.close()
 
 
+@pytest.mark.exhaustive
 def test_the_most_that_is_served_can_be_asked_for(quick_simulation):
     cockpit = open_cockpit()
     cockpit.set_controls({"load": "rate", "at_most": 1, "find_max": True})

@@ -101,6 +101,7 @@ def test_of_equal_prices_the_safe_one_is_named(plans):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_pdf_holds_them_side_by_side(tmp_path):
     pdf = write_comparison_report([SMALL, "chat-70b"], tmp_path)

@@ -61,6 +61,7 @@ def test_code_is_compiled_once_and_found_from_every_place(tmp_path: Path) -> Non
     assert _run(tmp_path / "one", cache) == ["84", "2"]
 
 
+@pytest.mark.exhaustive
 def test_other_types_have_their_own_code(tmp_path: Path) -> None:
     assert _run(tmp_path / "one", tmp_path / "cache", "float") == ["84", "6.0", "4"]
     assert _run(tmp_path / "one", tmp_path / "cache", "float") == ["84", "6.0", "0"]
@@ -75,6 +76,7 @@ def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
     assert _run(tmp_path / "one", cache) == ["84", "0"]
 
 
+@pytest.mark.exhaustive
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     processes = [_start(tmp_path / "one", tmp_path / "cache") for _ in range(3)]
     outputs = sorted(process.communicate(timeout=120)[0] for process in processes)
@@ -86,6 +88,7 @@ def test_without_a_cache_every_process_compiles(tmp_path: Path) -> None:
     assert _run(tmp_path / "one", tmp_path / "file") == ["84", "2"]
 
 
+@pytest.mark.exhaustive
 def test_the_answer_of_a_planner_compiles_nothing_that_was_compiled_ahead(tmp_path: Path) -> None:
     """numba's own events, in the process that answers."""
     code = (

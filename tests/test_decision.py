@@ -19,7 +19,7 @@ from planner.planning.search import Plan
 from planner.planning.tolerance import EvaluationStore, state_deployment
 from planner.ui.plan_text import format_answer
 
-NAMES = ("chat-70b", "edge-8b-24gb", "chatbot-throughput")
+NAMES = ("chat-70b", "edge-8b-24gb")
 CHAT: dict[str, Any] = {
     "quantization": ["checkpoint", "fp8"],
     "gpus": [{"gpu": "L40S", "at_most": 6}, {"gpu": "L4", "at_most": 6}],
@@ -70,6 +70,7 @@ def test_the_options_cost_more_the_safer_they_are(name: str) -> None:
     assert (plan.verdict == "holds") == (plan.probability >= plan.scenario.confidence)
 
 
+@pytest.mark.exhaustive
 def test_who_asks_for_more_certainty_pays_no_less() -> None:
     bills = [
         (plan.chosen.cost_key if plan.verdict == "holds" and plan.chosen else (True, math.inf))
@@ -144,7 +145,7 @@ def test_a_random_question_finds_no_guarantee_broken(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", sampled((2, 3, 4, 6, 7, 10, 11), (3, 4)))
+@pytest.mark.parametrize("seed", sampled((2, 3, 4, 6, 7, 10, 11), [4]))
 def test_nothing_that_is_pinned_is_cheaper(seed: int) -> None:
     """A layout, a format and an argument fixed by hand, and half or twice the requests and tokens of a step."""
     assert attacks.attack(seed, ("pinned", "halves"))[2] == []

@@ -135,6 +135,7 @@ def test_a_report_fetches_nothing_and_links_only_to_the_web(tmp_path: Path) -> N
 TWO_CHAPTERS = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("0-summary", "6-deploy")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "chapters", sampled([TWO_CHAPTERS, list_chapter_notebooks()], [TWO_CHAPTERS]), ids=len

@@ -104,6 +104,7 @@ def test_other_options_reach_jupyterlab(words, folder, options, monkeypatch, tmp
     assert capsys.readouterr().out == f"headroom: notebooks in {folder}\n"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "policy"),

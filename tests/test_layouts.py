@@ -96,6 +96,7 @@ def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
         assert spent["PP2", pcie, step] < spent["TP2", nvlink, step]
 
 
+@pytest.mark.exhaustive
 def test_where_nothing_fits_the_chapter_says_so_and_goes_on_with_a_change():
     asked = search_deployments(parse_scenario(NOWHERE, "nowhere"))
     plan, changed = layout_study.find_plan_to_study(asked)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scenario_generator import small as random_fields
-from shipped import plan_once, sampled, small_plan, small_scenario
+from shipped import plan_once, small_plan, small_scenario
 
 from planner.latency.step_model import build_step_model
 from planner.planning.evaluation import evaluate_candidate
@@ -130,7 +130,8 @@ def test_users_are_whole_and_a_limit_is_the_shortest() -> None:
     assert plan_once(shorter).verdict != "holds"
 
 
-@pytest.mark.parametrize("option", sampled(OPTIONS, ["speculation"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_more_never_lowers_the_largest_load(option: str) -> None:
     alone = small_scenario(ONE_L40S | {"workload.rate": "max"})
     more = small_scenario(ONE_L40S | OPTIONS[option] | {"workload.rate": "max"})
@@ -141,6 +142,7 @@ def test_an_option_more_never_lowers_the_largest_load(option: str) -> None:
         assert at_rate(scenario, 1.05 * rate).verdict != "holds"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_pools_that_may_be_used_serve_more_where_prompts_hold_up_answers() -> None:
     """Prefill apart keeps a tight pace, which steps that are shared with long prompts do not."""
@@ -156,6 +158,7 @@ def test_pools_that_may_be_used_serve_more_where_prompts_hold_up_answers() -> No
     assert at_rate(apart, 1.05 * largest_rate(apart)).verdict != "holds"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_speculation_that_may_be_used_lowers_no_largest_load() -> None:
     """It once was 0.266 with speculation, where the same file met its targets at 0.364."""

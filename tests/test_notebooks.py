@@ -140,6 +140,7 @@ def test_after_each_control_a_chapter_shows_a_fresh_computation(
         assert fresh[place]._render_html() == screen, (place, at)
 
 
+@pytest.mark.exhaustive
 def test_the_chapter_on_pools(run, tmp_path):
     """Of a question that does not allow them: what they would be."""
     question = (

@@ -14,6 +14,7 @@ from planner.ui import plan_tables as tables
 from planner.ui.plan_text import format_answer
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ("chatbot-throughput", "edge-8b-24gb"))
 def test_what_is_passed_over_misses_costs_more_or_comes_after(name: str) -> None:
     plan = plan_of(name)
@@ -89,6 +90,7 @@ def test_a_format_that_the_scenario_lists_later_is_passed_over_for_that() -> Non
     )
 
 
+@pytest.mark.exhaustive
 def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
     level, traffic = (
         {"tpot": {"p95": 60}},
@@ -114,6 +116,7 @@ def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
     assert f"p95 TPOT {fast} ms, not {slow} ms" in reason
 
 
+@pytest.mark.exhaustive
 def test_what_does_not_start_says_so() -> None:
     gpus = [{"gpu": "H100-SXM", "at_most": 8}, {"gpu": "RTX-3090", "at_most": 1}]
     plan = search_deployments(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))

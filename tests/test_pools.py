@@ -53,6 +53,7 @@ def plan_of(prompt: int, output: int, rate: float, ttft: float, itl: float) -> P
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", sampled(CHEAPER, CHEAPER[:1]), ids=str)
 def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(
     case: list[int],

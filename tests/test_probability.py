@@ -280,6 +280,7 @@ def test_an_unlisted_format_is_cheaper_and_judged_as_when_it_is_allowed() -> Non
     assert find_unlisted_format(replace(plan, scenario=all_formats)) is None
 
 
+@pytest.mark.exhaustive
 def test_a_gpu_that_is_not_listed_is_cheaper_and_holds_when_it_is() -> None:
     entry: dict[str, Any] = {
         "question": "?", "model": MODEL, "gpus": [{"gpu": "L40S", "at_most": 8}],

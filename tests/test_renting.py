@@ -112,6 +112,7 @@ def test_the_bill_is_what_is_rented_times_its_price(
         assert {*deployment.machines} <= {*sold_in} and deployment.layout.tp <= max(sold_in)
 
 
+@pytest.mark.exhaustive
 @QUICK
 @given(rate=RATES, sold_in=UNITS, spare=st.integers(0, 2))
 def test_a_spare_replica_never_costs_less_and_serves_nothing(
@@ -126,6 +127,7 @@ def test_a_spare_replica_never_costs_less_and_serves_nothing(
             assert candidate.prediction.performance == other.prediction.performance
 
 
+@pytest.mark.exhaustive
 @QUICK
 @given(rate=RATES, factor=st.sampled_from([1.0, 1.3, 2.0, 4.0]))
 def test_a_tighter_limit_never_costs_less(rate: float, factor: float) -> None:

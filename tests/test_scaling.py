@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from shipped import answer_of, sampled
+from shipped import answer_of
 
 from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
@@ -93,6 +93,7 @@ def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() -> None:
     """Two replicas of one L4 become one at night; two L4 that share each step (TP2) cannot, and are better by day."""
     level = {"ttft": {"p95": 800}, "tpot": {"p95": 50}}
@@ -154,7 +155,8 @@ def missed_on_other_days(asked: Scenario, found: AutoscalingPlan) -> np.ndarray:
 BURSTS = ((0.1, 0.0), (0.1, 0.2), (0.3, 0.0), (0.3, 0.2))
 
 
-@pytest.mark.parametrize(("burstiness", "headroom"), sampled(BURSTS, [(0.1, 0.2)]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("burstiness", "headroom"), BURSTS)
 def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> None:
     """Hours of other days that miss their level are told to, and have the whole fleet."""
     plan = search_deployments(replace(asked(burstiness=burstiness), headroom=headroom))

@@ -226,6 +226,7 @@ def test_its_fragment_makes_the_next_plan_agree() -> None:
     assert again.largest_deviation is None and again.scenario_line == found.scenario_line
 
 
+@pytest.mark.exhaustive
 def test_a_scenario_with_several_gpus_is_planned_on_the_one_that_wrote_the_log(
     tmp_path: Path,
 ) -> None:

@@ -220,6 +220,7 @@ def test_pipeline_stages_and_new_kinds_of_attention_are_wide() -> None:
     assert widths[1] > 1.15 * widths[0]
 
 
+@pytest.mark.exhaustive
 def test_next_to_a_measured_run_the_mean_is_that_run() -> None:
     """Every fortieth measured run comes out about as it was measured, in closed form."""
     off = []
@@ -264,6 +265,7 @@ def measured_runs() -> list[MeasuredRun]:
     return load_measured_runs()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind(measured_runs: list[MeasuredRun]) -> None:
     """Runs of L4 as the catalog predicts them, of L20 20% slower: the pool tells them apart."""

@@ -223,6 +223,7 @@ def test_limits_that_have_to_give_way_together_are_one_row() -> None:
     assert "0.97 requests/s instead of 3 (80% likely)" in text
 
 
+@pytest.mark.exhaustive
 def test_less_load_has_its_largest_value_at_the_expected_speed_too() -> None:
     """What is met at the expected speed is no less than what is met with 80%."""
     stuck = answer_of(plan(rate=60))
@@ -242,6 +243,7 @@ def test_a_cheaper_plan_is_told_with_its_own_probability_beside_that_of_any() ->
     assert f", {other.placement} alone 61%; " in text
 
 
+@pytest.mark.exhaustive
 def test_an_answer_for_no_more_money_costs_no_more() -> None:
     chosen = plan().chosen
     assert chosen and chosen.usd_per_hour
@@ -255,6 +257,7 @@ def test_an_answer_for_no_more_money_costs_no_more() -> None:
             assert (found.plan.chosen.usd_per_hour or 0) <= chosen.usd_per_hour
 
 
+@pytest.mark.exhaustive
 def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     risky = find_plan_at_risk()
     largest = answer_of(risky).risks
