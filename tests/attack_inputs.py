@@ -7,7 +7,6 @@ infinite, over 10 s or 1 GB.
 """
 
 import argparse
-import asyncio
 import contextlib
 import copy
 import csv
@@ -41,7 +40,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which the suite replaces
 
 from metrics_pages import Server
-from rehearsal import run_in_virtual_time, send, serving
 from scenario_generator import generate
 from test_output_files import MEASURED
 from test_plan_command import QUESTION
@@ -52,7 +50,6 @@ from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment, deploy_on
 from planner.memory.memory_plan import plan_memory
 from planner.models.registry import _merge_entry_config, list_models, load_model
-from planner.planning.planned_replica import PlannedReplica
 from planner.planning.scenario import apply_overrides, load_scenario
 from planner.simulator.schedule_cases import run_schedule_case
 from planner.tools.batch import predict_row
@@ -379,7 +376,6 @@ def command(rng: random.Random, folder: Path) -> Any:
     try:
         with (
             contextlib.chdir(folder),
-            mock.patch("asyncio.run", lambda serving: serving.close()),  # `rehearse` would not end
             contextlib.redirect_stdout(told),
             contextlib.redirect_stderr(said),
         ):
@@ -639,52 +635,11 @@ def asked(rng: random.Random, folder: Path) -> Any:
     return json.loads(json.dumps(answer.structured_content))
 
 
-@cache
-def _replica() -> PlannedReplica:
-    deployment = deploy_on("Qwen/Qwen3-8B", "L40S", engine_version="0.20.2", max_model_len=4096)
-    return PlannedReplica.from_deployment(deployment, None)
-
-
-def rehearsed(rng: random.Random, folder: Path) -> Any:
-    """Requests to a rehearsed server, in virtual time: each is answered or refused with a status."""
-    chat = {
-        "messages": [{"role": "user", "content": "word " * 20}],
-        "max_tokens": 8,
-        "stream": rng.random() < 0.5,
-    }
-    plain = {"prompt": list(range(30)), "max_tokens": 8}
-
-    async def work() -> list[str]:
-        async with serving(_replica()) as (_, port):
-            answers = []
-            for _ in range(3):
-                path, body = rng.choice(
-                    (("/v1/chat/completions", chat), ("/v1/completions", plain))
-                )
-                sent = body if rng.random() < 0.4 else spoilt(body, rng)
-                method = rng.choice(("POST", "POST", "POST", "GET", "PUT"))
-                text = json.dumps(sent, default=str)
-                answer, _ = await asyncio.wait_for(
-                    send(port, method, path, json.loads(text)), 10**5
-                )
-                answers.append(answer)
-            answers += [
-                (await send(port, "GET", "/metrics"))[0],
-                (await send(port, "GET", "/health"))[0],
-            ]
-            return answers
-
-    answers = run_in_virtual_time(work())
-    statuses = [int(one.split(" ", 2)[1]) for one in answers]
-    assert statuses[-2:] == [200, 200] and max(statuses) < 500, statuses
-    return statuses
-
-
 DOORS: dict[str, Door] = {
     door.__name__: door
     for door in (
         configuration, question, trace, log, row, benchmark, case, command, served, metrics,
-        profile, points, fleet, secrets, asked, rehearsed
+        profile, points, fleet, secrets, asked
     )
 }  # fmt: skip
 

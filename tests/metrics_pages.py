@@ -1,13 +1,13 @@
 """/metrics pages of an engine as the replay has it: what it counted until one moment, and until a later one."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from planner.engines.deployment import Deployment
 from planner.engines.metric_names import get_metric_names
+from planner.memory.kv_cache import KvCachePool
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator import kernel_types as kinds
 from planner.simulator.results import SimulationResult
@@ -28,18 +28,23 @@ class Server:
     cpu: float = 0.4
     deferred: float = 0.0  # share of the waiting
     seed: int = 3
-    extra: Mapping[str, float] = field(default_factory=dict)
+    pool: KvCachePool | None = None  # None: the planned one, of which the pages say nothing
 
-    def pages(self, folder: Path, name: str = "page") -> tuple[list[Path], float]:
-        """Two pages in `folder`, and the seconds between them."""
-        run = simulate_once(
+    def run(self) -> SimulationResult:
+        """What it did, with samples of its gauges."""
+        return simulate_once(
             self.deployment,
             self.workload,
             self.requests,
+            pool=self.pool,
             step_cost_factor=self.pace,
             seed=self.seed,
             gauge_s=1.0,
         )
+
+    def pages(self, folder: Path, name: str = "page") -> tuple[list[Path], float]:
+        """Two pages in `folder`, and the seconds between them."""
+        run = self.run()
         first, last = run.sent[0], float(run.sent[-1])
         moments = first + (last - first) * 0.3, last
         paths = [folder / f"{name}-{k}.txt" for k in range(2)]
@@ -113,7 +118,10 @@ class Server:
             number("drafted", k * steps)
             number("accepted", steps * sum(a**i for i in range(1, k + 1)))
         gauges = run.gauges
-        now = gauges[gauges.seconds <= moment].iloc[-1]
+        now = gauges.iloc[max(np.searchsorted(gauges.seconds, moment, side="right") - 1, 0)]
+        if self.pool:
+            block_size, num_blocks = self.pool.layout.block_size, self.pool.num_blocks
+            number("cache_config", 1, block_size=block_size, num_gpu_blocks=num_blocks)
         number("running", now.running)
         number("waiting", now.waiting)
         number("kv_usage", now.kv_usage)

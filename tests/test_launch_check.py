@@ -1,4 +1,4 @@
-"""`headroom verify` passes a server that is the planned one, and names what a rehearsed fault changed."""
+"""`headroom verify` passes a server that is the planned one, and names what a fault of it changed."""
 
 import json
 from collections.abc import Mapping
@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from rehearsal import rehearse
+from metrics_pages import Server
 from shipped import answer_of
 
 from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
-from planner.planning.planned_replica import load_planned_replica
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.planning.scenario import parse_scenario
 from planner.planning.search import search_deployments
 from planner.tools.diagnostics.launch_check import LaunchCheck, check_launch, measure_startup
-from planner.tools.rehearsal.server import RehearsalFaults
 from planner.ui.cli import main
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -31,12 +32,24 @@ QUESTION: dict[str, Any] = {
     "service_level": {"ttft": {"p95": 400}, "tpot": {"p95": 32}}, "engine_args": {"max_num_seqs": 32},
 }  # fmt: skip
 ON_H100 = {**QUESTION, "calibration": None, "gpus": [{"gpu": "H100", "at_most": 1}]}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How a server differs from its plan."""
+
+    pace: float = 1.0
+    kv_fraction: float = 1.0
+    max_num_seqs: int | None = None
+    hit_rate: float = 1.0  # every prompt of the benchmark begins with the shared prefix
+
+
 FAULTS = {
-    "as planned": RehearsalFaults(),
-    "60% slower": RehearsalFaults(slowdown=1.6),
-    "half the KV cache": RehearsalFaults(kv_fraction=0.5),
-    "another batch size": RehearsalFaults(max_num_seqs=6),
-    "colder prefix cache": RehearsalFaults(prefix_hit_fraction=0.3),
+    "as planned": Fault(),
+    "60% slower": Fault(pace=1.6),
+    "half the KV cache": Fault(kv_fraction=0.5),
+    "another batch size": Fault(max_num_seqs=6),
+    "colder prefix cache": Fault(hit_rate=0.3),
 }
 NAMED = {
     "60% slower": "times as long as planned in every benchmark",
@@ -54,9 +67,45 @@ OWN_COEFFICIENTS = {
 """Of one machine with an L40S; the catalog's own move with every fit."""
 
 
+def benchmark(
+    planned: PlannedReplica, folder: Path, fault: Fault = FAULTS["as planned"], requests: int = 100
+) -> dict[str, Any]:
+    """Write a server's pages and log under the planned traffic, and what `vllm bench serve` saves; return that."""
+    assert planned.workload
+    deployment = planned.deployment.with_args(
+        max_num_seqs=fault.max_num_seqs or planned.deployment.args.max_num_seqs
+    )
+    pool = get_memory_plan(deployment).pool
+    pool = replace(pool, num_blocks=int(pool.num_blocks * fault.kv_fraction))
+    workload = replace(planned.workload, prefix_hit_rate=fault.hit_rate)
+    server = Server(deployment, workload, fault.pace, requests, pool=pool)
+    run = server.run()
+    end_s = float(run.sent.min() + run.duration)
+    for name, moment in (("before", float(run.sent.min())), ("after", end_s)):
+        (folder / f"{name}.txt").write_text(server.page(run, moment))
+    settings = {"model": MODEL, "max_num_seqs": deployment.args.max_num_seqs}
+    (folder / "vllm.log").write_text(
+        f"non-default args: {settings}\nGPU KV cache size: {pool.reported_tokens:,} tokens\n"
+    )
+    measured = {
+        f"{statistic}_{name}_ms": float(compute(values)) * 1e3
+        for name, values in (("ttft", run.ttft), ("tpot", run.tpot), ("e2el", run.e2e))
+        for statistic, compute in (("mean", np.mean), ("p95", lambda each: np.quantile(each, 0.95)))
+    }
+    bench = {
+        **measured, "completed": len(run.output), "duration": run.duration,
+        "total_input_tokens": int(run.prompt.sum()), "total_output_tokens": int(run.output.sum()),
+        "request_throughput": run.request_tps, "output_throughput": run.output_tps,
+        "request_rate": workload.rate, "input_lens": run.prompt.tolist(),
+        "output_lens": run.output.tolist(), "start_times": run.sent.tolist(),
+    }  # fmt: skip
+    (folder / "bench.json").write_text(json.dumps(bench))
+    return bench
+
+
 @dataclass(frozen=True)
 class Launch:
-    """A folder with the files of one rehearsed server."""
+    """A folder with the files of one server."""
 
     plan: Path
     folder: Path
@@ -90,13 +139,11 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def launches(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
-    """One launch of each kind, benchmarked with the planned traffic in virtual time."""
+    """One launch of each kind, benchmarked with the planned traffic."""
     planned, found = load_planned_replica(plan), {}
-    assert planned.workload
-    for name, faults in FAULTS.items():
+    for name, fault in FAULTS.items():
         folder = tmp_path_factory.mktemp("launch")
-        bench = rehearse(planned, faults, planned.workload, 100, folder)
-        found[name] = Launch(plan, folder, bench)
+        found[name] = Launch(plan, folder, benchmark(planned, folder, fault))
     return found
 
 
@@ -194,15 +241,14 @@ def test_a_plan_with_drafts_is_compared_and_not_fitted(plan: Path, tmp_path: Pat
     replica = load_planned_replica(tmp_path)
     assert replica.deployment.speculation and replica.workload
     for slowdown, verdict in ((1.0, "PASS"), (2.5, "FAIL")):
-        faults = RehearsalFaults(slowdown=slowdown)
-        bench = rehearse(replica, faults, replica.workload, 60, tmp_path)
+        bench = benchmark(replica, tmp_path, Fault(pace=slowdown), 60)
         check = Launch(tmp_path, tmp_path, bench).check()
         assert check.verdict == verdict
         assert any("accepted drafts" in row.name and row.status == "PASS" for row in check.checks)
     assert "without speculation" in check.consequences[0]
     worse = replace(replica.deployment.speculation, acceptance_rate=0.3)
     other = replace(replica, deployment=replace(replica.deployment, speculation=worse))
-    bench = rehearse(other, RehearsalFaults(), replica.workload, 60, tmp_path)
+    bench = benchmark(other, tmp_path, requests=60)
     (deviation,) = Launch(tmp_path, tmp_path, bench).check().deviations
     assert "a worse draft" in deviation
 

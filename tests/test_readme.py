@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +74,7 @@ IN_SHELL = [
     if command.split()[1] in ("init", "gpus", "predict", "lint", "explain-log")
 ]
 """A sample of cheap ones, with options, several words in quotes and files."""
-LAB, REHEARSE, MCP = "lab", "rehearse", "mcp"
+LAB, MCP = "lab", "mcp"
 """The commands that go on until they are stopped."""
 COMMAND_TIMEOUT_S = 300
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -216,7 +215,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_each_command_is_one_that_is_run() -> None:
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    known = {*RUN_AS_THEY_ARE, LAB, REHEARSE, MCP}
+    known = {*RUN_AS_THEY_ARE, LAB, MCP}
     assert len(COMMANDS) > 20
     for command in COMMANDS:
         words = shlex.split(command)
@@ -330,25 +329,6 @@ def test_jupyterlab_opens_as_it_is_written(
     with serving(f"exec {command}", tmp_path) as address:
         check_start(address)
     assert (tmp_path / shlex.split(command)[2] / "start.ipynb").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in HEADROOM if one.split()[1] == REHEARSE])
-def test_the_planned_server_is_played_as_it_is_written(
-    command: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    make_files(command, tmp_path)
-    with subprocess.Popen(
-        ["bash", "-c", f"exec {command}"], cwd=tmp_path, env=environment, text=True,
-        stdout=subprocess.PIPE,
-    ) as server:  # fmt: skip
-        assert server.stdout
-        said = server.stdout.readline()
-        address = re.search(r"http://\S+", said)
-        assert address, said
-        with urllib.request.urlopen(f"{address[0]}/v1/models") as answer:
-            assert json.load(answer)["data"][0]["id"] == MODEL
-        server.terminate()
 
 
 @pytest.mark.slow

@@ -41,7 +41,6 @@ EXTRA_COMMANDS = {
     "report edge-8b-24gb": ("report", "report"),
     "fleet fleet.yaml": ("fleet", "report"),
     "lab": ("lab", "lab"),
-    "rehearse edge-8b-24gb": ("rehearse", "rehearse"),
     "mcp": ("mcp", "mcp"),
     "verify edge-8b-24gb --bench bench-1.json --out check.pdf": ("a PDF", "report"),
     "sweep sweep.yaml --out sweep.parquet": ("a .parquet file", "parquet"),
@@ -268,7 +267,6 @@ def test_what_needs_an_extra_names_it_in_one_line(
         ("lab", "planner.ui.cockpit, planner.ui.lab_server, jupyterlab.labapp"),
         ("mcp", "planner.ui.mcp_server"),
         ("parquet", "pyarrow.parquet"),
-        ("rehearse", "planner.tools.rehearsal.server, tornado.httpserver"),
         (
             "report",
             "planner.ui.pdf_report, planner.ui.notebook_runner, planner.ui.sweep_text, nbconvert, pypandoc, typst",

@@ -30,7 +30,6 @@ COMMANDS = {
         servers.add_mcp,
     ),
     "operate": (
-        servers.add_rehearse,
         servers.add_verify,
         diagnostics.add_explain_log,
         diagnostics.add_diagnose,

@@ -1,4 +1,4 @@
-"""Commands before and after launch: rehearse, verify and upgrade."""
+"""Commands after launch: verify and upgrade."""
 
 import argparse
 import os
@@ -18,16 +18,12 @@ from planner.ui.commands.options import (
     add_force,
     format_json,
     parse_count,
-    print_message,
     print_plan_age,
     watch_command,
 )
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
-
-DEFAULT_PORT = 8000
-"""Where vLLM listens."""
 
 
 def add_plan_argument(parser: argparse.ArgumentParser) -> None:
@@ -37,90 +33,6 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
         metavar="PLAN",
         help="folder that `headroom plan --out` wrote, its plan.json, or a scenario",
     )
-
-
-def parse_fraction(text: str) -> float:
-    """Return a number above 0 and up to 10; raise `ArgumentTypeError` for other text."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 10:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, up to 10, got {text!r:.40}")
-    return value
-
-
-def add_rehearse(commands: "Subparsers") -> None:
-    """Declare `headroom rehearse`."""
-    parser = commands.add_parser(
-        "rehearse",
-        help="imitate a planned replica without a GPU: OpenAI API and /metrics",
-        description="Imitate one replica of a plan without a GPU, until Ctrl-C: /v1/completions,"
-        " /v1/chat/completions, /v1/models, /health and /metrics. Timing follows the plan's step"
-        " costs; no request is preempted. A token is 4 characters of text.",
-    )
-    add_plan_argument(parser)
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="default: 127.0.0.1, this machine only",
-    )
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="default: 8000; 0: any free port"
-    )
-    parser.add_argument(
-        "--slowdown", type=parse_fraction, default=1.0, metavar="X",
-        help="fault to imitate: steps take X times as long",
-    )  # fmt: skip
-    parser.add_argument(
-        "--kv-cache", type=parse_fraction, default=1.0, metavar="X",
-        help="fault to imitate: X times the KV cache, such as 0.5",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-num-seqs", type=int, metavar="N", help="fault to imitate: another max_num_seqs"
-    )
-    parser.add_argument(
-        "--prefix-hits", type=parse_fraction, default=1.0, metavar="X",
-        help="fault to imitate: only this fraction of requests finds its prefix cached",
-    )  # fmt: skip
-    parser.set_defaults(run=run_rehearse, extra="rehearse")
-
-
-def run_rehearse(options: argparse.Namespace) -> None:
-    """Serve until interrupted."""
-    import asyncio
-
-    from tornado.httpserver import HTTPServer
-    from tornado.netutil import bind_sockets
-
-    from planner.planning.planned_replica import load_planned_replica
-    from planner.tools.rehearsal.server import RehearsalFaults, RehearsedServer
-
-    if not 0 <= options.port < 2**16 or (options.max_num_seqs or 1) < 1:
-        raise PlannerError("--port is 0 to 65535 and --max-num-seqs from 1")
-    planned = load_planned_replica(options.plan, unified=True)
-    faults = RehearsalFaults(
-        options.slowdown, options.kv_cache, options.max_num_seqs, options.prefix_hits
-    )
-    key = os.environ.get("VLLM_API_KEY")
-    server = RehearsedServer(planned, faults, print_line, key)
-
-    async def serve() -> None:
-        sockets = bind_sockets(options.port, options.host)
-        HTTPServer(server.build_application()).add_sockets(sockets)
-        port = sockets[0].getsockname()[1]
-        print_line(f"rehearsing {server.deployment} on http://{options.host}:{port}")
-        await server.run()
-
-    try:
-        asyncio.run(serve())
-    except OSError as error:
-        raise PlannerError(
-            f"cannot listen on {options.host}, port {options.port}: {error.strerror}"
-        ) from None
-    except KeyboardInterrupt:
-        print_message("rehearsal ended")
 
 
 def add_verify(commands: "Subparsers") -> None:
@@ -236,11 +148,6 @@ def run_upgrade(options: argparse.Namespace) -> int:
     upgrade = compare_plan_versions(options.plan, options.to)
     print(format_json(upgrade.to_json()) if options.json else upgrade)
     return upgrade.exit_code
-
-
-def print_line(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)
 
 
 def add_mcp(commands: "Subparsers") -> None:

@@ -1,1 +1,0 @@
-"""`headroom rehearse`: play the server of a plan before anything is rented."""
