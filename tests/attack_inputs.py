@@ -31,9 +31,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import anyio
 import yaml
-from mcp.server.mcpserver.exceptions import ToolError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -64,7 +62,6 @@ from planner.tools.sweep.runner import answer_point as sweep_answer
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui import cli
 from planner.ui.log_explanation import explain_log
-from planner.ui.mcp_server import build_server
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import AZURE_COLUMNS, MOONCAKE_FIELDS, PLAIN_COLUMNS, read_trace
 from planner.workload.workload import Workload
@@ -314,9 +311,8 @@ DOCUMENTED_EXITS = (0, 1, 3, 4)
 COMMANDS = {
     name: {(action.option_strings or [action.dest])[0]: action for action in parser._actions[1:]}
     for name, parser in cli.build_parser()._subparsers._group_actions[0].choices.items()
-    if name != "mcp"
 }
-"""Of every command its arguments, by their names, without --help; `mcp` reads a stream of messages."""
+"""Of every command its arguments, by their names, without --help."""
 FILES = {
     "mine.yaml": yaml.safe_dump(QUESTION),
     "runs.csv": MEASURED,
@@ -613,33 +609,11 @@ def _whole(path: Path, text: str) -> Path:
     return path
 
 
-def asked(rng: random.Random, folder: Path) -> Any:
-    """A call of an MCP tool, whose errors are one sentence."""
-    line = shlex.join(_planted_words(rng)) if rng.random() < 0.5 else "vllm serve Qwen/Qwen3-8B"
-    outside = rng.choice(("../secret.yaml", "/etc/passwd", str(EXAMPLE_LOG), "own.log"))
-    _whole(folder / "own.log", EXAMPLE_LOG.read_text(encoding="utf-8"))
-    tool, arguments = rng.choice((
-        ("lint", {"what": line, "gpu": "H100", "engine_version": "0.20.2"}), ("lint", {"what": outside}),
-        ("diagnose", {"log": outside}), ("explain_log", {"log": outside, "gpu": "H100"}),
-        ("predict", {"row": {"model": "Qwen/Qwen3-8B", "gpu": "L40S", "tp": 1, "max_model_len": 4096}}),
-        ("list_models", {"pattern": "qwen"}), ("list_gpus", {"pattern": "h100"}),
-        ("plan", {"scenario": outside, "set": {"workload.trace": outside}}),
-    ))  # fmt: skip
-    if rng.random() < 0.6:
-        arguments = spoilt(arguments, rng)
-    server = build_server(folder)
-    try:
-        answer = anyio.run(server.call_tool, tool, arguments)
-    except ToolError as error:
-        raise PlannerError(str(error)) from None
-    return json.loads(json.dumps(answer.structured_content))
-
-
 DOORS: dict[str, Door] = {
     door.__name__: door
     for door in (
         configuration, question, trace, log, row, benchmark, case, command, served, metrics,
-        profile, points, fleet, secrets, asked
+        profile, points, fleet, secrets
     )
 }  # fmt: skip
 

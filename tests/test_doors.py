@@ -434,7 +434,7 @@ COMMANDS_THAT_READ = (
     "verify chat-70b --bench {}", "verify chat-70b --metrics {}", "predict {} --out o.csv",
     "sweep {} --out o.csv", "calibrate {} --scenario chat-70b --out o.yaml", "review {0} {0}",
     "plan chat-70b --set workload.trace={}", "diagnose --log x --plan {}", "report {}",
-    "report {} chat-70b", "replay {}", "replay --scenario {}", "lab {}", "mcp --root {}",
+    "report {} chat-70b", "replay {}", "replay --scenario {}", "lab {}",
     "lint x --scenario {}", "explain-log {0} --command {0}", "calibrate {} --out o.yaml",
 )  # fmt: skip
 READS_NO_FILE = {"init", "scenarios", "models", "gpus"}

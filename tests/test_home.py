@@ -9,7 +9,7 @@ import pytest
 from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir, jupyter_runtime_dir
 
 from planner.core.errors import PlannerError
-from planner.core.files import find_private_folder
+from planner.core.files import find_private_folder, find_user_cache
 from planner.models import hub
 from planner.models.registry import load_model
 from planner.ui.cli import main
@@ -38,7 +38,7 @@ def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_home")
 def test_without_a_home_nothing_is_kept_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_private_folder() is None and hub.list_config_folders() == []
+    assert find_private_folder() is None and find_user_cache() is None
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.check_hub_reachable.cache_clear()
     with pytest.raises(PlannerError, match="unknown model"):

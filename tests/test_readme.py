@@ -15,11 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import numpy as np
 import pytest
 from lab_answers import check_start, serving
-from mcp import Client, StdioServerParameters
 from metrics_pages import Server
 from shipped import answer_of, plan_of, plan_once, sampled
 
@@ -74,8 +72,8 @@ IN_SHELL = [
     if command.split()[1] in ("init", "gpus", "predict", "lint", "explain-log")
 ]
 """A sample of cheap ones, with options, several words in quotes and files."""
-LAB, MCP = "lab", "mcp"
-"""The commands that go on until they are stopped."""
+LAB = "lab"
+"""The command that goes on until it is stopped."""
 COMMAND_TIMEOUT_S = 300
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 """The model of the scenario that `headroom init` writes."""
@@ -215,7 +213,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_each_command_is_one_that_is_run() -> None:
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    known = {*RUN_AS_THEY_ARE, LAB, MCP}
+    known = {*RUN_AS_THEY_ARE, LAB}
     assert len(COMMANDS) > 20
     for command in COMMANDS:
         words = shlex.split(command)
@@ -329,16 +327,3 @@ def test_jupyterlab_opens_as_it_is_written(
     with serving(f"exec {command}", tmp_path) as address:
         check_start(address)
     assert (tmp_path / shlex.split(command)[2] / "start.ipynb").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in HEADROOM if one.split()[1] == MCP])
-def test_an_agent_reaches_the_tools_as_it_is_written(
-    command: str, environment: dict[str, str]
-) -> None:
-    async def list_tools() -> list[str]:
-        server = StdioServerParameters(command="bash", args=["-c", command], env=environment)
-        async with Client(server) as client:
-            return [tool.name for tool in (await client.list_tools()).tools]
-
-    assert "plan" in anyio.run(list_tools)

@@ -34,14 +34,13 @@ EXTRAS = PROJECT["optional-dependencies"]
 MAX_PACKAGES = 20
 """Of an installation without extras, this one included."""
 HEAVY = {
-    "altair", "dask", "distributed", "ipykernel", "ipywidgets", "jupyterlab", "mcp", "pandas",
+    "altair", "dask", "distributed", "ipykernel", "ipywidgets", "jupyterlab", "pandas",
     "papermill", "pyarrow", "tornado", "typst",
 }  # fmt: skip
 EXTRA_COMMANDS = {
     "report edge-8b-24gb": ("report", "report"),
     "fleet fleet.yaml": ("fleet", "report"),
     "lab": ("lab", "lab"),
-    "mcp": ("mcp", "mcp"),
     "verify edge-8b-24gb --bench bench-1.json --out check.pdf": ("a PDF", "report"),
     "sweep sweep.yaml --out sweep.parquet": ("a .parquet file", "parquet"),
     "sweep sweep.yaml --out sweep.csv --store answers --scheduler tcp://127.0.0.1:9": (
@@ -265,7 +264,6 @@ def test_what_needs_an_extra_names_it_in_one_line(
     [
         ("dask", "dask.distributed, distributed.client"),
         ("lab", "planner.ui.cockpit, planner.ui.lab_server, jupyterlab.labapp"),
-        ("mcp", "planner.ui.mcp_server"),
         ("parquet", "pyarrow.parquet"),
         (
             "report",

@@ -1,4 +1,4 @@
-"""What cannot start is refused with its reason, by plan, lint, review and MCP alike."""
+"""What cannot start is refused with its reason, by plan, lint and review alike."""
 
 import csv
 from pathlib import Path
@@ -158,22 +158,6 @@ def test_catalog_models_before_their_support_are_refused(
     check_all_surfaces(model, "H200", engine, release, f"supported since {first}")
     assert first in str(lint(COMMANDS[engine].format(model), release, engine=engine))
     assert judge_model_support(load_model(model), get_engine(engine, first)).state == "known"
-
-
-def test_mcp_refuses_with_the_same_words(tmp_path: Path) -> None:
-    pytest.importorskip("mcp")
-    import json
-
-    from planner.core.errors import PlannerError
-    from planner.ui.mcp_server import answer_lint, answer_plan, answer_predict
-
-    reason = "vllm 0.8.5 does not know GptOssForCausalLM; it is supported since 0.10.1"
-    question = tmp_path / "gate.yaml"
-    question.write_text(json.dumps(ask("openai/gpt-oss-20b", "H100-SXM", "vllm", "0.8.5")))
-    assert reason in json.dumps(answer_plan(str(question)))
-    assert reason in json.dumps(answer_lint("vllm serve openai/gpt-oss-20b", "0.8.5"))
-    with pytest.raises(PlannerError, match=reason):
-        answer_predict({"model": "openai/gpt-oss-20b", "gpu": "H100", "engine_version": "0.8.5"})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 from urllib import request
 from urllib.parse import urlsplit
 
-from planner.core.access import may_fetch
 from planner.core.errors import PlannerError
 from planner.core.units import MIB
 
@@ -39,12 +38,7 @@ _HTTP_HANDLERS = (
 
 
 def fetch_bytes(address: str, max_bytes: int, token: str = "") -> bytes:
-    """Fetch a whole answer within `FETCH_DEADLINE_S`; `PlannerError` if there is none.
-
-    Nothing is asked where `limit_reading` leaves addresses out.
-    """
-    if not may_fetch():
-        raise PlannerError(f"{address} is not asked: addresses are read only with --addresses")
+    """Fetch a whole answer within `FETCH_DEADLINE_S`; `PlannerError` if there is none."""
     results: SimpleQueue[bytes | Exception] = SimpleQueue()
 
     def fetch() -> None:

@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from planner.core.access import check_may_read
 from planner.core.errors import PlannerError
 from planner.core.units import MIB
 
@@ -32,12 +31,8 @@ _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
-    """Open a regular file for reading.
-
-    Raises `PlannerError` if it is none, exceeds `max_bytes`, or `limit_reading` leaves it out.
-    """
+    """Open a regular file for reading; `PlannerError` if it is none or exceeds `max_bytes`."""
     try:
-        check_may_read(path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(
@@ -48,8 +43,6 @@ def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
                 f"it has {status.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read"
             )
         return path.open("rb")
-    except PlannerError:
-        raise
     except (OSError, ValueError) as error:
         raise PlannerError(
             f"cannot read {prefix}{path}: {getattr(error, 'strerror', None) or error}"

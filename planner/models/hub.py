@@ -9,7 +9,6 @@ from glob import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from planner.core.access import may_fetch
 from planner.core.errors import PlannerError
 from planner.core.files import ensure_folder, find_user_cache, replace_atomically
 from planner.core.http import fetch_bytes
@@ -29,18 +28,13 @@ def find_hub_config(name: str) -> Path | None:
     return max(filter(os.path.isfile, paths), key=os.path.getmtime, default=None)
 
 
-def list_config_folders() -> list[Path]:
-    """List the folders of configurations: the Hub's own cache, and what the planner downloaded."""
-    return [folder for folder in (_find_hub_cache(), _find_own_configs()) if folder]
-
-
 def download_hub_config(name: str) -> Path | None:
     """Download the configuration of a repository; None without network or repository.
 
     Raises `PlannerError` if the user has no folder to keep it in.
     """
     is_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name, re.ASCII)
-    if not (is_name and may_fetch() and check_hub_reachable()):
+    if not (is_name and check_hub_reachable()):
         return None
     if not (path := _locate_config(name)):
         raise PlannerError(
@@ -73,14 +67,9 @@ def check_hub_reachable() -> bool:
     return True
 
 
-def _find_own_configs() -> Path | None:
-    folder = find_user_cache()
-    return folder / "models" if folder else None
-
-
 def _locate_config(name: str) -> Path | None:
-    folder = _find_own_configs()
-    return folder / name.replace("/", "--") / CONFIG_FILES[0] if folder else None
+    folder = find_user_cache()
+    return folder / "models" / name.replace("/", "--") / CONFIG_FILES[0] if folder else None
 
 
 def _find_hub_cache() -> Path | None:

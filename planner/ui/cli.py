@@ -27,7 +27,6 @@ COMMANDS = {
         tables.add_sweep,
         tables.add_predict,
         lab.add_lab,
-        servers.add_mcp,
     ),
     "operate": (
         servers.add_verify,

@@ -16,18 +16,17 @@ def explain_log(
     scenario: str | None = None,
     command: str | None = None,
     model: str | None = None,
-    is_confined: bool = False,
 ) -> LogExplanation:
     """Compare the log in a file with its plan; see `explain_log_file`.
 
-    `command` is the command line or file that started it, on `gpu`; see `lint` for `is_confined`.
-    Raises `PlannerError` if it comes without a GPU or with a scenario.
+    `command` is the command line or file that started it, on `gpu`. Raises `PlannerError` if it
+    comes without a GPU or with a scenario.
     """
     planned: Deployment | Scenario | None = None
     if command:
         if scenario or not gpu:
             raise PlannerError("--command goes with --gpu NAME, and without --scenario")
-        planned = read_launched_deployment(command, gpu, is_confined=is_confined)
+        planned = read_launched_deployment(command, gpu)
     elif scenario:
         planned = load_scenario(scenario)
     return explain_log_file(log, gpu, planned, model)

@@ -281,12 +281,12 @@ def lint(
     )
 
 
-def read_launched_deployment(what: str, gpu: str, *, is_confined: bool = False) -> Deployment:
+def read_launched_deployment(what: str, gpu: str) -> Deployment:
     """Return the deployment that a command line or file starts on a GPU.
 
     Raises `PlannerError` if it starts none or several, or one that is not known.
     """
-    commands = read_source(what, is_confined=is_confined).commands
+    commands = read_source(what).commands
     if len(commands) != 1:
         raise PlannerError(f"--command: one server is needed, this starts {len(commands)}")
     (command,) = commands

@@ -1,8 +1,6 @@
 """Commands after launch: verify and upgrade."""
 
 import argparse
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,37 +146,3 @@ def run_upgrade(options: argparse.Namespace) -> int:
     upgrade = compare_plan_versions(options.plan, options.to)
     print(format_json(upgrade.to_json()) if options.json else upgrade)
     return upgrade.exit_code
-
-
-def add_mcp(commands: "Subparsers") -> None:
-    """Declare `headroom mcp`."""
-    parser = commands.add_parser(
-        "mcp",
-        help="answer agents over the Model Context Protocol, on stdin and stdout",
-        description="Serve plan, predict, lint, diagnose, explain_log, list_models and list_gpus"
-        " to an agent, on stdin and stdout until it closes them. Nothing is read besides the files"
-        " below one folder that the agent passes, or that such a file names. Needs the extra `mcp`.",
-    )
-    parser.add_argument(
-        "--root", type=Path, default=Path(), metavar="FOLDER",
-        help="where relative paths begin, and below which files are read (default: this folder)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--addresses", action="store_true",
-        help="also read /metrics addresses that the agent passes, and ask the Hub about models",
-    )  # fmt: skip
-    parser.set_defaults(run=run_mcp, extra="mcp")
-
-
-@watch_command
-def run_mcp(options: argparse.Namespace) -> None:
-    """Serve until stdin is closed."""
-    from planner.ui.mcp_server import build_server
-
-    if sys.stdin is None or sys.stdout is None:
-        raise PlannerError("headroom mcp needs stdin and stdout, over which the client speaks")
-    try:
-        os.chdir(options.root)
-    except OSError as error:
-        raise PlannerError(f"--root {options.root}: {error.strerror}") from None
-    build_server(Path.cwd(), allows_addresses=options.addresses).run("stdio")
