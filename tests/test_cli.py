@@ -252,23 +252,39 @@ def test_check_says_what_was_understood(tmp_path, capsys):
 
 def test_catalogs_are_listed_and_searched(capsys):
     """gpt-oss-120b's card: 116.83 B parameters, 5.13 B active beside its embedding; A100-SXM-40GB: 1,555 GB/s."""
-    assert main(["models", "GPT-oss*120b"]) == 0
+    assert main(["list", "models", "GPT-oss*120b"]) == 0
     header, row, *_ = capsys.readouterr().out.splitlines()
     assert row.split()[:5] == ["openai/gpt-oss-120b", "116.83", "B", "5.71", "B"]
-    assert main(["gpus", "a100-sxm"]) == 0
+    assert main(["list", "gpus", "a100-sxm"]) == 0
     header, small, large, mig = capsys.readouterr().out.splitlines()
     assert mig.startswith("A100-SXM-80GB-MIG-3g.40gb  39.2  1,020")
     assert small.split()[:3] == ["A100-SXM-40GB", "39.4", "1,555"]
     assert header.index("USD/h") == small.index("2.90") == large.index("2.30")
-    assert main(["models"]) == 0
+    assert main(["list", "models"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 150
-    assert main(["gpus", "Tesla T4"]) == 0 and capsys.readouterr().out.splitlines()[1].startswith(
-        "T4 "
-    )
+    assert main(["list", "gpus", "Tesla T4"]) == 0 and capsys.readouterr().out.splitlines()[
+        1
+    ].startswith("T4 ")
+
+
+def test_lists_in_json_name_what_the_catalogs_know(capsys):
+    """The driver reports 140 GiB of a card sold as 141 GB; Qwen3-8B's card: 8.2 B parameters."""
+
+    def read(*words):
+        assert main(["list", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)[words[0]]
+
+    (gpu,) = read("gpus", "h200-sxm")
+    assert gpu["memory_gib"] == pytest.approx(140, rel=0.01)
+    assert gpu["usd_per_hour"]["min"] <= gpu["usd_per_hour"]["median"] <= gpu["usd_per_hour"]["max"]
+    models = {model["name"]: model for model in read("models", "qwen3-8b")}
+    assert models["Qwen/Qwen3-8B"]["parameters"] == pytest.approx(8.19e9, rel=0.01)
+    (scenario,) = read("scenarios", "edge-8b")
+    assert scenario["name"] == "edge-8b-24gb" and scenario["question"].endswith("?")
 
 
 def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(capsys):
-    assert main(["models", "qwn3"]) == main(["models", "foo"]) == 2
+    assert main(["list", "models", "qwn3"]) == main(["list", "models", "foo"]) == 2
     near, far = capsys.readouterr().err.splitlines()
     assert "did you mean Qwen3, " in near
     assert far == "headroom: unknown model 'foo'; nothing like it is known"
@@ -306,7 +322,7 @@ def test_the_help_of_plan_names_targets_formats_and_exit_codes(capsys):
 
 
 def test_scenarios_are_listed_with_their_questions(capsys):
-    assert main(["scenarios"]) == 0
+    assert main(["list", "scenarios"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) >= 6
     assert any(line.startswith("chat-70b") and line.endswith("?") for line in listed)

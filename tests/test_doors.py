@@ -205,8 +205,8 @@ def test_what_no_command_expects_has_a_line_and_a_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("planner.ui.commands.catalogs.run_scenarios", break_with(error))
-    assert cli.main(["scenarios"]) == cli.EXIT_FAILURE == 70
+    monkeypatch.setattr("planner.ui.commands.catalogs.run_list", break_with(error))
+    assert cli.main(["list", "scenarios"]) == cli.EXIT_FAILURE == 70
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1 and said.rstrip("\n").isprintable()
 
@@ -437,7 +437,7 @@ COMMANDS_THAT_READ = (
     "report {} chat-70b", "replay {}", "replay --scenario {}", "lab {}",
     "lint x --scenario {}", "explain-log {0} --command {0}", "calibrate {} --out o.yaml",
 )  # fmt: skip
-READS_NO_FILE = {"init", "scenarios", "models", "gpus"}
+READS_NO_FILE = {"init", "list"}
 
 
 def test_every_command_is_asked_about_what_it_does_not_understand() -> None:

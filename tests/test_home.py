@@ -21,7 +21,7 @@ WITHOUT_HOME = f"""
 import os, sys
 os.getuid = lambda: {NOBODY}
 from planner.__main__ import run
-sys.argv = ["headroom", "scenarios"]
+sys.argv = ["headroom", "list", "scenarios"]
 code = run()
 import altair  # it asks for the home folder as it loads
 sys.exit(code)

@@ -61,7 +61,7 @@ EXIT_CODES = {
 }
 """What commands.md says besides 0, by command."""
 RUN_AS_THEY_ARE = {
-    "init", "check", "plan", "report", "models", "gpus", "scenarios", "predict", "sweep", "fleet",
+    "init", "check", "plan", "report", "list", "predict", "sweep", "fleet",
     "calibrate",
     "verify", "upgrade", "explain-log", "diagnose", "profile", "lint", "review", "replay",
 }  # fmt: skip
@@ -69,7 +69,7 @@ FINITE = [command for command in HEADROOM if command.split()[1] in RUN_AS_THEY_A
 IN_SHELL = [
     command
     for command in FINITE
-    if command.split()[1] in ("init", "gpus", "predict", "lint", "explain-log")
+    if command.split()[1] in ("init", "list", "predict", "lint", "explain-log")
 ]
 """A sample of cheap ones, with options, several words in quotes and files."""
 LAB = "lab"

@@ -55,9 +55,9 @@ scenario: edge-8b-24gb
 grid: {workload.rate: [0.1, 0.5]}
 """
 BASE_COMMANDS = {
-    "scenarios": {0},
-    "models qwen3": {0},
-    "gpus l40": {0},
+    "list scenarios": {0},
+    "list models qwen3": {0},
+    "list gpus l40": {0},
     "init scenario.yaml": {0},
     "check edge-8b-24gb": {0},
     "plan edge-8b-24gb --all --out out": {0},

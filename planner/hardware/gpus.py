@@ -261,7 +261,7 @@ def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
     match = re.fullmatch(pattern, gpu.strip(), re.IGNORECASE)
     if match is None or (match[1] and match[3]) or (count := match[1] or match[3]) == "0":
         raise PlannerError(
-            "--gpu takes the name of a GPU, as in `headroom gpus`, or 4xH100 for four; got"
+            "--gpu takes the name of a GPU, as in `headroom list gpus`, or 4xH100 for four; got"
             f" {gpu!r:.60}"
         )
     return int(count) if count else None, get_gpu(match[2])

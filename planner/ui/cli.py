@@ -39,9 +39,7 @@ COMMANDS = {
         diagnostics.add_profile,
         simulation.add_calibrate,
         simulation.add_replay,
-        catalogs.add_scenarios,
-        catalogs.add_models,
-        catalogs.add_gpus,
+        catalogs.add_list,
     ),
 }
 """What declares each command, by its group and in the order of `headroom --help`."""

@@ -1,8 +1,12 @@
-"""Commands that list what is shipped: scenarios, models and gpus."""
+"""The command that lists what is shipped: scenarios, models and GPUs."""
 
 import argparse
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
+from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.text import escape_to_one_line, format_columns
 from planner.core.units import GB, GIB
 from planner.ui.commands.options import format_json
@@ -10,44 +14,16 @@ from planner.ui.commands.options import format_json
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
 
+Listed = tuple[dict[str, Any], tuple[str, ...]]
+"""What is listed: its fields for --json, and its cells."""
 
-def add_scenarios(commands: "Subparsers") -> None:
-    """Declare `headroom scenarios`."""
+
+def add_list(commands: "Subparsers") -> None:
+    """Declare `headroom list`."""
     parser = commands.add_parser(
-        "scenarios", help="list the shipped scenarios, with their questions"
+        "list", help="list the shipped scenarios, or the models or GPUs of the catalog"
     )
-    parser.set_defaults(run=run_scenarios)
-
-
-def run_scenarios(_options: argparse.Namespace) -> None:
-    """Print the shipped scenarios with their questions."""
-    from planner.core.readers import read_yaml
-    from planner.planning.scenario import SCENARIO_DIR, list_scenarios
-
-    for name in list_scenarios():
-        question = read_yaml(SCENARIO_DIR / f"{name}.yaml")["question"]
-        print(f"{name:20}{escape_to_one_line(question)}")
-
-
-def add_models(commands: "Subparsers") -> None:
-    """Declare `headroom models`."""
-    parser = commands.add_parser(
-        "models", help="list the models of the catalog, with size and context"
-    )
-    _add_pattern(parser)
-    parser.set_defaults(run=run_models)
-
-
-def add_gpus(commands: "Subparsers") -> None:
-    """Declare `headroom gpus`."""
-    parser = commands.add_parser(
-        "gpus", help="list the GPUs of the catalog, with memory, bandwidth and price"
-    )
-    _add_pattern(parser)
-    parser.set_defaults(run=run_gpus)
-
-
-def _add_pattern(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=CATALOGS, metavar="KIND", help=", ".join(CATALOGS))
     parser.add_argument(
         "pattern",
         nargs="?",
@@ -56,44 +32,85 @@ def _add_pattern(parser: argparse.ArgumentParser) -> None:
         help="part of a name; * matches anything",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.set_defaults(run=run_list)
 
 
-def run_models(options: argparse.Namespace) -> None:
-    """Print the models that match a pattern."""
-    from planner.ui.catalog_json import find_models, serialize_models
+def run_list(options: argparse.Namespace) -> None:
+    """Print what matches a pattern."""
+    find, headings = CATALOGS[options.kind]
+    fields, cells = zip(*find(options.pattern), strict=True)
+    print(
+        format_json({options.kind: list(fields)})
+        if options.json
+        else format_columns([headings, *cells])
+    )
 
-    if options.json:
-        print(format_json({"models": serialize_models(options.pattern)}))
-        return
-    rows = [("model", "parameters", "active", "context", "weights")]
-    for name, model in find_models(options.pattern).items():
+
+def find_scenarios(pattern: str) -> Iterator[Listed]:
+    """Yield the shipped scenarios that match, with their questions; see `_filter_names`."""
+    from planner.core.readers import read_yaml
+    from planner.planning.scenario import SCENARIO_DIR, list_scenarios
+
+    for name in _filter_names(pattern, list_scenarios(), "scenario"):
+        question = escape_to_one_line(read_yaml(SCENARIO_DIR / f"{name}.yaml")["question"])
+        yield {"name": name, "question": question}, (name, question)
+
+
+def find_models(pattern: str) -> Iterator[Listed]:
+    """Yield the models whose names match; see `_filter_names`."""
+    from planner.models.registry import list_model_names, list_models, load_model
+
+    names = list_model_names() if pattern else list_models()
+    for name in _filter_names(pattern, names, "model"):
+        model = load_model(name)
         architecture, method = model.architecture, model.quantization.method
-        rows.append(
+        fields = {
+            "name": name,
+            "parameters": architecture.params_total,
+            "active_parameters": architecture.params_active,
+            "context_tokens": architecture.max_position,
+            "dtype": model.dtype,
+            "quantization": method,
+        }
+        yield (
+            fields,
             (
                 name,
                 f"{architecture.params_total / 1e9:.2f} B",
                 f"{architecture.params_active / 1e9:.2f} B" if architecture.is_moe else "",
                 f"{architecture.max_position:,}",
                 model.dtype if method == "none" else method,
-            )
+            ),
         )
-    print(format_columns(rows))
 
 
-def run_gpus(options: argparse.Namespace) -> None:
-    """Print the GPUs that match a pattern."""
+def find_gpus(pattern: str) -> Iterator[Listed]:
+    """Yield the GPUs of which a name or an alias matches, with their prices; see `_filter_names`."""
+    from planner.hardware.gpus import get_gpu, list_gpus
     from planner.hardware.prices import look_up_gpu_price
-    from planner.ui.catalog_json import find_gpus, serialize_gpus
 
-    if options.json:
-        print(format_json({"gpus": serialize_gpus(options.pattern)}))
-        return
-    rows = [("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")]
-    for gpu in find_gpus(options.pattern):
+    known = {alias: gpu.name for gpu in list_gpus() for alias in (gpu.name, *gpu.aliases)}
+    for name in dict.fromkeys(known[name] for name in _filter_names(pattern, known, "GPU")):
+        gpu = get_gpu(name)
         price = look_up_gpu_price(gpu)
-        rows.append(
+        fields = {
+            "name": name,
+            "aliases": list(gpu.aliases),
+            "memory_gib": gpu.memory_bytes / GIB,
+            "memory_basis": gpu.memory_basis,
+            "bandwidth_gb_per_s": gpu.memory_bandwidth / GB,
+            "usd_per_hour": price
+            and {"median": price.median_usd, "min": price.min_usd, "max": price.max_usd},
+            "price_source": str(price) if price else None,
+            "engines": {
+                engine: [str(first), None if last is None else str(last)]
+                for engine, (first, last) in gpu.supported.items()
+            },
+        }
+        yield (
+            fields,
             (
-                gpu.name,
+                name,
                 f"{gpu.memory_bytes / GIB:.1f}",
                 f"{gpu.memory_bandwidth / GB:,.0f}",
                 f"{price.median_usd:.2f}" if price else "?",
@@ -101,6 +118,28 @@ def run_gpus(options: argparse.Namespace) -> None:
                     f"{engine} {first}{f'-{last}' if last else '+'}"
                     for engine, (first, last) in gpu.supported.items()
                 ),
-            )
+            ),
         )
-    print(format_columns(rows))
+
+
+CATALOGS = {
+    "scenarios": (find_scenarios, ("scenario", "question")),
+    "models": (find_models, ("model", "parameters", "active", "context", "weights")),
+    "gpus": (find_gpus, ("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")),
+}
+"""What finds each kind of thing that is listed, and the headings of its cells."""
+
+
+def _filter_names(pattern: str, names: Iterable[str], kind: str) -> list[str]:
+    """Return the names that contain `pattern`, in which `*` matches anything.
+
+    Raises `PlannerError` if there are none.
+    """
+    if len(pattern) > 200:
+        raise PlannerError(f"a part of a name has at most 200 letters, got {len(pattern):,}")
+    names = list(names)
+    matches = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
+    if not matches:
+        parts = {part for name in names for part in (name, *re.split("[/-]", name))}
+        raise make_unknown_name_error(pattern, parts, kind, min_similarity=0.6)
+    return matches

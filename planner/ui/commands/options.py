@@ -29,7 +29,8 @@ TIME_LIMIT_S = 600.0
 def add_scenario_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Add a scenario, or what `more` says, and the fields to set in it."""
     parser.add_argument(
-        "scenario", help=f"YAML file, or name of a shipped scenario (`headroom scenarios`){more}"
+        "scenario",
+        help=f"YAML file, or name of a shipped scenario (`headroom list scenarios`){more}",
     )
     add_set_option(parser)
 

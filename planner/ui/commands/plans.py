@@ -223,7 +223,7 @@ def add_report(commands: "Subparsers") -> None:
         "scenarios",
         nargs="+",
         metavar="SCENARIO",
-        help="YAML file, or name of a shipped scenario (`headroom scenarios`); 2 to 4 are compared",
+        help="YAML file, or name of a shipped scenario (`headroom list scenarios`); 2 to 4 are compared",
     )
     add_set_option(parser)
     parser.add_argument(
