@@ -18,7 +18,7 @@ from planner.planning.slo import LatencyMetric, LatencyStatistic
 from planner.tools.fleet.fleet_file import FleetEntry
 from planner.tools.sweep.runner import answer_point
 from planner.tools.sweep.sweep_spec import load_sweep_spec
-from planner.ui.cli import EXIT_FAILURE, main
+from planner.ui.cli import COMMANDS, EXIT_FAILURE, REPLACEMENTS, main
 from planner.ui.commands.options import TEMPLATE_DIR
 from planner.ui.plan_text import EXIT_CODES
 from planner.ui.scenario_form import FORMAT_CHOICES, KV_CACHE_CHOICES
@@ -304,10 +304,20 @@ def test_help_groups_the_commands_as_their_page_does(capsys):
         section = page.partition(f"## {title.capitalize()}\n")[2].partition("\n## ")[0]
         groups[title] = set(re.findall(r"(?m)^  ([a-z-]+)", part))
         assert groups[title] == set(re.findall(r"(?m)(?:^|; )headroom ([a-z-]+)", section))
-    with pytest.raises(SystemExit):
-        main(["nothing"])
+    assert main(["nothing"]) == 2
     known = re.findall(r"[a-z-]+", capsys.readouterr().err.partition("choose from")[2])
     assert sorted(name for names in groups.values() for name in names) == sorted(known)
+
+
+def test_a_command_that_went_is_one_line_with_what_takes_its_place(capsys):
+    for name in ("models", "mcp"):
+        assert main([name, "--json"]) == 2
+    models, agents = capsys.readouterr().err.splitlines()
+    assert models == "headroom: there is no command models: use `headroom list models`"
+    assert "--json" in agents
+    commands = {add.__name__[4:].replace("_", "-") for group in COMMANDS.values() for add in group}
+    for instead in REPLACEMENTS.values():
+        assert {*re.findall(r"headroom (\S+)", instead.replace("`", " "))} <= commands
 
 
 def test_the_help_of_plan_names_targets_formats_and_exit_codes(capsys):

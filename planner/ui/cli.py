@@ -44,6 +44,16 @@ COMMANDS = {
 }
 """What declares each command, by its group and in the order of `headroom --help`."""
 
+REPLACEMENTS = {
+    "gpus": "`headroom list gpus`",
+    "mcp": "the `--json` of any command",
+    "models": "`headroom list models`",
+    "review": "`headroom lint` of both files",
+    "scenarios": "`headroom list scenarios`",
+    "sweep": "`headroom predict SWEEP.yaml --out TABLE`",
+    "upgrade": "`headroom lint plan.json --to VERSION`, or `headroom plan plan.json`",
+}
+"""What to use instead of commands of earlier versions."""
 
 EXIT_FAILURE = 70
 """Exit code for a failure of the planner or the machine, `EX_SOFTWARE` of sysexits.h."""
@@ -80,6 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         _discard_stdout()
         return 0
+    except argparse.ArgumentError as error:  # commands that exist have parsers of their own
+        name = (sys.argv[1:] if arguments is None else arguments)[0]
+        instead = REPLACEMENTS.get(name)
+        print_message(f"there is no command {name}: use {instead}" if instead else str(error))
+        return 2
     except PlannerError as error:
         for problem in error.problems:
             print_message(problem)
@@ -123,6 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Capacity planning for LLM serving.",
         epilog=f"Start with `{name} init`, edit the file, then `{name} plan scenario.yaml`."
         f" `{name} COMMAND --help` lists the options of a command.",
+        exit_on_error=False,
     )
     parser.add_argument("--version", action="version", version=f"{name} {__version__}")
     parser.set_defaults(run=lambda _: parser.print_help(), takes_rest=lambda _: False, extra="")
