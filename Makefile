@@ -23,21 +23,21 @@ lab: .venv/ready
 test: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-# Whatever `make test` takes a sample of, in full: before an issue is resolved.
+# Whatever `make test` takes a sample of, in full, and what only maintainers run: before an issue is resolved.
 test-all: .venv/ready-dev
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m ''
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m '' tests
 
 # Which small faults, planted one at a time, the quick tests that reach their places notice: about an hour.
 mutants: .venv/ready-dev
-	$(BIN)/python tests/mutants.py $(MUTANTS)
+	$(BIN)/python tests/maintenance/mutants.py $(MUTANTS)
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready
-	PYTHONPATH=tests $(BIN)/python -m fits.catalog_writer
+	PYTHONPATH=tests/maintenance $(BIN)/python -m fits.catalog_writer
 
 # The pinned cohort of measured runs, predicted anew: after a fit, or a change that is meant to move it.
 cohort: .venv/ready
-	PYTHONPATH=tests $(BIN)/python -m fits.cohort
+	PYTHONPATH=tests/maintenance $(BIN)/python -m fits.cohort
 
 # How right the predictions are, by group and with every point, as a page of its own.
 accuracy: .venv/ready
@@ -46,7 +46,7 @@ accuracy: .venv/ready
 
 # What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
 pools: .venv/ready
-	PYTHONPATH=tests $(BIN)/python -m fits.pool_cost_fit
+	PYTHONPATH=tests/maintenance $(BIN)/python -m fits.pool_cost_fit
 
 # After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
 lessons: .venv/ready-dev

@@ -12,9 +12,11 @@ from _pytest.mark.structures import ParameterSet
 from altair import TopLevelMixin
 
 from planner.answers import FILE_PARTS, MEMO_PARTS, Answer, build_answer
+from planner.core.units import GIB
 from planner.latency.performance import Performance
 from planner.planning.scenario import Scenario, apply_overrides, load_scenario, parse_scenario
 from planner.planning.search import Plan
+from planner.planning.table_rows import ENGINE_ARG_COLUMNS
 from planner.planning.what_if import WhatIf
 from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
 from planner.tools import answer_store
@@ -88,6 +90,50 @@ def sampled(values: Iterable[Any], sample: Collection[Any]) -> list[ParameterSet
         )
         for value in values
     ]
+
+
+def row_of(plan: Plan) -> dict[str, str]:
+    """The chosen deployment of `plan` as a row for `predict_row`, but for its prices, which are the catalog's there."""
+    assert plan.chosen is not None
+    deployment, workload, scenario = (
+        plan.chosen.deployment,
+        plan.chosen.prediction.workload,
+        plan.scenario,
+    )
+    assert workload is not None
+    wanted = next(candidate for candidate in scenario.gpus if candidate.gpu == deployment.gpu)
+    layout, args, trace = deployment.layout, deployment.args, scenario.workload.trace
+    row: dict[str, object] = {
+        "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name,
+        "engine": deployment.engine.name,
+        "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
+        "gpus_per_node": wanted.gpus_per_node,
+        "quantization": scenario.quantizations[plan.chosen.preference_key[0]],
+        **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
+        **{name: getattr(args, name) for name in ENGINE_ARG_COLUMNS},
+        "other_tenants_gib": deployment.other_tenants_bytes / GIB,
+        "request_rate": workload.rate, "concurrency": workload.concurrency,
+        "burstiness": workload.burstiness,
+        "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
+        "adapters": workload.adapters, "adapter_zipf": workload.adapter_zipf,
+        "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
+    }  # fmt: skip
+    for name, lengths in (
+        ("isl", workload.prompt),
+        ("osl", workload.output),
+    ):  # a trace's lengths were not asked for
+        row |= {
+            name if what == "mean" else f"{name}_{what}": value
+            for what, value in lengths.given_figures.items()
+        }
+    given = scenario.speculation
+    if given and deployment.speculation:
+        row |= {
+            "speculative_method": given.method,
+            "num_speculative_tokens": deployment.num_draft_tokens,
+        }
+        row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
+    return {name: str(value) for name, value in row.items() if value is not None}
 
 
 def drawn_rows(chart: TopLevelMixin, key: str) -> dict[Any, dict[str, Any]]:

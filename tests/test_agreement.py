@@ -13,10 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import attack_plans as attacks
 import numpy as np
 import pytest
-from shipped import answer_of, drawn_rows, plan_of, plan_once, sampled, small_scenario
+from shipped import answer_of, drawn_rows, plan_of, plan_once, row_of, sampled, small_scenario
 
 from planner.analysis import layout_tables as layout_study
 from planner.analysis import tail_latency
@@ -393,7 +392,7 @@ def test_a_row_of_the_plan_predicts_the_plan(
 ) -> None:
     if isinstance(plan.scenario.workload.trace, SessionTrace):
         pytest.skip("rows have no sessions")
-    found = predict_row(attacks.row_of(plan))
+    found = predict_row(row_of(plan))
     assert found["status"] == "ok", found.get("error")
     for metric, point, value in cells(performance):
         name = f"{metric}_ms_{point}"
@@ -418,13 +417,6 @@ def test_a_row_of_the_plan_predicts_the_plan(
     assert found["usd_per_hour"] == chosen.usd_per_hour
     if per_token := chosen.prediction.usd_per_mtok_output:
         assert found["usd_per_mtok_output"] == pytest.approx(per_token.mid)
-
-
-def test_an_adversary_finds_no_second_value(plan: Plan) -> None:
-    assert (
-        attacks.check_agreement(plan.scenario, plan) + attacks.check_figures(plan.scenario, plan)
-        == []
-    )
 
 
 def test_every_candidate_shown_first_is_the_chosen_one(plan: Plan, chosen: Candidate) -> None:

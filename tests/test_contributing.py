@@ -141,7 +141,9 @@ def test_every_file_and_test_that_is_named_exists() -> None:
     files -= {word for word in files if re.search(r"VERSION|PATH|^(acme|mine|v1)\b", word)}
     assert len(files) > 20
     assert [name for name in files if not (ROOT / name).exists()] == []
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")
+    )
     named = {word for word in words if re.fullmatch(r"test_\w+", word)}
     assert len(named) > 5
     assert [name for name in named if f"def {name}(" not in tests] == []

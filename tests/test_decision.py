@@ -4,10 +4,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import attack_decision as attacks
 import numpy as np
 import pytest
-from shipped import plan_of, sampled, small_plan
+from shipped import plan_of, small_plan
 
 from planner.answers.build import build_answer
 from planner.core.units import GIB
@@ -135,20 +134,6 @@ def test_a_slower_step_takes_a_larger_share_of_every_limit() -> None:
     margins = [store.get_margin(plan.chosen.deployment, z) for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
     assert margins == sorted(margins)
     assert build_step_model(plan.chosen.deployment).sigma_tpot > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", sampled((1, 5, 7, 48, 54, 68, 99), (48, 68)))
-def test_a_random_question_finds_no_guarantee_broken(seed: int) -> None:
-    """Seven of the hundred of `tests/attack_decision.py`."""
-    assert attacks.attack(seed, ("verdict", "neighbours", "alone", "harder"))[2] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", sampled((2, 3, 4, 6, 7, 10, 11), [4]))
-def test_nothing_that_is_pinned_is_cheaper(seed: int) -> None:
-    """A layout, a format and an argument fixed by hand, and half or twice the requests and tokens of a step."""
-    assert attacks.attack(seed, ("pinned", "halves"))[2] == []
 
 
 def test_a_pace_is_not_kept_by_letting_most_users_wait() -> None:

@@ -2,14 +2,6 @@
 
 import numpy as np
 import pytest
-from fits.pool_cost_fit import (
-    DECODE_PRIOR_SIGMAS,
-    POOL_NOISE_TPOT,
-    MeasuredPoolRun,
-    build_pool_costs,
-    fit_pool_costs,
-    load_pool_runs,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +10,6 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import resolve_dynamo_version
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.performance import Performance
-from planner.latency.worker_pool_costs import get_pool_costs
 from planner.parallelism.communication import estimate_collectives
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction
@@ -227,62 +218,6 @@ def test_the_exchange_of_experts_takes_what_deepep_measured() -> None:
         if "dispatch" in c.name
     )
     assert 0.5 < exchange.seconds[0] / exchange.count / 191e-6 < 2
-
-
-@pytest.fixture(scope="module")
-def measured() -> list[MeasuredPoolRun]:
-    """InferenceX's runs of pools without speculation, 2025-12 to 2026-04."""
-    return load_pool_runs()
-
-
-@pytest.mark.parametrize(
-    ("engine", "ttft", "tpot"), [("sglang", 0.25, 0.09), ("trtllm", 0.22, 0.09)]
-)
-def test_measured_pools_are_predicted(
-    measured: list[MeasuredPoolRun], engine: str, ttft: float, tpot: float
-) -> None:
-    """Median errors on the runs with at most 600 requests in flight; up to 2.5 s of replay."""
-    runs = [
-        run
-        for run in measured
-        if run.decode.engine.name == engine and (run.workload.concurrency or 0) <= 600
-    ]
-    costs = get_pool_costs(runs[0].decode.engine)
-    off = np.abs([np.array(run.simulate(costs)) / (run.ttft, run.tpot) - 1 for run in runs])
-    assert len(runs) > 60
-    assert np.median(off[:, 0]) < ttft and np.median(off[:, 1]) < tpot
-
-
-@pytest.mark.parametrize(("gpu", "most"), [("B200", 0.12), ("GB300", 0.18), ("H200-SXM", 0.15)])
-def test_decoding_in_pools_carries_over_to_a_gpu_that_was_left_out(
-    measured: list[MeasuredPoolRun], gpu: str, most: float
-) -> None:
-    """TensorRT-LLM's decode workers: fitted without the GPU, Little's law gives its TPOT so well at the median."""
-    runs = [run for run in measured if run.decode.engine.name == "trtllm"]
-    kept = [run for run in runs if run.decode.gpu.name != gpu]
-    base = get_pool_costs(runs[0].decode.engine)
-    found = fit_pool_costs(
-        lambda x: np.log([run.predict_tpot(build_pool_costs(base, x)) / run.tpot for run in kept]),
-        DECODE_PRIOR_SIGMAS,
-        POOL_NOISE_TPOT,
-        4,
-    )
-    costs = build_pool_costs(base, found.x)
-    off = [
-        abs(run.predict_tpot(costs) / run.tpot - 1) for run in runs if run.decode.gpu.name == gpu
-    ]
-    assert len(off) >= 11 and np.median(off) < most
-
-
-def test_most_measurements_lie_in_the_intervals(measured: list[MeasuredPoolRun]) -> None:
-    """80% intervals, on runs of the fit."""
-    inside = []
-    for run in (run for run in measured if (run.workload.concurrency or 0) <= 600):
-        found = evaluate_disaggregated(run.prefill, run.decode, run.workload).performance
-        assert found is not None
-        pairs = (found.ttft["mean"], run.ttft), (found.tpot["mean"], run.tpot)
-        inside.append([interval.lo < seen < interval.hi for interval, seen in pairs])
-    assert (np.mean(inside, axis=0) > 0.7).all() and (np.mean(inside, axis=0) < 0.92).all()
 
 
 RUNS = {  # InferenceX (SemiAnalysis, Apache-2.0), DeepSeek-R1, ms

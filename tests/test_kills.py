@@ -1,18 +1,7 @@
-"""Commands that are killed, ended or interrupted leave whole files, and their next run is as if nothing had been."""
+"""A replay that is interrupted is as if it had not been."""
 
 import subprocess
 import sys
-
-import pytest
-from attack_kills import QUICK, attacked
-from shipped import sampled
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", sampled(QUICK, ["replay"]))
-def test_commands_stopped_at_random_moments(command: str) -> None:
-    assert attacked(command, 3)[1] == []
-
 
 INTERRUPTED = """
 import random, signal

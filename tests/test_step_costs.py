@@ -1,21 +1,11 @@
 """What a step costs, part by part: graphs, fused experts, the host; and how calibrations are put together."""
 
-import csv
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from fits.pooled_fit import (
-    EFFECT_LEVELS,
-    FIT_METRICS,
-    MEASURED_RUNS_FILE,
-    MeasuredRun,
-    PooledRuns,
-    fit_pooled,
-    load_measured_runs,
-)
 
+from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import deploy_on
@@ -36,9 +26,6 @@ from planner.latency.step_model import (
     locate_operating_point,
 )
 from planner.latency.step_work import ExpertWork, count_step_work
-from planner.planning.prediction import evaluate
-from planner.workload.length_distribution import LengthDistribution
-from planner.workload.workload import Workload
 
 ALONE = replace(
     StepCoefficients(**load_calibration_catalog("vllm").common.coefficients),
@@ -220,18 +207,6 @@ def test_pipeline_stages_and_new_kinds_of_attention_are_wide() -> None:
     assert widths[1] > 1.15 * widths[0]
 
 
-@pytest.mark.exhaustive
-def test_next_to_a_measured_run_the_mean_is_that_run() -> None:
-    """Every fortieth measured run comes out about as it was measured, in closed form."""
-    off = []
-    for run in load_measured_runs()[::40]:
-        if run.deployment.engine.name == "vllm" and np.isfinite(run.measured[1]):
-            found = evaluate(run.deployment, run.workload).performance
-            assert found
-            off.append(abs(math.log(found.tpot["mean"].mid) - run.measured[1]))
-    assert np.median(off) < 0.04
-
-
 def test_gpus_of_a_generation_inform_each_other() -> None:
     """What an H100 lacks comes from Hopper: no coefficient of two Hopper GPUs is far from the other's."""
     newest = get_engine("vllm")
@@ -245,7 +220,7 @@ def test_gpus_of_a_generation_inform_each_other() -> None:
 
 def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypatch) -> None:
     (tmp_path / "calibration").mkdir()
-    text = (MEASURED_RUNS_FILE.parents[1] / "calibration" / "vllm.yaml").read_text(encoding="utf-8")
+    text = (CATALOG_DIR / "calibration" / "vllm.yaml").read_text(encoding="utf-8")
     (tmp_path / "calibration" / "vllm.yaml").write_text(
         f"{text}\nvolta:\n  generation: volta\n  times: {{memry: 1.1}}\n"
     )
@@ -257,61 +232,6 @@ def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypa
         load_calibration_catalog("vllm")
     monkeypatch.undo()
     load_calibration_catalog.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def measured_runs() -> list[MeasuredRun]:
-    """All of them: it takes seconds to read thousands."""
-    return load_measured_runs()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind(measured_runs: list[MeasuredRun]) -> None:
-    """Runs of L4 as the catalog predicts them, of L20 20% slower: the pool tells them apart."""
-    runs = [
-        run
-        for name in ("L4", "L20")
-        for run in measured_runs
-        if run.deployment.gpu.name == name and run.workload.rate is None
-    ]
-    runs = runs[:20] + runs[-20:]
-    pool = PooledRuns(runs)
-    even = pool.predict_logs(pool.compute_log_coefficients(np.zeros(len(pool.effects))))
-    slower = np.where([run.deployment.gpu.name == "L20" for run in runs], 0.2, 0.0)[:, None]
-    made = [
-        replace(run, measured=np.where(np.isfinite(run.measured), value + shift, np.nan))
-        for run, value, shift in zip(runs, even, slower, strict=True)
-    ]
-    found = fit_pooled(made, replays=0)
-    logs = found.pool.compute_log_coefficients(found.effect_logs)
-    paces = {run.deployment.gpu.name: row for run, row in zip(runs, logs, strict=True)}
-    is_tpot = np.nonzero(found.pool.is_measured)[1] == 1
-    assert np.median(np.abs(found.fit.errors[is_tpot])) < 0.03
-    assert not np.allclose(paces["L4"], paces["L20"])
-
-
-def test_every_measured_run_says_what_was_sent() -> None:
-    """Offline throughput of thousands of requests, read as that of one at a time, is a hundred times off."""
-    with MEASURED_RUNS_FILE.open(encoding="utf-8", newline="") as file:
-        silent = [
-            row["source"]
-            for row in csv.DictReader(file)
-            if not (row["concurrency"] or row["request_rate"])
-        ]
-    assert not silent
-
-
-@pytest.mark.slow
-def test_no_measured_step_is_shorter_than_reading_its_weights(
-    measured_runs: list[MeasuredRun],
-) -> None:
-    """What is, ran on another GPU: 7B in 16 bit on an L4, 15 GB at 300 GB/s, did not take 9.5 ms a token."""
-    for run in measured_runs:
-        counted = count_step_work(run.deployment)
-        size = counted.head.bytes + sum(linears.bytes for linears in counted.matmuls)
-        tpot = np.exp(run.measured[FIT_METRICS.index("tpot")])
-        assert not tpot < size / run.deployment.gpu.memory_bandwidth, run.curve
 
 
 @pytest.mark.parametrize(
@@ -336,32 +256,6 @@ def test_small_kernels_take_as_long_as_the_clock_lets_them() -> None:
     ]
     slow, fast = (build_target_step_model(each, ALONE).parts["kernel latency"][1] for each in found)
     assert slow / fast == pytest.approx(5.4 / 3.7, rel=0.06)
-
-
-@pytest.mark.parametrize(
-    ("load", "least", "most", "served"),
-    [({"rate": 20.0}, 1.3, 3.0, 0.0), ({"concurrency": 8}, 0.97, 1.03, -1.0)],
-)
-def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(
-    load, least, most, served
-) -> None:
-    """There, TPOT grows by more than the step, and throughput stays; of a closed loop both change as the step does."""
-    deployment = deploy_on("meta-llama/Llama-3.1-8B", "L40S", max_model_len=4096)
-    workload = Workload(
-        LengthDistribution.from_constant(300), LengthDistribution.from_constant(100), **load
-    )
-    pool = PooledRuns([MeasuredRun(deployment, workload, np.zeros(4), "")])
-    logs = pool.compute_log_coefficients(np.zeros(len(pool.effects)))
-    slopes = pool.compute_jacobian(logs)[0, :, pool.names.index("pace")]
-    assert least < slopes[1] <= most
-    assert slopes[2] == pytest.approx(served, abs=0.05)
-
-
-def test_parts_of_a_coefficient_are_pulled_to_nothing() -> None:
-    assert set(EFFECT_LEVELS) >= {"engine", "generation", "gpu", "release", "model", "pair"}
-    for parts in EFFECT_LEVELS.values():
-        spreads = [parts.get("device", 0), parts.get("host", 0), *parts.get("own", {}).values()]
-        assert all(0 <= spread <= 1 for spread in spreads)
 
 
 def test_a_models_own_pace_is_part_of_its_calibration() -> None:

@@ -1,6 +1,6 @@
 """Attacks on what comes in: hostile files, rows and flags, given to the doors that users have.
 
-`python tests/attack_inputs.py --count 100000 --jobs 2` makes so many inputs, always the same of a
+`python tests/maintenance/attack_inputs.py --count 100000 --jobs 2` makes so many inputs, always the same of a
 `--seed`, and prints one line per violation: an exception that is no `PlannerError`, a refusal that
 is no single sentence, a planted secret that is shown, a figure of an answer that is NaN, negative or
 infinite, over 10 s or 1 GB.
@@ -34,7 +34,6 @@ from unittest import mock
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which the suite replaces
 
 from metrics_pages import Server
@@ -389,7 +388,7 @@ def command(rng: random.Random, folder: Path) -> Any:
 
 
 GUIDES = yaml.safe_load(
-    (Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "data" / "commands.yaml").read_text(encoding="utf-8")
 )
 TRTLLM = {"kv_cache_config": {"free_gpu_memory_fraction": 0.9, "dtype": "fp8", "enable_block_reuse": True},
           "cuda_graph_config": {"max_batch_size": 64, "enable_padding": True}, "max_batch_size": 64,

@@ -1,4 +1,4 @@
-"""The attacks of `attack_plans.py` on a few random scenarios (`test_agreement`: on the shipped); what is planted."""
+"""The attacks of `attack_plans.py` on a few random scenarios (`test_attacks`: on the shipped); what is planted."""
 
 from dataclasses import replace
 from pathlib import Path

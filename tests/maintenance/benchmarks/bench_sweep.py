@@ -1,4 +1,4 @@
-"""How much two Dask workers do in the time of one: `python tests/benchmarks/bench_sweep.py [POINTS]`.
+"""How much two Dask workers do in the time of one: `python tests/maintenance/benchmarks/bench_sweep.py [POINTS]`.
 
 Wall time counts on a machine that has two cores to spare. CPU time of all processes says what the
 second worker costs: with twice the cores the sweep cannot be faster than 2 x (CPU of one worker) /

@@ -2,7 +2,7 @@
 
 The residual process forgets a run's curve, and the run is predicted as any deployment is, from step
 costs to simulation. The step costs' coefficients, which thousands of runs share, were fitted with
-it. `make cohort` writes the predictions anew, and `tests/test_gate.py` compares.
+it. `make cohort` writes the predictions anew, and `tests/maintenance/test_gate.py` compares.
 """
 
 import csv

@@ -1,7 +1,7 @@
-"""How fast the closed form is: `pytest tests/benchmarks/bench_steady.py`; over 20,000 deployments a second are asked.
+"""How fast the closed form is; over 20,000 deployments a second are asked.
 
-Memory plans and step costs are worked out beforehand; the last two tests say what a deployment
-costs with them.
+`pytest tests/maintenance/benchmarks/bench_steady.py`. Memory plans and step costs are worked out
+beforehand; the last two tests say what a deployment costs with them.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""How fast a plan is: `pytest tests/benchmarks/bench_plan.py`. What people feel: import, plan, redraw, search."""
+"""How fast a plan is. What people feel: import, plan, redraw, search.
+
+`pytest tests/maintenance/benchmarks/bench_plan.py`
+"""
 
 import subprocess
 import sys

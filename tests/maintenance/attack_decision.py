@@ -1,6 +1,7 @@
-"""The guarantees of the decision on random scenarios: `python tests/attack_decision.py 0 100` prints what breaks one.
+"""The guarantees of the decision on random scenarios.
 
-Names of checks after the seeds run those alone: `python tests/attack_decision.py 0 60 pinned halves`.
+`python tests/maintenance/attack_decision.py 0 100` prints what breaks one. Names of checks
+after the seeds run those alone: `python tests/maintenance/attack_decision.py 0 60 pinned halves`.
 
 Scenarios are drawn over everything that people ask, with no regard to what is likely to hold.
 """

@@ -1,4 +1,7 @@
-"""How fast the cockpit is in a browser: `pytest tests/benchmarks/bench_cockpit.py`; medians of a real JupyterLab."""
+"""How fast the cockpit is in a browser: medians of a real JupyterLab.
+
+`pytest tests/maintenance/benchmarks/bench_cockpit.py`
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the replay is: `pytest tests/benchmarks/bench_replay.py`; compiled beforehand, one core.
+"""How fast the replay is: `pytest tests/maintenance/benchmarks/bench_replay.py`; compiled beforehand, one core.
 
 AZURE_TRACE names the Azure conversation trace of 2023 (AzureLLMInferenceTrace_conv.csv); without
 it, as many requests of the same mean lengths. TEN_MILLION=1 also runs ten million requests (about a

@@ -1,6 +1,6 @@
 """Plant small faults in the package, one at a time, and count those that tests notice.
 
-`make mutants` runs it: `python tests/mutants.py --seed 1 --count 60`. Places are drawn by the seed,
+`make mutants` runs it: `python tests/maintenance/mutants.py --seed 1 --count 60`. Places are drawn by the seed,
 as many of each area; a fault is an operator, a comparison, a constant or a branch that is another.
 The quick tests are collected once, without the longest files. A fork of that process then runs
 them all, and notes which reach which place; another one for each fault runs those that reach its
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import pytest
 from _pytest.runner import runtestprotocol
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 AREAS = {
     "memory": "memory", "parallelism": "parallelism", "latency": "latency", "queueing": "queueing",
     "probability": "planning/tolerance.py", "planning": "planning", "lint": "tools/lint",

@@ -1,6 +1,6 @@
 """Attacks on what is written: commands that are killed, ended or interrupted at random moments.
 
-`python tests/attack_kills.py --count 50` does so many to every command (`--only fleet report` for
+`python tests/maintenance/attack_kills.py --count 50` does so many to every command (`--only fleet report` for
 the slow ones) and prints one line per violation: a half file or files of two answers under final
 names, a changed input, a next run that fails or answers otherwise, an answer that `predict
 --resume` loses or finds again, a command or a child that goes on.
@@ -29,7 +29,6 @@ import psutil
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which the suite replaces
 
 from attack_inputs import CASE, MEASURED, QUESTION
@@ -38,7 +37,7 @@ from planner.tools.answer_store import open_default_store
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
 from planner.ui.cli import main as planner
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROW = "{},meta-llama/Llama-3.1-8B-Instruct,H100,{},64,{}\n"
 ROWS = [
     "id,model,gpu,isl,osl,concurrency\n" + "".join(ROW.format(n, 500 + n, 16) for n in range(many))

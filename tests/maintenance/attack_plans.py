@@ -1,6 +1,6 @@
 """Attacks on the recommendation: two figures for one quantity, impossible figures, a cheaper plan that holds.
 
-`python tests/attack_plans.py --count 60 --seed 0` plans so many random scenarios and prints one
+`python tests/maintenance/attack_plans.py --count 60 --seed 0` plans so many random scenarios and prints one
 line per violation; with `--checks brute` small ones, of which everything that costs less is
 replayed. Every `check_*` takes a scenario and its plan and returns sentences; none of them trusts
 the search that it judges.
@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -29,10 +30,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which the suite replaces
 
 from scenario_generator import generate, small
-from shipped import answer_of
+from shipped import answer_of, row_of
 
 from planner.analysis.tail_latency import build_latency_table
 from planner.core.errors import PlannerError
@@ -55,7 +57,6 @@ from planner.planning.engine_tuning import BATCHED_TOKENS_VALUES
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, parse_scenario
 from planner.planning.search import GAMBLE_PROBABILITY, Plan, search_deployments
-from planner.planning.table_rows import ENGINE_ARG_COLUMNS
 from planner.planning.tolerance import simulate_candidate, state_deployment
 from planner.planning.what_if import limit_to_budget
 from planner.simulator.results import SimulationResult
@@ -248,50 +249,6 @@ def _unlike(where: str, one: Mapping[str, float], other: Mapping[Any, Any]) -> l
     ]  # fmt: skip
     more = f" and {len(differing) - 4} others" if len(differing) > 4 else ""
     return [f"{where} says {', '.join(differing[:4])}{more}"] if differing else []
-
-
-def row_of(plan: Plan) -> dict[str, str]:
-    """The chosen deployment of `plan` as a row for `predict_row`, but for its prices, which are the catalog's there."""
-    assert plan.chosen is not None
-    deployment, workload, scenario = (
-        plan.chosen.deployment,
-        plan.chosen.prediction.workload,
-        plan.scenario,
-    )
-    assert workload is not None
-    wanted = next(candidate for candidate in scenario.gpus if candidate.gpu == deployment.gpu)
-    layout, args, trace = deployment.layout, deployment.args, scenario.workload.trace
-    row: dict[str, object] = {
-        "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name,
-        "engine": deployment.engine.name,
-        "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
-        "gpus_per_node": wanted.gpus_per_node,
-        "quantization": scenario.quantizations[plan.chosen.preference_key[0]],
-        **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
-        **{name: getattr(args, name) for name in ENGINE_ARG_COLUMNS},
-        "other_tenants_gib": deployment.other_tenants_bytes / GIB,
-        "request_rate": workload.rate, "concurrency": workload.concurrency,
-        "burstiness": workload.burstiness,
-        "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
-        "adapters": workload.adapters, "adapter_zipf": workload.adapter_zipf,
-        "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
-    }  # fmt: skip
-    for name, lengths in (
-        ("isl", workload.prompt),
-        ("osl", workload.output),
-    ):  # a trace's lengths were not asked for
-        row |= {
-            name if what == "mean" else f"{name}_{what}": value
-            for what, value in lengths.given_figures.items()
-        }
-    given = scenario.speculation
-    if given and deployment.speculation:
-        row |= {
-            "speculative_method": given.method,
-            "num_speculative_tokens": deployment.num_draft_tokens,
-        }
-        row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
-    return {name: str(value) for name, value in row.items() if value is not None}
 
 
 def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
