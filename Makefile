@@ -24,7 +24,7 @@ test: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Whatever `make test` takes a sample of, in full, and what only maintainers run: before an issue is resolved.
-test-all: .venv/ready-dev
+test-all: .venv/ready-dev accuracy
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m '' tests
 
 # Which small faults, planted one at a time, the quick tests that reach their places notice: about an hour.
@@ -42,7 +42,7 @@ cohort: .venv/ready
 # How right the predictions are, by group and with every point, as a page of its own.
 accuracy: .venv/ready
 	$(BIN)/jupyter nbconvert --log-level WARN --to html --execute --no-input \
-	    --output-dir reports --output accuracy notebooks/7-validation.ipynb
+	    --output-dir reports --output accuracy tests/maintenance/accuracy.ipynb
 
 # What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
 pools: .venv/ready

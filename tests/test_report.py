@@ -200,7 +200,7 @@ WALKS = (("edge-8b-24gb", "Rent 1"), ("chat-70b", "Rent 4"))
 def test_a_walk_through_all_chapters(name, rent, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one kernel: other tests have the other cores
     monkeypatch.setenv("HOME", os.devnull)  # as in a container: nobody can write to it
-    assert len(list_chapter_notebooks()) == 8
+    assert len(list_chapter_notebooks()) == 7
     pdf = write_report(name, tmp_path)
     pages = PdfReader(pdf).pages
     assert len(pages) >= 9
@@ -215,7 +215,6 @@ def test_a_walk_through_all_chapters(name, rent, tmp_path, monkeypatch):
         "Batching and latency",
         "Speculative decoding",
         "Deploy",
-        "Appendix: how right are these numbers?",
     ):
         assert title in text
     assert "Traceback" not in text and "object at 0x" not in text

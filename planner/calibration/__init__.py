@@ -1,1 +1,1 @@
-"""From measurements to coefficients, and validation against measurements."""
+"""From measurements to coefficients."""

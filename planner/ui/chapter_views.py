@@ -28,7 +28,6 @@ from planner.analysis.speculation_tables import (
     list_step_parts,
 )
 from planner.analysis.study import Study
-from planner.calibration.serving_validation import load_serving_curves
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import list_gpus
@@ -42,7 +41,6 @@ from planner.ui.charts.latency import plot_pace_throughput, plot_token_gaps
 from planner.ui.charts.simulation import plot_timelines
 from planner.ui.charts.speculation import plot_step_parts
 from planner.ui.charts.summary import plot_framework_path
-from planner.ui.charts.validation import plot_serving_curve
 from planner.ui.notebook_widgets import (
     HtmlOutput,
     InteractiveView,
@@ -56,8 +54,6 @@ from planner.ui.notebook_widgets import (
 )
 
 Outputs = tuple[HtmlOutput, ...]
-SERVING_LATENCIES = {"TPOT (ms)": "Mean TPOT", "TTFT (ms)": "Mean TTFT"}
-"""The latencies of measured curves, and their titles."""
 
 
 def try_frameworks(study: Study) -> InteractiveView:
@@ -336,14 +332,3 @@ def try_drafts(study: Study, drafted: Deployment) -> InteractiveView:
         acceptance=build_slider(0.1, 0.98, config.acceptance_rate, 0.02, "acceptance rate"),
         sequences=build_slider(1, 256, study.decode_batch, label="sequences at once"),
     )
-
-
-def try_serving_curves(points: pd.DataFrame, curve: str) -> InteractiveView:
-    """Let the reader choose a measured curve; `points` are all of them, predicted."""
-
-    def _draw(curve: str) -> HtmlOutput:
-        own = points[points["curve"] == curve]
-        drawn = plot_serving_curve(own, SERVING_LATENCIES)
-        return show_figure(drawn, "Band: predicted, 80%; dots: measured.")
-
-    return InteractiveView(_draw, curve=build_choice(list(load_serving_curves()), curve))

@@ -12,7 +12,6 @@ from planner.core.files import find_private_folder
 NOTEBOOK_DIR = locate_shipped_folder("notebooks")
 CHAPTER_NAMES = (
     "0-summary", "1-framework", "2-vram", "3-layout", "4-batching", "5-speculation", "6-deploy",
-    "7-validation",
 )  # fmt: skip
 """Chapters in reading order. They are named, so that no other notebook in the folder passes for one."""
 JUPYTER_FOLDERS = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")

@@ -40,13 +40,6 @@ _BY_MODULE: Mapping[str, str] = {
     ),
     "answers.build": "build_answer",
     "answers.growth_wording": "describe_day describe_headroom explain_replica_loss",
-    "calibration.memory_validation": "compute_memory_residuals summarize_memory_accuracy",
-    "calibration.request_validation": "compare_timed_run load_timed_runs summarize_timed_accuracy",
-    "calibration.serving_validation": (
-        "compute_cohort_accuracy describe_calibration_basis find_nearest_curve "
-        "find_tightest_curve load_cohort load_holdout_errors load_peer_errors "
-        "simulate_serving_points"
-    ),
     "core.text": "escape_markdown nest_markdown",
     "core.units": "GIB",
     "deploy.alerts": "list_alert_rules",
@@ -58,11 +51,9 @@ _BY_MODULE: Mapping[str, str] = {
     "planning.framework_choice": "choose_framework load_frameworks",
     "planning.scenario": "list_scenarios",
     "planning.simulation_runs": "run_simulation",
-    "tools.diagnostics.log_comparison": "EXAMPLE_LOG explain_log_file",
     "ui.chapter_views": (
-        "SERVING_LATENCIES try_batch try_bursts try_concurrency try_drafts try_frameworks "
-        "try_layouts try_log try_long_prompt try_memory try_pressure try_serving_curves "
-        "try_tenants"
+        "try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
+        "try_long_prompt try_memory try_pressure try_tenants"
     ),
     "ui.charts.autoscaling": "plot_day",
     "ui.charts.base": "plot_lines plot_memory_budget",
@@ -75,11 +66,10 @@ _BY_MODULE: Mapping[str, str] = {
     "ui.charts.layout": (
         "plot_candidate_memory plot_communication plot_legal_layouts plot_pareto_front"
     ),
-    "ui.charts.memory": "plot_memory_residuals plot_memory_sweep plot_sequence_counts",
+    "ui.charts.memory": "plot_memory_sweep plot_sequence_counts",
     "ui.charts.simulation": "plot_load_ramp plot_tails",
     "ui.charts.speculation": "plot_speedup_map plot_step_parts",
     "ui.charts.summary": "plot_framework_path plot_prices plot_slos",
-    "ui.charts.validation": "plot_gauges plot_predicted_over_measured plot_serving_curve",
     "ui.decision_memo": "build_memo",
     "ui.notebook_session": (
         "add_changes allow_pools open_answer open_plan open_plans open_study search_cached"

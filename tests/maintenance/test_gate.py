@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 from fits.cohort import predict_cohort
 from fits.pooled_fit import MEASURED_RUNS_FILE, MEASUREMENT_NOISE, load_rows
-
-from planner.calibration.serving_validation import (
+from validation.serving_points import (
     COHORT_FILE,
     COHORT_GROUPS,
     compute_cohort_accuracy,
@@ -93,7 +92,7 @@ def test_the_cohort_is_what_was_measured(pinned) -> None:
 
 
 def test_errors_of_the_cohort_by_group(pinned) -> None:
-    """What 7-validation shows: all points, by every group, with errors below those that peers publish."""
+    """What `make accuracy` shows: all points, by every group, with errors below those that peers publish."""
     table = compute_cohort_accuracy(load_cohort()).set_index(["by", "group"])
     assert (table["points"].groupby("by").sum() == len(pinned)).all()
     for engine in ("vllm", "trtllm", "sglang"):

@@ -1,11 +1,10 @@
-"""Charts of memory: sweeps with their status, validation, and sequences by length."""
+"""Charts of memory: sweeps with their status, and sequences by length."""
 
 import altair as alt
 import pandas as pd
 
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
-    MUTED_COLOR,
     OK_COLOR,
     VIOLATED_COLOR,
     encode_color,
@@ -18,7 +17,6 @@ MEMORY_STATUS_COLORS = {
     "at risk": CATEGORY_COLORS[1],
     "does not fit": VIOLATED_COLOR,
 }
-LOG_MATCH_COLORS = {"logged, inside": OK_COLOR, "logged, outside": VIOLATED_COLOR}
 
 
 def plot_memory_sweep(
@@ -46,24 +44,6 @@ def plot_memory_sweep(
 def _build_zero_scale(values: pd.Series) -> alt.Scale:
     """Return a scale from zero, also if no value is above it."""
     return alt.Scale(domain=[0, float(values.max()) or 1.0])
-
-
-def plot_memory_residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Plot the planned 80% interval of each public log as a bar, and the logged value as a dot."""
-    drawn = data[["log"]].assign(
-        **split_intervals(data["interval (%)"]),
-        error=data["error (%)"],
-        logged=data["inside"].map(dict(zip((True, False), LOG_MATCH_COLORS, strict=True))),
-    )
-    y = alt.Y("log", title=None, sort=None, axis=alt.Axis(labelLimit=300))
-    base = alt.Chart(drawn, height=alt.Step(11)).encode(y=y)
-    x = alt.X(
-        "lo", title="logged minus planned KV cache (% of the budget); bar: planned 80% interval"
-    )
-    bars = base.mark_bar(color=MUTED_COLOR, opacity=0.45, height=7).encode(x=x, x2="hi")
-    return bars + base.mark_point().encode(
-        x="error", color=encode_color("logged", LOG_MATCH_COLORS)
-    )
 
 
 def plot_sequence_counts(data: pd.DataFrame) -> alt.TopLevelMixin:

@@ -15,9 +15,9 @@ from itertools import groupby
 from typing import get_args
 
 import numpy as np
+from validation.serving_points import COHORT_FILE, SERVING_METRICS
 
 from fits.pooled_fit import MEASURED_RUNS_FILE, MeasuredRun, load_rows, parse_measured_runs
-from planner.calibration.serving_validation import COHORT_FILE, SERVING_METRICS
 from planner.core.files import replace_atomically
 from planner.hardware.gpus import get_gpu
 from planner.latency import measured_residuals, step_model

@@ -21,8 +21,8 @@ from typing import TypedDict
 
 import numpy as np
 from scipy.sparse import block_diag, csr_array
+from validation.timed_runs import load_timed_runs
 
-from planner.calibration.request_validation import load_timed_runs
 from planner.calibration.robust_fit import (
     RobustFit,
     estimate_slopes,

@@ -1,10 +1,11 @@
 """The plan against the public start-up logs that the project ships."""
 
-from planner.calibration.memory_validation import (
+from validation.startup_logs import (
     compute_memory_residuals,
     load_published_logs,
     summarize_memory_accuracy,
 )
+
 from planner.core.catalog import CATALOG_DIR
 
 

@@ -1,29 +1,27 @@
 """Predictions against the public serving points and timed runs that the project ships."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from planner.calibration import request_validation as timed
-from planner.calibration import serving_validation as serving
-from planner.calibration.request_validation import TimedRun, compare_timed_run, load_timed_runs
-from planner.calibration.serving_validation import (
+from validation.serving_points import (
     ServingCurve,
     compute_cohort_accuracy,
     compute_serving_accuracy,
-    describe_calibration_basis,
-    find_nearest_curve,
     load_cohort,
     load_holdout_errors,
     load_serving_curves,
     simulate_serving_points,
 )
+from validation.timed_runs import (
+    TimedRun,
+    compare_timed_run,
+    load_timed_runs,
+    summarize_timed_accuracy,
+)
+
 from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
-from planner.engines.coefficients import UserCalibration
-from planner.engines.deployment import deploy_on
 from planner.ui.notebook_files import NOTEBOOK_DIR
 
 CURVE = """
@@ -87,7 +85,6 @@ def test_queues_for_the_kv_pool_are_predicted(points) -> None:
     assert list(own["pool full"]) == [False, False, False, True, True]
     assert own["measured TTFT (ms)"][64] > 50_000
     assert abs(own["TTFT error"][64]) < 0.3
-    assert serving.find_tightest_curve(points) in set(points[points["pool full"]]["curve"])
 
 
 def test_the_points_are_broad_and_name_their_source() -> None:
@@ -108,7 +105,7 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
     run = load_timed_runs()[name]
     assert all(0 < ttft < e2e for *_, ttft, e2e in run.requests)
     found = compare_timed_run(run)
-    (row,) = timed.summarize_timed_accuracy({name: found}).to_dict("records")
+    (row,) = summarize_timed_accuracy({name: found}).to_dict("records")
     assert row["TTFT median error (%)"] < 15 and row["E2E median error (%)"] < 8
     assert row["running off by"] < 9 and row["waiting off by"] < 9
     gauges = found.gauge_frame
@@ -195,33 +192,6 @@ def test_a_curve_that_cannot_have_run_is_an_error(
         simulate_serving_points({"Some curve": curve.model_copy(update=change)})
 
 
-def test_the_nearest_curve_shares_engine_then_gpu_then_family() -> None:
-    llama = deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, quantization="fp8")
-    assert load_serving_curves()[find_nearest_curve(llama)].model == "meta-llama/Llama-3.1-70B"
-    assert load_serving_curves()[find_nearest_curve(llama)].gpu == "H100-SXM"
-    deepseek = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, engine="trtllm")
-    assert find_nearest_curve(deepseek) == "DeepSeek-R1 FP8, H200-SXM x 8, TensorRT-LLM"
-
-
-def test_what_a_prediction_rests_on() -> None:
-    llama = deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4)
-    assert "measured points of H100-SXM under vllm" in describe_calibration_basis(llama)
-    assert "there are no measurements of V100" in describe_calibration_basis(
-        deploy_on("meta-llama/Llama-3.1-8B", "V100")
-    )
-    own = UserCalibration(
-        coefficients={"memory": 0.8},
-        models=("llama",),
-        points=7,
-        source="our own runs",
-        date="2026-11",
-    )
-    mine = replace(llama, engine=replace(llama.engine, calibration={"H100-SXM": own}))
-    assert "on 7 measured points of H100-SXM" in describe_calibration_basis(
-        mine
-    ) and "our own runs" in describe_calibration_basis(mine)
-
-
 def test_what_was_held_back_is_told_for_every_engine_and_kind_of_new() -> None:
     """Whole models, GPUs and releases that a fit went without are predicted worse than loads of known ones."""
     table = load_holdout_errors().set_index(["engine", "new"])
@@ -233,7 +203,7 @@ def test_what_was_held_back_is_told_for_every_engine_and_kind_of_new() -> None:
 
 
 def test_the_pages_tell_the_errors_of_the_cohort() -> None:
-    """README and the page on accuracy give the medians and the coverage that `cohort.csv` has."""
+    """README, the page on accuracy and the summary give the medians and the coverage that `cohort.csv` has."""
     table = compute_cohort_accuracy(load_cohort()).set_index(["by", "group"])
     (whole, loads, readme) = (
         re.search(rf"^\| {start}.*\|\n", page.read_text(), re.MULTILINE)
@@ -250,6 +220,10 @@ def test_the_pages_tell_the_errors_of_the_cohort() -> None:
         inside = ", ".join(f"{row[f'{column} inside (%)']:.0f}" for row in engines)
         assert f"{errors}%" in whole[0] and f"{inside}%" in whole[0], (errors, inside)
     assert f"{engines[0]['TPOT median (%)']:.2g}%" in readme[0]
+    summary = (NOTEBOOK_DIR / "0-summary.ipynb").read_text(encoding="utf-8")
+    for word in ("median (%)", "inside (%)"):
+        for row in (row[f"{metric} {word}"] for row in engines for metric in ("TPOT", "TTFT")):
+            assert f"{row:.2g}%" in summary
     for load in ("light", "medium", "heavy", "open loop"):
         row = table.loc["load", load]
         assert (

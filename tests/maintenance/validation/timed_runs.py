@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from planner.calibration.memory_validation import PublishedRun
 from planner.core.catalog import load_catalog
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
@@ -21,6 +20,7 @@ from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 from planner.workload.traces import Trace
 from planner.workload.workload import Workload
+from validation.startup_logs import PublishedRun
 
 TIMED_RUNS_FILE = "validation/timed_runs.yaml"
 TimedRequest = tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat]

@@ -1,4 +1,4 @@
-"""Compare predictions with public serving points, and describe what predictions are based on."""
+"""Compare predictions with public serving points: of shipped curves, and of the pinned cohort."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -12,12 +12,8 @@ from planner.core.errors import add_error_context
 from planner.core.intervals import Interval
 from planner.core.readers import read_yaml
 from planner.engines.deployment import Deployment, deploy_on
-from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.measured_residuals import describe_run, find_nearest_run, list_novelties
 from planner.latency.step_model import (
-    REFERENCE_WORKLOAD,
     build_step_model,
-    locate_operating_point,
 )
 from planner.planning.simulation_runs import run_short_simulation
 from planner.workload.length_distribution import LengthDistribution
@@ -183,29 +179,6 @@ def load_peer_errors() -> pd.DataFrame:
     return pd.DataFrame([{"planner": name, **peer.to_row()} for name, peer in peers.items()])
 
 
-def find_tightest_curve(points: pd.DataFrame, other_than: str = "") -> str:
-    """Find the curve with the longest measured wait, of those whose KV cache is full if any."""
-    others = points[points["curve"] != other_than]
-    full = others[others["pool full"]]
-    return str((full if len(full) else others).sort_values("measured TTFT (ms)")["curve"].iloc[-1])
-
-
-def find_nearest_curve(deployment: Deployment) -> str:
-    """Find the curve most like `deployment`: by engine, GPU, model family, then number of GPUs."""
-
-    def get_differences(item: tuple[str, ServingCurve]) -> tuple[bool, bool, bool, int]:
-        other = item[1].build_case(1)[0]
-        families = [each.model.architecture.model_type for each in (deployment, other)]
-        return (
-            other.engine.name != deployment.engine.name,
-            other.gpu.name != deployment.gpu.name,
-            families[0] != families[1],
-            abs(other.layout.num_gpus - deployment.layout.gpus_per_replica),
-        )
-
-    return min(load_serving_curves().items(), key=get_differences)[0]
-
-
 def load_holdout_errors() -> pd.DataFrame:
     """Return the held-out errors of the shipped coefficients, by what was new in the runs."""
     rows = []
@@ -222,36 +195,6 @@ def load_holdout_errors() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def describe_calibration_basis(deployment: Deployment, workload: Workload | None = None) -> str:
-    """Describe what the step costs of `deployment` rest on, and the width of its intervals."""
-    load = workload or REFERENCE_WORKLOAD
-    step, point = build_step_model(deployment, load), locate_operating_point(deployment, load)
-    coefficients = get_deployment_coefficients(deployment)
-    measured = f"{coefficients.points} measured points"
-    pair = f"{deployment.gpu.name} under {deployment.engine.name}"
-    family = deployment.model.architecture.model_type
-    basis = {
-        "measured": f"on {measured} of {pair}, such models among them ({coefficients.note})",
-        "model-transfer": f"on {measured} of {pair}, none of them of a model like this ({family})",
-        "gpu-transfer": (
-            f"on measurements of other GPUs, for there are none of {pair} ({coefficients.note})"
-        ),
-        "prior": f"on what GPUs have in common, for there are no measurements of {pair}",
-    }[step.basis]
-    labels = [NOVELTY_LABELS[kind] for kind in list_novelties(point.engine, point.traits)]
-    new = f" New here: {', '.join(labels)}." if labels else ""
-    nearest = find_nearest_run(point)
-    near = f" The nearest measured run is {describe_run(nearest)}." if nearest else ""
-    tpot, ttft = (
-        Interval.from_lognormal(1.0, sigma).relative_half_width
-        for sigma in (step.sigma_tpot, step.sigma_ttft)
-    )
-    return (
-        f"The step costs of {deployment} rest {basis}.{new}{near} Its 80% intervals reach {tpot} for"
-        f" the mean TPOT and {ttft} for the mean TTFT."
-    )
-
-
 MIXER_LABELS = {
     "GroupedQueryAttention": "full attention", "full attention window": "sliding window",
     "full attention sparse": "sparse attention", "LatentAttention": "latent (MLA)",
@@ -259,10 +202,3 @@ MIXER_LABELS = {
 }  # fmt: skip
 """Kinds of layers as `name_attention` calls them, and in words; later ones see what earlier ones made."""
 HOLDOUT_ERRORS_FILE = "validation/held_back.yaml"
-NOVELTY_LABELS = {
-    "pair": "this model in this format on this GPU", "model": "models of this kind",
-    "gpu": "the GPU", "generation": "its generation",
-    "format": "its number format on this generation of GPUs", "version": "the release",
-    "attention": "its kind of attention", "layout": "its kind of layout",
-}  # fmt: skip
-"""What may be new in a scenario, in words."""

@@ -1,4 +1,4 @@
-"""Charts of the validation: predicted over measured, curves over concurrency, gauges over time."""
+"""Charts of the validation: predicted over measured, curves over concurrency, logs, gauges over time."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,11 +11,15 @@ from planner.ui.charts.base import (
     CHART_WIDTH_PX,
     GAUGE_COLORS,
     MUTED_COLOR,
+    OK_COLOR,
+    VIOLATED_COLOR,
     encode_color,
     plot_band,
     split_intervals,
 )
 from planner.ui.charts.latency import compute_panel_width
+
+LOG_MATCH_COLORS = {"logged, inside": OK_COLOR, "logged, outside": VIOLATED_COLOR}
 
 
 def plot_predicted_over_measured(
@@ -108,3 +112,21 @@ def plot_gauges(runs: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
         ]
         panels.append(alt.layer(*layers).properties(width=CHART_WIDTH_PX, height=95, title=name))
     return alt.vconcat(*panels)
+
+
+def plot_memory_residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """Plot the planned 80% interval of each public log as a bar, and the logged value as a dot."""
+    drawn = data[["log"]].assign(
+        **split_intervals(data["interval (%)"]),
+        error=data["error (%)"],
+        logged=data["inside"].map(dict(zip((True, False), LOG_MATCH_COLORS, strict=True))),
+    )
+    y = alt.Y("log", title=None, sort=None, axis=alt.Axis(labelLimit=300))
+    base = alt.Chart(drawn, height=alt.Step(11)).encode(y=y)
+    x = alt.X(
+        "lo", title="logged minus planned KV cache (% of the budget); bar: planned 80% interval"
+    )
+    bars = base.mark_bar(color=MUTED_COLOR, opacity=0.45, height=7).encode(x=x, x2="hi")
+    return bars + base.mark_point().encode(
+        x="error", color=encode_color("logged", LOG_MATCH_COLORS)
+    )

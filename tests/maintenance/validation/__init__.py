@@ -1,0 +1,1 @@
+"""Predictions against public measurements: what `make accuracy` shows. No wheel has it."""
