@@ -1,6 +1,5 @@
 """Catalogs: YAML and CSV files, validated on load; errors name file, entry and field."""
 
-import csv
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner import __version__
 from planner.core.errors import PlannerError, find_closest
-from planner.core.readers import read_text, read_yaml
+from planner.core.readers import read_yaml
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -221,17 +220,6 @@ def _find_bools_read_as_numbers(
         for index, value in enumerate(data[: len(parsed)]):
             if isinstance(value, bool | Mapping | list | tuple):
                 yield from _find_bools_read_as_numbers(value, parsed[index], f"{path}.{index}")
-
-
-def load_catalog_rows(file: str, entry_type: type[EntryT]) -> tuple[EntryT, ...]:
-    """Load and validate all rows of a CSV catalog; lines that begin with # are comments."""
-    lines = [
-        line for line in read_text(CATALOG_DIR / file).splitlines() if not line.startswith("#")
-    ]
-    return tuple(
-        validate_entry(entry_type, row, f"{file}, row {number}")
-        for number, row in enumerate(csv.DictReader(lines), 1)
-    )
 
 
 def load_catalog(

@@ -14,7 +14,8 @@ import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
 from scipy.optimize import least_squares
 
-from planner.core.catalog import StrictEntry, load_catalog_rows
+from fits.catalog_rows import load_catalog_rows
+from planner.core.catalog import StrictEntry
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.power import (
     apply_board_limit,

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
 
-from planner.core.catalog import SourcedEntry, load_catalog_rows
+from fits.catalog_rows import load_catalog_rows
+from planner.core.catalog import SourcedEntry
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
 from planner.latency.speculative_decoding import (
