@@ -11,7 +11,6 @@ from shipped import answer_of, plan_once, sampled
 
 from planner.analysis.adapter_tables import compare_adapter_endpoints
 from planner.analysis.memory_sweeps import build_budget_table
-from planner.answers.ways_out import _free_slots, _has_few_slots
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.deploy import build_launch, render_artifacts
@@ -301,27 +300,6 @@ def test_the_answer_tells_the_slots_and_what_a_cold_adapter_waits_for() -> None:
     assert f"of LoRA adapters ({slots.count} slot" in text
     assert 0 < slots.load_s < slots.cold_s
     assert "into a slot from host memory" in text
-
-
-@pytest.mark.exhaustive
-def test_few_slots_are_a_way_out_before_more_gpus_are() -> None:
-    """40 adapters evenly used on 8 slots wait for slots: more of them cost no GPU."""
-    few = {"adapters": {"count": 40, "ranks": [16], "max_loras": 1}}
-    given = {
-        **ASKED, **few, "gpus": [{"gpu": "H100-SXM", "at_most": 1}], "service_level": {"ttft": {"p95": 1000}},
-    }  # fmt: skip
-    scenario = parse_scenario(given, "few slots")
-    assert _has_few_slots(scenario) and not _has_few_slots(parse_scenario(ASKED, "free"))
-    assert "max_loras" not in _free_slots(scenario).engine_args
-    answer = answer_of(plan_once(scenario))
-    change = answer.ways_out and answer.ways_out.change
-    assert change and change.offer
-    slots, gpus = change.offer.deployment.args.max_loras, change.offer.num_gpus
-    assert slots > 1 and gpus == 1
-    assert f", max_loras {slots}" in " ".join(format_answer(answer).split())
-    assert any(
-        f"max_loras {slots} in place of 1" in each.title for each in build_memo(answer).options
-    )
 
 
 def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> None:

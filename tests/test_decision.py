@@ -69,15 +69,6 @@ def test_the_options_cost_more_the_safer_they_are(name: str) -> None:
     assert (plan.verdict == "holds") == (plan.probability >= plan.scenario.confidence)
 
 
-@pytest.mark.exhaustive
-def test_who_asks_for_more_certainty_pays_no_less() -> None:
-    bills = [
-        (plan.chosen.cost_key if plan.verdict == "holds" and plan.chosen else (True, math.inf))
-        for plan in (plan_chat({"confidence": confidence}) for confidence in (0.55, 0.8, 0.95))
-    ]
-    assert bills == sorted(bills)
-
-
 def test_the_search_finds_what_brute_force_finds() -> None:
     """Every format and number of replicas of one GPU on one kind of machine, each stated in full."""
     plan = plan_chat({

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from shipped import answer_of, plan_of, plan_once, sampled
+from shipped import answer_of, plan_of, sampled
 
 from planner.answers.growth_wording import describe_growth_end
 from planner.core.number_format import (
@@ -52,17 +52,6 @@ def test_room_to_grow_keeps_the_probability_asked_for(plan: Plan, chosen: Candid
         busier = scenario.workload.with_rate(scenario.workload.rate * share * more)
         found = state_deployment(replace(scenario, workload=busier), chosen.deployment)
         assert found.is_confident == holds
-
-
-@pytest.mark.exhaustive
-def test_room_to_grow_is_the_largest_load_that_the_same_gpus_serve() -> None:
-    plan = plan_of("chat-70b")
-    growth, chosen = find_growth_limit(plan), plan.chosen
-    assert growth and chosen
-    (gpus,) = plan.scenario.gpus
-    same = replace(gpus, max_gpus=chosen.prediction.num_gpus_billed)
-    most = plan_once(replace(plan.scenario, gpus=(same,), open_figure="rate"))
-    assert most.scenario.workload.rate == pytest.approx(growth.confident_rps, rel=RATE_TOLERANCE)
 
 
 def test_nothing_cheaper_that_is_shown_is_nearer_than_the_nearest(

@@ -2,20 +2,14 @@
 
 import json
 import re
-import sys
-import urllib.request
-from pathlib import Path
 
 import pytest
-from lab_answers import serving
 
 from planner.core.errors import PlannerError
 from planner.ui import lab_server
 from planner.ui.cli import main
-from planner.ui.lab_server import CONTENT_POLICY, build_extension, copy_notebooks, read_code
+from planner.ui.lab_server import build_extension, copy_notebooks, read_code
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_script_holds_the_code_of_every_shipped_notebook(tmp_path):
@@ -102,23 +96,6 @@ def test_other_options_reach_jupyterlab(words, folder, options, monkeypatch, tmp
     assert given[3:] == options
     assert (tmp_path / folder / "start.ipynb").is_file()
     assert capsys.readouterr().out == f"headroom: notebooks in {folder}\n"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "policy"),
-    [
-        ([], CONTENT_POLICY),
-        (["--ServerApp.tornado_settings={'headers': {'Content-Security-Policy': 'own'}}"], "own"),
-    ],
-)
-def test_a_users_own_content_policy_replaces_ours(options, policy, tmp_path):
-    with (
-        serving([sys.executable, "-m", "planner", "lab", str(tmp_path), *options], ROOT) as address,
-        urllib.request.urlopen(f"{address}/tree/start.ipynb", timeout=20) as page,
-    ):
-        assert page.headers["Content-Security-Policy"] == policy
 
 
 def test_what_is_kept_is_said_in_one_line(monkeypatch, tmp_path, capsys):

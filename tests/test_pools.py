@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shipped import answer_of, sampled
+from shipped import answer_of
 
 from planner.analysis import disaggregation_tables as pool_tables
 from planner.answers import serialize_answer
@@ -21,8 +21,7 @@ from planner.core.errors import PlannerError
 from planner.deploy import build_launches, list_artifact_files, render_artifacts
 from planner.engines.cli_options import get_cli_options
 from planner.planning.disaggregated import evaluate_disaggregated
-from planner.planning.disaggregated_search import evaluate_pools, search_pools
-from planner.planning.prediction import predict
+from planner.planning.disaggregated_search import search_pools
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.ui.decision_memo import build_memo
@@ -51,40 +50,6 @@ def plan_of(prompt: int, output: int, rate: float, ttft: float, itl: float) -> P
     return search_deployments(
         asked(prompt, output, rate, {"ttft": {"p95": ttft}, "itl": {"p99": itl}})
     )
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", sampled(CHEAPER, CHEAPER[:1]), ids=str)
-def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(
-    case: list[int],
-) -> None:
-    """Both replayed: the pools keep every promise at the pessimistic end, and the best without them costs more."""
-    plan = plan_of(*case)
-    best, whole = plan.chosen, plan.without_disaggregation.chosen
-    assert best and best.is_disaggregated and best.is_simulated and plan.verdict == "holds"
-    assert whole is None or (best.cost_key < whole.cost_key and whole is plan.runner_up)
-    first, rest = best.prediction.pools
-    again = evaluate_disaggregated(
-        first, rest, plan.scenario.workload, plan.scenario.prices
-    ).performance
-    assert again == best.prediction.performance
-    for target in plan.scenario.slo_targets:
-        assert (
-            again is not None and again.get(target.metric, target.percentile).hi <= target.seconds
-        )
-    fewer = [
-        (first.with_replicas(n), rest.with_replicas(m))
-        for n, m in _one_less(first.num_replicas, rest.num_replicas)
-    ]
-    found = [evaluate_pools(plan.scenario, *pools, plan.scenario.workload) for pools in fewer]
-    assert not any(one and one.is_feasible and not one.at_risk for one in found)
-    if whole:
-        told_of = predict(whole.deployment, plan.scenario.workload).performance
-        assert told_of is not None and whole.is_feasible
-
-
-def _one_less(first: int, rest: int) -> list[tuple[int, int]]:
-    return [(n, m) for n, m in ((first - 1, rest), (first, rest - 1)) if n and m]
 
 
 @pytest.mark.parametrize(("prompt", "output", "rate"), DEARER)

@@ -19,7 +19,7 @@ from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
-from planner.planning.what_if import allow_formats, find_unlisted_format, find_unlisted_gpu
+from planner.planning.what_if import allow_formats, find_unlisted_format
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 from planner.ui.plan_text import format_answer
@@ -278,27 +278,6 @@ def test_an_unlisted_format_is_cheaper_and_judged_as_when_it_is_allowed() -> Non
     assert named.offer.probability == candidate.probability and "arXiv" in named.source
     assert (all_formats := allow_formats(plan.scenario))
     assert find_unlisted_format(replace(plan, scenario=all_formats)) is None
-
-
-@pytest.mark.exhaustive
-def test_a_gpu_that_is_not_listed_is_cheaper_and_holds_when_it_is() -> None:
-    entry: dict[str, Any] = {
-        "question": "?", "model": MODEL, "gpus": [{"gpu": "L40S", "at_most": 8}],
-        "quantization": ["fp8"],
-        "workload": {"prompt_tokens": {"exactly": 1000}, "output_tokens": {"exactly": 250}, "rate": 20},
-        "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 50}},
-    }  # fmt: skip
-    plan = search_deployments(parse_scenario(entry, "asked"))
-    found = find_unlisted_gpu(plan)
-    assert found and plan.chosen
-    candidate, _ = found
-    assert candidate.cost_key < plan.chosen.cost_key and candidate.is_confident
-    name = candidate.deployment.gpu.name
-    listed = parse_scenario({**entry, "gpus": [{"gpu": name, "at_most": 8}]}, "listed")
-    best = search_deployments(listed).chosen
-    assert best and best.cost_key <= candidate.cost_key
-    shown = format_answer(build_answer(plan, ("unlisted",)))
-    assert f"{name}, TP" in shown and "not listed" in shown
 
 
 def test_what_lies_between_is_named_and_the_short_answer_stays_short() -> None:

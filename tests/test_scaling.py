@@ -93,30 +93,6 @@ def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
     )
 
 
-@pytest.mark.exhaustive
-def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() -> None:
-    """Two replicas of one L4 become one at night; two L4 that share each step (TP2) cannot, and are better by day."""
-    level = {"ttft": {"p95": 800}, "tpot": {"p95": 50}}
-    office = {**SMALL, "service_level": level, "workload": {**SMALL["workload"], "rate": 5}}
-    moment = search_deployments(replace(parse_scenario(office, "office"), daily_profile=None))
-    plan = search_deployments(parse_scenario(office, "office"))
-    assert moment.chosen is not None and moment.chosen.description.startswith("2 x L4, TP2,")
-    assert plan.chosen is not None and plan.chosen.description.startswith(
-        "2 x L4, TP1 x 2 replicas,"
-    )
-    assert plan.chosen.usd_per_hour == moment.chosen.usd_per_hour
-    assert (
-        plan.autoscaling is not None
-        and plan.autoscaling.violated_hours == ()
-        and plan.autoscaling.saved_fraction > 0.25
-    )
-    assert plan.chosen.cost_key[1] == pytest.approx(plan.billing.usd["scaled by the hour"] / 24)
-    whole = plan_autoscaling(plan.scenario, moment.chosen)
-    assert whole is not None and whole.saved_fraction == 0
-    share = f"{plan.chosen.billed_fraction:.0%} of its always-on price; the runner-up costs 100%"
-    assert f"its cost with hourly scaling: {share}" in format_answer(answer_of(plan), detailed=True)
-
-
 def spiky(seed: int) -> list[float]:
     """Hours that have nothing to do with each other: the hardest day for replicas by the hour."""
     return list(np.random.default_rng(seed).gamma(1.0, size=24) + 0.05)
@@ -150,24 +126,6 @@ def missed_on_other_days(asked: Scenario, found: AutoscalingPlan) -> np.ndarray:
         )
         > 1
     )
-
-
-BURSTS = ((0.1, 0.0), (0.1, 0.2), (0.3, 0.0), (0.3, 0.2))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("burstiness", "headroom"), BURSTS)
-def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> None:
-    """Hours of other days that miss their level are told to, and have the whole fleet."""
-    plan = search_deployments(replace(asked(burstiness=burstiness), headroom=headroom))
-    found = plan.autoscaling
-    assert found is not None
-    assert {*np.flatnonzero(missed_on_other_days(plan.scenario, found))} <= {*found.violated_hours}
-    assert all(
-        found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours
-    )
-    text = format_answer(answer_of(plan), detailed=True)
-    assert ("every hour meets the targets on 5 days" in text) == (not found.violated_hours)
 
 
 def test_fewer_replicas_and_late_ones_break_the_level() -> None:

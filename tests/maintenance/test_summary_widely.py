@@ -1,0 +1,40 @@
+"""What `test_summary.py` looks at in small, more widely."""
+
+from shipped import answer_of
+from test_summary import find_plan_at_risk, plan
+
+from planner.answers.wording import describe_risk
+from planner.planning.what_if import limit_to_budget, run_what_ifs
+from planner.ui import plan_tables as tables
+
+
+def test_less_load_has_its_largest_value_at_the_expected_speed_too() -> None:
+    """What is met at the expected speed is no less than what is met with 80%."""
+    stuck = answer_of(plan(rate=60))
+    assert stuck.chosen is None and stuck.ways_out
+    (found,) = (each for each in stuck.ways_out.relaxations if each.kind == "rate")
+    assert found.expected is None or found.pessimistic <= found.expected <= 60
+
+
+def test_an_answer_for_no_more_money_costs_no_more() -> None:
+    chosen = plan().chosen
+    assert chosen and chosen.usd_per_hour
+    for card in limit_to_budget(plan().scenario, chosen, 1.0).gpus:
+        assert (
+            card.max_gpus * chosen.usd_per_hour / chosen.deployment.layout.num_gpus
+            <= chosen.usd_per_hour + 1e-9
+        )
+    for found in run_what_ifs(plan()):
+        if "no more money" in found.change and found.plan.chosen:
+            assert (found.plan.chosen.usd_per_hour or 0) <= chosen.usd_per_hour
+
+
+def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
+    risky = find_plan_at_risk()
+    largest = answer_of(risky).risks
+    assert 1 <= len(largest) <= 3
+    risk, size, _ = describe_risk(largest[0])
+    assert risk == "a target close to its limit"
+    assert all(reason in size for reason in risky.reasons)
+    assert all(reason in tables.describe_slo_margin(answer_of(risky)) for reason in risky.reasons)
+    assert "every target" not in tables.describe_slo_margin(answer_of(risky))
