@@ -292,16 +292,6 @@ def test_the_slots_of_adapters_are_no_weights() -> None:
     assert table[ADAPTERS_LABEL].mid * GIB == found[ADAPTERS_LABEL]
 
 
-def test_the_answer_tells_the_slots_and_what_a_cold_adapter_waits_for() -> None:
-    answer = answer_of(plan_once(parse_scenario(ASKED, "adapters")))
-    slots, text = answer.adapter_slots, " ".join(format_answer(answer, detailed=True).split())
-    assert slots is not None and answer.best is not None
-    assert slots.count * slots.bytes_each == answer.best.memory.adapters_bytes
-    assert f"of LoRA adapters ({slots.count} slot" in text
-    assert 0 < slots.load_s < slots.cold_s
-    assert "into a slot from host memory" in text
-
-
 def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> None:
     asked = parse_scenario(ASKED, "adapters")
     plan = plan_once(asked)

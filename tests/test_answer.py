@@ -247,7 +247,7 @@ def test_one_deployment_is_one_offer(answer: Answer) -> None:
 
 def test_a_wrong_figure_on_a_surface_is_noticed() -> None:
     """The walk itself: a bill that is on no field is found."""
-    answer = get_answer("a day")
+    answer = get_answer("a fleet member")
     best = answer.best
     assert best and best.bills
     wrong = replace(best.bills[0], usd=best.bills[0].usd * 1.17)
@@ -296,7 +296,7 @@ def test_one_adapter_is_no_adapters() -> None:
 def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:
     """One watt is too little for any GPU: no surface says that every target is met."""
     plan = small_plan({"power_at_most": 1, "gpus.0.at_most": 1, "workload.rate": 1})
-    answer = answer_of(plan, [])
+    answer = build_answer(plan)
     memo, best = build_memo(answer), answer.best
     assert answer.verdict == "nothing_meets" and best and best.probability < 0.01
     assert "power" in memo.finding and "Every target" not in memo.finding

@@ -144,6 +144,7 @@ def test_layouts_are_compared_with_arguments_that_suit_them(name, studied):
         assert served > rate
 
 
+@pytest.mark.exhaustive
 def test_small_steps_serve_other_layouts_too(studied):
     """With the engine's 2,048 tokens a step TP1 x PP4 serves 0.2 requests/s; with 256 it serves four."""
     study = studied("small steps and drafts")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shipped import sampled
 
 from planner.answers.build import build_answer, build_offer
 from planner.core.units import GIB
@@ -138,7 +139,7 @@ def state(name: str) -> float:
     return state_deployment(*CASES[name]).probability
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, ("wait", "pace of a range", "memory")))
 def test_a_probability_is_the_share_of_true_step_costs_that_keep_every_target(name: str) -> None:
     assert 0.4 < count_kept(name) < 0.95, "else no fault would be seen"
     assert not differ(name, state(name))

@@ -67,11 +67,9 @@ RUN_AS_THEY_ARE = {
 }  # fmt: skip
 FINITE = [command for command in HEADROOM if command.split()[1] in RUN_AS_THEY_ARE]
 IN_SHELL = [
-    command
-    for command in FINITE
-    if command.split()[1] in ("init", "list", "predict", "lint", "explain-log")
+    command for command in FINITE if command.split()[1] in ("list", "predict", "explain-log")
 ]
-"""A sample of cheap ones, with options, several words in quotes and files."""
+"""A sample of cheap ones, with options and files."""
 LAB = "lab"
 """The command that goes on until it is stopped."""
 COMMAND_TIMEOUT_S = 300

@@ -257,21 +257,3 @@ def test_what_needs_an_extra_names_it_in_one_line(
     assert done.stderr == (
         f"headroom: {subject} needs the extra \"{extra}\": pip install 'headroom-planner[{extra}]'\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("extra", "modules"),
-    [
-        ("dask", "dask.distributed, distributed.client"),
-        ("lab", "planner.ui.cockpit, planner.ui.lab_server, jupyterlab.labapp"),
-        ("parquet", "pyarrow.parquet"),
-        (
-            "report",
-            "planner.ui.pdf_report, planner.ui.notebook_runner, planner.ui.sweep_text, nbconvert, pypandoc, typst",
-        ),
-    ],
-)
-def test_an_extra_brings_what_its_commands_import(extra: str, modules: str, tmp_path: Path) -> None:
-    site = link_distributions(list_requirements(extra), tmp_path / "site")
-    done = run(site, tmp_path, "-c", f"import {modules}")
-    assert done.returncode == 0, done.stderr

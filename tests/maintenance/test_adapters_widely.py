@@ -27,3 +27,13 @@ def test_few_slots_are_a_way_out_before_more_gpus_are() -> None:
     assert any(
         f"max_loras {slots} in place of 1" in each.title for each in build_memo(answer).options
     )
+
+
+def test_the_answer_tells_the_slots_and_what_a_cold_adapter_waits_for() -> None:
+    answer = answer_of(plan_once(parse_scenario(ASKED, "adapters")))
+    slots, text = answer.adapter_slots, " ".join(format_answer(answer, detailed=True).split())
+    assert slots is not None and answer.best is not None
+    assert slots.count * slots.bytes_each == answer.best.memory.adapters_bytes
+    assert f"of LoRA adapters ({slots.count} slot" in text
+    assert 0 < slots.load_s < slots.cold_s
+    assert "into a slot from host memory" in text
