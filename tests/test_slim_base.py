@@ -70,7 +70,6 @@ BASE_COMMANDS = {
     "diagnose before.txt after.txt --plan edge-8b-24gb": {0, 1},
     "profile requests.csv": {0},
     "lint compose.yaml --gpu H100": {0, 3},
-    "review compose.yaml compose.yaml --gpu H100": {0},
     "replay --scenario edge-8b-24gb --requests times.csv": {0},
     "calibrate bench-1.json bench-2.json --scenario edge-8b-24gb --out mine.yaml": {0},
 }

@@ -1,4 +1,4 @@
-"""What cannot start is refused with its reason, by plan, lint and review alike."""
+"""What cannot start is refused with its reason, by plan, lint and predict alike."""
 
 import csv
 from pathlib import Path
@@ -25,7 +25,6 @@ from planner.planning.scenario import parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.tools.batch import predict_row
 from planner.tools.lint.report import lint
-from planner.tools.lint.review import review_change
 
 REGISTRIES = load_catalog("registries.yaml", ModelRegistry)
 COMMANDS = {
@@ -122,11 +121,6 @@ def check_all_surfaces(model: str, gpu: str, engine: str, release: str, reason: 
     command = COMMANDS[engine].format(model)
     linted = lint(command, release, engine=engine, gpu=gpu)
     assert linted.verdict == "mend" and reason in str(linted)
-    reviewed = review_change(
-        COMMANDS[engine].format("meta-llama/Llama-3.1-8B-Instruct"), command,
-        version=release, gpu=gpu,
-    )  # fmt: skip
-    assert reviewed.verdict == "mend" and reason in str(reviewed)
     row = {"model": model, "gpu": gpu, "engine": engine, "engine_version": release}
     answer = predict_row({**row, "isl": "500", "osl": "100", "concurrency": "1"})
     assert answer["status"] == "error" and reason in answer["error"]

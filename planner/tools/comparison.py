@@ -74,14 +74,6 @@ class ComparisonRow:
         return "overloaded" if math.isinf(value.mid) else value.short
 
     @property
-    def loss(self) -> float:
-        """The fraction by which it is worse than expected; 0 if it is not."""
-        growth = 0.0 if math.isnan(self.ratio) else self.ratio - 1
-        return max(
-            {"higher": growth, "lower": -growth, "both": abs(growth)}.get(self.worse, 0.0), 0.0
-        )
-
-    @property
     def accepted(self) -> tuple[float, float]:
         """The interval, widened by what repeats differ by and by the rounding."""
         assert self.expected is not None

@@ -34,7 +34,7 @@ COMMANDS = {
         diagnostics.add_diagnose,
         servers.add_upgrade,
     ),
-    "review": (diagnostics.add_lint, diagnostics.add_review),
+    "review": (diagnostics.add_lint,),
     "data": (
         diagnostics.add_profile,
         simulation.add_calibrate,

@@ -56,7 +56,6 @@ from planner.tools.diagnostics.traffic_profile import build_traffic_profile
 from planner.tools.fleet.allocation import FleetOption
 from planner.tools.fleet.fleet_file import format_fleet_plan, plan_fleet
 from planner.tools.lint.report import lint
-from planner.tools.lint.review import review_change
 from planner.tools.sweep.runner import answer_point as sweep_answer
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui import cli
@@ -594,11 +593,6 @@ def secrets(rng: random.Random, folder: Path) -> Any:
             return str([predict_row(one) for one in csv.DictReader(file)])
     if kind == "scenario.yaml":
         return str(load_scenario(path))
-    if rng.random() < 0.3:
-        empty = _whole(folder / "empty.yaml", "")
-        return review_change(
-            *rng.choice(((str(empty), path), (path, str(empty)))), gpu=gpu
-        ).to_markdown()
     report = lint(path, gpu=gpu, to=rng.choice((None, "0.33.0")))
     return f"{report}{json.dumps(report.to_json())}"
 

@@ -58,26 +58,13 @@ class LintFinding:
 
 ReportVerdict = Literal["ok", "at_risk", "mend"]
 LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
-"""Exit codes of `headroom lint`, `review` and `upgrade`."""
+"""Exit codes of `headroom lint` and `upgrade`."""
 
 
 def judge_findings(findings: Iterable[LintFinding]) -> ReportVerdict:
     """Judge findings: `mend` if one has to be fixed, `at_risk` if one is risky or was not read."""
     verdicts = {finding.verdict for finding in findings if finding.needs_fix}
     return "mend" if verdicts - {"risky", "unread"} else "at_risk" if verdicts else "ok"
-
-
-def select_new_findings(
-    findings: Iterable[LintFinding], known: Iterable[LintFinding]
-) -> tuple[LintFinding, ...]:
-    """Select the findings to fix whose item and verdict are not among the `known` ones."""
-    keys = {(finding.kind, finding.name, finding.verdict) for finding in known}
-    new = {
-        key: finding
-        for finding in findings
-        if (key := (finding.kind, finding.name, finding.verdict)) not in keys and finding.needs_fix
-    }
-    return tuple(new.values())
 
 
 def format_advice(instead: str) -> str:

@@ -1,11 +1,10 @@
-"""Commands about servers that run: explain-log, diagnose, profile, lint and review."""
+"""Commands about servers that run: explain-log, diagnose, profile and lint."""
 
 import argparse
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.core.errors import PlannerError
 from planner.core.redaction import redact_text
 from planner.ui.commands.options import format_json, watch_command
 
@@ -194,55 +193,3 @@ def run_lint(options: argparse.Namespace) -> int:
     )
     print(format_json(report.to_json()) if options.json else report)
     return LINT_EXIT_CODES[report.verdict]
-
-
-def add_review(commands: "Subparsers") -> None:
-    """Declare `headroom review`."""
-    parser = commands.add_parser(
-        "review",
-        help="compare two commands, compose files, manifests or Helm values, for a pull request",
-        description="Print in Markdown what a change does to options, memory, capacity, latency,"
-        " cost and risk. Ends with 1 if it needs a fix, with --fail-on risky also with 3 if it is"
-        " risky; what was wrong before does not count.",
-    )
-    parser.add_argument("old", metavar="OLD", help="a command line in quotes, or a file")
-    parser.add_argument("new", metavar="NEW", help="the same after the change; empty: it is gone")
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="plan both on this GPU, or on so many (4xH100)"
-    )
-    parser.add_argument(
-        "--engine-version", metavar="V",
-        help="what both run (default: the tag of each one's image, or the newest known)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--engine", metavar="E", help="vllm, sglang, trtllm or tgi, if there are only options"
-    )
-    parser.add_argument(
-        "--scenario", metavar="SCENARIO",
-        help="the traffic and targets of one replica (default: 1,000 + 200 tokens a request)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--fail-on", choices=("fix", "risky", "never"), default="fix",
-        help="the exit code is not 0 if the change needs a fix (default), if it is risky, or never",
-    )  # fmt: skip
-    parser.set_defaults(run=run_review)
-
-
-@watch_command
-def run_review(options: argparse.Namespace) -> int:
-    """Print what a change does, as Markdown; the exit code is that of the policy."""
-    from planner.planning.scenario import load_scenario
-    from planner.tools.lint.review import review_change
-
-    if options.scenario and not options.gpu:
-        raise PlannerError("--scenario goes with --gpu NAME, on which its traffic is served")
-    review = review_change(
-        options.old,
-        options.new,
-        options.engine_version,
-        engine=options.engine,
-        gpu=options.gpu,
-        scenario=load_scenario(options.scenario) if options.scenario else None,
-    )
-    print(review.to_markdown(), end="")
-    return review.get_exit_code(options.fail_on)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 NEXT_COMMANDS = {"scenario": "plan", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
 """The command for a file that `headroom init` wrote, by its kind."""
-KINDS = (*NEXT_COMMANDS, "review")
-"""What `headroom init` writes."""
 
 MEMO_PAGES = 2
 """What `headroom report --pages` takes: how many pages the memo has."""
@@ -54,17 +52,14 @@ PLAN_HELP = {
 
 def add_init(commands: "Subparsers") -> None:
     """Declare `headroom init`."""
-    parser = commands.add_parser(
-        "init",
-        help="write a commented scenario, sweep, fleet, or workflow that reviews pull requests",
-    )
+    parser = commands.add_parser("init", help="write a commented scenario, sweep or fleet")
     parser.add_argument(
         "file", nargs="?", type=Path, default="scenario.yaml", metavar="FILE.yaml",
         help="file to write, which must not exist yet (default: scenario.yaml)",
     )  # fmt: skip
     parser.add_argument(
         "--kind",
-        choices=KINDS,
+        choices=tuple(NEXT_COMMANDS),
         default="scenario",
         help="kind of file to write (default: scenario)",
     )
@@ -80,9 +75,6 @@ def run_init(options: argparse.Namespace) -> None:
         raise PlannerError(f"{path} exists and stays as it is; name another file")
     with replace_atomically(path, new=True) as (part,):
         part.write_bytes((TEMPLATE_DIR / f"{kind}.yaml").read_bytes())
-    if kind not in NEXT_COMMANDS:
-        print(f"wrote {path}; set what stands under env, then commit it")
-        return
     print(
         f"wrote {path}; edit it, then: {get_program_name()} {NEXT_COMMANDS[kind]} {shlex.quote(str(path))}"
     )
