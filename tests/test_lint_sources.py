@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.core.errors import PlannerError
 from planner.tools.lint.report import LintReport, lint
 from planner.ui.cli import main
 
@@ -321,97 +320,12 @@ def test_scripts_of_a_unit_that_are_not_read_are_told(tmp_path: Path) -> None:
         assert bool(told) == is_told and report.verdict == ("at_risk" if is_told else "ok")
 
 
-GUIDES = yaml.safe_load(
-    (Path(__file__).parent / "data" / "guides.yaml").read_text(encoding="utf-8")
-)
-
-
-@pytest.mark.parametrize(
-    "guide", GUIDES, ids=lambda guide: guide["source"].rstrip("/").rpartition("/")[2]
-)
-def test_of_a_public_guide_the_commands_are_read(guide: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "guide.md"
-    path.write_text(guide["text"])
-    if not guide["commands"]:
-        with pytest.raises(PlannerError, match="no server starts in guide"):
-            lint(str(path))
-        return
-    report = lint(str(path))
-    assert len(report.commands) == guide["commands"] and to_fix(report) == guide["finds"]
-
-
-GUIDE = """# Serving a model
-
-vllm serve starts a server, and a 70B model takes 70 GB in FP16. Add `--swap-space` to survive preemptions.
-`vllm serve` takes `--max-num-seqs 8`, as `vllm serve --max-num-seqs 8 ...` shows.
-vllm serve facebook/opt-125m works with --disable-log-requests as well.
-
-1. Try `vllm serve Qwen/Qwen3-8B --enable-reasoning` first. Or without a block:
-
-   vllm serve Qwen/Qwen3-8B --swap-space 4 \\
-     --max-num-seqs 8
-
-```console
-$ docker run --gpus all --ipc=host vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B --no-such-flag
-INFO started
-```
-
-```python
-LLM("m", swap_space=4)  # like vllm serve m --no-such-option
-```
-
-~~~yaml
-services:
-  llm: {image: "vllm/vllm-openai:v0.20.2", gpus: all, ipc: host, command: "Qwen/Qwen3-8B -tp 3"}
-~~~
-"""
-OF_GUIDE = {
-    "line 7": {"--enable-reasoning": "removed"},
-    "line 9": {"--swap-space": "removed"},
-    "line 13, command 1": {"--no-such-flag": "unknown"},
-    "line 22, services.llm": {"--tensor-parallel-size": "contradicts"},
-}
-
-
-def test_nothing_but_the_commands_of_a_guide_is_read(tmp_path: Path) -> None:
-    """In a sentence, a line, a block; a mention, an option and a figure of prose are left alone."""
-    path = tmp_path / "guide.md"
-    path.write_text(GUIDE)
-    for what in (str(path), GUIDE):
-        found = {
-            one.checked.command.where: {
-                each.name: each.verdict for each in one.checked.findings if each.needs_fix
-            }
-            for one in lint(what).commands
-        }
-        assert found == OF_GUIDE and not lint(what).unread
-
-
-def test_what_of_a_guide_is_not_judged_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A quote without an end, and the last of 21 commands."""
-    path = tmp_path / "guide.md"
-    block = "```sh\nvllm serve Qwen/Qwen3-8B --port {}\n```\n"
-    path.write_text("".join(block.format(8000 + k) for k in range(20)))
-    assert lint(str(path)).verdict == "ok"
-    path.write_text(path.read_text() + block.format(9000))
-    assert [one.why for one in lint(str(path)).unread] == ["line 62: more than 20 commands"]
-    path.write_text(block.format(8000) + block.format("'1"))
-    assert main(["lint", str(path)]) == 3
-    assert "Not judged: line 5: the quote ' at character" in capsys.readouterr().out
-    secret = "```\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz vllm serve m --api-key 'sk-1234567890abcdef\n```"
-    for options in ([], ["--json"]):
-        assert main(["lint", *options, secret]) == 3
-    shown = capsys.readouterr().out
-    assert "hf_abcdef" not in shown and "sk-1234567890" not in shown
-
-
 NOT_READ = {
     "supervisord": "[program:x]\ncommand=vllm serve Qwen/Qwen3-8B\n",
     "Nomad": 'job "a" {\n task "b" {\n  config {\n   image = "vllm/vllm-openai:v0.20.2"\n  }\n }\n}\n',
     "PowerShell": "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B",
     "cmd": "docker run --gpus all ^\r\n  vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B",
+    "a guide": "# Serve\n\n```bash\nvllm serve Qwen/Qwen3-8B --no-such\n```\n",
     "many arguments": 'task "a" {\n' + "args = [\n" * 10**5,
 }
 

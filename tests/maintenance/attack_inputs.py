@@ -578,7 +578,6 @@ def secrets(rng: random.Random, folder: Path) -> Any:
         ("pod.yaml", yaml.safe_dump({"kind": "Pod", "spec": pod})),
         ("serve.sh", f"export {given}\n{line}\n"), ("serve.sh", f"{given} {line}\n"),
         ("vllm.service", f"[Service]\n{unit}ExecStart=/usr/bin/{line}\n"),
-        ("guide.md", f"# Serve\n\n```bash\n{given} {line}\n```\n"),
         ("serve.log", f"INFO non-default args: {variables}\nValueError: {_plant(rng, FORMS)} is wrong\n"),
         ("rows.csv", f"id,model,gpu\n1,{_plant(rng, FORMS)},H100\n"),
         ("scenario.yaml", yaml.safe_dump({**QUESTION, "model": _plant(rng, FORMS)})),

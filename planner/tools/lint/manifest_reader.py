@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Protocol
 
 from planner.core.errors import PlannerError
@@ -16,7 +15,6 @@ from planner.engines.cli_options import (
     load_flag_lists,
 )
 from planner.tools.lint.findings import LintFinding
-from planner.tools.lint.guide_reader import is_guide, split_guide
 from planner.tools.lint.kserve_reader import RUNTIME_KINDS, join_runtimes, read_kserve_use
 from planner.tools.lint.named_gpus import find_named_gpu, name_slice
 from planner.tools.lint.network_reader import (
@@ -193,9 +191,7 @@ def _find_in_node(node: object, place: _Place) -> Iterator[ServerCommand]:
         if isinstance(node, str) and (mention := SERVER_MENTION_PATTERN.search(node)):
             try:
                 image = parse_image_name(place.image)
-                texts = [code for _, code in split_guide(node)] if is_guide(node, "") else [node]
-                found = (find_commands(one, place.path, None, place.environment) for one in texts)
-                for command in chain.from_iterable(found):
+                for command in find_commands(node, place.path, None, place.environment):
                     is_ours = image is not None and image.engine == command.engine
                     version = image.version if image and is_ours else ""
                     yield replace(command, gpu=place.gpu, version=command.version or version)

@@ -1,7 +1,7 @@
 """Find the server commands of a text in any supported format, and the metrics that it names.
 
-Supported are command lines, shell scripts, systemd units, Dockerfiles, compose files, manifests,
-charts' values and guides.
+Supported are command lines, shell scripts, systemd units, Dockerfiles, compose files, manifests
+and charts' values.
 """
 
 import json
@@ -18,7 +18,6 @@ from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
 from planner.tools.lint.findings import LintFinding, load_engine_changes
-from planner.tools.lint.guide_reader import is_guide, split_guide
 from planner.tools.lint.manifest_reader import (
     find_commands_in_documents,
     find_starting_image,
@@ -30,7 +29,6 @@ from planner.tools.lint.manifest_reader import (
 )
 from planner.tools.lint.named_gpus import resolve_gpu
 from planner.tools.lint.server_commands import (
-    SERVER_MENTION_PATTERN,
     ServerCommand,
     fill_in_parameters,
     find_commands,
@@ -45,11 +43,12 @@ MAX_COMMANDS_PER_FILE = 20
 MAX_WORDS = 21_000
 """Maximum number of words in the commands of a text."""
 _UNREAD_FORMATS = {
+    "Markdown or reStructuredText page": r"\A.+\.(?:md|mdx|markdown|rst)$|^(?:```|~~~)",
     "supervisord file": r"^\[program:",
     "Nomad job": r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{',
     "PowerShell or cmd command of several lines": r"^.*[ \t][`^][ \t]*$\n",
 }
-"""What no command is read from, and by which line it is known."""
+"""What no command is read from, and by which line it is known; the first line is the file's name."""
 _UNIT_SCRIPT_PATTERN = re.compile(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", re.MULTILINE)
 """The script that a systemd unit starts."""
 _SLURM_PATTERN = re.compile(
@@ -73,7 +72,7 @@ class ParsedSource:
 
 
 def read_source(what: str, engine: str | None = None, *, is_confined: bool = False) -> ParsedSource:
-    """Return the servers and metrics of the file or guide `what`, or of the command line `what`.
+    """Return the servers and metrics of the file `what`, or of the command line `what`.
 
     If `is_confined`, a file cannot have others outside its folder read. Raises `PlannerError` if
     there are none.
@@ -87,7 +86,7 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
     nearby = _NearbyFiles(
         text.replace("\r\n", "\n"), name, path.parent if path else Path(), is_confined
     )
-    source = (_read_guide if is_guide(nearby.text, name) else _read_text)(nearby, engine)
+    source = _read_text(nearby, engine)
     if not (source.commands or source.metrics or source.programs or source.unread):
         if image := find_starting_image(nearby.documents[0]):
             why = f"the image starts a server, and the options that it is given are not in {name}"
@@ -101,39 +100,10 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
     return source
 
 
-def _read_guide(guide: "_NearbyFiles", engine: str | None) -> ParsedSource:
-    """Read the commands of a guide, and nothing else of it."""
-    commands, metrics, programs = list[ServerCommand](), dict[str, None](), dict[str, None]()
-    unread, known = list[LintFinding](), set[str]()
-    for line, code in split_guide(guide.text):
-        if code in known:
-            continue
-        known.add(code)
-        try:
-            source = _read_text(replace(guide, text=code), engine)
-        except PlannerError as error:
-            if SERVER_MENTION_PATTERN.search(code):
-                unread.append(_make_unread(code, f"line {line}: {error}"))
-            continue
-        if len(commands) + len(source.commands) > MAX_COMMANDS_PER_FILE:
-            unread.append(
-                _make_unread(code, f"line {line}: more than {MAX_COMMANDS_PER_FILE} commands")
-            )
-            break
-        commands += [
-            replace(command, where=f"line {line}{', ' * bool(command.where)}{command.where}")
-            for command in source.commands
-        ]
-        metrics |= dict.fromkeys(source.metrics)
-        programs |= dict.fromkeys(source.programs)
-        unread += source.unread
-    return ParsedSource(tuple(commands), tuple(metrics), tuple(programs), tuple(unread))
-
-
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     """Read a text of one format."""
     text = nearby.text
-    if other_format := _find_unread_format(text):
+    if other_format := _find_unread_format(f"{nearby.name}\n{text}"):
         return ParsedSource((), (), (), (other_format,))
     found, unread = _take_commands(nearby, engine, "file")
     server_commands = [

@@ -140,7 +140,7 @@ def add_lint(commands: "Subparsers") -> None:
     """Declare `headroom lint`."""
     parser = commands.add_parser(
         "lint",
-        help="check a launch command, systemd unit, compose file, manifest, a guide, or alert rules",
+        help="check a launch command, systemd unit, compose file, manifest or alert rules",
     )
     parser.add_argument(
         "what",
