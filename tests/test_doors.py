@@ -430,7 +430,7 @@ UNDERSTOOD_BY_NOBODY = {
 }
 COMMANDS_THAT_READ = (
     "lint {}", "diagnose --log {}", "diagnose {}", "explain-log {}", "profile {}", "check {}", "plan {}",
-    "fleet {}", "upgrade {} --to 0.33.0", "verify {}", "verify chat-70b --log {}",
+    "fleet {}", "verify {}", "verify chat-70b --log {}",
     "verify chat-70b --bench {}", "verify chat-70b --metrics {}", "predict {} --out o.csv",
     "sweep {} --out o.csv", "calibrate {} --scenario chat-70b --out o.yaml",
     "plan chat-70b --set workload.trace={}", "diagnose --log x --plan {}", "report {}",
@@ -469,7 +469,7 @@ LONG_NAME = "x" * 300  # file systems take 255 bytes
 
 @pytest.mark.parametrize(
     "command",
-    [f"upgrade {LONG_NAME} --to 0.33.0", f"verify {LONG_NAME}",
+    [f"verify {LONG_NAME}",
      f"diagnose --log a.log --plan {LONG_NAME}", f"init {LONG_NAME}.yaml", f"plan {LONG_NAME}.yaml",
      f"lint {LONG_NAME}", f"explain-log {LONG_NAME}", f"plan chat-70b --set workload.trace={LONG_NAME}"],
 )  # fmt: skip

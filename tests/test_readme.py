@@ -53,7 +53,6 @@ EXIT_CODES = {
     "plan": {0, 3, 4},
     "lint": {0, 3, 1},
     "verify": {0, 1, 3},
-    "upgrade": {0, 1, 3},
     "fleet": {0, 4},
     "explain-log": {0, 1},
     "diagnose": {0, 1, 3},
@@ -62,7 +61,7 @@ EXIT_CODES = {
 RUN_AS_THEY_ARE = {
     "init", "check", "plan", "report", "list", "predict", "sweep", "fleet",
     "calibrate",
-    "verify", "upgrade", "explain-log", "diagnose", "profile", "lint", "replay",
+    "verify", "explain-log", "diagnose", "profile", "lint", "replay",
 }  # fmt: skip
 FINITE = [command for command in HEADROOM if command.split()[1] in RUN_AS_THEY_ARE]
 IN_SHELL = [

@@ -64,7 +64,6 @@ BASE_COMMANDS = {
     "plan edge-8b-24gb --set workload={trace:\N{NO-BREAK SPACE}requests.csv}": {0, 3, 4},
     "predict rows.csv --out predictions.csv": {0},
     "sweep sweep.yaml --out sweep.csv --store answers --workers 1": {0},
-    "upgrade edge-8b-24gb --to 0.33.0": {0, 1, 3},
     "verify edge-8b-24gb --bench bench-1.json --out check.md": {0, 1, 3},
     "explain-log vllm.log --gpu H100": {0},
     "diagnose before.txt after.txt --plan edge-8b-24gb": {0, 1},

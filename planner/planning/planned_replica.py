@@ -198,6 +198,8 @@ class PlanFile(_PlanPart):
     question: dict[str, Any] | None = None
     pools: dict[str, Any] | None = None
     max_load: dict[str, float] | None = None
+    command: tuple[str, ...] | None = Field(default=None, strict=False)
+    commands: dict[str, tuple[str, ...]] | None = Field(default=None, strict=False)
 
 
 def with_acceptance(deployment: Deployment, accepted_fraction: float) -> Deployment:

@@ -19,7 +19,7 @@ from planner.core.errors import (
 )
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number
-from planner.core.readers import read_yaml
+from planner.core.readers import parse_json, read_text, read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
 from planner.engines.cli_options import find_pooling_option
 from planner.engines.engine import Engine, find_dynamo_release, get_engine
@@ -231,31 +231,51 @@ def list_scenarios() -> tuple[str, ...]:
 
 
 def find_scenario_file(name: str | Path, folder: Path = Path()) -> Path:
-    """Find the file of a shipped scenario, or of the path `name`, in `folder` if it is there."""
-    if Path(name).suffix in (".yaml", ".yml"):
+    """Find the file of a shipped scenario, or of the path `name`, in `folder` if it is there.
+
+    A folder that has a plan.json stands for it.
+    """
+    if Path(name).suffix in (".yaml", ".yml", ".json"):
         return folder / name if isfile(folder / name) else Path(name)
-    if str(name) not in list_scenarios():
-        raise make_unknown_name_error(str(name), list_scenarios(), "scenario")
-    return SCENARIO_DIR / f"{name}.yaml"
+    if str(name) in list_scenarios():
+        return SCENARIO_DIR / f"{name}.yaml"
+    if isfile(Path(name) / "plan.json"):
+        return Path(name) / "plan.json"
+    raise make_unknown_name_error(str(name), list_scenarios(), "scenario")
+
+
+def read_scenario_file(path: Path) -> tuple[str, Any]:
+    """Read the name and the fields of a scenario: of a YAML file, or of the plan.json of its plan."""
+    if path.suffix != ".json":
+        return path.stem, read_yaml(path)
+    plan = parse_json(read_text(path), path.name)
+    if not isinstance(plan, dict) or not isinstance(plan.get("question"), dict):
+        raise PlannerError(
+            f"{path.name} has no scenario in the field question: expected the plan.json that"
+            " `headroom plan --out` wrote"
+        )
+    return str(plan.get("scenario", path.stem)), plan["question"]
 
 
 def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
-    """Load the shipped scenario `name`, or that of a YAML file; `PlannerError` if it is wrong.
+    """Load the shipped scenario `name`, or that of a file; `PlannerError` if it is wrong.
 
     `overrides` sets fields by dotted name, items of a list by number: {"workload.rate": 12,
     "gpus.0.at_most": 8}.
     """
     path = find_scenario_file(name)
-    data = read_yaml(path)
+    title, data = read_scenario_file(path)
     if isinstance(data, dict):
         data = apply_overrides(data, overrides or {}, path.name)
-    scenario = parse_scenario(data, validate_unicode_text(path.stem, "scenario"), path.parent)
-    return replace(scenario, files=(path, *scenario.files))
+    scenario = parse_scenario(data, validate_unicode_text(title, "scenario"), path.parent)
+    # a plan may take the place of the one that it is compared with
+    own = () if path.suffix == ".json" else (path,)
+    return replace(scenario, files=(*own, *scenario.files))
 
 
 def read_models(name: str | Path, overrides: Mapping[str, Any]) -> Any:
     """Read the `model` of the scenario `name`, or of `overrides`: a name, or a list of several to compare."""
-    data = read_yaml(find_scenario_file(name))
+    _, data = read_scenario_file(find_scenario_file(name))
     return overrides.get("model", data.get("model") if isinstance(data, dict) else None)
 
 

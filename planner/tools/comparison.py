@@ -53,12 +53,6 @@ class ComparisonRow:
         return self.value / self.expected.mid if self.expected and is_known else math.nan
 
     @property
-    def change_text(self) -> str:
-        """The change of the expected value in percent; empty if both look the same."""
-        is_same = self.format_value(self.measured) == self.format_value(self.expected)
-        return "" if is_same or math.isnan(self.ratio) else f"{self.ratio - 1:+.1%}"
-
-    @property
     def difference_text(self) -> str:
         """The difference with its sign."""
         return f"{round(self.difference, self.decimals) + 0.0:+,.{self.decimals}f}"  # no -0.00
@@ -108,16 +102,6 @@ class Column:
     title: str
     read: Callable[[ComparisonRow], str]
     spec: str = ""
-
-
-def build_change_columns(before: str, after: str, spec: str) -> tuple[Column, ...]:
-    """Build the columns of a comparison of two sides, each with its title."""
-    return (
-        Column("quantity", lambda row: row.title, "<26"),
-        Column(before, lambda row: row.format_value(row.expected), spec),
-        Column(after, lambda row: row.format_value(row.measured), spec),
-        Column("change", lambda row: row.change_text, spec[:1].replace("<", "")),
-    )
 
 
 def format_table(

@@ -32,7 +32,6 @@ COMMANDS = {
         servers.add_verify,
         diagnostics.add_explain_log,
         diagnostics.add_diagnose,
-        servers.add_upgrade,
     ),
     "review": (diagnostics.add_lint,),
     "data": (

@@ -1,24 +1,33 @@
 """Write a plan as a folder of files."""
 
 import json
+import math
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import ConfigDict, Field
+
+from planner import __version__
 from planner.answers import Answer, serialize_answer
+from planner.answers.wording import VERDICT_NAMES
+from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.files import (
     check_not_overwriting,
     check_output_folder,
     ensure_folder,
+    get_report_date,
     replace_atomically,
 )
+from planner.core.number_format import format_number, format_probability, format_usd
 from planner.core.readers import parse_json, read_text
+from planner.core.text import escape_to_one_line, format_columns
 from planner.deploy import ALL_ARTIFACT_FILES, render_artifacts
 from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE
 from planner.planning.scenario import Scenario
-from planner.tools.plan_age import describe_origin
 
 
 def _render_benchmark_files(answer: Answer) -> dict[str, str]:
@@ -33,8 +42,77 @@ def _render_benchmark_files(answer: Answer) -> dict[str, str]:
 
 
 def serialize_plan_file(answer: Answer) -> dict[str, object]:
-    """Return the content of plan.json: the answer, and the day and facts that it was made with."""
-    return {**serialize_answer(answer), "made": describe_origin()}
+    """Return the content of plan.json: the answer, and the day and version that it was made with."""
+    made = {"date": get_report_date().isoformat(), "headroom": __version__}
+    return {**serialize_answer(answer), "made": made}
+
+
+class _SavedPart(StrictEntry):
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class _SavedOption(_SavedPart):
+    deployment: str
+
+
+class _SavedLimit(_SavedPart):
+    name: str
+    unit: str
+    limit: float
+    expected: float | None
+
+
+class SavedPlan(_SavedPart):
+    """The fields of a plan.json that are told beside those of a new plan."""
+
+    verdict: Literal["holds", "at_risk", "nothing_meets"]
+    probability: float = Field(ge=0, le=1)
+    options: dict[str, _SavedOption] = Field(default_factory=dict)
+    engine: str = ""
+    engine_version: str = ""
+    gpus_rented: int | None = None
+    usd_per_hour: tuple[float | None, float | None, float | None] | None = None
+    usd_per_month: tuple[float | None, float | None, float | None] | None = None
+    limits: tuple[_SavedLimit, ...] = ()
+    made: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it answers, by name and in words."""
+        chosen = self.options.get("recommended")
+        (usd, *_), period = (
+            (self.usd_per_month, "month")
+            if self.usd_per_month
+            else (self.usd_per_hour or [None], "h")
+        )
+        return {
+            "Verdict": f"{VERDICT_NAMES[self.verdict]}, {format_probability(self.probability)} likely",
+            "Deployment": chosen.deployment if chosen else "none; the closest:",
+            "Engine": f"{self.engine} {self.engine_version}".strip(),
+            "GPUs": "" if self.gpus_rented is None else str(self.gpus_rented),
+            "Cost": "" if usd is None else f"{format_usd(usd)}/{period}",
+            **{
+                each.name: f"{format_number(math.inf if each.expected is None else each.expected)} of"
+                f" {format_number(each.limit)} {each.unit}"
+                for each in self.limits
+            },
+        }
+
+
+def read_saved_plan(path: Path) -> SavedPlan | None:
+    """Read the plan.json at `path`; None for a scenario's own file."""
+    if path.suffix != ".json":
+        return None
+    data = parse_json(read_text(path), path.name)
+    return validate_entry(SavedPlan, data, f"{path.name} is not a plan.json of this planner")
+
+
+def format_beside_saved(saved: SavedPlan, answer: Answer) -> str:
+    """Format a table of what a saved plan answers, and of the new answer to its scenario."""
+    then, now = saved.facts, SavedPlan.model_validate(serialize_answer(answer)).facts
+    rows = [("", f"saved {saved.made.get('date', '')}", "now")]
+    rows += [(name, then.get(name, ""), now.get(name, "")) for name in {**then, **now}]
+    return format_columns([[escape_to_one_line(cell) for cell in row] for row in rows])
 
 
 def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> tuple[str, ...]:

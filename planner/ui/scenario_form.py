@@ -14,7 +14,7 @@ from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
 from planner.core.number_format import format_limit_seconds, format_number
-from planner.core.readers import parse_json, read_yaml
+from planner.core.readers import parse_json
 from planner.core.text import format_count
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
@@ -22,6 +22,7 @@ from planner.planning.scenario import (
     Scenario,
     apply_overrides,
     find_scenario_file,
+    read_scenario_file,
     resolve_file_fields,
 )
 from planner.planning.scenario_schema import (
@@ -65,7 +66,7 @@ def load_presets() -> dict[str, WorkloadPreset]:
 def read_scenario_fields(name: str) -> ScenarioFields:
     """Return the fields of a shipped scenario or a YAML file, with absolute paths of its files."""
     path = find_scenario_file(name)
-    scenario_fields = read_yaml(path)
+    _, scenario_fields = read_scenario_file(path)
     if not isinstance(scenario_fields, dict):
         raise PlannerError(f"{path}: expected fields such as model, gpus and workload")
     given = {field: value for field, value in scenario_fields.items() if value is not None}

@@ -58,7 +58,7 @@ class LintFinding:
 
 ReportVerdict = Literal["ok", "at_risk", "mend"]
 LINT_EXIT_CODES: dict[ReportVerdict, int] = {"ok": 0, "at_risk": 3, "mend": 1}
-"""Exit codes of `headroom lint` and `upgrade`."""
+"""Exit codes of `headroom lint`."""
 
 
 def judge_findings(findings: Iterable[LintFinding]) -> ReportVerdict:

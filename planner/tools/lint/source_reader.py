@@ -6,6 +6,7 @@ and charts' values.
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,10 +14,12 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePath
 
+from planner.core.catalog import validate_entry
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
+from planner.planning.planned_replica import PlanFile
 from planner.tools.lint.findings import LintFinding, load_engine_changes
 from planner.tools.lint.manifest_reader import (
     find_commands_in_documents,
@@ -74,6 +77,8 @@ class ParsedSource:
 def read_source(what: str, engine: str | None = None, *, is_confined: bool = False) -> ParsedSource:
     """Return the servers and metrics of the file `what`, or of the command line `what`.
 
+    Of a plan.json, or the folder that has it, it is what the plan starts.
+
     If `is_confined`, a file cannot have others outside its folder read. Raises `PlannerError` if
     there are none.
     """
@@ -86,7 +91,7 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
     nearby = _NearbyFiles(
         text.replace("\r\n", "\n"), name, path.parent if path else Path(), is_confined
     )
-    source = _read_text(nearby, engine)
+    source = _read_text(_write_plan_commands(nearby), engine)
     if not (source.commands or source.metrics or source.programs or source.unread):
         if image := find_starting_image(nearby.documents[0]):
             why = f"the image starts a server, and the options that it is given are not in {name}"
@@ -98,6 +103,17 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
             f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
         )
     return source
+
+
+def _write_plan_commands(nearby: "_NearbyFiles") -> "_NearbyFiles":
+    """Return a plan.json as a script of its commands, below GPU and version; any other file as it is."""
+    plan = next(iter(nearby.documents[0]), None) if nearby.name.endswith(".json") else None
+    if not isinstance(plan, Mapping) or not {"verdict", "engine_version"} <= {*plan}:
+        return nearby
+    saved = validate_entry(PlanFile, plan, f"{nearby.name} is not a plan.json of this planner")
+    commands = saved.commands.values() if saved.commands else [saved.command or ()]
+    head = f"# plan on {saved.gpu}, {saved.engine} {saved.engine_version}"
+    return replace(nearby, text="\n".join([head, *map(shlex.join, commands)]))
 
 
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
@@ -338,7 +354,7 @@ def _find_file(what: str) -> Path | None:
     """Return the path if `what` is a file; None if it is a command line."""
     with suppress(OSError, ValueError):
         if 0 < len(what) < 4096 and "\n" not in what and Path(what).exists():
-            return Path(what)
+            return Path(what) / "plan.json" if Path(what).is_dir() else Path(what)
     if re.fullmatch(r"[\w./~-]+\.(service|ya?ml|json|sh|txt|env|conf|md)", what):
         raise PlannerError(f"cannot read {what}: no such file")
     return None

@@ -146,8 +146,8 @@ def add_lint(commands: "Subparsers") -> None:
         "what",
         metavar="WHAT",
         nargs="+",
-        help="launch command (in quotes if it contains quotes or braces), a file with such commands, metric names,"
-        " alert rules or a dashboard",
+        help="launch command (in quotes if it contains quotes or braces), a file with such commands, a plan.json or its"
+        " folder, metric names, alert rules or a dashboard",
     )
     parser.add_argument(
         "--engine-version",

@@ -26,11 +26,12 @@ TIME_LIMIT_S = 600.0
 """Seconds that a command takes by default before it answers with what it has."""
 
 
-def add_scenario_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Add a scenario, or what `more` says, and the fields to set in it."""
+def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a scenario, and the fields to set in it."""
     parser.add_argument(
         "scenario",
-        help=f"YAML file, or name of a shipped scenario (`headroom list scenarios`){more}",
+        help="YAML file, name of a shipped scenario (`headroom list scenarios`), or saved plan whose"
+        " scenario is meant: plan.json or its folder",
     )
     add_set_option(parser)
 
@@ -131,15 +132,6 @@ def watch_command(
         return code
 
     return run_watched
-
-
-def print_plan_age(path: Path, *, as_json: bool) -> str:
-    """Print what has moved since a plan.json was written; return its status today."""
-    from planner.tools.plan_age import compare_plan_with_today
-
-    age = compare_plan_with_today(path)
-    print(format_json(age.to_json()) if as_json else age)
-    return age.status
 
 
 def print_message(message: str) -> None:

@@ -22,7 +22,6 @@ from planner.ui.commands.options import (
     format_json,
     parse_overrides,
     print_message,
-    print_plan_age,
     watch_command,
 )
 
@@ -34,8 +33,6 @@ NEXT_COMMANDS = {"scenario": "plan", "sweep": "sweep --out sweep.csv", "fleet": 
 
 MEMO_PAGES = 2
 """What `headroom report --pages` takes: how many pages the memo has."""
-SAVED_EXIT_CODES = {"met": 0, "at risk": 3, "missed": 4}
-"""Exit codes of `headroom plan` for a saved plan, by its status today."""
 PLAN_HELP = {
     "targets": "service_level of the scenario limits ttft (time to first token), tpot (time per output"
     " token), itl (gap between tokens) and e2e (whole answer), in ms, each at mean, p50, p95 or p99:"
@@ -99,10 +96,10 @@ def add_plan(commands: "Subparsers") -> None:
     """Declare `headroom plan`."""
     parser = commands.add_parser(
         "plan",
-        help="find what to rent for a scenario, with cost and latencies; of a saved plan.json: what has"
-        " moved since",
+        help="find what to rent for a scenario, with cost and latencies; of a saved plan.json: again,"
+        " beside what it says",
     )
-    add_scenario_arguments(parser, "; or a plan.json or its folder, for what has moved since")
+    add_scenario_arguments(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
     )
@@ -120,23 +117,23 @@ def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
     from planner.answers import FILE_PARTS, SUMMARY_PARTS, build_answer
     from planner.core.progress import get_progress_watch
-    from planner.planning.scenario import load_scenario, read_models
+    from planner.planning.scenario import find_scenario_file, load_scenario, read_models
     from planner.planning.search import search_deployments
-    from planner.tools.plan_age import find_saved_plan
-    from planner.ui.plan_files import check_plan_folder, serialize_plan_file, write_plan_files
+    from planner.ui.plan_files import (
+        check_plan_folder,
+        format_beside_saved,
+        read_saved_plan,
+        serialize_plan_file,
+        write_plan_files,
+    )
     from planner.ui.plan_text import EXIT_CODES, format_details, format_summary
     from planner.ui.terminal import detect_style
 
     overrides = parse_overrides(options)
-    if saved := find_saved_plan(options.scenario):
-        if overrides or options.out or options.all or options.force:
-            raise PlannerError(
-                f"{saved} is a saved plan: --set, --out, --all and --force take a scenario"
-            )
-        return SAVED_EXIT_CODES[print_plan_age(saved, as_json=options.json)]
     if isinstance(models := read_models(options.scenario, overrides), list):
         return _plan_models(options, overrides, models)
     scenario = load_scenario(options.scenario, overrides)
+    saved = read_saved_plan(find_scenario_file(options.scenario))
     if options.out:
         check_plan_folder(scenario, options.out, force=options.force)
     plan = search_deployments(scenario)
@@ -154,6 +151,8 @@ def run_plan(options: argparse.Namespace) -> int:
     command = shlex.join(words)
     summary = format_summary(answer, style, command=command, out=out, detailed=options.all)
     print(summary, flush=True)  # an interruption of what follows leaves it
+    if saved:
+        print(f"\n{format_beside_saved(saved, answer)}", flush=True)
     if options.all or options.out:
         answer = build_answer(plan, FILE_PARTS, known=answer)
     if options.all:

@@ -1,4 +1,4 @@
-"""Commands after launch: verify and upgrade."""
+"""The command after launch: verify."""
 
 import argparse
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from planner.ui.commands.options import (
     add_force,
     format_json,
     parse_count,
-    print_plan_age,
     watch_command,
 )
 
@@ -112,37 +111,3 @@ def load_typesetter() -> Callable[[str], bytes]:
         return bytes(typst.compile((style + body).encode(), ignore_system_fonts=True))
 
     return typeset
-
-
-def add_upgrade(commands: "Subparsers") -> None:
-    """Declare `headroom upgrade`."""
-    parser = commands.add_parser(
-        "upgrade",
-        help="show what another engine version changes: memory, capacity, cost and options",
-        description="Show what another engine version changes for a plan; without --to, what has moved"
-        " since it was written: prices, facts and measurements. Exit code: 0 if nothing has to be"
-        " done, 3 if something is risky, 1 if something has to change.",
-    )
-    add_plan_argument(parser)
-    parser.add_argument("--to", metavar="VERSION", help="engine version to compare with")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.set_defaults(run=run_upgrade)
-
-
-AGED_EXIT_CODES = {"met": 0, "at risk": 3, "missed": 1}
-"""Exit codes of `headroom upgrade` without a version, by the plan's status today."""
-
-
-@watch_command
-def run_upgrade(options: argparse.Namespace) -> int:
-    """Print a plan at two versions of its engine; the exit code says whether something is to do."""
-    from planner.tools.lint.plan_upgrade import compare_plan_versions
-    from planner.tools.plan_age import find_saved_plan
-
-    if options.to is None:
-        if (saved := find_saved_plan(options.plan)) is None:
-            raise PlannerError(f"{options.plan} is no saved plan: name an engine version with --to")
-        return AGED_EXIT_CODES[print_plan_age(saved, as_json=options.json)]
-    upgrade = compare_plan_versions(options.plan, options.to)
-    print(format_json(upgrade.to_json()) if options.json else upgrade)
-    return upgrade.exit_code
