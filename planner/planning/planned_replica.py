@@ -181,7 +181,7 @@ class _PlannedSlo(_PlanPart):
 
 
 class PlanFile(_PlanPart):
-    """The fields of a plan.json that describe one replica and its SLOs."""
+    """The fields of a plan.json that describe one replica, its SLOs, and what starts it."""
 
     layout: _PlannedLayout
     engine_args: dict[str, str | int | float | bool]

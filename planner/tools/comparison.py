@@ -11,17 +11,17 @@ from planner.core.intervals import Z_SCORE_80PCT, Interval, format_short
 from planner.core.text import escape_markdown, escape_to_one_line
 
 ComparisonStatus = Literal["PASS", "FAIL", "NOT MEASURED"]
-WorseSide = Literal["higher", "lower", "both", "neither"]
+WorseSide = Literal["higher", "lower", "both"]
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity in its unit: what is expected of it, and what was measured or follows."""
+    """One quantity in its unit: what is expected of it, and what was measured."""
 
     name: str
     unit: str
     expected: Interval | None  # None: a limit alone
-    measured: Interval | float | None = None
+    measured: float | None = None
     limit: float | None = None  # of a target
     worse: WorseSide = "higher"
     sigma: float = 0.0  # of ln(measured) between repeats
@@ -37,8 +37,6 @@ class ComparisonRow:
     @property
     def value(self) -> float:
         """What was measured; NaN if it was not."""
-        if isinstance(self.measured, Interval):
-            return self.measured.mid
         return math.nan if self.measured is None else self.measured
 
     @property
@@ -91,7 +89,7 @@ class ComparisonRow:
             return "PASS"
         low, high = self.accepted
         fails = {"higher": self.value > high, "lower": self.value < low}
-        is_worse = any(fails.values()) if self.worse == "both" else fails.get(self.worse, False)
+        is_worse = any(fails.values()) if self.worse == "both" else fails[self.worse]
         return "FAIL" if is_worse else "PASS"
 
 
